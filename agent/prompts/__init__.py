@@ -1,0 +1,22 @@
+"""Prompt files: one folder a protocol, one text file a prompt; their hash goes on every row."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from importlib.resources import files
+
+
+def load_prompts(folder: str) -> dict[str, str]:
+    """The prompts of `folder` by file name without its ending, stripped."""
+    found = {
+        entry.name.removesuffix(".txt"): entry.read_text(encoding="utf-8").strip()
+        for entry in files(__name__).joinpath(folder).iterdir()
+        if entry.name.endswith(".txt")
+    }
+    return dict(sorted(found.items()))
+
+
+def prompts_digest(prompts: Mapping[str, str]) -> str:
+    """Hash of a set of prompts (12 hex digits)."""
+    canonical = json.dumps(dict(sorted(prompts.items())), ensure_ascii=False)
+    return hashlib.blake2b(canonical.encode(), digest_size=6).hexdigest()

@@ -1,0 +1,181 @@
+"""The one sampling interface: what a caller asks of a model and what it gets back.
+
+Every engine (`engines.openai`, `engines.openvino`) and the ledger that wraps them implement
+`Engine`; nothing above this room knows which one it talks to.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from types import TracebackType
+from typing import Literal, Protocol, Self
+
+Role = Literal["system", "user", "assistant"]
+FinishReason = Literal["stop", "length", "content_filter", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message."""
+
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to draw. `temperature` 0 is greedy; `top_p` in (0, 1]; `stop` strings end a turn."""
+
+    temperature: float = 0.8
+    top_p: float = 0.95
+    max_new_tokens: int = 96
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """A constraint on the generated text, used where the engine can (`Capabilities`)."""
+
+    kind: Literal["regex", "json_schema"]
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallIdentity:
+    """What makes a call this call, so that two draws of one prompt never share a result.
+
+    Attributes:
+        role: who is asked ("policy", "judge", "verifier").
+        question_id: the question that the call serves.
+        path: where in the question's work, e.g. "tree/0/2/1" or "rollout/0/2/1".
+        draw: number of the draw at this place, from 0.
+        prompt_hash: hash of the prompt templates in use.
+        seed: the run's seed.
+    """
+
+    role: str
+    question_id: str
+    path: str
+    draw: int = 0
+    prompt_hash: str = ""
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """Messages to continue, how to draw, and who asks.
+
+    `prefix` is the beginning of the assistant's turn that the model continues (protocols that
+    inject documents into a running turn need it); an engine without `prefix_continuation`
+    refuses such a request.
+    """
+
+    messages: tuple[Message, ...]
+    sampling: Sampling
+    identity: CallIdentity
+    structure: Structure | None = None
+    prefix: str | None = None
+
+    def draws(self, n: int) -> "list[SampleRequest]":
+        """The `n` requests that differ only in their draw number."""
+        first = self.identity.draw
+        return [replace(self, identity=replace(self.identity, draw=first + i)) for i in range(n)]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a call; `cached_tokens` are the part of the input served from a cache."""
+
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.output_tokens + other.output_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What a model wrote, without the request's prefix and without special tokens.
+
+    `model` is the name that the server reported. `token_ids` and `logprobs` (one per generated
+    token, natural logarithm) are there where the engine has them.
+    """
+
+    text: str
+    finish_reason: FinishReason
+    usage: Usage
+    model: str
+    stop_reason: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    logprobs: tuple[float, ...] | None = None
+    latency_s: float = 0.0
+    attempts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine can do; callers ask before they rely on it."""
+
+    structured_output: bool = False
+    prefix_continuation: bool = False
+    logprobs: bool = False
+    adapters: bool = False
+    seed: bool = False
+
+
+class Engine(Protocol):
+    """A model behind `sample`; used inside `async with engine`.
+
+    Attributes:
+        model: name of the model as the user wrote it.
+        digest: hash of everything that decides what the model says (weights, adapters,
+            quantisation, tokenizer, chat template), or of endpoint and name for a remote one.
+    """
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    async def sample(self, request: SampleRequest, n: int = 1) -> list[Completion]:
+        """Draw `n` completions; draw numbers are `identity.draw` … `identity.draw + n − 1`.
+
+        Cancelling the awaiting task cancels the generation.
+
+        Raises:
+            EndpointError: the endpoint refused or failed, or a capability is missing.
+        """
+        ...
+
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+
+def call_key(request: SampleRequest, model: str, digest: str) -> str:
+    """Hash of everything that decides a call's result; the ledger's key (32 hex digits)."""
+    payload = {"request": asdict(request), "model": model, "digest": digest}
+    canonical = json.dumps(payload, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.blake2b(canonical.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def derived_seed(key: str) -> int:
+    """The 31-bit seed that a call carries, derived from its ledger key."""
+    return int(key[:8], 16) & 0x7FFFFFFF
+
+
+def total_usage(completions: Sequence[Completion]) -> Usage:
+    """Sum of the usage of several completions."""
+    return sum((c.usage for c in completions), Usage())

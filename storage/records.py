@@ -1,0 +1,222 @@
+"""Records: what crosses a disk or a wire, with the fields that `storage.schemas` gives to Arrow."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+"""Version of every parquet table; a change of a contract raises it."""
+
+NO_PARENT = -1
+"""`parent_id` of a root node."""
+
+
+class Record(BaseModel):
+    """Base of all records: immutable, and strict about unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Passage(Record):
+    """A titled passage of the corpus; `id` is unique within the corpus."""
+
+    id: str
+    title: str
+    text: str
+
+
+class RetrievedPassage(Record):
+    """A passage as a search returned it; `score` is the retriever's own, higher is better."""
+
+    id: str
+    title: str
+    text: str
+    score: float
+
+
+class Paragraph(Record):
+    """A paragraph that came with a question (distractors included)."""
+
+    title: str
+    text: str
+    is_supporting: bool = False
+    id: str | None = None
+
+
+class Question(Record):
+    """A question with its gold answers.
+
+    `answerable` is false where no passage of the corpus holds the fact; such questions may have
+    no answers. `supporting_ids` are the gold documents D* by passage id (`sources.gold` fills
+    them in where the source knows only titles or paragraphs). `extra` keeps whatever else the
+    source carried. None of the gold fields may enter a policy's prompt.
+    """
+
+    id: str
+    source: str
+    question: str
+    answers: tuple[str, ...]
+    type: str | None = None
+    hops: int | None = None
+    answerable: bool = True
+    supporting_titles: tuple[str, ...] = ()
+    supporting_ids: tuple[str, ...] = ()
+    paragraphs: tuple[Paragraph, ...] = ()
+    split: str | None = None
+    licence: str | None = None
+    extra: dict[str, Any] = Field(default_factory=dict)
+
+
+class Component(Record):
+    """One named part of a reward (Arrow maps break Hugging Face datasets, so a list of these)."""
+
+    name: str
+    value: float | None
+
+
+class Rollout(Record):
+    """One simulated completion of a partial trajectory (ReasonRAG eq. 1).
+
+    `steps` counts policy calls from the root, in [1, max_steps]; `em` is 0 or 1, `f1` in [0, 1];
+    both are null if the rollout ended without an answer. `tokens` are output tokens generated.
+    """
+
+    draw: int
+    answer: str | None
+    em: float | None
+    f1: float | None
+    steps: int
+    forced: bool
+    tokens: int
+    stop_reason: str
+
+
+class PassageRef(Record):
+    """A retrieved passage by reference; the text is in the corpus."""
+
+    id: str
+    title: str
+    score: float
+
+
+class TreeNode(Record):
+    """One node of a search tree: a row of `trees` (columns of contracts.md, minus provenance)."""
+
+    tree_id: str
+    question_id: str
+    source: str
+    cycle: int = 0
+    seed: int
+    node_id: int
+    parent_id: int
+    depth: int
+    stage: str
+    action: str
+    text: str
+    content: str
+    passages: tuple[PassageRef, ...] = ()
+    terminal: bool = False
+    forced: bool = False
+    visits: int = 0
+    value: float | None = None
+    judge_score: float | None = None
+    judge_text: str | None = None
+    rollouts: tuple[Rollout, ...] = ()
+    n_outcomes: int = 0
+    iteration: int = 0
+    verdict: bool | None = None
+    em: float | None = None
+    f1: float | None = None
+    reward: float | None = None
+    components: tuple[Component, ...] = ()
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    prompt_hash: str = ""
+    policy_digest: str = ""
+
+
+class ChatMessage(Record):
+    """One message of a conversation, in TRL's conversational form."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class Pair(Record):
+    """A preference between two sibling actions of one state: a row of `pairs`."""
+
+    pair_id: str
+    tree_id: str
+    question_id: str
+    source: str
+    cycle: int = 0
+    seed: int
+    question: str
+    answers: tuple[str, ...]
+    parent_node: int
+    chosen_node: int
+    rejected_node: int
+    depth: int
+    stage: str
+    prompt: tuple[ChatMessage, ...]
+    chosen: tuple[ChatMessage, ...]
+    rejected: tuple[ChatMessage, ...]
+    chosen_action: str
+    rejected_action: str
+    chosen_reward: float
+    rejected_reward: float
+    reward_gap: float
+    chosen_visits: int
+    rejected_visits: int
+    chosen_outcomes: int
+    rejected_outcomes: int
+    chosen_components: tuple[Component, ...] = ()
+    rejected_components: tuple[Component, ...] = ()
+    policy_model: str
+    policy_digest: str
+    judge_model: str | None = None
+    prompt_hash: str
+    label_digest: str
+    config_digest: str
+
+
+class Prediction(Record):
+    """One policy's answer to one question: a row of `predictions`."""
+
+    question_id: str
+    source: str
+    type: str | None = None
+    hops: int | None = None
+    policy: str
+    policy_digest: str
+    seed: int
+    prediction: str | None
+    answers: tuple[str, ...]
+    em: float | None
+    f1: float | None
+    cover_em: float | None
+    judge: float | None = None
+    steps: int
+    searches: int
+    valid_searches: int
+    forced: bool
+    refused: bool
+    format_ok: bool
+    supporting_recall: float | None
+    trajectory: str
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    latency_s: float
+
+
+class Failure(Record):
+    """A question that could not be finished: a row of `failures` (`detail` is redacted)."""
+
+    question_id: str
+    stage: str
+    kind: str
+    attempts: int = 1
+    detail: str
+    at: str
