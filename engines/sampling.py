@@ -120,9 +120,13 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can do; callers ask before they rely on it."""
+    """What an engine can do; callers ask before they rely on it.
+
+    `structured_output` is about `Structure("regex", …)`, `json_schema` about the other kind.
+    """
 
     structured_output: bool = False
+    json_schema: bool = False
     prefix_continuation: bool = False
     logprobs: bool = False
     adapters: bool = False

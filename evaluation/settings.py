@@ -2,7 +2,6 @@
 
 from pydantic import Field
 
-from sources.settings import SetSettings
 from storage.settings import Settings
 
 
@@ -12,14 +11,12 @@ class EvaluationSettings(Settings):
     Attributes:
         policies: name → model folder (or "packaged"); the first one is the baseline of the
             differences. Entries whose folder is missing are an error.
-        set: the questions; null takes the run's own source, part `test`.
         limit: how many questions.
         bootstrap: resamples of the paired interval.
         temperature: of the answers; 0 is greedy.
     """
 
     policies: dict[str, str] = Field(default_factory=dict)
-    set: SetSettings | None = None
     limit: int = Field(default=200, ge=1)
     bootstrap: int = Field(default=10_000, ge=100)
     temperature: float = Field(default=0.0, ge=0, le=5)

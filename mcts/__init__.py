@@ -1,0 +1,7 @@
+"""The search alone: nodes, selection, simulation, backup. It knows no language model."""
+
+from mcts.search import Expansion, search
+from mcts.settings import SearchSettings
+from mcts.tree import Node, Tree
+
+__all__ = ["Expansion", "Node", "SearchSettings", "Tree", "search"]

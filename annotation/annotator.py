@@ -1,0 +1,121 @@
+"""The annotator: takes questions from root to pairs, many at a time.
+
+Inside a question the search is sequential; throughput comes from questions in flight. A question
+that fails becomes a `Failure`; only an error that would fail every question ends the run.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from agent.environment import Environment
+from annotation.evaluators import Evaluator
+from annotation.grower import grow
+from annotation.pairs import sibling_pairs
+from annotation.rows import Provenance, labelled, pair_rows, tree_rows
+from annotation.settings import PairSettings
+from engines.sampling import Sampling, Usage
+from mcts import SearchSettings
+from rewards.settings import Estimator, SpreSettings
+from rewards.spre import label_tree
+from storage.errors import EndpointError, JudgeError, RetrievalError
+from storage.records import Failure, Pair, Question, TreeNode
+
+
+@dataclass(frozen=True)
+class Annotated:
+    """What one question gave.
+
+    `counts` are events worth a line in the closing table (duplicates, pairs dropped by reason,
+    invalid actions, unscored nodes).
+    """
+
+    question: Question
+    nodes: list[TreeNode] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    usage: Usage = Usage()
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class Annotator:
+    """Settings and parts that every question shares."""
+
+    environment: Environment
+    evaluator: Evaluator
+    search: SearchSettings
+    spre: SpreSettings
+    estimator: Estimator
+    pairs: PairSettings
+    sampling: Sampling
+    provenance: Provenance
+
+    async def annotate(self, question: Question) -> Annotated:
+        """Grow, label and pair one question; a fault of this question alone is a `Failure`."""
+        try:
+            return await self._annotate(question)
+        except (EndpointError, RetrievalError, JudgeError) as error:
+            if isinstance(error, EndpointError) and error.fatal:
+                raise
+            return Annotated(question, failure=failure_of(question.id, "annotate", error))
+
+    async def _annotate(self, question: Question) -> Annotated:
+        grown = await grow(
+            question, self.environment, self.evaluator, self.search, self.spre, self.sampling
+        )
+        rows = tree_rows(question, grown, self.provenance)
+        labels = label_tree(rows, question.answers, self.spre, self.estimator)
+        pairs, dropped = sibling_pairs(rows, labels, self.pairs)
+        states = [node.state for node in grown.tree.nodes]
+        counts = Counter({f"pair dropped: {reason}": n for reason, n in dropped.items()})
+        counts["duplicate siblings"] = grown.tree.duplicates
+        counts["invalid actions"] = sum(row.action == "invalid" for row in rows)
+        for facts in grown.facts.values():
+            counts[f"unscored: {facts.unscored}"] += facts.unscored is not None
+        return Annotated(
+            question,
+            labelled(rows, labels),
+            pair_rows(question, pairs, states, self.environment, self.provenance),
+            +counts,
+            grown.usage,
+        )
+
+
+def failure_of(question_id: str, stage: str, error: Exception) -> Failure:
+    """The row of a question that could not be finished."""
+    return Failure(
+        question_id=question_id,
+        stage=stage,
+        kind=type(error).__name__,
+        detail=str(error)[:500],
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+async def in_flight(
+    questions: Iterable[Question],
+    work: Callable[[Question], Awaitable[Annotated]],
+    limit: int,
+) -> AsyncIterator[Annotated]:
+    """Run `work` over the questions, at most `limit` at a time; results as they finish.
+
+    An exception from one question cancels the others and is raised.
+    """
+    waiting = iter(questions)
+    running: set[asyncio.Task[Annotated]] = set()
+    try:
+        while True:
+            while len(running) < limit and (question := next(waiting, None)) is not None:
+                running.add(asyncio.ensure_future(work(question)))
+            if not running:
+                return
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                yield task.result()
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

@@ -1,0 +1,121 @@
+"""What a new node is worth to the search: a rollout (ReasonRAG eq. 1) or a judge (eq. 6).
+
+Both return a `NodeFacts`: the value that the search backs up, and the facts that labels are later
+computed from.
+"""
+
+import asyncio
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Protocol
+
+from agent.environment import Environment, Trajectory
+from agent.state import State
+from annotation.judge import Judge
+from engines.sampling import Sampling, Usage
+from rewards.answers import exact_match, f1
+from rewards.settings import SpreSettings
+from rewards.spre import trajectory_digest
+from storage.records import Question, Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What is known of one node.
+
+    Attributes:
+        value: in [0, 1], what the search backs up; null where the judge could not be read.
+        usage: tokens of the evaluation's calls.
+        unscored: why the judge gave no score.
+    """
+
+    value: float | None
+    rollouts: tuple[Rollout, ...] = ()
+    judge_score: float | None = None
+    judge_text: str | None = None
+    unscored: str | None = None
+    usage: Usage = Usage()
+
+
+class Evaluator(Protocol):
+    """Values non-terminal states."""
+
+    async def evaluate(self, question: Question, state: State, path: str) -> NodeFacts:
+        """Value `state`; `path` names the node in the ledger."""
+        ...
+
+
+def evaluate_leaf(question: Question, state: State, spre: SpreSettings) -> NodeFacts:
+    """F1 · α^depth of a terminal state, never judged; an invalid action is worth 0."""
+    answer = state.answer
+    if answer is None:
+        return NodeFacts(0.0)
+    score = f1(answer, question.answers, keep_articles=spre.keep_articles)
+    return NodeFacts(score * spre.alpha**state.depth)
+
+
+@dataclass(frozen=True)
+class RolloutEvaluator:
+    """Mean over `spre.rollouts` simulated completions of F1 · α^steps (0 for an invalid end)."""
+
+    environment: Environment
+    sampling: Sampling
+    spre: SpreSettings
+
+    async def evaluate(self, question: Question, state: State, path: str) -> NodeFacts:
+        trajectories = await asyncio.gather(
+            *(
+                self.environment.trajectory(
+                    state,
+                    self.sampling,
+                    question_id=question.id,
+                    path=f"rollout/{path}",
+                    draw=draw,
+                )
+                for draw in range(self.spre.rollouts)
+            )
+        )
+        rollouts = [self._rollout(question, t, draw) for draw, t in enumerate(trajectories)]
+        return NodeFacts(
+            value=fmean(self._worth(question, t) for t in trajectories),
+            rollouts=tuple(rollouts),
+            usage=sum((t.usage for t in trajectories), Usage()),
+        )
+
+    def _worth(self, question: Question, trajectory: Trajectory) -> float:
+        return evaluate_leaf(question, trajectory.state, self.spre).value or 0.0
+
+    def _rollout(self, question: Question, trajectory: Trajectory, draw: int) -> Rollout:
+        state, answer = trajectory.state, trajectory.state.answer
+        return Rollout(
+            draw=draw,
+            answer=answer,
+            em=exact_match(answer, question.answers) if answer is not None else None,
+            f1=f1(answer, question.answers) if answer is not None else None,
+            steps=state.depth,
+            forced=state.forced,
+            tokens=trajectory.usage.output_tokens,
+            stop_reason=trajectory.stop_reason,
+            trajectory=trajectory_digest((s.action.kind, s.action.content) for s in state.steps),
+        )
+
+
+@dataclass(frozen=True)
+class JudgeEvaluator:
+    """score · α^depth (eq. 6); unscored where the reply cannot be read."""
+
+    judge: Judge
+    spre: SpreSettings
+
+    async def evaluate(self, question: Question, state: State, path: str) -> NodeFacts:
+        verdict = await self.judge.score(question, state, f"judge/{path}")
+        facts = NodeFacts(
+            value=None,
+            judge_score=verdict.score,
+            judge_text=verdict.text,
+            unscored=verdict.reason,
+            usage=verdict.usage,
+        )
+        if verdict.score is None:
+            return facts
+        return replace(facts, value=verdict.score * self.spre.alpha**state.depth)

@@ -1,0 +1,184 @@
+"""Trees and pairs as records: everything a row says besides the reward itself."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent.environment import Environment
+from agent.state import State
+from annotation.evaluators import NodeFacts
+from annotation.grower import GrownTree
+from annotation.pairs import SiblingPair
+from engines.sampling import Usage
+from mcts import Node
+from rewards.answers import exact_match, f1
+from rewards.spre import Label
+from storage.records import ChatMessage, Pair, PassageRef, Question, TreeNode
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where rows come from; the same for all rows of a run.
+
+    Attributes:
+        label_digest: hash of the settings that decide labels and pairs.
+        config_digest: hash of the whole resolved configuration.
+    """
+
+    seed: int
+    cycle: int
+    policy_model: str
+    policy_digest: str
+    judge_model: str | None
+    prompt_hash: str
+    label_digest: str
+    config_digest: str
+
+
+def tree_id(question: Question, provenance: Provenance) -> str:
+    """Hash of source, question id, seed, cycle and policy."""
+    return _digest(
+        question.source,
+        question.id,
+        str(provenance.seed),
+        str(provenance.cycle),
+        provenance.policy_digest,
+    )
+
+
+def tree_rows(question: Question, grown: GrownTree, provenance: Provenance) -> list[TreeNode]:
+    """One unlabelled row a node, in order of id."""
+    identity = tree_id(question, provenance)
+    return [_tree_row(question, grown, node, identity, provenance) for node in grown.tree.nodes]
+
+
+def _tree_row(
+    question: Question,
+    grown: GrownTree,
+    node: Node[State],
+    identity: str,
+    provenance: Provenance,
+) -> TreeNode:
+    step = node.state.steps[-1] if node.state.steps else None
+    facts = grown.facts.get(node.id, NodeFacts(None))
+    usage = grown.moves[node.path].usage if step else Usage()
+    answer = node.state.answer
+    return TreeNode(
+        tree_id=identity,
+        question_id=question.id,
+        source=question.source,
+        cycle=provenance.cycle,
+        seed=provenance.seed,
+        node_id=node.id,
+        parent_id=node.parent,
+        depth=node.depth,
+        stage=step.stage if step else node.state.stage,
+        action=step.action.kind if step else "",
+        text=step.text if step else "",
+        content=step.action.content if step else "",
+        passages=_references(node.state),
+        terminal=node.terminal,
+        forced=node.state.forced,
+        visits=node.visits,
+        value=node.total / node.scored if node.scored else None,
+        judge_score=facts.judge_score,
+        judge_text=facts.judge_text,
+        rollouts=facts.rollouts,
+        iteration=node.iteration,
+        em=exact_match(answer, question.answers) if answer is not None else None,
+        f1=f1(answer, question.answers) if answer is not None else None,
+        input_tokens=usage.input_tokens,
+        cached_tokens=usage.cached_tokens,
+        output_tokens=usage.output_tokens,
+        prompt_hash=provenance.prompt_hash,
+        policy_digest=provenance.policy_digest,
+    )
+
+
+def _references(state: State) -> tuple[PassageRef, ...]:
+    shown = state.steps[-1].passages if state.steps else ()
+    return tuple(PassageRef(id=p.id, title=p.title, score=p.score) for p in shown)
+
+
+def labelled(rows: Sequence[TreeNode], labels: Sequence[Label]) -> list[TreeNode]:
+    """The rows with reward, evidence and components filled in."""
+    return [
+        row.model_copy(
+            update={
+                "reward": label.reward,
+                "n_outcomes": label.n_outcomes,
+                "components": label.components,
+            }
+        )
+        for row, label in zip(rows, labels, strict=True)
+    ]
+
+
+def pair_rows(
+    question: Question,
+    pairs: Sequence[SiblingPair],
+    states: Sequence[State],
+    environment: Environment,
+    provenance: Provenance,
+) -> list[Pair]:
+    """Preference rows; `states` are those of the nodes, by id. Prompts are the rollout's own."""
+    return [
+        _pair_row(question, pair, states[pair.chosen.parent_id], environment, provenance)
+        for pair in pairs
+    ]
+
+
+def _pair_row(
+    question: Question,
+    pair: SiblingPair,
+    parent: State,
+    environment: Environment,
+    provenance: Provenance,
+) -> Pair:
+    prompt = tuple(ChatMessage(role=m.role, content=m.content) for m in environment.prompt(parent))
+    chosen, rejected = pair.chosen, pair.rejected
+    return Pair(
+        pair_id=pair_id(prompt, chosen.text, rejected.text),
+        tree_id=chosen.tree_id,
+        question_id=question.id,
+        source=question.source,
+        cycle=provenance.cycle,
+        seed=provenance.seed,
+        question=question.question,
+        answers=question.answers,
+        parent_node=chosen.parent_id,
+        chosen_node=chosen.node_id,
+        rejected_node=rejected.node_id,
+        depth=chosen.depth,
+        stage=chosen.stage,
+        prompt=prompt,
+        chosen=(ChatMessage(role="assistant", content=chosen.text),),
+        rejected=(ChatMessage(role="assistant", content=rejected.text),),
+        chosen_action=chosen.action,
+        rejected_action=rejected.action,
+        chosen_reward=pair.chosen_label.reward or 0.0,
+        rejected_reward=pair.rejected_label.reward or 0.0,
+        reward_gap=pair.gap,
+        chosen_visits=chosen.visits,
+        rejected_visits=rejected.visits,
+        chosen_outcomes=pair.chosen_label.n_outcomes,
+        rejected_outcomes=pair.rejected_label.n_outcomes,
+        chosen_components=pair.chosen_label.components,
+        rejected_components=pair.rejected_label.components,
+        policy_model=provenance.policy_model,
+        policy_digest=provenance.policy_digest,
+        judge_model=provenance.judge_model,
+        prompt_hash=provenance.prompt_hash,
+        label_digest=provenance.label_digest,
+        config_digest=provenance.config_digest,
+    )
+
+
+def pair_id(prompt: Sequence[ChatMessage], chosen: str, rejected: str) -> str:
+    """Hash of prompt, chosen and rejected."""
+    return _digest(*(f"{m.role}:{m.content}" for m in prompt), chosen, rejected)
+
+
+def _digest(*parts: str) -> str:
+    joined = "\x1f".join(parts).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(joined, digest_size=12).hexdigest()

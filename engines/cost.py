@@ -1,0 +1,17 @@
+"""What tokens cost."""
+
+from engines.sampling import Usage
+from engines.settings import Price
+
+
+def cost_usd(usage: Usage, price: Price | None) -> float | None:
+    """US dollars for `usage`; null where no price is set (unknown is not free).
+
+    Cached input tokens are billed at `price.cached`, or as any input where that is null.
+    """
+    if price is None:
+        return None
+    cached_price = price.input if price.cached is None else price.cached
+    fresh = usage.input_tokens - usage.cached_tokens
+    total = fresh * price.input + usage.cached_tokens * cached_price
+    return (total + usage.output_tokens * price.output) / 1_000_000

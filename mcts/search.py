@@ -1,0 +1,127 @@
+"""Monte Carlo tree search over reasoning steps: ReasonRAG section 2.2.2 and appendix A.
+
+A simulation walks down to the first state that may still get a child (`simulate`), draws one
+child and evaluates it once (`expand`), and adds the value to everything on the way back up
+(`backward`). Within a question this is sequential, so the same draws give the same tree; callers
+keep many questions in flight instead. The search draws no random numbers of its own: ties go to
+the lower id and every draw is numbered.
+
+Where the paper or its code is silent or stalls:
+- a node is evaluated once; a later pass that ends there adds the same value again, or only a
+  visit if the node is unscored, so a terminal child that is selected again never stalls a tree;
+- a child equal to a sibling is drawn once more; if that repeats a sibling too, the draw becomes
+  visit weight on it and takes up a place, so a policy that hardly varies still gets deep trees;
+- the search ends early when no state is left that may get a child.
+"""
+
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
+from typing import Generic
+
+from mcts.selection import SCORES, Score, select_child
+from mcts.settings import SearchSettings
+from mcts.tree import Node, StateT, Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion(Generic[StateT]):
+    """A drawn child: its state, whether the search ends there, and what makes it a duplicate."""
+
+    state: StateT
+    terminal: bool
+    key: Hashable
+
+
+Expand = Callable[[Node[StateT], int], Awaitable[Expansion[StateT]]]
+"""(node, draw number) → child."""
+Evaluate = Callable[[Node[StateT]], Awaitable[float | None]]
+"""node → value in [0, 1], or null if it cannot be scored; called once a node."""
+
+
+async def search(
+    root: StateT,
+    expand: Expand[StateT],
+    evaluate: Evaluate[StateT],
+    settings: SearchSettings,
+) -> Tree[StateT]:
+    """Grow a tree from `root` with `settings.iterations` simulations, or until it is exhausted.
+
+    Args:
+        root: the state to start from; it is not evaluated.
+        expand: draws one child of a node. What it raises ends the search.
+        evaluate: values a new node in [0, 1].
+        settings: iterations, children, selection and exploration weight.
+
+    Returns:
+        The tree with visits, values and draw counts.
+    """
+    tree = Tree.grow_from(root)
+    score = SCORES[settings.selection]
+    for iteration in range(1, settings.iterations + 1):
+        if exhausted(tree, tree.root, settings.max_children):
+            break
+        leaf = simulate(tree, score, settings)
+        if not leaf.terminal:
+            leaf = await expand_node(tree, leaf, expand, evaluate, iteration)
+        backward(tree, leaf)
+    return tree
+
+
+def simulate(tree: Tree[StateT], score: Score, settings: SearchSettings) -> Node[StateT]:
+    """The first node on the way down that is terminal or may still get a child."""
+    node = tree.root
+    while not node.terminal and full(node, settings.max_children):
+        node = select_child(tree, node, score, settings.c)
+    return node
+
+
+async def expand_node(
+    tree: Tree[StateT],
+    parent: Node[StateT],
+    expand: Expand[StateT],
+    evaluate: Evaluate[StateT],
+    iteration: int,
+) -> Node[StateT]:
+    """The new, evaluated child of `parent`, or the sibling that two draws in a row repeated."""
+    siblings = {child.key: child for child in tree.children(parent)}
+    expansion, draw = await _draw(parent, expand)
+    if expansion.key in siblings:
+        expansion, draw = await _draw(parent, expand)
+    if expansion.key in siblings:
+        parent.duplicates += 1
+        return siblings[expansion.key]
+    child = tree.add_child(
+        parent, expansion.state, terminal=expansion.terminal, key=expansion.key, draw=draw
+    )
+    child.iteration = iteration
+    child.value = await evaluate(child)
+    return child
+
+
+async def _draw(parent: Node[StateT], expand: Expand[StateT]) -> tuple[Expansion[StateT], int]:
+    draw = parent.draws
+    parent.draws += 1
+    return await expand(parent, draw), draw
+
+
+def backward(tree: Tree[StateT], leaf: Node[StateT]) -> None:
+    """One pass ended at `leaf`: N + 1 up to the root, and W and M where the leaf has a value."""
+    for node in tree.lineage(leaf):
+        node.visits += 1
+        if leaf.value is not None:
+            node.scored += 1
+            node.total += leaf.value
+
+
+def full(node: Node[StateT], max_children: int) -> bool:
+    """Whether a node gets no further child; a folded duplicate takes up a place."""
+    return len(node.children) + node.duplicates >= max_children
+
+
+def exhausted(tree: Tree[StateT], node: Node[StateT], max_children: int) -> bool:
+    """Whether no state at or below `node` may still get a child."""
+    if node.terminal:
+        return True
+    return full(node, max_children) and all(
+        exhausted(tree, child, max_children) for child in tree.children(node)
+    )

@@ -1,0 +1,107 @@
+"""The tree that a search grows: nodes with their visits and values, and nothing about language."""
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+StateT = TypeVar("StateT")
+
+ROOT = 0
+NO_PARENT = -1
+ROOT_PRIOR = 0.5
+"""Q of a root that no scored pass has reached yet."""
+
+
+@dataclass(slots=True)
+class Node(Generic[StateT]):
+    """One state in the tree.
+
+    Attributes:
+        id: number in order of creation; the root is 0.
+        parent: id of the parent, `NO_PARENT` for the root.
+        depth: policy calls from the root.
+        path: draw numbers that led here, from the root ("" for the root); names the node the
+            same way in every run with the same draws.
+        key: what makes two siblings duplicates of each other.
+        visits: N, passes through or ending at this node.
+        scored: M, those passes that carried a value.
+        total: W, sum of those values.
+        value: the node's own evaluation in [0, 1], or null if it could not be scored.
+        draws: how many children were drawn so far (repeats included).
+        duplicates: how many of them ended as visit weight on an existing child.
+        iteration: the simulation that created the node, from 1; 0 for the root.
+    """
+
+    id: int
+    parent: int
+    depth: int
+    path: str
+    state: StateT
+    terminal: bool = False
+    key: Hashable = None
+    children: list[int] = field(default_factory=list)
+    visits: int = 0
+    scored: int = 0
+    total: float = 0.0
+    value: float | None = None
+    draws: int = 0
+    duplicates: int = 0
+    iteration: int = 0
+
+
+@dataclass(slots=True)
+class Tree(Generic[StateT]):
+    """Nodes by id, root first."""
+
+    nodes: list[Node[StateT]]
+
+    @classmethod
+    def grow_from(cls, root: StateT) -> "Tree[StateT]":
+        """A tree that holds only its root."""
+        return cls([Node(id=ROOT, parent=NO_PARENT, depth=0, path="", state=root)])
+
+    @property
+    def root(self) -> Node[StateT]:
+        return self.nodes[ROOT]
+
+    @property
+    def duplicates(self) -> int:
+        """Draws that repeated a sibling twice and became visit weight."""
+        return sum(node.duplicates for node in self.nodes)
+
+    def children(self, node: Node[StateT]) -> list[Node[StateT]]:
+        """Children in order of creation."""
+        return [self.nodes[i] for i in node.children]
+
+    def lineage(self, node: Node[StateT]) -> Iterator[Node[StateT]]:
+        """The node, its parent, … up to the root."""
+        current = node
+        yield current
+        while current.parent != NO_PARENT:
+            current = self.nodes[current.parent]
+            yield current
+
+    def q(self, node: Node[StateT]) -> float:
+        """Q = W/M; where no pass was scored, the parent's Q, and `ROOT_PRIOR` at the root."""
+        for ancestor in self.lineage(node):
+            if ancestor.scored:
+                return ancestor.total / ancestor.scored
+        return ROOT_PRIOR
+
+    def add_child(
+        self, parent: Node[StateT], state: StateT, *, terminal: bool, key: Hashable, draw: int
+    ) -> Node[StateT]:
+        """Append a new node below `parent`."""
+        path = f"{parent.path}/{draw}" if parent.path else str(draw)
+        child = Node(
+            id=len(self.nodes),
+            parent=parent.id,
+            depth=parent.depth + 1,
+            path=path,
+            state=state,
+            terminal=terminal,
+            key=key,
+        )
+        self.nodes.append(child)
+        parent.children.append(child.id)
+        return child

@@ -1,0 +1,87 @@
+"""The parts of a run, put together from its recipe: data, retriever, engines, environment."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from agent.environment import Environment
+from agent.protocol import AgentProtocol
+from agent.protocols import protocol_named
+from engines.ledgered import LedgeredEngine
+from engines.sampling import Completion, Engine, SampleRequest, Sampling
+from engines.settings import ModelSettings
+from pipelines.config import Recipe
+from retrieval.interface import Retriever
+from sources.load import Data, load_data
+from storage.cache import cache_folder
+from storage.ledger import Ledger
+from storage.records import Passage, Question
+
+OnCall = Callable[[SampleRequest, Completion, bool], None]
+
+
+def open_data(recipe: Recipe) -> Data:
+    """Questions and corpus of the recipe, checked."""
+    return load_data(recipe.data, recipe.seed)
+
+
+def answerable_by(protocol: AgentProtocol, questions: tuple[Question, ...]) -> list[Question]:
+    """The questions that the protocol can finish: without a way to refuse, answerable ones only."""
+    return [q for q in questions if q.answerable or protocol.can_refuse]
+
+
+def open_index(recipe: Recipe, passages: tuple[Passage, ...]) -> Retriever:
+    """The retriever of the recipe; its index is built the first time."""
+    from retrieval.index import open_retriever
+
+    return open_retriever(recipe.retrieval, list(passages), cache_folder() / "indexes")
+
+
+def engine_for(model: ModelSettings, recipe: Recipe) -> Engine:
+    """The engine that a `policy:` or `judge:` block names; enter it before use."""
+    if model.engine == "openvino":
+        from engines.openvino import embedded_engine
+
+        return embedded_engine(model, max_batch=min(recipe.limits.max_concurrency, 64))
+    from engines.openai import OpenAIEngine
+
+    return OpenAIEngine(
+        model,
+        max_concurrency=recipe.limits.max_concurrency,
+        timeout_s=recipe.limits.timeout_s,
+    )
+
+
+@asynccontextmanager
+async def opened(
+    model: ModelSettings, recipe: Recipe, ledger: Ledger, on_call: OnCall | None = None
+) -> AsyncIterator[LedgeredEngine]:
+    """An engine behind the run's ledger, started and checked."""
+    async with engine_for(model, recipe) as engine:
+        yield LedgeredEngine(engine, ledger, price=model.price_per_million, on_call=on_call)
+
+
+def environment_for(recipe: Recipe, engine: Engine, retriever: Retriever) -> Environment:
+    """Policy, protocol and retrieval under the recipe's budget."""
+    return Environment(
+        protocol=protocol_named(recipe.agent.protocol),
+        engine=engine,
+        retriever=retriever,
+        settings=recipe.agent,
+        top_k=recipe.retrieval.top_k,
+        seed=recipe.seed,
+    )
+
+
+def sampling_for(model: ModelSettings, temperature: float | None = None) -> Sampling:
+    """How a model is drawn from; `temperature` overrides the model's own."""
+    return Sampling(
+        temperature=model.temperature if temperature is None else temperature,
+        top_p=model.top_p,
+        max_new_tokens=model.max_new_tokens,
+    )
+
+
+def model_folder(run: Path, stage: str) -> Path:
+    """Where a stage of a run keeps its model: `models/<run>/<stage>`."""
+    return Path("models") / run.name / stage

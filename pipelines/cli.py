@@ -1,0 +1,145 @@
+"""The command line: `branchwise <stage> --config FILE --run DIR …`.
+
+Every stage is one function in a module of its own; this file only reads arguments, loads the
+recipe, calls the stage and turns errors into exit codes (contracts.md).
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+QUIET = {
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""Set before any import that might phone home."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage by name: where its function lives, and what it does in a line."""
+
+    module: str
+    function: str
+    does: str
+
+
+STAGES = {
+    "doctor": Stage("pipelines.doctor", "doctor", "check this machine and the recipe"),
+    "data": Stage("pipelines.data", "data", "read questions and corpus, and count them"),
+    "index": Stage("pipelines.data", "index", "build the index"),
+    "warm-start": Stage("pipelines.warm_start", "warm_start", "supervised start on gold traces"),
+    "annotate": Stage("pipelines.annotate", "annotate", "grow trees, label, write pairs"),
+    "relabel": Stage("pipelines.relabel", "relabel", "label a finished run again, without a call"),
+    "inspect": Stage("pipelines.inspect", "inspect", "DuckDB on the run"),
+    "export-pairs": Stage("pipelines.proguide", "export_pairs", "pairs as RAG-ProGuide JSON"),
+    "import-pairs": Stage("pipelines.proguide", "import_pairs", "RAG-ProGuide JSON as a run"),
+    "train-sft": Stage("pipelines.train_sft", "train_sft", "supervised training on chosen steps"),
+    "train-dpo": Stage("pipelines.train_dpo", "train_dpo", "preference training on the pairs"),
+    "export": Stage("pipelines.export", "export", "merged policy: safetensors, GGUF"),
+    "eval": Stage("pipelines.evaluate", "evaluate", "policies on a question set"),
+    "all": Stage("pipelines.all", "all_stages", "annotate, train-dpo, eval"),
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The argument parser; light, so that `--help` answers at once."""
+    top = argparse.ArgumentParser(
+        prog="branchwise",
+        description="Grow reasoning trees over your documents, prune them into process "
+        "preferences, train a search-and-answer policy.",
+    )
+    stages = top.add_subparsers(dest="stage", required=True, metavar="STAGE")
+    for name, stage in STAGES.items():
+        one = stages.add_parser(name, help=stage.does, description=stage.does)
+        one.add_argument("--config", type=Path, default=Path("configs/atlas.yaml"), metavar="FILE")
+        one.add_argument("--run", type=Path, metavar="DIR", help="default: datasets/<name>")
+        one.add_argument("--set", action="append", default=[], metavar="a.b=c", dest="overrides")
+        one.add_argument("--resume", action="store_true", help="continue from a checkpoint")
+        one.add_argument("--dry-run", action="store_true", help="say what would happen")
+        one.add_argument("--limit", type=int, metavar="N", help="at most N questions")
+        one.add_argument("--json", action="store_true", help="totals as JSON on the last line")
+        _own_arguments(name, one)
+    return top
+
+
+def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
+    """Arguments that only one stage takes."""
+    if name == "relabel":
+        one.add_argument("--label", default=None, help="name of the relabelling")
+    if name in {"export-pairs", "import-pairs"}:
+        one.add_argument("--file", type=Path, required=True, help="the RAG-ProGuide JSON file")
+    if name == "export":
+        one.add_argument("--model", default=None, help="model folder; default models/<run>/dpo")
+    if name in {"train-sft", "train-dpo"}:
+        one.add_argument("--label", default=None, help="train on relabelled pairs")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of `branchwise`."""
+    options = parser().parse_args(arguments)
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    sys.exit(run_stage(options))
+
+
+def run_stage(options: argparse.Namespace) -> int:
+    """Run one stage; errors that a user can mend are told in words."""
+    from rich.console import Console
+
+    from storage.errors import BranchwiseError, BudgetExceeded, ConfigError
+
+    console = Console(stderr=options.json)
+    try:
+        return _run(options, console)
+    except ConfigError as error:
+        console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        return 2
+    except BudgetExceeded as error:
+        console.print(f"stopped: {error}", markup=False, highlight=False, soft_wrap=True)
+        return 3
+    except BranchwiseError as error:
+        kind = type(error).__name__
+        console.print(f"{kind}: {error}", markup=False, highlight=False, soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        console.print("interrupted; run the same command again to continue")
+        return 130
+
+
+def _run(options: argparse.Namespace, console: "Console") -> int:
+    from pipelines.config import load_recipe
+    from pipelines.stage import Invocation
+
+    recipe = load_recipe(options.config, options.overrides)
+    shared = {"stage", "config", "run", "overrides", "resume", "dry_run", "limit", "json"}
+    call = Invocation(
+        recipe=recipe,
+        run=options.run or Path("datasets") / recipe.name,
+        resume=options.resume,
+        dry_run=options.dry_run,
+        limit=options.limit,
+        console=console,
+        options={k: v for k, v in vars(options).items() if k not in shared},
+    )
+    stage = STAGES[options.stage]
+    outcome = getattr(import_module(stage.module), stage.function)(call)
+    if options.json:
+        print(json.dumps(outcome.totals, default=str))
+    return int(outcome.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""A recipe: one YAML file, checked whole before anything loads.
+
+Every room declares its own settings; this module composes them, reads the file, applies `--set`,
+and names every mistake at once with its line and the nearest valid key.
+"""
+
+import difflib
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError
+
+from agent.settings import AgentSettings
+from annotation.settings import PairSettings
+from engines.settings import JudgeSettings, ModelSettings
+from evaluation.settings import EvaluationSettings
+from mcts.settings import SearchSettings
+from retrieval.settings import RetrievalSettings
+from rewards.settings import Estimator, SpreSettings
+from rewards.spre import default_estimator
+from sources.settings import DataSettings, SetSettings
+from storage.errors import ConfigError
+from storage.settings import Settings
+from training.settings import TrainingSettings
+
+
+class LimitSettings(Settings):
+    """What a run may use.
+
+    Attributes:
+        max_concurrency: calls in flight at one endpoint.
+        max_questions_in_flight: questions being worked on; more than calls, or slots go idle.
+        timeout_s: of one call.
+        max_usd, max_tokens, max_hours: the run drains and exits 3 when one is reached.
+        max_failed_share: above this share of failed questions a stage exits 4.
+    """
+
+    max_concurrency: int = Field(default=64, ge=1)
+    max_questions_in_flight: int = Field(default=256, ge=1)
+    timeout_s: float = Field(default=120.0, gt=0)
+    max_usd: float | None = Field(default=None, gt=0)
+    max_tokens: int | None = Field(default=None, gt=0)
+    max_hours: float | None = Field(default=None, gt=0)
+    max_failed_share: float = Field(default=0.05, ge=0, le=1)
+
+
+class EvaluationConfig(EvaluationSettings):
+    """Evaluation, and its questions: `set` null takes the run's own source, part `test`."""
+
+    set: SetSettings | None = None
+
+
+class Recipe(Settings):
+    """Everything a run is made of; `config.yaml` of a run folder holds the resolved one."""
+
+    name: str
+    seed: int = 0
+    data: DataSettings = DataSettings()
+    retrieval: RetrievalSettings = RetrievalSettings()
+    agent: AgentSettings = AgentSettings()
+    policy: ModelSettings = ModelSettings()
+    judge: JudgeSettings | None = None
+    mcts: SearchSettings = SearchSettings()
+    spre: SpreSettings = SpreSettings()
+    pairs: PairSettings = PairSettings()
+    limits: LimitSettings = LimitSettings()
+    training: TrainingSettings = TrainingSettings()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+    @property
+    def estimator(self) -> Estimator:
+        """The label estimator, with its default for the search's evaluator."""
+        return self.spre.estimator or default_estimator(self.mcts.evaluator)
+
+    def digest(self, *blocks: str) -> str:
+        """Hash of the named blocks, or of the whole recipe (12 hex digits)."""
+        content = self.model_dump(mode="json", include=set(blocks) if blocks else None)
+        canonical = json.dumps(content, sort_keys=True, ensure_ascii=False)
+        return hashlib.blake2b(canonical.encode(), digest_size=6).hexdigest()
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe and apply `--set a.b=value` overrides.
+
+    Raises:
+        ConfigError: naming every mistake, its file and line, and what to do.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the recipe: {error.strerror or error}") from error
+    try:
+        root = yaml.compose(text)
+        values: Any = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: a recipe is a mapping of settings, such as `name: mine`")
+    problems = [p for p in (_override(values, item) for item in overrides) if p]
+    try:
+        recipe = Recipe.model_validate(values)
+    except ValidationError as error:
+        lines = dict(_lines(root))
+        set_here = {tuple(item.partition("=")[0].split(".")) for item in overrides}
+        problems += [_explain(path, lines, set_here, dict(e)) for e in error.errors()]
+        raise ConfigError("\n".join(problems)) from error
+    problems += [f"{path}: {problem}" for problem in contradictions(recipe)]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return recipe
+
+
+def _override(values: dict[str, Any], item: str) -> str | None:
+    """Apply one `a.b=value` in place; returns what is wrong with it, if anything."""
+    key, equals, raw = item.partition("=")
+    if not equals or not key:
+        return f"--set {item}: write it as --set section.key=value"
+    try:
+        value = yaml.safe_load(raw)
+    except yaml.YAMLError:
+        return f"--set {item}: the value is not valid YAML; quote it"
+    *sections, last = key.split(".")
+    for section in sections:
+        inner = values.get(section)
+        if not isinstance(inner, dict):
+            inner = {}
+        values[section] = inner = dict(inner)
+        values = inner
+    values[last] = value
+    return None
+
+
+def _lines(node: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Every key path of a YAML document with its line, from 1."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            here = (*at, str(key.value))
+            yield here, key.start_mark.line + 1
+            yield from _lines(value, here)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            here = (*at, str(index))
+            yield here, value.start_mark.line + 1
+            yield from _lines(value, here)
+
+
+def _explain(
+    path: Path,
+    lines: dict[tuple[str, ...], int],
+    set_here: set[tuple[str, ...]],
+    error: dict[str, Any],
+) -> str:
+    location = tuple(str(part) for part in error["loc"])
+    known = next((location[:n] for n in range(len(location), 0, -1) if location[:n] in lines), ())
+    place = f"{path}:{lines[known]}" if known else str(path)
+    if location in set_here:
+        place = f"--set {'.'.join(location)}"
+    key = ".".join(location)
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(location[-1], _valid_keys(location[:-1]), n=1, cutoff=0.5)
+        hint = f"; did you mean `{near[0]}`?" if near else ""
+        return f"{place}: `{key}` is not a setting{hint}"
+    if error["type"] == "missing":
+        return f"{path}: `{key}` is missing"
+    return f"{place}: `{key}`: {error['msg']} (given: {error['input']!r})"
+
+
+def _valid_keys(section: Sequence[str]) -> list[str]:
+    """Names of the settings in a section of the recipe."""
+    model: type[BaseModel] = Recipe
+    for name in section:
+        if name.isdigit():
+            continue
+        field = model.model_fields.get(name)
+        found = _models_in(field.annotation) if field else []
+        if not found:
+            return []
+        model = found[0]
+    return list(model.model_fields)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    arguments = getattr(annotation, "__args__", ())
+    return [model for argument in arguments for model in _models_in(argument)]
+
+
+def contradictions(recipe: Recipe) -> list[str]:
+    """Combinations that cannot work, each with its remedy."""
+    found = []
+    if recipe.mcts.evaluator == "judge" and recipe.judge is None:
+        found.append("mcts.evaluator is `judge` but there is no `judge:`; name one, or use rollout")
+    if recipe.estimator == "judge" and recipe.judge is None:
+        found.append("spre.estimator is `judge` but there is no `judge:`; use monte_carlo")
+    if recipe.retrieval.kind == "http" and not recipe.retrieval.url:
+        found.append("retrieval.kind is `http` but retrieval.url is not set")
+    for role, model in (("policy", recipe.policy), ("judge", recipe.judge)):
+        if model and model.engine == "openai" and not model.base_url:
+            found.append(f"{role}.engine is `openai` but {role}.base_url is not set")
+    if recipe.limits.max_usd and not _priced(recipe):
+        found.append("limits.max_usd needs price_per_million on the models that cost money")
+    found += _data_contradictions(recipe.data)
+    return found
+
+
+def _priced(recipe: Recipe) -> bool:
+    remote = [m for m in (recipe.policy, recipe.judge) if m and m.engine == "openai"]
+    return all(model.price_per_million is not None for model in remote)
+
+
+def _data_contradictions(data: DataSettings) -> list[str]:
+    found = []
+    for one in data.mix or (data,):
+        if one.source != "atlas" and not one.questions:
+            found.append(f"data.source is `{one.source}` but its `questions` file is not set")
+    if data.corpus is None and any(one.source == "flashrag" for one in data.mix or (data,)):
+        found.append("data.source is `flashrag`, which brings no passages: set data.corpus")
+    return found

@@ -1,0 +1,134 @@
+"""What a stage shows while it works: a live display on a terminal, a plain line elsewhere."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from engines.sampling import Completion, SampleRequest
+
+PLAIN_EVERY_S = 30.0
+LIVE_EVERY_S = 0.5
+
+
+@dataclass
+class Progress:
+    """Counters of one stage; `call` fits `LedgeredEngine`'s `on_call`."""
+
+    stage: str
+    total: int
+    done: int = 0
+    failed: int = 0
+    in_flight: int = 0
+    pairs: int = 0
+    rewards: list[float] = field(default_factory=list)
+    calls: int = 0
+    replayed: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    started: float = field(default_factory=time.monotonic)
+    resumed_from: int = 0
+
+    def call(self, request: SampleRequest, completion: Completion, replayed: bool) -> None:
+        """Count one call; a replayed one cost nothing."""
+        if replayed:
+            self.replayed += 1
+            return
+        self.calls += 1
+        self.input_tokens += completion.usage.input_tokens
+        self.cached_tokens += completion.usage.cached_tokens
+        self.output_tokens += completion.usage.output_tokens
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Mean label of the labelled nodes so far, in [0, 1]."""
+        return sum(self.rewards) / len(self.rewards) if self.rewards else None
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds left at the rate of this attempt."""
+        fresh = self.done - self.resumed_from
+        return self.seconds / fresh * (self.total - self.done) if fresh > 0 else None
+
+    def facts(self) -> dict[str, str]:
+        """What both displays say, in order."""
+        rate = self.calls / self.seconds if self.seconds > 0 else 0.0
+        reward = self.mean_reward
+        return {
+            "questions": f"{self.done}/{self.total}",
+            "in flight": str(self.in_flight),
+            "failed": str(self.failed),
+            "calls/s": f"{rate:.1f}",
+            "tokens in/cached/out": (
+                f"{self.input_tokens:,}/{self.cached_tokens:,}/{self.output_tokens:,}"
+            ),
+            "pairs": str(self.pairs),
+            "mean reward": "–" if reward is None else f"{reward:.3f}",
+            "time left": _clock(self.left_s),
+        }
+
+    def line(self) -> str:
+        """The plain line."""
+        facts = " · ".join(f"{name} {value}" for name, value in self.facts().items())
+        return f"{self.stage}: {facts}"
+
+    def table(self) -> Table:
+        """The live display."""
+        table = Table(title=self.stage, title_justify="left", show_header=False, box=None)
+        for name, value in self.facts().items():
+            table.add_row(Text(name, style="dim"), Text(value))
+        return table
+
+    @asynccontextmanager
+    async def shown(self, console: Console) -> AsyncIterator[None]:
+        """Show the progress until the block ends."""
+        ticking = asyncio.create_task(
+            self._live(console) if console.is_terminal else self._plain(console)
+        )
+        try:
+            yield
+        finally:
+            ticking.cancel()
+            await asyncio.gather(ticking, return_exceptions=True)
+            console.print(self.line(), markup=False, highlight=False)
+
+    async def _live(self, console: Console) -> None:
+        with Live(self.table(), console=console, transient=True, auto_refresh=False) as live:
+            while True:
+                live.update(self.table(), refresh=True)
+                await asyncio.sleep(LIVE_EVERY_S)
+
+    async def _plain(self, console: Console) -> None:
+        while True:
+            await asyncio.sleep(PLAIN_EVERY_S)
+            console.print(self.line(), markup=False, highlight=False)
+
+    def closing_table(self) -> Table:
+        """Everything dropped or noted, by reason."""
+        table = Table(title=f"{self.stage}: counted", title_justify="left", box=None)
+        table.add_column("what")
+        table.add_column("n", justify="right")
+        for name, count in sorted(self.counts.items()):
+            table.add_row(Text(name), Text(f"{count:,}"))
+        return table
+
+
+def _clock(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

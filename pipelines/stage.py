@@ -1,0 +1,108 @@
+"""What every stage is given and what it gives back."""
+
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from pipelines.config import LimitSettings, Recipe
+from storage.records import Question
+
+DONE, FAILED, BAD_INPUT, LIMIT_REACHED, TOO_MANY_FAILURES = 0, 1, 2, 3, 4
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """One call of a stage: `branchwise <stage> --config … --run … …`.
+
+    Attributes:
+        recipe: the resolved recipe.
+        run: the run folder, `datasets/<name>`.
+        resume: continue an unfinished training (annotation always continues).
+        dry_run: say what would happen and stop.
+        limit: at most this many questions; overrides the recipe.
+        console: where a person reads.
+        options: what only this stage takes.
+    """
+
+    recipe: Recipe
+    run: Path
+    resume: bool = False
+    dry_run: bool = False
+    limit: int | None = None
+    console: Console = field(default_factory=Console)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def say(self, text: str) -> None:
+        """Print one line as it is."""
+        self.console.print(text, markup=False, highlight=False)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a stage ended: its totals (the `--json` line) and its exit code."""
+
+    totals: dict[str, Any]
+    exit_code: int = DONE
+
+
+@dataclass
+class Gate:
+    """Lets questions through until a limit is reached or somebody asks to stop.
+
+    What is in flight then finishes and is committed; the run can be resumed.
+    """
+
+    limits: LimitSettings
+    started: float = field(default_factory=time.monotonic)
+    tokens: int = 0
+    usd: float = 0.0
+    reason: str | None = None
+    interrupted: bool = False
+
+    def spend(self, tokens: int, usd: float) -> None:
+        """Count what a call cost."""
+        self.tokens += tokens
+        self.usd += usd
+
+    def closed(self) -> bool:
+        """Whether no further question may start; `reason` then says why."""
+        limits = self.limits
+        hours = (time.monotonic() - self.started) / 3600
+        if self.interrupted:
+            self.reason = "interrupted"
+        elif limits.max_tokens is not None and self.tokens >= limits.max_tokens:
+            self.reason = f"limits.max_tokens {limits.max_tokens:,} reached"
+        elif limits.max_usd is not None and self.usd >= limits.max_usd:
+            self.reason = f"limits.max_usd {limits.max_usd} reached"
+        elif limits.max_hours is not None and hours >= limits.max_hours:
+            self.reason = f"limits.max_hours {limits.max_hours} reached"
+        return self.reason is not None
+
+    def admit(self, questions: Iterable[Question]) -> Iterator[Question]:
+        """The questions, until the gate closes."""
+        for question in questions:
+            if self.closed():
+                return
+            yield question
+
+    def listen(self) -> None:
+        """First Ctrl-C or SIGTERM closes the gate; a second one aborts as usual."""
+
+        def close(signum: int, frame: object) -> None:
+            self.interrupted = True
+            signal.signal(signum, signal.SIG_DFL)
+
+        signal.signal(signal.SIGINT, close)
+        signal.signal(signal.SIGTERM, close)
+
+    @property
+    def exit_code(self) -> int:
+        if self.interrupted:
+            return INTERRUPTED
+        return LIMIT_REACHED if self.reason else DONE

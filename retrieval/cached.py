@@ -1,0 +1,77 @@
+"""A retriever that remembers its last answers."""
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Self
+
+from retrieval.interface import Retriever
+from storage.records import RetrievedPassage
+
+
+class CachedRetriever:
+    """Answers a repeated query from memory (rollouts of one question ask the same things).
+
+    As a context manager it closes what lies beneath (a search server's connections).
+
+    Attributes:
+        hits, misses: queries answered from memory, and by the index.
+    """
+
+    def __init__(
+        self,
+        inner: Retriever,
+        *,
+        size: int = 4096,
+        close: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Wraps `inner`.
+
+        Args:
+            inner: what answers.
+            size: how many answers are kept, the longest unused going first.
+            close: called once by `close`.
+        """
+        self.hits = 0
+        self.misses = 0
+        self._inner = inner
+        self._size = size
+        self._close = close
+        self._answers: OrderedDict[tuple[str, int], tuple[RetrievedPassage, ...]] = OrderedDict()
+
+    @property
+    def digest(self) -> str:
+        """The inner retriever's digest: remembering changes no answer."""
+        return self._inner.digest
+
+    async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
+        """The inner retriever's answer; errors are not remembered."""
+        key = (query, top_k)
+        known = self._answers.get(key)
+        if known is not None:
+            self.hits += 1
+            self._answers.move_to_end(key)
+            return list(known)
+        self.misses += 1
+        found = await self._inner.search(query, top_k)
+        self._answers[key] = tuple(found)
+        if len(self._answers) > self._size:
+            self._answers.popitem(last=False)
+        return found
+
+    async def close(self) -> None:
+        """Closes what lies beneath; a second call does nothing."""
+        close, self._close = self._close, None
+        if close is not None:
+            await close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,111 @@
+"""Exact search by inner product over memory-mapped vectors, through faiss."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from retrieval.encoder import Encoder, Vectors
+from retrieval.passages import Rows, Scores, best_rows, retrieved
+from storage.errors import RetrievalError
+from storage.records import Passage, RetrievedPassage
+
+VECTORS = "vectors.npy"
+_CHUNK = 1024
+_log = logging.getLogger(__name__)
+
+
+def build_dense(encoder: Encoder, passages: Sequence[Passage], folder: Path) -> None:
+    """Writes the vectors of `passages` (in index order) into `folder`."""
+    vectors: Vectors | None = None
+    for start in range(0, len(passages), _CHUNK):
+        chunk = passages[start : start + _CHUNK]
+        encoded = encoder.encode_passages([f"{found.title} {found.text}" for found in chunk])
+        if vectors is None:
+            shape = (len(passages), encoded.shape[1])
+            vectors = np.lib.format.open_memmap(
+                folder / VECTORS, mode="w+", dtype=np.float32, shape=shape
+            )
+        vectors[start : start + len(chunk)] = encoded
+        _log.info("encoded %d of %d passages", start + len(chunk), len(passages))
+    if isinstance(vectors, np.memmap):
+        vectors.flush()
+    (folder / "encoder.json").write_text(json.dumps({"identity": encoder.identity}) + "\n")
+
+
+class DenseRetriever:
+    """Encodes the query in a thread and compares it with every passage (no approximation)."""
+
+    def __init__(
+        self, folder: Path, passages: Sequence[Passage], encoder: Encoder, digest: str
+    ) -> None:
+        """Maps what `build_dense` wrote.
+
+        Args:
+            folder: the index.
+            passages: the same passages, in the same order.
+            encoder: the encoder that built it.
+            digest: what identifies corpus and settings.
+
+        Raises:
+            RetrievalError: the index is damaged or belongs to other passages.
+        """
+        path = folder / VECTORS
+        try:
+            vectors = np.asarray(np.load(path, mmap_mode="r"))
+        except (OSError, ValueError) as error:
+            raise RetrievalError(f"cannot read the dense index {path}: {error}") from error
+        if len(vectors) != len(passages):
+            raise RetrievalError(
+                f"the dense index {folder} has {len(vectors)} passages, the corpus "
+                f"{len(passages)}: delete the folder and it is built anew"
+            )
+        self._vectors: Vectors = vectors
+        self._passages = passages
+        self._encoder = encoder
+        self._digest = digest
+
+    @property
+    def digest(self) -> str:
+        """Hash of the corpus and of every setting that decides what a query returns."""
+        return self._digest
+
+    async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
+        """The best `top_k` passages by (−inner product, id); none at or below zero."""
+        return await asyncio.to_thread(self._search, query, top_k)
+
+    def _search(self, query: str, top_k: int) -> list[RetrievedPassage]:
+        rows, scores = nearest(self._vectors, self._encoder.encode_queries([query])[0], top_k)
+        return retrieved(self._passages, rows, scores)
+
+
+def nearest(vectors: Vectors, query: Vectors, top_k: int) -> tuple[Rows, Scores]:
+    """The rows of the largest inner products above zero, by (−score, row), with their scores.
+
+    faiss returns an arbitrary choice among equal scores, so more are fetched until the last
+    score is below the cut.
+
+    Args:
+        vectors: shape (n, dimension).
+        query: shape (dimension,).
+        top_k: at least 1.
+    """
+    import faiss
+
+    wanted = min(top_k, len(vectors))
+    depth = wanted
+    while True:
+        depth = min(2 * depth + 8, len(vectors))
+        products, found = faiss.knn(
+            query[np.newaxis], vectors, depth, metric=faiss.METRIC_INNER_PRODUCT
+        )
+        scores, rows = products[0], found[0]
+        if depth == len(vectors) or scores[-1] < scores[wanted - 1] or scores[-1] <= 0:
+            break
+    by_row = np.argsort(rows)
+    scores, rows = scores[by_row], rows[by_row]
+    best = best_rows(scores, top_k)
+    return rows[best], scores[best]

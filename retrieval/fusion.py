@@ -1,0 +1,52 @@
+"""Reciprocal-rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009)."""
+
+import asyncio
+import hashlib
+import math
+from collections.abc import Sequence
+
+from retrieval.interface import Retriever
+from storage.records import RetrievedPassage
+
+DEPTH = 100
+"""How deep each retriever is read at least. Fixed, so that the best 3 are the first of the
+best 10."""
+
+
+class FusionRetriever:
+    """Orders passages by the sum of 1 / (k + rank) over retrievers of one corpus."""
+
+    def __init__(self, retrievers: Sequence[Retriever], k: int = 60) -> None:
+        """Fuses `retrievers`; `k` (at least 1) damps the weight of the first ranks."""
+        self._retrievers = tuple(retrievers)
+        self._k = k
+
+    @property
+    def digest(self) -> str:
+        """Hash of the fused retrievers' digests and of `k`."""
+        parts = [retriever.digest for retriever in self._retrievers]
+        text = " ".join(["rrf", str(self._k), str(DEPTH), *parts])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
+        """The best `top_k` passages; `score` is the fused score, at most retrievers / (k + 1)."""
+        depth = max(top_k, DEPTH)
+        rankings = await asyncio.gather(
+            *(retriever.search(query, depth) for retriever in self._retrievers)
+        )
+        return fuse(rankings, self._k)[:top_k]
+
+
+def fuse(rankings: Sequence[Sequence[RetrievedPassage]], k: int) -> list[RetrievedPassage]:
+    """All passages of `rankings` by (−fused score, id); ranks count from 1."""
+    shares: dict[str, list[float]] = {}
+    passages: dict[str, RetrievedPassage] = {}
+    for ranking in rankings:
+        for rank, passage in enumerate(ranking, start=1):
+            shares.setdefault(passage.id, []).append(1 / (k + rank))
+            passages.setdefault(passage.id, passage)
+    # fsum is exact, so the order of the retrievers cannot break a tie.
+    fused = [
+        passages[name].model_copy(update={"score": math.fsum(shares[name])}) for name in shares
+    ]
+    return sorted(fused, key=lambda passage: (-passage.score, passage.id))

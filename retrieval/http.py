@@ -1,0 +1,123 @@
+"""Client of a search server that speaks Search-R1's `/retrieve` protocol.
+
+POST {"queries": [text], "topk": k, "return_scores": true} answers
+{"result": [[{"document": {"id", "contents"}, "score"}]]}, where `contents` is the title in
+quotes, a line break, and the text.
+"""
+
+import asyncio
+import hashlib
+import ipaddress
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from storage.errors import ConfigError, RetrievalError
+from storage.records import RetrievedPassage
+
+
+def is_loopback(url: str) -> bool:
+    """Whether `url` names this machine (such calls must never go through a proxy)."""
+    host = urlsplit(url).hostname or ""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class HttpRetriever:
+    """Asks a search server. Its digest is that of the url: what the server holds is unknown."""
+
+    def __init__(self, url: str, timeout_s: float = 30.0) -> None:
+        """Remembers where to ask; the first search connects.
+
+        Args:
+            url: the endpoint, http or https; without a path, `/retrieve` is meant.
+            timeout_s: limit of one call, above zero.
+
+        Raises:
+            ConfigError: not a http(s) url.
+        """
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(
+                f"retrieval.url {url!r} is no http address; "
+                "it should look like http://127.0.0.1:8001/retrieve"
+            )
+        self._url = url if parts.path.strip("/") else url.rstrip("/") + "/retrieve"
+        self._timeout_s = timeout_s
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def digest(self) -> str:
+        """Hash of the url."""
+        return hashlib.sha256(f"http {self._url}".encode()).hexdigest()[:16]
+
+    async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
+        """The server's best `top_k`, reordered by (−score, id); scores at or below zero go."""
+        body = {"queries": [query], "topk": top_k, "return_scores": True}
+        reply = await self._post(body)
+        try:
+            found = [_passage(hit) for hit in reply["result"][0]]
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise RetrievalError(
+                f"{self._url} does not speak Search-R1's /retrieve protocol ({error!r}): "
+                'expected {"result": [[{"document": {"id", "contents"}, "score"}]]}'
+            ) from error
+        kept = [passage for passage in found if passage.score > 0]
+        return sorted(kept, key=lambda passage: (-passage.score, passage.id))[:top_k]
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _post(self, body: dict[str, Any]) -> Any:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+                trust_env=not is_loopback(self._url),
+            )
+        try:
+            async with self._session.post(self._url, json=body) as response:
+                text = await response.text(errors="replace")
+        except asyncio.TimeoutError as error:  # noqa: UP041 (aiohttp raises a subclass)
+            raise RetrievalError(
+                f"{self._url} did not answer within {self._timeout_s:g} s"
+            ) from error
+        except aiohttp.ClientError as error:
+            raise RetrievalError(
+                f"cannot reach the search server {self._url}: {error}; is it running?"
+            ) from error
+        if response.status != 200:
+            raise RetrievalError(f"{self._url} answered {response.status}: {text[:200]}")
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise RetrievalError(f"{self._url} answered no JSON: {text[:200]}") from error
+
+
+def _passage(hit: dict[str, Any]) -> RetrievedPassage:
+    document = hit["document"]
+    title, text = split_contents(document["contents"])
+    return RetrievedPassage(
+        id=str(document["id"]), title=title, text=text, score=float(hit["score"])
+    )
+
+
+def split_contents(contents: str) -> tuple[str, str]:
+    """Title and text of Search-R1's `contents` ('"Title"' + line break + text)."""
+    title, line_break, text = contents.partition("\n")
+    if not line_break:
+        return "", contents
+    return title.strip().removeprefix('"').removesuffix('"'), text
+
+
+def join_contents(title: str, text: str) -> str:
+    """The inverse of `split_contents`; a line break in the title becomes a space."""
+    return f'"{" ".join(title.splitlines())}"\n{text}'

@@ -1,0 +1,71 @@
+"""The passages of one index, in the order that every index numbers them."""
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.errors import ConfigError
+from storage.records import Passage, RetrievedPassage
+
+Scores = NDArray[np.float32]
+Rows = NDArray[np.int64]
+
+
+def corpus_hash(passages: Iterable[Passage]) -> str:
+    """Hash of ids, titles and texts, 16 hex digits; the order of the passages does not matter."""
+    whole = hashlib.sha256()
+    for passage in sorted(passages, key=lambda passage: passage.id):
+        for field in (passage.id, passage.title, passage.text):
+            data = field.encode("utf-8", "surrogatepass")
+            whole.update(len(data).to_bytes(8, "little"))
+            whole.update(data)
+    return whole.hexdigest()[:16]
+
+
+def in_index_order(passages: Iterable[Passage]) -> list[Passage]:
+    """Passages by id: row numbers then order as ids do, which settles ties without a lookup.
+
+    Raises:
+        ConfigError: the corpus is empty, or two passages share an id.
+    """
+    ordered = sorted(passages, key=lambda passage: passage.id)
+    if not ordered:
+        raise ConfigError("the corpus has no passages: nothing can be indexed (check data.corpus)")
+    for left, right in itertools.pairwise(ordered):
+        if left.id == right.id:
+            raise ConfigError(f"the corpus has two passages with id {left.id!r}; ids must differ")
+    return ordered
+
+
+def best_rows(scores: Scores, top_k: int) -> Rows:
+    """Rows of the best `top_k` scores above zero, by (−score, row).
+
+    Ties at the cut go to the lower rows, so a result never depends on how a partition happened
+    to move equal scores.
+
+    Args:
+        scores: shape (n,).
+        top_k: at least 1.
+
+    Returns:
+        At most `top_k` rows; fewer if fewer scores are above zero.
+    """
+    rows = np.flatnonzero(scores > 0)
+    if len(rows) > top_k:
+        found = scores[rows]
+        cut = np.partition(found, len(found) - top_k)[len(found) - top_k]
+        rows = rows[found >= cut]
+    order = np.argsort(-scores[rows], kind="stable")
+    best: Rows = rows[order[:top_k]]
+    return best
+
+
+def retrieved(passages: Sequence[Passage], rows: Rows, scores: Scores) -> list[RetrievedPassage]:
+    """The passages at `rows` with their scores (`scores[i]` belongs to `rows[i]`)."""
+    return [
+        RetrievedPassage(id=found.id, title=found.title, text=found.text, score=float(score))
+        for found, score in zip((passages[row] for row in rows), scores, strict=True)
+    ]

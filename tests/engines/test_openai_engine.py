@@ -1,0 +1,332 @@
+"""The OpenAI engine against a real server on loopback."""
+
+import asyncio
+import json
+import socket
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from aiohttp import web
+from fake_endpoint import FakeEndpoint, completion, failure
+
+from engines.cost import cost_usd
+from engines.openai import OpenAIEngine
+from engines.retry import RetryPolicy
+from engines.sampling import CallIdentity, Message, SampleRequest, Sampling, Structure, Usage
+from engines.settings import ModelSettings, Price
+from storage.errors import ConfigError, EndpointError
+
+KEY = "sk-verysecret-0123456789"
+
+
+@dataclass(frozen=True)
+class Limits:
+    max_concurrency: int = 8
+    timeout_s: float = 20.0
+
+
+REQUEST = SampleRequest(
+    (Message("system", "Answer."), Message("user", "Capital of France?")),
+    Sampling(temperature=0.7, top_p=0.9, max_new_tokens=17, stop=("</answer>",)),
+    CallIdentity("policy", "q1", "tree/0"),
+)
+
+
+def engine(url: str, limits: Limits | None = None, **settings: Any) -> OpenAIEngine:
+    model = ModelSettings(
+        **{"engine": "openai", "model": "policy", "base_url": url, "api_key_env": "TEST_KEY"}
+        | settings
+    )
+    return OpenAIEngine(model, limits or Limits(), retry=RetryPolicy(base_s=0.0))
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_KEY", KEY)
+
+
+async def test_a_draw_says_what_was_asked_and_reads_what_was_answered() -> None:
+    usage = {
+        "prompt_tokens": 40,
+        "completion_tokens": 5,
+        "prompt_tokens_details": {"cached_tokens": 32},
+    }
+    async with (
+        FakeEndpoint(lambda _: completion("Paris", usage=usage), key=KEY) as server,
+        engine(server.base_url) as policy,
+    ):
+        (said,) = await policy.sample(REQUEST)
+    assert (said.text, said.finish_reason, said.model, said.attempts) == (
+        "Paris",
+        "stop",
+        "served",
+        1,
+    )
+    assert said.usage == Usage(40, 32, 5)
+    sent = server.requests[0]
+    assert sent["messages"] == [
+        {"role": "system", "content": "Answer."},
+        {"role": "user", "content": "Capital of France?"},
+    ]
+    assert (sent["temperature"], sent["top_p"], sent["max_tokens"]) == (0.7, 0.9, 17)
+    assert sent["stop"] == ["</answer>"]
+    assert not [h for h in server.headers[0] if h.lower() == "x-stainless-os"]
+
+
+async def test_seeds_are_stable_by_call_and_differ_by_draw() -> None:
+    async with FakeEndpoint() as server, engine(server.base_url) as policy:
+        await policy.sample(REQUEST, n=3)
+        third = replace(REQUEST, identity=replace(REQUEST.identity, draw=2))
+        await policy.sample(third)
+    seeds = [sent["seed"] for sent in server.requests]
+    assert len(set(seeds[:3])) == 3
+    assert seeds[3] in seeds[:3]
+    assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    ("body", "text", "finish", "stop"),
+    [
+        (completion(None, message={"reasoning_content": "So score 1"}), "", "stop", "stop"),
+        (completion(None, message={"refusal": "I won't"}), "", "content_filter", "refusal"),
+        (completion("cut", finish_reason="length"), "cut", "length", "length"),
+        (completion("x", finish_reason="abort"), "x", "unknown", "abort"),
+        (completion("bad \ud800"), "bad ?", "stop", "stop"),
+        (completion("x", usage=None), "x", "stop", "stop"),
+    ],
+)
+async def test_odd_replies(body: dict[str, Any], text: str, finish: str, stop: str) -> None:
+    async with FakeEndpoint(lambda _: body) as server, engine(server.base_url) as policy:
+        (said,) = await policy.sample(REQUEST)
+    assert (said.text, said.finish_reason, said.stop_reason) == (text, finish, stop)
+
+
+@pytest.mark.parametrize(
+    ("owner", "version", "sent"),
+    [
+        ("vllm", "0.32.0", {"structured_outputs": {"regex": "a|b"}}),
+        ("vllm", "0.8.5.post1", {"guided_regex": "a|b"}),
+    ],
+)
+async def test_vllm_is_found_out_and_constrained(
+    owner: str, version: str, sent: dict[str, Any]
+) -> None:
+    request = replace(REQUEST, structure=Structure("regex", "a|b"), prefix="<ans")
+    server = FakeEndpoint(owned_by=owner, version=version)
+    async with server, engine(server.base_url) as policy:
+        assert policy.capabilities.structured_output
+        await policy.sample(request)
+    body = server.requests[0]
+    assert sent.items() <= body.items()
+    assert body["messages"][-1] == {"role": "assistant", "content": "<ans"}
+    assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
+
+
+async def test_json_schema_form_and_what_a_plain_server_cannot() -> None:
+    schema = {"type": "object"}
+    by_schema = replace(REQUEST, structure=Structure("json_schema", json.dumps(schema)))
+    async with FakeEndpoint(owned_by="openai") as server, engine(server.base_url) as policy:
+        await policy.sample(by_schema)
+        assert not policy.capabilities.structured_output
+        with pytest.raises(EndpointError, match="regex"):
+            await policy.sample(replace(REQUEST, structure=Structure("regex", "a")))
+        with pytest.raises(EndpointError, match="prefix"):
+            await policy.sample(replace(REQUEST, prefix="<"))
+    assert server.requests[0]["response_format"]["json_schema"]["schema"] == schema
+    assert len(server.requests) == 1
+    async with FakeEndpoint(owned_by="someone") as server, engine(server.base_url) as policy:
+        assert not policy.capabilities.json_schema
+
+
+async def test_no_hidden_retries_and_a_bound_on_ours() -> None:
+    async with FakeEndpoint(lambda _: failure(503)) as server, engine(server.base_url) as policy:
+        with pytest.raises(EndpointError, match=r"503.*4 attempts") as caught:
+            await policy.sample(REQUEST)
+    assert len(server.requests) == 4
+    assert not caught.value.fatal
+
+
+@pytest.mark.parametrize("status", [400, 422])
+async def test_a_request_the_server_rejects_is_not_repeated(status: int) -> None:
+    async with (
+        FakeEndpoint(lambda _: failure(status, "too long")) as server,
+        engine(server.base_url) as policy,
+    ):
+        with pytest.raises(EndpointError, match="too long") as caught:
+            await policy.sample(REQUEST)
+    assert len(server.requests) == 1
+    assert not caught.value.fatal
+
+
+async def test_retry_after_is_honoured_within_reason() -> None:
+    replies: list[Any] = [failure(429, Retry_After="0"), failure(429, Retry_After="0"), "Paris"]
+    async with FakeEndpoint(lambda _: replies.pop(0)) as server, engine(server.base_url) as policy:
+        (said,) = await policy.sample(REQUEST)
+    assert (said.text, said.attempts) == ("Paris", 3)
+    async with (
+        FakeEndpoint(lambda _: failure(429, Retry_After="86400")) as server,
+        engine(server.base_url) as policy,
+    ):
+        with pytest.raises(EndpointError, match="429"):
+            await policy.sample(REQUEST)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"error": {"message": "upstream"}},
+        completion("x", choices=[]),
+        web.Response(text="<html>hello</html>", content_type="text/html"),
+        web.Response(text="{torn", content_type="application/json"),
+    ],
+    ids=["error with 200", "no choices", "html", "torn json"],
+)
+async def test_what_is_no_completion_is_an_error(reply: Any) -> None:
+    def script(_: dict[str, Any]) -> Any:
+        if isinstance(reply, dict):
+            return reply
+        return web.Response(text=reply.text, content_type=reply.content_type)
+
+    async with FakeEndpoint(script) as server, engine(server.base_url) as policy:
+        with pytest.raises(EndpointError, match="unreadable"):
+            await policy.sample(REQUEST)
+
+
+async def test_401_names_the_variable_and_never_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FakeEndpoint(key="another") as server:
+        policy = engine(server.base_url)
+        with pytest.raises(EndpointError, match=r"401.*TEST_KEY is not valid") as caught:
+            async with policy:
+                pytest.fail("entered with a bad key")
+        assert caught.value.fatal
+        assert KEY not in f"{caught.value!r} {caught.value} {policy!r} {vars(policy)}"
+        assert caught.value.__cause__ is None and caught.value.__suppress_context__
+        monkeypatch.delenv("TEST_KEY")
+        monkeypatch.setenv("OPENAI_API_KEY", "another")  # must not be sent: it is not ours to use
+        with pytest.raises(EndpointError, match="TEST_KEY is not set"):
+            async with policy:
+                pytest.fail("entered without a key")
+
+
+async def test_an_echoed_key_is_redacted() -> None:
+    def echo(_: dict[str, Any]) -> web.Response:
+        return failure(400, f"you sent {KEY}\x1b[31m")
+
+    async with FakeEndpoint(echo) as server, engine(server.base_url) as policy:
+        with pytest.raises(EndpointError, match=r"you sent \[key\]") as caught:
+            await policy.sample(REQUEST)
+    assert KEY not in str(caught.value)
+    assert "\x1b" not in str(caught.value)
+
+
+async def test_a_missing_model_is_named_with_those_there_are() -> None:
+    async with FakeEndpoint(models=("llama", "qwen")) as server, engine(server.base_url) as policy:
+        with pytest.raises(EndpointError, match=r"no model 'policy'; it has: llama, qwen") as e:
+            await policy.check()
+        with pytest.raises(EndpointError, match="no model 'policy'"):
+            await policy.sample(REQUEST)
+    assert e.value.fatal
+    assert len(server.requests) == 2
+
+
+async def test_a_wrong_path_is_told_apart_from_a_missing_model() -> None:
+    async with FakeEndpoint() as server:
+        wrong = server.base_url.removesuffix("/v1")
+        async with engine(wrong, structured_output="none") as policy:
+            with pytest.raises(EndpointError, match="ends in /v1"):
+                await policy.check()
+
+
+async def test_check_of_a_healthy_endpoint_draws_nothing() -> None:
+    async with FakeEndpoint() as server, engine(server.base_url) as policy:
+        await policy.check()
+    assert server.requests == []
+
+
+async def test_a_refused_connection_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A proxy in the environment must not come between us and a loopback server.
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
+        with pytest.raises(EndpointError, match="nothing answers at http://127") as caught:
+            async with engine(url):
+                pytest.fail("entered without a server")
+    assert caught.value.fatal
+    async with FakeEndpoint() as server, engine(server.base_url) as policy:
+        assert (await policy.sample(REQUEST))[0].text == "Paris"
+
+
+async def test_a_silent_server_is_given_up() -> None:
+    async def hang(_: dict[str, Any]) -> str:
+        await asyncio.Event().wait()
+        return "never"
+
+    limits = Limits(timeout_s=0.05)
+    async with (
+        FakeEndpoint(hang) as server,
+        engine(server.base_url, limits, structured_output="none") as policy,
+    ):
+        with pytest.raises(EndpointError, match=r"in time.*4 attempts"):
+            await policy.sample(REQUEST)
+    assert len(server.requests) == 4
+
+
+async def test_cancelling_closes_the_request() -> None:
+    async def hang(_: dict[str, Any]) -> str:
+        await asyncio.Event().wait()
+        return "never"
+
+    async with FakeEndpoint(hang) as server, engine(server.base_url) as policy:
+        call = asyncio.create_task(policy.sample(REQUEST, n=2))
+        await server.received.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await asyncio.wait_for(server.aborted.wait(), 5)
+
+
+async def test_at_most_so_many_calls_at_once() -> None:
+    under_way, most = 0, 0
+
+    async def count(_: dict[str, Any]) -> str:
+        nonlocal under_way, most
+        under_way, most = under_way + 1, max(most, under_way + 1)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        under_way -= 1
+        return "Paris"
+
+    async with (
+        FakeEndpoint(count) as server,
+        engine(server.base_url, Limits(max_concurrency=2)) as policy,
+    ):
+        assert len(await policy.sample(REQUEST, n=7)) == 7
+    assert most == 2
+
+
+def test_digest_is_of_endpoint_and_model() -> None:
+    here = engine("http://127.0.0.1:8000/v1").digest
+    assert here == engine("http://127.0.0.1:8000/v1/").digest
+    assert here != engine("http://127.0.0.1:8001/v1").digest
+    assert here != engine("http://127.0.0.1:8000/v1", model="other").digest
+
+
+@pytest.mark.parametrize(
+    "url",
+    [None, "", "127.0.0.1:8000/v1", "ftp://host/v1", "http://", "https://me:hunter2@host/v1"],
+)
+def test_an_unusable_address_is_a_config_error(url: str) -> None:
+    with pytest.raises(ConfigError, match="base_url") as caught:
+        engine(url)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_cost() -> None:
+    usage = Usage(input_tokens=1_000_000, cached_tokens=400_000, output_tokens=100_000)
+    assert cost_usd(usage, Price(input=1.0, cached=0.1, output=5.0)) == pytest.approx(1.14)
+    assert cost_usd(usage, Price(input=1.0, output=5.0)) == pytest.approx(1.5)
+    assert cost_usd(usage, None) is None

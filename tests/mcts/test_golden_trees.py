@@ -1,0 +1,93 @@
+"""Trees compared node by node with trees computed by hand (`golden/*.json`, `why` is the sum)."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mcts import Expansion, Node, SearchSettings, Tree, search
+from mcts.view import to_networkx
+
+GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.json"))
+
+
+class Script:
+    """Children and values in the order that a golden file gives them."""
+
+    def __init__(self, draws: dict[str, list[list[object]]]) -> None:
+        self.draws = draws
+        self.evaluated: list[str] = []
+
+    async def expand(self, node: Node[str], draw: int) -> Expansion[str]:
+        key, _, *terminal = self.draws[node.path][draw]
+        return Expansion(f"{node.state}{key}", bool(terminal), str(key))
+
+    async def evaluate(self, node: Node[str]) -> float | None:
+        parent, _, draw = node.path.rpartition("/")
+        self.evaluated.append(node.path)
+        value = self.draws[parent][int(draw)][1]
+        assert value is None or isinstance(value, float)
+        return value
+
+
+async def grow(file: Path) -> tuple[Tree[str], Script, dict]:
+    golden = json.loads(file.read_text())
+    script = Script(golden["draws"])
+    settings = SearchSettings(**golden["settings"])
+    return await search("", script.expand, script.evaluate, settings), script, golden
+
+
+@pytest.mark.parametrize("file", GOLDEN, ids=lambda f: f.stem)
+async def test_tree_is_the_one_computed_by_hand(file: Path) -> None:
+    tree, script, golden = await grow(file)
+    got = [
+        {
+            "id": n.id,
+            "parent": n.parent,
+            "key": n.key,
+            "path": n.path,
+            "visits": n.visits,
+            "scored": n.scored,
+            "total": pytest.approx(n.total),
+            "terminal": n.terminal,
+        }
+        for n in tree.nodes
+    ]
+    assert golden["expected"] == got
+    assert len(script.evaluated) == len(set(script.evaluated)) == len(tree.nodes) - 1
+
+
+def test_the_issue_s_cases_are_all_there() -> None:
+    assert {f.stem for f in GOLDEN} >= {
+        "puct", "uct", "unscored", "duplicate_sibling", "exhausted",
+    }  # fmt: skip
+
+
+async def test_an_endless_policy_visits_every_pass_once() -> None:
+    """Whatever the draws, N is conserved: a node's passes ended at it or at its children."""
+    values = {"evaluated": 0}
+
+    async def expand(node: Node[int], draw: int) -> Expansion[int]:
+        state = (node.state * 7 + draw * 3 + 1) % 101
+        return Expansion(state, state % 11 == 0, state % 4)
+
+    async def evaluate(node: Node[int]) -> float | None:
+        values["evaluated"] += 1
+        return None if node.state % 5 == 0 else node.state / 101
+
+    settings = SearchSettings(iterations=200, max_children=3)
+    tree = await search(2, expand, evaluate, settings)
+    assert tree.root.visits == 200
+    assert values["evaluated"] == len(tree.nodes) - 1
+    for node in tree.nodes:
+        below = sum(child.visits for child in tree.children(node))
+        assert node.visits >= below
+        assert len(node.children) + node.duplicates <= settings.max_children
+        assert len({child.key for child in tree.children(node)}) == len(node.children)
+
+
+async def test_networkx_view_keeps_the_facts() -> None:
+    tree, _, _ = await grow(GOLDEN[0])
+    graph = to_networkx(tree)
+    assert list(graph.edges) == [(n.parent, n.id) for n in tree.nodes if n.parent >= 0]
+    assert [graph.nodes[n.id]["visits"] for n in tree.nodes] == [n.visits for n in tree.nodes]

@@ -1,0 +1,100 @@
+"""Dense retrieval: exact order with ties, presets in the key, and the packaged encoder."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrieval import encoder as encoder_module
+from retrieval.encoder import Encoder, encoding_of, require_dense_extra
+from retrieval.index import open_retriever
+from retrieval.settings import DenseSettings, RetrievalSettings
+from storage.errors import ConfigError
+from storage.records import Passage
+
+needs_dense = pytest.mark.skipif(
+    importlib.util.find_spec("faiss") is None
+    or importlib.util.find_spec("sentence_transformers") is None,
+    reason="the extra `dense` is not installed",
+)
+
+CORPUS = [
+    Passage(id="cat", title="Cats", text="A small feline that purrs."),
+    Passage(id="bank", title="Banking", text="Loans, interest and central banks."),
+    Passage(id="star", title="Stars", text="Hydrogen fusion makes suns shine."),
+]
+
+
+@needs_dense
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.lists(st.sampled_from([-1, 0, 1, 2]), min_size=1, max_size=40), top_k=st.integers(1, 9)
+)
+def test_nearest_orders_ties_by_row(rows: list[int], top_k: int) -> None:
+    from retrieval.dense import nearest
+
+    vectors = np.array([[row, 1] for row in rows], dtype=np.float32)
+    found, scores = nearest(vectors, np.array([1, 0], dtype=np.float32), top_k)
+    positive = [i for i, row in enumerate(rows) if row > 0]
+    expected = sorted(positive, key=lambda i: (-rows[i], i))[:top_k]
+    assert found.tolist() == expected
+    assert scores.tolist() == [rows[i] for i in expected]
+
+
+@needs_dense
+def test_every_setting_of_the_encoding_is_part_of_its_identity() -> None:
+    variants = [
+        DenseSettings(),
+        DenseSettings(pooling="cls"),
+        DenseSettings(query_prefix="q: "),
+        DenseSettings(passage_prefix="p: "),
+        DenseSettings(normalise=False),
+        DenseSettings(preset="bge"),
+        DenseSettings(preset="e5"),
+        DenseSettings(model="some/encoder"),
+    ]
+    assert len({Encoder(variant).identity for variant in variants}) == len(variants)
+    assert Encoder(DenseSettings(batch_size=1)).identity == Encoder(DenseSettings()).identity
+
+
+def test_an_override_wins_over_the_preset_even_when_empty() -> None:
+    assert encoding_of(DenseSettings(preset="e5")).query_prefix == "query: "
+    assert encoding_of(DenseSettings(preset="e5", query_prefix="")).query_prefix == ""
+    assert encoding_of(DenseSettings(preset="bge")).pooling == "cls"
+    assert not encoding_of(DenseSettings(preset="bge", normalise=False)).normalise
+
+
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder_module, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="make setup EXTRAS=dense"):
+        require_dense_extra()
+    with pytest.raises(ConfigError, match=r"pip install -e \.\[dense\]"):
+        open_retriever(RetrievalSettings(kind="dense"), CORPUS)
+
+
+@needs_dense
+@pytest.mark.model
+async def test_the_packaged_encoder_finds_what_shares_no_word(tmp_path: Path) -> None:
+    for kind in ("dense", "fusion"):
+        opened = open_retriever(RetrievalSettings(kind=kind), CORPUS, tmp_path)
+        for query, expected in (
+            ("kitten", "cat"),
+            ("mortgage lender", "bank"),
+            ("the sun", "star"),
+        ):
+            assert (await opened.search(query, 1))[0].id == expected
+
+
+@needs_dense
+@pytest.mark.model
+def test_the_packaged_encoder_is_all_minilm() -> None:
+    """Our pooling and normalisation give what the model's own configuration gives."""
+    from sentence_transformers import SentenceTransformer
+
+    texts = ["A small feline that purrs.", "Hydrogen fusion."]
+    theirs = SentenceTransformer(str(encoder_module.packaged_model())).encode(texts)
+    ours = Encoder(DenseSettings()).encode_passages(texts)
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)

@@ -1,0 +1,99 @@
+"""The `/retrieve` client and server, against each other and against a misbehaving server."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrieval.http import HttpRetriever, is_loopback, join_contents, split_contents
+from retrieval.index import open_retriever
+from retrieval.server import serving
+from retrieval.settings import RetrievalSettings
+from storage.errors import RetrievalError
+from storage.records import Passage
+
+CORPUS = [
+    Passage(id="a", title='The "Ada" story', text="wrote\nthe first program"),
+    Passage(id="b", title="Bob", text="wrote a letter"),
+]
+
+
+@asynccontextmanager
+async def answering(text: str, status: int = 200) -> AsyncIterator[str]:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text=text, status=status)
+
+    app = web.Application()
+    app.router.add_post("/retrieve", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+async def test_the_server_gives_what_the_index_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # loopback must not ask it
+    local = open_retriever(RetrievalSettings(), CORPUS, tmp_path)
+    async with (
+        serving(local) as url,
+        open_retriever(RetrievalSettings(kind="http", url=url), []) as remote,
+    ):
+        for query in ("wrote", "program", "nothing alike"):
+            assert await remote.search(query, 5) == await local.search(query, 5)
+
+
+async def test_a_bad_request_is_refused_in_words(tmp_path: Path) -> None:
+    local = open_retriever(RetrievalSettings(), CORPUS, tmp_path)
+    async with serving(local) as url:
+        client = HttpRetriever(url)
+        with pytest.raises(RetrievalError, match="422.*topk"):
+            await client.search("wrote", 0)
+        await client.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "message"),
+    [
+        ("busy", 503, "answered 503: busy"),
+        ("<html>", 200, "no JSON"),
+        ('{"answers": []}', 200, "does not speak"),
+        ('{"result": [[{"document": {"id": "a"}, "score": 1}]]}', 200, "does not speak"),
+        ('{"result": []}', 200, "does not speak"),
+    ],
+)
+async def test_a_server_that_misbehaves(text: str, status: int, message: str) -> None:
+    async with answering(text, status) as url:
+        client = HttpRetriever(url)
+        with pytest.raises(RetrievalError, match=message):
+            await client.search("q", 3)
+        await client.close()
+
+
+async def test_no_server() -> None:
+    async with answering("") as url:
+        pass
+    client = HttpRetriever(url)
+    with pytest.raises(RetrievalError, match="is it running"):
+        await client.search("q", 3)
+    await client.close()
+
+
+@given(title=st.text(), text=st.text())
+def test_contents_round_trip(title: str, text: str) -> None:
+    one_line = " ".join(title.splitlines()).strip()
+    assert split_contents(join_contents(one_line, text)) == (one_line, text)
+
+
+def test_loopback() -> None:
+    assert is_loopback("http://localhost:1/x")
+    assert is_loopback("http://127.8.0.1/x")
+    assert is_loopback("http://[::1]:1")
+    assert not is_loopback("http://localhost.example.org/")
+    assert not is_loopback("https://10.0.0.1")

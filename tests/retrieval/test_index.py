@@ -1,0 +1,81 @@
+"""Opening a retriever: built once, keyed by everything that decides a result, never torn."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from retrieval import index
+from retrieval.index import built_once, corpus_hash, open_retriever
+from retrieval.settings import RetrievalSettings
+from storage.errors import ConfigError
+from storage.records import Passage, RetrievedPassage
+
+CORPUS = [
+    Passage(id="a", title="Ada", text="wrote the first program"),
+    Passage(id="b", title="Bob", text="wrote a letter"),
+]
+
+
+async def test_built_once_then_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = open_retriever(RetrievalSettings(), CORPUS, tmp_path)
+    monkeypatch.setattr(index, "build_bm25", lambda *_: pytest.fail("built a second time"))
+    again = open_retriever(RetrievalSettings(), CORPUS[::-1], tmp_path)
+    assert first.digest == again.digest
+    assert await first.search("program", 2) == await again.search("program", 2)
+
+
+def test_another_corpus_is_another_index(tmp_path: Path) -> None:
+    changed = [CORPUS[0], CORPUS[1].model_copy(update={"text": "wrote a  letter"})]
+    first = open_retriever(RetrievalSettings(), CORPUS, tmp_path)
+    assert open_retriever(RetrievalSettings(), changed, tmp_path).digest != first.digest
+
+
+def test_corpus_hash_keeps_fields_apart() -> None:
+    left = [Passage(id="a", title="bc", text="d")]
+    right = [Passage(id="ab", title="c", text="d")]
+    assert corpus_hash(left) != corpus_hash(right)
+    assert corpus_hash(CORPUS) == corpus_hash(CORPUS[::-1])
+
+
+def test_a_kill_while_building_leaves_no_index(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from retrieval.index import built_once\n"
+        "def build(new):\n"
+        "    (new / 'half').write_text('half')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "built_once(Path(sys.argv[1]), build)\n"
+    )
+    folder = tmp_path / "index"
+    root = Path(__file__).parents[2]
+    killed = subprocess.run(
+        [sys.executable, "-c", script, str(folder)],
+        check=False,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert not folder.exists()
+    built_once(folder, lambda new: (new / "whole").write_text("whole") and None)
+    assert [path.name for path in folder.iterdir()] == ["whole"]
+
+
+async def test_identical_queries_are_answered_from_memory(tmp_path: Path) -> None:
+    retriever = open_retriever(RetrievalSettings(), CORPUS, tmp_path)
+    first = await retriever.search("program", 2)
+    expected = list(first)
+    first.append(RetrievedPassage(id="x", title="", text="", score=9.0))
+    assert await retriever.search("program", 2) == expected
+    await retriever.search("program", 1)
+    assert (retriever.hits, retriever.misses) == (1, 2)
+
+
+def test_http_needs_a_url() -> None:
+    with pytest.raises(ConfigError, match=r"retrieval\.url"):
+        open_retriever(RetrievalSettings(kind="http"), [])
+    with pytest.raises(ConfigError, match="no http address"):
+        open_retriever(RetrievalSettings(kind="http", url="localhost:8001"), [])

@@ -1,0 +1,109 @@
+"""Answer metrics against hand-worked vectors, SQuAD's and HotpotQA's rules, and properties."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rewards.answers import cover_em, exact_match, f1, normalise, supporting_recall
+
+TEXT = st.text(alphabet="aAnthe ,.-_'!0123ßéİ\t\n", max_size=24)
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ("The  Beatles!", "beatles"),
+        ("a.n. Other", "other"),  # punctuation goes first, as in SQuAD: "a.n." becomes "an"
+        ("U.S. Route 66", "us route 66"),
+        ("New_York", "new york"),
+        ("Thea and Anna", "thea and anna"),  # articles are whole words
+        ("state-of-the-art", "stateoftheart"),
+        ("$1,000.50", "100050"),
+        ("Zürich", "zürich"),
+        ("“quoted”", "“quoted”"),  # only ASCII punctuation, as published
+        ("the a an", ""),
+    ],
+)
+def test_normalise(text: str, normal: str) -> None:
+    assert normalise(text) == normal
+
+
+@pytest.mark.parametrize(
+    ("prediction", "golds", "em", "score"),
+    [
+        # SQuAD's own example question: Super Bowl 50.
+        ("the Denver Broncos", ["Denver Broncos"], 1, 1.0),
+        ("Denver", ["Denver Broncos"], 0, 2 / 3),
+        ("the city of Santa Clara, California", ["Santa Clara", "Levi's Stadium"], 0, 4 / 7),
+        # The best gold counts, not the first and not the union.
+        ("Stadium", ["Santa Clara", "Levi's Stadium"], 0, 2 / 3),
+        # Multisets: the second "new" of the prediction finds no partner.
+        ("new new york", ["new york"], 0, 0.8),
+        ("york york", ["new york"], 0, 0.5),
+        # HotpotQA: yes/no shares nothing with a longer answer, in either direction.
+        ("yes", ["yes"], 1, 1.0),
+        ("yes it is", ["yes"], 0, 0.0),
+        ("no", ["no one"], 0, 0.0),
+        ("noanswer", ["noanswer given"], 0, 0.0),
+        ("The yes.", ["Yes"], 1, 1.0),
+        # SQuAD 2.0: without tokens, equal or nothing.
+        ("", ["Paris"], 0, 0.0),
+        ("the", ["Paris"], 0, 0.0),
+        ("an", ["A"], 1, 1.0),
+        ("Paris", [], 0, 0.0),
+        ("J. K. Rowling", ["JK Rowling"], 0, 0.4),
+    ],
+)
+def test_em_and_f1(prediction: str, golds: list[str], em: float, score: float) -> None:
+    assert exact_match(prediction, golds) == em
+    assert f1(prediction, golds) == pytest.approx(score)
+
+
+def test_f1_may_keep_articles() -> None:
+    assert f1("the cat", ["cat"]) == 1.0
+    assert f1("the cat", ["cat"], keep_articles=True) == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "golds", "covered"),
+    [
+        ("It was the Denver Broncos, in 2016", ["Denver Broncos"], 1),
+        ("Denver and the Broncos", ["Denver Broncos"], 0),  # not side by side
+        ("Broncos Denver", ["Denver Broncos"], 0),  # not in order
+        ("Romania", ["Oman"], 0),  # tokens, not characters
+        ("yes", ["yes"], 0),
+        ("no, it is not", ["no"], 0),
+        ("anything", ["the", "!"], 0),
+        ("Denver", ["Denver Broncos"], 0),
+    ],
+)
+def test_cover_em(prediction: str, golds: list[str], covered: float) -> None:
+    assert cover_em(prediction, golds) == covered
+
+
+def test_supporting_recall() -> None:
+    assert supporting_recall(["p1", "p9", "p1"], ["p1", "p2"]) == 0.5
+    assert supporting_recall([], ["p1"]) == 0.0
+    assert supporting_recall(["p1"], []) is None
+
+
+@given(TEXT, st.lists(TEXT, max_size=4), st.booleans())
+def test_metrics_agree(prediction: str, golds: list[str], keep: bool) -> None:
+    score = f1(prediction, golds, keep_articles=keep)
+    assert 0.0 <= score <= 1.0
+    if exact_match(prediction, golds):
+        assert f1(prediction, golds) == 1.0
+        assert cover_em(prediction, golds) == 1.0 or all(
+            normalise(g) in ("", "yes", "no", "noanswer")
+            for g in golds
+            if normalise(g) == normalise(prediction)
+        )
+
+
+@given(TEXT, TEXT)
+def test_symmetry_and_idempotence(left: str, right: str) -> None:
+    assert f1(left, [right]) == pytest.approx(f1(right, [left]))
+    assert exact_match(left, [right]) == exact_match(right, [left])
+    assert normalise(normalise(left, keep_articles=True), keep_articles=True) == normalise(
+        left, keep_articles=True
+    )

@@ -1,0 +1,112 @@
+"""SPRE labels on one tree small enough to compute by hand.
+
+root ─┬─ 1 query ──┬─ 3 evidence ── 5 answer "France" (right)
+      │            └─ 4 evidence (rollout: "Spain", wrong, 4 steps)
+      └─ 2 answer "Spain" (wrong, terminal at depth 1)
+α = 0.9 and F1 is 1 or 0, so the right answer at depth 3 is worth 0.729.
+"""
+
+import pytest
+
+from rewards.settings import Estimator, SpreSettings
+from rewards.spre import label_tree, trajectory_digest
+from storage.records import Rollout, TreeNode
+
+GOLD = ("France",)
+ALPHA = 0.9
+
+
+def node(
+    node_id: int, parent_id: int, depth: int, action: str, content: str, **more: object
+) -> TreeNode:
+    values = {
+        "tree_id": "t", "question_id": "q", "source": "s", "seed": 0, "stage": "reasoning",
+        "text": content, "terminal": action in {"answer", "invalid"}, "visits": 1, **more,
+    }  # fmt: skip
+    return TreeNode(
+        node_id=node_id, parent_id=parent_id, depth=depth, action=action, content=content, **values
+    )
+
+
+def rollout(answer: str | None, steps: int, trajectory: str, forced: bool = False) -> Rollout:
+    return Rollout(
+        draw=0, answer=answer, em=None, f1=None, steps=steps, forced=forced, tokens=9,
+        stop_reason="answer" if answer else "invalid", trajectory=trajectory,
+    )  # fmt: skip
+
+
+def tree() -> list[TreeNode]:
+    same = trajectory_digest([("query", "a"), ("evidence", "b"), ("answer", "France")])
+    return [
+        node(0, -1, 0, "", "", visits=6),
+        node(
+            1, 0, 1, "query", "a", visits=4, rollouts=(rollout("France", 3, same),), judge_score=0.8
+        ),
+        node(2, 0, 1, "answer", "Spain", visits=2),
+        node(
+            3, 1, 2, "evidence", "b", visits=2, rollouts=(rollout(None, 3, "x"),), judge_score=0.5
+        ),
+        node(4, 1, 2, "evidence", "c", rollouts=(rollout("Spain", 4, "y"),)),
+        node(5, 3, 3, "answer", "France"),
+    ]
+
+
+def rewards(estimator: Estimator, **settings: object) -> list[float | None]:
+    labels = label_tree(tree(), GOLD, SpreSettings(**settings), estimator)
+    return [None if x.reward is None else round(x.reward, 6) for x in labels]
+
+
+def test_monte_carlo_means_over_distinct_outcomes() -> None:
+    # Below 1: "France" (once: leaf 5 and the rollout at 1 went the same way) and "Spain" at 4.
+    right = ALPHA**3
+    assert rewards("monte_carlo") == pytest.approx([right / 3, right / 2, 0, right, 0, right])
+    outcomes = [x.n_outcomes for x in label_tree(tree(), GOLD, SpreSettings(), "monte_carlo")]
+    assert outcomes == [3, 2, 1, 1, 1, 1]
+
+
+def test_tree_weighs_children_by_visits() -> None:
+    # 4 has no leaf below and stays null, so 1 is worth what 3 is; root: (4·0.729 + 2·0) / 6.
+    right = ALPHA**3
+    assert rewards("tree") == pytest.approx([4 * right / 6, right, 0, right, None, right])
+
+
+def test_rollout_uses_only_what_started_at_the_node() -> None:
+    right = ALPHA**3
+    assert rewards("rollout") == pytest.approx([None, right, 0, None, 0, right])
+
+
+def test_judge_means_over_passes_and_is_null_without_an_answer_below() -> None:
+    # Passes that ended: 1 at node 1 (0.8·0.9), 1 at 3 (0.5·0.81), 1 at 5 (0.729), 2 at leaf 2 (0);
+    # 4 is unscored, and the root's own pass carried nothing.
+    one, three, five = 0.8 * ALPHA, 0.5 * ALPHA**2, ALPHA**3
+    expected = [
+        (one + three + five) / 5,
+        (one + three + five) / 3,
+        0,
+        (three + five) / 2,
+        None,
+        five,
+    ]
+    assert rewards("judge") == pytest.approx(expected)
+
+
+def test_forced_answers_can_stay_unlabelled() -> None:
+    nodes = tree()
+    nodes[5] = nodes[5].model_copy(update={"forced": True})
+    nodes[1] = nodes[1].model_copy(update={"rollouts": ()})
+    counted = label_tree(nodes, GOLD, SpreSettings(), "monte_carlo")
+    left_out = label_tree(nodes, GOLD, SpreSettings(label_forced=False), "monte_carlo")
+    assert (counted[5].reward, left_out[5].reward) == (pytest.approx(ALPHA**3), None)
+    assert left_out[3].reward is None
+
+
+def test_an_invalid_action_is_null_and_no_outcome() -> None:
+    nodes = [*tree(), node(6, 1, 2, "invalid", "")]
+    label = label_tree(nodes, GOLD, SpreSettings(), "monte_carlo")
+    assert (label[6].reward, label[6].n_outcomes) == (None, 0)
+    assert label[1].n_outcomes == 2
+
+
+def test_components_are_mean_f1_and_steps() -> None:
+    label = label_tree(tree(), GOLD, SpreSettings(), "monte_carlo")[1]
+    assert {c.name: c.value for c in label.components} == {"f1": 0.5, "steps": 3.5}

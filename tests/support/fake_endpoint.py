@@ -1,0 +1,102 @@
+"""A real OpenAI-compatible server on loopback whose replies a test writes.
+
+    async with FakeEndpoint(lambda request: "Paris") as endpoint:
+        OpenAIEngine(settings_for(endpoint), limits)
+
+A reply is a text (the assistant's turn), a dict (the whole JSON body) or an aiohttp response;
+the function that makes it gets the request's JSON and may be a coroutine.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from aiohttp import web
+
+Reply = str | dict[str, Any] | web.StreamResponse
+Script = Callable[[dict[str, Any]], Any]
+
+
+def completion(text: str | None, **changes: Any) -> dict[str, Any]:
+    """The JSON body of a chat completion; `changes` replace fields of it.
+
+    `message` and `finish_reason` go to the one choice, the rest to the top level.
+    """
+    message = {"role": "assistant", "content": text} | changes.pop("message", {})
+    finish = changes.pop("finish_reason", "stop")
+    choice = {"index": 0, "message": message, "finish_reason": finish}
+    usage = {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15}
+    body = {"id": "c", "object": "chat.completion", "created": 0, "model": "served"}
+    return body | {"choices": [choice], "usage": usage} | changes
+
+
+def failure(status: int, message: str = "no", **headers: str) -> web.Response:
+    """An error response in OpenAI's form; header names are written with underscores."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return web.json_response({"error": {"message": message}}, status=status, headers=named)
+
+
+@dataclass
+class FakeEndpoint:
+    """The server. `requests` and `headers` are what chat calls sent; `aborted` is set when a
+    client goes away before its reply."""
+
+    script: Script = lambda _: "Paris"
+    models: tuple[str, ...] = ("policy",)
+    owned_by: str = "vllm"
+    version: str = "0.32.0"
+    key: str | None = None
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    received: asyncio.Event = field(default_factory=asyncio.Event)
+    aborted: asyncio.Event = field(default_factory=asyncio.Event)
+    base_url: str = ""
+
+    async def __aenter__(self) -> Self:
+        app = web.Application(middlewares=[self._authorised])
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/version", self._version)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        host, port = self._runner.addresses[0][:2]
+        self.base_url = f"http://{host}:{port}/v1"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+    @web.middleware
+    async def _authorised(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        sent = request.headers.get("Authorization")
+        if self.key is not None and sent != f"Bearer {self.key}":
+            return failure(401, f"Incorrect API key provided: {sent}")
+        return await handler(request)
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.requests.append(body)
+        self.headers.append(dict(request.headers))
+        self.received.set()
+        if body["model"] not in self.models:
+            return failure(404, f"The model `{body['model']}` does not exist.")
+        try:
+            reply = self.script(body)
+            if inspect.isawaitable(reply):
+                reply = await reply
+        except asyncio.CancelledError:
+            self.aborted.set()
+            raise
+        if isinstance(reply, str):
+            reply = completion(reply)
+        return web.json_response(reply) if isinstance(reply, dict) else reply
+
+    async def _models(self, _: web.Request) -> web.Response:
+        listed = [{"id": m, "object": "model", "owned_by": self.owned_by} for m in self.models]
+        return web.json_response({"object": "list", "data": listed})
+
+    async def _version(self, _: web.Request) -> web.Response:
+        return web.json_response({"version": self.version})
