@@ -4,6 +4,7 @@ One step is one policy call: prompt, completion, action, retrieval if the action
 state. Prompts at rollout time and at training time come from the same `AgentProtocol.messages`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from agent.protocol import AgentProtocol
@@ -65,11 +66,11 @@ class Environment:
 
     def prompt(self, state: State) -> tuple[Message, ...]:
         """The messages that ask for the next step of `state`."""
-        return self.protocol.messages(state, forced=self.is_forced(state))
+        return prompter(self.protocol, self.settings.max_steps)(state)
 
     def is_forced(self, state: State) -> bool:
         """Whether the next call is the last one that the budget allows."""
-        return state.depth + 1 >= self.settings.max_steps
+        return is_last(state, self.settings.max_steps)
 
     async def act(
         self, state: State, sampling: Sampling, *, question_id: str, path: str, draw: int = 0
@@ -122,6 +123,16 @@ class Environment:
     async def _retrieve(self, action: Action) -> tuple[RetrievedPassage, ...]:
         query = self.protocol.query_of(action)
         return tuple(await self.retriever.search(query, self.top_k)) if query is not None else ()
+
+
+def is_last(state: State, max_steps: int) -> bool:
+    """Whether the next call must answer."""
+    return state.depth + 1 >= max_steps
+
+
+def prompter(protocol: AgentProtocol, max_steps: int) -> Callable[[State], tuple[Message, ...]]:
+    """State → the messages that ask for its next step under a budget of `max_steps`."""
+    return lambda state: protocol.messages(state, forced=is_last(state, max_steps))
 
 
 def stop_reason(state: State) -> str:

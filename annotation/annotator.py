@@ -78,7 +78,7 @@ class Annotator:
         return Annotated(
             question,
             labelled(rows, labels),
-            pair_rows(question, pairs, states, self.environment, self.provenance),
+            pair_rows(question, pairs, states, self.environment.prompt, self.provenance),
             +counts,
             grown.usage,
         )

@@ -1,19 +1,22 @@
 """Trees and pairs as records: everything a row says besides the reward itself."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from agent.environment import Environment
 from agent.state import State
 from annotation.evaluators import NodeFacts
 from annotation.grower import GrownTree
 from annotation.pairs import SiblingPair
-from engines.sampling import Usage
+from engines.sampling import Message, Usage
 from mcts import Node
 from rewards.answers import exact_match, f1
 from rewards.spre import Label
 from storage.records import ChatMessage, Pair, PassageRef, Question, TreeNode
+
+
+Prompt = Callable[[State], Sequence[Message]]
+"""State → the messages that asked for its next step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +121,12 @@ def pair_rows(
     question: Question,
     pairs: Sequence[SiblingPair],
     states: Sequence[State],
-    environment: Environment,
+    prompt: Prompt,
     provenance: Provenance,
 ) -> list[Pair]:
     """Preference rows; `states` are those of the nodes, by id. Prompts are the rollout's own."""
     return [
-        _pair_row(question, pair, states[pair.chosen.parent_id], environment, provenance)
+        _pair_row(question, pair, prompt(states[pair.chosen.parent_id]), provenance)
         for pair in pairs
     ]
 
@@ -131,11 +134,10 @@ def pair_rows(
 def _pair_row(
     question: Question,
     pair: SiblingPair,
-    parent: State,
-    environment: Environment,
+    messages: Sequence[Message],
     provenance: Provenance,
 ) -> Pair:
-    prompt = tuple(ChatMessage(role=m.role, content=m.content) for m in environment.prompt(parent))
+    prompt = tuple(ChatMessage(role=m.role, content=m.content) for m in messages)
     chosen, rejected = pair.chosen, pair.rejected
     return Pair(
         pair_id=pair_id(prompt, chosen.text, rejected.text),

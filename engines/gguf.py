@@ -5,16 +5,14 @@ the same numbers. A trained policy reaches OpenVINO as an export, because OpenVI
 adapters on a GGUF model.
 """
 
-import os
-import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from storage.errors import ConfigError, StorageError
+from storage.atomic import atomic_path
+from storage.errors import ConfigError
 
 Precision = Literal["f16", "q8_0"]
 
@@ -93,7 +91,7 @@ def gguf_precision(path: Path) -> str:
     from gguf import LlamaFileType
 
     try:
-        return LlamaFileType(file_type).name.lower().removeprefix("mostly_")
+        return str(LlamaFileType(file_type).name).lower().removeprefix("mostly_")
     except ValueError:
         return "unknown"
 
@@ -158,7 +156,7 @@ def _write(
     from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, quantize
 
     kind = GGMLQuantizationType[precision.upper()]
-    with _replacing(target) as temporary:
+    with atomic_path(target) as temporary:
         writer = GGUFWriter(temporary, reader.fields["general.architecture"].contents())
         for key, field in reader.fields.items():
             if not key.startswith(_WRITER_KEYS):
@@ -168,38 +166,11 @@ def _write(
         if digest:
             writer.add_string(DIGEST_KEY, digest)
         for name, values in tensors:
-            values = np.ascontiguousarray(values, dtype=np.float32)
             if values.ndim > 1:
                 writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
             else:
-                writer.add_tensor(name, values)
+                writer.add_tensor(name, np.ascontiguousarray(values, dtype=np.float32))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-
-
-@contextmanager
-def _replacing(target: Path) -> Iterator[Path]:
-    """A temporary file beside `target` that takes its name once it is whole and on disk."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=".part")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        _sync(temporary)
-        temporary.replace(target)
-        _sync(target.parent)
-    except OSError as error:
-        raise StorageError(f"cannot write {target}: {error}; is the disk full?") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 from engines.chat import StructuredForm, chat_arguments, read_reply
@@ -41,32 +41,32 @@ _PREFLIGHT_TIMEOUT_S = 30.0
 _PLATFORM_HEADERS = ("Lang", "Package-Version", "OS", "Arch", "Runtime", "Runtime-Version")
 
 
-class CallLimits(Protocol):
-    """The part of `limits:` that an endpoint needs."""
-
-    @property
-    def max_concurrency(self) -> int: ...
-    @property
-    def timeout_s(self) -> float: ...
-
-
 class OpenAIEngine:
     """One model at one endpoint; use inside `async with`.
 
     With `structured_output: auto` entering asks the server what it is. `check` is the preflight.
-    At most `limits.max_concurrency` calls are under way; a call that waits before a retry keeps
-    its slot, which is what slows the others down when the server asks for it.
+    At most `max_concurrency` calls are under way, each given `timeout_s` an attempt; a call that
+    waits before a retry keeps its slot, which is what slows the others down when the server asks
+    for it.
+
+    Raises:
+        ConfigError: `base_url` is missing, is no HTTP address, or holds credentials.
     """
 
     def __init__(
-        self, settings: ModelSettings, limits: CallLimits, *, retry: RetryPolicy | None = None
+        self,
+        settings: ModelSettings,
+        *,
+        max_concurrency: int = 64,
+        timeout_s: float = 120.0,
+        retry: RetryPolicy | None = None,
     ) -> None:
         self._base_url = _checked_url(settings)
         self._url = shown_url(self._base_url)
         self._settings = settings
-        self._timeout_s = limits.timeout_s
-        self._concurrency = limits.max_concurrency
-        self._slots = asyncio.Semaphore(limits.max_concurrency)
+        self._timeout_s = timeout_s
+        self._concurrency = max_concurrency
+        self._slots = asyncio.Semaphore(max_concurrency)
         self._retry = retry or RetryPolicy()
         self._jitter = random.Random()
         asked = settings.structured_output
@@ -259,9 +259,10 @@ def _without_platform() -> dict[str, Any]:
 
 
 def _connection_limits(concurrency: int) -> Any:
+    """Room above the semaphore, which is the one bound: a pool's queue would eat the time limit."""
     import httpx2
 
-    return httpx2.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
+    return httpx2.Limits(max_connections=2 * concurrency, max_keepalive_connections=concurrency)
 
 
 def _key(variable: str) -> str | None:

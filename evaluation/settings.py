@@ -1,8 +1,13 @@
 """What `evaluation:` in a recipe may say."""
 
-from pydantic import Field
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
 
 from storage.settings import Settings
+
+PolicyName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,60}$")]
+"""Names a folder of the run."""
 
 
 class EvaluationSettings(Settings):
@@ -16,7 +21,7 @@ class EvaluationSettings(Settings):
         temperature: of the answers; 0 is greedy.
     """
 
-    policies: dict[str, str] = Field(default_factory=dict)
+    policies: dict[PolicyName, str] = Field(default_factory=dict)
     limit: int = Field(default=200, ge=1)
     bootstrap: int = Field(default=10_000, ge=100)
     temperature: float = Field(default=0.0, ge=0, le=5)

@@ -105,7 +105,7 @@ async def _open_judge(
     if recipe.judge is None:
         return None
     engine = await stack.enter_async_context(opened(recipe.judge, recipe, ledger, progress.call))
-    return Judge(engine, sampling_for(recipe.judge), recipe.seed)
+    return Judge(engine, recipe.judge, recipe.seed)
 
 
 def annotator_for(

@@ -57,8 +57,9 @@ async def opened(
     model: ModelSettings, recipe: Recipe, ledger: Ledger, on_call: OnCall | None = None
 ) -> AsyncIterator[LedgeredEngine]:
     """An engine behind the run's ledger, started and checked."""
-    async with engine_for(model, recipe) as engine:
-        yield LedgeredEngine(engine, ledger, price=model.price_per_million, on_call=on_call)
+    engine = engine_for(model, recipe)
+    async with LedgeredEngine(engine, ledger, model.price_per_million, on_call) as ledgered:
+        yield ledgered
 
 
 def environment_for(recipe: Recipe, engine: Engine, retriever: Retriever) -> Environment:

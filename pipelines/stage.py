@@ -1,5 +1,6 @@
 """What every stage is given and what it gives back."""
 
+import re
 import signal
 import time
 from collections.abc import Iterable, Iterator
@@ -10,10 +11,22 @@ from typing import Any
 from rich.console import Console
 
 from pipelines.config import LimitSettings, Recipe
+from storage.errors import ConfigError
 from storage.records import Question
 
 DONE, FAILED, BAD_INPUT, LIMIT_REACHED, TOO_MANY_FAILURES = 0, 1, 2, 3, 4
 INTERRUPTED = 130
+
+
+def checked_name(name: str) -> str:
+    """`name`, if it can be the name of a folder.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}", name):
+        raise ConfigError(f"{name!r} names a folder: use letters, digits, `.`, `_` and `-`")
+    return name
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,8 @@ def build_bm25(passages: Sequence[Passage], folder: Path) -> None:
     vocabulary = {word: i for i, word in enumerate(["", *sorted(set().union(*words))])}
     ids = [[vocabulary[word] for word in document] for document in words]
     index = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
-    index.index((ids, vocabulary), create_empty_token=False, show_progress=False)
+    with np.errstate(invalid="ignore"):  # a corpus without a single word has mean length 0
+        index.index((ids, vocabulary), create_empty_token=False, show_progress=False)
     index.save(folder, show_progress=False)
 
 

@@ -1,9 +1,6 @@
 """A retriever that remembers its last answers."""
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
-from types import TracebackType
-from typing import Self
 
 from retrieval.interface import Retriever
 from storage.records import RetrievedPassage
@@ -12,31 +9,21 @@ from storage.records import RetrievedPassage
 class CachedRetriever:
     """Answers a repeated query from memory (rollouts of one question ask the same things).
 
-    As a context manager it closes what lies beneath (a search server's connections).
-
     Attributes:
         hits, misses: queries answered from memory, and by the index.
     """
 
-    def __init__(
-        self,
-        inner: Retriever,
-        *,
-        size: int = 4096,
-        close: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
+    def __init__(self, inner: Retriever, size: int = 4096) -> None:
         """Wraps `inner`.
 
         Args:
             inner: what answers.
             size: how many answers are kept, the longest unused going first.
-            close: called once by `close`.
         """
         self.hits = 0
         self.misses = 0
         self._inner = inner
         self._size = size
-        self._close = close
         self._answers: OrderedDict[tuple[str, int], tuple[RetrievedPassage, ...]] = OrderedDict()
 
     @property
@@ -58,20 +45,3 @@ class CachedRetriever:
         if len(self._answers) > self._size:
             self._answers.popitem(last=False)
         return found
-
-    async def close(self) -> None:
-        """Closes what lies beneath; a second call does nothing."""
-        close, self._close = self._close, None
-        if close is not None:
-            await close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()

@@ -133,7 +133,9 @@ class Encoder:
 def _load(source: str, encoding: Encoding) -> Any:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # a bar for a second's work would tear the live display
     try:
         transformer = Transformer(source)
     except (OSError, ValueError) as error:

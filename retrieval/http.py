@@ -30,10 +30,14 @@ def is_loopback(url: str) -> bool:
 
 
 class HttpRetriever:
-    """Asks a search server. Its digest is that of the url: what the server holds is unknown."""
+    """Asks a search server. Its digest is that of the url: what the server holds is unknown.
+
+    Every call has its own connection: a stage runs several event loops with one retriever, and
+    a connection pool belongs to one loop.
+    """
 
     def __init__(self, url: str, timeout_s: float = 30.0) -> None:
-        """Remembers where to ask; the first search connects.
+        """Remembers where to ask.
 
         Args:
             url: the endpoint, http or https; without a path, `/retrieve` is meant.
@@ -50,7 +54,6 @@ class HttpRetriever:
             )
         self._url = url if parts.path.strip("/") else url.rstrip("/") + "/retrieve"
         self._timeout_s = timeout_s
-        self._session: aiohttp.ClientSession | None = None
 
     @property
     def digest(self) -> str:
@@ -71,21 +74,16 @@ class HttpRetriever:
         kept = [passage for passage in found if passage.score > 0]
         return sorted(kept, key=lambda passage: (-passage.score, passage.id))[:top_k]
 
-    async def close(self) -> None:
-        """Closes the connections."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
-
     async def _post(self, body: dict[str, Any]) -> Any:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=self._timeout_s),
-                trust_env=not is_loopback(self._url),
-            )
         try:
-            async with self._session.post(self._url, json=body) as response:
-                text = await response.text(errors="replace")
+            async with (
+                aiohttp.ClientSession(
+                    timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+                    trust_env=not is_loopback(self._url),
+                ) as session,
+                session.post(self._url, json=body) as response,
+            ):
+                status, text = response.status, await response.text(errors="replace")
         except asyncio.TimeoutError as error:  # noqa: UP041 (aiohttp raises a subclass)
             raise RetrievalError(
                 f"{self._url} did not answer within {self._timeout_s:g} s"
@@ -94,8 +92,8 @@ class HttpRetriever:
             raise RetrievalError(
                 f"cannot reach the search server {self._url}: {error}; is it running?"
             ) from error
-        if response.status != 200:
-            raise RetrievalError(f"{self._url} answered {response.status}: {text[:200]}")
+        if status != 200:
+            raise RetrievalError(f"{self._url} answered {status}: {text[:200]}")
         try:
             return json.loads(text)
         except ValueError as error:

@@ -33,10 +33,7 @@ def open_retriever(
     Args:
         settings: which kind, and how it encodes.
         corpus: the passages, in any order; ignored by kind `http` (the server has its own).
-        cache: folder of all indexes; null takes `storage.cache.cache_folder()`.
-
-    Returns:
-        The retriever; close it (or use it as an async context manager) when done.
+        cache: folder of all indexes; null takes `indexes` in the cache folder.
 
     Raises:
         ConfigError: empty corpus, two passages with one id, no url for `http`, or the extra
@@ -47,7 +44,7 @@ def open_retriever(
         return _open_http(settings)
     passages = in_index_order(corpus)
     digest = corpus_hash(passages)
-    folder = (cache or cache_folder()) / "retrieval"
+    folder = cache or cache_folder() / "indexes"
     if settings.kind == "bm25":
         return CachedRetriever(_open_bm25(passages, digest, folder))
     if settings.kind == "dense":
@@ -88,8 +85,7 @@ def _open_http(settings: RetrievalSettings) -> CachedRetriever:
             "retrieval.kind is http but retrieval.url is null: "
             "set it to the search server, such as http://127.0.0.1:8001/retrieve"
         )
-    remote = HttpRetriever(settings.url)
-    return CachedRetriever(remote, close=remote.close)
+    return CachedRetriever(HttpRetriever(settings.url))
 
 
 def _key(kind: str, parts: dict[str, str]) -> str:

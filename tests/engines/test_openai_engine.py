@@ -3,7 +3,8 @@
 import asyncio
 import json
 import socket
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,12 +21,6 @@ from storage.errors import ConfigError, EndpointError
 KEY = "sk-verysecret-0123456789"
 
 
-@dataclass(frozen=True)
-class Limits:
-    max_concurrency: int = 8
-    timeout_s: float = 20.0
-
-
 REQUEST = SampleRequest(
     (Message("system", "Answer."), Message("user", "Capital of France?")),
     Sampling(temperature=0.7, top_p=0.9, max_new_tokens=17, stop=("</answer>",)),
@@ -33,12 +28,19 @@ REQUEST = SampleRequest(
 )
 
 
-def engine(url: str, limits: Limits | None = None, **settings: Any) -> OpenAIEngine:
+def engine(
+    url: str, *, max_concurrency: int = 8, timeout_s: float = 20.0, **settings: Any
+) -> OpenAIEngine:
     model = ModelSettings(
         **{"engine": "openai", "model": "policy", "base_url": url, "api_key_env": "TEST_KEY"}
         | settings
     )
-    return OpenAIEngine(model, limits or Limits(), retry=RetryPolicy(base_s=0.0))
+    return OpenAIEngine(
+        model,
+        max_concurrency=max_concurrency,
+        timeout_s=timeout_s,
+        retry=RetryPolicy(base_s=0.0),
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -265,14 +267,30 @@ async def test_a_silent_server_is_given_up() -> None:
         await asyncio.Event().wait()
         return "never"
 
-    limits = Limits(timeout_s=0.05)
     async with (
         FakeEndpoint(hang) as server,
-        engine(server.base_url, limits, structured_output="none") as policy,
+        engine(server.base_url, timeout_s=0.05, structured_output="none") as policy,
     ):
         with pytest.raises(EndpointError, match=r"in time.*4 attempts"):
             await policy.sample(REQUEST)
     assert len(server.requests) == 4
+
+
+async def test_a_dripping_server_is_given_up_too() -> None:
+    async def drip() -> AsyncIterator[bytes]:
+        while True:  # a byte well within any limit on a single read
+            yield b" "
+            await asyncio.sleep(0.005)
+
+    def script(_: dict[str, Any]) -> web.Response:
+        return web.Response(body=drip(), content_type="application/json")
+
+    async with (
+        FakeEndpoint(script) as server,
+        engine(server.base_url, timeout_s=0.1, structured_output="none") as policy,
+    ):
+        with pytest.raises(EndpointError, match="in time"):
+            await asyncio.wait_for(policy.sample(REQUEST), 8)
 
 
 async def test_cancelling_closes_the_request() -> None:
@@ -295,14 +313,14 @@ async def test_at_most_so_many_calls_at_once() -> None:
     async def count(_: dict[str, Any]) -> str:
         nonlocal under_way, most
         under_way, most = under_way + 1, max(most, under_way + 1)
-        for _ in range(20):
+        for _turn in range(20):
             await asyncio.sleep(0)
         under_way -= 1
         return "Paris"
 
     async with (
         FakeEndpoint(count) as server,
-        engine(server.base_url, Limits(max_concurrency=2)) as policy,
+        engine(server.base_url, max_concurrency=2) as policy,
     ):
         assert len(await policy.sample(REQUEST, n=7)) == 7
     assert most == 2

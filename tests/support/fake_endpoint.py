@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 Reply = str | dict[str, Any] | web.StreamResponse
 Script = Callable[[dict[str, Any]], Any]
@@ -70,7 +71,7 @@ class FakeEndpoint:
         await self._runner.cleanup()
 
     @web.middleware
-    async def _authorised(self, request: web.Request, handler: Any) -> web.StreamResponse:
+    async def _authorised(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         sent = request.headers.get("Authorization")
         if self.key is not None and sent != f"Bearer {self.key}":
             return failure(401, f"Incorrect API key provided: {sent}")

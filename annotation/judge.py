@@ -1,0 +1,117 @@
+"""The strict judge of partial trajectories (ReasonRAG figure 14, in our own words).
+
+It sees the golden answers; its words go into no policy's prompt and no pair. It reads the agent's
+steps, not the passages: an evidence step already holds what the agent took from them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from agent.prompts import prompts_digest
+from agent.state import State, Step
+from annotation.verdict import VERDICT_REGEX, VERDICT_SCHEMA, read_score
+from engines.sampling import (
+    CallIdentity,
+    Capabilities,
+    Engine,
+    Message,
+    SampleRequest,
+    Sampling,
+    Structure,
+    Usage,
+)
+from engines.settings import JudgeSettings
+from storage.errors import JudgeError
+from storage.records import Question
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeVerdict:
+    """What a judge said of a state.
+
+    Attributes:
+        score: in [0, 1]; null if the reply could not be read.
+        text: the reply, verbatim.
+        reason: why there is no score.
+        usage: tokens of the call.
+    """
+
+    score: float | None
+    text: str
+    reason: str | None
+    usage: Usage
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A model that scores states; `seed` is the run's."""
+
+    engine: Engine
+    settings: JudgeSettings
+    seed: int = 0
+
+    @property
+    def prompt_hash(self) -> str:
+        """Hash of the judge's prompt files; part of every call's identity."""
+        return prompts_digest(_prompts())
+
+    async def score(self, question: Question, state: State, path: str) -> JudgeVerdict:
+        """Score `state` against the golds of `question`; `path` names the call in the ledger.
+
+        Raises:
+            EndpointError: the judge could not be asked. (A reply that cannot be read is no
+                error: it is a verdict without a score.)
+        """
+        structure = _structure(self.engine.capabilities)
+        request = SampleRequest(
+            _messages(question, state, structured=structure is not None),
+            Sampling(self.settings.temperature, self.settings.top_p, self.settings.max_new_tokens),
+            CallIdentity("judge", question.id, path, 0, self.prompt_hash, self.seed),
+            structure,
+        )
+        reply = (await self.engine.sample(request))[0]
+        try:
+            score = read_score(reply.text, reply.finish_reason)
+        except JudgeError as unreadable:
+            return JudgeVerdict(None, reply.text, str(unreadable), reply.usage)
+        return JudgeVerdict(score, reply.text, None, reply.usage)
+
+
+@cache
+def _prompts() -> Mapping[str, str]:
+    folder = files("annotation").joinpath("prompts")
+    names = ("judge", "judge-json", "judge-sentence")
+    return {name: folder.joinpath(f"{name}.txt").read_text("utf-8").strip() for name in names}
+
+
+def _structure(can: Capabilities) -> Structure | None:
+    """The strongest constraint that the engine takes."""
+    if can.json_schema:
+        return Structure("json_schema", VERDICT_SCHEMA)
+    return Structure("regex", VERDICT_REGEX) if can.structured_output else None
+
+
+def _messages(question: Question, state: State, *, structured: bool) -> tuple[Message, ...]:
+    prompts = _prompts()
+    form = prompts["judge-json" if structured else "judge-sentence"]
+    golds = " | ".join(_inert(answer) for answer in question.answers) or "(none)"
+    steps = [_fenced(number, step) for number, step in enumerate(state.steps, 1)]
+    lines = [
+        f"Question: {_inert(question.question)}",
+        f"Golden answers: {golds}",
+        *(steps or ["(no step yet)"]),
+        "Grade the steps.",
+    ]
+    return (Message("system", f"{prompts['judge']}\n{form}"), Message("user", "\n".join(lines)))
+
+
+def _fenced(number: int, step: Step) -> str:
+    """A step as data: on one line, and unable to close its fence."""
+    content = _inert(step.action.content or step.text)
+    return f'<step number="{number}" kind="{step.action.kind}">{content}</step>'
+
+
+def _inert(text: str) -> str:
+    return " ".join(text.split()).replace("<", "‹").replace(">", "›")

@@ -1,0 +1,106 @@
+"""Reads a judge's reply: a score in [0, 1], or the reason why there is none.
+
+Two forms are understood: one JSON object `{"critique": …, "score": …}` (bare or in a code fence),
+or a text whose last sentence, and no other, is "So the score is <number>." Nothing is repaired or
+rescaled: "85/100", "seven", 1.5 and two scores are no score.
+"""
+
+import json
+import re
+from typing import Any, NoReturn
+
+from engines.sampling import FinishReason
+from storage.errors import JudgeError
+
+SCORES = tuple(round(0.05 * step, 2) for step in range(21))
+"""What a schema lets a judge choose from; so out of range cannot happen there."""
+
+VERDICT_SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "critique": {"type": "string"},
+            "score": {"type": "number", "enum": list(SCORES)},
+        },
+        "required": ["critique", "score"],
+        "additionalProperties": False,
+    }
+)
+VERDICT_REGEX = r'\{"critique": "[^"\\\n]{1,400}", "score": (0(\.[0-9]{1,2})?|1(\.0)?)\}'
+"""The same form for engines that take a regex only."""
+
+_FENCE = re.compile(r"```(?:json)?\s*\n(.*?)\n?\s*```", re.DOTALL)
+_ANNOUNCED = re.compile(r"\bso the score is\b", re.IGNORECASE)
+_LAST_SENTENCE = re.compile(
+    r"\bso the score is:?\s+(?P<mark>\*\*|\[)?(?P<number>\S+?)(?(mark)(?:\*\*|\]))\.?\Z",
+    re.IGNORECASE,
+)
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]{1,9}(?:\.[0-9]{1,9})?|\.[0-9]{1,9})")
+
+
+def read_score(text: str, finish_reason: FinishReason) -> float:
+    """The score in [0, 1] that a judge's whole reply gives.
+
+    Raises:
+        JudgeError: there is not exactly one readable score in range; the message says why.
+    """
+    if finish_reason == "length":
+        raise JudgeError("cut at the token limit")
+    if finish_reason == "content_filter":
+        raise JudgeError("the judge refused")
+    reply = text.strip()
+    fenced = _FENCE.fullmatch(reply)
+    if fenced or reply.startswith("{"):
+        return _in_range(_json_score(fenced.group(1) if fenced else reply))
+    if finish_reason != "stop":
+        # "So the score is 0" may be the beginning of 0.85; a closed JSON object is whole.
+        raise JudgeError("the reply may be incomplete (unknown finish reason)")
+    return _in_range(_sentence_score(reply))
+
+
+def _json_score(text: str) -> float:
+    try:
+        found = json.loads(
+            text, strict=False, parse_constant=_no_constant, object_pairs_hook=_without_repeats
+        )
+    except (ValueError, RecursionError):
+        raise JudgeError("not valid JSON") from None
+    if not isinstance(found, dict) or "score" not in found:
+        raise JudgeError("no score")
+    if not found.keys() <= {"critique", "score"}:
+        raise JudgeError("unexpected keys beside the score")
+    score = found["score"]
+    if isinstance(score, bool) or not isinstance(score, int | float):
+        raise JudgeError("the score is not a number")
+    return score
+
+
+def _sentence_score(text: str) -> float:
+    announced = len(_ANNOUNCED.findall(text))
+    if announced == 0:
+        raise JudgeError("no score")
+    if announced > 1:
+        raise JudgeError("more than one score")
+    last = _LAST_SENTENCE.search(text)
+    if last is None:
+        raise JudgeError("the score is not the end of the reply")
+    if not _DECIMAL.fullmatch(last["number"]):
+        raise JudgeError("the score is not a number")
+    return float(last["number"])
+
+
+def _in_range(score: float) -> float:
+    if not 0 <= score <= 1:
+        raise JudgeError("the score is outside 0 to 1")
+    return abs(float(score))
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number")
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is repeated")
+    return found

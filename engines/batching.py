@@ -1,0 +1,158 @@
+"""The one thread that steps OpenVINO's continuous batching pipeline."""
+
+import queue
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from storage.errors import EndpointError
+
+
+class Handle(Protocol):
+    """What is used of `openvino_genai`'s handle of a generation."""
+
+    def get_status(self) -> Any: ...
+    def read_all(self) -> list[Any]: ...
+    def cancel(self) -> None: ...
+
+
+class Pipeline(Protocol):
+    """What is used of `openvino_genai.ContinuousBatchingPipeline`."""
+
+    def add_request(self, request_id: int, input_ids: Any, generation_config: Any) -> Handle: ...
+    def step(self) -> None: ...
+    def has_non_finished_requests(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Generation:
+    """Prompt tokens (a tensor of shape [1, tokens]), how to draw, and where the output goes."""
+
+    input_ids: Any
+    config: Any
+    output: "Future[Any]"
+
+
+class BatchingThread:
+    """Generations in, `GenerationOutput`s out; at most `max_batch` are in the pipeline at once.
+
+    A future that is cancelled (by the task that awaits it) takes its generation out of the batch
+    at the next step.
+    """
+
+    def __init__(self, pipeline: Pipeline, max_batch: int) -> None:
+        self._pipeline = pipeline
+        self._max_batch = max_batch
+        self._waiting: queue.SimpleQueue[Generation | None] = queue.SimpleQueue()
+        self._running: dict[Generation, Handle] = {}
+        self._lock = threading.Lock()  # orders `submit` before or after the end of the thread
+        self._closing = False
+        self._next_id = 0
+        self._thread = threading.Thread(target=self._run, name="openvino-steps", daemon=True)
+        self._thread.start()
+
+    @property
+    def in_flight(self) -> int:
+        """Generations in the pipeline."""
+        return len(self._running)
+
+    def submit(self, input_ids: Any, config: Any) -> "Future[Any]":
+        """The output to come.
+
+        Raises:
+            EndpointError: the thread has ended.
+        """
+        generation = Generation(input_ids, config, Future())
+        with self._lock:
+            if self._closing:
+                raise EndpointError("the embedded engine is closed", fatal=True)
+            self._waiting.put(generation)
+        return generation.output
+
+    def close(self) -> None:
+        """Cancel what is under way and end the thread; waits for the step in progress."""
+        with self._lock:
+            self._closing = True
+            self._waiting.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._admit():
+                self._drop_cancelled()
+                if self._pipeline.has_non_finished_requests():
+                    self._pipeline.step()
+                self._hand_out()
+        except Exception as error:
+            self._end(EndpointError(f"OpenVINO failed while generating: {error}", fatal=True))
+            return
+        self._end(None)
+
+    def _admit(self) -> bool:
+        """Fill the batch; sleeps while there is nothing at all to do. False: close."""
+        while len(self._running) < self._max_batch and not self._closing:
+            try:
+                generation = self._waiting.get(block=not self._running)
+            except queue.Empty:
+                break
+            if generation is not None and not generation.output.cancelled():
+                self._start(generation)
+        return not self._closing
+
+    def _start(self, generation: Generation) -> None:
+        self._next_id += 1
+        try:
+            self._running[generation] = self._pipeline.add_request(
+                self._next_id, generation.input_ids, generation.config
+            )
+        except Exception as error:  # refused as a whole (a bad expression), the others go on
+            _fail(generation, EndpointError(f"OpenVINO refused a request: {error}"))
+
+    def _drop_cancelled(self) -> None:
+        for generation in [g for g in self._running if g.output.cancelled()]:
+            self._running.pop(generation).cancel()
+
+    def _hand_out(self) -> None:
+        for generation, handle in list(self._running.items()):
+            status = handle.get_status().name
+            if status == "RUNNING":
+                continue
+            del self._running[generation]
+            outputs = handle.read_all()
+            if status == "FINISHED" and outputs:
+                _deliver(generation, outputs[0])
+            else:
+                reason = f"OpenVINO gave a request up ({status}): too long for its cache?"
+                _fail(generation, EndpointError(reason))
+
+    def _end(self, error: EndpointError | None) -> None:
+        """Settle every future that is left, so that nobody waits for ever."""
+        with self._lock:
+            self._closing = True
+        for generation, handle in self._running.items():
+            handle.cancel()
+            _settle_unfinished(generation, error)
+        self._running.clear()
+        while not self._waiting.empty():
+            left = self._waiting.get()
+            if left is not None:
+                _settle_unfinished(left, error)
+
+
+def _settle_unfinished(generation: Generation, error: EndpointError | None) -> None:
+    if error is None:
+        generation.output.cancel()
+    else:
+        _fail(generation, error)
+
+
+def _deliver(generation: Generation, output: Any) -> None:
+    # False: cancelled meanwhile. True also forbids a later cancellation to race with the result.
+    if generation.output.set_running_or_notify_cancel():
+        generation.output.set_result(output)
+
+
+def _fail(generation: Generation, error: EndpointError) -> None:
+    if generation.output.set_running_or_notify_cancel():
+        generation.output.set_exception(error)

@@ -1,0 +1,33 @@
+"""Messages as the text that a model was trained to continue."""
+
+from functools import lru_cache
+from typing import Any
+
+from engines.sampling import Message
+from storage.errors import ConfigError
+
+
+def rendered(template: str, messages: tuple[Message, ...], prefix: str | None = None) -> str:
+    """The prompt: `messages` in a Jinja chat template, then the begun assistant's turn.
+
+    Raises:
+        ConfigError: jinja2 is missing, or the template refuses the messages.
+    """
+    from jinja2 import TemplateError
+
+    turns = [{"role": m.role, "content": m.content} for m in messages]
+    try:
+        text = str(_compiled(template).render(messages=turns, add_generation_prompt=True))
+    except TemplateError as error:
+        raise ConfigError(f"the model's chat template refuses the messages: {error}") from error
+    # A lone surrogate (it can stand in JSON) has no UTF-8, which the tokenizer takes.
+    return (text + (prefix or "")).encode("utf-8", "replace").decode("utf-8")
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> Any:
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    # The options that transformers renders templates with; without them white space differs.
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(template)

@@ -1,0 +1,243 @@
+"""The embedded engine: a GGUF model on this machine's CPU, in this process, without a server.
+
+One thread steps OpenVINO GenAI's continuous batching pipeline (prefix caching on); futures cross
+back to the event loop. Draws are seeded, but OpenVINO has one random generator for the whole
+batch, so a draw is reproducible only where `max_batch` is 1.
+"""
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from engines.batching import BatchingThread
+from engines.chat_template import rendered
+from engines.gguf import gguf_metadata
+from engines.policy_gguf import ready_gguf
+from engines.sampling import (
+    Capabilities,
+    Completion,
+    FinishReason,
+    SampleRequest,
+    Usage,
+    call_key,
+    derived_seed,
+)
+from engines.settings import ModelSettings
+from engines.structure import relaxed, within_bounds
+from engines.weights import policy_digest, policy_files
+from storage.errors import ConfigError, EndpointError
+
+CACHE_GIB = 1
+"""Memory of the key-value cache: about 46,000 tokens of the packaged model."""
+
+BATCHED_TOKENS = 256
+"""Most tokens (prefill and decode together) in one step."""
+
+
+PROPERTIES = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f16"}
+"""Said, not left to OpenVINO: on processors with bfloat16 it would compute in that, half again as
+fast, and then 43 of 50 greedy answers are those of transformers instead of all 50."""
+
+
+def embedded_engine(settings: ModelSettings, max_batch: int = 32) -> "OpenVINOEngine":
+    """The engine for `policy:` or `judge:` settings; converts weights once, into the cache.
+
+    Raises:
+        ConfigError: the model or a package is missing.
+    """
+    files = policy_files(settings.model)
+    gguf = ready_gguf(files, settings.precision)
+    return OpenVINOEngine(
+        gguf,
+        model=settings.model,
+        digest=policy_digest(files, settings.precision),
+        precision=settings.precision,
+        max_batch=max_batch,
+    )
+
+
+class OpenVINOEngine:
+    """A GGUF model behind `sample` (see `engines.sampling.Engine`).
+
+    Attributes:
+        model: name of the model as the user wrote it.
+        digest: of weights, adapters, quantisation, tokenizer and chat template.
+        precision: of the weights in `gguf`.
+    """
+
+    def __init__(
+        self, gguf: Path, *, model: str, digest: str, precision: str, max_batch: int = 32
+    ) -> None:
+        self.model = model
+        self.digest = digest
+        self.precision = precision
+        self._gguf = gguf
+        self._max_batch = max_batch
+        self._batch: BatchingThread | None = None
+        self._tokenizer: Any = None
+        self._template = ""
+        self._context = 0
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            structured_output=True,
+            prefix_continuation=True,
+            logprobs=True,
+            adapters=True,
+            seed=self._max_batch == 1,
+        )
+
+    @property
+    def in_flight(self) -> int:
+        """Generations in the batch now (not those that wait for a place in it)."""
+        return 0 if self._batch is None else self._batch.in_flight
+
+    async def __aenter__(self) -> Self:
+        pipeline = await asyncio.to_thread(self._load)
+        self._batch = BatchingThread(pipeline, self._max_batch)
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._batch is not None:
+            await asyncio.to_thread(self._batch.close)
+            self._batch = self._tokenizer = None
+
+    async def sample(self, request: SampleRequest, n: int = 1) -> list[Completion]:
+        """Draw `n` completions (see `engines.sampling.Engine.sample`).
+
+        Raises:
+            EndpointError: the engine is not open, the prompt is too long, or OpenVINO failed.
+        """
+        if self._batch is None:
+            raise EndpointError("use the embedded engine inside `async with`", fatal=True)
+        ids = self.token_ids(request)
+        self._refuse_long(len(ids), request)
+        try:
+            async with asyncio.TaskGroup() as tasks:  # a failed or cancelled draw ends the others
+                draws = [tasks.create_task(self._draw(draw, ids)) for draw in request.draws(n)]
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return [draw.result() for draw in draws]
+
+    def token_ids(self, request: SampleRequest) -> list[int]:
+        """The prompt as the model sees it, chat template and assistant prefix included."""
+        text = rendered(self._template, request.messages, request.prefix)
+        return list(self._tokenizer.encode(text, add_special_tokens=False).input_ids.data[0])
+
+    async def _draw(self, request: SampleRequest, ids: list[int]) -> Completion:
+        import numpy as np
+        import openvino
+
+        assert self._batch is not None
+        started = time.monotonic()
+        seed = derived_seed(call_key(request, self.model, self.digest))
+        tensor = openvino.Tensor(np.array([ids], dtype=np.int64))
+        output = await asyncio.wrap_future(self._batch.submit(tensor, _config(request, seed)))
+        return self._completion(request, len(ids), output, time.monotonic() - started)
+
+    def _completion(
+        self, request: SampleRequest, prompt_tokens: int, output: Any, latency_s: float
+    ) -> Completion:
+        ids = [int(i) for i in output.generated_ids]
+        logprobs: tuple[float, ...] | None = tuple(output.generated_log_probs)
+        written = text = str(self._tokenizer.decode(ids, skip_special_tokens=True))
+        finish = _finish_reason(output)
+        stop = next((s for s in request.sampling.stop if s in text), None)
+        if stop is not None:
+            text = text.partition(stop)[0]
+        if request.structure is not None and request.structure.kind == "regex":
+            text = within_bounds(request.structure.value, text)
+            if text != written:  # closed at its bound, where the model's own tokens went on
+                ids, logprobs, finish = self._closed_ids(text), None, "stop"
+        return Completion(
+            text=text,
+            finish_reason=finish,
+            usage=Usage(prompt_tokens, 0, len(output.generated_ids)),  # cache hits are not told
+            model=self.model,
+            stop_reason=stop,
+            token_ids=tuple(ids),
+            logprobs=logprobs,
+            latency_s=latency_s,
+        )
+
+    def _closed_ids(self, text: str) -> list[int]:
+        encoded = self._tokenizer.encode(text, add_special_tokens=False).input_ids.data[0]
+        return [*(int(i) for i in encoded), int(self._tokenizer.get_eos_token_id())]
+
+    def _refuse_long(self, prompt_tokens: int, request: SampleRequest) -> None:
+        wanted = prompt_tokens + request.sampling.max_new_tokens
+        if self._context and wanted > self._context:
+            raise EndpointError(
+                f"a prompt of {prompt_tokens} tokens and {request.sampling.max_new_tokens} new "
+                f"ones exceed the {self._context} of {self.model}; show fewer or shorter passages"
+            )
+
+    def _load(self) -> Any:
+        """The pipeline; sets tokenizer, chat template and context length."""
+        genai = _openvino_genai()
+        template, context = gguf_metadata(
+            self._gguf, "tokenizer.chat_template", "llama.context_length"
+        )
+        if not template:
+            raise ConfigError(f"{self._gguf} has no chat template; export it with one")
+        scheduler = genai.SchedulerConfig()
+        scheduler.enable_prefix_caching = True
+        scheduler.max_num_seqs = self._max_batch
+        scheduler.max_num_batched_tokens = BATCHED_TOKENS
+        scheduler.cache_size = CACHE_GIB
+        try:
+            pipeline = genai.ContinuousBatchingPipeline(
+                str(self._gguf), scheduler, "CPU", PROPERTIES, {}
+            )
+        except RuntimeError as error:
+            raise ConfigError(f"OpenVINO cannot load {self._gguf}: {error}") from error
+        self._tokenizer = pipeline.get_tokenizer()
+        self._template, self._context = str(template), int(context or 0)
+        return pipeline
+
+
+def _openvino_genai() -> Any:
+    # `import openvino` reports itself to its makers unless this package cannot be imported.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    try:
+        import openvino_genai
+    except ImportError as error:
+        raise ConfigError(
+            "the embedded engine needs openvino-genai: pip install -e .[cpu]"
+        ) from error
+    return openvino_genai
+
+
+def _config(request: SampleRequest, seed: int) -> Any:
+    genai = _openvino_genai()
+    sampling = request.sampling
+    config = genai.GenerationConfig()
+    config.apply_chat_template = False  # the prompt has it already; on, it is applied twice
+    config.max_new_tokens = sampling.max_new_tokens
+    config.logprobs = 1
+    config.rng_seed = seed
+    config.do_sample = sampling.temperature > 0
+    if config.do_sample:
+        config.temperature = sampling.temperature
+        config.top_p = sampling.top_p
+    if sampling.stop:
+        config.stop_strings = set(sampling.stop)
+        config.include_stop_str_in_output = True  # to tell which one it was
+    if request.structure is not None:
+        form, value = request.structure.kind, request.structure.value
+        constraint = {"regex": relaxed(value)} if form == "regex" else {"json_schema": value}
+        config.structured_output_config = genai.StructuredOutputConfig(**constraint)
+    return config
+
+
+def _finish_reason(output: Any) -> FinishReason:
+    return {"STOP": "stop", "LENGTH": "length"}.get(output.finish_reason.name, "unknown")  # type: ignore[return-value]

@@ -1,0 +1,106 @@
+"""One policy on one question set: many trajectories in flight, a row for each question."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from agent.environment import Environment
+from agent.state import State
+from engines.sampling import Sampling
+from evaluation.scoring import score_trajectory
+from storage.errors import EndpointError, RetrievalError
+from storage.records import Failure, Prediction, Question
+
+__all__ = ["Evaluated", "evaluate", "score_trajectory"]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """What one policy did on a set, in the order of the questions.
+
+    Attributes:
+        skipped: unanswerable questions that a protocol without refusal was not asked.
+    """
+
+    predictions: list[Prediction]
+    failures: list[Failure]
+    skipped: int
+
+
+async def evaluate(
+    questions: Sequence[Question],
+    environment: Environment,
+    *,
+    policy: str,
+    sampling: Sampling,
+    max_in_flight: int = 64,
+    on_done: Callable[[Prediction | Failure], None] | None = None,
+) -> Evaluated:
+    """Answer every question once and score the answers.
+
+    Args:
+        environment: the policy's; its seed goes on every row.
+        policy: the name that tables show.
+        sampling: of the answers (temperature 0 is greedy).
+        max_in_flight: questions worked on at a time.
+        on_done: called with each row as it is made (progress).
+
+    Raises:
+        EndpointError: a fatal one; a fault of a single question is a `Failure`.
+    """
+    can_refuse = environment.protocol.can_refuse
+    asked = [q for q in questions if q.answerable or can_refuse]
+    slots = asyncio.Semaphore(max_in_flight)
+
+    async def answered(question: Question) -> Prediction | Failure:
+        async with slots:
+            row = await _answer(question, environment, policy, sampling)
+        if on_done is not None:
+            on_done(row)
+        return row
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(answered(question)) for question in asked]
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    rows = [task.result() for task in tasks]
+    return Evaluated(
+        predictions=[row for row in rows if isinstance(row, Prediction)],
+        failures=[row for row in rows if isinstance(row, Failure)],
+        skipped=len(questions) - len(asked),
+    )
+
+
+async def _answer(
+    question: Question, environment: Environment, policy: str, sampling: Sampling
+) -> Prediction | Failure:
+    begin = time.perf_counter()
+    try:
+        trajectory = await environment.trajectory(
+            State(question.question), sampling, question_id=question.id, path="eval"
+        )
+    except (EndpointError, RetrievalError) as error:
+        if isinstance(error, EndpointError) and error.fatal:
+            raise
+        return _failure(question, error)
+    return score_trajectory(
+        question,
+        trajectory,
+        policy=policy,
+        digest=environment.engine.digest,
+        seed=environment.seed,
+        latency_s=time.perf_counter() - begin,
+    )
+
+
+def _failure(question: Question, error: Exception) -> Failure:
+    return Failure(
+        question_id=question.id,
+        stage="eval",
+        kind=type(error).__name__,
+        detail=str(error)[:500],
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )

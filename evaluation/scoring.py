@@ -1,0 +1,94 @@
+"""One finished trajectory as a row of `predictions`."""
+
+import json
+from collections.abc import Sequence
+
+from agent.environment import Trajectory
+from agent.state import Step
+from rewards.answers import cover_em, exact_match, f1, normalise, supporting_recall
+from storage.records import Prediction, Question
+
+SEARCH_KINDS = frozenset({"query", "search"})
+"""Actions that ask the retriever, over all protocols."""
+
+
+def score_trajectory(
+    question: Question,
+    trajectory: Trajectory,
+    *,
+    policy: str,
+    digest: str,
+    seed: int,
+    latency_s: float,
+) -> Prediction:
+    """Every metric of one policy's trajectory on one question.
+
+    EM, F1 and cover-EM are null on unanswerable questions (refusal precision and recall are
+    about those); elsewhere a trajectory without an answer scores 0.
+
+    Args:
+        policy: the name that tables show; `digest` is its engine's.
+        seed: the run's seed.
+        latency_s: seconds from the first call to the end.
+    """
+    state, usage = trajectory.state, trajectory.usage
+    queries = [s.action.content for s in state.steps if s.action.kind in SEARCH_KINDS]
+    retrieved = (passage.id for step in state.steps for passage in step.passages)
+    em, token_f1, cover = _answer_scores(state.answer, question)
+    return Prediction(
+        question_id=question.id,
+        source=question.source,
+        type=question.type,
+        hops=question.hops,
+        policy=policy,
+        policy_digest=digest,
+        seed=seed,
+        prediction=state.answer,
+        answers=question.answers,
+        em=em,
+        f1=token_f1,
+        cover_em=cover,
+        steps=state.depth,
+        searches=len(queries),
+        valid_searches=valid_searches(queries),
+        forced=state.forced,
+        refused=state.refused,
+        format_ok=all(step.action.kind != "invalid" for step in state.steps),
+        supporting_recall=supporting_recall(retrieved, question.supporting_ids),
+        trajectory=trajectory_json(state.steps),
+        input_tokens=usage.input_tokens,
+        cached_tokens=usage.cached_tokens,
+        output_tokens=usage.output_tokens,
+        latency_s=latency_s,
+    )
+
+
+def _answer_scores(answer: str | None, question: Question) -> tuple[float | None, ...]:
+    """EM, F1 and cover-EM."""
+    if not question.answerable:
+        return None, None, None
+    if answer is None:
+        return 0.0, 0.0, 0.0
+    golds = question.answers
+    return exact_match(answer, golds), f1(answer, golds), cover_em(answer, golds)
+
+
+def valid_searches(queries: Sequence[str]) -> int:
+    """How many queries are neither empty nor a repeat of an earlier one, once normalised."""
+    return len({normalise(query) for query in queries} - {""})
+
+
+def trajectory_json(steps: Sequence[Step]) -> str:
+    """The steps as a JSON list: stage, action, content, the model's text, passages by reference."""
+    rows = [
+        {
+            "stage": step.stage,
+            "action": step.action.kind,
+            "content": step.action.content,
+            "text": step.text,
+            "forced": step.forced,
+            "passages": [{"id": p.id, "title": p.title, "score": p.score} for p in step.passages],
+        }
+        for step in steps
+    ]
+    return json.dumps(rows, ensure_ascii=False)

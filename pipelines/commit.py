@@ -1,0 +1,107 @@
+"""Commits annotated questions: a question's tree and pairs are in the manifest together, or not.
+
+Parts are written whole and then named by the manifest. A few questions share a part, so that a
+large run does not become a folder of tiny files; a question that was finished but not yet
+committed when the run died is replayed from the ledger at no cost.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from annotation.annotator import Annotated
+from pipelines.run import Run
+from storage.ledger import Ledger
+from storage.manifest import PartInfo, add_parts, load_manifest
+from storage.parts import question_ids, read_parts, write_part
+from storage.records import Failure, Question
+from storage.schemas import rows_to_table, schema_of, table_to_records
+
+QUESTIONS_A_PART = 16
+
+
+@dataclass
+class Committer:
+    """Writes what the annotator finishes; `questions` are all of the run."""
+
+    run: Run
+    ledger: Ledger
+    questions: Sequence[Question]
+    counts: Counter[str] = field(default_factory=Counter)
+    _waiting: list[Annotated] = field(default_factory=list)
+    _failures: list[Failure] = field(default_factory=list)
+
+    def owed(self) -> list[Question]:
+        """Questions without a committed tree, in the run's order; failed ones are tried again."""
+        folder = self.run.folder
+        if not load_manifest(folder).of("questions"):
+            rows = rows_to_table(self.questions, schema_of("questions"), self.run.id)
+            add_parts(folder, [write_part(folder, "questions", rows)])
+        done = question_ids(folder, "trees")
+        return [q for q in self.questions if q.id not in done]
+
+    def add(self, annotated: Annotated) -> None:
+        """Take one finished question; commits when a part is full."""
+        self.counts.update(annotated.counts)
+        if annotated.failure is not None:
+            self._failures.append(annotated.failure)
+            self.ledger.set_question(annotated.question.id, "failed", annotated.failure.kind)
+            return
+        self._waiting.append(annotated)
+        if len(self._waiting) >= QUESTIONS_A_PART:
+            self.flush()
+
+    def flush(self) -> None:
+        """Commit what is waiting."""
+        if not self._waiting:
+            return
+        # In order of id, so that a part's content does not depend on who finished first.
+        batch = sorted(self._waiting, key=lambda a: a.question.id)
+        number = len(load_manifest(self.run.folder).of("trees"))
+        add_parts(
+            self.run.folder,
+            [
+                self._part("trees", [n for a in batch for n in a.nodes], number),
+                self._part("pairs", [p for a in batch for p in a.pairs], number),
+            ],
+        )
+        for annotated in batch:
+            self.ledger.set_question(annotated.question.id, "done", part=f"{number:05d}")
+        self._waiting.clear()
+
+    def _part(self, table: str, rows: Sequence[Any], number: int | None) -> PartInfo:
+        return write_part(
+            self.run.folder, table, rows_to_table(rows, schema_of(table), self.run.id), number
+        )
+
+    def finish(self) -> dict[str, Any]:
+        """Commit the rest and the failures; the run's totals over all attempts."""
+        self.flush()
+        self._write_failures()
+        manifest = load_manifest(self.run.folder)
+        done = len(question_ids(self.run.folder, "trees"))
+        spent = self.ledger.totals()
+        return {
+            "run": str(self.run.folder),
+            "questions": len(self.questions),
+            "questions_done": done,
+            "questions_failed": len(self._failures),
+            "nodes": manifest.rows("trees"),
+            "pairs": manifest.rows("pairs"),
+            "calls": spent.calls,
+            "input_tokens": spent.input_tokens,
+            "cached_tokens": spent.cached_tokens,
+            "output_tokens": spent.output_tokens,
+            "cost_usd": spent.cost_usd,
+            "counts": dict(self.counts),
+        }
+
+    def _write_failures(self) -> None:
+        """Failures of questions that are still not done; one file, replaced whole."""
+        done = question_ids(self.run.folder, "trees")
+        old = table_to_records(read_parts(self.run.folder, "failures"), Failure)
+        latest = {f.question_id: f for f in (*old, *self._failures) if f.question_id not in done}
+        if old or latest:
+            rows = [latest[key] for key in sorted(latest)]
+            add_parts(self.run.folder, [self._part("failures", rows, None)])

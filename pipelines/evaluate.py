@@ -1,0 +1,153 @@
+"""`make eval`: policies on a question set, and one table of what they do.
+
+    branchwise eval --config configs/atlas.yaml --run datasets/atlas
+
+Every policy of `evaluation.policies` answers the same questions of the part `test`, greedily and
+under the same structured decoding. Predictions and metrics lie in `eval/<policy>/<set>/` of the
+run folder; calls are in a ledger, so an interrupted evaluation continues.
+"""
+
+import asyncio
+from dataclasses import asdict
+from pathlib import Path
+
+from evaluation.comparison import EVERYTHING, compare
+from evaluation.run import Evaluated
+from evaluation.run import evaluate as answer_all
+from evaluation.tables import render_markdown, render_table
+from pipelines.assemble import environment_for, open_index, opened, sampling_for
+from pipelines.config import Recipe
+from pipelines.progress import Progress
+from pipelines.run import Run, open_run
+from pipelines.stage import Gate, Invocation, Outcome
+from retrieval.interface import Retriever
+from sources.load import Data, load_data
+from storage.atomic import atomic_write_json, atomic_write_text
+from storage.errors import ConfigError
+from storage.ledger import Ledger
+from storage.manifest import add_parts
+from storage.parts import write_part
+from storage.records import Failure, Prediction
+from storage.schemas import rows_to_table, schema_of
+
+
+def evaluate(call: Invocation) -> Outcome:
+    """Run the stage (see module)."""
+    recipe = call.recipe
+    policies = policies_of(recipe, call.run)
+    data = evaluation_data(recipe, call.limit)
+    call.say(
+        f"eval: {len(data.questions)} questions of {set_name(recipe)}, "
+        f"policies {', '.join(f'{name} ({model})' for name, model in policies.items())}"
+    )
+    if call.dry_run:
+        return Outcome({"questions": len(data.questions), "dry_run": True})
+    retriever = open_index(recipe, data.passages)
+    run = open_run(call.run, recipe, {"index_digest": retriever.digest})
+    gate = Gate(recipe.limits)
+    gate.listen()
+    predictions: dict[str, list[Prediction]] = {}
+    for name, model in policies.items():
+        predictions[name] = asyncio.run(_run_policy(call, run, name, model, data, retriever, gate))
+        if gate.reason:
+            call.say(f"stopped: {gate.reason}; run the same command again to continue")
+            return Outcome({"policies": list(predictions)}, gate.exit_code)
+    return _report(call, run, predictions, recipe.seed)
+
+
+def policies_of(recipe: Recipe, run: Path) -> dict[str, str]:
+    """Policies by name; `{run}` stands for the run's name.
+
+    Raises:
+        ConfigError: none is named, or folders are missing.
+    """
+    named = recipe.evaluation.policies or {"policy": recipe.policy.model}
+    found = {name: model.replace("{run}", run.name) for name, model in named.items()}
+    missing = [
+        f"evaluation.policies.{name}: {model} does not exist; train it first, or leave it out"
+        for name, model in found.items()
+        if recipe.policy.engine == "openvino" and model != "packaged" and not Path(model).exists()
+    ]
+    if missing:
+        raise ConfigError("\n".join(missing))
+    return found
+
+
+def evaluation_data(recipe: Recipe, limit: int | None = None) -> Data:
+    """The evaluation's questions, over the run's corpus."""
+    wanted = recipe.evaluation.set
+    limit = limit or recipe.evaluation.limit
+    if wanted is None:
+        update = {"split": "test", "limit": limit}
+        update["mix"] = tuple(
+            one.model_copy(update={"split": "test", "limit": limit}) for one in recipe.data.mix
+        )
+    else:
+        update = {**wanted.model_dump(), "limit": wanted.limit or limit, "mix": ()}
+    return load_data(recipe.data.model_copy(update=update), recipe.seed)
+
+
+def set_name(recipe: Recipe) -> str:
+    """Name of the evaluated set in paths and tables."""
+    wanted = recipe.evaluation.set
+    source = wanted.source if wanted else recipe.data.source
+    split = wanted.split if wanted else "test"
+    return f"{source}-{split or 'all'}"
+
+
+async def _run_policy(
+    call: Invocation, run: Run, name: str, model: str, data: Data, retriever: Retriever, gate: Gate
+) -> list[Prediction]:
+    """All predictions of one policy, written to the run folder unless the gate closed."""
+    recipe = run.recipe
+    settings = recipe.policy.model_copy(update={"model": model})
+    progress = Progress(f"eval {name}", len(data.questions))
+
+    def count(row: Prediction | Failure) -> None:
+        progress.done += 1
+        progress.failed += isinstance(row, Failure)
+
+    async with (
+        Ledger(run.ledger) as ledger,
+        opened(settings, recipe, ledger, progress.call) as engine,
+        progress.shown(call.console),
+    ):
+        answered = await answer_all(
+            list(gate.admit(data.questions)),
+            environment_for(recipe, engine, retriever),
+            policy=name,
+            sampling=sampling_for(settings, recipe.evaluation.temperature),
+            max_in_flight=recipe.limits.max_questions_in_flight,
+            on_done=count,
+        )
+    _write(run, f"eval/{name}/{set_name(recipe)}", answered)
+    if answered.skipped:
+        call.say(f"{name}: {answered.skipped} unanswerable questions skipped (cannot refuse)")
+    return answered.predictions
+
+
+def _write(run: Run, table: str, answered: Evaluated) -> None:
+    """Predictions as a part of the run, failures beside them."""
+    name = f"{table}/predictions"
+    rows = rows_to_table(answered.predictions, schema_of(name), run.id)
+    add_parts(run.folder, [write_part(run.folder, name, rows)])
+    if answered.failures:
+        failures = [failure.model_dump() for failure in answered.failures]
+        atomic_write_json(run.folder / table / "failures.json", failures)
+
+
+def _report(
+    call: Invocation, run: Run, predictions: dict[str, list[Prediction]], seed: int
+) -> Outcome:
+    """Print the table, and keep it in the run folder."""
+    comparison = compare(predictions, resamples=run.recipe.evaluation.bootstrap, seed=seed)
+    call.console.print(render_table(comparison))
+    name = set_name(run.recipe)
+    for row in comparison.rows:
+        if row.stratum == EVERYTHING:
+            folder = run.folder / "eval" / row.policy / name
+            atomic_write_json(folder / "metrics.json", asdict(row))
+    atomic_write_text(run.folder / "eval" / f"{name}.md", render_markdown(comparison))
+    call.say(f"kept in {run.folder / 'eval'}")
+    rows = [asdict(row) for row in comparison.rows if row.stratum == EVERYTHING]
+    return Outcome({"set": name, "policies": rows})

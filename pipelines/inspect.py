@@ -1,0 +1,47 @@
+"""`make inspect`: DuckDB on a run.
+
+    make inspect RUN=datasets/atlas
+    make inspect RUN=datasets/atlas SQL="select action, count(*) from nodes group by 1"
+
+Views `pairs`, `nodes`, `questions` and `failures` read the parts that the manifest names. Without
+`SQL`, prints the statistics of ReasonRAG's table 1 for this run.
+"""
+
+import os
+
+from rich.table import Table
+from rich.text import Text
+
+from pipelines.run import existing_run
+from pipelines.stage import Invocation, Outcome
+from storage.views import QueryResult, canned_queries, run_sql
+
+
+def inspect(call: Invocation) -> Outcome:
+    """Run the stage (see module)."""
+    run = existing_run(call.run)
+    asked = os.environ.get("SQL", "").strip()
+    if asked:
+        result = run_sql(run.folder, asked)
+        call.console.print(as_table(result))
+        return Outcome({"rows": len(result.rows)})
+    for title, sql in canned_queries():
+        call.console.print(as_table(run_sql(run.folder, sql), title))
+    return Outcome({"run": str(run.folder)})
+
+
+def as_table(result: QueryResult, title: str | None = None) -> Table:
+    """A result as a table; model text is shown as text, never as markup."""
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for column in result.columns:
+        table.add_column(Text(column))
+    for row in result.rows:
+        table.add_row(*(Text(_shown(value)) for value in row))
+    return table
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    text = "" if value is None else str(value)
+    return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)

@@ -1,0 +1,104 @@
+"""`make relabel`: labels and pairs of a finished run under other reward settings; no model call.
+
+    branchwise relabel --run datasets/atlas --set spre.estimator=tree --set pairs.min_outcomes=1
+
+Trees keep the facts (judge scores, rollouts, answers), so a label is arithmetic. Writes
+`relabelled/<label>/labels` and `relabelled/<label>/pairs`; the label's name is the digest of the
+reward settings unless `--label` gives one.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from agent.environment import prompter
+from agent.protocols import protocol_named
+from agent.replay import replay_tree
+from annotation.pairs import sibling_pairs
+from annotation.rows import Provenance, labelled, pair_rows
+from pipelines.annotate import LABELLING
+from pipelines.assemble import open_data
+from pipelines.config import Recipe
+from pipelines.run import Run, existing_run
+from pipelines.stage import Invocation, Outcome, checked_name
+from rewards.spre import label_tree
+from storage.manifest import add_parts
+from storage.parts import read_parts, write_part
+from storage.records import Pair, Passage, Question, Record, TreeNode
+from storage.schemas import rows_to_table, schema_of, table_to_records
+
+
+def relabel(call: Invocation) -> Outcome:
+    """Run the stage (see module)."""
+    run = existing_run(call.run)
+    recipe = run.recipe.model_copy(update={"spre": call.recipe.spre, "pairs": call.recipe.pairs})
+    label = checked_name(call.options.get("label") or recipe.digest(*LABELLING))
+    questions = {q.id: q for q in table_to_records(read_parts(call.run, "questions"), Question)}
+    passages = {p.id: p for p in open_data(run.recipe).passages}
+    relabeller = Relabeller(recipe, questions, passages)
+    nodes, pairs = [], []
+    for tree in trees_of(table_to_records(read_parts(call.run, "trees"), TreeNode)):
+        labels, found = relabeller.tree(tree)
+        nodes += labels
+        pairs += found
+    if not call.dry_run:
+        commit(run, {f"relabelled/{label}/labels": nodes, f"relabelled/{label}/pairs": pairs})
+    call.say(f"relabelled {len(nodes)} nodes as `{label}`: {len(pairs)} pairs")
+    call.say(f"pairs dropped: {dict(relabeller.dropped)}")
+    return Outcome({"label": label, "pairs": len(pairs), "dropped": dict(relabeller.dropped)})
+
+
+def trees_of(nodes: Iterable[TreeNode]) -> Iterable[list[TreeNode]]:
+    """Nodes by tree, each in order of node id."""
+    ordered = sorted(nodes, key=lambda n: (n.tree_id, n.node_id))
+    for _, tree in groupby(ordered, key=lambda n: n.tree_id):
+        yield list(tree)
+
+
+def commit(run: Run, tables: Mapping[str, Sequence[Record]]) -> None:
+    """Write each table as one part, and name them all at once."""
+    add_parts(
+        run.folder,
+        [
+            write_part(run.folder, name, rows_to_table(rows, schema_of(name), run.id), 0)
+            for name, rows in tables.items()
+        ],
+    )
+
+
+@dataclass
+class Relabeller:
+    """Labels stored trees under a recipe's `spre` and `pairs`."""
+
+    recipe: Recipe
+    questions: Mapping[str, Question]
+    passages: Mapping[str, Passage]
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    def tree(self, rows: Sequence[TreeNode]) -> tuple[list[TreeNode], list[Pair]]:
+        """The rows with new labels, and the new pairs."""
+        recipe, root = self.recipe, rows[0]
+        question = self.questions[root.question_id]
+        labels = label_tree(rows, question.answers, recipe.spre, recipe.estimator)
+        pairs, dropped = sibling_pairs(rows, labels, recipe.pairs)
+        self.dropped.update(dropped)
+        protocol = protocol_named(recipe.agent.protocol)
+        states = replay_tree(question.question, rows, self.passages, protocol)
+        prompt = prompter(protocol, recipe.agent.max_steps)
+        return labelled(rows, labels), pair_rows(
+            question, pairs, states, prompt, self._provenance(root)
+        )
+
+    def _provenance(self, root: TreeNode) -> Provenance:
+        recipe = self.recipe
+        return Provenance(
+            seed=root.seed,
+            cycle=root.cycle,
+            policy_model=recipe.policy.model,
+            policy_digest=root.policy_digest,
+            judge_model=recipe.judge.model if recipe.judge else None,
+            prompt_hash=root.prompt_hash,
+            label_digest=recipe.digest(*LABELLING),
+            config_digest=recipe.digest(),
+        )

@@ -1,0 +1,50 @@
+"""The embedded source: GeoNames facts become a corpus and questions, deterministic from a seed."""
+
+from itertools import islice
+from typing import get_args
+
+from sources.atlas.facts import load_facts
+from sources.atlas.passages import build_corpus as _corpus
+from sources.atlas.questions import MIX, questions_of
+from sources.settings import Part
+from storage.records import Passage, Question
+
+DEFAULT_PER_PART = 2_000
+"""Questions of a part where no limit is given; there are many more."""
+
+
+def build_corpus(cities: int | None = None) -> list[Passage]:
+    """A passage a country (252) and a passage a city (`cities` largest; null for all 34,006)."""
+    return _corpus(load_facts(cities))
+
+
+def build_questions(
+    part: Part | None,
+    limit: int | None,
+    seed: int = 0,
+    types: tuple[str, ...] | None = None,
+    cities: int | None = None,
+) -> list[Question]:
+    """Questions of a part (null for all four parts), a balanced mixture of types.
+
+    The first n questions are the same whatever the limit.
+
+    Args:
+        part: warm, train, dev or test.
+        limit: how many; of every part, if `part` is null.
+        seed: of the choice of places and wordings.
+        types: single, bridge, comparison, compositional, unanswerable; null for all.
+        cities: size of the corpus; questions name only cities that are in it.
+    """
+    kinds = [kind for kind in MIX if types is None or kind.rstrip("3") in types]
+    if not kinds:
+        return []
+    parts: tuple[Part, ...] = (part,) if part else get_args(Part)
+    facts = load_facts(cities)
+    return [
+        question
+        for one in parts
+        for question in islice(
+            questions_of(facts, one, seed, kinds), limit if limit is not None else DEFAULT_PER_PART
+        )
+    ]

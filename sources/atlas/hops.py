@@ -1,0 +1,141 @@
+"""What a trace does at one hop: alternative queries, the passage, alternative evidence.
+
+Some queries are good and some are weak on purpose (the bare name, or the whole question again): a
+policy that copies traces then still has something to learn from a search tree.
+"""
+
+from dataclasses import asdict, dataclass
+
+from sources.atlas.facts import City, Country
+from sources.atlas.passages import city_text, country_text
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A fact of a place: its names in questions and queries, and how evidence states it."""
+
+    key: str
+    names: tuple[str, ...]
+    states: tuple[str, ...]
+
+
+COUNTRY_RELATIONS = {
+    r.key: r
+    for r in (
+        Relation(
+            "capital",
+            ("capital", "capital city", "seat of government"),
+            ("{a} is the capital of {s}", "The capital of {s} is {a}"),
+        ),
+        Relation(
+            "currency",
+            ("currency", "money", "official currency"),
+            ("The currency of {s} is the {a}", "{s} uses the {a}"),
+        ),
+        Relation(
+            "domain",
+            ("internet domain", "web domain", "top-level domain"),
+            ("The internet domain of {s} is {a}", "{s} uses {a}"),
+        ),
+        Relation(
+            "dialling_code",
+            ("dialling code", "telephone code", "calling code"),
+            ("The dialling code of {s} is {a}", "{s} is called with {a}"),
+        ),
+        Relation(
+            "continent", ("continent", "part of the world"), ("{s} is in {a}", "{s} lies in {a}")
+        ),
+        Relation(
+            "area",
+            ("area in square kilometres", "surface area"),
+            ("The area of {s} is {a} square kilometres", "{s} covers {a} square kilometres"),
+        ),
+        Relation(
+            "population",
+            ("population", "number of inhabitants"),
+            ("The population of {s} is {a}", "{s} has {a} inhabitants"),
+        ),
+    )
+}
+CITY_RELATIONS = {
+    r.key: r
+    for r in (
+        Relation("country", ("country",), ("{s} is in {a}", "{s} lies in {a}")),
+        Relation(
+            "population",
+            ("population", "number of inhabitants"),
+            ("{s} has {a} inhabitants", "The population of {s} is {a}"),
+        ),
+        Relation(
+            "time_zone",
+            ("time zone", "local time"),
+            ("The time zone of {s} is {a}", "{s} follows {a}"),
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One search of a trace: any of `queries`, the passage it should find, any of `evidence`."""
+
+    queries: tuple[str, ...]
+    passage_id: str
+    title: str
+    evidence: tuple[str, ...]
+
+    def as_extra(self) -> dict[str, object]:
+        """The form that `Question.extra["hops"]` keeps."""
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
+
+
+def country_value(country: Country, relation: str) -> str:
+    """A fact of a country as its passage writes it; "" where unknown."""
+    value = getattr(country, relation)
+    return f"{value:,}" if isinstance(value, int) and value else str(value or "")
+
+
+def city_value(city: City, country: Country, relation: str) -> str:
+    """A fact of a city as its passage writes it."""
+    if relation == "country":
+        return country.name
+    return f"{city.population:,}" if relation == "population" else city.time_zone
+
+
+def country_hop(country: Country, relation: str, question: str) -> Hop:
+    """Look a fact of a country up."""
+    name, text = country.name, country_text(country)
+    words = COUNTRY_RELATIONS[relation]
+    value = country_value(country, relation)
+    queries = (
+        f"{name} {words.names[0]}",
+        f"{words.names[0]} of {name}",
+        f"What is the {words.names[-1]} of {name}?",
+        name,
+        f"{name} facts",
+        question,
+    )
+    return Hop(queries, text.passage.id, name, _evidence(words, name, value, text.sentences))
+
+
+def city_hop(city: City, country: Country, relation: str, question: str) -> Hop:
+    """Look a fact of a city up."""
+    name, text = city.name, city_text(city, country)
+    words = CITY_RELATIONS[relation]
+    value = city_value(city, country, relation)
+    queries = (
+        f"{name} {words.names[0]}",
+        f"{words.names[-1]} of {name}",
+        f"Where is {name}?" if relation == "country" else f"{name} city",
+        name,
+        f"city of {name}",
+        question,
+    )
+    return Hop(queries, text.passage.id, name, _evidence(words, name, value, text.sentences))
+
+
+def _evidence(
+    relation: Relation, subject: str, value: str, sentences: dict[str, str]
+) -> tuple[str, ...]:
+    stated = tuple(form.format(s=subject, a=value) for form in relation.states)
+    return (sentences[relation.key], *stated)

@@ -1,0 +1,122 @@
+"""Passages about countries and cities; order and wording are chosen by a hash of the place."""
+
+import random
+from dataclasses import dataclass
+
+from sources.atlas.facts import City, Country, Facts
+from sources.parts import hashed
+from storage.records import Passage
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A passage with the sentence that states each fact, by relation."""
+
+    passage: Passage
+    sentences: dict[str, str]
+
+
+def country_id(country: Country) -> str:
+    """Passage id of a country."""
+    return f"atlas-country-{country.iso}"
+
+
+def city_id(city: City) -> str:
+    """Passage id of a city."""
+    return f"atlas-city-{city.id}"
+
+
+def country_text(country: Country) -> Text:
+    """All facts of a country, about 45 words."""
+    pick = random.Random(hashed("country passage", country.iso))
+    name = country.name
+    opening = pick.choice(
+        [
+            f"{name} lies in {country.continent}.",
+            f"{name} is part of {country.continent}.",
+            f"On the map, {name} belongs to {country.continent}.",
+        ]
+    )
+    facts = {
+        "capital": [
+            f"Its capital is {country.capital}.",
+            f"{country.capital} is the seat of its government.",
+            f"It is governed from {country.capital}.",
+        ],
+        "currency": [
+            f"The currency is the {country.currency} ({country.currency_code}).",
+            f"People pay with the {country.currency} ({country.currency_code}).",
+            f"Its money is the {country.currency} ({country.currency_code}).",
+        ],
+        "domain": [
+            f"Internet addresses end in {country.domain}.",
+            f"The internet domain is {country.domain}.",
+        ],
+        "dialling_code": [
+            f"The dialling code is {country.dialling_code}.",
+            f"Telephone numbers begin with {country.dialling_code}.",
+        ],
+        "area": [
+            f"It covers {country.area:,} square kilometres.",
+            f"The area is {country.area:,} square kilometres.",
+        ],
+        "population": [
+            f"It has {country.population:,} inhabitants.",
+            f"{country.population:,} people live there.",
+        ],
+    }
+    known = {
+        relation: pick.choice(wordings)
+        for relation, wordings in facts.items()
+        if getattr(country, relation)
+    }
+    order = list(known)
+    pick.shuffle(order)
+    text = " ".join([opening, *(known[relation] for relation in order)])
+    passage = Passage(id=country_id(country), title=name, text=text)
+    return Text(passage, {"continent": opening, **known})
+
+
+def city_text(city: City, country: Country) -> Text:
+    """Country, inhabitants and time zone of a city, about 30 words."""
+    pick = random.Random(hashed("city passage", city.id))
+    name, half = city.name, "north" if city.latitude >= 0 else "south"
+    opening = pick.choice(
+        [
+            f"{name} is a city in {country.name}.",
+            f"{name} is a town of {country.name}.",
+            f"{name} is a populated place in {country.name}.",
+            f"The city of {name} belongs to {country.name}.",
+        ]
+    )
+    people = pick.choice(
+        [
+            f"It has {city.population:,} inhabitants.",
+            f"About {city.population:,} people live here.",
+            f"The population is {city.population:,}.",
+        ]
+    )
+    clocks = pick.choice(
+        [
+            f"Its time zone is {city.time_zone}.",
+            f"Clocks follow {city.time_zone}.",
+            f"The local time is that of {city.time_zone}.",
+        ]
+    )
+    place = pick.choice(
+        [
+            f"It lies about {abs(city.latitude):.0f} degrees {half} of the equator.",
+            f"The latitude is {abs(city.latitude):.0f} degrees {half}.",
+        ]
+    )
+    rest = [people, clocks, place]
+    pick.shuffle(rest)
+    passage = Passage(id=city_id(city), title=name, text=" ".join([opening, *rest]))
+    return Text(passage, {"country": opening, "population": people, "time_zone": clocks})
+
+
+def build_corpus(facts: Facts) -> list[Passage]:
+    """A passage for every country, then one for every city."""
+    countries = [country_text(country).passage for country in facts.countries.values()]
+    cities = [city_text(city, facts.countries[city.iso]).passage for city in facts.cities]
+    return countries + cities

@@ -1,0 +1,254 @@
+"""Questions over the atlas, by type, with gold answers, gold passages and the hops of a trace.
+
+The part of a question is the hash part of its country (all its countries are of one part), so
+names of cities, countries and capitals, and everything asked of them, are disjoint between parts.
+What countries share is not: continents, a few currencies (Euro, Dollar), time zones, yes and no.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+
+from sources.atlas.facts import City, Country, Facts
+from sources.atlas.hops import (
+    CITY_RELATIONS,
+    COUNTRY_RELATIONS,
+    Hop,
+    city_hop,
+    city_value,
+    country_hop,
+    country_value,
+)
+from sources.parts import hashed, part_of
+from sources.settings import Part
+from storage.records import Question
+
+LICENCE = "CC BY 4.0"
+MIX = (
+    "bridge", "single", "bridge", "comparison", "bridge", "compositional", "bridge3",
+    "bridge", "single", "unanswerable",
+)  # fmt: skip
+"""Kinds in the order in which they are drawn, again and again; `bridge3` is a bridge of 3 hops."""
+
+BRIDGE_RELATIONS = ("capital", "currency", "domain", "dialling_code", "continent", "area")
+UNKNOWN = (
+    "Who is the mayor of {s}?",
+    "In which year was {s} founded?",
+    "What is the name of the football club of {s}?",
+    "Which river flows through {s}?",
+    "How high above the sea does {s} lie?",
+)
+GIVE_UP = 400
+"""Draws in a row without a new question after which a part is taken to be used up."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A question before it has an id."""
+
+    type: str
+    text: str
+    answers: tuple[str, ...]
+    hops: tuple[Hop, ...]
+
+
+@dataclass(frozen=True)
+class Author:
+    """Writes questions about the countries of one part."""
+
+    facts: Facts
+    part: Part
+
+    @cached_property
+    def countries(self) -> list[Country]:
+        return [c for iso, c in self.facts.countries.items() if part_of(iso) == self.part]
+
+    @cached_property
+    def cities(self) -> dict[str, list[City]]:
+        """Cities whose name means one place only, by country."""
+        found: dict[str, list[City]] = {country.iso: [] for country in self.countries}
+        for city in self.facts.cities:
+            if city.iso in found and city.name in self.facts.unique:
+                found[city.iso].append(city)
+        return {iso: cities for iso, cities in found.items() if cities}
+
+    def draw(self, kind: str, pick: random.Random) -> Draft | None:
+        """A question of `kind`, or null if what was drawn makes none."""
+        draft: Draft | None = getattr(self, f"_{kind}")(pick)
+        if draft is None or any(_stands_in(a, draft.text) for a in draft.answers):
+            return None
+        return draft
+
+    def _country(self, pick: random.Random) -> Country:
+        return self.facts.countries[pick.choice(sorted(self.cities))]
+
+    def _city(self, pick: random.Random) -> tuple[City, Country]:
+        country = self._country(pick)
+        return pick.choice(self.cities[country.iso]), country
+
+    def _single(self, pick: random.Random) -> Draft | None:
+        if pick.random() < 0.5:
+            city, country = self._city(pick)
+            key = pick.choice(sorted(CITY_RELATIONS))
+            subject, word = city.name, pick.choice(CITY_RELATIONS[key].names)
+            answer = city_value(city, country, key)
+        else:
+            country = self._country(pick)
+            key = pick.choice(sorted(COUNTRY_RELATIONS))
+            subject, word = country.name, pick.choice(COUNTRY_RELATIONS[key].names)
+            answer = country_value(country, key)
+            city = None
+        if not answer:
+            return None
+        text = pick.choice(
+            ["What is the {w} of {s}?", "Tell me the {w} of {s}.", "{s} has which {w}?",
+             "I need the {w} of {s}."]
+        ).format(w=word, s=subject)  # fmt: skip
+        hop = city_hop(city, country, key, text) if city else country_hop(country, key, text)
+        return Draft("single", text, (answer,), (hop,))
+
+    def _bridge(self, pick: random.Random) -> Draft | None:
+        city, country = self._city(pick)
+        key = pick.choice(BRIDGE_RELATIONS)
+        answer, word = country_value(country, key), pick.choice(COUNTRY_RELATIONS[key].names)
+        if not answer:
+            return None
+        text = pick.choice(
+            [
+                "What is the {w} of the country where {s} lies?",
+                "{s} belongs to a country; what is its {w}?",
+                "Name the {w} of the country that {s} is part of.",
+                "Which {w} does the country around {s} have?",
+                "A traveller reaches {s}. What is the {w} of that country?",
+            ]
+        ).format(w=word, s=city.name)
+        hops = (city_hop(city, country, "country", text), country_hop(country, key, text))
+        return Draft("bridge", text, (answer,), hops)
+
+    def _bridge3(self, pick: random.Random) -> Draft | None:
+        city, country = self._city(pick)
+        capital = self.facts.capital_of(country)
+        if capital is None or capital.name == city.name:
+            return None
+        key = pick.choice(("population", "time_zone"))
+        word = pick.choice(CITY_RELATIONS[key].names)
+        text = pick.choice(
+            [
+                "What is the {w} of the capital of the country where {s} lies?",
+                "{s} lies in a country; what is the {w} of its capital?",
+                "Name the {w} of the capital that governs {s}.",
+                "Which {w} has the capital of the country around {s}?",
+            ]
+        ).format(w=word, s=city.name)
+        hops = (
+            city_hop(city, country, "country", text),
+            country_hop(country, "capital", text),
+            city_hop(capital, country, key, text),
+        )
+        return Draft("bridge", text, (city_value(capital, country, key),), hops)
+
+    def _compositional(self, pick: random.Random) -> Draft | None:
+        country = self._country(pick)
+        capital = self.facts.capital_of(country)
+        if capital is None:
+            return None
+        key = pick.choice(("population", "time_zone"))
+        word = pick.choice(CITY_RELATIONS[key].names)
+        text = pick.choice(
+            [
+                "What is the {w} of the capital of {s}?",
+                "Take the capital of {s}: what is its {w}?",
+                "Name the {w} of the city from which {s} is governed.",
+                "Which {w} does the seat of government of {s} have?",
+            ]
+        ).format(w=word, s=country.name)
+        hops = (country_hop(country, "capital", text), city_hop(capital, country, key, text))
+        return Draft("compositional", text, (city_value(capital, country, key),), hops)
+
+    def _comparison(self, pick: random.Random) -> Draft | None:
+        (one, home), (two, other) = self._city(pick), self._city(pick)
+        if one.id == two.id:
+            return None
+        if pick.random() < 0.2:
+            return self._same_country(pick, (one, home), (two, other))
+        if one.population == two.population:
+            return None
+        text = pick.choice(
+            [
+                "Which city has more inhabitants, {a} or {b}?",
+                "Is {a} or {b} the larger city by population?",
+                "{a} or {b}: where do more people live?",
+                "Between {a} and {b}, which has the larger population?",
+            ]
+        ).format(a=one.name, b=two.name)
+        larger = max(one, two, key=lambda c: c.population)
+        hops = (
+            city_hop(one, home, "population", text),
+            city_hop(two, other, "population", text),
+        )
+        return Draft("comparison", text, (larger.name,), hops)
+
+    def _same_country(
+        self, pick: random.Random, first: tuple[City, Country], second: tuple[City, Country]
+    ) -> Draft | None:
+        (one, home), (two, other) = first, second
+        if pick.random() < 0.5:  # else nearly every answer is no
+            two, other = pick.choice(self.cities[home.iso]), home
+        if one.id == two.id:
+            return None
+        text = pick.choice(
+            [
+                "Do {a} and {b} lie in the same country?",
+                "Are {a} and {b} cities of one country?",
+                "Is {a} in the same country as {b}?",
+                "Do {a} and {b} belong to one country?",
+            ]
+        ).format(a=one.name, b=two.name)
+        hops = (city_hop(one, home, "country", text), city_hop(two, other, "country", text))
+        return Draft("comparison", text, ("yes" if home == other else "no",), hops)
+
+    def _unanswerable(self, pick: random.Random) -> Draft | None:
+        city, _ = self._city(pick)
+        return Draft("unanswerable", pick.choice(UNKNOWN).format(s=city.name), (), ())
+
+
+def _stands_in(answer: str, text: str) -> bool:
+    """Whether the answer can be read off the question (comparisons name both sides)."""
+    return f"{answer.lower()}" in text.lower() and " or " not in text and " and " not in text
+
+
+def questions_of(
+    facts: Facts, part: Part, seed: int, kinds: Sequence[str] = MIX
+) -> Iterator[Question]:
+    """Questions of one part, without end until the part is used up; the same for a seed."""
+    author, seen, idle = Author(facts, part), set[str](), 0
+    for number in count():
+        kind = kinds[number % len(kinds)]
+        draft = author.draw(kind, random.Random(hashed("question", seed, part, number)))
+        if draft is None or draft.text in seen:
+            idle += 1
+            if idle > GIVE_UP:
+                return
+            continue
+        idle = 0
+        seen.add(draft.text)
+        yield _question(draft, part)
+
+
+def _question(draft: Draft, part: Part) -> Question:
+    return Question(
+        id=f"atlas-{hashed('id', draft.text):016x}",
+        source="atlas",
+        question=draft.text,
+        answers=draft.answers,
+        type=draft.type,
+        hops=len(draft.hops) or None,
+        answerable=bool(draft.answers),
+        supporting_titles=tuple(hop.title for hop in draft.hops),
+        supporting_ids=tuple(hop.passage_id for hop in draft.hops),
+        split=part,
+        licence=LICENCE,
+        extra={"hops": [hop.as_extra() for hop in draft.hops]},
+    )

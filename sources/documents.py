@@ -1,0 +1,50 @@
+"""Plain documents, cut into titled passages of a fixed number of words (as DPR cut Wikipedia)."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from sources.files import Faults, open_text, sound_lines
+from storage.records import Passage
+
+ENDINGS = (".txt", ".md")
+
+_HEADING = re.compile(r"^#\s+(.+?)\s*#*\s*$", re.MULTILINE)
+
+
+def cut(name: str, title: str, text: str, passage_words: int) -> Iterator[Passage]:
+    """Consecutive passages of `passage_words` words (the last may be shorter).
+
+    White space becomes single spaces; no word is lost or doubled. A document that is one passage
+    keeps its name as id; longer ones count from 0 ("name#0").
+    """
+    words = text.split()
+    starts = range(0, len(words), passage_words)
+    for number, start in enumerate(starts):
+        piece = " ".join(words[start : start + passage_words])
+        yield Passage(id=name if len(starts) == 1 else f"{name}#{number}", title=title, text=piece)
+
+
+def document_files(folder: Path) -> list[Path]:
+    """Text files under `folder`, by name; hidden ones are passed over."""
+    found = (path for ending in ENDINGS for path in folder.rglob(f"*{ending}"))
+    return sorted(
+        path
+        for path in found
+        if path.is_file() and not any(p.startswith(".") for p in path.relative_to(folder).parts)
+    )
+
+
+def read_document(path: Path, name: str, passage_words: int, faults: Faults) -> list[Passage]:
+    """The passages of a text file, titled by its first heading or its file name."""
+    before = faults.count
+    try:
+        with open_text(path) as file:
+            text = "".join(sound_lines(path, file, faults))
+    except OSError as error:
+        faults.add(str(path), f"cannot be read: {error}")
+    if faults.count > before:
+        return []
+    stem = path.name.removesuffix(".gz").rpartition(".")[0]
+    heading = _HEADING.search(text)
+    return list(cut(name, heading.group(1) if heading else stem, text, passage_words))

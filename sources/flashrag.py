@@ -1,0 +1,55 @@
+"""FlashRAG's JSONL, one form for many sets."""
+
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sources.hotpotqa import Context, Facts, hops_of, paragraphs_of
+from sources.rows import Answers, Identifier, Row, Text, content_id, distinct, with_answers
+from storage.records import Question
+
+
+class Metadata(BaseModel):
+    """What FlashRAG keeps of HotpotQA and 2WikiMultiHopQA; other keys stay as they are."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: str | None = None
+    supporting_facts: Facts = Field(default_factory=list)
+    context: Context = Field(default_factory=list)
+
+
+class FlashRow(Row):
+    """`{"id", "question", "golden_answers", "metadata"}`.
+
+    FlashRAG numbers the questions of every set alike ("test_0"), so the id gets eight digits of
+    the question's hash: two sets can then be mixed.
+    """
+
+    format: ClassVar[str] = "FlashRAG's JSONL"
+
+    id: Identifier
+    question: Text
+    golden_answers: Answers
+    metadata: Metadata | None = None
+
+    @classmethod
+    def recognises(cls, raw: dict[str, Any]) -> bool:
+        return "golden_answers" in raw
+
+    def to_question(self, source: str) -> Question:
+        metadata = self.metadata or Metadata()
+        titles = distinct(title for title, _ in metadata.supporting_facts)
+        facts = bool(metadata.supporting_facts)
+        kept = metadata.model_extra or {}
+        return Question(
+            id=f"{self.id}-{content_id(self.question)[:8]}",
+            source=source,
+            question=self.question,
+            answers=with_answers(self.golden_answers),
+            type=metadata.type,
+            hops=hops_of(metadata.type) if facts else None,
+            supporting_titles=titles,
+            paragraphs=paragraphs_of(metadata.context, titles),
+            extra={**self.others(), **({"metadata": kept} if kept else {})},
+        )

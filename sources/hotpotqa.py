@@ -1,0 +1,88 @@
+"""HotpotQA and 2WikiMultiHopQA in their own formats (a JSON list), and as the hub has them."""
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AliasChoices, BeforeValidator, Field
+
+from sources.rows import Identifier, Row, Text, distinct, joined, paragraph
+from storage.records import Paragraph, Question
+
+
+def _facts(value: Any) -> Any:
+    """`[[title, sentence], …]`, also from the hub's `{"title": […], "sent_id": […]}`."""
+    if isinstance(value, dict):
+        titles, sentences = value.get("title"), value.get("sent_id")
+        if isinstance(titles, list) and isinstance(sentences, list):
+            return [tuple(pair) for pair in zip(titles, sentences, strict=False)]
+        return value
+    return _tuples(value)
+
+
+def _context(value: Any) -> Any:
+    """`[[title, [sentence, …]], …]`, also from lists side by side (`sentences` or `content`)."""
+    if isinstance(value, dict):
+        titles = value.get("title")
+        texts = value.get("sentences", value.get("content"))
+        if isinstance(titles, list) and isinstance(texts, list):
+            return [tuple(pair) for pair in zip(titles, texts, strict=False)]
+        return value
+    return _tuples(value)
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, list):
+        return [tuple(item) if isinstance(item, list) else item for item in value]
+    return value
+
+
+Facts = Annotated[list[tuple[str, int]], BeforeValidator(_facts)]
+Context = Annotated[list[tuple[str, list[str]]], BeforeValidator(_context)]
+
+
+class HotpotRow(Row):
+    """`{"_id", "question", "answer", "type", "supporting_facts", "context"}`.
+
+    2WikiMultiHopQA adds `evidences` and the like, kept in `extra`.
+    """
+
+    format: ClassVar[str] = "HotpotQA's or 2WikiMultiHopQA's own format"
+
+    id: Identifier = Field(validation_alias=AliasChoices("_id", "id"))
+    question: Text
+    answer: Text
+    type: str | None = None
+    supporting_facts: Facts = Field(default_factory=list)
+    context: Context = Field(default_factory=list)
+
+    @classmethod
+    def recognises(cls, raw: dict[str, Any]) -> bool:
+        return "supporting_facts" in raw or "context" in raw
+
+    def to_question(self, source: str) -> Question:
+        titles = distinct(title for title, _ in self.supporting_facts)
+        facts = [[title, sentence] for title, sentence in self.supporting_facts]
+        return Question(
+            id=self.id,
+            source=source,
+            question=self.question,
+            answers=(self.answer,),
+            type=self.type,
+            hops=hops_of(self.type),
+            supporting_titles=titles,
+            paragraphs=paragraphs_of(self.context, titles),
+            extra={**self.others(), "supporting_facts": facts},
+        )
+
+
+def hops_of(kind: str | None) -> int:
+    """Two, but four for 2WikiMultiHopQA's bridge comparisons (two bridges, then a comparison)."""
+    return 4 if kind == "bridge_comparison" else 2
+
+
+def paragraphs_of(
+    context: list[tuple[str, list[str]]], supporting: tuple[str, ...]
+) -> tuple[Paragraph, ...]:
+    """The context as paragraphs; the ones with a supporting title are marked."""
+    return tuple(
+        paragraph(title, joined(sentences), title in supporting) for title, sentences in context
+    )

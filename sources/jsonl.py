@@ -1,0 +1,65 @@
+"""Our own JSONL: one question a line, as docs and contracts describe it."""
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+
+from sources.rows import Answers, Identifier, Row, Text, distinct, paragraph, with_answers
+from storage.records import Question
+
+
+class ParagraphField(BaseModel):
+    """A paragraph of a question line."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    id: Annotated[
+        Identifier | None, Field(default=None, validation_alias=AliasChoices("id", "pid"))
+    ]
+    title: str
+    text: str
+    is_supporting: bool = False
+
+
+class QuestionLine(Row):
+    """`{"id", "question", "answers", "type"?, "hops"?, "supporting_titles"?, "paragraphs"?}`.
+
+    Also taken: `answerable` (false allows no answers), `supporting_ids`, `licence`. The rest is
+    kept in `extra`.
+    """
+
+    format: ClassVar[str] = "Branchwise's JSONL"
+
+    id: Identifier
+    question: Text
+    answers: Answers = Field(default_factory=list)
+    type: str | None = None
+    hops: int | None = Field(default=None, ge=1)
+    answerable: bool = True
+    supporting_titles: list[str] = Field(default_factory=list)
+    supporting_ids: list[str] = Field(default_factory=list)
+    paragraphs: list[ParagraphField] = Field(default_factory=list)
+    licence: str | None = None
+
+    @classmethod
+    def recognises(cls, raw: dict[str, Any]) -> bool:
+        return "answers" in raw
+
+    def to_question(self, source: str) -> Question:
+        given = [p for p in self.paragraphs if p.is_supporting]
+        return Question(
+            id=self.id,
+            source=source,
+            question=self.question,
+            answers=with_answers(self.answers, self.answerable),
+            type=self.type,
+            hops=self.hops,
+            answerable=self.answerable,
+            supporting_titles=distinct(self.supporting_titles or [p.title for p in given]),
+            supporting_ids=distinct(self.supporting_ids),
+            paragraphs=tuple(
+                paragraph(p.title, p.text, p.is_supporting, p.id) for p in self.paragraphs
+            ),
+            licence=self.licence,
+            extra=self.others(),
+        )

@@ -1,0 +1,192 @@
+"""The questions and the corpus of a recipe: read, drawn, united, and counted."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from sources.corpus import READ, Corpus, corpus_of_paragraphs, load_corpus, unite
+from sources.files import Faults
+from sources.gold import resolve_gold
+from sources.parts import part_of
+from sources.readers import PlacedQuestion, QuestionSet, fold, read_set
+from sources.settings import DataSettings, SetSettings
+from storage.errors import ConfigError
+from storage.records import Passage, Question
+
+Notes = Counter[str]
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a stage works on.
+
+    Attributes:
+        questions: drawn as the recipe says, in an order that depends on the seed alone; `split`
+            is each one's hash part, `supporting_ids` are resolved against the corpus.
+        passages: the corpus, ids and contents distinct.
+        notes: what was read, dropped, folded or missing, by reason.
+    """
+
+    questions: tuple[Question, ...]
+    passages: tuple[Passage, ...]
+    notes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """One set: its drawn questions, and the passages that it brings itself."""
+
+    questions: tuple[PlacedQuestion, ...]
+    corpus: Corpus
+
+
+def load_data(settings: DataSettings, seed: int) -> Data:
+    """Reads everything that `settings` names.
+
+    With `mix`, each of its sets is drawn on its own, and `settings.limit` caps the whole (the
+    other fields of a single set do not apply). A limit takes the first questions by a hash of
+    seed and id, so a smaller sample is part of a larger one and the file's order does not matter.
+
+    Raises:
+        ConfigError: faults in the files (all of them, with file and line), no corpus, or no
+            questions left.
+    """
+    notes: Notes = Counter()
+    loaded = _load_sets(settings, seed, notes)
+    corpus = _corpus(settings, loaded)
+    notes.update(corpus.counts)
+    faults = Faults()
+    placed, _ = fold((one for part in loaded for one in part.questions), faults)
+    faults.raise_any()
+    drawn = _sampled(placed, settings.limit if settings.mix else None, seed)
+    notes["questions dropped: over the limit of the mix"] += len(placed) - len(drawn)
+    questions = tuple(
+        resolve_gold((one.question for one in drawn), corpus.passages, corpus.aliases)
+    )
+    if not questions:
+        raise ConfigError(f"no questions are left to work on: {_listed(notes)}")
+    _note_missing(questions, corpus, notes)
+    return Data(questions, corpus.passages, {name: n for name, n in notes.items() if n})
+
+
+def _load_sets(settings: DataSettings, seed: int, notes: Notes) -> list[_Loaded]:
+    """All sets; what is wrong with any of them is raised together."""
+    loaded, messages = [], []
+    for one in settings.mix or (settings,):
+        try:
+            loaded.append(_load_set(one, settings, seed, notes))
+        except ConfigError as error:
+            messages.append(str(error))
+    if messages:
+        raise ConfigError("\n".join(messages))
+    return loaded
+
+
+def _load_set(one: SetSettings, settings: DataSettings, seed: int, notes: Notes) -> _Loaded:
+    found, own = _read(one, settings, seed)
+    notes[f"{one.source}: questions read"] += len(found.questions)
+    notes[f"{one.source}: questions folded, repeated word for word"] += found.repeated
+    return _Loaded(_drawn(one, found.questions, seed, notes), own)
+
+
+def _drawn(
+    one: SetSettings, questions: Iterable[PlacedQuestion], seed: int, notes: Notes
+) -> tuple[PlacedQuestion, ...]:
+    """The questions of the wanted types and part, sampled to the limit."""
+    kept = []
+    for placed in map(_with_part, questions):
+        if one.types is not None and placed.question.type not in one.types:
+            notes[f"{one.source}: questions dropped, of another type"] += 1
+        elif one.split is not None and placed.question.split != one.split:
+            notes[f"{one.source}: questions of another part"] += 1
+        else:
+            kept.append(placed)
+    sampled = _sampled(kept, one.limit, seed)
+    notes[f"{one.source}: questions left out by the limit"] += len(kept) - len(sampled)
+    return sampled
+
+
+def _with_part(placed: PlacedQuestion) -> PlacedQuestion:
+    question = placed.question
+    if question.split is not None:
+        return placed
+    part = part_of(_folded(question.question))
+    return PlacedQuestion(placed.place, question.model_copy(update={"split": part}))
+
+
+def _folded(text: str) -> str:
+    """Case and spacing folded: questions that read alike lie in one part, whatever their ids."""
+    return " ".join(text.casefold().split())
+
+
+def _sampled(
+    questions: Iterable[PlacedQuestion], limit: int | None, seed: int
+) -> tuple[PlacedQuestion, ...]:
+    def order(placed: PlacedQuestion) -> bytes:
+        name = f"{seed}\x1f{placed.question.source}\x1f{placed.question.id}"
+        return hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
+
+    return tuple(sorted(questions, key=order)[:limit])
+
+
+def _corpus(settings: DataSettings, loaded: Iterable[_Loaded]) -> Corpus:
+    """The files of `data.corpus`, or what the sets bring."""
+    if settings.corpus is not None:
+        paths = (settings.corpus,) if isinstance(settings.corpus, str) else settings.corpus
+        return load_corpus(paths, settings.passage_words)
+    faults = Faults()
+    own = [one.corpus for one in loaded]
+    whole = unite(
+        ((f"{passage.id} ({passage.title})", passage) for one in own for passage in one.passages),
+        faults,
+    )
+    faults.raise_any()
+    if not whole.passages:
+        raise ConfigError(
+            "data.corpus is null, and the questions bring no paragraphs: name the corpus's file"
+        )
+    counts = Counter({name: n for name, n in whole.counts.items() if name != READ})
+    aliases = dict(whole.aliases)
+    for one in own:
+        counts.update(one.counts)
+        aliases.update({name: whole.aliases.get(to, to) for name, to in one.aliases.items()})
+    return Corpus(whole.passages, aliases, counts)
+
+
+def _note_missing(questions: Iterable[Question], corpus: Corpus, notes: Notes) -> None:
+    """Counts questions whose gold passages the corpus does not hold."""
+    titles = {passage.title for passage in corpus.passages}
+    ids = {passage.id for passage in corpus.passages}
+    for question in questions:
+        lost = [t for t in question.supporting_titles if t not in titles]
+        lost += [name for name in question.supporting_ids if name not in ids]
+        if lost:
+            notes["warning: questions that cite passages not in the corpus"] += 1
+            notes["warning: cited passages not in the corpus"] += len(lost)
+        elif question.answerable and not question.supporting_ids:
+            notes["questions without known gold passages"] += 1
+
+
+def _listed(notes: Notes) -> str:
+    return "; ".join(f"{name}: {count}" for name, count in notes.items() if count)
+
+
+def _read(one: SetSettings, settings: DataSettings, seed: int) -> tuple[QuestionSet, Corpus]:
+    """A set's questions (all of them) and its own passages."""
+    if one.source == "atlas":
+        return _atlas(one, settings, seed)
+    found = read_set(one.source, one.questions)
+    if settings.corpus is not None:
+        return found, Corpus((), {}, {})
+    return found, corpus_of_paragraphs(
+        (placed.place, placed.question) for placed in found.questions
+    )
+
+
+def _atlas(one: SetSettings, settings: DataSettings, seed: int) -> tuple[QuestionSet, Corpus]:
+    from sources.atlas import build_corpus, build_questions
+
+    questions = build_questions(one.split, one.limit, seed, one.types, settings.cities)
+    placed = tuple(PlacedQuestion(f"atlas: {question.id}", question) for question in questions)
+    return QuestionSet(placed, 0), Corpus(tuple(build_corpus(settings.cities)), {}, {})

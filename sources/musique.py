@@ -1,0 +1,68 @@
+"""MuSiQue (Ans and Full) in its own JSONL."""
+
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sources.rows import Answers, Identifier, Row, Text, distinct, paragraph, with_answers
+from storage.records import Question
+
+
+class MusiqueParagraph(BaseModel):
+    """A paragraph of a MuSiQue line."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    title: str
+    paragraph_text: str
+    is_supporting: bool = False
+
+
+class MusiqueRow(Row):
+    """`{"id", "question", "answer", "answer_aliases", "answerable", "paragraphs", …}`.
+
+    MuSiQue-Full gives a question twice under one id, the second time without the passage that
+    answers it: that one has `answerable` false here, no answers (the answer stays in `extra`),
+    and an id of its own.
+    """
+
+    format: ClassVar[str] = "MuSiQue's own format"
+
+    id: Identifier
+    question: Text
+    answer: Text
+    answer_aliases: Answers = Field(default_factory=list)
+    answerable: bool = True
+    paragraphs: list[MusiqueParagraph] = Field(default_factory=list)
+    question_decomposition: list[dict[str, Any]] = Field(default_factory=list)
+
+    @classmethod
+    def recognises(cls, raw: dict[str, Any]) -> bool:
+        return "question_decomposition" in raw or "answer_aliases" in raw
+
+    def to_question(self, source: str) -> Question:
+        extra = {**self.others(), "question_decomposition": self.question_decomposition}
+        answers = [self.answer, *self.answer_aliases]
+        if not self.answerable:
+            extra["answer"] = self.answer
+        kind = self.id.partition("__")[0] if "__" in self.id else None
+        supporting = [p.title for p in self.paragraphs if p.is_supporting]
+        return Question(
+            id=self.id if self.answerable else f"{self.id}__unanswerable",
+            source=source,
+            question=self.question,
+            answers=with_answers(answers) if self.answerable else (),
+            type=kind,
+            hops=self._hops(kind),
+            answerable=self.answerable,
+            supporting_titles=distinct(supporting),
+            paragraphs=tuple(
+                paragraph(p.title, p.paragraph_text, p.is_supporting) for p in self.paragraphs
+            ),
+            extra=extra,
+        )
+
+    def _hops(self, kind: str | None) -> int | None:
+        if self.question_decomposition:
+            return len(self.question_decomposition)
+        return int(kind[0]) if kind and kind[0] in "234" else None

@@ -1,0 +1,123 @@
+"""Which formats a source may come in, under which licence, and reading a set of it."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from sources.bamboogle import BamboogleRow, NqRow, PlainRow
+from sources.files import Faults, Placed, Raw, existing, read_rows
+from sources.flashrag import FlashRow
+from sources.hotpotqa import HotpotRow
+from sources.hub import hub_rows
+from sources.jsonl import QuestionLine
+from sources.musique import MusiqueRow
+from sources.popqa import PopRow
+from sources.rows import Row
+from storage.errors import ConfigError
+from storage.records import Question
+
+FORMS: dict[str, tuple[type[Row], ...]] = {
+    "jsonl": (QuestionLine,),
+    "hotpotqa": (QuestionLine, FlashRow, HotpotRow),
+    "2wiki": (QuestionLine, FlashRow, HotpotRow),
+    "musique": (QuestionLine, FlashRow, MusiqueRow),
+    "popqa": (QuestionLine, FlashRow, PopRow),
+    "bamboogle": (QuestionLine, FlashRow, BamboogleRow),
+    "nq": (QuestionLine, FlashRow, NqRow),
+    "flashrag": (FlashRow,),
+    "hub": (QuestionLine, FlashRow, PopRow, MusiqueRow, HotpotRow, PlainRow),
+}
+"""Formats by source, tried in order; the last one is taken where none is recognised."""
+
+LICENCES = {
+    "hotpotqa": "CC BY-SA 4.0",
+    "2wiki": "Apache-2.0 (passages from Wikipedia, CC BY-SA)",
+    "musique": "CC BY 4.0 (passages from Wikipedia, CC BY-SA)",
+    "popqa": "MIT (passages from Wikipedia, CC BY-SA)",
+    "bamboogle": "MIT",
+    "nq": "CC BY-SA 3.0",
+}
+"""Licence by source, where the source is one known set."""
+
+
+@dataclass(frozen=True)
+class PlacedQuestion:
+    """A question and where it was read."""
+
+    place: str
+    question: Question
+
+
+@dataclass(frozen=True)
+class QuestionSet:
+    """The questions of one set, in the file's order, ids distinct.
+
+    Attributes:
+        questions: what was read.
+        repeated: how many lines repeated an earlier one word for word and were folded.
+    """
+
+    questions: tuple[PlacedQuestion, ...]
+    repeated: int
+
+
+def read_set(source: str, questions: str | None) -> QuestionSet:
+    """All questions of a set.
+
+    Args:
+        source: a source of `FORMS`.
+        questions: the file, or the name on the hub.
+
+    Raises:
+        ConfigError: no file, or faults in it (all of them up to 20, with file and line).
+    """
+    if questions is None:
+        raise ConfigError(f"data.source is {source} but data.questions is null: name the file")
+    faults = Faults()
+    if source == "hub":
+        rows: Iterable[Placed] = hub_rows(questions)
+    else:
+        rows = read_rows(existing(questions, "data.questions"), faults)
+    found, repeated = fold(_questions(rows, source, faults), faults)
+    faults.raise_any()
+    if not found:
+        raise ConfigError(f"{questions}: has no questions")
+    return QuestionSet(found, repeated)
+
+
+def _questions(rows: Iterable[Placed], source: str, faults: Faults) -> Iterator[PlacedQuestion]:
+    for place, raw in rows:
+        try:
+            question = form_of(raw, source).parse(raw).to_question(source)
+        except ValueError as error:
+            faults.add(place, str(error))
+            continue
+        if question.licence is None and source in LICENCES:
+            question = question.model_copy(update={"licence": LICENCES[source]})
+        yield PlacedQuestion(place, question)
+
+
+def form_of(raw: Raw, source: str) -> type[Row]:
+    """The format of a row."""
+    forms = FORMS[source]
+    return next((form for form in forms if form.recognises(raw)), forms[-1])
+
+
+def fold(
+    questions: Iterable[PlacedQuestion], faults: Faults
+) -> tuple[tuple[PlacedQuestion, ...], int]:
+    """Questions with distinct ids, and how many repeated an earlier one.
+
+    The same id with other content is a fault that names both places.
+    """
+    first: dict[str, PlacedQuestion] = {}
+    repeated = 0
+    for placed in questions:
+        name = placed.question.id
+        earlier = first.setdefault(name, placed)
+        if earlier is placed:
+            continue
+        if earlier.question == placed.question:
+            repeated += 1
+        else:
+            faults.add(placed.place, f"id {name!r} stands at {earlier.place} with another content")
+    return tuple(first.values()), repeated

@@ -1,0 +1,109 @@
+"""A question as a file holds it: checked by a model of the format, then turned into ours."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from storage.records import Paragraph, Question
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("is empty")
+    return text
+
+
+def _number_as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _no_blanks(texts: list[str]) -> list[str]:
+    return [text for text in texts if text.strip()]
+
+
+Text = Annotated[str, AfterValidator(_not_blank)]
+Identifier = Annotated[str, BeforeValidator(_number_as_text), AfterValidator(_not_blank)]
+Answers = Annotated[list[str], AfterValidator(_no_blanks)]
+"""Gold answers, verbatim; blank ones are dropped (any text would match them)."""
+
+
+class Row(BaseModel, ABC):
+    """Base of all formats. Fields that a format does not name go to `Question.extra`."""
+
+    model_config = ConfigDict(extra="allow", strict=True, populate_by_name=True)
+    format: ClassVar[str]
+    """What messages call the format."""
+
+    @classmethod
+    @abstractmethod
+    def recognises(cls, raw: dict[str, Any]) -> bool:
+        """Whether `raw` bears the marks of this format."""
+
+    @classmethod
+    def parse(cls, raw: dict[str, Any]) -> Self:
+        """The checked row.
+
+        Raises:
+            ValueError: everything that is wrong with it, in one line.
+        """
+        try:
+            return cls.model_validate(raw)
+        except ValidationError as error:
+            raise ValueError(f"{_in_words(error)} (read as {cls.format})") from error
+
+    @abstractmethod
+    def to_question(self, source: str) -> Question:
+        """The question, under the name of its source.
+
+        Raises:
+            ValueError: it is answerable and has no answers.
+        """
+
+    def others(self) -> dict[str, Any]:
+        """The fields that the format does not name."""
+        return dict(self.model_extra or {})
+
+
+def _in_words(error: ValidationError) -> str:
+    words = []
+    for detail in error.errors(include_url=False):
+        place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in detail["loc"])
+        message = detail["msg"].removeprefix("Value error, ")
+        words.append(f"{place.removeprefix('.')!r}: {message}")
+    return "; ".join(words)
+
+
+def distinct(texts: Iterable[str]) -> tuple[str, ...]:
+    """`texts` without repetitions, in order."""
+    return tuple(dict.fromkeys(texts))
+
+
+def with_answers(answers: Sequence[str], answerable: bool = True) -> tuple[str, ...]:
+    """The distinct answers.
+
+    Raises:
+        ValueError: there are none, though the question is answerable.
+    """
+    if answerable and not answers:
+        raise ValueError("has no answers")
+    return distinct(answers)
+
+
+def content_id(*texts: str) -> str:
+    """An identity for what has none: 16 hex digits of a hash of its content."""
+    whole = hashlib.sha256("\x1f".join(texts).encode("utf-8", "surrogatepass"))
+    return whole.hexdigest()[:16]
+
+
+def joined(sentences: Sequence[str]) -> str:
+    """One text; HotpotQA's sentences bring their leading spaces, 2WikiMultiHopQA's do not."""
+    glue = "" if any(sentence.startswith(" ") for sentence in sentences[1:]) else " "
+    return glue.join(sentences).strip()
+
+
+def paragraph(title: str, text: str, is_supporting: bool, name: str | None = None) -> Paragraph:
+    """A paragraph of a question."""
+    return Paragraph(title=title, text=text, is_supporting=is_supporting, id=name)

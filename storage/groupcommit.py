@@ -1,0 +1,171 @@
+"""Group commit: one thread writes whatever has queued up as one synced transaction.
+
+A synced commit costs milliseconds however many rows it holds, so callers hand in rows and wait
+together; the more there are in flight, the cheaper each row becomes.
+"""
+
+import asyncio
+import sqlite3
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from storage.errors import StorageError
+from storage.text import storable
+
+MAX_BATCH = 4096
+"""Most entries of one transaction; bounds the memory that a long queue takes."""
+
+_Waiter = Future[None] | asyncio.Future[None]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One statement for many rows of values; they are stored together or not at all.
+
+    `committed`, if given, is called in the writing thread with the number of rows that changed,
+    after the commit and before the one who waits hears of it.
+    """
+
+    sql: str
+    rows: Sequence[Sequence[object]]
+    committed: Callable[[int], None] | None = None
+
+
+class GroupCommit:
+    """The only writer of a database; entries are committed in the order they came in.
+
+    Takes over `connection`, which must be in autocommit mode and free of its opening thread.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._connection = connection
+        self._path = path
+        self._queue: SimpleQueue[tuple[Entry, _Waiter] | None] = SimpleQueue()
+        self._gate = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="ledger-writer", daemon=True)
+        self._thread.start()
+
+    def write(self, entry: Entry) -> None:
+        """Store the entry and return once it is on disk.
+
+        Raises:
+            StorageError: the database could not be written; nothing of this entry was.
+        """
+        waiter: Future[None] = Future()
+        self._enqueue(entry, waiter)
+        waiter.result()
+
+    async def written(self, entry: Entry) -> None:
+        """`write` for a coroutine. Cancelling the wait does not undo the write.
+
+        Raises:
+            StorageError: see `write`.
+        """
+        waiter = asyncio.get_running_loop().create_future()
+        self._enqueue(entry, waiter)
+        await waiter
+
+    def close(self) -> None:
+        """Commit what is queued, end the thread and close the connection."""
+        with self._gate:
+            if self._closed:
+                return
+            self._closed = True
+            self._queue.put(None)
+        self._thread.join()
+        self._connection.close()
+
+    def _enqueue(self, entry: Entry, waiter: _Waiter) -> None:
+        # Behind the gate, or an entry could queue up after the closing mark and wait for ever.
+        with self._gate:
+            if self._closed:
+                raise StorageError(f"{self._path} is closed; open it again to write to it")
+            self._queue.put((entry, waiter))
+
+    def _run(self) -> None:
+        while True:
+            batch = [self._queue.get()]
+            with suppress(Empty):
+                while len(batch) < MAX_BATCH:
+                    batch.append(self._queue.get_nowait())
+            entries = [item for item in batch if item is not None]
+            if entries:
+                self._commit(entries)
+            if len(entries) < len(batch):
+                return
+
+    def _commit(self, batch: Sequence[tuple[Entry, _Waiter]]) -> None:
+        """One transaction; if it fails, each entry has one of its own, and its own error."""
+        try:
+            changed = self._transaction([entry for entry, _ in batch])
+        except Exception as fault:
+            if len(batch) > 1:
+                for single in batch:
+                    self._commit([single])
+                return
+            error = StorageError(
+                f"cannot write {self._path}: {fault}; what was stored before is safe. "
+                "Make room or mend the disk, then run the same command again to continue"
+            )
+            error.__cause__ = fault
+            _settle([waiter for _, waiter in batch], error)
+            return
+        for (entry, _), count in zip(batch, changed, strict=True):
+            if entry.committed is not None:
+                entry.committed(count)
+        _settle([waiter for _, waiter in batch], None)
+
+    def _transaction(self, entries: Sequence[Entry]) -> list[int]:
+        """Rows changed by each entry, all of them synced to disk."""
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            changed = [
+                sum(self._connection.execute(e.sql, _bindable(row)).rowcount for row in e.rows)
+                for e in entries
+            ]
+            self._connection.execute("COMMIT")
+        except BaseException:
+            # On a full disk SQLite has already rolled back, and says so with an error.
+            with suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+            raise
+        return changed
+
+
+def _bindable(values: Sequence[object]) -> list[object]:
+    return [storable(value) if isinstance(value, str) else value for value in values]
+
+
+def _settle(waiters: Sequence[_Waiter], error: StorageError | None) -> None:
+    """Tell everybody who waits; event loops are woken once each, not once a row."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = defaultdict(list)
+    for waiter in waiters:
+        if isinstance(waiter, asyncio.Future):
+            by_loop[waiter.get_loop()].append(waiter)
+        else:
+            _resolve(waiter, error)
+    for loop, futures in by_loop.items():
+        # A closed loop has nobody left to tell; the rows are stored all the same.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(_resolve_all, futures, error)
+
+
+def _resolve_all(waiters: Sequence[_Waiter], error: StorageError | None) -> None:
+    for waiter in waiters:
+        _resolve(waiter, error)
+
+
+def _resolve(waiter: _Waiter, error: StorageError | None) -> None:
+    if waiter.done():  # cancelled meanwhile
+        return
+    if error is None:
+        waiter.set_result(None)
+    else:
+        waiter.set_exception(error)

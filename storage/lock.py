@@ -1,0 +1,40 @@
+"""One writer a run: a lock file that says who holds it, and that a dead process cannot keep."""
+
+import fcntl
+import os
+from pathlib import Path
+
+from storage.errors import StorageError
+
+
+class RunLock:
+    """An exclusive lock, held from construction to `release`.
+
+    The kernel drops it when the process ends, however it ends, so a kill leaves nothing to clean
+    up; the file itself stays (removing it would let two processes lock two files of one name).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise StorageError(f"cannot open {path}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._descriptor, 0)
+            os.write(self._descriptor, str(os.getpid()).encode())
+        except BlockingIOError:
+            holder = os.read(self._descriptor, 20).decode(errors="replace").strip()
+            os.close(self._descriptor)
+            raise StorageError(
+                f"{path.parent} is in use by process {holder or '(unknown)'}; "
+                "wait until it ends, or stop it"
+            ) from None
+        except OSError as error:
+            os.close(self._descriptor)
+            raise StorageError(f"cannot lock {path}: {error.strerror}") from error
+
+    def release(self) -> None:
+        """Let others in."""
+        os.close(self._descriptor)

@@ -1,0 +1,117 @@
+"""`manifest.json`: which files make up the tables of a run. What it does not name is not there.
+
+A part is committed by being named here, so readers never see half of one, nor a stray file.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+from typing import Annotated
+
+import pyarrow.parquet as pq
+from pyarrow import ArrowException
+from pydantic import AfterValidator, ValidationError
+
+from storage.atomic import atomic_write_text
+from storage.errors import StorageError
+from storage.records import SCHEMA_VERSION, Record
+
+MANIFEST = "manifest.json"
+
+
+def _inside(path: str) -> str:
+    if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+        raise ValueError("a part lies inside its run folder")
+    return path
+
+
+class PartInfo(Record):
+    """One committed parquet file.
+
+    Attributes:
+        table: the table it belongs to ("pairs", "eval/<policy>/<set>/predictions").
+        path: the file, relative to the run folder, with forward slashes.
+        rows: number of rows.
+        sha256: of the file's bytes, hexadecimal.
+        questions: number of distinct `question_id`s in it.
+    """
+
+    table: str
+    path: Annotated[str, AfterValidator(_inside)]
+    rows: int
+    sha256: str
+    questions: int = 0
+
+
+class Manifest(Record):
+    """The committed parts of a run, in the order of their paths."""
+
+    schema_version: int = SCHEMA_VERSION
+    parts: tuple[PartInfo, ...] = ()
+
+    def of(self, table: str) -> tuple[PartInfo, ...]:
+        """The parts of one table."""
+        return tuple(part for part in self.parts if part.table == table)
+
+    def tables(self) -> tuple[str, ...]:
+        """Names of the tables that have a part."""
+        return tuple(dict.fromkeys(part.table for part in self.parts))
+
+    def rows(self, table: str) -> int:
+        """Number of rows of one table."""
+        return sum(part.rows for part in self.of(table))
+
+
+def load_manifest(run: Path) -> Manifest:
+    """The manifest of a run folder; without parts where none was committed yet.
+
+    Raises:
+        StorageError: the folder is missing, or the manifest is damaged or of a newer version.
+    """
+    path = run / MANIFEST
+    try:
+        manifest = Manifest.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        if not run.is_dir():
+            raise StorageError(f"{run}: no such run folder") from None
+        return Manifest()
+    except (OSError, ValidationError) as error:
+        raise StorageError(f"{path}: not a readable manifest ({error})") from error
+    if manifest.schema_version > SCHEMA_VERSION:
+        raise StorageError(
+            f"{path}: has schema version {manifest.schema_version}, this Branchwise reads up to "
+            f"{SCHEMA_VERSION}: install a newer version"
+        )
+    return manifest
+
+
+def add_parts(run: Path, parts: Iterable[PartInfo]) -> Manifest:
+    """Commit parts, all or none; one with the path of an older part takes its place.
+
+    The caller holds the run (see `storage.ledger`): two writers would undo each other.
+    """
+    by_path = {part.path: part for part in (*load_manifest(run).parts, *parts)}
+    manifest = Manifest(parts=tuple(by_path[path] for path in sorted(by_path)))
+    atomic_write_text(run / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
+    return manifest
+
+
+def verify_manifest(run: Path) -> list[str]:
+    """What is wrong with the committed parts, one line a part; empty if nothing is."""
+    problems = [(part, _problem(run, part)) for part in load_manifest(run).parts]
+    return [f"{run / part.path}: {problem}" for part, problem in problems if problem]
+
+
+def _problem(run: Path, part: PartInfo) -> str | None:
+    path = run / part.path
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != part.sha256:
+            return f"its content changed (sha256 {digest[:12]}…, committed {part.sha256[:12]}…)"
+        rows = pq.read_metadata(path).num_rows
+    except FileNotFoundError:
+        return "missing"
+    except (OSError, ArrowException) as error:
+        return f"unreadable ({error})"
+    return None if rows == part.rows else f"has {rows} rows, {part.rows} were committed"

@@ -1,0 +1,98 @@
+"""Parquet parts of a run: written whole, named by the manifest, read through it."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from storage.atomic import atomic_write_bytes
+from storage.errors import StorageError
+from storage.manifest import PartInfo, load_manifest
+from storage.schemas import schema_of
+
+
+def write_part(run: Path, table: str, rows: pa.Table, part: int | str | None = None) -> PartInfo:
+    """Write one parquet file (zstd) of a table; it counts once `add_parts` has named it.
+
+    Args:
+        run: the run folder.
+        table: name of the table, which is also where it lies: "pairs",
+            "eval/<policy>/<set>/predictions".
+        rows: what to write.
+        part: number or name of the part, `<table>/part-<part>.parquet`; null for a table of one
+            file, `<table>.parquet`.
+
+    Raises:
+        StorageError: the file could not be written.
+    """
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink, compression="zstd")
+    # Hashed in memory: the hash is of what was meant, not of what the disk made of it.
+    data = sink.getvalue().to_pybytes()
+    path = _part_path(table, part)
+    atomic_write_bytes(run / path, data)
+    return PartInfo(
+        table=table,
+        path=str(path),
+        rows=rows.num_rows,
+        sha256=hashlib.sha256(data).hexdigest(),
+        questions=_distinct_questions(rows),
+    )
+
+
+def read_parts(run: Path, table: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """All committed rows of a table, in the order of the parts.
+
+    Without parts, an empty table of the schema. Parts of different versions are read together:
+    what one lacks is null.
+
+    Args:
+        run: the run folder.
+        table: name of the table.
+        columns: read only these; null for all.
+
+    Raises:
+        StorageError: a part is missing or damaged, with its path.
+    """
+    parts = load_manifest(run).of(table)
+    read = [_read(run / part.path, part, columns) for part in parts]
+    if not read:
+        empty = schema_of(table).empty_table()
+        return empty.select(list(columns)) if columns is not None else empty
+    return pa.concat_tables(read, promote_options="permissive")
+
+
+def question_ids(run: Path, table: str) -> set[str]:
+    """The questions that have a committed row in a table (what a resumed run need not redo)."""
+    return set(read_parts(run, table, ["question_id"])["question_id"].to_pylist())
+
+
+def _part_path(table: str, part: int | str | None) -> PurePosixPath:
+    if part is None:
+        return PurePosixPath(f"{table}.parquet")
+    name = f"{part:05d}" if isinstance(part, int) else part
+    return PurePosixPath(table) / f"part-{name}.parquet"
+
+
+def _distinct_questions(rows: pa.Table) -> int:
+    if "question_id" not in rows.column_names:
+        return 0
+    return int(pc.count_distinct(rows["question_id"]).as_py())
+
+
+def _read(path: Path, part: PartInfo, columns: Sequence[str] | None) -> pa.Table:
+    try:
+        # A `ParquetFile`, because `read_table` would make columns of folders named like `a=b`.
+        with pq.ParquetFile(path) as file:
+            wanted = None
+            if columns is not None:
+                wanted = [name for name in columns if name in file.schema_arrow.names]
+            return file.read(columns=wanted)
+    except (OSError, pa.ArrowException) as error:
+        raise StorageError(
+            f"{path}: cannot be read ({error}); the manifest names it with {part.rows} rows, "
+            "so it was damaged or removed after it was committed"
+        ) from error

@@ -1,0 +1,185 @@
+"""RAG-ProGuide, the published dataset of ReasonRAG: preference pairs as JSON, out and in.
+
+One record a pair. `instruction` is the system prompt, `input` the user's turn, `prompt` both as
+"System: …" and "User: …", `chosen` and `rejected` the raw replies; `layer` counts the steps
+before the compared ones, so it is `depth` − 1. Rewards, visits, ids and provenance have no field
+there: an exported pair comes back without them.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from storage.atomic import atomic_path
+from storage.errors import ConfigError
+from storage.json_records import read_json_records
+from storage.records import ChatMessage, Pair
+from storage.text import storable, storable_values
+
+SOURCE = "rag-proguide"
+"""`source` of imported pairs, as long as the format does not say it."""
+
+_PUBLISHED = {
+    "query": "Query Generation",
+    "evidence": "Evidence Extraction",
+    "answer": "Answer Generation",
+}
+_OTHER = "Other"
+_OURS = {published: ours for ours, published in _PUBLISHED.items()}
+_QUESTION_MARK = "Question:"
+_PREFERRED = ("answer", "query", "evidence")
+_TAG = re.compile(r"<(answer|query|evidence)>(.*?)</\1>", re.DOTALL)
+
+
+class ProGuideRecord(BaseModel):
+    """One record of RAG-ProGuide; fields it does not know are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    instruction: str
+    input: str
+    prompt: str = ""
+    chosen: str
+    rejected: str
+    chosen_action_type: str
+    rejected_action_type: str
+    chosen_content: str
+    rejected_content: str
+    layer: int = Field(ge=0)
+
+
+def to_proguide(pair: Pair) -> ProGuideRecord:
+    """A pair in the published form.
+
+    Raises:
+        ConfigError: the pair's prompt is not one system turn and one user turn, or a side is not
+            one reply: the format has no place for them.
+    """
+    roles = tuple(message.role for message in pair.prompt)
+    if roles != ("system", "user") or len(pair.chosen) != 1 or len(pair.rejected) != 1:
+        raise ConfigError(
+            f"pair {pair.pair_id}: RAG-ProGuide holds one system turn, one user turn and one "
+            f"reply a side; this prompt has turns {', '.join(roles) or '(none)'}"
+        )
+    system, user = (storable(message.content) for message in pair.prompt)
+    chosen, rejected = storable(pair.chosen[0].content), storable(pair.rejected[0].content)
+    return ProGuideRecord(
+        instruction=system,
+        input=user,
+        prompt=f"System: {system}\nUser: {user}",
+        chosen=chosen,
+        rejected=rejected,
+        chosen_action_type=_PUBLISHED.get(pair.chosen_action, _OTHER),
+        rejected_action_type=_PUBLISHED.get(pair.rejected_action, _OTHER),
+        chosen_content=content_of(chosen),
+        rejected_content=content_of(rejected),
+        layer=max(pair.depth - 1, 0),
+    )
+
+
+def from_proguide(record: ProGuideRecord) -> Pair:
+    """A published record as a pair.
+
+    What the format does not carry is empty: rewards 0 (only their order is known), no answers,
+    no outcomes, and a tree of its own for every pair. Ids are hashes of the texts; the question
+    is the first line of the user's turn, without the word "Question:".
+    """
+    asked = record.input.partition("\n")[0].removeprefix(_QUESTION_MARK).strip()
+    prompt = (
+        ChatMessage(role="system", content=record.instruction),
+        ChatMessage(role="user", content=record.input),
+    )
+    identity = pair_id(prompt, record.chosen, record.rejected)
+    action = _OURS.get(record.chosen_action_type, "invalid")
+    return Pair(
+        pair_id=identity,
+        tree_id=identity,
+        question_id=_digest(asked),
+        source=SOURCE,
+        seed=0,
+        question=asked,
+        answers=(),
+        parent_node=0,
+        chosen_node=1,
+        rejected_node=2,
+        depth=record.layer + 1,
+        stage="grounding" if action == "evidence" else "reasoning",
+        prompt=prompt,
+        chosen=(ChatMessage(role="assistant", content=record.chosen),),
+        rejected=(ChatMessage(role="assistant", content=record.rejected),),
+        chosen_action=action,
+        rejected_action=_OURS.get(record.rejected_action_type, "invalid"),
+        chosen_reward=0.0,
+        rejected_reward=0.0,
+        reward_gap=0.0,
+        chosen_visits=0,
+        rejected_visits=0,
+        chosen_outcomes=0,
+        rejected_outcomes=0,
+        policy_model="",
+        policy_digest="",
+        prompt_hash="",
+        label_digest="",
+        config_digest="",
+    )
+
+
+def read_proguide(path: Path) -> Iterator[Pair]:
+    """The pairs of a published file (a JSON list, or JSONL), read as they are asked for.
+
+    Raises:
+        ConfigError: with file and record number.
+    """
+    for number, value in read_json_records(path):
+        try:
+            record = ProGuideRecord.model_validate(storable_values(value))
+        except ValidationError as error:
+            problems = "; ".join(
+                f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()
+            )
+            raise ConfigError(f"{path}: record {number}: {problems}") from error
+        yield from_proguide(record)
+
+
+def write_proguide(path: Path, pairs: Iterable[Pair]) -> int:
+    """Write pairs as the published JSON list, or as JSONL if `path` ends in `.jsonl`.
+
+    Returns:
+        the number of records.
+
+    Raises:
+        ConfigError: a pair does not fit (see `to_proguide`); nothing is written then.
+        StorageError: the file could not be written.
+    """
+    lines = path.suffix == ".jsonl"
+    count = 0
+    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        file.write("" if lines else "[")
+        for count, pair in enumerate(pairs, start=1):
+            text = json.dumps(to_proguide(pair).model_dump(), ensure_ascii=False)
+            file.write(f"{text}\n" if lines else f"{',' if count > 1 else ''}\n{text}")
+        file.write("" if lines else "\n]\n")
+    return count
+
+
+def content_of(reply: str) -> str:
+    """What the published code calls content: inside the first tag; "" without one.
+
+    An answer is preferred to a query, and that to evidence.
+    """
+    found = dict(reversed(_TAG.findall(reply)))  # the first of a kind wins
+    return next((found[tag].strip() for tag in _PREFERRED if tag in found), "")
+
+
+def pair_id(prompt: Sequence[ChatMessage], chosen: str, rejected: str) -> str:
+    """Hash of prompt, chosen and rejected, as every pair of a run has it."""
+    return _digest(*(f"{m.role}:{m.content}" for m in prompt), chosen, rejected)
+
+
+def _digest(*parts: str) -> str:
+    joined = "\x1f".join(parts).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(joined, digest_size=12).hexdigest()

@@ -1,0 +1,26 @@
+"""Text that every format can hold: UTF-8 has no lone surrogates, Arrow and SQLite refuse them."""
+
+import re
+from typing import Any
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def storable(text: str) -> str:
+    """`text` with each lone surrogate replaced by U+FFFD, the mark for what cannot be shown.
+
+    Models emit halves of characters that were cut between tokens. The replacement is visible and
+    always the same, so a row built twice from one reply is one row.
+    """
+    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
+
+
+def storable_values(value: Any) -> Any:
+    """A copy of nested dicts, lists and tuples in which every string (keys too) is `storable`."""
+    if isinstance(value, str):
+        return storable(value)
+    if isinstance(value, dict):
+        return {storable_values(key): storable_values(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [storable_values(inner) for inner in value]
+    return value

@@ -1,0 +1,184 @@
+"""The ledgered engine: every draw its own call, no call twice, stored before use."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pytest
+
+from engines.ledgered import LedgeredEngine
+from engines.sampling import (
+    CallIdentity,
+    Capabilities,
+    Completion,
+    Message,
+    SampleRequest,
+    Sampling,
+    Usage,
+)
+from engines.settings import Price
+from storage.errors import EndpointError
+from storage.ledger import Ledger
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+REQUEST = SampleRequest(
+    messages=(Message("system", "Answer."), Message("user", "Capital of France?")),
+    sampling=Sampling(),
+    identity=CallIdentity("policy", "q1", "tree/0"),
+)
+
+
+class CountingEngine:
+    """Answers with the number of the call; `script` may raise, or wait."""
+
+    model = "counting"
+    digest = "digest"
+    capabilities = Capabilities(seed=True, logprobs=True)
+
+    def __init__(self, text: Callable[[int], str] = str) -> None:
+        self.asked: list[SampleRequest] = []
+        self.text = text
+        self.gate: asyncio.Event | None = None
+        self.reached: asyncio.Queue[int] = asyncio.Queue()
+        self.error: Exception | None = None
+
+    async def sample(self, request: SampleRequest, n: int = 1) -> list[Completion]:
+        assert n == 1
+        self.asked.append(request)
+        number = len(self.asked)
+        self.reached.put_nowait(number)
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        usage = Usage(100, 40, 10)
+        return [
+            Completion(
+                self.text(number), "stop", usage, "served", "</answer>", (1, 2), (-0.1, -0.2)
+            )
+        ]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        return None
+
+
+async def test_draws_differ_and_a_replay_makes_no_call(tmp_path: Path) -> None:
+    told: list[bool] = []
+    async with Ledger(tmp_path / "l") as ledger:
+        engine = CountingEngine(lambda number: f"cut {number} \ud83d")
+        ledgered = LedgeredEngine(
+            engine, ledger, Price(input=1, cached=0.5, output=2), lambda r, c, hit: told.append(hit)
+        )
+        first = await ledgered.sample(REQUEST, 3)
+        assert sorted(c.text for c in first) == ["cut 1 \ufffd", "cut 2 \ufffd", "cut 3 \ufffd"]
+        assert [r.identity.draw for r in engine.asked] == [0, 1, 2]
+        assert ledger.totals().cost_usd == pytest.approx(3 * (60 + 20 + 20) / 1e6)
+        assert not ledgered.capabilities.logprobs  # the ledger keeps none, so none are promised
+    async with Ledger(tmp_path / "l") as ledger:
+        silent = CountingEngine()
+        resumed = LedgeredEngine(silent, ledger, on_call=lambda r, c, hit: told.append(hit))
+        assert await resumed.sample(REQUEST, 3) == first
+        assert (silent.asked, resumed.hits, resumed.misses) == ([], 3, 0)
+        # Another place in the tree, other messages or another engine are other calls.
+        other_place = replace(REQUEST, identity=replace(REQUEST.identity, path="tree/1"))
+        other_prompt = replace(REQUEST, prefix="<answer>")
+        assert (await resumed.sample(other_place))[0].text == "1"
+        assert (await resumed.sample(other_prompt))[0].text == "2"
+        silent.digest = "trained"
+        assert (await resumed.sample(REQUEST))[0].text == "3"
+        assert ledger.totals().unpriced == 3
+    assert told == [False] * 3 + [True] * 3 + [False] * 3
+
+
+async def test_a_reply_is_stored_before_anybody_sees_it(tmp_path: Path) -> None:
+    async with Ledger(tmp_path / "l") as ledger:
+        engine = CountingEngine()
+        seen: list[int] = []
+        ledgered = LedgeredEngine(
+            engine, ledger, on_call=lambda *_: seen.append(ledger.totals().calls)
+        )
+        await ledgered.sample(REQUEST, 2)
+        assert min(seen) >= 1
+        assert ledger.totals().calls == 2
+
+
+async def test_equal_calls_at_one_time_are_one_call(tmp_path: Path) -> None:
+    async with Ledger(tmp_path / "l") as ledger:
+        engine = CountingEngine()
+        engine.gate = asyncio.Event()
+        ledgered = LedgeredEngine(engine, ledger)
+        asking = [asyncio.create_task(ledgered.sample(REQUEST)) for _ in range(4)]
+        await engine.reached.get()
+        # The one that made the call is cancelled: another takes over, nobody hangs.
+        asking[0].cancel()
+        await engine.reached.get()
+        engine.gate.set()
+        replies = await asyncio.gather(*asking, return_exceptions=True)
+        assert isinstance(replies[0], asyncio.CancelledError)
+        assert replies[1] == replies[2] == replies[3]
+        assert (len(engine.asked), ledgered.hits, ledgered.misses) == (2, 2, 1)
+
+
+async def test_a_failed_call_is_noted_and_made_again(tmp_path: Path) -> None:
+    async with Ledger(tmp_path / "l") as ledger:
+        engine = CountingEngine()
+        engine.error = EndpointError("it broke")
+        ledgered = LedgeredEngine(engine, ledger)
+        results = await asyncio.gather(
+            ledgered.sample(REQUEST), ledgered.sample(REQUEST), return_exceptions=True
+        )
+        assert [str(r) for r in results] == ["it broke"] * 2
+        assert len(engine.asked) == 1
+        engine.error = None
+        assert (await ledgered.sample(REQUEST))[0].text == "2"
+        assert ledger.totals().calls == 1
+
+
+KILLED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from engines.ledgered import LedgeredEngine
+from storage.ledger import Ledger
+from test_ledgered import REQUEST, CountingEngine
+
+def die_at_first_use(request, completion, replayed):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    ledger = Ledger(Path(sys.argv[1]))
+    await LedgeredEngine(CountingEngine(), ledger, on_call=die_at_first_use).sample(REQUEST)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_run_killed_at_the_first_use_has_paid_once(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    folders = os.pathsep.join([str(REPOSITORY), str(Path(__file__).parent)])
+    killed = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-c", KILLED, str(path)],
+        env={**os.environ, "PYTHONPATH": folders},
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    async with Ledger(path) as ledger:
+        engine = CountingEngine()
+        (completion,) = await LedgeredEngine(engine, ledger).sample(REQUEST)
+        assert (completion.text, engine.asked) == ("1", [])

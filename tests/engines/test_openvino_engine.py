@@ -1,0 +1,101 @@
+"""What the embedded engine promises beside parity: constraints, prefixes, stops, cancelling."""
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent.reasonrag import ReasonRAG
+from agent.state import State
+from engines.openvino import OpenVINOEngine, embedded_engine
+from engines.sampling import CallIdentity, Message, SampleRequest, Sampling, Structure
+from engines.settings import ModelSettings
+from storage.errors import EndpointError
+
+pytestmark = pytest.mark.model
+
+COUNT = (Message("user", "Count from one to ten, in words."),)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def engine(cache: Path, monkeypatch: pytest.MonkeyPatch) -> OpenVINOEngine:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(cache))
+    return embedded_engine(ModelSettings(model="packaged", precision="q8_0"))
+
+
+def asked(
+    messages: tuple[Message, ...] = COUNT,
+    sampling: Sampling | None = None,
+    *,
+    path: str = "test",
+    structure: Structure | None = None,
+    prefix: str | None = None,
+) -> SampleRequest:
+    greedy = Sampling(temperature=0, top_p=1, max_new_tokens=24)
+    identity = CallIdentity("policy", "q", path)
+    return SampleRequest(messages, sampling or greedy, identity, structure, prefix)
+
+
+async def test_one_engine_serves_every_kind_of_request(engine: OpenVINOEngine) -> None:
+    protocol, state = ReasonRAG(), State("Which country is Lima in?")
+    structure = protocol.structure(state, forced=False)
+    hot = Sampling(temperature=1.5, max_new_tokens=96)
+    messages = protocol.messages(state, forced=False)
+    async with engine:
+        constrained = await engine.sample(asked(messages, hot, structure=structure), 8)
+        free, begun = await engine.sample(asked()), await engine.sample(asked(prefix="One, two,"))
+        stop = Sampling(temperature=0, top_p=1, max_new_tokens=24, stop=("four",))
+        stopped = await engine.sample(asked(sampling=stop, prefix="One, two,"))
+        with pytest.raises(EndpointError, match="exceed the 8192"):
+            await engine.sample(asked((Message("user", "word " * 9000),)))
+        with pytest.raises(EndpointError, match="refused"):
+            await engine.sample(asked(structure=Structure("regex", "(")), 2)
+    for completion in constrained:
+        complete = re.fullmatch(structure.value, completion.text)
+        assert bool(complete) == (completion.finish_reason == "stop"), completion
+        assert completion.usage.input_tokens > 50
+    assert len({c.text for c in constrained}) > 4  # every draw is its own
+    assert free[0].logprobs is not None and all(p <= 0 for p in free[0].logprobs)
+    assert "three" in begun[0].text.lower() and "two" not in begun[0].text.lower()
+    assert stopped[0].stop_reason == "four" and begun[0].text.startswith(stopped[0].text)
+    assert "four" not in stopped[0].text
+    assert "openvino_telemetry.main" not in sys.modules
+
+
+async def test_cancelled_request_leaves_the_batch(engine: OpenVINOEngine) -> None:
+    endless = Sampling(temperature=1.0, max_new_tokens=7000)
+    structure = Structure("regex", "[a-z ]+x{9000}")  # cannot end before the limit
+    async with engine:
+        task = asyncio.create_task(engine.sample(asked(sampling=endless, structure=structure), 2))
+        await engine.sample(asked())  # by now the endless ones are in the batch
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await engine.sample(asked()))[0].text
+        assert engine.in_flight == 0
+    with pytest.raises(EndpointError, match="async with"):
+        await engine.sample(asked())
+
+
+async def test_a_batch_of_one_draws_by_its_seed(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(cache))
+    settings = ModelSettings(model="packaged", precision="q8_0")
+    hot = Sampling(temperature=1.5, max_new_tokens=16)
+    async with embedded_engine(settings, max_batch=1) as engine:
+        assert engine.capabilities.seed
+        alone = await engine.sample(asked(sampling=hot, path="a"))
+        among = await asyncio.gather(
+            *(engine.sample(asked(sampling=hot, path=path)) for path in ("b", "a", "c"))
+        )
+    texts = [completions[0].text for completions in among]
+    assert texts[1] == alone[0].text
+    assert len(set(texts)) == 3

@@ -1,0 +1,182 @@
+"""The embedded engine says what transformers says, from the same messages and the same weights."""
+
+import asyncio
+import copy
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.reasonrag import ReasonRAG
+from agent.state import Action, State, Step
+from engines.gguf import export_gguf
+from engines.openvino import OpenVINOEngine, embedded_engine
+from engines.sampling import CallIdentity, Completion, Message, SampleRequest, Sampling
+from engines.settings import ModelSettings
+from engines.weights import load_base, packaged_gguf, policy_digest, policy_files
+from storage.records import RetrievedPassage
+
+pytestmark = pytest.mark.model
+
+NEW_TOKENS = 24
+PLACES = ("Lima", "Åbo", "São Tomé", "北京", "Nuku'alofa", "Saint John's", "Γιαννιτσά")
+QUESTIONS = (
+    "Which currency is used in the country of {}?",
+    "What is the internet domain of the country whose capital is {}?",
+    "Who founded {}, and when?",
+    "Was {} ever the capital of its country? Answer yes or no.",
+)
+TASKS = (
+    "Write a haiku about {}.",
+    "Translate to French: 'The train to {} leaves at 12:45.'",
+    'def distance(a, b):\n    """Kilometres from {} to b."""\n',
+    "List three facts, numbered, about {}.",
+    "{}",
+    "Is 1234567 + 7654321 = 8888888?  \t  Say why.\n\n{}",
+)
+
+
+def conversations() -> list[tuple[Message, ...]]:
+    """50 prompts: the four prompts of ReasonRAG on made-up states, and free conversation."""
+    protocol = ReasonRAG()
+    prompts = [
+        protocol.messages(state, forced=forced)
+        for i, place in enumerate(PLACES)
+        for state, forced in states(place, QUESTIONS[i % len(QUESTIONS)].format(place))
+    ]
+    for i in range(50 - len(prompts)):
+        text = TASKS[i % len(TASKS)].format(PLACES[i % len(PLACES)])
+        system = (Message("system", "Answer in one short sentence."),) if i % 3 else ()
+        earlier = (Message("user", "Hi!"), Message("assistant", "Hello."))
+        prompts.append((*system, *(earlier if i % 4 == 0 else ()), Message("user", text)))
+    return prompts
+
+
+def states(place: str, question: str) -> list[tuple[State, bool]]:
+    passages = tuple(
+        RetrievedPassage(id=f"{place}-{k}", title=f"{place} ({k})", text=text, score=1.0 / k)
+        for k, text in enumerate((f"{place} is a <b>city</b> of 34,006 people.", "See also."), 1)
+    )
+    asked = Step("reasoning", "", Action("query", f"country of {place}"), passages=passages)
+    found = Step("grounding", "", Action("evidence", f"{place} is a city."))
+    first = State(question)
+    grounding = first.after(asked, "grounding")
+    reasoning = grounding.after(found, "reasoning")
+    return [(first, False), (grounding, False), (reasoning, False), (reasoning, True)]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What transformers makes of the prompts in float32: prompt and greedy token ids."""
+
+    model: Any
+    tokenizer: Any
+    prompts: list[list[int]]
+    outputs: list[list[int]]
+
+    def agreement(self, completions: list[Completion], tokens: int = NEW_TOKENS) -> float:
+        """Share of the first prompts with the same first `tokens` tokens."""
+        pairs = zip(self.outputs, completions, strict=False)  # fewer prompts may be asked
+        same = [ours[:tokens] == list(c.token_ids or ())[:tokens] for ours, c in pairs]
+        return sum(same) / len(same)
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    model, tokenizer = load_base("float32")
+    prompts = [
+        tokenizer.apply_chat_template(
+            [{"role": m.role, "content": m.content} for m in messages],
+            add_generation_prompt=True,
+            return_dict=False,
+        )
+        for messages in conversations()
+    ]
+    return Reference(model, tokenizer, prompts, greedy(model, tokenizer, prompts))
+
+
+def greedy(model: Any, tokenizer: Any, prompts: list[list[int]]) -> list[list[int]]:
+    """What transformers writes, in one batch."""
+    import torch
+
+    batch = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
+    with torch.inference_mode():
+        written = model.generate(**batch, max_new_tokens=NEW_TOKENS, do_sample=False)
+    width = batch["input_ids"].shape[1]
+    return [_to_end(row[width:].tolist()) for row in written]
+
+
+def _to_end(ids: list[int], end: int = 2) -> list[int]:
+    """Tokens up to and with the end of the turn; what follows is padding."""
+    return ids[: ids.index(end) + 1] if end in ids else ids
+
+
+def requests() -> list[SampleRequest]:
+    greedy = Sampling(temperature=0, top_p=1, max_new_tokens=NEW_TOKENS)
+    return [
+        SampleRequest(messages, greedy, CallIdentity("policy", f"q{i}", "test"))
+        for i, messages in enumerate(conversations())
+    ]
+
+
+async def answers(engine: OpenVINOEngine, asked: list[SampleRequest]) -> list[Completion]:
+    drawn = await asyncio.gather(*(engine.sample(request) for request in asked))
+    return [completion for completions in drawn for completion in completions]
+
+
+async def test_f16_writes_what_transformers_writes(
+    reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path))
+    async with embedded_engine(ModelSettings(model="packaged", precision="f16")) as engine:
+        assert [engine.token_ids(request) for request in requests()] == reference.prompts
+        completions = await answers(engine, requests())
+    assert reference.agreement(completions) >= 0.98
+    assert reference.agreement(completions, tokens=1) >= 0.98
+    texts = [reference.tokenizer.decode(c.token_ids, skip_special_tokens=True) for c in completions]
+    assert [c.text for c in completions] == texts
+
+
+async def test_exported_weights_agree_and_unpermuted_ones_do_not(
+    reference: Reference, tmp_path: Path
+) -> None:
+    for permute, asked in ((True, requests()), (False, requests()[:20])):
+        file = tmp_path / f"{permute}.gguf"
+        export_gguf(reference.model, packaged_gguf(), file, "f16", permute=permute)
+        async with OpenVINOEngine(file, model="export", digest="", precision="f16") as engine:
+            agreement = reference.agreement(await answers(engine, asked))
+        assert agreement >= 0.98 if permute else agreement < 0.5
+
+
+async def test_chain_of_adapters_reaches_the_engine(
+    reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
+    adapted = make_chain(reference.model, tmp_path)
+    written = greedy(adapted, reference.tokenizer, reference.prompts[:10])
+    settings = ModelSettings(model=str(tmp_path / "dpo"), precision="f16")
+    async with embedded_engine(settings) as engine:
+        completions = await answers(engine, requests()[:10])
+    assert Reference(adapted, None, [], written).agreement(completions) >= 0.9
+    assert reference.agreement(completions) < 0.5  # the adapters do change what is said
+    # A second start reads the cache; another chain is another policy.
+    monkeypatch.setattr("engines.policy_gguf.load_policy", lambda *_: pytest.fail("not cached"))
+    assert embedded_engine(settings).digest == engine.digest
+    assert policy_digest(policy_files(str(tmp_path / "warm-start")), "f16") != engine.digest
+
+
+def make_chain(base: Any, folder: Path) -> Any:
+    """Adapters "warm-start" and, on top of it, "dpo" in `folder`; the merged model."""
+    from peft import LoraConfig, get_peft_model
+
+    model = copy.deepcopy(base)
+    for name, chain in (("warm-start", []), ("dpo", ["../warm-start/adapter"])):
+        lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+        adapted = get_peft_model(model, lora)
+        adapted.save_pretrained(folder / name / "adapter")
+        record = {"base": "packaged", "chain": chain}
+        (folder / name / "training.json").write_text(json.dumps(record))
+        model = adapted.merge_and_unload()
+    return model

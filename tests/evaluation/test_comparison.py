@@ -1,0 +1,128 @@
+"""Rows, differences and their print, by hand."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from evaluation.comparison import compare
+from evaluation.tables import render_markdown, render_table
+from storage.records import Prediction
+
+
+def row(question_id: str, policy: str, em: float | None, **changes: Any) -> Prediction:
+    values: dict[str, Any] = {
+        "question_id": question_id,
+        "source": "atlas",
+        "type": "bridge",
+        "policy": policy,
+        "policy_digest": "d",
+        "seed": 0,
+        "prediction": "x",
+        "answers": ("x",),
+        "em": em,
+        "f1": em,
+        "cover_em": em,
+        "steps": 3,
+        "searches": 1,
+        "valid_searches": 1,
+        "forced": False,
+        "refused": False,
+        "format_ok": True,
+        "supporting_recall": 0.5,
+        "trajectory": "[]",
+        "input_tokens": 10,
+        "cached_tokens": 0,
+        "output_tokens": 4,
+        "latency_s": 0.5,
+    }
+    return Prediction.model_validate(values | changes)
+
+
+def test_a_row_is_the_mean_of_its_questions() -> None:
+    own = [
+        row("a", "p", 1.0, f1=1.0, steps=1, searches=0, supporting_recall=None),
+        row("b", "p", 0.0, f1=0.5, steps=5, searches=2, forced=True, supporting_recall=1.0),
+        row("c", "p", 0.0, f1=0.0, format_ok=False, supporting_recall=0.5),
+    ]
+    (only,) = compare({"p": own}).rows
+    assert (only.n, only.answerable) == (3, 3)
+    assert only.em == pytest.approx(1 / 3)
+    assert only.f1 == pytest.approx(0.5)
+    assert only.supporting_recall == pytest.approx(0.75)
+    assert (only.steps, only.searches) == (3.0, 1.0)
+    assert (only.invalid, only.forced, only.refused) == pytest.approx((1 / 3, 1 / 3, 0))
+    assert only.refusal_recall is None
+
+
+def test_refusals_are_judged_on_unanswerable_questions() -> None:
+    own = [
+        row("a", "p", 0.0, refused=True),  # refused, though answerable
+        row("b", "p", 1.0),
+        row("c", "p", None, f1=None, refused=True),
+        row("d", "p", None, f1=None, refused=True),
+        row("e", "p", None, f1=None),
+    ]
+    (only,) = compare({"p": own}).rows
+    assert only.em == 0.5  # over the two answerable ones
+    assert only.refusal_precision == pytest.approx(2 / 3)
+    assert only.refusal_recall == pytest.approx(2 / 3)
+
+
+def test_differences_are_paired_by_question() -> None:
+    base = [row("a", "base", 0.0), row("b", "base", 1.0), row("x", "base", 1.0)]
+    dpo = [row("b", "dpo", 1.0), row("a", "dpo", 1.0), row("y", "dpo", 0.0)]
+    found = compare({"base": base, "dpo": dpo}, resamples=200)
+    em = next(d for d in found.differences if d.metric == "em")
+    assert (em.policy, em.baseline, em.interval.n) == ("dpo", "base", 2)
+    assert em.interval.mean == 0.5  # unpaired it would be 0
+
+
+def test_the_same_predictions_differ_by_nothing() -> None:
+    own = [row(str(i), "p", float(i % 3 == 0)) for i in range(12)]
+    found = compare({"a": own, "b": own}, baseline="b", resamples=100)
+    assert {(d.policy, d.interval.low, d.interval.high) for d in found.differences} == {
+        ("a", 0.0, 0.0)
+    }
+
+
+def test_strata_by_source_and_type() -> None:
+    own = [
+        row("a", "p", 1.0, type="bridge"),
+        row("b", "p", 0.0, type="comparison"),
+        row("c", "p", 0.0, source="nq", type=None),
+    ]
+    found = compare({"p": own, "q": own[:2]}, resamples=100)
+    assert [(r.policy, r.stratum, r.n) for r in found.rows] == [
+        ("p", "all", 3),
+        ("q", "all", 2),
+        ("p", "source atlas", 2),
+        ("q", "source atlas", 2),
+        ("p", "source nq", 1),
+        ("p", "type bridge", 1),
+        ("q", "type bridge", 1),
+        ("p", "type comparison", 1),
+        ("q", "type comparison", 1),
+    ]
+    assert "source nq" not in {d.stratum for d in found.differences}
+
+
+def test_an_unknown_baseline_is_refused() -> None:
+    with pytest.raises(ValueError, match="nobody"):
+        compare({"p": [row("a", "p", 1.0)]}, baseline="nobody")
+
+
+def test_print() -> None:
+    name = "evil[bold]|\x1b[31m"
+    base = [row("a", "base", 0.0), row("b", "base", 1.0)]
+    own = [row("a", name, 1.0), row("b", name, 1.0, forced=True)]
+    found = compare({"base": base, name: own}, resamples=100)
+    markdown = render_markdown(found)
+    assert "| base | all | 2 | 50.0 | 50.0 | 50.0 | 50.0 | 3.0 |" in markdown
+    assert "| evil[bold]\\| [31m | all | 2 | +50.0 [0.0, +100.0] |" in markdown
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(render_table(found))
+    text = console.export_text()
+    assert "evil[bold]| [31m" in text
+    assert "\x1b" not in text

@@ -1,0 +1,136 @@
+"""From questions to predictions, over the real environment and protocol."""
+
+import json
+from types import TracebackType
+from typing import Self
+
+import pytest
+
+from agent.environment import Environment
+from agent.reasonrag import ReasonRAG
+from agent.settings import AgentSettings
+from engines.sampling import Capabilities, Completion, SampleRequest, Sampling, Usage
+from evaluation.run import evaluate
+from evaluation.scoring import valid_searches
+from storage.errors import EndpointError
+from storage.records import Question, RetrievedPassage
+
+
+class Script:
+    """Replies by the question's id and the number of its call."""
+
+    model = "scripted"
+    digest = "digest"
+    capabilities = Capabilities()
+
+    def __init__(self, replies: dict[str, list[str | Exception]]) -> None:
+        self.replies = {key: list(texts) for key, texts in replies.items()}
+
+    async def sample(self, request: SampleRequest, n: int = 1) -> list[Completion]:
+        reply = self.replies[request.identity.question_id].pop(0)
+        if isinstance(reply, Exception):
+            raise reply
+        return [Completion(reply, "stop", Usage(10, 4, 2), self.model)]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        return None
+
+
+class Shelf:
+    digest = "shelf"
+
+    async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
+        return [RetrievedPassage(id="p-" + query[:1], title="T", text="…", score=1.0)]
+
+
+def question(qid: str, *, answerable: bool = True) -> Question:
+    return Question(
+        id=qid,
+        source="atlas",
+        question=f"{qid}?",
+        answers=("Paris",) if answerable else (),
+        answerable=answerable,
+        supporting_ids=("p-A", "p-Z"),
+    )
+
+
+def environment(replies: dict[str, list[str | Exception]], max_steps: int = 6) -> Environment:
+    return Environment(
+        ReasonRAG(), Script(replies), Shelf(), AgentSettings(max_steps=max_steps), top_k=1, seed=7
+    )
+
+
+SAMPLING = Sampling(temperature=0.0)
+
+
+async def test_a_trajectory_becomes_a_row() -> None:
+    replies: list[str | Exception] = [
+        "<query>A city</query>",
+        "<evidence>none</evidence>",
+        "<query>the a city!</query>",
+        "<evidence>Paris</evidence>",
+        "<answer>Paris, France</answer>",
+    ]
+    found = await evaluate(
+        [question("q")], environment({"q": replies}), policy="dpo", sampling=SAMPLING
+    )
+    (row,) = found.predictions
+    assert (row.policy, row.policy_digest, row.seed) == ("dpo", "digest", 7)
+    assert (row.prediction, row.em, row.cover_em) == ("Paris, France", 0.0, 1.0)
+    assert row.f1 == pytest.approx(2 / 3)
+    assert (row.steps, row.searches, row.valid_searches) == (5, 2, 1)
+    assert (row.forced, row.refused, row.format_ok) == (False, False, True)
+    assert row.supporting_recall == 0.5
+    assert (row.input_tokens, row.cached_tokens, row.output_tokens) == (50, 20, 10)
+    steps = json.loads(row.trajectory)
+    assert [step["action"] for step in steps] == [
+        "query",
+        "evidence",
+        "query",
+        "evidence",
+        "answer",
+    ]
+    assert steps[0]["passages"] == [{"id": "p-A", "title": "T", "score": 1.0}]
+
+
+async def test_bad_ends_score_zero_and_bad_questions_are_rows() -> None:
+    replies: dict[str, list[str | Exception]] = {
+        "forced": ["<query>A</query>", "<answer>Paris</answer>"],
+        "invalid": ["no tag at all"],
+        "broken": [EndpointError("400")],
+    }
+    asked = [question("forced"), question("gone", answerable=False), question("invalid")]
+    done: list[str] = []
+    found = await evaluate(
+        [*asked, question("broken")],
+        environment(replies, max_steps=2),
+        policy="p",
+        sampling=SAMPLING,
+        max_in_flight=2,
+        on_done=lambda row: done.append(row.question_id),
+    )
+    forced, invalid = found.predictions
+    assert (forced.question_id, forced.forced, forced.em) == ("forced", True, 1.0)
+    assert (invalid.prediction, invalid.em, invalid.format_ok) == (None, 0.0, False)
+    assert [(f.question_id, f.kind) for f in found.failures] == [("broken", "EndpointError")]
+    assert found.skipped == 1
+    assert sorted(done) == ["broken", "forced", "invalid"]
+
+
+async def test_a_fatal_fault_ends_the_evaluation() -> None:
+    replies: dict[str, list[str | Exception]] = {"q": [EndpointError("401", fatal=True)]}
+    with pytest.raises(EndpointError, match="401"):
+        await evaluate([question("q")], environment(replies), policy="p", sampling=SAMPLING)
+
+
+def test_valid_searches() -> None:
+    assert valid_searches([]) == 0
+    assert valid_searches(["Who?", "who", "the who!", "?!", "Where"]) == 2

@@ -1,0 +1,124 @@
+"""The corpus: unions, folding, documents, and the questions' own paragraphs."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sources.corpus import corpus_of_paragraphs, load_corpus
+from sources.documents import cut
+from storage.errors import ConfigError
+from storage.records import Paragraph, Question
+
+
+def write(path: Path, *rows: Any) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def passage(name: str, text: str, title: str = "T") -> dict[str, str]:
+    return {"id": name, "title": title, "text": text}
+
+
+def test_a_union_folds_what_is_identical(tmp_path: Path) -> None:
+    one = write(tmp_path / "1.jsonl", passage("a", "x"), passage("b", "y"))
+    two = tmp_path / "2.jsonl.gz"
+    rows = [passage("a", "x"), passage("c", "y"), passage("d", "y", "Other")]
+    two.write_bytes(gzip.compress("\n".join(json.dumps(row) for row in rows).encode()))
+    corpus = load_corpus([one, two], 100)
+    assert [found.id for found in corpus.passages] == ["a", "b", "d"]
+    assert corpus.aliases == {"c": "b"}
+    assert corpus.counts == {
+        "passages read": 5,
+        "passages folded: same id and content": 1,
+        "passages folded: same content, another id": 1,
+    }
+
+
+def test_one_id_with_two_contents_names_both_places(tmp_path: Path) -> None:
+    one = write(tmp_path / "1.jsonl", passage("z", "x"), passage("a", "x2"))
+    two = write(tmp_path / "2.jsonl", passage("a", "y"))
+    with pytest.raises(ConfigError, match=r"2.jsonl:1: passage 'a' stands at .*1.jsonl:2 with"):
+        load_corpus([one, two], 100)
+
+
+def test_documents_are_cut(tmp_path: Path) -> None:
+    folder = tmp_path / "docs"
+    (folder / "deep").mkdir(parents=True)
+    (folder / ".hidden").mkdir()
+    (folder / ".hidden" / "no.txt").write_text("no")
+    (folder / "empty.txt").write_text(" \n")
+    (folder / "deep" / "guide.md").write_text(
+        "preamble\n# The Guide #\n" + " ".join(map(str, range(25)))
+    )
+    (folder / "note.txt").write_text("a short note")
+    (tmp_path / "texts.jsonl").write_text('{"text": "alone in a line"}\n')
+    corpus = load_corpus([folder, tmp_path / "texts.jsonl"], 10)
+    found = {p.id: (p.title, len(p.text.split())) for p in corpus.passages}
+    assert found.pop(next(name for name in found if name.startswith("texts"))) == (
+        "alone in a line",
+        4,
+    )
+    assert found == {
+        "docs/deep/guide.md#0": ("The Guide", 10),
+        "docs/deep/guide.md#1": ("The Guide", 10),
+        "docs/deep/guide.md#2": ("The Guide", 10),
+        "docs/note.txt": ("note", 3),
+    }
+    assert str(tmp_path) not in "".join(p.id for p in corpus.passages)
+
+
+def test_search_r1_contents(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.jsonl", {"id": 7, "contents": '"Ada"\nwrote it'})
+    (found,) = load_corpus([path], 100).passages
+    assert (found.id, found.title, found.text) == ("7", "Ada", "wrote it")
+
+
+def test_faults_of_a_corpus(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "c.jsonl",
+        {"id": "a", "title": "T"},
+        {"id": "b", "title": 3, "text": "x"},
+        {"id": "c", "title": "T", "text": " "},
+        {"name": "d"},
+    )
+    with pytest.raises(ConfigError) as raised:
+        load_corpus([path], 100)
+    assert [line.partition("c.jsonl")[2] for line in str(raised.value).splitlines()] == [
+        ":1: has no field 'text'",
+        ":2: 'title' must be text, not int",
+        ":3: 'text' is empty",
+        ":4: has no field 'text'",
+    ]
+    with pytest.raises(ConfigError, match=r"data\.corpus: there is no file"):
+        load_corpus([tmp_path / "absent"], 100)
+    (tmp_path / "bare").mkdir()
+    with pytest.raises(ConfigError, match="no passages"):
+        load_corpus([tmp_path / "bare"], 100)
+
+
+def test_paragraphs_as_corpus() -> None:
+    paragraphs = (Paragraph(title="A", text="a", id="p1"), Paragraph(title="B", text="b"))
+    other = (Paragraph(title="B", text="b"), Paragraph(title="A", text="a", id="p2"))
+    questions = [
+        (f"f:{n}", Question(id=str(n), source="s", question="?", answers=("x",), paragraphs=given))
+        for n, given in enumerate((paragraphs, other))
+    ]
+    corpus = corpus_of_paragraphs(questions)
+    assert [(p.title, p.text) for p in corpus.passages] == [("A", "a"), ("B", "b")]
+    assert corpus.aliases == {"p2": "p1"}
+
+
+@given(text=st.text(), passage_words=st.integers(1, 7))
+def test_cutting_loses_and_doubles_no_word(text: str, passage_words: int) -> None:
+    pieces = list(cut("doc", "Title", text, passage_words))
+    words = [piece.text.split() for piece in pieces]
+    assert [word for piece in words for word in piece] == text.split()
+    assert all(len(piece) == passage_words for piece in words[:-1])
+    assert all(0 < len(piece) <= passage_words for piece in words[-1:])
+    assert len({piece.id for piece in pieces}) == len(pieces)
+    assert {piece.title for piece in pieces} <= {"Title"}

@@ -1,0 +1,157 @@
+"""Loading a recipe's data: drawing, mixing, gold passages, and what is counted."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sources.load import Data, load_data
+from sources.settings import DataSettings, SetSettings
+from storage.errors import ConfigError
+
+SHARED = Path(__file__).parents[2].parent / "shared" / "data"
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def rows(prefix: str, count: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"{prefix}{n}",
+            "question": f"Who made {prefix}{n}?",
+            "answers": ["Ada"],
+            "type": "odd" if n % 2 else "even",
+            "paragraphs": [
+                {"title": f"{prefix}{n}", "text": "It was made by Ada.", "is_supporting": True},
+                {"title": "Noise", "text": "Nothing was made."},
+            ],
+        }
+        for n in range(count)
+    ]
+
+
+def load(path: str, seed: int = 0, **settings: Any) -> Data:
+    return load_data(
+        DataSettings(**{"source": "jsonl", "questions": path, "limit": None, **settings}), seed
+    )
+
+
+def ids(data: Data) -> list[str]:
+    return [question.id for question in data.questions]
+
+
+def test_parts_partition_the_set(tmp_path: Path) -> None:
+    path = write(tmp_path / "q.jsonl", rows("a", 60))
+    parts = {part: ids(load(path, split=part)) for part in ("warm", "train", "dev", "test")}
+    assert sorted(name for names in parts.values() for name in names) == sorted(
+        ids(load(path, split=None))
+    )
+    for part, names in parts.items():
+        assert {question.split for question in load(path, split=part).questions} == {part}
+        assert len(names) < 60
+
+
+def test_a_limit_is_a_sample_that_grows_and_ignores_the_order_of_the_file(tmp_path: Path) -> None:
+    whole = rows("a", 40)
+    path = write(tmp_path / "q.jsonl", whole)
+    backwards = write(tmp_path / "r.jsonl", whole[::-1])
+    small, large = (ids(load(path, split=None, limit=n)) for n in (5, 20))
+    assert small == large[:5] and len(large) == 20
+    assert ids(load(backwards, split=None, limit=20)) == large
+    assert ids(load(path, seed=1, split=None, limit=20)) != large
+
+
+def test_the_corpus_of_paragraphs_serves_every_part(tmp_path: Path) -> None:
+    path = write(tmp_path / "q.jsonl", rows("a", 30))
+    data = load(path, split=None, types=["odd"], limit=3)
+    assert len(data.passages) == 31
+    assert data.notes["passages folded: same id and content"] == 29
+    assert data.notes["jsonl: questions dropped, of another type"] == 15
+    by_id = {passage.id: passage for passage in data.passages}
+    for question in data.questions:
+        assert [by_id[name].title for name in question.supporting_ids] == [question.id]
+
+
+def test_a_mix_draws_from_each_and_caps_the_whole(tmp_path: Path) -> None:
+    one = SetSettings(source="jsonl", questions=write(tmp_path / "1", rows("a", 9)), split=None)
+    two = SetSettings(
+        source="musique", questions=write(tmp_path / "2", rows("b", 9)), split=None, limit=4
+    )
+    data = load_data(DataSettings(mix=(one, two), limit=None), 0)
+    assert {s: sum(q.source == s for q in data.questions) for s in ("jsonl", "musique")} == {
+        "jsonl": 9,
+        "musique": 4,
+    }
+    assert len(data.passages) == 19
+    capped = load_data(DataSettings(mix=(one, two), limit=6), 0)
+    assert len(capped.questions) == 6 and len(capped.passages) == 19
+
+
+def test_one_id_in_two_sets_is_refused_naming_both(tmp_path: Path) -> None:
+    paths = [write(tmp_path / name, rows("a", 3)) for name in ("1.jsonl", "2.jsonl")]
+    same = [SetSettings(source="jsonl", questions=path, split=None) for path in paths]
+    assert len(load_data(DataSettings(mix=tuple(same), limit=None), 0).questions) == 3
+    other = SetSettings(source="nq", questions=paths[1], split=None)
+    with pytest.raises(ConfigError, match=r"id 'a\d' stands at .*1.jsonl:\d with another content"):
+        load_data(DataSettings(mix=(same[0], other), limit=None), 0)
+
+
+def test_gold_is_found_through_folded_ids_and_titles(tmp_path: Path) -> None:
+    base = {"question": "Who?", "answers": ["Ada"]}
+    questions = write(
+        tmp_path / "q.jsonl",
+        [
+            {**base, "id": "by-id", "supporting_ids": ["copy"]},
+            {**base, "id": "by-title", "supporting_titles": ["Alpha"]},
+            {**base, "id": "lost", "supporting_titles": ["Alpha", "Omega"]},
+        ],
+    )
+    corpus = write(
+        tmp_path / "c.jsonl",
+        [
+            {"id": "kept", "title": "Alpha", "text": "a"},
+            {"id": "copy", "title": "Alpha", "text": "a"},
+        ],
+    )
+    data = load(questions, split=None, corpus=corpus)
+    found = {question.id: question.supporting_ids for question in data.questions}
+    assert found == {"by-id": ("kept",), "by-title": ("kept",), "lost": ("kept",)}
+    assert data.notes["warning: questions that cite passages not in the corpus"] == 1
+    assert data.notes["warning: cited passages not in the corpus"] == 1
+
+
+def test_faults_of_all_sets_come_together(tmp_path: Path) -> None:
+    bad = [write(tmp_path / name, [{"id": "x"}]) for name in ("1.jsonl", "2.jsonl")]
+    mix = tuple(SetSettings(source="jsonl", questions=path) for path in bad)
+    with pytest.raises(ConfigError, match=r"(?s)1\.jsonl:1: .*2\.jsonl:1: "):
+        load_data(DataSettings(mix=mix), 0)
+
+
+def test_nothing_to_work_on(tmp_path: Path) -> None:
+    bare = write(tmp_path / "q.jsonl", [{"id": "x", "question": "Who?", "answers": ["Ada"]}])
+    with pytest.raises(ConfigError, match=r"data\.corpus is null"):
+        load(bare, split=None)
+    path = write(tmp_path / "p.jsonl", rows("a", 4))
+    with pytest.raises(ConfigError, match=r"no questions are left.*another type: 4"):
+        load(path, split=None, types=["none such"])
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the real sets are not beside the checkout")
+def test_the_real_mix() -> None:
+    sets = {"hotpotqa": "hotpotqa", "2wiki": "2wikimultihopqa", "musique": "musique"}
+    mix = tuple(
+        SetSettings(source=source, questions=str(SHARED / f"{name}_shared.jsonl.gz"), limit=50)
+        for source, name in sets.items()
+    )
+    corpus = tuple(str(SHARED / f"{name}_corpus.jsonl.gz") for name in sets.values())
+    data = load_data(DataSettings(mix=mix, corpus=corpus, limit=None), 0)
+    assert len(data.questions) == 150
+    assert not any(name.startswith("warning") for name in data.notes)
+    known = {passage.id for passage in data.passages}
+    for question in data.questions:
+        assert question.supporting_ids and known.issuperset(question.supporting_ids)

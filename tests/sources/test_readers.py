@@ -1,0 +1,343 @@
+"""Readers of question sets: every format, and every way a file can be bad."""
+
+import contextlib
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sources.files import Faults, parse_object, read_rows
+from sources.readers import LICENCES, read_set
+from storage.errors import ConfigError
+from storage.records import Question
+
+SHARED = Path(__file__).parents[2].parent / "shared" / "data"
+
+
+def write(path: Path, *rows: Any) -> str:
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def only(source: str, path: str) -> Question:
+    (placed,) = read_set(source, path).questions
+    return placed.question
+
+
+OURS = {
+    "id": "q1",
+    "question": "Who wrote it?",
+    "answers": ["J. K. Rowling", "3.5 million"],
+    "hops": 2,
+    "paragraphs": [
+        {"pid": "p1", "title": "A", "text": "a", "is_supporting": True},
+        {"title": "B", "text": "b"},
+    ],
+    "colour": "red",
+}
+HOTPOT = {
+    "_id": "h1",
+    "question": "Which river?",
+    "answer": "Tamar",
+    "type": "bridge",
+    "level": "hard",
+    "supporting_facts": [["Alder", 0], ["Birch", 1], ["Alder", 2]],
+    "context": [["Alder", ["First.", " Second."]], ["Cedar", ["Other."]], ["Birch", ["B."]]],
+}
+
+
+def test_ours(tmp_path: Path) -> None:
+    question = only("jsonl", write(tmp_path / "q.jsonl", OURS))
+    assert question.answers == ("J. K. Rowling", "3.5 million")
+    assert question.supporting_titles == ("A",)
+    assert [(p.id, p.is_supporting) for p in question.paragraphs] == [("p1", True), (None, False)]
+    assert question.extra == {"colour": "red"}
+    assert question.source == "jsonl" and question.licence is None
+
+
+def test_ours_under_a_known_source_has_its_licence(tmp_path: Path) -> None:
+    question = only("musique", write(tmp_path / "q.jsonl", OURS))
+    assert (question.source, question.licence) == ("musique", LICENCES["musique"])
+
+
+def test_hotpotqa(tmp_path: Path) -> None:
+    path = tmp_path / "hotpot.json"
+    path.write_text(json.dumps([HOTPOT]))
+    question = only("hotpotqa", str(path))
+    assert (question.id, question.answers, question.type, question.hops) == (
+        "h1",
+        ("Tamar",),
+        "bridge",
+        2,
+    )
+    assert question.supporting_titles == ("Alder", "Birch")
+    assert [(p.title, p.text, p.is_supporting) for p in question.paragraphs] == [
+        ("Alder", "First. Second.", True),
+        ("Cedar", "Other.", False),
+        ("Birch", "B.", True),
+    ]
+    assert question.extra["level"] == "hard"
+
+
+def test_hotpotqa_as_the_hub_has_it(tmp_path: Path) -> None:
+    row = {
+        **{key: value for key, value in HOTPOT.items() if key != "_id"},
+        "id": "h1",
+        "supporting_facts": {"title": ["Alder", "Birch", "Alder"], "sent_id": [0, 1, 2]},
+        "context": {
+            "title": ["Alder", "Cedar", "Birch"],
+            "sentences": [["First.", " Second."], ["Other."], ["B."]],
+        },
+    }
+    own = tmp_path / "own.json"
+    own.write_text(json.dumps([HOTPOT]))
+    hub = only("hotpotqa", write(tmp_path / "hub.jsonl", row))
+    assert hub == only("hotpotqa", str(own))
+
+
+def test_2wiki(tmp_path: Path) -> None:
+    row = {
+        **HOTPOT,
+        "type": "bridge_comparison",
+        "context": [["Alder", ["One.", "Two."]]],
+        "evidences": [["Alder", "river", "Tamar"]],
+    }
+    question = only("2wiki", write(tmp_path / "2wiki.json", row))  # .json that holds lines
+    assert (question.hops, question.paragraphs[0].text) == (4, "One. Two.")
+    assert question.extra["evidences"] == [["Alder", "river", "Tamar"]]
+
+
+def test_musique_full_keeps_both_of_a_pair(tmp_path: Path) -> None:
+    row = {
+        "id": "3hop1__1_2_3",
+        "question": "Where?",
+        "answer": "Oslo",
+        "answer_aliases": ["Christiania", "Oslo"],
+        "answerable": True,
+        "paragraphs": [
+            {"idx": 0, "title": "N", "paragraph_text": "n", "is_supporting": True},
+            {"idx": 1, "title": "M", "paragraph_text": "m", "is_supporting": False},
+        ],
+        "question_decomposition": [{"id": 1}, {"id": 2}, {"id": 3}],
+    }
+    path = write(tmp_path / "musique.jsonl", row, {**row, "answerable": False})
+    with_it, without = [placed.question for placed in read_set("musique", path).questions]
+    assert with_it.answers == ("Oslo", "Christiania")
+    assert (with_it.type, with_it.hops, with_it.supporting_titles) == ("3hop1", 3, ("N",))
+    assert (without.answerable, without.answers, without.extra["answer"]) == (False, (), "Oslo")
+    assert without.id != with_it.id
+
+
+def test_popqa(tmp_path: Path) -> None:
+    path = tmp_path / "pop.tsv"
+    answers = '"[""poet"", ""the \\""bard\\"""", """"]"'
+    path.write_text(
+        "id\tsubj\tprop\tobj\ts_wiki_title\tquestion\tpossible_answers\n"
+        f"7\tAda\toccupation\tpoet\tAda (poet)\tWhat is Ada's job?\t{answers}\n"
+    )
+    question = only("popqa", str(path))
+    assert (question.id, question.type, question.hops) == ("7", "occupation", 1)
+    assert question.answers == ("poet", 'the "bard"')
+    assert question.supporting_titles == ("Ada (poet)",)
+    assert question.extra == {"subj": "Ada", "obj": "poet"}
+
+
+def test_bamboogle_is_one_set_in_all_its_forms(tmp_path: Path) -> None:
+    comma, tab = tmp_path / "b.csv", tmp_path / "b.tsv"
+    comma.write_text('\ufeffQuestion,Answer\r\n"Who, then?",Ada\r\n', encoding="utf-8")
+    tab.write_text("question\tanswer\nWho, then?\tAda\n")
+    listed = tmp_path / "b.json"
+    listed.write_text(json.dumps({"data": [{"Question": "Who, then?", "Answer": "Ada"}]}))
+    found = [only("bamboogle", str(path)) for path in (comma, tab, listed)]
+    assert found[0] == found[1] == found[2]
+    assert (found[0].question, found[0].answers, found[0].hops) == ("Who, then?", ("Ada",), 2)
+
+
+def test_flashrag(tmp_path: Path) -> None:
+    metadata = {
+        "type": "comparison",
+        "supporting_facts": {"title": ["A"], "sent_id": [0]},
+        "context": {"title": ["A", "B"], "content": [["a1.", "a2."], ["b."]]},
+    }
+    row = {"id": "test_0", "question": "Which?", "golden_answers": ["A"], "metadata": metadata}
+    question = only("2wiki", write(tmp_path / "f.jsonl", row))
+    assert question.id.startswith("test_0-")
+    assert question.supporting_titles == ("A",)
+    assert [p.text for p in question.paragraphs] == ["a1. a2.", "b."]
+    other = {"id": "test_0", "question": "Another?", "golden_answers": ["B"]}
+    assert only("nq", write(tmp_path / "g.jsonl", other)).id != question.id
+
+
+def test_nq_open(tmp_path: Path) -> None:
+    question = only("nq", write(tmp_path / "nq.jsonl", {"question": "when?", "answer": ["2014"]}))
+    assert (question.answers, question.type, question.hops) == (("2014",), "open_domain", 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"question": "  "}, "'question': is empty"),
+        ({"question": None}, "'question': Input should be a valid string"),
+        ({"answers": []}, "has no answers"),
+        ({"answers": ["", " "]}, "has no answers"),
+        ({"answers": "text"}, "'answers': Input should be a valid list"),
+        ({"answers": [3]}, r"'answers\[0\]': Input should be a valid string"),
+        ({"hops": "2"}, "'hops': Input should be a valid integer"),
+        ({"paragraphs": [{"title": "A"}]}, r"'paragraphs\[0\].text': Field required"),
+        ({"id": True}, "'id': Input should be a valid string"),
+    ],
+)
+def test_a_bad_field_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    path = write(tmp_path / "q.jsonl", OURS, {**OURS, "id": "q2", **change})
+    with pytest.raises(ConfigError, match=f"q.jsonl:2: .*{message}"):
+        read_set("jsonl", path)
+
+
+def test_unanswerable_needs_no_answers(tmp_path: Path) -> None:
+    row = {"id": "u", "question": "Who?", "answerable": False}
+    assert only("jsonl", write(tmp_path / "q.jsonl", row)).answers == ()
+
+
+def test_all_faults_at_once_then_a_count(tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text('{"id": "torn", \n[1]\n{"id": NaN}\n\n' + '{"id": "x"}\n' * 30)
+    with pytest.raises(ConfigError) as raised:
+        read_set("jsonl", str(path))
+    lines = str(raised.value).splitlines()
+    assert len(lines) == 21
+    assert "q.jsonl:1: is not JSON" in lines[0]
+    assert "q.jsonl:2: is a JSON list" in lines[1]
+    assert "q.jsonl:3: has NaN" in lines[2]
+    assert "q.jsonl:5: 'question': Field required" in lines[3]
+    assert lines[-1] == "… and 13 more"
+
+
+def test_broken_gzip_and_encoding(tmp_path: Path) -> None:
+    whole = gzip.compress(
+        ("\n".join(json.dumps({**OURS, "id": str(i)}) for i in range(99))).encode()
+    )
+    for name, data, message in [
+        ("cut.jsonl.gz", whole[:-20], r"cut.jsonl.gz:\d+: the gzip data is broken"),
+        ("plain.jsonl.gz", b"{}", "plain.jsonl.gz:1: the gzip data is broken"),
+        ("latin.jsonl", '{"id": "é"}'.encode("latin-1"), "latin.jsonl:1: is not UTF-8"),
+        ("nothing.jsonl", b"\n", "nothing.jsonl: has no questions"),
+    ]:
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(ConfigError, match=message):
+            read_set("jsonl", str(tmp_path / name))
+    with pytest.raises(ConfigError, match=r"data\.questions: there is no file"):
+        read_set("jsonl", str(tmp_path / "absent.jsonl"))
+    with pytest.raises(ConfigError, match=r"data\.questions is null"):
+        read_set("jsonl", None)
+
+
+def test_duplicates(tmp_path: Path) -> None:
+    assert read_set("jsonl", write(tmp_path / "same.jsonl", OURS, OURS)).repeated == 1
+    other = write(tmp_path / "other.jsonl", OURS, {**OURS, "answers": ["Other"]})
+    with pytest.raises(ConfigError, match=r"other.jsonl:2: id 'q1' stands at .*other.jsonl:1 "):
+        read_set("jsonl", other)
+
+
+def test_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    tables = {"test": [{"question": "when?", "answer": ["2014"]}], "dev": [OURS]}
+
+    def load(path: str, config: str | None) -> Any:
+        if path != "owner/set":
+            raise ConnectionError("no route")
+        return tables
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    assert only("hub", "owner/set").question == "when?"
+    assert only("hub", "owner/set:config:dev").id == "q1"
+    with pytest.raises(ConfigError, match="has no split 'valid'; it has dev, test"):
+        read_set("hub", "owner/set::valid")
+    with pytest.raises(ConfigError, match=r"cannot load owner/other .*data\.questions the path"):
+        read_set("hub", "owner/other")
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+blankless = st.text(min_size=1).filter(str.strip)
+
+
+@given(
+    rows=st.lists(st.dictionaries(st.text(), json_values, max_size=4), max_size=5),
+    ascii_only=st.booleans(),
+    packed=st.booleans(),
+)
+def test_jsonl_gives_back_what_was_written(
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[dict[str, Any]],
+    ascii_only: bool,
+    packed: bool,
+) -> None:
+    path = tmp_path_factory.mktemp("rows") / ("r.jsonl.gz" if packed else "r.jsonl")
+    text = "\r\n".join(json.dumps(row, ensure_ascii=ascii_only) for row in rows)
+    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    faults = Faults()
+    assert [row for _, row in read_rows(path, faults)] == rows
+    assert not faults.count
+
+
+@given(st.text())
+def test_any_line_is_an_object_or_a_value_error(line: str) -> None:
+    with contextlib.suppress(ValueError):
+        assert isinstance(parse_object(line), dict)
+
+
+@given(id=blankless, question=blankless, answers=st.lists(blankless, min_size=1), extra=json_values)
+def test_a_sound_question_comes_back_verbatim(
+    tmp_path_factory: pytest.TempPathFactory,
+    id: str,
+    question: str,
+    answers: list[str],
+    extra: Any,
+) -> None:
+    row = {"id": id, "question": question, "answers": answers, "kept": extra}
+    found = only("jsonl", write(tmp_path_factory.mktemp("q") / "q.jsonl", row))
+    assert (found.id, found.question) == (id, question)
+    assert found.answers == tuple(dict.fromkeys(answers))
+    assert found.extra == {"kept": extra}
+
+
+def test_a_lone_surrogate_does_not_get_through() -> None:
+    row = parse_object('{"a": ["\\ud800x", "\\ud83d\\ude00"], "\\udc00": 1}')
+    assert row == {"a": ["\ufffdx", "\U0001f600"], "\ufffd": 1}
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(
+    not SHARED.is_dir(), reason="the real question sets are not beside the checkout"
+)
+@pytest.mark.parametrize(
+    ("name", "source", "count"),
+    [
+        ("hotpotqa", "hotpotqa", 765),
+        ("2wikimultihopqa", "2wiki", 527),
+        ("musique", "musique", 395),
+        ("popqa", "popqa", 1534),
+        ("bamboogle", "bamboogle", 101),
+        ("nq", "nq", 803),
+    ],
+)
+def test_the_real_sets(name: str, source: str, count: int) -> None:
+    found = read_set(source, str(SHARED / f"{name}_shared.jsonl.gz"))
+    assert (len(found.questions), found.repeated) == (count, 0)
+    for placed in found.questions:
+        question = placed.question
+        marked = {p.title for p in question.paragraphs if p.is_supporting}
+        # PopQA marks the object's passage too, and cites only the subject's.
+        assert source == "popqa" or marked <= set(question.supporting_titles)
+        assert all(paragraph.id for paragraph in question.paragraphs)

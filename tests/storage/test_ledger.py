@@ -1,0 +1,200 @@
+"""The ledger: what was awaited survives, one writer at a time, totals over all attempts."""
+
+import asyncio
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from storage.calls import Call, QuestionRow, Totals
+from storage.errors import StorageError
+from storage.ledger import LEDGER_VERSION, Ledger
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+CALL = Call(
+    key="k1",
+    role="policy",
+    model="m",
+    policy_digest="d",
+    question_id="q",
+    path="tree/0",
+    draw=0,
+    prompt_digest="p",
+    text="<answer>Zoë\0 \U0001f600</answer>",
+    finish_reason="stop",
+    stop_reason=None,
+    input_tokens=10,
+    cached_tokens=4,
+    output_tokens=5,
+    cost_usd=0.25,
+    latency_s=0.5,
+    attempts=1,
+    error=None,
+    at="2026-01-01T00:00:00+00:00",
+)
+
+
+def _child(script: str, path: Path) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-c", script, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{Path(__file__).parent}"},
+    )
+
+
+def test_rows_come_back_and_totals_are_cumulative(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "ledger.sqlite"
+
+    async def first() -> None:
+        async with Ledger(path) as ledger:
+            await asyncio.gather(
+                ledger.put(CALL), *(ledger.put(replace(CALL, key=f"n{i}")) for i in range(500))
+            )
+            assert ledger.get("k1") == CALL
+            assert ledger.get("absent") is None
+            await ledger.put(replace(CALL, key="free", cost_usd=None))
+            await ledger.put(replace(CALL, key="failed", error="it broke", cost_usd=None))
+
+    asyncio.run(first())
+    with Ledger(path) as ledger:
+        assert ledger.get("k1") == CALL
+        assert ledger.totals() == Totals(502, 5020, 2008, 2510, 501 * 0.25, 1)
+
+
+async def test_a_stored_reply_stays_and_an_error_gives_way(tmp_path: Path) -> None:
+    async with Ledger(tmp_path / "l") as ledger:
+        await ledger.put(replace(CALL, error="it broke", text=""))
+        assert ledger.get("k1") is None
+        await ledger.put(CALL)
+        await ledger.put(replace(CALL, text="another"))
+        assert ledger.get("k1") == CALL
+        assert ledger.totals().calls == 1
+        await ledger.put(replace(CALL, key="k2", text="cut \ud83d"))
+        stored = ledger.get("k2")
+        assert stored is not None
+        assert stored.text == "cut \ufffd"
+
+
+async def test_one_bad_row_fails_alone(tmp_path: Path) -> None:
+    async with Ledger(tmp_path / "l") as ledger:
+        results = await asyncio.gather(
+            ledger.put(CALL),
+            ledger.put(replace(CALL, key="bad", draw=2**70)),
+            ledger.put(replace(CALL, key="k2")),
+            return_exceptions=True,
+        )
+        assert [type(r) for r in results] == [type(None), StorageError, type(None)]
+        assert str(tmp_path / "l") in str(results[1])
+        assert ledger.totals().calls == 2
+        assert ledger.get("k2") is not None
+
+
+def test_question_status(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "l") as ledger:
+        ledger.owe(["b", "a", "c"])
+        ledger.set_question("a", "done", part="00000")
+        ledger.set_questions([QuestionRow("c", "failed", "EndpointError")])
+        ledger.owe(["a", "d"])
+        assert list(ledger.question_status().items()) == [
+            ("b", "owed"),
+            ("a", "done"),
+            ("c", "failed"),
+            ("d", "owed"),
+        ]
+        assert ledger.counts() == {"owed": 2, "done": 1, "failed": 1}
+        assert ledger.questions()[1] == QuestionRow("a", "done", None, "00000")
+    with pytest.raises(StorageError, match="closed"):
+        ledger.set_question("a", "done")
+
+
+KILLED = """
+import asyncio, sys
+from pathlib import Path
+from dataclasses import replace
+from storage.ledger import Ledger
+from test_ledger import CALL
+
+async def main():
+    ledger = Ledger(Path(sys.argv[1]))
+    for i in range(3):
+        await ledger.put(replace(CALL, key=str(i)))
+        print(i, flush=True)
+    sys.stdin.read()
+
+asyncio.run(main())
+"""
+
+
+def test_what_was_awaited_survives_a_kill_and_the_lock_does_not(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    with _child(KILLED, path) as child:
+        assert child.stdout is not None
+        for i in range(3):
+            assert child.stdout.readline().strip() == str(i).encode()
+        with pytest.raises(StorageError, match=f"in use by process {child.pid}"):
+            Ledger(path)
+        child.kill()
+        assert child.wait() == -signal.SIGKILL
+    with Ledger(path) as ledger:
+        assert ledger.totals().calls == 3
+        with pytest.raises(StorageError, match=f"process {os.getpid()}"):
+            Ledger(path)
+    Ledger(path).close()
+
+
+FULL_DISK = """
+import asyncio, resource, signal, sys
+from dataclasses import replace
+from pathlib import Path
+from storage.errors import StorageError
+from storage.ledger import Ledger
+from test_ledger import CALL
+
+async def main():
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    async with Ledger(Path(sys.argv[1])) as ledger:
+        await ledger.put(CALL)
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+        try:
+            await ledger.put(replace(CALL, key="big", text="x" * 1_000_000))
+        except StorageError as error:
+            print(error, flush=True)
+        assert ledger.get("big") is None
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        await ledger.put(replace(CALL, key="after"))
+
+asyncio.run(main())
+"""
+
+
+def test_no_room_is_said_and_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    with _child(FULL_DISK, path) as child:
+        output, _ = child.communicate()
+    assert child.returncode == 0
+    assert str(path) in output.decode()
+    with Ledger(path) as ledger:
+        assert ledger.get("k1") == CALL
+        assert ledger.get("after") is not None
+
+
+def test_foreign_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    path.write_bytes(b"not a database, but long enough to be looked at " * 40)
+    with pytest.raises(StorageError, match="cannot be opened as a ledger"):
+        Ledger(path)
+    path.unlink()
+    with sqlite3.connect(path) as newer:
+        newer.execute(f"PRAGMA user_version = {LEDGER_VERSION + 1}")
+    newer.close()
+    with pytest.raises(StorageError, match="newer version"):
+        Ledger(path)

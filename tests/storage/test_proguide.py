@@ -1,0 +1,146 @@
+"""RAG-ProGuide: published records come in, ours go out, and both ways agree."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sample_records import a_pair
+
+from annotation.rows import pair_id as run_pair_id
+from storage import json_records
+from storage.errors import ConfigError
+from storage.proguide import (
+    ProGuideRecord,
+    content_of,
+    from_proguide,
+    pair_id,
+    read_proguide,
+    to_proguide,
+    write_proguide,
+)
+from storage.records import ChatMessage, Pair
+
+TAGS = {
+    "query": "Query Generation",
+    "evidence": "Evidence Extraction",
+    "answer": "Answer Generation",
+}
+TEXT = st.text(max_size=20)
+CONTENT = st.text(st.characters(exclude_characters="<>", codec="utf-8"), min_size=1, max_size=9)
+
+
+@st.composite
+def published(draw: st.DrawFn) -> ProGuideRecord:
+    """Records as the published code writes them."""
+    system, user = draw(TEXT), draw(TEXT)
+    sides = [
+        (draw(st.sampled_from(list(TAGS))), draw(CONTENT).strip(), draw(CONTENT)) for _ in "ab"
+    ]
+    (a, a_content, before), (b, b_content, after) = sides
+    return ProGuideRecord(
+        instruction=system,
+        input=user,
+        prompt=f"System: {system}\nUser: {user}",
+        chosen=f"{before}<{a}> {a_content}</{a}>",
+        rejected=f"<{b}>{b_content}</{b}>{after}",
+        chosen_action_type=TAGS[a],
+        rejected_action_type=TAGS[b],
+        chosen_content=a_content,
+        rejected_content=b_content,
+        layer=draw(st.integers(0, 30)),
+    )
+
+
+@given(record=published())
+def test_a_published_record_survives_import_and_export(record: ProGuideRecord) -> None:
+    assert to_proguide(from_proguide(record)) == record
+
+
+@given(records=st.lists(published(), max_size=4), chunk=st.integers(1, 40), lines=st.booleans())
+def test_files_read_back_whatever_the_chunks(
+    tmp_path_factory: pytest.TempPathFactory,
+    records: list[ProGuideRecord],
+    chunk: int,
+    lines: bool,
+) -> None:
+    path = tmp_path_factory.mktemp("proguide") / ("pairs.jsonl" if lines else "pairs.json")
+    pairs = [from_proguide(record) for record in records]
+    assert write_proguide(path, pairs) == len(pairs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_records, "_CHUNK_CHARS", chunk)
+        assert list(read_proguide(path)) == pairs
+    if not lines:
+        assert json.loads(path.read_text("utf-8")) == [r.model_dump() for r in records]
+
+
+def test_what_the_format_carries_of_our_pairs(tmp_path: Path) -> None:
+    ours = a_pair(depth=3)
+    write_proguide(tmp_path / "p.json", [ours])
+    (back,) = read_proguide(tmp_path / "p.json")
+    carried = ["question", "prompt", "chosen", "rejected", "chosen_action", "rejected_action"]
+    carried += ["depth", "stage"]
+    assert back.model_dump(include=set(carried)) == ours.model_dump(include=set(carried))
+    (raw,) = json.loads((tmp_path / "p.json").read_text())
+    assert raw["layer"] == 2  # the published count begins at 0 below the root
+    assert raw["prompt"] == "System: Answer.\nUser: Question: Capital of France?"
+    assert (raw["chosen_action_type"], raw["chosen_content"]) == ("Query Generation", "France")
+    # One pair, one id: an imported pair is recognised as the exported one.
+    chosen, rejected = ours.chosen[0].content, ours.rejected[0].content
+    assert pair_id(ours.prompt, chosen, rejected) == run_pair_id(ours.prompt, chosen, rejected)
+
+
+def test_pairs_that_do_not_fit_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    turns = (*a_pair().prompt, ChatMessage(role="assistant", content="<query>"))
+    with pytest.raises(ConfigError, match=r"pair p1: .* system, user, assistant"):
+        write_proguide(tmp_path / "p.json", [a_pair(), a_pair(prompt=turns)])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[@, {}]", "record 2: instruction: Field required"),
+        ('[@, {"instruction": "a', "record 2 is not valid JSON"),
+        ("[@", "after record 1: the list is not closed"),
+        ("[@ @]", "record 1 is not valid JSON: no comma"),
+        ("[@,]", "comma"),
+        ("[@] x", "text behind the end"),
+        ("@]", "never began"),
+        ('@\n{"instruction": 1', "record 2 is not valid JSON"),
+        ("[1]", "record 1 is no JSON object"),
+        ("[@, nope]", "record 2 is not valid JSON"),
+        ("\udcff", "cannot be read as UTF-8"),
+    ],
+)
+def test_bad_files_are_refused_with_file_and_record(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "bad.json"
+    good = json.dumps(to_proguide(a_pair()).model_dump())
+    path.write_bytes(text.replace("@", good).encode("utf-8", "surrogateescape"))
+    with pytest.raises(ConfigError, match=message) as caught:
+        list(read_proguide(path))
+    assert str(path) in str(caught.value)
+
+
+def test_empty_and_missing_files(tmp_path: Path) -> None:
+    for name, text in (("a.json", " [ ] \n"), ("b.jsonl", ""), ("c.json", "\ufeff[]")):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        assert list(read_proguide(tmp_path / name)) == []
+    with pytest.raises(ConfigError, match=r"none\.json"):
+        list(read_proguide(tmp_path / "none.json"))
+
+
+def test_content_is_the_first_tag_of_the_preferred_kind() -> None:
+    assert content_of("<query>a</query> <answer> b </answer> <answer>c</answer>") == "b"
+    assert content_of("<evidence>x\ny</evidence>") == "x\ny"
+    assert content_of("<query>open") == ""
+
+
+def test_one_import_makes_pairs_that_the_table_takes() -> None:
+    from storage.schemas import PAIRS, rows_to_table, table_to_records
+
+    pair = from_proguide(to_proguide(a_pair()))
+    assert table_to_records(rows_to_table([pair], PAIRS, "r"), Pair) == [pair]

@@ -1,0 +1,192 @@
+"""Records survive parquet: nulls, any Unicode, empty lists, other versions."""
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sample_records import a_node
+
+from storage.errors import StorageError
+from storage.records import (
+    SCHEMA_VERSION,
+    ChatMessage,
+    Component,
+    Failure,
+    Pair,
+    Paragraph,
+    PassageRef,
+    Prediction,
+    Question,
+    Record,
+    Rollout,
+    TreeNode,
+)
+from storage.schemas import FAILURES, SCHEMAS, TREES, rows_to_table, table_to_records
+from storage.text import storable
+
+TEXT = st.text(max_size=12)  # no surrogates, everything else: NUL, right-to-left, emoji
+FLOAT = st.floats(allow_nan=False, width=32)
+SMALL = st.integers(-(2**15), 2**15 - 1)
+COUNT = st.integers(-(2**31), 2**31 - 1)
+SEED = st.integers(-(2**63), 2**63 - 1)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXT, inner, max_size=2),
+    max_leaves=4,
+)
+
+
+def _some(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.lists(strategy, max_size=2).map(tuple)
+
+
+def _maybe(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.none() | strategy
+
+
+def _build(cls: type[Record], **special: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Records whose every field varies; integers are in the range of their column."""
+    plain = {
+        "str": TEXT,
+        "str | None": _maybe(TEXT),
+        "bool": st.booleans(),
+        "bool | None": _maybe(st.booleans()),
+        "float": FLOAT,
+        "float | None": _maybe(FLOAT),
+        "int": SMALL,
+        "int | None": _maybe(SMALL),
+        "tuple[str, ...]": _some(TEXT),
+    }
+    strategies = {
+        name: special[name] if name in special else plain[_spelt(field.annotation)]
+        for name, field in cls.model_fields.items()
+    }
+    return st.builds(cls, **strategies)
+
+
+def _spelt(annotation: Any) -> str:
+    return (
+        annotation.__name__
+        if isinstance(annotation, type) and not str(annotation).startswith("tuple")
+        else str(annotation)
+    )
+
+
+COMPONENTS = _some(_build(Component))
+MESSAGES = _some(
+    st.builds(ChatMessage, role=st.sampled_from(["system", "user", "assistant"]), content=TEXT)
+)
+RECORDS: dict[str, st.SearchStrategy[Any]] = {
+    "trees": _build(
+        TreeNode,
+        seed=SEED,
+        visits=COUNT,
+        output_tokens=COUNT,
+        passages=_some(_build(PassageRef)),
+        rollouts=_some(_build(Rollout)),
+        components=COMPONENTS,
+    ),
+    "pairs": _build(
+        Pair,
+        seed=SEED,
+        prompt=MESSAGES,
+        chosen=MESSAGES,
+        rejected=MESSAGES,
+        chosen_components=COMPONENTS,
+        rejected_components=COMPONENTS,
+    ),
+    "predictions": _build(Prediction, seed=SEED),
+    "failures": _build(Failure, attempts=COUNT),
+    "questions": _build(
+        Question,
+        paragraphs=_some(_build(Paragraph)),
+        extra=st.dictionaries(TEXT, JSON, max_size=2),
+    ),
+}
+
+
+@pytest.mark.parametrize("table", list(RECORDS))
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_records_round_trip_through_parquet(table: str, data: st.DataObject) -> None:
+    records = data.draw(st.lists(RECORDS[table], max_size=3))
+    cls = type(records[0]) if records else TreeNode
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows_to_table(records, SCHEMAS[table], "run"), sink, compression="zstd")
+    read = pq.read_table(pa.BufferReader(sink.getvalue()))
+    assert read.schema.equals(SCHEMAS[table])
+    assert table_to_records(read, cls) == records
+
+
+CONTRACT = {  # contracts.md, in its order
+    "trees": "tree_id question_id source cycle seed node_id parent_id depth stage action text "
+    "content passages terminal forced visits value judge_score judge_text rollouts n_outcomes "
+    "iteration verdict em f1 reward components input_tokens cached_tokens output_tokens "
+    "prompt_hash policy_digest",
+    "pairs": "pair_id tree_id question_id source cycle seed question answers parent_node "
+    "chosen_node rejected_node depth stage prompt chosen rejected chosen_action rejected_action "
+    "chosen_reward rejected_reward reward_gap chosen_visits rejected_visits chosen_outcomes "
+    "rejected_outcomes chosen_components rejected_components policy_model policy_digest "
+    "judge_model prompt_hash label_digest config_digest",
+}
+
+
+@pytest.mark.parametrize("table", list(CONTRACT))
+def test_columns_are_the_contract_s(table: str) -> None:
+    assert " ".join(SCHEMAS[table].names) == f"schema_version run_id {CONTRACT[table]}"
+
+
+@given(text=st.text(alphabet=st.characters(codec=None, categories=["L", "Cs"]), max_size=8))
+def test_lone_surrogates_become_visible(text: str) -> None:
+    failure = Failure(question_id="q", stage="s", kind="k", detail=text, at="now")
+    (read,) = table_to_records(rows_to_table([failure], FAILURES, "run"), Failure)
+    assert read.detail == storable(text)
+    assert len(read.detail) == len(text)
+    assert all(
+        a == b or (b == "\ufffd" and a >= "\ud800") for a, b in zip(text, read.detail, strict=True)
+    )
+
+
+def test_surrogates_inside_lists_and_json() -> None:
+    question = Question(
+        id="q", source="s", question="\udfff?", answers=("a\ud800",), extra={"\ud800": ["\udc00"]}
+    )
+    (read,) = table_to_records(rows_to_table([question], SCHEMAS["questions"], "r"), Question)
+    assert (read.question, read.answers) == ("\ufffd?", ("a\ufffd",))
+    assert read.extra == {"\ufffd": ["\ufffd"]}
+
+
+def test_older_tables_take_defaults_and_newer_ones_are_refused() -> None:
+    rollout = Rollout(
+        draw=0, answer=None, em=None, f1=None, steps=1, forced=False, tokens=2, stop_reason="eos"
+    )
+    node = a_node(rollouts=(rollout.model_copy(update={"trajectory": "abc"}),))
+    table = rows_to_table([node], TREES, "run")
+    older_rollouts = pa.list_(pa.struct(list(TREES.field("rollouts").type.value_type)[:-1]))
+    (values,) = table["rollouts"].to_pylist()
+    del values[0]["trajectory"]
+    older = table.drop_columns(["cycle", "n_outcomes", "rollouts"]).append_column(
+        "rollouts", pa.array([values], older_rollouts)
+    )
+    expected = node.model_copy(update={"rollouts": (rollout,)})
+    assert table_to_records(older, TreeNode) == [expected]
+    # Read together with a part of today, missing columns arrive as nulls.
+    both = pa.concat_tables([older, table], promote_options="permissive")
+    assert table_to_records(both, TreeNode) == [expected, node]
+    newer = table.set_column(0, "schema_version", pa.array([SCHEMA_VERSION + 1], pa.int16()))
+    with pytest.raises(StorageError, match="newer version"):
+        table_to_records(newer, TreeNode)
+
+
+def test_misfits_are_named() -> None:
+    failure = Failure(question_id="q", stage="s", kind="k", detail="", at="", attempts=2**40)
+    with pytest.raises(StorageError, match=r"row 1: .* column attempts"):
+        rows_to_table([failure.model_copy(update={"attempts": 1}), failure], FAILURES, "run")
+    with pytest.raises(StorageError, match="no column"):
+        rows_to_table([failure], TREES, "run")
+    table = rows_to_table([failure.model_copy(update={"attempts": 1})], FAILURES, "run")
+    with pytest.raises(StorageError, match="kind"):
+        table_to_records(table.drop_columns(["kind"]), Failure)

@@ -1,0 +1,91 @@
+"""DuckDB sees the committed parts, typed even where there are none, and stays off the network."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from sample_records import a_node, a_pair, a_question
+
+from storage.errors import ConfigError, StorageError
+from storage.manifest import add_parts
+from storage.parts import write_part
+from storage.schemas import PAIRS, QUESTIONS, TREES, rows_to_table
+from storage.views import canned_queries, connect, run_sql
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Two questions, one pair in two parts' worth of trees, in a folder with an awkward name."""
+    run = tmp_path / "it's a [run]* k=v"
+    questions = [a_question(), a_question(id="q2", source="hotpotqa", extra={"k": 1})]
+    nodes = [a_node(output_tokens=8), a_node(node_id=2, action="answer", output_tokens=4)]
+    older = rows_to_table([a_node(question_id="q2", tree_id="t2")], TREES, "r")
+    add_parts(
+        run,
+        [
+            write_part(run, "questions", rows_to_table(questions, QUESTIONS, "r")),
+            write_part(run, "trees", rows_to_table(nodes, TREES, "r"), 0),
+            write_part(run, "trees", older.drop_columns(["verdict", "rollouts"]), 1),
+            write_part(run, "pairs", rows_to_table([a_pair()], PAIRS, "r"), 0),
+            write_part(run, "relabelled/strict/pairs", rows_to_table([a_pair()], PAIRS, "r"), 0),
+        ],
+    )
+    write_part(run, "pairs", rows_to_table([a_pair(pair_id="stray")], PAIRS, "r"), 1)
+    return run
+
+
+def test_views_show_what_was_committed(run: Path) -> None:
+    assert run_sql(run, "SELECT pair_id, chosen_components[1].value FROM pairs").rows == (
+        ("p1", 0.75),
+    )
+    assert run_sql(run, "SELECT count(*) FROM nodes").rows == ((3,),)
+    columns = run_sql(run, "SELECT * FROM nodes").columns
+    assert columns == tuple(TREES.names)  # no column from the folder's name
+    assert run_sql(run, "SELECT extra->>'k' FROM questions ORDER BY 1").rows == (("1",), (None,))
+
+
+def test_a_run_without_parts_has_typed_empty_views(tmp_path: Path) -> None:
+    result = run_sql(tmp_path, "SELECT depth + 1, len(prompt), detail FROM pairs, failures")
+    assert result.rows == ()
+    typed = run_sql(tmp_path, "SELECT column_type FROM (DESCRIBE pairs) WHERE column_name='depth'")
+    assert typed.rows == (("SMALLINT",),)
+    for _, sql in canned_queries():
+        run_sql(tmp_path, sql)
+
+
+def test_canned_queries_describe_the_run(run: Path) -> None:
+    queries = canned_queries()
+    assert "table 1" in queries[0][0]
+    overview = {row[0]: row[1:] for row in run_sql(run, queries[0][1]).rows}
+    assert overview["Questions"] == (2, None)
+    assert overview["- hotpotqa"] == (1, 50)
+    assert overview["Questions with a pair"] == (1, 50)
+    assert overview["Actions (preference pairs, by chosen action)"] == (1, None)
+    assert overview["- query"] == (1, 100)
+    assert [overview[f"{word} tokens"][0] for word in ("Avg.", "Min.", "Med.", "Max.")] == [
+        6,
+        4,
+        6,
+        8,
+    ]
+    assert overview["Med. iteration"] == (1, None)
+    for title, sql in queries:
+        assert title
+        assert run_sql(run, sql).columns
+
+
+def test_errors_say_what_to_mend(run: Path) -> None:
+    with pytest.raises(ConfigError, match="nodez"):
+        run_sql(run, "SELECT * FROM nodez")
+    # The run's name, read as a pattern, would find this other run's part instead.
+    shutil.copytree(run, run.with_name("it's a r k=v"))
+    (run / "trees" / "part-00001.parquet").unlink()
+    with pytest.raises(StorageError, match="part-00001"):
+        run_sql(run, "SELECT 1")
+
+
+def test_extensions_are_never_fetched(tmp_path: Path) -> None:
+    settings = "autoinstall_known_extensions", "autoload_known_extensions"
+    with connect(tmp_path) as connection:
+        for name in settings:
+            assert connection.execute(f"SELECT current_setting('{name}')").fetchall() == [(False,)]

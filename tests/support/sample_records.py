@@ -1,0 +1,74 @@
+"""Plausible records for tests that care about one field of them."""
+
+from typing import Any
+
+from storage.records import ChatMessage, Component, Pair, Question, TreeNode
+
+
+def a_question(**changes: Any) -> Question:
+    """A question of one hop."""
+    fields = {
+        "id": "q1",
+        "source": "atlas",
+        "question": "Capital of France?",
+        "answers": ("Paris",),
+    }
+    return Question.model_validate({**fields, "type": "bridge", "hops": 1} | changes)
+
+
+def a_node(**changes: Any) -> TreeNode:
+    """A query below the root."""
+    fields: dict[str, Any] = {
+        "tree_id": "t1",
+        "question_id": "q1",
+        "source": "atlas",
+        "seed": 0,
+        "node_id": 1,
+        "parent_id": 0,
+        "depth": 1,
+        "stage": "reasoning",
+        "action": "query",
+        "text": "<query>France</query>",
+        "content": "France",
+    }
+    return TreeNode.model_validate(fields | changes)
+
+
+def a_pair(**changes: Any) -> Pair:
+    """A query preferred to a wrong answer."""
+    fields: dict[str, Any] = {
+        "pair_id": "p1",
+        "tree_id": "t1",
+        "question_id": "q1",
+        "source": "atlas",
+        "seed": 0,
+        "question": "Capital of France?",
+        "answers": ("Paris",),
+        "parent_node": 0,
+        "chosen_node": 1,
+        "rejected_node": 2,
+        "depth": 1,
+        "stage": "reasoning",
+        "prompt": (
+            ChatMessage(role="system", content="Answer."),
+            ChatMessage(role="user", content="Question: Capital of France?"),
+        ),
+        "chosen": (ChatMessage(role="assistant", content="<query>France</query>"),),
+        "rejected": (ChatMessage(role="assistant", content="<answer>Rome</answer>"),),
+        "chosen_action": "query",
+        "rejected_action": "answer",
+        "chosen_reward": 0.75,
+        "rejected_reward": 0.25,
+        "reward_gap": 0.5,
+        "chosen_visits": 3,
+        "rejected_visits": 1,
+        "chosen_outcomes": 2,
+        "rejected_outcomes": 1,
+        "chosen_components": (Component(name="f1", value=0.75), Component(name="em", value=None)),
+        "policy_model": "m",
+        "policy_digest": "d",
+        "prompt_hash": "h",
+        "label_digest": "l",
+        "config_digest": "c",
+    }
+    return Pair.model_validate(fields | changes)
