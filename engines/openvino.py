@@ -6,6 +6,8 @@ batch, so a draw is reproducible only where `max_batch` is 1.
 """
 
 import asyncio
+import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -21,6 +23,7 @@ from engines.sampling import (
     Completion,
     FinishReason,
     SampleRequest,
+    Structure,
     Usage,
     call_key,
     derived_seed,
@@ -85,6 +88,7 @@ class OpenVINOEngine:
     def capabilities(self) -> Capabilities:
         return Capabilities(
             structured_output=True,
+            json_schema=True,
             prefix_continuation=True,
             logprobs=True,
             adapters=True,
@@ -121,6 +125,7 @@ class OpenVINOEngine:
             raise EndpointError("use the embedded engine inside `async with`", fatal=True)
         ids = self.token_ids(request)
         self._refuse_long(len(ids), request)
+        _refuse_unreadable(request.structure)
         try:
             async with asyncio.TaskGroup() as tasks:  # a failed or cancelled draw ends the others
                 draws = [tasks.create_task(self._draw(draw, ids)) for draw in request.draws(n)]
@@ -237,6 +242,17 @@ def _config(request: SampleRequest, seed: int) -> Any:
         constraint = {"regex": relaxed(value)} if form == "regex" else {"json_schema": value}
         config.structured_output_config = genai.StructuredOutputConfig(**constraint)
     return config
+
+
+def _refuse_unreadable(structure: Structure | None) -> None:
+    """Inside the pipeline a constraint that cannot be read would end the whole batch."""
+    try:
+        if structure is not None and structure.kind == "regex":
+            re.compile(structure.value)
+        elif structure is not None:
+            json.loads(structure.value)
+    except (re.error, ValueError) as error:
+        raise EndpointError(f"unreadable constraint {structure}: {error}") from error
 
 
 def _finish_reason(output: Any) -> FinishReason:

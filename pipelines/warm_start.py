@@ -35,6 +35,7 @@ def warm_start(call: Invocation) -> Outcome:
             open_index(recipe, data.passages),
             seed=recipe.seed,
             top_k=recipe.retrieval.top_k,
+            max_steps=recipe.agent.max_steps,
         )
     )
     call.say(f"{len(traces.examples)} step examples; put aside: {dict(traces.counts)}")
@@ -43,7 +44,6 @@ def warm_start(call: Invocation) -> Outcome:
     report = train(
         traces.examples,
         settings,
-        base=settings.base,
         target=target,
         seed=recipe.seed,
         resume=call.resume,

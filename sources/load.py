@@ -61,13 +61,12 @@ def load_data(settings: DataSettings, seed: int) -> Data:
     faults.raise_any()
     drawn = _sampled(placed, settings.limit if settings.mix else None, seed)
     notes["questions dropped: over the limit of the mix"] += len(placed) - len(drawn)
-    questions = tuple(
-        resolve_gold((one.question for one in drawn), corpus.passages, corpus.aliases)
-    )
-    if not questions:
+    if not drawn:
         raise ConfigError(f"no questions are left to work on: {_listed(notes)}")
-    _note_missing(questions, corpus, notes)
-    return Data(questions, corpus.passages, {name: n for name, n in notes.items() if n})
+    cited = _with_paragraph_ids([one.question for one in drawn], corpus.passages)
+    questions = resolve_gold(cited, corpus.passages, corpus.aliases)
+    _note_missing(cited, questions, corpus, notes)
+    return Data(tuple(questions), corpus.passages, {name: n for name, n in notes.items() if n})
 
 
 def _load_sets(settings: DataSettings, seed: int, notes: Notes) -> list[_Loaded]:
@@ -154,17 +153,42 @@ def _corpus(settings: DataSettings, loaded: Iterable[_Loaded]) -> Corpus:
     return Corpus(whole.passages, aliases, counts)
 
 
-def _note_missing(questions: Iterable[Question], corpus: Corpus, notes: Notes) -> None:
-    """Counts questions whose gold passages the corpus does not hold."""
+def _with_paragraph_ids(
+    questions: Iterable[Question], passages: Iterable[Passage]
+) -> list[Question]:
+    """Questions whose paragraphs carry passage ids where their content is in the corpus.
+
+    A title may belong to several passages, so the content says more. Where some supporting
+    paragraph is not found, all stay as they are: gold passages then go by title, not by half.
+    """
+    by_content = {(passage.title, passage.text): passage.id for passage in passages}
+
+    def identified(question: Question) -> Question:
+        paragraphs = tuple(
+            p if p.id else p.model_copy(update={"id": by_content.get((p.title, p.text))})
+            for p in question.paragraphs
+        )
+        if any(p.is_supporting and p.id is None for p in paragraphs):
+            return question
+        return question.model_copy(update={"paragraphs": paragraphs})
+
+    return [identified(question) for question in questions]
+
+
+def _note_missing(
+    cited: Iterable[Question], resolved: Iterable[Question], corpus: Corpus, notes: Notes
+) -> None:
+    """Counts questions whose gold passages the corpus does not hold, or nobody knows."""
     titles = {passage.title for passage in corpus.passages}
-    ids = {passage.id for passage in corpus.passages}
-    for question in questions:
-        lost = [t for t in question.supporting_titles if t not in titles]
-        lost += [name for name in question.supporting_ids if name not in ids]
+    ids = {passage.id for passage in corpus.passages}.union(corpus.aliases)
+    for before, after in zip(cited, resolved, strict=True):
+        marked = {p.id for p in before.paragraphs if p.is_supporting and p.id is not None}
+        lost = marked.union(before.supporting_ids) - ids
+        lost = lost or set(before.supporting_titles) - titles
         if lost:
             notes["warning: questions that cite passages not in the corpus"] += 1
             notes["warning: cited passages not in the corpus"] += len(lost)
-        elif question.answerable and not question.supporting_ids:
+        elif after.answerable and not after.supporting_ids:
             notes["questions without known gold passages"] += 1
 
 
@@ -189,4 +213,5 @@ def _atlas(one: SetSettings, settings: DataSettings, seed: int) -> tuple[Questio
 
     questions = build_questions(one.split, one.limit, seed, one.types, settings.cities)
     placed = tuple(PlacedQuestion(f"atlas: {question.id}", question) for question in questions)
-    return QuestionSet(placed, 0), Corpus(tuple(build_corpus(settings.cities)), {}, {})
+    own = build_corpus(settings.cities) if settings.corpus is None else []
+    return QuestionSet(placed, 0), Corpus(tuple(own), {}, {READ: len(own)})

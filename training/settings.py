@@ -43,11 +43,13 @@ class WarmStartSettings(OptimiserSettings):
     """Supervised start on traces built from gold facts.
 
     Attributes:
+        base: what is trained: "packaged", or a model folder.
         questions: how many questions of the warm part give traces.
         label_smoothing: softens the targets, so that sampled siblings still vary.
     """
 
     lr: float = Field(default=5e-4, gt=0)
+    base: str = "packaged"
     questions: int = Field(default=150, ge=1)
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
 

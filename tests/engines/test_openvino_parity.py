@@ -21,6 +21,7 @@ from storage.records import RetrievedPassage
 pytestmark = pytest.mark.model
 
 NEW_TOKENS = 24
+LORA_SCALE = 0.2
 PLACES = ("Lima", "Åbo", "São Tomé", "北京", "Nuku'alofa", "Saint John's", "Γιαννιτσά")
 QUESTIONS = (
     "Which currency is used in the country of {}?",
@@ -155,11 +156,11 @@ async def test_chain_of_adapters_reaches_the_engine(
 ) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
     adapted = make_chain(reference.model, tmp_path)
-    written = greedy(adapted, reference.tokenizer, reference.prompts[:10])
+    written = greedy(adapted, reference.tokenizer, reference.prompts[:6])
     settings = ModelSettings(model=str(tmp_path / "dpo"), precision="f16")
     async with embedded_engine(settings) as engine:
-        completions = await answers(engine, requests()[:10])
-    assert Reference(adapted, None, [], written).agreement(completions) >= 0.9
+        completions = await answers(engine, requests()[:6])
+    assert Reference(adapted, None, [], written).agreement(completions) == 1
     assert reference.agreement(completions) < 0.5  # the adapters do change what is said
     # A second start reads the cache; another chain is another policy.
     monkeypatch.setattr("engines.policy_gguf.load_policy", lambda *_: pytest.fail("not cached"))
@@ -168,13 +169,23 @@ async def test_chain_of_adapters_reaches_the_engine(
 
 
 def make_chain(base: Any, folder: Path) -> Any:
-    """Adapters "warm-start" and, on top of it, "dpo" in `folder`; the merged model."""
+    """Adapters "warm-start" and, on top of it, "dpo" in `folder`; the merged model.
+
+    Random at full size they would make noise, where the rounding to F16 alone decides many tokens
+    (transformers with rounded weights then agrees with itself on half of the prompts).
+    """
+    import torch
     from peft import LoraConfig, get_peft_model
 
+    torch.manual_seed(0)
     model = copy.deepcopy(base)
     for name, chain in (("warm-start", []), ("dpo", ["../warm-start/adapter"])):
-        lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+        lora = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
         adapted = get_peft_model(model, lora)
+        with torch.no_grad():
+            for weight_name, weight in adapted.named_parameters():
+                if "lora_B" in weight_name:
+                    weight.mul_(LORA_SCALE)
         adapted.save_pretrained(folder / name / "adapter")
         record = {"base": "packaged", "chain": chain}
         (folder / name / "training.json").write_text(json.dumps(record))

@@ -124,6 +124,40 @@ def test_gold_is_found_through_folded_ids_and_titles(tmp_path: Path) -> None:
     assert data.notes["warning: cited passages not in the corpus"] == 1
 
 
+def test_gold_is_told_apart_from_passages_of_the_same_title(tmp_path: Path) -> None:
+    row = {
+        "id": "2hop__1_2",
+        "question": "Who?",
+        "answer": "Ada",
+        "question_decomposition": [],
+        "paragraphs": [
+            {"title": "Same", "paragraph_text": "Ada, of no use here."},
+            {"title": "Same", "paragraph_text": "The bridge.", "is_supporting": True},
+        ],
+    }
+    path = write(tmp_path / "m.jsonl", [row])
+    data = load(path, source="musique", split=None)
+    by_id = {passage.id: passage.text for passage in data.passages}
+    assert [by_id[name] for name in data.questions[0].supporting_ids] == ["The bridge."]
+
+
+def test_a_corpus_that_lacks_what_is_cited_is_a_counted_warning(tmp_path: Path) -> None:
+    paragraphs = [{"id": "gone", "title": "T", "text": "t", "is_supporting": True}]
+    row = {"id": "x", "question": "Who?", "answers": ["Ada"], "paragraphs": paragraphs}
+    corpus = write(tmp_path / "c.jsonl", [{"id": "other", "title": "U", "text": "u"}])
+    data = load(write(tmp_path / "q.jsonl", [row]), split=None, corpus=corpus)
+    assert data.questions[0].supporting_ids == ()
+    assert data.notes["warning: questions that cite passages not in the corpus"] == 1
+
+
+def test_the_embedded_source_needs_no_file() -> None:
+    data = load_data(DataSettings(limit=5, cities=500), 0)
+    assert len(data.questions) == 5
+    assert {question.split for question in data.questions} == {"train"}
+    known = {passage.id for passage in data.passages}
+    assert all(known.issuperset(question.supporting_ids) for question in data.questions)
+
+
 def test_faults_of_all_sets_come_together(tmp_path: Path) -> None:
     bad = [write(tmp_path / name, [{"id": "x"}]) for name in ("1.jsonl", "2.jsonl")]
     mix = tuple(SetSettings(source="jsonl", questions=path) for path in bad)

@@ -1,0 +1,109 @@
+"""Is the embedded policy competent, and does it vary?
+
+    python -m benchmarks.embedded_policy --config configs/atlas.yaml
+
+Single rollouts (at `policy.temperature`) on train-part questions that the warm start never saw
+give F1; two siblings drawn at `mcts.temperature` from every state of those rollouts say in how
+many cases siblings differ in content, and how many draws are valid.
+"""
+
+import argparse
+import asyncio
+from collections import Counter
+from pathlib import Path
+from statistics import fmean
+
+from agent.environment import Environment
+from agent.state import State
+from engines.sampling import Sampling
+from pipelines.assemble import engine_for, environment_for, open_index, sampling_for
+from pipelines.config import Recipe, load_recipe
+from rewards.answers import exact_match, f1, normalise
+from sources.load import load_data
+from storage.records import Question
+
+
+async def _siblings(
+    environment: Environment, state: State, sampling: Sampling, question: Question, place: int
+) -> tuple[str, bool, int]:
+    """Stage, whether two siblings differ in content, and how many of them are valid."""
+    moves = await asyncio.gather(
+        *(
+            environment.act(
+                state, sampling, question_id=question.id, path=f"variety/{place}", draw=draw
+            )
+            for draw in range(2)
+        )
+    )
+    said = {(m.step.action.kind, normalise(m.step.action.content)) for m in moves}
+    valid = sum(m.step.action.kind != "invalid" for m in moves)
+    return state.stage, len(said) == 2, valid
+
+
+async def measure(recipe: Recipe, questions: int) -> None:
+    """Print both tables."""
+    data = load_data(recipe.data.model_copy(update={"limit": questions}), recipe.seed)
+    asked = [q for q in data.questions if q.answerable]
+    async with engine_for(recipe.policy, recipe) as engine:
+        environment = environment_for(recipe, engine, open_index(recipe, data.passages))
+        rollouts = await asyncio.gather(
+            *(
+                environment.trajectory(
+                    State(q.question), sampling_for(recipe.policy), question_id=q.id, path="single"
+                )
+                for q in asked
+            )
+        )
+        _print_scores(asked, [r.state for r in rollouts])
+        hot = sampling_for(recipe.policy, recipe.mcts.temperature)
+        families = await asyncio.gather(
+            *(
+                _siblings(environment, _prefix(rollout.state, depth), hot, question, depth)
+                for question, rollout in zip(asked, rollouts, strict=True)
+                for depth in range(rollout.state.depth)
+            )
+        )
+    _print_variety(families)
+
+
+def _prefix(state: State, depth: int) -> State:
+    """The state as it was after `depth` steps."""
+    stage = state.steps[depth].stage
+    return State(state.question, stage, state.steps[:depth])
+
+
+def _print_scores(questions: list[Question], ends: list[State]) -> None:
+    rows: dict[str, list[tuple[float, float, int]]] = {}
+    reasons = Counter(end.steps[-1].action.kind for end in ends)
+    for question, end in zip(questions, ends, strict=True):
+        answer = end.answer or ""
+        row = (exact_match(answer, question.answers), f1(answer, question.answers), end.depth)
+        rows.setdefault("all", []).append(row)
+        rows.setdefault(f"{question.type} {question.hops}", []).append(row)
+    print(f"{'questions':<20}{'n':>5}{'EM':>8}{'F1':>8}{'steps':>8}")
+    for name, scores in rows.items():
+        em, score, steps = (fmean(column) for column in zip(*scores, strict=True))
+        print(f"{name:<20}{len(scores):>5}{em:>8.3f}{score:>8.3f}{steps:>8.1f}")
+    print(f"ends: {dict(reasons)}; forced {sum(end.forced for end in ends)}")
+
+
+def _print_variety(families: list[tuple[str, bool, int]]) -> None:
+    print(f"{'stage':<12}{'pairs':>8}{'differ':>8}{'valid':>8}")
+    for stage in ("reasoning", "grounding", "all"):
+        own = [f for f in families if stage in (f[0], "all")]
+        differ, valid = fmean(f[1] for f in own), fmean(f[2] / 2 for f in own)
+        print(f"{stage:<12}{len(own):>8}{differ:>8.2f}{valid:>8.2f}")
+
+
+def main() -> None:
+    """Read arguments and measure."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--config", type=Path, default=Path("configs/atlas.yaml"))
+    arguments.add_argument("--set", action="append", default=[], dest="overrides")
+    arguments.add_argument("--questions", type=int, default=100)
+    options = arguments.parse_args()
+    asyncio.run(measure(load_recipe(options.config, options.overrides), options.questions))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""A trained policy is a chain of adapters over a base; its folder carries the whole chain."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from engines.weights import PACKAGED, packaged_gguf, policy_files
+from storage.errors import ConfigError
+
+CHAIN = "chain"
+
+
+def refuse_own_start(start: str, target: Path) -> None:
+    """A training must not overwrite the policy that it starts from.
+
+    Raises:
+        ConfigError: `start` is `target`.
+    """
+    if start != PACKAGED and Path(start).resolve() == target.resolve():
+        raise ConfigError(f"{start} is both the start and the target; choose another target")
+
+
+def copy_chain(start: str, target: Path) -> tuple[str, list[str]]:
+    """Copy the adapters of `start` below `target`, lowest first, so that the folder is whole.
+
+    Returns:
+        `base` and `chain` of `training.json`: what the adapters sit on ("packaged", or a path
+        relative to `target`), and their paths relative to `target` ("chain/0", "chain/1", …).
+
+    Raises:
+        ConfigError: `start` names nothing usable.
+    """
+    files = policy_files(start)
+    shutil.rmtree(target / CHAIN, ignore_errors=True)
+    names = [f"{CHAIN}/{number}" for number in range(len(files.adapters))]
+    for name, adapter in zip(names, files.adapters, strict=True):
+        shutil.copytree(adapter, target / name)
+    packaged = files.base == packaged_gguf()
+    base = PACKAGED if packaged else os.path.relpath(files.base, target)
+    return base, names
+
+
+def save_adapter(model: Any, target: Path) -> None:
+    """The adapter of a PEFT `model` as fp16 safetensors under `target/adapter`.
+
+    Its configuration names no path of this machine as the base; `training.json` says what it is.
+    """
+    import torch
+
+    trained = [p for p in model.parameters() if p.requires_grad]
+    full = [p.data for p in trained]
+    for config in model.peft_config.values():
+        config.base_model_name_or_path = None
+    for parameter in trained:
+        parameter.data = parameter.data.to(torch.float16)
+    try:
+        model.save_pretrained(str(target / "adapter"))
+    finally:
+        for parameter, data in zip(trained, full, strict=True):
+            parameter.data = data
+    (target / "adapter" / "README.md").unlink(missing_ok=True)

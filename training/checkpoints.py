@@ -1,0 +1,79 @@
+"""Checkpoints of a training run: only the run's own, listed by hash, are ever loaded.
+
+A checkpoint holds pickles (optimiser, random state), and a pickle from elsewhere runs code. So a
+training run lists the files of every checkpoint it wrote with their hashes, and resumes only from
+one that is listed and unchanged.
+"""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from storage.atomic import atomic_write_json
+from storage.errors import StorageError
+
+LISTING = "checkpoints.json"
+
+
+def list_checkpoint(folder: Path, checkpoint: Path, run: str) -> None:
+    """Record the files of a checkpoint that the training `run` just wrote."""
+    listing = {**_listed(folder).get("files", {}), checkpoint.name: _hashes(checkpoint)}
+    kept = {name: files for name, files in listing.items() if (folder / name).is_dir()}
+    atomic_write_json(folder / LISTING, {"run": run, "files": kept})
+
+
+def latest_checkpoint(folder: Path, run: str) -> Path | None:
+    """The newest listed checkpoint of the training `run`, verified; null if there is none.
+
+    Args:
+        folder: where checkpoints lie.
+        run: fingerprint of data, start, settings and seed.
+
+    Raises:
+        StorageError: it is another training's, or was changed since it was written.
+    """
+    listed = _listed(folder)
+    listing = listed.get("files", {})
+    names: list[str] = [name for name in listing if (folder / name).is_dir()]
+    if not names:
+        return None
+    if listed["run"] != run:
+        raise StorageError(
+            f"{folder} holds the checkpoints of another training (its data, start, settings or "
+            "seed differ); train without --resume, which removes them"
+        )
+    newest = max(names, key=lambda name: int(name.rpartition("-")[2]))
+    checkpoint = folder / newest
+    if _hashes(checkpoint) != listing[newest]:
+        raise StorageError(
+            f"{checkpoint} is not as this run wrote it, so it is not loaded; remove the folder to "
+            "resume from an earlier checkpoint, or train without --resume"
+        )
+    return checkpoint
+
+
+def forget_checkpoints(folder: Path) -> None:
+    """Remove the checkpoints of an earlier training, so that none can be taken for a new one's."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _listed(folder: Path) -> dict[str, Any]:
+    path = folder / LISTING
+    if not path.exists():
+        return {}
+    try:
+        read: Any = json.loads(path.read_text(encoding="utf-8"))
+        files = {str(name): dict(hashes) for name, hashes in read["files"].items()}
+        return {"run": str(read["run"]), "files": files}
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise StorageError(f"{path}: not a listing of checkpoints ({error})") from error
+
+
+def _hashes(checkpoint: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(checkpoint)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(checkpoint.rglob("*"))
+        if path.is_file()
+    }

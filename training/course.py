@@ -1,0 +1,142 @@
+"""One training, from its start to the folder it leaves: what all trainers share.
+
+Start merged in float32, examples that fit, checkpoints of its own only, adapter, curve and record.
+"""
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from engines.weights import load_policy, policy_digest, policy_files
+from training.arguments import quiet, shared_arguments
+from training.chain import copy_chain, refuse_own_start, save_adapter
+from training.checkpoints import forget_checkpoints, latest_checkpoint
+from training.curves import METRICS, Say, curves, read_metrics
+from training.lengths import within
+from training.report import TrainingReport, write_training_record
+from training.settings import OptimiserSettings
+
+Example = TypeVar("Example", bound=Sized)
+
+
+@dataclass(frozen=True)
+class Course:
+    """A training to be done.
+
+    Attributes:
+        kind: "warm-start", "sft" or "dpo"; goes into `training.json`.
+        settings: optimiser, lengths, checkpoints, and what the kind adds.
+        start: "packaged" or a model folder.
+        target: gets `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
+        seed: of initialisation and order.
+        resume: continue from this target's latest checkpoint, if there is one.
+        say: told what a waiting person wants to know.
+    """
+
+    kind: str
+    settings: OptimiserSettings
+    start: str
+    target: Path
+    seed: int
+    resume: bool
+    say: Say
+
+    def load_start(self) -> tuple[Any, Any]:
+        """The start as a plain float32 model, and its tokenizer.
+
+        Raises:
+            ConfigError: it is missing, or is the target itself.
+        """
+        quiet()
+        refuse_own_start(self.start, self.target)
+        return load_policy(policy_files(self.start))
+
+    def fitting(self, examples: Sequence[Example]) -> list[Example]:
+        """The examples that fit; what does not is counted, and refused above a share.
+
+        Raises:
+            ConfigError: too many do not fit, or there are none.
+        """
+        limit, share = self.settings.max_length, self.settings.max_dropped_share
+        kept, lengths = within([len(example) for example in examples], limit, share)
+        self.say(f"{self.kind}: {lengths}")
+        return [examples[i] for i in kept][: self.settings.max_examples]
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.target / "checkpoints"
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments for the trainer's configuration."""
+        return shared_arguments(self.settings, self.checkpoints, self.seed)
+
+    def train(
+        self, trainer: Any, examples: Sequence[Sized], given: int, lengths: str = ""
+    ) -> TrainingReport:
+        """Run `trainer` and write what it made.
+
+        Args:
+            trainer: a Hugging Face trainer of a PEFT model.
+            examples: what it trains on.
+            given: how many examples there were before the long ones were left out.
+            lengths: how long they are, in words.
+
+        Raises:
+            StorageError: the checkpoint to resume from is not this training's own.
+        """
+        from transformers import PrinterCallback
+
+        run = self._fingerprint(examples)
+        checkpoint = self._resume_point(run)
+        trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(curves(self.target, self.checkpoints, run, self.say))
+        began = time.monotonic()
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        seconds = time.monotonic() - began
+        base, chain = copy_chain(self.start, self.target)
+        save_adapter(trainer.model, self.target)
+        lines = read_metrics(self.target)
+        report = TrainingReport(
+            kind=self.kind,
+            examples=len(examples),
+            dropped=given - len(examples),
+            steps=trainer.state.global_step,
+            seconds=round(max(seconds, lines[-1]["seconds"] if lines else 0.0), 1),
+            first=lines[0] if lines else {},
+            last=lines[-1] if lines else {},
+            lengths=lengths,
+        )
+        write_training_record(self.target, report, self.settings, self.start, base, chain)
+        return report
+
+    def _resume_point(self, run: str) -> Path | None:
+        """The checkpoint to continue from; a fresh start forgets earlier ones and their curve."""
+        if self.resume:
+            return latest_checkpoint(self.checkpoints, run)
+        forget_checkpoints(self.checkpoints)
+        (self.target / METRICS).unlink(missing_ok=True)
+        return None
+
+    def _fingerprint(self, examples: Sequence[Sized]) -> str:
+        """Hash of everything that decides how this training goes (32 hex digits)."""
+        passing = {"save_every", "report_to"}
+        settings = self.settings.model_dump(mode="json", exclude=passing)
+        parts = {
+            "kind": self.kind,
+            "settings": settings,
+            "start": policy_digest(policy_files(self.start), "f32"),
+            "seed": self.seed,
+            "examples": [repr(example) for example in examples],
+        }
+        canonical = json.dumps(parts, sort_keys=True).encode()
+        return hashlib.blake2b(canonical, digest_size=16).hexdigest()
+
+
+def log_line(line: str) -> None:
+    """Where a course speaks if nobody listens: the log."""
+    logging.getLogger("training").info(line)

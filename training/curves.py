@@ -1,0 +1,88 @@
+"""The curve of a training: `metrics.jsonl`, one JSON line a step, and a word now and then."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from training.checkpoints import list_checkpoint
+
+METRICS = "metrics.jsonl"
+
+Say = Callable[[str], None]
+
+_SPOKEN_EVERY_S = 30.0
+_NAMES = {
+    "learning_rate": "lr",
+    "num_input_tokens_seen": "tokens",
+    "num_tokens": "tokens",
+    "rewards/margins": "margin",
+    "rewards/accuracies": "accuracy",
+    "rewards/chosen": "chosen_reward",
+    "rewards/rejected": "rejected_reward",
+    "logps/chosen": "chosen_logps",
+    "logps/rejected": "rejected_logps",
+}
+"""The trainers' names → ours; other numbers keep theirs."""
+
+
+def curves(target: Path, checkpoints: Path, run: str, say: Say) -> Any:
+    """A trainer callback that writes `target/metrics.jsonl` and lists checkpoints by hash.
+
+    A resumed run replaces the lines of the steps that it trains again.
+
+    Args:
+        checkpoints: folder that the trainer saves into.
+        run: fingerprint of the training; see `training.checkpoints`.
+        say: told how far it is, at most every half minute.
+    """
+    from transformers import TrainerCallback
+
+    class Curves(TrainerCallback):  # type: ignore[misc]
+        """See `curves`."""
+
+        def __init__(self) -> None:
+            self.before = self.spoken = 0.0
+            self.started = time.monotonic()
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            keep = [line for line in read_metrics(target) if line["step"] <= state.global_step]
+            target.mkdir(parents=True, exist_ok=True)
+            text = "".join(json.dumps(line) + "\n" for line in keep)
+            (target / METRICS).write_text(text, encoding="utf-8")
+            self.before = keep[-1]["seconds"] if keep else 0.0
+            self.started = time.monotonic()
+
+        def on_log(
+            self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any
+        ) -> None:
+            if "loss" not in logs:
+                return
+            seconds = round(self.before + time.monotonic() - self.started, 2)
+            line: dict[str, Any] = {"step": state.global_step, "seconds": seconds}
+            numbers = {k: v for k, v in logs.items() if isinstance(v, int | float)}
+            line |= {_NAMES.get(name, name): value for name, value in numbers.items()}
+            with (target / METRICS).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            self._speak(state, logs["loss"])
+
+        def _speak(self, state: Any, loss: float) -> None:
+            now = time.monotonic() - self.started
+            if now - self.spoken >= _SPOKEN_EVERY_S:
+                self.spoken = now
+                say(f"step {state.global_step} of {state.max_steps}, loss {loss:.3f}")
+
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            list_checkpoint(checkpoints, checkpoints / f"checkpoint-{state.global_step}", run)
+
+    return Curves()
+
+
+def read_metrics(target: Path) -> list[dict[str, Any]]:
+    """Lines of `metrics.jsonl`, in order of the step; a line torn by a kill is left out."""
+    path = target / METRICS
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1] if line]

@@ -1,0 +1,76 @@
+"""Supervised examples: one policy step, the prompt it was made in and the text to learn.
+
+Token ids come from the same template code that prompts the embedded engine, so that a policy is
+trained on the tokens it is later asked with. The loss is on the policy's own tokens only: its text
+and the token that ends its turn.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engines.chat_template import rendered
+from engines.sampling import Message
+
+IGNORED = -100
+"""Label of a token that carries no loss (PyTorch's convention)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepExample:
+    """A state's messages and the step to learn.
+
+    Attributes:
+        messages: the prompt, as the protocol asks for it.
+        target: the policy's text, without special tokens.
+        stage: the stage the step is made in.
+        weight: of its loss; ≥ 0.
+    """
+
+    messages: tuple[Message, ...]
+    target: str
+    question_id: str
+    stage: str
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenExample:
+    """A step as token ids: `prompt` carries no loss, `target` ends with the end-of-turn token."""
+
+    prompt: tuple[int, ...]
+    target: tuple[int, ...]
+    weight: float = 1.0
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.target)
+
+    @property
+    def labels(self) -> list[int]:
+        """One label a token; `IGNORED` on the prompt."""
+        return [IGNORED] * len(self.prompt) + list(self.target)
+
+
+def prompt_ids(messages: Sequence[Message], tokenizer: Any) -> tuple[int, ...]:
+    """Token ids that ask a model for its turn; the embedded engine's own ids."""
+    text = rendered(tokenizer.chat_template, tuple(messages))
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def target_ids(target: str, tokenizer: Any) -> tuple[int, ...]:
+    """Token ids of a turn and of the token that ends it."""
+    text = target.encode("utf-8", "replace").decode("utf-8")
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return (*ids, int(tokenizer.eos_token_id))
+
+
+def tokenise(examples: Iterable[StepExample], tokenizer: Any) -> list[TokenExample]:
+    """Examples as token ids, in order."""
+    return [
+        TokenExample(
+            prompt_ids(example.messages, tokenizer),
+            target_ids(example.target, tokenizer),
+            example.weight,
+        )
+        for example in examples
+    ]

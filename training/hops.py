@@ -1,0 +1,169 @@
+"""The hops of a question: what to search for, which passage to find, what to copy from it.
+
+A source that knows its own wordings gives them in `Question.extra["hops"]` (atlas). For the others
+(HotpotQA, 2WikiMultiHopQA, MuSiQue, PopQA) hops are made from the supporting passages: the title
+or a sub-question as the query, and as evidence the sentence that says most of what is asked.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from storage.records import Passage, Question
+
+MAX_EVIDENCE_CHARS = 280
+"""Longest evidence that a trace copies; the protocol's form allows 300 characters."""
+
+_SENTENCE_END = re.compile(r"(?<=[a-z0-9)\]\"”][.!?])\s+(?=[\"“(]?[A-Z0-9])")
+_WORD = re.compile(r"\w+(?:[-'’]\w+)*")
+_ARTICLES = "a an and are as at be by did do does for from had has have how in is it its of on or"
+_QUESTION_WORDS = (
+    "that the their this to was were what when where which who whom whose why will with"
+)
+_STOP_WORDS = frozenset(f"{_ARTICLES} {_QUESTION_WORDS}".split())
+_KEY_WORDS = 6
+_ANSWER_WEIGHT, _NEXT_TITLE_WEIGHT = 6.0, 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One search: wordings of its query, the passage it must find, wordings of the evidence."""
+
+    queries: tuple[str, ...]
+    passage_id: str
+    evidence: tuple[str, ...]
+
+
+def hops_of(question: Question, passages: Mapping[str, Passage]) -> list[Hop]:
+    """The question's hops in the order in which they can be taken.
+
+    Empty if a supporting passage is unknown or not in the corpus: without it the answer would
+    have to be guessed.
+
+    Args:
+        question: with `extra["hops"]`, or with `supporting_ids`.
+        passages: the corpus by id.
+    """
+    given = question.extra.get("hops")
+    if given:
+        return [
+            Hop(tuple(hop["queries"]), str(hop["passage_id"]), tuple(hop["evidence"]))
+            for hop in given
+        ]
+    gold = [passages[i] for i in question.supporting_ids if i in passages]
+    if not gold or {p.title for p in gold} < set(question.supporting_titles):
+        return []
+    ordered = _in_order(question, gold)
+    return [
+        Hop(
+            _queries(question, passage, place),
+            passage.id,
+            (best_sentence(question, passage, ordered[place + 1 :]),),
+        )
+        for place, passage in enumerate(ordered)
+    ]
+
+
+def _in_order(question: Question, gold: Sequence[Passage]) -> list[Passage]:
+    """Passages named in the question first, the one that holds the answer last.
+
+    MuSiQue's own order of sub-questions goes before this guess. Only one passage is needed where
+    a single one answers (PopQA also lists the passage of the answer itself).
+    """
+    titles = [str(step.get("support_title")) for step in _decomposition(question)]
+    if titles and all(passage.title in titles for passage in gold):
+        return sorted(gold, key=lambda passage: titles.index(passage.title))
+    if question.hops == 1:
+        return sorted(gold, key=lambda passage: _rank(question, passage))[:1]
+    return sorted(gold, key=lambda passage: _place(question, passage))
+
+
+def _decomposition(question: Question) -> list[Mapping[str, str]]:
+    return list(question.extra.get("decomposition") or ())
+
+
+def _place(question: Question, passage: Passage) -> int:
+    return _holds_answer(question, passage) - _is_named(question, passage)
+
+
+def _rank(question: Question, passage: Passage) -> int:
+    return -_holds_answer(question, passage) - _is_named(question, passage)
+
+
+def _is_named(question: Question, passage: Passage) -> int:
+    return int(_bare_title(passage.title).lower() in question.question.lower())
+
+
+def _holds_answer(question: Question, passage: Passage) -> int:
+    return int(any(_contains(passage.text, answer) for answer in question.answers))
+
+
+def _contains(text: str, phrase: str) -> bool:
+    """Whether `text` holds `phrase` as whole words ("no" is not in "north")."""
+    if not phrase.strip():
+        return False
+    return re.search(rf"(?<!\w){re.escape(phrase.strip())}(?!\w)", text, re.IGNORECASE) is not None
+
+
+def _bare_title(title: str) -> str:
+    """A title without what tells it from its namesakes: "The Island (2006 film)"."""
+    return re.sub(r"\s*\([^)]*\)$", "", title)
+
+
+def _queries(question: Question, passage: Passage, place: int) -> tuple[str, ...]:
+    title = passage.title
+    own = {word.lower() for word in _WORD.findall(title)}
+    rest = [w for w in _WORD.findall(question.question) if w.lower() not in own | _STOP_WORDS]
+    asked = _sub_question(question, place)
+    wordings = [title, _bare_title(title), f"{title} {' '.join(rest[:_KEY_WORDS])}".strip()]
+    # A title that the question does not name cannot be guessed at the first hop, so the first
+    # query is then the question itself: what a searcher would try.
+    if place == 0 and not _is_named(question, passage):
+        wordings = [question.question, " ".join(rest)]
+    return tuple(dict.fromkeys(([asked] if asked else []) + wordings))
+
+
+def _sub_question(question: Question, place: int) -> str | None:
+    """MuSiQue's sub-question at this place, earlier answers filled in."""
+    steps = _decomposition(question)
+    if place >= len(steps):
+        return None
+    text = str(steps[place]["question"]).replace(" >> ", " ")
+    for number, step in enumerate(steps[:place], start=1):
+        text = text.replace(f"#{number}", str(step["answer"]))
+    return None if "#" in text else " ".join(text.split())
+
+
+def best_sentence(question: Question, passage: Passage, later: Sequence[Passage]) -> str:
+    """The sentence of `passage` that says most of what is asked.
+
+    The answer weighs most, then the name of a passage still to be found, then words shared with
+    the question. Verbatim, at most `MAX_EVIDENCE_CHARS` long (cut between words).
+    """
+    links = [_bare_title(other.title) for other in later]
+    asked = {w.lower() for w in _WORD.findall(question.question)} - _STOP_WORDS
+
+    def score(sentence: str) -> float:
+        words = {w.lower() for w in _WORD.findall(sentence)} - _STOP_WORDS
+        shared = len(words & asked)
+        answer = any(_contains(sentence, a) for a in question.answers)
+        link = any(_contains(sentence, title) for title in links)
+        return shared + _ANSWER_WEIGHT * (answer and not later) + _NEXT_TITLE_WEIGHT * link
+
+    sentences = _SENTENCE_END.split(" ".join(passage.text.split()))
+    best = max(sentences, key=score)
+    keep = [*links, *question.answers] if not later else links
+    return _shortened(best.translate(str.maketrans("<>", "‹›")), keep)
+
+
+def _shortened(sentence: str, keep: Sequence[str]) -> str:
+    """At most `MAX_EVIDENCE_CHARS` of a sentence, around the first phrase worth keeping."""
+    if len(sentence) <= MAX_EVIDENCE_CHARS:
+        return sentence
+    found = [at for phrase in keep if (at := sentence.lower().find(phrase.lower())) >= 0]
+    middle = found[0] if found else 0
+    start = min(max(0, middle - MAX_EVIDENCE_CHARS // 2), len(sentence) - MAX_EVIDENCE_CHARS)
+    piece = sentence[start : start + MAX_EVIDENCE_CHARS]
+    # Words that the cut tore are dropped.
+    piece = piece.partition(" ")[2] if start else piece
+    return piece.rpartition(" ")[0] if start + MAX_EVIDENCE_CHARS < len(sentence) else piece

@@ -1,0 +1,58 @@
+"""Preference pairs as token ids, and how long they are."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engines.sampling import Message
+from storage.records import ChatMessage, Pair
+from training.examples import prompt_ids, target_ids
+
+
+@dataclass(frozen=True, slots=True)
+class PreferenceTokens:
+    """One pair: the state's prompt, and both steps with the token that ends the turn."""
+
+    prompt: tuple[int, ...]
+    chosen: tuple[int, ...]
+    rejected: tuple[int, ...]
+
+    def __len__(self) -> int:
+        """Tokens of the longer of both sequences."""
+        return len(self.prompt) + max(len(self.chosen), len(self.rejected))
+
+
+def tokenise_pairs(pairs: Iterable[Pair], tokenizer: Any) -> list[PreferenceTokens]:
+    """Pairs as token ids, in order; the ids that the embedded engine prompts with."""
+    return [
+        PreferenceTokens(
+            prompt_ids([Message(m.role, m.content) for m in pair.prompt], tokenizer),
+            _turn(pair.chosen, tokenizer),
+            _turn(pair.rejected, tokenizer),
+        )
+        for pair in pairs
+    ]
+
+
+def _turn(messages: Sequence[ChatMessage], tokenizer: Any) -> tuple[int, ...]:
+    return target_ids("".join(message.content for message in messages), tokenizer)
+
+
+def describe_lengths(tokens: Sequence[PreferenceTokens]) -> str:
+    """Quantiles of prompt, chosen and rejected, in tokens, on one line."""
+    parts = {
+        "prompt": [len(t.prompt) for t in tokens],
+        "chosen": [len(t.chosen) for t in tokens],
+        "rejected": [len(t.rejected) for t in tokens],
+        "whole": [len(t) for t in tokens],
+    }
+    described = (f"{name} {_quantiles(lengths)}" for name, lengths in parts.items())
+    return f"tokens (50 / 90 / 100 %): {', '.join(described)}"
+
+
+def _quantiles(lengths: Sequence[int]) -> str:
+    ordered = sorted(lengths)
+    if not ordered:
+        return "–"
+    last = len(ordered) - 1
+    return " / ".join(str(ordered[round(share * last)]) for share in (0.5, 0.9, 1.0))

@@ -1,0 +1,34 @@
+"""The supervised start: an adapter that follows the protocol, and still varies."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from training.course import log_line
+from training.curves import Say
+from training.examples import StepExample
+from training.report import TrainingReport
+from training.settings import WarmStartSettings
+from training.sft import train_on_steps
+
+
+def warm_start(
+    examples: Sequence[StepExample],
+    settings: WarmStartSettings,
+    *,
+    target: Path,
+    seed: int,
+    resume: bool = False,
+    say: Say = log_line,
+) -> TrainingReport:
+    """Train on traces; see `training.sft.train_on_steps` for what it writes and raises."""
+    return train_on_steps(
+        examples,
+        settings,
+        kind="warm-start",
+        start=settings.base,
+        target=target,
+        seed=seed,
+        resume=resume,
+        label_smoothing=settings.label_smoothing,
+        say=say,
+    )
