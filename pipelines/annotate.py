@@ -25,6 +25,7 @@ from pipelines.assemble import (
     opened,
     sampling_for,
 )
+from pipelines.card import write_card
 from pipelines.commit import Committer
 from pipelines.config import Recipe
 from pipelines.progress import Progress
@@ -95,7 +96,10 @@ async def _annotate(
             annotator = annotator_for(recipe, policy, judge, retriever)
             await stack.enter_async_context(progress.shown(call.console))
             await _work(annotator, owed, gate, committer, progress)
-        totals = committer.finish()
+            totals = committer.finish()
+            write_card(run, policy.digest, annotator.provenance.prompt_hash)
+        else:
+            totals = committer.finish()
     return _close(call, recipe, progress, gate, totals)
 
 

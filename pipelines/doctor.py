@@ -55,7 +55,8 @@ def problems_of(recipe: Recipe) -> Iterator[str]:
     if recipe.retrieval.kind in {"dense", "fusion"}:
         for module in NEEDS["dense"]:
             if find_spec(module) is None:
-                yield f"retrieval.kind {recipe.retrieval.kind} needs {module}: pip install -e .[dense]"
+                kind = recipe.retrieval.kind
+                yield f"retrieval.kind {kind} needs {module}: pip install -e .[dense]"
 
 
 async def _check(model: ModelSettings, recipe: Recipe) -> None:

@@ -125,12 +125,13 @@ def environment_facts() -> dict[str, Any]:
         "cpu_count": os.cpu_count(),
         "cpu_flags": _cpu_flags(),
         "git_revision": _git_revision(),
-        "versions": {name: _version(name) for name in VERSIONED},
+        "versions": {name: installed_version(name) for name in VERSIONED},
         "command": sys.argv,
     }
 
 
-def _version(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
+    """Version of an installed distribution; null if it is not there."""
     try:
         return version(name)
     except PackageNotFoundError:

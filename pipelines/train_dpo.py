@@ -34,6 +34,7 @@ def train_dpo(call: Invocation) -> Outcome:
         target=target,
         seed=recipe.seed,
         resume=call.resume,
+        say=call.say,
     )
     call.say(f"wrote {target}: {report.summary()}")
     return Outcome({"model": str(target), "pairs": len(pairs), **report.totals()})

@@ -47,6 +47,7 @@ def warm_start(call: Invocation) -> Outcome:
         target=target,
         seed=recipe.seed,
         resume=call.resume,
+        say=call.say,
     )
     call.say(f"wrote {target}: {report.summary()}")
     return Outcome({"model": str(target), "examples": len(traces.examples), **report.totals()})

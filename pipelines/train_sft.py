@@ -1,0 +1,67 @@
+"""`make train-sft`: supervised training on what the search found (ReasonRAG table 3, SFT).
+
+    branchwise train-sft --run datasets/atlas
+
+Trains on the chosen side of every pair, or (`training.sft.examples: right`) on the steps of right
+trajectories. Writes `models/<run>/sft/`.
+"""
+
+from agent.environment import prompter
+from agent.protocols import protocol_named
+from agent.replay import replay_tree
+from pipelines.assemble import model_folder, open_data
+from pipelines.relabel import trees_of
+from pipelines.run import Run, existing_run
+from pipelines.stage import Invocation, Outcome
+from pipelines.train_dpo import pairs_of
+from storage.errors import ConfigError
+from storage.parts import read_parts
+from storage.records import Question, TreeNode
+from storage.schemas import table_to_records
+from training.examples import StepExample
+from training.sft import train_on_steps
+from training.sft_examples import chosen_steps, right_trajectories
+
+
+def train_sft(call: Invocation) -> Outcome:
+    """Run the stage (see module)."""
+    recipe, settings = call.recipe, call.recipe.training.sft
+    if settings.examples == "chosen":
+        examples = chosen_steps(pairs_of(call.run, call.options.get("label")))
+    else:
+        examples = right_steps(existing_run(call.run))
+    target = model_folder(call.run, "sft")
+    call.say(f"train-sft: {len(examples)} {settings.examples} steps → {target}")
+    if call.dry_run:
+        return Outcome({"examples": len(examples), "dry_run": True})
+    report = train_on_steps(
+        examples,
+        settings,
+        kind="sft",
+        start=recipe.policy.model,
+        target=target,
+        seed=recipe.seed,
+        resume=call.resume,
+        say=call.say,
+    )
+    call.say(f"wrote {target}: {report.summary()}")
+    return Outcome({"model": str(target), **report.totals()})
+
+
+def right_steps(run: Run) -> list[StepExample]:
+    """Steps of right trajectories of all trees of a run.
+
+    Raises:
+        ConfigError: no trajectory of the run is right.
+    """
+    questions = {q.id: q for q in table_to_records(read_parts(run.folder, "questions"), Question)}
+    passages = {p.id: p for p in open_data(run.recipe).passages}
+    protocol = protocol_named(run.recipe.agent.protocol)
+    prompt = prompter(protocol, run.recipe.agent.max_steps)
+    found: list[StepExample] = []
+    for nodes in trees_of(table_to_records(read_parts(run.folder, "trees"), TreeNode)):
+        text = questions[nodes[0].question_id].question
+        found += right_trajectories(nodes, replay_tree(text, nodes, passages, protocol), prompt)
+    if not found:
+        raise ConfigError(f"{run.folder}: no trajectory is right; annotate more questions")
+    return found
