@@ -31,7 +31,7 @@ from engines.settings import ModelSettings
 
 START_LIMIT_S = 300.0
 SYSTEM = "Answer from the passages. " + "Every city lies in one country; name it exactly. " * 20
-WORDS = [
+WORDS = (
     "river",
     "harbour",
     "market",
@@ -40,9 +40,9 @@ WORDS = [
     "garden",
     "museum",
     "street",
-    "council",
-    "festival",
-]
+    "fair",
+    "hill",
+)
 
 
 def prompt(number: int, shared: bool) -> tuple[Message, ...]:

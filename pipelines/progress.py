@@ -103,7 +103,7 @@ class Progress:
         finally:
             ticking.cancel()
             await asyncio.gather(ticking, return_exceptions=True)
-            console.print(self.line(), markup=False, highlight=False)
+            console.print(self.line(), markup=False, highlight=False, soft_wrap=True)
 
     async def _live(self, console: Console) -> None:
         with Live(self.table(), console=console, transient=True, auto_refresh=False) as live:
@@ -114,7 +114,7 @@ class Progress:
     async def _plain(self, console: Console) -> None:
         while True:
             await asyncio.sleep(PLAIN_EVERY_S)
-            console.print(self.line(), markup=False, highlight=False)
+            console.print(self.line(), markup=False, highlight=False, soft_wrap=True)
 
     def closing_table(self) -> Table:
         """Everything dropped or noted, by reason."""

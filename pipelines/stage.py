@@ -53,7 +53,7 @@ class Invocation:
 
     def say(self, text: str) -> None:
         """Print one line as it is."""
-        self.console.print(text, markup=False, highlight=False)
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def quiet() -> None:
-    """No telemetry; set before TRL and transformers are imported."""
+    """No telemetry and no notices about the trainers' own future; before they are imported."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("DO_NOT_TRACK", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    warnings.filterwarnings("ignore", message="Could not find a config file", module="peft")
     keep_memory()
 
 

@@ -1,11 +1,13 @@
 """A trained policy is a chain of adapters over a base; its folder carries the whole chain."""
 
+import json
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 from engines.weights import PACKAGED, packaged_gguf, policy_files
+from storage.atomic import atomic_write_json
 from storage.errors import ConfigError
 
 CHAIN = "chain"
@@ -50,8 +52,6 @@ def save_adapter(model: Any, target: Path) -> None:
 
     trained = [p for p in model.parameters() if p.requires_grad]
     full = [p.data for p in trained]
-    for config in model.peft_config.values():
-        config.base_model_name_or_path = None
     for parameter in trained:
         parameter.data = parameter.data.to(torch.float16)
     try:
@@ -60,3 +60,6 @@ def save_adapter(model: Any, target: Path) -> None:
         for parameter, data in zip(trained, full, strict=True):
             parameter.data = data
     (target / "adapter" / "README.md").unlink(missing_ok=True)
+    path = target / "adapter" / "adapter_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    atomic_write_json(path, config | {"base_model_name_or_path": None})

@@ -25,6 +25,7 @@ _NAMES = {
     "logps/rejected": "rejected_logps",
 }
 """The trainers' names → ours; other numbers keep theirs."""
+_LEFT_OUT = ("train_runtime", "train_tokens_per_second")
 
 
 def curves(target: Path, checkpoints: Path, run: str, say: Say) -> Any:
@@ -61,8 +62,9 @@ def curves(target: Path, checkpoints: Path, run: str, say: Say) -> Any:
                 return
             seconds = round(self.before + time.monotonic() - self.started, 2)
             line: dict[str, Any] = {"step": state.global_step, "seconds": seconds}
-            numbers = {k: v for k, v in logs.items() if isinstance(v, int | float)}
-            line |= {_NAMES.get(name, name): value for name, value in numbers.items()}
+            for name, value in logs.items():
+                if isinstance(value, int | float) and name not in _LEFT_OUT:
+                    line[_NAMES.get(name, name)] = value
             with (target / METRICS).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
             self._speak(state, logs["loss"])

@@ -15,9 +15,14 @@ import numpy as np
 from agent.protocol import AgentProtocol
 from agent.reasonrag import ReasonRAG
 from agent.state import State
-from engines.gguf import Precision
-from engines.policy_gguf import write_policy_gguf
-from engines.weights import PolicyFiles, load_policy, policy_files
+from engines.gguf import Precision, export_gguf
+from engines.weights import (
+    PolicyFiles,
+    load_policy,
+    packaged_gguf,
+    policy_digest,
+    policy_files,
+)
 from storage.errors import ConfigError, StorageError
 from training.arguments import quiet
 from training.examples import prompt_ids
@@ -109,7 +114,7 @@ def export_policy(
     model, tokenizer = load_policy(files)
     trained = logits(model, prompts)
     _write_merged(model, tokenizer, target)
-    write_policy_gguf(policy_files(str(target)), precision, target / GGUF, model)
+    _write_gguf(model, files.base, target, precision)
     del model
     change = trained - start
     report = ExportReport(
@@ -170,6 +175,13 @@ def _write_merged(model: Any, tokenizer: Any, target: Path) -> None:
     tokenizer.save_pretrained(str(target))
     model.to(torch.float16).save_pretrained(str(target))
     model.to(torch.float32)
+
+
+def _write_gguf(model: Any, base: Path, target: Path, precision: Precision) -> None:
+    """`policy.gguf`, marked with the digest of the folder it lies in so that engines use it."""
+    source = base if base.is_file() else packaged_gguf()
+    digest = policy_digest(policy_files(str(target)), precision)
+    export_gguf(model, source, target / GGUF, precision, digest=digest)
 
 
 def _refuse_lost(report: ExportReport) -> None:

@@ -103,6 +103,6 @@ def test_structured_text_always_parses(kind: str, content: str) -> None:
 def test_prompt_hash_covers_every_prompt() -> None:
     prompts = dict(PROTOCOL.prompts)
     assert set(prompts) == {"first", "reasoning", "grounding", "forced"}
-    for name in prompts:
-        changed = ReasonRAG(prompts={**prompts, name: prompts[name] + "."})
+    for name, text in prompts.items():
+        changed = ReasonRAG(prompts={**prompts, name: f"{text}."})
         assert changed.prompt_hash != PROTOCOL.prompt_hash

@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+import pytest
+
 from annotation.pairs import sibling_pairs
 from annotation.settings import PairSettings
 from rewards.spre import Label
@@ -45,17 +47,22 @@ def test_children_of_different_parents_never_pair() -> None:
     assert pairs == []
 
 
-def test_what_is_dropped_is_counted_by_reason() -> None:
-    _, dropped = run(
-        (node(1, "query", "a"), Label(0.2, 3)), (node(2, "query", "b"), Label(None, 0))
+@pytest.mark.parametrize(
+    ("one", "other", "settings", "reason"),
+    [
+        (("a", Label(0.2, 3)), ("b", Label(None, 0)), {}, "unlabelled"),
+        (("a", Label(0.2, 1)), ("b", Label(0.5, 2)), {"min_outcomes": 2}, "few_outcomes"),
+        (("Lyon!", Label(0.2, 1)), ("lyon", Label(0.5, 2)), {}, "same_content"),
+        (("a", Label(0.5, 1)), ("b", Label(0.505, 1)), {}, "small_gap"),
+    ],
+)
+def test_what_is_dropped_is_counted_by_reason(
+    one: tuple[str, Label], other: tuple[str, Label], settings: dict[str, int], reason: str
+) -> None:
+    pairs, dropped = run(
+        (node(1, "query", one[0]), one[1]), (node(2, "query", other[0]), other[1]), **settings
     )
-    assert dropped == {"unlabelled": 1}
-    _, dropped = run((node(1, "query", "a"), Label(0.2, 1)), (node(2, "query", "b"), Label(0.5, 2)), min_outcomes=2)  # fmt: skip
-    assert dropped == {"few_outcomes": 1}
-    _, dropped = run((node(1, "query", "Lyon!"), Label(0.2, 1)), (node(2, "query", "lyon"), Label(0.5, 2)))  # fmt: skip
-    assert dropped == {"same_content": 1}
-    _, dropped = run((node(1, "query", "a"), Label(0.5, 1)), (node(2, "query", "b"), Label(0.505, 1)))  # fmt: skip
-    assert dropped == {"small_gap": 1}
+    assert (pairs, dropped) == ([], {reason: 1})
 
 
 def test_a_leaf_s_own_outcome_is_enough() -> None:

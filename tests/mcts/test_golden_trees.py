@@ -31,7 +31,7 @@ class Script:
 
 
 async def grow(file: Path) -> tuple[Tree[str], Script, dict]:
-    golden = json.loads(file.read_text())
+    golden = json.loads(file.read_text())  # noqa: ASYNC240
     script = Script(golden["draws"])
     settings = SearchSettings(**golden["settings"])
     return await search("", script.expand, script.evaluate, settings), script, golden

@@ -1,0 +1,203 @@
+"""`annotate` and what hangs on it, against a real loopback endpoint."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_endpoint import FakeEndpoint, failure
+from little_world import policy, recipe
+from loopback import serving
+
+from pipelines.cli import parser, run_stage
+from storage.manifest import verify_manifest
+from storage.parts import question_ids, read_parts
+from storage.records import Failure, Pair, TreeNode
+from storage.schemas import table_to_records
+from storage.views import run_sql
+
+
+@pytest.fixture
+def endpoint() -> Iterator[FakeEndpoint]:
+    with serving(policy) as served:
+        yield served
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+
+
+def branchwise(stage: str, config: Path, run: Path, *more: str) -> int:
+    arguments = [stage, "--config", str(config), "--run", str(run), *more]
+    return run_stage(parser().parse_args(arguments))
+
+
+def pairs_of(run: Path, table: str = "pairs") -> list[Pair]:
+    return table_to_records(read_parts(run, table), Pair)
+
+
+def trees_of(run: Path) -> set[str]:
+    return question_ids(run, "trees")
+
+
+def facts(pairs: list[Pair]) -> list[tuple[Any, ...]]:
+    return sorted((p.pair_id, p.question_id, p.chosen_node, p.reward_gap) for p in pairs)
+
+
+def test_a_run_holds_trees_pairs_and_a_card(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+    config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
+    assert branchwise("annotate", config, run) == 0
+    nodes = table_to_records(read_parts(run, "trees"), TreeNode)
+    pairs = pairs_of(run)
+    assert {n.question_id for n in nodes} == {"q1", "q2", "q3", "q4", "q5", "q6"}
+    assert pairs, "a policy that is sometimes right gives pairs"
+    by_id = {(n.tree_id, n.node_id): n for n in nodes}
+    for pair in pairs:
+        chosen, rejected = (by_id[pair.tree_id, n] for n in (pair.chosen_node, pair.rejected_node))
+        assert chosen.parent_id == rejected.parent_id == pair.parent_node
+        assert chosen.reward is not None
+        assert rejected.reward is not None
+        assert chosen.reward - rejected.reward == pytest.approx(pair.reward_gap, abs=1e-6)
+        assert pair.chosen[0].content == chosen.text != rejected.text
+        assert pair.prompt[-1].content.startswith("Question: ")
+    assert verify_manifest(run) == []
+    assert run_sql(run, "select count(*) from nodes").rows == ((len(nodes),),)
+    assert "test-key" not in "".join(
+        p.read_text(errors="ignore") for p in run.rglob("*") if p.is_file()
+    )
+    assert f"{len(pairs)} preference pairs" in (run / "README.md").read_text()
+
+
+def test_no_call_is_made_twice(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+    config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
+    branchwise("annotate", config, run)
+    made, before = len(endpoint.requests), facts(pairs_of(run))
+    assert branchwise("annotate", config, run) == 0
+    assert len(endpoint.requests) == made
+    (run / "manifest.json").unlink()  # nothing is committed any more, all calls are in the ledger
+    assert branchwise("annotate", config, run) == 0
+    assert len(endpoint.requests) == made
+    assert facts(pairs_of(run)) == before
+
+
+def test_a_limit_stops_the_run_and_the_rest_gives_the_same_pairs(
+    tmp_path: Path, endpoint: FakeEndpoint
+) -> None:
+    config = recipe(tmp_path, endpoint.base_url)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    branchwise("annotate", config, whole)
+    stopped = ("--set", "limits.max_tokens=10", "--set", "limits.max_questions_in_flight=1")
+    assert branchwise("annotate", config, parts, *stopped) == 3
+    assert len(trees_of(parts)) == 1
+    assert branchwise("annotate", config, parts) == 0
+    assert facts(pairs_of(parts)) == facts(pairs_of(whole))
+
+
+def test_relabelling_makes_no_call(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+    config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
+    branchwise("annotate", config, run)
+    made = len(endpoint.requests)
+    assert branchwise("relabel", config, run, "--label", "same") == 0
+    assert facts(pairs_of(run, "relabelled/same/pairs")) == facts(pairs_of(run))
+    more = ("--set", "spre.estimator=rollout", "--set", "spre.alpha=0.5")
+    assert branchwise("relabel", config, run, "--label", "other", *more) == 0
+    other = pairs_of(run, "relabelled/other/pairs")
+    assert other
+    assert facts(other) != facts(pairs_of(run))
+    assert len(endpoint.requests) == made
+
+
+def test_a_run_folder_never_holds_two_runs(
+    tmp_path: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
+    branchwise("annotate", config, run)
+    made = len(endpoint.requests)
+    assert branchwise("annotate", config, run, "--set", "mcts.iterations=5") == 2
+    assert "mcts.iterations: was 12, now 5" in capsys.readouterr().out
+    other = tmp_path / "papers"
+    other.mkdir()
+    (other / "thesis.txt").write_text("mine")
+    assert branchwise("annotate", config, other) == 2
+    assert [p.name for p in other.iterdir()] == ["thesis.txt"]
+    assert len(endpoint.requests) == made
+
+
+def test_a_bad_question_is_a_row(tmp_path: Path) -> None:
+    def unlucky(request: dict[str, Any]) -> Any:
+        if "currency" in request["messages"][-1]["content"]:
+            return failure(400, "this model's maximum context length is exceeded")
+        return policy(request)
+
+    with serving(unlucky) as endpoint:
+        config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
+        assert branchwise("annotate", config, run) == 4, "one of six is more than 5 %"
+    failed = table_to_records(read_parts(run, "failures"), Failure)
+    assert [f.question_id for f in failed] == ["q3"]
+    assert trees_of(run) == {"q1", "q2", "q4", "q5", "q6"}
+
+
+def test_a_judge_scores_inner_nodes_once_and_its_words_stay_out(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def both(request: dict[str, Any]) -> str:
+        if request["model"] != "judge":
+            return policy(request)
+        asked.append(request["messages"][-1]["content"])
+        score = (0.2, 0.7)[len(asked) % 2]
+        return f'{{"critique": "CANARY", "score": {score}}}'
+
+    with serving(both, models=("policy", "judge")) as endpoint:
+        judge = {"engine": "openai", "model": "judge", "base_url": endpoint.base_url}
+        config = recipe(
+            tmp_path,
+            endpoint.base_url,
+            judge=judge,
+            mcts={"iterations": 12, "evaluator": "judge"},
+        )
+        run = tmp_path / "run"
+        assert branchwise("annotate", config, run) == 0
+        policy_prompts = str([r["messages"] for r in endpoint.requests if r["model"] == "policy"])
+    nodes = table_to_records(read_parts(run, "trees"), TreeNode)
+    judged = [n for n in nodes if n.judge_score is not None]
+    inner = [n for n in nodes if not n.terminal and n.depth > 0]
+    assert len(asked) == len(judged) == len(inner)
+    assert "CANARY" not in policy_prompts
+    assert all("CANARY" not in str(p.model_dump()) for p in pairs_of(run))
+
+
+@pytest.mark.parametrize(
+    ("key", "models", "says"),
+    [("right", ("policy",), "401"), (None, ("another",), "another")],
+)
+def test_an_endpoint_that_cannot_work_ends_the_run_in_words(
+    tmp_path: Path,
+    key: str | None,
+    models: tuple[str, ...],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with serving(policy, key=key, models=models) as endpoint:
+        config = recipe(tmp_path, endpoint.base_url)
+        assert branchwise("annotate", config, tmp_path / "run") == 1
+    told = capsys.readouterr().out
+    assert says in told
+    assert "test-key" not in told
+
+
+def test_a_refused_connection_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(policy) as endpoint:
+        gone = endpoint.base_url
+    assert branchwise("annotate", recipe(tmp_path, gone), tmp_path / "run") == 1
+    assert "refused" in capsys.readouterr().out.lower()
+
+
+def test_text_without_tags_is_counted_not_fatal(tmp_path: Path) -> None:
+    with serving(lambda _: "I would rather chat.") as endpoint:
+        config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
+        assert branchwise("annotate", config, run) == 0
+    nodes = table_to_records(read_parts(run, "trees"), TreeNode)
+    assert {n.action for n in nodes if n.depth} == {"invalid"}
+    assert pairs_of(run) == []

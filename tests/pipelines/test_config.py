@@ -1,0 +1,77 @@
+"""Recipes: every mistake at once, with its place and the nearest valid key."""
+
+from pathlib import Path
+
+import pytest
+
+from pipelines.config import Recipe, load_recipe
+from storage.errors import ConfigError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    "recipe", sorted((REPOSITORY / "configs").glob("*.yaml")), ids=lambda p: p.stem
+)
+def test_every_shipped_recipe_loads(recipe: Path) -> None:
+    assert load_recipe(recipe).name == recipe.stem
+
+
+def problems(tmp_path: Path, text: str, *overrides: str) -> str:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        load_recipe(path, overrides)
+    return str(raised.value)
+
+
+def test_all_mistakes_are_named_with_line_and_nearest_key(tmp_path: Path) -> None:
+    told = problems(
+        tmp_path,
+        "name: x\nmcts:\n  iteration: 5\n  c: high\nretrieval: {top_k: 0}\nlimit: 3\n",
+    )
+    assert "recipe.yaml:3: `mcts.iteration` is not a setting; did you mean `iterations`?" in told
+    assert "recipe.yaml:4: `mcts.c`" in told
+    assert "recipe.yaml:5: `retrieval.top_k`" in told
+    assert "recipe.yaml:6: `limit` is not a setting; did you mean `limits`?" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("name: x\nmcts: {evaluator: judge}\n", "no `judge:`"),
+        ("name: x\nspre: {estimator: judge}\n", "no `judge:`"),
+        ("name: x\nretrieval: {kind: http}\n", "retrieval.url"),
+        ("name: x\npolicy: {engine: openai, model: m}\n", "base_url"),
+        ("name: x\ndata: {source: hotpotqa}\n", "questions"),
+        (
+            "name: x\nlimits: {max_usd: 1}\npolicy: {engine: openai, model: m, base_url: u}\n",
+            "price",
+        ),
+        ("seed: 3\n", "`name` is missing"),
+        ("- 1\n", "a mapping"),
+        ("name: [\n", "not valid YAML"),
+        ("name: x\nmcts: {c: .nan}\n", "mcts.c"),
+    ],
+)
+def test_impossible_recipes_are_refused(tmp_path: Path, text: str, says: str) -> None:
+    assert says in problems(tmp_path, text)
+
+
+def test_overrides_reach_into_sections_and_are_checked(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("name: x\nmcts: {iterations: 3}\n")
+    recipe = load_recipe(path, ["mcts.c=2.5", "judge.engine=openvino", "data.corpus=[a, b]"])
+    assert (recipe.mcts.iterations, recipe.mcts.c) == (3, 2.5)
+    assert recipe.judge is not None
+    assert recipe.data.corpus == ("a", "b")
+    told = problems(tmp_path, "name: x\n", "mcts.itertions=3", "nonsense", "seed=many")
+    assert "--set mcts.itertions" in told
+    assert "--set nonsense" in told
+    assert "--set seed" in told
+
+
+def test_a_digest_covers_what_it_names(tmp_path: Path) -> None:
+    one, other = Recipe(name="x"), Recipe(name="x", seed=1)
+    assert one.digest() != other.digest()
+    assert one.digest("mcts", "spre") == other.digest("mcts", "spre")

@@ -1,0 +1,121 @@
+"""Traces from gold facts, over a corpus of four passages."""
+
+from collections import Counter
+
+from sample_records import a_question
+
+from agent.reasonrag import ReasonRAG
+from storage.records import Passage, Question, RetrievedPassage
+from training.hops import best_sentence, hops_of
+from training.traces import NOTHING_FOUND, Traces, build_traces
+
+LIMA = Passage(id="lima", title="Lima", text="Lima is a city in Peru. It has a port.")
+PERU = Passage(id="peru", title="Peru", text="Peru lies in America. It pays with the Sol.")
+NOISE = Passage(id="noise", title="Noise", text="Nothing of <answer>use</answer> is here.")
+PASSAGES = {p.id: p for p in (LIMA, PERU, NOISE)}
+
+
+class Titles:
+    """Finds a passage where the query is its title, and noise elsewhere."""
+
+    digest = "titles"
+
+    async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
+        found = next((p for p in PASSAGES.values() if p.title == query), NOISE)
+        return [RetrievedPassage(**found.model_dump(), score=1.0)]
+
+
+def two_hops(**changes: object) -> Question:
+    hops = [
+        {"queries": ["Lima", "a"], "passage_id": "lima", "evidence": ["Lima is in Peru"]},
+        {"queries": ["Peru"], "passage_id": "peru", "evidence": ["Peru uses the Sol"]},
+    ]
+    fields = {"question": "Money of Lima?", "answers": ("Sol",), "extra": {"hops": hops}}
+    return a_question(**{**fields, **changes})
+
+
+async def traces_of(*questions: Question, seed: int = 0, max_steps: int = 10) -> Traces:
+    return await build_traces(questions, PASSAGES, ReasonRAG(), Titles(), seed, 3, max_steps)
+
+
+async def test_a_trace_shows_evidence_only_beside_its_passage_and_recovers_from_a_miss() -> None:
+    made = [await traces_of(two_hops(), seed=seed) for seed in range(12)]
+    missed = [t for t in made if t.counts["query missed"]]
+    assert missed, "no seed drew the wording that finds nothing"
+    assert len(missed) < len(made), "every seed drew it"
+    for example in (e for t in made for e in t.examples if e.stage == "grounding"):
+        shown = "Lima is a city" in example.messages[1].content
+        if example.target == "<evidence>Lima is in Peru</evidence>":
+            assert shown
+        if example.target == f"<evidence>{NOTHING_FOUND}</evidence>":
+            assert not shown
+    recovery = [e.target for e in missed[0].examples[:4]]
+    assert recovery == [
+        "<query>a</query>",
+        "<evidence>None</evidence>",
+        "<query>Lima</query>",
+        "<evidence>Lima is in Peru</evidence>",
+    ]
+
+
+async def test_every_target_parses_in_the_state_it_is_asked_in() -> None:
+    protocol = ReasonRAG()
+    made = [await traces_of(two_hops(id=f"q{i}")) for i in range(30)]
+    forced_text = protocol.prompts["forced"]
+    forced = [e for t in made for e in t.examples if e.messages[0].content == forced_text]
+    assert 0 < len(forced) < 15
+    for example in (e for t in made for e in t.examples):
+        kind = example.target[1 : example.target.index(">")]
+        assert (kind == "evidence") == (example.stage == "grounding")
+    assert {e.target for e in forced} == {"<answer>Sol</answer>"}
+
+
+async def test_what_cannot_be_traced_is_put_aside_and_counted() -> None:
+    nowhere = [{"queries": ["x", "y"], "passage_id": "lima", "evidence": ["z"]}]
+    made = await traces_of(
+        two_hops(id="a", extra={"hops": nowhere}),
+        two_hops(id="b", extra={}, supporting_ids=("gone",)),
+        two_hops(id="c", answers=("a\nb",)),
+    )
+    assert made.examples == []
+    assert {k: n for k, n in made.counts.items() if k.startswith("put aside")} == Counter(
+        {
+            "put aside: no query wording brings the passage": 1,
+            "put aside: supporting passages are not in the corpus": 1,
+            "put aside: a step does not fit the protocol's form": 1,
+        }
+    )
+    short = await traces_of(two_hops(), max_steps=4)
+    assert short.counts["put aside: longer than max_steps"] == 1
+
+
+async def test_a_question_keeps_its_trace_whatever_else_is_asked() -> None:
+    alone = await traces_of(two_hops(id="b"))
+    beside = await traces_of(two_hops(id="a"), two_hops(id="b"))
+    assert [e for e in beside.examples if e.question_id == "b"] == alone.examples
+
+
+def test_hops_of_supporting_passages_go_from_the_named_one_to_the_answer() -> None:
+    question = a_question(
+        question="What money is used where Lima is?",
+        answers=("Sol",),
+        supporting_ids=("peru", "lima"),
+        supporting_titles=("Peru", "Lima"),
+        hops=2,
+    )
+    hops = hops_of(question, PASSAGES)
+    assert [hop.passage_id for hop in hops] == ["lima", "peru"]
+    assert [hop.evidence[0] for hop in hops] == [
+        "Lima is a city in Peru.",
+        "It pays with the Sol.",
+    ]
+    assert hops_of(question, {"lima": LIMA}) == []
+
+
+def test_long_evidence_is_cut_around_the_answer_and_stays_verbatim() -> None:
+    text = "word " * 100 + "The answer is Sol in truth " + "more " * 100
+    passage = Passage(id="p", title="P", text=text)
+    piece = best_sentence(a_question(answers=("Sol",)), passage, [])
+    assert "Sol" in piece
+    assert len(piece) <= 280
+    assert piece in text

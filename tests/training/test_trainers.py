@@ -1,0 +1,236 @@
+"""Trainers on a random Llama of 3 million weights: masks, resuming, references, chains, export."""
+
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample_records import a_pair
+from tiny_llama import write_tiny_gguf
+
+from engines.gguf import export_gguf
+from engines.sampling import Message
+from engines.weights import load_policy, policy_files
+from storage.errors import ConfigError, StorageError
+from storage.records import ChatMessage, Pair
+from training import course, export
+from training.curves import read_metrics
+from training.dpo import train_dpo
+from training.examples import StepExample
+from training.export import export_policy
+from training.preferences import tokenise_pairs
+from training.settings import DpoSettings, WarmStartSettings
+from training.warm_start import warm_start
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other take longer than such a small model."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_gguf(tmp_path_factory.mktemp("base") / "tiny.gguf"))
+
+
+@pytest.fixture(scope="module")
+def started(base: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A warm-started model folder."""
+    target = tmp_path_factory.mktemp("models") / "warm-start"
+    warm_start(steps(8), supervised(base), target=target, seed=0)
+    return target
+
+
+def steps(n: int) -> list[StepExample]:
+    return [
+        StepExample(
+            (Message("system", "Answer."), Message("user", f"Question: {'very ' * (i % 4)}{i}?")),
+            f"<query>number {i}</query>",
+            str(i),
+            "reasoning",
+        )
+        for i in range(n)
+    ]
+
+
+def supervised(base: str, **changes: Any) -> WarmStartSettings:
+    fields = {"base": base, "batch_size": 4, "micro_batch": 4, "lr": 5e-3, "save_every": 2}
+    return WarmStartSettings(**{**fields, **changes})
+
+
+def pairs(n: int = 8) -> list[Pair]:
+    return [
+        a_pair(
+            pair_id=str(i),
+            chosen=(ChatMessage(role="assistant", content=f"<query>place {i}</query>"),),
+            rejected=(ChatMessage(role="assistant", content="<answer>no idea at all</answer>"),),
+        )
+        for i in range(n)
+    ]
+
+
+def preference(**changes: Any) -> DpoSettings:
+    fields = {"batch_size": 4, "micro_batch": 2, "epochs": 3, "lr": 5e-3}
+    return DpoSettings(**{**fields, **changes})
+
+
+def losses(target: Path) -> list[float]:
+    return [line["loss"] for line in read_metrics(target)]
+
+
+def test_micro_batches_and_padding_do_not_change_the_curve(base: str, tmp_path: Path) -> None:
+    for micro_batch in (1, 4):
+        settings = supervised(base, micro_batch=micro_batch)
+        warm_start(steps(8), settings, target=tmp_path / str(micro_batch), seed=0)
+    assert losses(tmp_path / "1") == pytest.approx(losses(tmp_path / "4"), rel=1e-4)
+
+
+def test_an_example_without_weight_teaches_nothing(base: str, tmp_path: Path) -> None:
+    silent = [
+        StepExample(e.messages, e.target, e.question_id, e.stage, weight=0.0) for e in steps(4)
+    ]
+    warm_start(silent, supervised(base), target=tmp_path, seed=0)
+    assert losses(tmp_path) == [0.0]
+
+
+def test_a_resumed_training_is_the_uninterrupted_one(
+    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = supervised(base, epochs=3)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    warm_start(steps(8), settings, target=whole, seed=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(course, "curves", _killed_at(3))
+        with pytest.raises(KeyboardInterrupt):
+            warm_start(steps(8), settings, target=killed, seed=0)
+    assert [line["step"] for line in read_metrics(killed)] == [1, 2, 3]
+    report = warm_start(steps(8), settings, target=killed, seed=0, resume=True)
+    assert report.steps == 6
+    seen = [(line["step"], line["loss"], line["lr"]) for line in read_metrics(killed)]
+    assert seen == [(line["step"], line["loss"], line["lr"]) for line in read_metrics(whole)]
+    weights = "adapter/adapter_model.safetensors"
+    assert (killed / weights).read_bytes() == (whole / weights).read_bytes()
+    _refuses_to_resume_what_is_not_its_own(settings, killed)
+
+
+def _killed_at(step: int) -> Any:
+    real = course.curves
+
+    def curves(*args: Any) -> Any:
+        from transformers import TrainerCallback
+
+        class Killed(type(real(*args))):  # type: ignore[misc]
+            def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                super().on_log(args, state, control, **kwargs)
+                if state.global_step == step:
+                    raise KeyboardInterrupt
+
+        assert issubclass(Killed, TrainerCallback)
+        return Killed()
+
+    return curves
+
+
+def _refuses_to_resume_what_is_not_its_own(settings: WarmStartSettings, target: Path) -> None:
+    with pytest.raises(StorageError, match="another training"):
+        warm_start(steps(7), settings, target=target, seed=0, resume=True)
+    newest = max((target / "checkpoints").glob("checkpoint-*"), key=lambda p: p.stat().st_mtime)
+    (newest / "optimizer.pt").write_bytes(b"a pickle from elsewhere")
+    with pytest.raises(StorageError, match="not as this run wrote it"):
+        warm_start(steps(8), settings, target=target, seed=0, resume=True)
+
+
+def test_examples_that_do_not_fit_are_counted_or_refused(base: str, tmp_path: Path) -> None:
+    long = StepExample((Message("user", "word " * 100),), "<answer>x</answer>", "long", "reasoning")
+    examples = [*steps(4), long]
+    with pytest.raises(ConfigError, match=r"1 of 5 examples.*max_length 60"):
+        warm_start(examples, supervised(base, max_length=60), target=tmp_path, seed=0)
+    allowed = supervised(base, max_length=60, max_dropped_share=0.2)
+    report = warm_start(examples, allowed, target=tmp_path, seed=0)
+    assert (report.examples, report.dropped) == (4, 1)
+
+
+def test_preference_training_starts_at_the_start_and_moves_from_it(
+    started: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "dpo"
+    train_dpo(pairs(), preference(), start=str(started), target=target, seed=0)
+    lines = read_metrics(target)
+    assert lines[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert lines[0]["kl"] == pytest.approx(0, abs=1e-4)
+    assert lines[-1]["accuracy"] == 1
+    assert lines[-1]["margin"] > 0.1
+    before, after = margin(str(started)), margin(str(target))
+    assert after > before + 1
+    # The folder is whole: what lies below its adapter was copied into it.
+    shutil.copytree(started, tmp_path / "kept")
+    shutil.move(tmp_path / "dpo", tmp_path / "elsewhere")
+    record = json.loads((tmp_path / "elsewhere" / "training.json").read_text())
+    assert record["chain"] == ["chain/0"]
+
+
+def margin(model: str) -> float:
+    """Mean log-probability of the chosen steps less that of the rejected ones, in nats."""
+    import torch
+
+    policy, tokenizer = load_policy(policy_files(model))
+    total = 0.0
+    with torch.inference_mode():
+        for pair in tokenise_pairs(pairs(), tokenizer):
+            for step, sign in ((pair.chosen, 1), (pair.rejected, -1)):
+                ids = torch.tensor([[*pair.prompt, *step]])
+                scores = policy(input_ids=ids).logits[0, len(pair.prompt) - 1 : -1].log_softmax(-1)
+                total += sign * float(scores.gather(1, torch.tensor(step)[:, None]).sum())
+    return total / len(pairs())
+
+
+def test_without_reference_the_loss_is_the_printed_formula(started: Path, tmp_path: Path) -> None:
+    settings = preference(reference="none", epochs=1, batch_size=8)
+    train_dpo(pairs(), settings, start=str(started), target=tmp_path, seed=0)
+    first = read_metrics(tmp_path)[0]
+    policy_margin = margin(str(started))  # of equal pairs, so the mean stands for each
+    assert first["margin"] == pytest.approx(0.1 * policy_margin, rel=0.01)
+    assert first["loss"] == pytest.approx(math.log1p(math.exp(-0.1 * policy_margin)), rel=0.05)
+    assert first["kl"] == pytest.approx(0, abs=1e-3)
+
+
+def test_too_long_pairs_are_refused_not_cut(started: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="8 of 8 examples are longer than max_length 32"):
+        train_dpo(pairs(), preference(max_length=32), start=str(started), target=tmp_path, seed=0)
+
+
+def test_a_training_does_not_overwrite_its_start(started: Path) -> None:
+    with pytest.raises(ConfigError, match="both the start and the target"):
+        train_dpo(pairs(), preference(), start=str(started), target=started, seed=0)
+
+
+def test_an_export_proves_that_the_training_is_in_it(
+    started: Path, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = export_policy(str(started), tmp_path)
+    assert report.trained_change > 0
+    assert report.gguf_survival.correlation > 0.99
+    assert report.merged_survival.correlation > 0.99
+    untrained, _ = load_policy(policy_files(base))
+
+    def forgetful(model: Any, *args: Any, **kwargs: Any) -> None:
+        export_gguf(untrained, *args, **kwargs)
+
+    monkeypatch.setattr(export, "export_gguf", forgetful)
+    with pytest.raises(StorageError, match="is lost"):
+        export_policy(str(started), tmp_path)
+
+
+def test_no_file_of_a_model_folder_names_a_path_of_the_machine(started: Path) -> None:
+    config = json.loads((started / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] is None
+    assert not (started / "adapter" / "README.md").exists()
