@@ -74,7 +74,8 @@ all:          ## annotate, train-dpo, eval
 DEV := $(TRAIN) $(VENV)/dense.done $(VENV)/dev.done
 
 test: $(DEV) ## all tests; ends with the whole chain on a few questions
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --ignore=tests/smoke $(ARGS)
+	$(BIN)/python -m pytest tests/smoke
 
 test-fast: $(DEV) ## the tests that run no model
 	$(BIN)/python -m pytest -m "not model" $(ARGS)

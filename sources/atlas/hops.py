@@ -1,7 +1,8 @@
 """What a trace does at one hop: alternative queries, the passage, alternative evidence.
 
-Some queries are good and some are weak on purpose (the bare name, or the whole question again): a
-policy that copies traces then still has something to learn from a search tree.
+One of the queries is weak on purpose (the bare name): a policy that copies traces then still has
+something to learn from a search tree. There are few wordings, because a small policy that is shown
+many learns none of them.
 """
 
 from dataclasses import asdict, dataclass
@@ -16,7 +17,7 @@ class Relation:
 
     key: str
     names: tuple[str, ...]
-    states: tuple[str, ...]
+    states: str
 
 
 COUNTRY_RELATIONS = {
@@ -24,52 +25,50 @@ COUNTRY_RELATIONS = {
     for r in (
         Relation(
             "capital",
-            ("capital", "capital city", "seat of government"),
-            ("{a} is the capital of {s}", "The capital of {s} is {a}"),
+            ("capital", "capital city"),
+            "{a} is the capital of {s}",
         ),
         Relation(
             "currency",
-            ("currency", "money", "official currency"),
-            ("The currency of {s} is the {a}", "{s} uses the {a}"),
+            ("currency", "money"),
+            "The currency of {s} is the {a}",
         ),
         Relation(
             "domain",
-            ("internet domain", "web domain", "top-level domain"),
-            ("The internet domain of {s} is {a}", "{s} uses {a}"),
+            ("internet domain", "web domain"),
+            "The internet domain of {s} is {a}",
         ),
         Relation(
             "dialling_code",
-            ("dialling code", "telephone code", "calling code"),
-            ("The dialling code of {s} is {a}", "{s} is called with {a}"),
+            ("dialling code", "telephone code"),
+            "The dialling code of {s} is {a}",
         ),
-        Relation(
-            "continent", ("continent", "part of the world"), ("{s} is in {a}", "{s} lies in {a}")
-        ),
+        Relation("continent", ("continent", "part of the world"), "{s} lies in {a}"),
         Relation(
             "area",
             ("area in square kilometres", "surface area"),
-            ("The area of {s} is {a} square kilometres", "{s} covers {a} square kilometres"),
+            "The area of {s} is {a} square kilometres",
         ),
         Relation(
             "population",
             ("population", "number of inhabitants"),
-            ("The population of {s} is {a}", "{s} has {a} inhabitants"),
+            "{s} has {a} inhabitants",
         ),
     )
 }
 CITY_RELATIONS = {
     r.key: r
     for r in (
-        Relation("country", ("country",), ("{s} is in {a}", "{s} lies in {a}")),
+        Relation("country", ("country",), "{s} is in {a}"),
         Relation(
             "population",
             ("population", "number of inhabitants"),
-            ("{s} has {a} inhabitants", "The population of {s} is {a}"),
+            "{s} has {a} inhabitants",
         ),
         Relation(
             "time_zone",
             ("time zone", "local time"),
-            ("The time zone of {s} is {a}", "{s} follows {a}"),
+            "The time zone of {s} is {a}",
         ),
     )
 }
@@ -102,7 +101,7 @@ def city_value(city: City, country: Country, relation: str) -> str:
     return f"{city.population:,}" if relation == "population" else city.time_zone
 
 
-def country_hop(country: Country, relation: str, question: str) -> Hop:
+def country_hop(country: Country, relation: str) -> Hop:
     """Look a fact of a country up."""
     name, text = country.name, country_text(country)
     words = COUNTRY_RELATIONS[relation]
@@ -110,26 +109,20 @@ def country_hop(country: Country, relation: str, question: str) -> Hop:
     queries = (
         f"{name} {words.names[0]}",
         f"{words.names[0]} of {name}",
-        f"What is the {words.names[-1]} of {name}?",
         name,
-        f"{name} facts",
-        question,
     )
     return Hop(queries, text.passage.id, name, _evidence(words, name, value, text.sentences))
 
 
-def city_hop(city: City, country: Country, relation: str, question: str) -> Hop:
+def city_hop(city: City, country: Country, relation: str) -> Hop:
     """Look a fact of a city up."""
     name, text = city.name, city_text(city, country)
     words = CITY_RELATIONS[relation]
     value = city_value(city, country, relation)
     queries = (
         f"{name} {words.names[0]}",
-        f"{words.names[-1]} of {name}",
-        f"Where is {name}?" if relation == "country" else f"{name} city",
+        f"{words.names[0]} of {name}",
         name,
-        f"city of {name}",
-        question,
     )
     return Hop(queries, text.passage.id, name, _evidence(words, name, value, text.sentences))
 
@@ -137,5 +130,4 @@ def city_hop(city: City, country: Country, relation: str, question: str) -> Hop:
 def _evidence(
     relation: Relation, subject: str, value: str, sentences: dict[str, str]
 ) -> tuple[str, ...]:
-    stated = tuple(form.format(s=subject, a=value) for form in relation.states)
-    return (sentences[relation.key], *stated)
+    return sentences[relation.key], relation.states.format(s=subject, a=value)

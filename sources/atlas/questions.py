@@ -106,7 +106,7 @@ class Author:
             ["What is the {w} of {s}?", "Tell me the {w} of {s}.", "{s} has which {w}?",
              "I need the {w} of {s}."]
         ).format(w=word, s=subject)  # fmt: skip
-        hop = city_hop(city, country, key, text) if city else country_hop(country, key, text)
+        hop = city_hop(city, country, key) if city else country_hop(country, key)
         return Draft("single", text, (answer,), (hop,))
 
     def _bridge(self, pick: random.Random) -> Draft | None:
@@ -124,7 +124,7 @@ class Author:
                 "A traveller reaches {s}. What is the {w} of that country?",
             ]
         ).format(w=word, s=city.name)
-        hops = (city_hop(city, country, "country", text), country_hop(country, key, text))
+        hops = (city_hop(city, country, "country"), country_hop(country, key))
         return Draft("bridge", text, (answer,), hops)
 
     def _bridge3(self, pick: random.Random) -> Draft | None:
@@ -143,9 +143,9 @@ class Author:
             ]
         ).format(w=word, s=city.name)
         hops = (
-            city_hop(city, country, "country", text),
-            country_hop(country, "capital", text),
-            city_hop(capital, country, key, text),
+            city_hop(city, country, "country"),
+            country_hop(country, "capital"),
+            city_hop(capital, country, key),
         )
         return Draft("bridge", text, (city_value(capital, country, key),), hops)
 
@@ -164,7 +164,7 @@ class Author:
                 "Which {w} does the seat of government of {s} have?",
             ]
         ).format(w=word, s=country.name)
-        hops = (country_hop(country, "capital", text), city_hop(capital, country, key, text))
+        hops = (country_hop(country, "capital"), city_hop(capital, country, key))
         return Draft("compositional", text, (city_value(capital, country, key),), hops)
 
     def _comparison(self, pick: random.Random) -> Draft | None:
@@ -185,8 +185,8 @@ class Author:
         ).format(a=one.name, b=two.name)
         larger = max(one, two, key=lambda c: c.population)
         hops = (
-            city_hop(one, home, "population", text),
-            city_hop(two, other, "population", text),
+            city_hop(one, home, "population"),
+            city_hop(two, other, "population"),
         )
         return Draft("comparison", text, (larger.name,), hops)
 
@@ -206,7 +206,7 @@ class Author:
                 "Do {a} and {b} belong to one country?",
             ]
         ).format(a=one.name, b=two.name)
-        hops = (city_hop(one, home, "country", text), city_hop(two, other, "country", text))
+        hops = (city_hop(one, home, "country"), city_hop(two, other, "country"))
         return Draft("comparison", text, ("yes" if home == other else "no",), hops)
 
     def _unanswerable(self, pick: random.Random) -> Draft | None:

@@ -1,0 +1,17 @@
+"""`make bench`: every measured comparison that needs no other server, one after the other."""
+
+import runpy
+import sys
+
+BENCHMARKS = ("atlas_retrieval", "embedded_policy", "engine_throughput")
+
+
+def main() -> None:
+    """Run the named benchmarks, or all of them, with their default settings."""
+    for name in sys.argv[1:] or BENCHMARKS:
+        print(f"\n== {name} ==", flush=True)
+        sys.argv = [name]
+        runpy.run_module(f"benchmarks.{name}", run_name="__main__")
+
+
+main()

@@ -1,0 +1,62 @@
+"""How hard is the atlas for BM25?
+
+    python -m benchmarks.atlas_retrieval --questions 400
+
+First: for how many questions one search with the question itself finds all supporting passages in
+the top 3 (a 2-hop question should need two searches). Second: how often a hop's own query wordings
+find its passage. Test part, whole corpus.
+"""
+
+import argparse
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from retrieval.index import open_retriever
+from retrieval.interface import Retriever
+from retrieval.settings import RetrievalSettings
+from sources.atlas import build_corpus, build_questions
+from storage.records import Question
+
+TOP_K = 3
+
+
+async def measure(questions: Sequence[Question], retriever: Retriever) -> None:
+    """Print both tables."""
+    whole: Mapping[str, list[float]] = defaultdict(list)
+    hops: Mapping[str, list[float]] = defaultdict(list)
+    for question in questions:
+        found = await _found(retriever, question.question)
+        kind = f"{question.type} {question.hops}"
+        whole[kind].append(float(set(question.supporting_ids) <= found))
+        for place, hop in enumerate(question.extra["hops"]):
+            for query in hop["queries"]:
+                hit = hop["passage_id"] in await _found(retriever, query)
+                hops[f"hop {place + 1}"].append(float(hit))
+                hops["bare name" if query == hop["title"] else "name and relation"].append(hit)
+    _print("all supporting passages in the top 3 of the question", whole)
+    _print("the hop's passage in the top 3 of its own query", hops)
+
+
+async def _found(retriever: Retriever, query: str) -> set[str]:
+    return {passage.id for passage in await retriever.search(query, TOP_K)}
+
+
+def _print(title: str, shares: Mapping[str, list[float]]) -> None:
+    print(f"\n{title}")
+    for name, values in sorted(shares.items()):
+        print(f"  {name:<22}{len(values):>6}{fmean(values):>8.3f}")
+
+
+def main() -> None:
+    """Read arguments and measure."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--questions", type=int, default=400)
+    count = arguments.parse_args().questions
+    questions = [q for q in build_questions("test", count) if q.answerable]
+    asyncio.run(measure(questions, open_retriever(RetrievalSettings(), build_corpus())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""The whole chain as a newcomer runs it, on a few questions, with the real embedded model.
+
+annotate → inspect → relabel → train-dpo → export → eval, each a process of its own that can reach
+nothing but this machine.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.parts import read_parts
+from storage.records import Pair, Prediction
+from storage.schemas import table_to_records
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LOOPBACK_ONLY = REPOSITORY / "tests" / "support" / "loopback_only"
+POLICY = REPOSITORY / "models" / "smollm2-135m-atlas"
+SMALL = {
+    "policy.model": POLICY,
+    "data.cities": 2000,
+    "data.limit": 4,
+    "data.types": "[single, bridge]",
+    "mcts.iterations": 8,
+    "pairs.min_outcomes": 1,
+    "training.dpo.max_examples": 8,
+    "training.dpo.batch_size": 4,
+    "evaluation.limit": 4,
+    "evaluation.policies": "{dpo: 'models/{run}/dpo', start: '" + str(POLICY) + "'}",
+}
+
+
+@pytest.mark.model
+def test_from_questions_to_a_table(tmp_path: Path) -> None:
+    run = Path("datasets") / "smoke"
+    annotated = branchwise(tmp_path, "annotate", run)
+    assert annotated["questions_done"] == 4
+    pairs = table_to_records(read_parts(tmp_path / run, "pairs"), Pair)
+    assert pairs
+    assert all(p.chosen[0].content != p.rejected[0].content and p.reward_gap > 0 for p in pairs)
+
+    again = branchwise(tmp_path, "annotate", run)
+    assert again["calls"] == annotated["calls"], "a finished run makes no call"
+
+    assert branchwise(tmp_path, "relabel", run)["pairs"] == len(pairs)
+    counted = branchwise(tmp_path, "inspect", run, SQL="select count(*) from nodes")
+    assert counted["rows"] == 1
+
+    trained = branchwise(tmp_path, "train-dpo", run)
+    assert trained["first"]["loss"] == pytest.approx(0.6931, abs=2e-3), "ln 2: the start is merged"
+    adapter = tmp_path / "models" / "smoke" / "dpo" / "adapter" / "adapter_model.safetensors"
+    assert adapter.is_file()
+
+    branchwise(tmp_path, "export", run)
+    assert (tmp_path / "models" / "smoke" / "dpo" / "policy.gguf").is_file()
+
+    table = branchwise(tmp_path, "eval", run)
+    assert {row["policy"] for row in table["policies"]} == {"dpo", "start"}
+    for row in table["policies"]:
+        assert row["n"] == 4
+        assert row["invalid"] == 0.0, "structured decoding keeps the form"
+    name = f"eval/start/{table['set']}/predictions"
+    predictions = table_to_records(read_parts(tmp_path / run, name), Prediction)
+    assert all(json.loads(p.trajectory) for p in predictions)
+
+
+def branchwise(folder: Path, stage: str, run: Path, **environment: str) -> dict[str, Any]:
+    """Run a stage in `folder`; its totals."""
+    settings = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
+    config = str(REPOSITORY / "configs" / "atlas.yaml")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pipelines.cli", stage, "--config", config),
+            *("--run", str(run), "--json", *settings),
+        ],
+        cwd=folder,
+        env={**os.environ, **environment, "PYTHONPATH": f"{LOOPBACK_ONLY}:{REPOSITORY}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    totals: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return totals

@@ -1,0 +1,100 @@
+"""Atlas: the same for a seed, disjoint between parts, and true to its passages."""
+
+from collections import Counter
+
+import pytest
+
+from sources.atlas import build_corpus, build_questions
+from sources.atlas.facts import load_facts
+from sources.parts import part_of
+from storage.records import Passage, Question
+
+PARTS = ("warm", "train", "dev", "test")
+SHARED = {"yes", "no"}
+
+
+@pytest.fixture(scope="module")
+def corpus() -> dict[str, Passage]:
+    return {passage.id: passage for passage in build_corpus()}
+
+
+@pytest.fixture(scope="module")
+def questions() -> dict[str, list[Question]]:
+    return {part: build_questions(part, 400) for part in PARTS}
+
+
+def test_a_passage_a_country_and_a_passage_a_city(corpus: dict[str, Passage]) -> None:
+    kinds = Counter(name.split("-")[1] for name in corpus)
+    assert kinds == {"country": 252, "city": 34_006}
+    paris = corpus["atlas-city-2988507"]
+    assert "France" in paris.text
+    assert "Euro" not in paris.text, "a city's passage does not answer a bridge by itself"
+
+
+def test_the_same_seed_gives_the_same_questions_and_another_seed_others(
+    questions: dict[str, list[Question]],
+) -> None:
+    assert build_questions("dev", 400) == questions["dev"]
+    assert build_questions("dev", 50) == questions["dev"][:50]
+    other = {q.id for q in build_questions("dev", 400, seed=1)}
+    assert len(other - {q.id for q in questions["dev"]}) > 300
+
+
+def test_parts_share_no_question_and_no_place(questions: dict[str, list[Question]]) -> None:
+    texts = [q.question.casefold() for part in PARTS for q in questions[part]]
+    assert len(texts) == len(set(texts)) == 1600
+    cited = {part: {i for q in questions[part] for i in q.supporting_ids} for part in PARTS}
+    for one in PARTS:
+        for other in PARTS:
+            assert one == other or not cited[one] & cited[other]
+    countries = load_facts().countries
+    for part in PARTS:
+        for name in cited[part]:
+            if name.startswith("atlas-country-"):
+                assert part_of(name.removeprefix("atlas-country-")) == part
+                assert name.removeprefix("atlas-country-") in countries
+
+
+def test_every_type_is_there(questions: dict[str, list[Question]]) -> None:
+    kinds = Counter((q.type, q.hops) for q in questions["test"])
+    assert set(kinds) == {
+        ("single", 1), ("bridge", 2), ("bridge", 3), ("comparison", 2), ("compositional", 2),
+        ("unanswerable", None),
+    }  # fmt: skip
+    assert min(kinds.values()) >= 10
+    assert {q.type for q in build_questions("test", 50, types=("bridge",))} == {"bridge"}
+
+
+def test_the_last_passage_states_the_answer_and_evidence_leads_there(
+    questions: dict[str, list[Question]], corpus: dict[str, Passage]
+) -> None:
+    for question in (q for part in PARTS for q in questions[part] if q.answerable):
+        hops = question.extra["hops"]
+        assert tuple(hop["passage_id"] for hop in hops) == question.supporting_ids
+        assert all(name in corpus for name in question.supporting_ids)
+        if question.type != "comparison":
+            last = hops[-1]
+            assert question.answers[0] in corpus[last["passage_id"]].text
+            assert all(question.answers[0] in text for text in last["evidence"])
+            assert question.answers[0].lower() not in question.question.lower()
+        for hop in hops:
+            assert corpus[hop["passage_id"]].text.find(hop["evidence"][0]) >= 0
+
+
+def test_comparisons_are_right(questions: dict[str, list[Question]]) -> None:
+    people = {city.name: city.population for city in load_facts().cities}
+    checked = 0
+    for question in questions["test"]:
+        if question.type == "comparison" and question.answers[0] not in SHARED:
+            one, two = question.supporting_titles
+            assert question.answers == ((one,) if people[one] > people[two] else (two,))
+            checked += 1
+    assert checked > 10
+
+
+def test_unanswerable_questions_ask_what_no_passage_holds(
+    questions: dict[str, list[Question]],
+) -> None:
+    for question in questions["dev"]:
+        assert question.answerable == (question.type != "unanswerable")
+        assert bool(question.answers) == question.answerable

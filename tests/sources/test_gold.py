@@ -1,0 +1,35 @@
+"""Gold documents: marked ids, else titles that hold the answer, else all of that title."""
+
+from sources.gold import resolve_gold
+from storage.records import Paragraph, Passage, Question
+
+CORPUS = [
+    Passage(id="a", title="Island", text="A film by Kim."),
+    Passage(id="b", title="Island", text="A film by Bay."),
+    Passage(id="c", title="Bay", text="Bay was born in Los Angeles."),
+]
+
+
+def gold(**fields: object) -> tuple[str, ...]:
+    values = {"id": "q", "source": "s", "question": "?", "answers": ("Bay",), **fields}
+    return resolve_gold([Question.model_validate(values)], CORPUS, {"old": "c"})[0].supporting_ids
+
+
+def test_marked_paragraphs_come_first() -> None:
+    marked = Paragraph(title="Island", text="", is_supporting=True, id="a")
+    other = Paragraph(title="Bay", text="", id="c")
+    assert gold(paragraphs=(marked, other), supporting_titles=("Bay",)) == ("a",)
+
+
+def test_a_title_shared_by_several_passages_means_the_one_with_the_answer() -> None:
+    assert gold(supporting_titles=("Island",)) == ("b",)
+    assert gold(supporting_titles=("Island",), answers=("nobody",)) == ("a", "b")
+
+
+def test_aliases_lead_to_the_kept_passage_and_missing_ones_are_dropped() -> None:
+    assert gold(supporting_ids=("old", "gone")) == ("c",)
+
+
+def test_unknown_stays_unknown() -> None:
+    assert gold() == ()
+    assert gold(supporting_titles=("Nowhere",)) == ()
