@@ -81,7 +81,6 @@ async def _annotate(
 ) -> Outcome:
     recipe = run.recipe
     gate = Gate(recipe.limits)
-    gate.listen()
     progress = Progress("annotate", len(questions))
     async with AsyncExitStack() as stack:
         ledger = await stack.enter_async_context(Ledger(run.ledger))
@@ -95,7 +94,8 @@ async def _annotate(
             judge = await _open_judge(stack, recipe, ledger, progress)
             annotator = annotator_for(recipe, policy, judge, retriever)
             await stack.enter_async_context(progress.shown(call.console))
-            await _work(annotator, owed, gate, committer, progress)
+            with gate.listening():
+                await _work(annotator, owed, gate, committer, progress)
             totals = committer.finish()
             write_card(run, policy.digest, annotator.provenance.prompt_hash)
         else:

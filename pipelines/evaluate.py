@@ -43,16 +43,24 @@ def evaluate(call: Invocation) -> Outcome:
     if call.dry_run:
         return Outcome({"questions": len(data.questions), "dry_run": True})
     retriever = open_index(recipe, data.passages)
-    run = open_run(call.run, recipe, {"index_digest": retriever.digest})
+    run = evaluated_run(call, retriever)
     gate = Gate(recipe.limits)
-    gate.listen()
     predictions: dict[str, list[Prediction]] = {}
     for name, model in policies.items():
-        predictions[name] = asyncio.run(_run_policy(call, run, name, model, data, retriever, gate))
-        if gate.reason:
+        with gate.listening():
+            answers = asyncio.run(_run_policy(call, run, name, model, data, retriever, gate))
+        if gate.closed():
             call.say(f"stopped: {gate.reason}; run the same command again to continue")
             return Outcome({"policies": list(predictions)}, gate.exit_code)
+        predictions[name] = answers
     return _report(call, run, predictions, recipe.seed)
+
+
+def evaluated_run(call: Invocation, retriever: Retriever) -> Run:
+    """The run folder, made if it is not there; an evaluation may ask other questions of it."""
+    if (call.run / "config.yaml").exists():
+        return Run(call.run, call.recipe)
+    return open_run(call.run, call.recipe, {"index_digest": retriever.digest})
 
 
 def policies_of(recipe: Recipe, run: Path) -> dict[str, str]:
@@ -98,7 +106,7 @@ def set_name(recipe: Recipe) -> str:
 async def _run_policy(
     call: Invocation, run: Run, name: str, model: str, data: Data, retriever: Retriever, gate: Gate
 ) -> list[Prediction]:
-    """All predictions of one policy, written to the run folder unless the gate closed."""
+    """All predictions of one policy, written to the run folder."""
     recipe = run.recipe
     settings = recipe.policy.model_copy(update={"model": model})
     progress = Progress(f"eval {name}", len(data.questions))

@@ -4,6 +4,7 @@ import re
 import signal
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,15 +105,21 @@ class Gate:
                 return
             yield question
 
-    def listen(self) -> None:
-        """First Ctrl-C or SIGTERM closes the gate; a second one aborts as usual."""
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """First Ctrl-C or SIGTERM closes the gate; a second one aborts (exit code 130)."""
 
         def close(signum: int, frame: object) -> None:
+            if self.interrupted:
+                raise KeyboardInterrupt
             self.interrupted = True
-            signal.signal(signum, signal.SIG_DFL)
 
-        signal.signal(signal.SIGINT, close)
-        signal.signal(signal.SIGTERM, close)
+        before = {one: signal.signal(one, close) for one in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for one, handler in before.items():
+                signal.signal(one, handler)
 
     @property
     def exit_code(self) -> int:
