@@ -14,7 +14,6 @@ from rewards.answers import exact_match, f1
 from rewards.spre import Label
 from storage.records import ChatMessage, Pair, PassageRef, Question, TreeNode
 
-
 Prompt = Callable[[State], Sequence[Message]]
 """State → the messages that asked for its next step."""
 

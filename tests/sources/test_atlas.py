@@ -1,5 +1,6 @@
 """Atlas: the same for a seed, disjoint between parts, and true to its passages."""
 
+import re
 from collections import Counter
 
 import pytest
@@ -28,7 +29,7 @@ def test_a_passage_a_country_and_a_passage_a_city(corpus: dict[str, Passage]) ->
     assert kinds == {"country": 252, "city": 34_006}
     paris = corpus["atlas-city-2988507"]
     assert "France" in paris.text
-    assert "Euro" not in paris.text, "a city's passage does not answer a bridge by itself"
+    assert re.search(r"\bEuro\b", paris.text) is None, "a city's passage holds no country's facts"
 
 
 def test_the_same_seed_gives_the_same_questions_and_another_seed_others(

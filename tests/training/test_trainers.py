@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from sample_records import a_pair
-from tiny_llama import write_tiny_gguf
+from tiny_llama import write_tiny_folder, write_tiny_gguf
 
 from engines import weights
-from engines.gguf import export_gguf
+from engines.policy_gguf import ready_gguf
 from engines.sampling import Message
 from engines.weights import load_policy, policy_files
 from storage.errors import ConfigError, StorageError
@@ -50,7 +50,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_tiny_gguf(tmp_path_factory.mktemp("base") / "tiny.gguf"))
+    return str(write_tiny_folder(tmp_path_factory.mktemp("base") / "tiny"))
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +189,14 @@ def test_preference_training_starts_at_the_start_and_moves_from_it(
     assert (chain[0] / below).read_bytes() == (started / "adapter" / below).read_bytes()
 
 
+def test_the_packaged_policy_also_starts_at_ln_2(tmp_path: Path) -> None:
+    settings = preference(batch_size=2, epochs=1)
+    train_dpo(pairs(2), settings, start="packaged", target=tmp_path, seed=0)
+    assert read_metrics(tmp_path)[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
+    adapter = tmp_path / "adapter" / "adapter_model.safetensors"
+    assert adapter.stat().st_size <= 10_000_000  # what a shipped adapter may weigh
+
+
 def margin(model: str) -> float:
     """Mean log-probability of the chosen steps less that of the rejected ones, in nats."""
     import torch
@@ -224,20 +232,27 @@ def test_a_training_does_not_overwrite_its_start(started: Path) -> None:
         train_dpo(pairs(), preference(), start=str(started), target=started, seed=0)
 
 
-def test_an_export_proves_that_the_training_is_in_it(
-    started: Path, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    report = export_policy(str(started), tmp_path)
+def test_an_export_proves_that_the_training_is_in_it(tmp_path: Path) -> None:
+    base, trained = str(write_tiny_gguf(tmp_path / "tiny.gguf")), tmp_path / "trained"
+    warm_start(steps(8), supervised(base), target=trained, seed=0)
+    report = export_policy(str(trained))
     assert report.trained_change > 0
     assert report.gguf_survival.correlation > 0.99
     assert report.merged_survival.correlation > 0.99
+    assert ready_gguf(policy_files(str(trained)), "f16") == trained / "policy.gguf"
+
+
+def test_an_export_of_the_untrained_policy_is_refused(
+    started: Path, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an engine would run it that ignores adapters."""
     untrained, _ = load_policy(policy_files(base))
 
-    def forgetful(model: Any, *args: Any, **kwargs: Any) -> None:
-        export_gguf(untrained, *args, **kwargs)
+    def forgetful(model: Any, source: Path, target: Path, precision: str) -> None:
+        untrained.save_pretrained(str(target / "policy.gguf"))  # read back as a folder
 
-    monkeypatch.setattr(export, "export_gguf", forgetful)
-    with pytest.raises(StorageError, match="is lost"):
+    monkeypatch.setattr(export, "_write_gguf", forgetful)
+    with pytest.raises(StorageError, match=r"policy.gguf: the trained change .* is lost"):
         export_policy(str(started), tmp_path)
 
 
