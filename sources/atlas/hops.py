@@ -5,10 +5,11 @@ something to learn from a search tree. There are few wordings, because a small p
 many learns none of them.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from sources.atlas.facts import City, Country
 from sources.atlas.passages import city_text, country_text
+from storage.records import Passage
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +80,17 @@ class Hop:
     """One search of a trace: any of `queries`, the passage it should find, any of `evidence`."""
 
     queries: tuple[str, ...]
-    passage_id: str
-    title: str
+    passage: Passage
     evidence: tuple[str, ...]
 
     def as_extra(self) -> dict[str, object]:
         """The form that `Question.extra["hops"]` keeps."""
-        return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
+        return {
+            "queries": list(self.queries),
+            "passage_id": self.passage.id,
+            "title": self.passage.title,
+            "evidence": list(self.evidence),
+        }
 
 
 def country_value(country: Country, relation: str) -> str:
@@ -111,7 +116,7 @@ def country_hop(country: Country, relation: str) -> Hop:
         f"{words.names[0]} of {name}",
         name,
     )
-    return Hop(queries, text.passage.id, name, _evidence(words, name, value, text.sentences))
+    return Hop(queries, text.passage, _evidence(words, name, value, text.sentences))
 
 
 def city_hop(city: City, country: Country, relation: str) -> Hop:
@@ -124,7 +129,7 @@ def city_hop(city: City, country: Country, relation: str) -> Hop:
         f"{words.names[0]} of {name}",
         name,
     )
-    return Hop(queries, text.passage.id, name, _evidence(words, name, value, text.sentences))
+    return Hop(queries, text.passage, _evidence(words, name, value, text.sentences))
 
 
 def _evidence(

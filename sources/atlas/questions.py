@@ -2,16 +2,21 @@
 
 The part of a question is the hash part of its country (all its countries are of one part), so
 names of cities, countries and capitals, and everything asked of them, are disjoint between parts.
-What countries share is not: continents, a few currencies (Euro, Dollar), time zones, yes and no.
+What countries share is not: continents, a few currencies (Euro, Dollar), dialling codes (+47) and
+time zones, round numbers, yes and no.
+
+A question of several hops whose answer stands in an earlier passage is not asked: the time zone of
+a town often names the continent and the capital (Europe/Riga), and one search would do.
 """
 
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 
-from sources.atlas.facts import City, Country, Facts
+from sources.atlas.facts import City, Country, Facts, folded
 from sources.atlas.hops import (
     CITY_RELATIONS,
     COUNTRY_RELATIONS,
@@ -41,7 +46,10 @@ UNKNOWN = (
     "How high above the sea does {s} lie?",
 )
 GIVE_UP = 400
-"""Draws in a row without a new question after which a part is taken to be used up."""
+"""Draws in a row without a new question after which a kind is taken to be used up."""
+
+
+_WORD = re.compile(r"[.+]?[^\W_]+(?:[.,'’-][^\W_]+)*")
 
 
 @dataclass(frozen=True)
@@ -77,9 +85,7 @@ class Author:
     def draw(self, kind: str, pick: random.Random) -> Draft | None:
         """A question of `kind`, or null if what was drawn makes none."""
         draft: Draft | None = getattr(self, f"_{kind}")(pick)
-        if draft is None or any(_stands_in(a, draft.text) for a in draft.answers):
-            return None
-        return draft
+        return None if draft is None or _is_given_away(draft) else draft
 
     def _country(self, pick: random.Random) -> Country:
         return self.facts.countries[pick.choice(sorted(self.cities))]
@@ -214,27 +220,51 @@ class Author:
         return Draft("unanswerable", pick.choice(UNKNOWN).format(s=city.name), (), ())
 
 
-def _stands_in(answer: str, text: str) -> bool:
-    """Whether the answer can be read off the question (comparisons name both sides)."""
-    return f"{answer.lower()}" in text.lower() and " or " not in text and " and " not in text
+def _is_given_away(draft: Draft) -> bool:
+    """Whether the question, or a passage before the last, already holds the answer.
+
+    Comparisons name both sides, and their hops have no order.
+    """
+    if draft.type == "comparison":
+        return False
+    earlier = [_words(hop.passage.text) for hop in draft.hops[:-1]]
+    return any(
+        answer.casefold() in draft.text.casefold()
+        or any(_words(answer) in text for text in earlier)
+        for answer in draft.answers
+    )
+
+
+def _words(text: str) -> str:
+    """The words between spaces; ".is" and "+47" keep their sign, else Iceland's domain is "is"."""
+    found = (word[: word[0] in ".+"] + folded(word) for word in _WORD.findall(text))
+    return f" {' '.join(found)} "
 
 
 def questions_of(
     facts: Facts, part: Part, seed: int, kinds: Sequence[str] = MIX
 ) -> Iterator[Question]:
-    """Questions of one part, without end until the part is used up; the same for a seed."""
-    author, seen, idle = Author(facts, part), set[str](), 0
+    """Questions of one part, kind after kind as in `kinds`; the same for a seed.
+
+    A kind that is used up drops out; the questions end when all are.
+    """
+    author, seen, open_kinds = Author(facts, part), set[str](), set(kinds)
     for number in count():
         kind = kinds[number % len(kinds)]
-        draft = author.draw(kind, random.Random(hashed("question", seed, part, number)))
-        if draft is None or draft.text in seen:
-            idle += 1
-            if idle > GIVE_UP:
-                return
+        if not open_kinds:
+            return
+        if kind not in open_kinds:
             continue
-        idle = 0
-        seen.add(draft.text)
-        yield _question(draft, part)
+        for attempt in range(GIVE_UP):
+            draft = author.draw(
+                kind, random.Random(hashed("question", seed, part, number, attempt))
+            )
+            if draft is not None and folded(draft.text) not in seen:
+                seen.add(folded(draft.text))
+                yield _question(draft, part)
+                break
+        else:
+            open_kinds.remove(kind)
 
 
 def _question(draft: Draft, part: Part) -> Question:
@@ -246,8 +276,8 @@ def _question(draft: Draft, part: Part) -> Question:
         type=draft.type,
         hops=len(draft.hops) or None,
         answerable=bool(draft.answers),
-        supporting_titles=tuple(hop.title for hop in draft.hops),
-        supporting_ids=tuple(hop.passage_id for hop in draft.hops),
+        supporting_titles=tuple(hop.passage.title for hop in draft.hops),
+        supporting_ids=tuple(hop.passage.id for hop in draft.hops),
         split=part,
         licence=LICENCE,
         extra={"hops": [hop.as_extra() for hop in draft.hops]},

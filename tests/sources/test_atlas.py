@@ -82,6 +82,29 @@ def test_the_last_passage_states_the_answer_and_evidence_leads_there(
             assert corpus[hop["passage_id"]].text.find(hop["evidence"][0]) >= 0
 
 
+def test_no_earlier_passage_gives_the_answer_away(
+    questions: dict[str, list[Question]], corpus: dict[str, Passage]
+) -> None:
+    for question in (q for part in PARTS for q in questions[part]):
+        if question.type in ("bridge", "compositional"):
+            answer = re.escape(question.answers[0].replace("_", " "))
+            for name in question.supporting_ids[:-1]:
+                text = corpus[name].text.replace("_", " ")
+                assert not re.search(rf"(?<![\w,]){answer}(?!\w)", text), question.question
+
+
+def test_the_mix_is_kept_where_draws_are_rejected(questions: dict[str, list[Question]]) -> None:
+    kinds = Counter((q.type, q.hops) for q in questions["test"])
+    assert kinds["bridge", 2] == 160
+    assert kinds["bridge", 3] == kinds["compositional", 2] == 40
+
+
+def test_names_that_differ_only_in_punctuation_are_one_name() -> None:
+    unique = load_facts().unique
+    assert not unique & {"Basse-Terre", "Basseterre"}
+    assert "Fortaleza" in unique
+
+
 def test_comparisons_are_right(questions: dict[str, list[Question]]) -> None:
     people = {city.name: city.population for city in load_facts().cities}
     checked = 0
