@@ -8,6 +8,7 @@ PYTHON ?= python3
 CONFIG ?= configs/atlas.yaml
 RUN    ?=
 ARGS   ?=
+EXTRAS ?=
 # Where pip finds a CPU build of torch, on machines where the plain one would pull CUDA.
 TORCH_INDEX ?=
 
@@ -49,7 +50,7 @@ CPU   := $(VENV)/cpu.done $(VENV)/weights.done
 TRAIN := $(CPU) $(VENV)/train.done
 DENSE := $(if $(shell grep -sE 'kind: *(dense|fusion)' "$(CONFIG)"),$(VENV)/dense.done)
 
-setup: $(CPU) $(VENV)/train.done ## install what the default recipe needs
+setup: $(TRAIN) $(EXTRAS:%=$(VENV)/%.done) ## install what the default recipe needs; EXTRAS="dense" more
 doctor data index annotate relabel inspect export-pairs import-pairs eval: $(CPU) $(DENSE)
 	$(STAGE)
 warm-start train-sft train-dpo export all: $(TRAIN) $(DENSE)

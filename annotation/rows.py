@@ -1,6 +1,5 @@
 """Trees and pairs as records: everything a row says besides the reward itself."""
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +11,8 @@ from engines.sampling import Message, Usage
 from mcts import Node
 from rewards.answers import exact_match, f1
 from rewards.spre import Label
-from storage.records import ChatMessage, Pair, PassageRef, Question, TreeNode
+from storage.records import ChatMessage, Pair, PassageRef, Question, TreeNode, pair_id
+from storage.text import digest_of
 
 Prompt = Callable[[State], Sequence[Message]]
 """State → the messages that asked for its next step."""
@@ -39,7 +39,7 @@ class Provenance:
 
 def tree_id(question: Question, provenance: Provenance) -> str:
     """Hash of source, question id, seed, cycle and policy."""
-    return _digest(
+    return digest_of(
         question.source,
         question.id,
         str(provenance.seed),
@@ -173,13 +173,3 @@ def _pair_row(
         label_digest=provenance.label_digest,
         config_digest=provenance.config_digest,
     )
-
-
-def pair_id(prompt: Sequence[ChatMessage], chosen: str, rejected: str) -> str:
-    """Hash of prompt, chosen and rejected."""
-    return _digest(*(f"{m.role}:{m.content}" for m in prompt), chosen, rejected)
-
-
-def _digest(*parts: str) -> str:
-    joined = "\x1f".join(parts).encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(joined, digest_size=12).hexdigest()

@@ -22,11 +22,13 @@ class Evaluated:
 
     Attributes:
         skipped: unanswerable questions that a protocol without refusal was not asked.
+        unasked: questions that were not admitted any more.
     """
 
     predictions: list[Prediction]
     failures: list[Failure]
     skipped: int
+    unasked: int = 0
 
 
 async def evaluate(
@@ -36,6 +38,7 @@ async def evaluate(
     policy: str,
     sampling: Sampling,
     max_in_flight: int = 64,
+    admit: Callable[[], bool] = lambda: True,
     on_done: Callable[[Prediction | Failure], None] | None = None,
 ) -> Evaluated:
     """Answer every question once and score the answers.
@@ -45,6 +48,7 @@ async def evaluate(
         policy: the name that tables show.
         sampling: of the answers (temperature 0 is greedy).
         max_in_flight: questions worked on at a time.
+        admit: asked before each question; once it says no, no further question starts.
         on_done: called with each row as it is made (progress).
 
     Raises:
@@ -54,8 +58,10 @@ async def evaluate(
     asked = [q for q in questions if q.answerable or can_refuse]
     slots = asyncio.Semaphore(max_in_flight)
 
-    async def answered(question: Question) -> Prediction | Failure:
+    async def answered(question: Question) -> Prediction | Failure | None:
         async with slots:
+            if not admit():
+                return None
             row = await _answer(question, environment, policy, sampling)
         if on_done is not None:
             on_done(row)
@@ -71,6 +77,7 @@ async def evaluate(
         predictions=[row for row in rows if isinstance(row, Prediction)],
         failures=[row for row in rows if isinstance(row, Failure)],
         skipped=len(questions) - len(asked),
+        unasked=sum(row is None for row in rows),
     )
 
 

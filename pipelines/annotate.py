@@ -80,10 +80,10 @@ async def _annotate(
     call: Invocation, run: Run, data: Data, questions: list[Question], retriever: Retriever
 ) -> Outcome:
     recipe = run.recipe
-    gate = Gate(recipe.limits)
     progress = Progress("annotate", len(questions))
     async with AsyncExitStack() as stack:
         ledger = await stack.enter_async_context(Ledger(run.ledger))
+        gate = Gate(recipe.limits, ledger.totals)
         committer = Committer(run, ledger, questions)
         owed = committer.owed()
         progress.done = progress.resumed_from = len(questions) - len(owed)
@@ -161,8 +161,6 @@ async def _work(
 
     limit = committer.run.recipe.limits.max_questions_in_flight
     async for annotated in in_flight(gate.admit(owed), work, limit):
-        gate.spend(annotated.usage.input_tokens + annotated.usage.output_tokens, 0.0)
-        gate.usd = committer.ledger.totals().cost_usd
         committer.add(annotated)
         progress.done += 1
         progress.failed += annotated.failure is not None

@@ -7,7 +7,7 @@ and names every mistake at once with its line and the nearest valid key.
 import difflib
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from annotation.settings import PairSettings
 from engines.settings import JudgeSettings, ModelSettings
 from evaluation.settings import EvaluationSettings
 from mcts.settings import SearchSettings
+from retrieval.encoder import require_dense_extra
 from retrieval.settings import RetrievalSettings
 from rewards.settings import Estimator, SpreSettings
 from rewards.spre import default_estimator
@@ -35,7 +36,9 @@ class LimitSettings(Settings):
         max_concurrency: calls in flight at one endpoint.
         max_questions_in_flight: questions being worked on; more than calls, or slots go idle.
         timeout_s: of one call.
-        max_usd, max_tokens, max_hours: the run drains and exits 3 when one is reached.
+        max_usd, max_tokens: of the run, all attempts and stages together; it drains and exits 3
+            when one is reached.
+        max_hours: of one attempt; likewise.
         max_failed_share: above this share of failed questions a stage exits 4.
     """
 
@@ -197,6 +200,8 @@ def contradictions(recipe: Recipe) -> list[str]:
         found.append("mcts.evaluator is `judge` but there is no `judge:`; name one, or use rollout")
     if recipe.estimator == "judge" and recipe.judge is None:
         found.append("spre.estimator is `judge` but there is no `judge:`; use monte_carlo")
+    if recipe.retrieval.kind in ("dense", "fusion"):
+        found += _said(require_dense_extra)
     if recipe.retrieval.kind == "http" and not recipe.retrieval.url:
         found.append("retrieval.kind is `http` but retrieval.url is not set")
     for role, model in (("policy", recipe.policy), ("judge", recipe.judge)):
@@ -206,6 +211,15 @@ def contradictions(recipe: Recipe) -> list[str]:
         found.append("limits.max_usd needs price_per_million on the models that cost money")
     found += _data_contradictions(recipe.data)
     return found
+
+
+def _said(check: Callable[[], None]) -> list[str]:
+    """What a check complains of, if anything."""
+    try:
+        check()
+    except ConfigError as error:
+        return [str(error)]
+    return []
 
 
 def _priced(recipe: Recipe) -> bool:

@@ -8,7 +8,7 @@ run folder; calls are in a ledger, so an interrupted evaluation continues.
 """
 
 import asyncio
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from evaluation.comparison import EVERYTHING, compare
@@ -44,15 +44,16 @@ def evaluate(call: Invocation) -> Outcome:
         return Outcome({"questions": len(data.questions), "dry_run": True})
     retriever = open_index(recipe, data.passages)
     run = evaluated_run(call, retriever)
-    gate = Gate(recipe.limits)
     predictions: dict[str, list[Prediction]] = {}
-    for name, model in policies.items():
-        with gate.listening():
-            answers = asyncio.run(_run_policy(call, run, name, model, data, retriever, gate))
-        if gate.closed():
-            call.say(f"stopped: {gate.reason}; run the same command again to continue")
-            return Outcome({"policies": list(predictions)}, gate.exit_code)
-        predictions[name] = answers
+    with Ledger(run.ledger) as ledger:
+        exam = Exam(call, run, data, retriever, ledger, Gate(recipe.limits, ledger.totals))
+        for name, model in policies.items():
+            answered = exam.take(name, model)
+            if answered.unasked:
+                call.say(f"stopped: {exam.gate.reason}; run the same command again to continue")
+                return Outcome({"policies": list(predictions)}, exam.gate.exit_code)
+            _write(run, f"eval/{name}/{set_name(recipe)}", answered)
+            predictions[name] = answered.predictions
     return _report(call, run, predictions, recipe.seed)
 
 
@@ -103,35 +104,47 @@ def set_name(recipe: Recipe) -> str:
     return f"{source}-{split or 'all'}"
 
 
-async def _run_policy(
-    call: Invocation, run: Run, name: str, model: str, data: Data, retriever: Retriever, gate: Gate
-) -> list[Prediction]:
-    """All predictions of one policy, written to the run folder."""
-    recipe = run.recipe
-    settings = recipe.policy.model_copy(update={"model": model})
-    progress = Progress(f"eval {name}", len(data.questions))
+@dataclass(frozen=True)
+class Exam:
+    """What every policy is given: the same questions, corpus, ledger and limits."""
 
-    def count(row: Prediction | Failure) -> None:
-        progress.done += 1
-        progress.failed += isinstance(row, Failure)
+    call: Invocation
+    run: Run
+    data: Data
+    retriever: Retriever
+    ledger: Ledger
+    gate: Gate
 
-    async with (
-        Ledger(run.ledger) as ledger,
-        opened(settings, recipe, ledger, progress.call) as engine,
-        progress.shown(call.console),
-    ):
-        answered = await answer_all(
-            list(gate.admit(data.questions)),
-            environment_for(recipe, engine, retriever),
-            policy=name,
-            sampling=sampling_for(settings, recipe.evaluation.temperature),
-            max_in_flight=recipe.limits.max_questions_in_flight,
-            on_done=count,
-        )
-    _write(run, f"eval/{name}/{set_name(recipe)}", answered)
-    if answered.skipped:
-        call.say(f"{name}: {answered.skipped} unanswerable questions skipped (cannot refuse)")
-    return answered.predictions
+    def take(self, name: str, model: str) -> Evaluated:
+        """All answers of one policy, as far as the gate lets the questions through."""
+        with self.gate.listening():
+            answered = asyncio.run(self._answered(name, model))
+        if answered.skipped:
+            self.call.say(f"{name}: {answered.skipped} unanswerable questions skipped (no refusal)")
+        return answered
+
+    async def _answered(self, name: str, model: str) -> Evaluated:
+        recipe = self.run.recipe
+        settings = recipe.policy.model_copy(update={"model": model})
+        progress = Progress(f"eval {name}", len(self.data.questions))
+
+        def count(row: Prediction | Failure) -> None:
+            progress.done += 1
+            progress.failed += isinstance(row, Failure)
+
+        async with (
+            opened(settings, recipe, self.ledger, progress.call) as engine,
+            progress.shown(self.call.console),
+        ):
+            return await answer_all(
+                self.data.questions,
+                environment_for(recipe, engine, self.retriever),
+                policy=name,
+                sampling=sampling_for(settings, recipe.evaluation.temperature),
+                max_in_flight=recipe.limits.max_questions_in_flight,
+                admit=lambda: not self.gate.closed(),
+                on_done=count,
+            )
 
 
 def _write(run: Run, table: str, answered: Evaluated) -> None:

@@ -3,7 +3,7 @@
 import re
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from pipelines.config import LimitSettings, Recipe
+from storage.calls import Totals
 from storage.errors import ConfigError
 from storage.records import Question
 
@@ -70,29 +71,29 @@ class Gate:
     """Lets questions through until a limit is reached or somebody asks to stop.
 
     What is in flight then finishes and is committed; the run can be resumed.
+
+    Attributes:
+        limits: tokens and dollars are those of the whole run, earlier attempts and stages
+            included; hours are this attempt's.
+        spent: what the run's ledger holds so far.
     """
 
     limits: LimitSettings
+    spent: Callable[[], Totals] = Totals
     started: float = field(default_factory=time.monotonic)
-    tokens: int = 0
-    usd: float = 0.0
     reason: str | None = None
     interrupted: bool = False
 
-    def spend(self, tokens: int, usd: float) -> None:
-        """Count what a call cost."""
-        self.tokens += tokens
-        self.usd += usd
-
     def closed(self) -> bool:
         """Whether no further question may start; `reason` then says why."""
-        limits = self.limits
+        limits, spent = self.limits, self.spent()
+        tokens = spent.input_tokens + spent.output_tokens
         hours = (time.monotonic() - self.started) / 3600
         if self.interrupted:
             self.reason = "interrupted"
-        elif limits.max_tokens is not None and self.tokens >= limits.max_tokens:
+        elif limits.max_tokens is not None and tokens >= limits.max_tokens:
             self.reason = f"limits.max_tokens {limits.max_tokens:,} reached"
-        elif limits.max_usd is not None and self.usd >= limits.max_usd:
+        elif limits.max_usd is not None and spent.cost_usd >= limits.max_usd:
             self.reason = f"limits.max_usd {limits.max_usd} reached"
         elif limits.max_hours is not None and hours >= limits.max_hours:
             self.reason = f"limits.max_hours {limits.max_hours} reached"

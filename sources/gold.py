@@ -1,8 +1,8 @@
 """Gold documents D*: which passages of the corpus a question needs.
 
-Ids of the paragraphs marked supporting; else passages with a supporting title that contain a gold
-answer, or failing that all with that title; else unknown. (Titles are ambiguous in MuSiQue, partly
-absent in PopQA, unknown in Bamboogle and NQ.)
+Ids of the paragraphs marked supporting, as far as the corpus holds them; else passages with a
+supporting title that contain a gold answer, or failing that all with that title; else unknown.
+(Titles are ambiguous in MuSiQue, partly absent in PopQA, unknown in Bamboogle and NQ.)
 """
 
 from collections import defaultdict
@@ -47,9 +47,10 @@ def _gold(
     marked = question.supporting_ids or tuple(
         p.id for p in question.paragraphs if p.is_supporting and p.id is not None
     )
-    if marked:
-        kept = (aliases.get(name, name) for name in marked)
-        return tuple(dict.fromkeys(name for name in kept if name in known))
+    kept = (aliases.get(name, name) for name in marked)
+    held = tuple(dict.fromkeys(name for name in kept if name in known))
+    if held:
+        return held
     found: dict[str, None] = {}
     for title in question.supporting_titles:
         found.update(dict.fromkeys(_titled(by_title.get(title, ()), question.answers)))

@@ -6,10 +6,9 @@ before the compared ones, so it is `depth` − 1. Rewards, visits, ids and prove
 there: an exported pair comes back without them.
 """
 
-import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -17,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from storage.atomic import atomic_path
 from storage.errors import ConfigError
 from storage.json_records import read_json_records
-from storage.records import ChatMessage, Pair
-from storage.text import storable, storable_values
+from storage.records import ChatMessage, Pair, pair_id
+from storage.text import digest_of, storable, storable_values
 
 SOURCE = "rag-proguide"
 """`source` of imported pairs, as long as the format does not say it."""
@@ -98,7 +97,7 @@ def from_proguide(record: ProGuideRecord) -> Pair:
     return Pair(
         pair_id=identity,
         tree_id=identity,
-        question_id=_digest(asked),
+        question_id=digest_of(asked),
         source=SOURCE,
         seed=0,
         question=asked,
@@ -173,13 +172,3 @@ def content_of(reply: str) -> str:
     """
     found = dict(reversed(_TAG.findall(reply)))  # the first of a kind wins
     return next((found[tag].strip() for tag in _PREFERRED if tag in found), "")
-
-
-def pair_id(prompt: Sequence[ChatMessage], chosen: str, rejected: str) -> str:
-    """Hash of prompt, chosen and rejected, as every pair of a run has it."""
-    return _digest(*(f"{m.role}:{m.content}" for m in prompt), chosen, rejected)
-
-
-def _digest(*parts: str) -> str:
-    joined = "\x1f".join(parts).encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(joined, digest_size=12).hexdigest()

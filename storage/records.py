@@ -1,8 +1,11 @@
 """Records: what crosses a disk or a wire, with the fields that `storage.schemas` gives to Arrow."""
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from storage.text import digest_of
 
 SCHEMA_VERSION = 1
 """Version of every parquet table; a change of a contract raises it."""
@@ -182,6 +185,11 @@ class Pair(Record):
     prompt_hash: str
     label_digest: str
     config_digest: str
+
+
+def pair_id(prompt: Iterable[ChatMessage], chosen: str, rejected: str) -> str:
+    """Hash of the prompt and both replies; the same comparison has the same id in every run."""
+    return digest_of(*(f"{m.role}:{m.content}" for m in prompt), chosen, rejected)
 
 
 class Prediction(Record):

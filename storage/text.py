@@ -1,5 +1,6 @@
 """Text that every format can hold: UTF-8 has no lone surrogates, Arrow and SQLite refuse them."""
 
+import hashlib
 import re
 from typing import Any
 
@@ -13,6 +14,12 @@ def storable(text: str) -> str:
     always the same, so a row built twice from one reply is one row.
     """
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
+
+
+def digest_of(*parts: str) -> str:
+    """Hash of the parts in their order (24 hex digits); ids of trees and pairs are made of it."""
+    joined = "\x1f".join(parts).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(joined, digest_size=12).hexdigest()
 
 
 def storable_values(value: Any) -> Any:

@@ -75,3 +75,13 @@ def test_a_digest_covers_what_it_names(tmp_path: Path) -> None:
     one, other = Recipe(name="x"), Recipe(name="x", seed=1)
     assert one.digest() != other.digest()
     assert one.digest("mcts", "spre") == other.digest("mcts", "spre")
+
+
+def test_dense_retrieval_without_its_packages_is_refused_before_anything_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retrieval.encoder.find_spec", lambda name: None)
+    told = problems(tmp_path, "name: x\nretrieval: {kind: dense}\npolicy: {engine: openai}\n")
+    assert "faiss" in told
+    assert "EXTRAS=dense" in told
+    assert "base_url" in told, "all mistakes at once"

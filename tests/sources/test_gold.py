@@ -28,6 +28,7 @@ def test_a_title_shared_by_several_passages_means_the_one_with_the_answer() -> N
 
 def test_aliases_lead_to_the_kept_passage_and_missing_ones_are_dropped() -> None:
     assert gold(supporting_ids=("old", "gone")) == ("c",)
+    assert gold(supporting_ids=("gone",), supporting_titles=("Bay",)) == ("c",)
 
 
 def test_unknown_stays_unknown() -> None:

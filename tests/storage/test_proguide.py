@@ -8,19 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_records import a_pair
 
-from annotation.rows import pair_id as run_pair_id
 from storage import json_records
 from storage.errors import ConfigError
 from storage.proguide import (
     ProGuideRecord,
     content_of,
     from_proguide,
-    pair_id,
     read_proguide,
     to_proguide,
     write_proguide,
 )
-from storage.records import ChatMessage, Pair
+from storage.records import ChatMessage, Pair, pair_id
 
 TAGS = {
     "query": "Query Generation",
@@ -87,8 +85,7 @@ def test_what_the_format_carries_of_our_pairs(tmp_path: Path) -> None:
     assert raw["prompt"] == "System: Answer.\nUser: Question: Capital of France?"
     assert (raw["chosen_action_type"], raw["chosen_content"]) == ("Query Generation", "France")
     # One pair, one id: an imported pair is recognised as the exported one.
-    chosen, rejected = ours.chosen[0].content, ours.rejected[0].content
-    assert pair_id(ours.prompt, chosen, rejected) == run_pair_id(ours.prompt, chosen, rejected)
+    assert back.pair_id == pair_id(ours.prompt, ours.chosen[0].content, ours.rejected[0].content)
 
 
 def test_pairs_that_do_not_fit_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
