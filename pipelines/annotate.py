@@ -80,7 +80,7 @@ async def _annotate(
     call: Invocation, run: Run, data: Data, questions: list[Question], retriever: Retriever
 ) -> Outcome:
     recipe = run.recipe
-    progress = Progress("annotate", len(questions))
+    progress = Progress("annotate", len(questions), grows=True)
     async with AsyncExitStack() as stack:
         ledger = await stack.enter_async_context(Ledger(run.ledger))
         gate = Gate(recipe.limits, ledger.totals)

@@ -26,6 +26,9 @@ QUIET = {
 }
 """Set before any import that might phone home."""
 
+PIPED_WIDTH = 200
+"""Columns where nobody's window sets them: in a file or a pipe a cut table is lost."""
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -102,6 +105,8 @@ def run_stage(options: argparse.Namespace) -> int:
     from storage.errors import BranchwiseError, BudgetExceeded, ConfigError
 
     console = Console(stderr=options.json)
+    if not console.is_terminal:
+        console.width = PIPED_WIDTH
     try:
         return _run(options, console)
     except ConfigError as error:

@@ -128,7 +128,11 @@ class Exam:
         settings = recipe.policy.model_copy(update={"model": model})
         progress = Progress(f"eval {name}", len(self.data.questions))
 
-        def count(row: Prediction | Failure) -> None:
+        def start() -> None:
+            progress.in_flight += 1
+
+        def done(row: Prediction | Failure) -> None:
+            progress.in_flight -= 1
             progress.done += 1
             progress.failed += isinstance(row, Failure)
 
@@ -143,7 +147,8 @@ class Exam:
                 sampling=sampling_for(settings, recipe.evaluation.temperature),
                 max_in_flight=recipe.limits.max_questions_in_flight,
                 admit=lambda: not self.gate.closed(),
-                on_done=count,
+                on_start=start,
+                on_done=done,
             )
 
 

@@ -7,8 +7,6 @@ Merged in float32; says how much of the trained change of the logits is left in 
 fails if it was lost to rounding.
 """
 
-from dataclasses import asdict
-
 from pipelines.assemble import model_folder
 from pipelines.stage import Invocation, Outcome
 from training.export import export_policy
@@ -22,10 +20,8 @@ def export(call: Invocation) -> Outcome:
     if call.dry_run:
         return Outcome({"model": model, "dry_run": True})
     report = export_policy(model, precision=precision)
-    for name, kept in (("gguf", report.gguf_survival), ("safetensors", report.merged_survival)):
-        call.say(
-            f"{name}: the trained change of the logits survives with correlation "
-            f"{kept.correlation:.4f}, relative error {kept.relative_error:.4f}"
-        )
-    call.say(f"wrote {report.merged} and {report.gguf}")
-    return Outcome({key: str(value) for key, value in asdict(report).items()})
+    for written in report.exported:
+        call.say(written.line())
+    if report.left_out:
+        call.say(f"no GGUF: {report.left_out}")
+    return Outcome(report.totals())

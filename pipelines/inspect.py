@@ -42,6 +42,6 @@ def as_table(result: QueryResult, title: str | None = None) -> Table:
 
 def _shown(value: object) -> str:
     if isinstance(value, float):
-        return f"{value:.3f}"
+        return f"{value:,.3f}".rstrip("0").rstrip(".")
     text = "" if value is None else str(value)
     return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)

@@ -20,10 +20,14 @@ LIVE_EVERY_S = 0.5
 
 @dataclass
 class Progress:
-    """Counters of one stage; `call` fits `LedgeredEngine`'s `on_call`."""
+    """Counters of one stage; `call` fits `LedgeredEngine`'s `on_call`.
+
+    `grows` says whether questions give pairs and rewards, so that these are shown.
+    """
 
     stage: str
     total: int
+    grows: bool = False
     done: int = 0
     failed: int = 0
     in_flight: int = 0
@@ -67,7 +71,7 @@ class Progress:
         """What both displays say, in order."""
         rate = self.calls / self.seconds if self.seconds > 0 else 0.0
         reward = self.mean_reward
-        return {
+        facts = {
             "questions": f"{self.done}/{self.total}",
             "in flight": str(self.in_flight),
             "failed": str(self.failed),
@@ -75,10 +79,11 @@ class Progress:
             "tokens in/cached/out": (
                 f"{self.input_tokens:,}/{self.cached_tokens:,}/{self.output_tokens:,}"
             ),
-            "pairs": str(self.pairs),
-            "mean reward": "–" if reward is None else f"{reward:.3f}",
-            "time left": _clock(self.left_s),
         }
+        if self.grows:
+            facts["pairs"] = str(self.pairs)
+            facts["mean reward"] = "–" if reward is None else f"{reward:.3f}"
+        return facts | {"time left": _clock(self.left_s)}
 
     def line(self) -> str:
         """The plain line."""

@@ -24,13 +24,13 @@ def train_dpo(call: Invocation) -> Outcome:
     recipe = call.recipe
     pairs = pairs_of(call.run, call.options.get("label"))
     target = model_folder(call.run, "dpo")
-    call.say(f"train-dpo: {len(pairs)} pairs, start {recipe.policy.model} → {target}")
+    call.say(f"train-dpo: {len(pairs)} pairs, start {recipe.policy.trainable} → {target}")
     if call.dry_run:
         return Outcome({"pairs": len(pairs), "dry_run": True})
     report = train(
         pairs,
         recipe.training.dpo,
-        start=recipe.policy.model,
+        start=recipe.policy.trainable,
         target=target,
         seed=recipe.seed,
         resume=call.resume,

@@ -38,7 +38,7 @@ def train_sft(call: Invocation) -> Outcome:
         examples,
         settings,
         kind="sft",
-        start=recipe.policy.model,
+        start=recipe.policy.trainable,
         target=target,
         seed=recipe.seed,
         resume=call.resume,

@@ -27,8 +27,8 @@ def copy_chain(start: str, target: Path) -> tuple[str, list[str]]:
     """Copy the adapters of `start` below `target`, lowest first, so that the folder is whole.
 
     Returns:
-        `base` and `chain` of `training.json`: what the adapters sit on ("packaged", or a path
-        relative to `target`), and their paths relative to `target` ("chain/0", "chain/1", …).
+        `base` and `chain` of `training.json`: what the adapters sit on ("packaged", "hub:…", or
+        a path relative to `target`), and their paths relative to `target` ("chain/0", …).
 
     Raises:
         ConfigError: `start` names nothing usable.
@@ -38,9 +38,11 @@ def copy_chain(start: str, target: Path) -> tuple[str, list[str]]:
     names = [f"{CHAIN}/{number}" for number in range(len(files.adapters))]
     for name, adapter in zip(names, files.adapters, strict=True):
         shutil.copytree(adapter, target / name)
-    packaged = files.base == packaged_gguf()
-    base = PACKAGED if packaged else os.path.relpath(files.base, target)
-    return base, names
+    if files.hub is not None:
+        return files.hub, names
+    if files.base == packaged_gguf():
+        return PACKAGED, names
+    return os.path.relpath(files.base, target), names
 
 
 def save_adapter(model: Any, target: Path) -> None:

@@ -31,7 +31,6 @@ LEAST_CORRELATION = 0.9
 """Below this correlation with the trained change the export has lost it."""
 
 GGUF = "policy.gguf"
-MERGED = "model.safetensors"
 
 _QUESTIONS = (
     "What is the capital of the country in which Lima lies?",
@@ -55,33 +54,40 @@ class Survival:
     relative_error: float
 
 
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A form of the policy that was written, and how much of the training is in it."""
+
+    form: str
+    path: Path
+    kept: Survival
+
+    def line(self) -> str:
+        """For the log."""
+        return (
+            f"{self.form}: the trained change of the logits survives with correlation "
+            f"{self.kept.correlation:.4f}, relative error {self.kept.relative_error:.4f} "
+            f"({self.path})"
+        )
+
+
 @dataclass(frozen=True)
 class ExportReport:
-    """What was written and how much of the training is in it.
+    """What was written.
 
     Attributes:
         trained_change: mean absolute change of the logits by training.
+        left_out: why there is no GGUF; null if there is one.
     """
 
-    gguf: Path
-    merged: Path
-    precision: str
+    exported: tuple[Exported, ...]
     trained_change: float
-    gguf_survival: Survival
-    merged_survival: Survival
-
-    def summary(self) -> str:
-        """One line."""
-        return (
-            f"logits changed by {self.trained_change:.3f} on average; of that, {self.gguf.name} "
-            f"keeps correlation {self.gguf_survival.correlation:.4f} (relative error "
-            f"{self.gguf_survival.relative_error:.3f}), {self.merged.name} "
-            f"{self.merged_survival.correlation:.4f} ({self.merged_survival.relative_error:.3f})"
-        )
+    left_out: str | None = None
 
     def totals(self) -> dict[str, Any]:
         """For `--json`."""
-        return {k: str(v) if isinstance(v, Path) else v for k, v in asdict(self).items()}
+        forms = {e.form: {"path": str(e.path), **asdict(e.kept)} for e in self.exported}
+        return {**forms, "trained_change": self.trained_change, "left_out": self.left_out}
 
 
 def export_policy(
@@ -90,7 +96,9 @@ def export_policy(
     precision: Precision = "f16",
     protocol: AgentProtocol | None = None,
 ) -> ExportReport:
-    """Write `model.safetensors` (fp16, with tokenizer) and `policy.gguf`, and prove both.
+    """Write merged safetensors (fp16, with tokenizer) and `policy.gguf`, and prove both.
+
+    The GGUF is for the embedded engine; another model than its own is written without one.
 
     Args:
         model_folder: a folder with an adapter.
@@ -114,16 +122,19 @@ def export_policy(
     model, tokenizer = load_policy(files)
     trained = logits(model, prompts)
     _write_merged(model, tokenizer, target)
-    _write_gguf(model, files.base, target, precision)
+    left_out = _write_gguf(model, files.base, target, precision)
     del model
     change = trained - start
+    written = (
+        {"safetensors": target} if left_out else {"safetensors": target, "gguf": target / GGUF}
+    )
     report = ExportReport(
-        gguf=target / GGUF,
-        merged=target / MERGED,
-        precision=precision,
+        exported=tuple(
+            Exported(form, path, _survival(change, path, start, prompts))
+            for form, path in written.items()
+        ),
         trained_change=float(np.abs(change).mean()),
-        gguf_survival=_survival(change, target / GGUF, start, prompts),
-        merged_survival=_survival(change, target, start, prompts),
+        left_out=left_out,
     )
     _refuse_lost(report)
     return report
@@ -177,22 +188,26 @@ def _write_merged(model: Any, tokenizer: Any, target: Path) -> None:
     model.to(torch.float32)
 
 
-def _write_gguf(model: Any, base: Path, target: Path, precision: Precision) -> None:
-    """`policy.gguf`, marked with the digest of the folder it lies in so that engines use it."""
+def _write_gguf(model: Any, base: Path, target: Path, precision: Precision) -> str | None:
+    """`policy.gguf`, marked with the digest of the folder it lies in so that engines use it.
+
+    Returns why it was not written, if `base` is no model that the embedded engine can run.
+    """
     source = base if base.is_file() else packaged_gguf()
     digest = policy_digest(policy_files(str(target)), precision)
-    export_gguf(model, source, target / GGUF, precision, digest=digest)
+    try:
+        export_gguf(model, source, target / GGUF, precision, digest=digest)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def _refuse_lost(report: ExportReport) -> None:
-    for path, kept in (
-        (report.gguf, report.gguf_survival),
-        (report.merged, report.merged_survival),
-    ):
-        if kept.correlation < LEAST_CORRELATION:
+    for written in report.exported:
+        if written.kept.correlation < LEAST_CORRELATION:
             raise StorageError(
-                f"{path}: the trained change of the logits is lost (correlation "
-                f"{kept.correlation:.3f}, needed {LEAST_CORRELATION}; mean change "
+                f"{written.path}: the trained change of the logits is lost (correlation "
+                f"{written.kept.correlation:.3f}, needed {LEAST_CORRELATION}; mean change "
                 f"{report.trained_change:.2g}); export as f16, or train longer: the change is "
                 "smaller than the rounding"
             )

@@ -237,9 +237,18 @@ def test_an_export_proves_that_the_training_is_in_it(tmp_path: Path) -> None:
     warm_start(steps(8), supervised(base), target=trained, seed=0)
     report = export_policy(str(trained))
     assert report.trained_change > 0
-    assert report.gguf_survival.correlation > 0.99
-    assert report.merged_survival.correlation > 0.99
+    assert [written.form for written in report.exported] == ["safetensors", "gguf"]
+    assert all(written.kept.correlation > 0.99 for written in report.exported)
     assert ready_gguf(policy_files(str(trained)), "f16") == trained / "policy.gguf"
+
+
+def test_a_model_that_the_embedded_engine_cannot_run_is_exported_without_gguf(
+    started: Path, tmp_path: Path
+) -> None:
+    report = export_policy(str(started), tmp_path)
+    assert [written.form for written in report.exported] == ["safetensors"]
+    assert "llama.block_count" in (report.left_out or "")
+    assert not (tmp_path / "policy.gguf").exists()
 
 
 def test_an_export_of_the_untrained_policy_is_refused(

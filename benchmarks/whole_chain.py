@@ -1,0 +1,80 @@
+"""What does the default recipe cost, and what does it give?
+
+    python -m benchmarks.whole_chain [--config FILE] [--stages annotate train-dpo eval] [--keep]
+
+Runs the stages in order, each in a process of its own, on a run folder that is made for this and
+removed at the end (`--keep` keeps it), and prints seconds and peak memory of each; what a set-up
+adds where everything is installed; how long `--help` takes; and of the pairs, how many differ in
+content and in label, and how many questions have one.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from storage.views import run_sql
+
+RUN = Path("datasets/benchmark")
+MODELS = Path("models/benchmark")
+BRANCHWISE = Path(sys.executable).with_name("branchwise")
+PAIRS = """
+SELECT
+    count(*) FILTER (chosen[1].content <> rejected[1].content AND chosen_reward > rejected_reward),
+    count(DISTINCT question_id),
+    (SELECT count(*) FROM questions)
+FROM pairs
+"""
+BY_DEPTH = """
+SELECT depth, chosen_action, rejected_action, count(*) FROM pairs GROUP BY ALL ORDER BY ALL
+"""
+
+
+def measured(command: list[str]) -> tuple[float, float]:
+    """Seconds and peak resident memory (GB) of a command that has to succeed."""
+    start = time.perf_counter()
+    child = subprocess.Popen(command, stdout=sys.stderr)
+    _, status, usage = os.wait4(child.pid, 0)  # the kernel's account of this child alone
+    if status:
+        sys.exit(f"failed: {' '.join(command)}")
+    return time.perf_counter() - start, usage.ru_maxrss * 1024 / 1e9
+
+
+def describe_pairs() -> None:
+    """What the pairs of the run are."""
+    ((differing, paired, questions),) = run_sql(RUN, PAIRS).rows
+    print(f"pairs whose contents and labels differ: {differing}")
+    print(f"questions with a pair: {paired} of {questions}")
+    for depth, chosen, rejected, count in run_sql(RUN, BY_DEPTH).rows:
+        print(f"  depth {depth}: {chosen} over {rejected}: {count}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--config", default="configs/atlas.yaml")
+    parser.add_argument("--stages", nargs="+", default=["annotate", "train-dpo", "eval"])
+    parser.add_argument("--keep", action="store_true", help="keep the run and its models")
+    options = parser.parse_args()
+    for folder in (RUN, MODELS):
+        shutil.rmtree(folder, ignore_errors=True)
+    print(f"branchwise --help: {measured([str(BRANCHWISE), '--help'])[0]:.2f} s")
+    print(f"make setup, everything there: {measured(['make', '--silent', 'setup'])[0]:.2f} s")
+    total = 0.0
+    for stage in options.stages:
+        command = [str(BRANCHWISE), stage, "--config", options.config, "--run", str(RUN)]
+        seconds, peak_gb = measured(command)
+        total += seconds
+        print(f"{stage}: {seconds:.0f} s, peak {peak_gb:.2f} GB", flush=True)
+        if stage == "annotate":
+            describe_pairs()
+    print(f"all stages: {total / 60:.1f} minutes")
+    if not options.keep:
+        for folder in (RUN, MODELS):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

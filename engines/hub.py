@@ -1,0 +1,48 @@
+"""Weights from the Hugging Face hub, named `hub:owner/name` or `hub:owner/name@revision`."""
+
+import re
+from pathlib import Path
+
+from storage.errors import ConfigError
+
+HUB = "hub:"
+_NAME = re.compile(r"hub:(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+_FILES = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "vocab.txt", "tokenizer.model"]
+
+
+def hub_folder(name: str) -> Path:
+    """The local copy of a hub model; downloaded the first time, then read without the network.
+
+    Raises:
+        ConfigError: not a hub name, no such model, or the hub cannot be reached.
+    """
+    named = _NAME.fullmatch(name)
+    if named is None:
+        raise ConfigError(f"{name!r}: write a hub model as hub:owner/name or hub:owner/name@branch")
+    from huggingface_hub import snapshot_download
+
+    def download(*, local_files_only: bool) -> Path:
+        folder = snapshot_download(
+            named["repository"],
+            revision=named["revision"],
+            allow_patterns=_FILES,
+            local_files_only=local_files_only,
+        )
+        return Path(folder)
+
+    try:
+        return download(local_files_only=True)
+    except (OSError, ValueError):
+        pass  # not here yet
+    try:
+        return download(local_files_only=False)
+    except Exception as error:  # the hub's client raises a dozen unrelated types
+        raise ConfigError(
+            f"cannot load {name} from the Hugging Face hub ({type(error).__name__}: {error}); "
+            "without the network, name a folder that holds its safetensors and tokenizer"
+        ) from error
+
+
+def pinned_name(name: str, folder: Path) -> str:
+    """`name` with the revision that `folder` (from `hub_folder`) holds: the same weights later."""
+    return f"{name.partition('@')[0]}@{folder.name}"
