@@ -10,16 +10,16 @@ many cases siblings differ in content, and how many draws are valid.
 import argparse
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
 from agent.environment import Environment
 from agent.state import State
 from engines.sampling import Sampling
-from pipelines.assemble import engine_for, environment_for, open_index, sampling_for
+from pipelines.assemble import engine_for, environment_for, open_data, open_index, sampling_for
 from pipelines.config import Recipe, load_recipe
 from rewards.answers import exact_match, f1, normalise
-from sources.load import load_data
 from storage.records import Question
 
 
@@ -42,8 +42,8 @@ async def _siblings(
 
 async def measure(recipe: Recipe, questions: int) -> None:
     """Print both tables."""
-    data = load_data(recipe.data.model_copy(update={"limit": questions}), recipe.seed)
-    asked = [q for q in data.questions if q.answerable]
+    data = open_data(recipe, recipe.data.model_copy(update={"limit": questions}))
+    asked = data.questions
     async with engine_for(recipe.policy, recipe) as engine:
         environment = environment_for(recipe, engine, open_index(recipe, data.passages))
         rollouts = await asyncio.gather(
@@ -72,7 +72,7 @@ def _prefix(state: State, depth: int) -> State:
     return State(state.question, stage, state.steps[:depth])
 
 
-def _print_scores(questions: list[Question], ends: list[State]) -> None:
+def _print_scores(questions: Sequence[Question], ends: list[State]) -> None:
     rows: dict[str, list[tuple[float, float, int]]] = {}
     reasons = Counter(end.steps[-1].action.kind for end in ends)
     for question, end in zip(questions, ends, strict=True):

@@ -5,6 +5,7 @@ EM, F1 and cover-EM are means over answerable questions; everything else is over
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import fmean
 from typing import Literal
 
@@ -64,9 +65,11 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Rows and differences, the whole set first, then by source and by type."""
+    """Rows and differences, the whole set first, then by source and by type.
 
-    baseline: str
+    On the whole set every policy is compared with every one before it, elsewhere with the first.
+    """
+
     rows: tuple[Row, ...]
     differences: tuple[Difference, ...]
 
@@ -74,7 +77,6 @@ class Comparison:
 def compare(
     predictions: Mapping[str, Sequence[Prediction]],
     *,
-    baseline: str | None = None,
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Comparison:
@@ -82,26 +84,25 @@ def compare(
 
     Args:
         predictions: by policy, in the order of the table.
-        baseline: policy that the others are compared with; null takes the first.
         resamples: of each paired bootstrap.
         seed: of the bootstrap.
 
     Raises:
-        ValueError: no policy, or a baseline that is not among them.
+        ValueError: no policy.
     """
-    base = baseline if baseline is not None else next(iter(predictions), None)
-    if base is None or base not in predictions:
-        raise ValueError(f"no predictions of the baseline {base!r}; there are {[*predictions]}")
+    if not predictions:
+        raise ValueError("no policy to compare")
     rows: list[Row] = []
     differences: list[Difference] = []
     for stratum in _strata([p for own in predictions.values() for p in own]):
         here = {name: [p for p in own if p in stratum] for name, own in predictions.items()}
         rows += [_row(name, stratum.name, own) for name, own in here.items() if own]
-        for name, own in here.items():
-            if name != base:
-                found = _differences(name, base, stratum.name, own, here[base], resamples, seed)
-                differences += found
-    return Comparison(base, tuple(rows), tuple(differences))
+        for base, name in combinations(here, 2):
+            if stratum.name == EVERYTHING or base == next(iter(here)):
+                differences += _differences(
+                    name, base, stratum.name, here[name], here[base], resamples, seed
+                )
+    return Comparison(tuple(rows), tuple(differences))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ _ROW_HEAD = (
     "invalid", "forced", "refused",
 )  # fmt: skip
 _REFUSAL_HEAD = ("refusal precision", "refusal recall")
-_DIFFERENCE_HEAD = ("policy − baseline", "questions", "n", "EM [95 %]", "F1 [95 %]")
+_DIFFERENCE_HEAD = ("difference", "questions", "n", "EM [95 %]", "F1 [95 %]")
 _TEXT_COLUMNS = 2
 """Leading columns that hold names; the others are numbers."""
 
@@ -57,8 +57,9 @@ def _tables(comparison: Comparison) -> list[tuple[str, Cells, list[Cells]]]:
     head = _ROW_HEAD + (_REFUSAL_HEAD if refusal else ())
     tables = [("Policies (%)", head, [_row_cells(r, refusal) for r in comparison.rows])]
     if comparison.differences:
-        title = f"Differences to {comparison.baseline} (points)"
-        tables.append((title, _DIFFERENCE_HEAD, _difference_rows(comparison.differences)))
+        tables.append(
+            ("Differences (points)", _DIFFERENCE_HEAD, _difference_rows(comparison.differences))
+        )
     return tables
 
 
@@ -80,13 +81,14 @@ def _row_cells(row: Row, refusal: bool) -> Cells:
 
 
 def _difference_rows(differences: Sequence[Difference]) -> list[Cells]:
-    """One row a policy and stratum, with its metrics side by side."""
+    """One row a pair of policies and stratum, with its metrics side by side."""
     intervals: dict[tuple[str, str], dict[str, Interval]] = {}
     for d in differences:
-        intervals.setdefault((d.policy, d.stratum), {})[d.metric] = d.interval
+        name = f"{d.policy} − {d.baseline}"
+        intervals.setdefault((name, d.stratum), {})[d.metric] = d.interval
     return [
-        (policy, stratum, str(found["em"].n), _points(found["em"]), _points(found["f1"]))
-        for (policy, stratum), found in intervals.items()
+        (name, stratum, str(found["em"].n), _points(found["em"]), _points(found["f1"]))
+        for (name, stratum), found in intervals.items()
     ]
 
 

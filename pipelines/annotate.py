@@ -9,16 +9,15 @@ are replayed, and the same seed gives the same trees.
 """
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from agent.protocols import protocol_named
 from annotation.annotator import Annotated, Annotator, in_flight
 from annotation.evaluators import Evaluator, JudgeEvaluator, RolloutEvaluator
 from annotation.judge import Judge
 from annotation.rows import Provenance
 from engines.ledgered import LedgeredEngine
 from pipelines.assemble import (
-    answerable_by,
     environment_for,
     open_data,
     open_index,
@@ -44,13 +43,12 @@ def annotate(call: Invocation) -> Outcome:
     """Run the stage (see module)."""
     recipe = limited(call.recipe, call.limit)
     data = open_data(recipe)
-    questions = answerable_by(protocol_named(recipe.agent.protocol), data.questions)
-    announce(call, recipe, data, questions)
+    announce(call, recipe, data)
     if call.dry_run:
-        return Outcome({"questions": len(questions), "dry_run": True})
+        return Outcome({"questions": len(data.questions), "dry_run": True})
     retriever = open_index(recipe, data.passages)
     run = open_run(call.run, recipe, {"index_digest": retriever.digest, "data": data.notes})
-    return asyncio.run(_annotate(call, run, data, questions, retriever))
+    return asyncio.run(_annotate(call, run, data.questions, retriever))
 
 
 def limited(recipe: Recipe, limit: int | None) -> Recipe:
@@ -60,24 +58,21 @@ def limited(recipe: Recipe, limit: int | None) -> Recipe:
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"limit": limit})})
 
 
-def announce(call: Invocation, recipe: Recipe, data: Data, questions: list[Question]) -> None:
+def announce(call: Invocation, recipe: Recipe, data: Data) -> None:
     """Say what will happen before anything is paid for."""
     search = recipe.mcts
     call.say(
-        f"annotate: {len(questions)} questions over {len(data.passages):,} passages, "
+        f"annotate: {len(data.questions)} questions over {len(data.passages):,} passages, "
         f"{search.iterations} iterations, up to {search.max_children} children, "
         f"evaluator {search.evaluator}, estimator {recipe.estimator}"
     )
     call.say(f"policy {recipe.policy.engine}:{recipe.policy.model}; run folder {call.run}")
-    skipped = len(data.questions) - len(questions)
-    if skipped:
-        call.say(f"skipped: {skipped} unanswerable questions (the protocol cannot refuse)")
     for note, count in sorted(data.notes.items()):
         call.say(f"data: {note}: {count}")
 
 
 async def _annotate(
-    call: Invocation, run: Run, data: Data, questions: list[Question], retriever: Retriever
+    call: Invocation, run: Run, questions: Sequence[Question], retriever: Retriever
 ) -> Outcome:
     recipe = run.recipe
     progress = Progress("annotate", len(questions), grows=True)

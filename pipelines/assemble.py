@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from agent.environment import Environment
-from agent.protocol import AgentProtocol
 from agent.protocols import protocol_named
 from engines.ledgered import LedgeredEngine
 from engines.sampling import Completion, Engine, SampleRequest, Sampling
@@ -13,21 +12,21 @@ from engines.settings import ModelSettings
 from pipelines.config import Recipe
 from retrieval.interface import Retriever
 from sources.load import Data, load_data
+from sources.settings import DataSettings
 from storage.cache import cache_folder
 from storage.ledger import Ledger
-from storage.records import Passage, Question
+from storage.records import Passage
 
 OnCall = Callable[[SampleRequest, Completion, bool], None]
 
 
-def open_data(recipe: Recipe) -> Data:
-    """Questions and corpus of the recipe, checked."""
-    return load_data(recipe.data, recipe.seed)
+def open_data(recipe: Recipe, settings: DataSettings | None = None) -> Data:
+    """Questions and corpus of the recipe (or of `settings` in its place), checked.
 
-
-def answerable_by(protocol: AgentProtocol, questions: tuple[Question, ...]) -> list[Question]:
-    """The questions that the protocol can finish: without a way to refuse, answerable ones only."""
-    return [q for q in questions if q.answerable or protocol.can_refuse]
+    A protocol that cannot refuse is asked answerable questions only.
+    """
+    can_refuse = protocol_named(recipe.agent.protocol).can_refuse
+    return load_data(settings or recipe.data, recipe.seed, answerable_only=not can_refuse)
 
 
 def open_index(recipe: Recipe, passages: tuple[Passage, ...]) -> Retriever:

@@ -15,13 +15,13 @@ from evaluation.comparison import EVERYTHING, compare
 from evaluation.run import Evaluated
 from evaluation.run import evaluate as answer_all
 from evaluation.tables import render_markdown, render_table
-from pipelines.assemble import environment_for, open_index, opened, sampling_for
+from pipelines.assemble import environment_for, open_data, open_index, opened, sampling_for
 from pipelines.config import Recipe
 from pipelines.progress import Progress
 from pipelines.run import Run, open_run
 from pipelines.stage import Gate, Invocation, Outcome
 from retrieval.interface import Retriever
-from sources.load import Data, load_data
+from sources.load import Data
 from storage.atomic import atomic_write_json, atomic_write_text
 from storage.errors import ConfigError
 from storage.ledger import Ledger
@@ -93,7 +93,7 @@ def evaluation_data(recipe: Recipe, limit: int | None = None) -> Data:
         )
     else:
         update = {**wanted.model_dump(), "limit": wanted.limit or limit, "mix": ()}
-    return load_data(recipe.data.model_copy(update=update), recipe.seed)
+    return open_data(recipe, recipe.data.model_copy(update=update))
 
 
 def set_name(recipe: Recipe) -> str:

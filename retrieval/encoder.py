@@ -66,7 +66,7 @@ def require_dense_extra() -> None:
     if missing:
         raise ConfigError(
             f"dense retrieval needs {' and '.join(missing)}, not installed here: "
-            "run `make setup EXTRAS=dense`, or use retrieval.kind bm25"
+            "run `make setup EXTRAS=dense` or `pip install -e .[dense]`, or use retrieval.kind bm25"
         )
 
 

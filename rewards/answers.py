@@ -2,7 +2,7 @@
 
 Source: the evaluation scripts of SQuAD 1.1 and 2.0 (normalisation, multiset F1, the rule for
 empty answers) and of HotpotQA (the yes/no rule). Two additions: underscores become spaces, and
-containment never holds for yes/no golds.
+no text contains a yes/no gold.
 """
 
 import re
@@ -51,10 +51,13 @@ def f1(prediction: str, golds: Iterable[str], *, keep_articles: bool = False) ->
 def cover_em(prediction: str, golds: Iterable[str]) -> float:
     """1.0 if a gold's tokens stand in the prediction, side by side and in order, else 0.0.
 
-    Yes/no golds and golds without a token never count: any long text would contain them.
+    Yes/no golds and golds without a token count only where the prediction equals them: any long
+    text would contain them. So cover-EM is never below EM.
     """
-    predicted = normalise(prediction).split()
-    return float(any(_contains(predicted, normalise(gold)) for gold in golds))
+    predicted = normalise(prediction)
+    tokens = predicted.split()
+    normal = [normalise(gold) for gold in golds]
+    return float(any(predicted == gold or _contains(tokens, gold) for gold in normal))
 
 
 def supporting_recall(retrieved_ids: Iterable[str], supporting_ids: Sequence[str]) -> float | None:

@@ -41,19 +41,25 @@ class _Loaded:
     corpus: Corpus
 
 
-def load_data(settings: DataSettings, seed: int) -> Data:
+def load_data(settings: DataSettings, seed: int, *, answerable_only: bool = False) -> Data:
     """Reads everything that `settings` names.
 
     With `mix`, each of its sets is drawn on its own, and `settings.limit` caps the whole (the
     other fields of a single set do not apply). A limit takes the first questions by a hash of
     seed and id, so a smaller sample is part of a larger one and the file's order does not matter.
 
+    Args:
+        settings: sets, parts, limits and the corpus.
+        seed: of the sample, and of atlas's questions.
+        answerable_only: leave unanswerable questions out, before limits are applied.
+
     Raises:
         ConfigError: faults in the files (all of them, with file and line), no corpus, or no
             questions left.
     """
     notes: Notes = Counter()
-    loaded = _load_sets(settings, seed, notes)
+    reading = _Reading(settings, seed, answerable_only, notes)
+    loaded = _load_sets(reading)
     corpus = _corpus(settings, loaded)
     notes.update(corpus.counts)
     faults = Faults()
@@ -69,12 +75,22 @@ def load_data(settings: DataSettings, seed: int) -> Data:
     return Data(tuple(questions), corpus.passages, {name: n for name, n in notes.items() if n})
 
 
-def _load_sets(settings: DataSettings, seed: int, notes: Notes) -> list[_Loaded]:
+@dataclass(frozen=True)
+class _Reading:
+    """What every set is read with."""
+
+    settings: DataSettings
+    seed: int
+    answerable_only: bool
+    notes: Notes
+
+
+def _load_sets(reading: _Reading) -> list[_Loaded]:
     """All sets; what is wrong with any of them is raised together."""
     loaded, messages = [], []
-    for one in settings.mix or (settings,):
+    for one in reading.settings.mix or (reading.settings,):
         try:
-            loaded.append(_load_set(one, settings, seed, notes))
+            loaded.append(_load_set(one, reading))
         except ConfigError as error:
             messages.append(str(error))
     if messages:
@@ -82,26 +98,28 @@ def _load_sets(settings: DataSettings, seed: int, notes: Notes) -> list[_Loaded]
     return loaded
 
 
-def _load_set(one: SetSettings, settings: DataSettings, seed: int, notes: Notes) -> _Loaded:
-    found, own = _read(one, settings, seed)
-    notes[f"{one.source}: questions read"] += len(found.questions)
-    notes[f"{one.source}: questions folded, repeated word for word"] += found.repeated
-    return _Loaded(_drawn(one, found.questions, seed, notes), own)
+def _load_set(one: SetSettings, reading: _Reading) -> _Loaded:
+    found, own = _read(one, reading)
+    reading.notes[f"{one.source}: questions read"] += len(found.questions)
+    reading.notes[f"{one.source}: questions folded, repeated word for word"] += found.repeated
+    return _Loaded(_drawn(one, found.questions, reading), own)
 
 
 def _drawn(
-    one: SetSettings, questions: Iterable[PlacedQuestion], seed: int, notes: Notes
+    one: SetSettings, questions: Iterable[PlacedQuestion], reading: _Reading
 ) -> tuple[PlacedQuestion, ...]:
     """The questions of the wanted types and part, sampled to the limit."""
-    kept = []
+    kept, notes = [], reading.notes
     for placed in map(_with_part, questions):
         if one.types is not None and placed.question.type not in one.types:
             notes[f"{one.source}: questions dropped, of another type"] += 1
         elif one.split is not None and placed.question.split != one.split:
             notes[f"{one.source}: questions of another part"] += 1
+        elif reading.answerable_only and not placed.question.answerable:
+            notes[f"{one.source}: questions left out, unanswerable"] += 1
         else:
             kept.append(placed)
-    sampled = _sampled(kept, one.limit, seed)
+    sampled = _sampled(kept, one.limit, reading.seed)
     notes[f"{one.source}: questions left out by the limit"] += len(kept) - len(sampled)
     return sampled
 
@@ -196,22 +214,30 @@ def _listed(notes: Notes) -> str:
     return "; ".join(f"{name}: {count}" for name, count in notes.items() if count)
 
 
-def _read(one: SetSettings, settings: DataSettings, seed: int) -> tuple[QuestionSet, Corpus]:
+def _read(one: SetSettings, reading: _Reading) -> tuple[QuestionSet, Corpus]:
     """A set's questions (all of them) and its own passages."""
     if one.source == "atlas":
-        return _atlas(one, settings, seed)
+        return _atlas(one, reading)
     found = read_set(one.source, one.questions)
-    if settings.corpus is not None:
+    if reading.settings.corpus is not None:
         return found, Corpus((), {}, {})
     return found, corpus_of_paragraphs(
         (placed.place, placed.question) for placed in found.questions
     )
 
 
-def _atlas(one: SetSettings, settings: DataSettings, seed: int) -> tuple[QuestionSet, Corpus]:
+def _atlas(one: SetSettings, reading: _Reading) -> tuple[QuestionSet, Corpus]:
     from sources.atlas import build_corpus, build_questions
 
-    questions = build_questions(one.split, one.limit, seed, one.types, settings.cities)
+    settings = reading.settings
+    questions = build_questions(
+        one.split,
+        one.limit,
+        reading.seed,
+        one.types,
+        settings.cities,
+        answerable_only=reading.answerable_only,
+    )
     placed = tuple(PlacedQuestion(f"atlas: {question.id}", question) for question in questions)
     own = build_corpus(settings.cities) if settings.corpus is None else []
     return QuestionSet(placed, 0), Corpus(tuple(own), {}, {READ: len(own)})

@@ -44,7 +44,7 @@ class WarmStartSettings(OptimiserSettings):
 
     Attributes:
         base: what is trained: "packaged", or a model folder.
-        questions: how many questions of the warm part give traces.
+        questions: how many questions of the warm part are read; unanswerable ones give no trace.
         label_smoothing: softens the targets, so that sampled siblings still vary.
     """
 

@@ -24,6 +24,8 @@ def build_questions(
     seed: int = 0,
     types: tuple[str, ...] | None = None,
     cities: int | None = None,
+    *,
+    answerable_only: bool = False,
 ) -> list[Question]:
     """Questions of a part (null for all four parts), a balanced mixture of types.
 
@@ -35,16 +37,15 @@ def build_questions(
         seed: of the choice of places and wordings.
         types: single, bridge, comparison, compositional, unanswerable; null for all.
         cities: size of the corpus; questions name only cities that are in it.
+        answerable_only: the same questions in the same order, without the unanswerable ones.
     """
     kinds = [kind for kind in MIX if types is None or kind.rstrip("3") in types]
     if not kinds:
         return []
     parts: tuple[Part, ...] = (part,) if part else get_args(Part)
-    facts = load_facts(cities)
-    return [
-        question
-        for one in parts
-        for question in islice(
-            questions_of(facts, one, seed, kinds), limit if limit is not None else DEFAULT_PER_PART
-        )
-    ]
+    facts, wanted = load_facts(cities), DEFAULT_PER_PART if limit is None else limit
+    found: list[Question] = []
+    for one in parts:
+        asked = questions_of(facts, one, seed, kinds)
+        found += islice((q for q in asked if q.answerable or not answerable_only), wanted)
+    return found

@@ -81,10 +81,25 @@ def test_differences_are_paired_by_question() -> None:
 
 def test_the_same_predictions_differ_by_nothing() -> None:
     own = [row(str(i), "p", float(i % 3 == 0)) for i in range(12)]
-    found = compare({"a": own, "b": own}, baseline="b", resamples=100)
+    found = compare({"a": own, "b": own}, resamples=100)
     assert {(d.policy, d.interval.low, d.interval.high) for d in found.differences} == {
-        ("a", 0.0, 0.0)
+        ("b", 0.0, 0.0)
     }
+
+
+def test_every_policy_is_compared_with_every_one_before_it() -> None:
+    own = [row("1", "p", 1.0, type="bridge"), row("2", "p", 0.0, type="single")]
+    found = compare(dict.fromkeys(("base", "warm", "dpo"), own), resamples=100)
+    compared = [(d.policy, d.baseline, d.stratum) for d in found.differences if d.metric == "em"]
+    assert compared == [
+        ("warm", "base", "all"),
+        ("dpo", "base", "all"),
+        ("dpo", "warm", "all"),
+        ("warm", "base", "type bridge"),
+        ("dpo", "base", "type bridge"),
+        ("warm", "base", "type single"),
+        ("dpo", "base", "type single"),
+    ]
 
 
 def test_strata_by_source_and_type() -> None:
@@ -108,9 +123,9 @@ def test_strata_by_source_and_type() -> None:
     assert "source nq" not in {d.stratum for d in found.differences}
 
 
-def test_an_unknown_baseline_is_refused() -> None:
-    with pytest.raises(ValueError, match="nobody"):
-        compare({"p": [row("a", "p", 1.0)]}, baseline="nobody")
+def test_nothing_to_compare_is_refused() -> None:
+    with pytest.raises(ValueError, match="no policy"):
+        compare({})
 
 
 def test_print() -> None:
@@ -120,7 +135,7 @@ def test_print() -> None:
     found = compare({"base": base, name: own}, resamples=100)
     markdown = render_markdown(found)
     assert "| base | all | 2 | 50.0 | 50.0 | 50.0 | 50.0 | 3.0 |" in markdown
-    assert "| evil[bold]\\| [31m | all | 2 | +50.0 [0.0, +100.0] |" in markdown
+    assert "| evil[bold]\\| [31m − base | all | 2 | +50.0 [0.0, +100.0] |" in markdown
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(render_table(found))
     text = console.export_text()

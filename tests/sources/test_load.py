@@ -189,3 +189,14 @@ def test_the_real_mix() -> None:
     known = {passage.id for passage in data.passages}
     for question in data.questions:
         assert question.supporting_ids and known.issuperset(question.supporting_ids)
+
+
+def test_a_limit_counts_the_questions_that_can_be_answered() -> None:
+    settings = DataSettings(limit=30, cities=500)
+    everything = load_data(settings, 0).questions
+    answerable = load_data(settings, 0, answerable_only=True)
+    assert len(answerable.questions) == 30
+    assert all(question.answerable for question in answerable.questions)
+    kept = [question.id for question in everything if question.answerable]
+    assert len(kept) < 30
+    assert set(kept) < {question.id for question in answerable.questions}
