@@ -1,0 +1,115 @@
+"""What are a judge's scores worth? Unscored share, and correlation with the answers' F1.
+
+    branchwise annotate --config configs/reasonrag.yaml --run datasets/reasonrag
+    python -m benchmarks.judge_agreement --run datasets/reasonrag
+
+Every judged node of the run is held against the mean F1 of the answers that its tree later gave
+below it. Correlations (Pearson, Spearman) come with the 95 % interval of a bootstrap over
+questions, because nodes of one question are not independent.
+"""
+
+import argparse
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+from scipy.stats import pearsonr, spearmanr
+
+from annotation.verdict import read_score
+from pipelines.relabel import trees_of
+from storage.errors import JudgeError
+from storage.parts import read_parts
+from storage.records import TreeNode
+from storage.schemas import table_to_records
+
+RESAMPLES = 2_000
+Points = list[tuple[float, float]]
+"""(judge's score, mean F1 below) of the nodes of one question."""
+
+
+def answers_below(tree: Sequence[TreeNode]) -> dict[int, list[float]]:
+    """F1 of the answers at and below every node."""
+    parents = {node.node_id: node.parent_id for node in tree}
+    below: dict[int, list[float]] = defaultdict(list)
+    for node in tree:
+        if node.f1 is None:
+            continue
+        at = node.node_id
+        while at in parents:
+            below[at].append(node.f1)
+            at = parents[at]
+    return below
+
+
+def reason(node: TreeNode) -> str:
+    """Why the judge's reply gave no score."""
+    try:
+        read_score(node.judge_text or "", "stop")
+    except JudgeError as error:
+        return str(error)
+    return "cut or refused"
+
+
+def correlation(points: Points, *, ranked: bool) -> float:
+    """Pearson's, or with `ranked` Spearman's; NaN where one side never varies."""
+    scores, worth = zip(*points, strict=True)
+    if len(set(scores)) == 1 or len(set(worth)) == 1:
+        return float("nan")
+    return float((spearmanr if ranked else pearsonr)(scores, worth).statistic)
+
+
+def interval(questions: Sequence[Points], *, ranked: bool) -> tuple[float, float]:
+    """95 % bootstrap interval over questions."""
+    draw = np.random.default_rng(0)
+    found = []
+    for _ in range(RESAMPLES):
+        chosen = draw.integers(len(questions), size=len(questions))
+        value = correlation([p for i in chosen for p in questions[i]], ranked=ranked)
+        if not np.isnan(value):
+            found.append(value)
+    if not found:
+        return float("nan"), float("nan")
+    low, high = np.percentile(found, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def judged(nodes: Iterable[TreeNode]) -> list[TreeNode]:
+    return [node for node in nodes if node.judge_text is not None]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--run", type=Path, default=Path("datasets/reasonrag"))
+    options = parser.parse_args()
+    nodes = table_to_records(read_parts(options.run, "trees"), TreeNode)
+    asked = judged(nodes)
+    unscored = Counter(reason(node) for node in asked if node.judge_score is None)
+    print(f"judged nodes: {len(asked)}, unscored {unscored.total() / max(len(asked), 1):.1%}")
+    for why, count in unscored.most_common():
+        print(f"  {why}: {count}")
+    used = Counter(node.judge_score for node in asked if node.judge_score is not None)
+    print(f"scores: {', '.join(f'{score:g} × {n}' for score, n in used.most_common(8))}")
+    questions: list[Points] = []
+    for tree in trees_of(nodes):
+        below = answers_below(tree)
+        points = [
+            (node.judge_score, fmean(below[node.node_id]))
+            for node in judged(tree)
+            if node.judge_score is not None and below[node.node_id]
+        ]
+        if points:
+            questions.append(points)
+    points = [point for own in questions for point in own]
+    if not points:
+        print("no scored node has an answer below it: nothing to correlate")
+        return
+    print(f"scored nodes with an answer below: {len(points)}, of {len(questions)} questions")
+    for name, ranked in (("Pearson", False), ("Spearman", True)):
+        low, high = interval(questions, ranked=ranked)
+        print(f"{name}: {correlation(points, ranked=ranked):+.3f} [{low:+.3f}, {high:+.3f}]")
+
+
+if __name__ == "__main__":
+    main()
