@@ -8,6 +8,7 @@ run folder; calls are in a ledger, so an interrupted evaluation continues.
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,13 +23,14 @@ from pipelines.run import Run, open_run
 from pipelines.stage import Gate, Invocation, Outcome
 from retrieval.interface import Retriever
 from sources.load import Data
+from sources.parts import folded_question
 from storage.atomic import atomic_write_json, atomic_write_text
 from storage.errors import ConfigError
 from storage.ledger import Ledger
 from storage.manifest import add_parts
-from storage.parts import write_part
-from storage.records import Failure, Prediction
-from storage.schemas import rows_to_table, schema_of
+from storage.parts import read_parts, write_part
+from storage.records import Failure, Prediction, Question
+from storage.schemas import rows_to_table, schema_of, table_to_records
 
 
 def evaluate(call: Invocation) -> Outcome:
@@ -42,6 +44,7 @@ def evaluate(call: Invocation) -> Outcome:
     )
     if call.dry_run:
         return Outcome({"questions": len(data.questions), "dry_run": True})
+    refuse_overlap(call.run, data.questions)
     retriever = open_index(recipe, data.passages)
     run = evaluated_run(call, retriever)
     predictions: dict[str, list[Prediction]] = {}
@@ -62,6 +65,26 @@ def evaluated_run(call: Invocation, retriever: Retriever) -> Run:
     if (call.run / "config.yaml").exists():
         return Run(call.run, call.recipe)
     return open_run(call.run, call.recipe, {"index_digest": retriever.digest})
+
+
+def refuse_overlap(run: Path, asked: Sequence[Question]) -> None:
+    """Questions that the run was annotated with, and so trained on, are no test.
+
+    Raises:
+        ConfigError: some are asked again, by id or by text.
+    """
+    if not run.is_dir():
+        return
+    grown = table_to_records(read_parts(run, "questions"), Question)
+    ids = {(q.source, q.id) for q in grown}
+    texts = {folded_question(q.question) for q in grown}
+    seen = [q for q in asked if (q.source, q.id) in ids or folded_question(q.question) in texts]
+    if seen:
+        raise ConfigError(
+            f"{len(seen)} of {len(asked)} evaluation questions are questions that {run} was "
+            f"annotated with, such as {seen[0].question!r}: draw data.split and the evaluation's "
+            "set from different parts"
+        )
 
 
 def policies_of(recipe: Recipe, run: Path) -> dict[str, str]:

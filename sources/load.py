@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sources.corpus import READ, Corpus, corpus_of_paragraphs, load_corpus, unite
 from sources.files import Faults
 from sources.gold import resolve_gold
-from sources.parts import part_of
+from sources.parts import folded_question, part_of
 from sources.readers import PlacedQuestion, QuestionSet, fold, read_set
 from sources.settings import DataSettings, SetSettings
 from storage.errors import ConfigError
@@ -128,13 +128,8 @@ def _with_part(placed: PlacedQuestion) -> PlacedQuestion:
     question = placed.question
     if question.split is not None:
         return placed
-    part = part_of(_folded(question.question))
+    part = part_of(folded_question(question.question))
     return PlacedQuestion(placed.place, question.model_copy(update={"split": part}))
-
-
-def _folded(text: str) -> str:
-    """Case and spacing folded: questions that read alike lie in one part, whatever their ids."""
-    return " ".join(text.casefold().split())
 
 
 def _sampled(

@@ -14,6 +14,11 @@ def hashed(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
 
 
+def folded_question(text: str) -> str:
+    """Case and spacing folded: questions that read alike are one question, whatever their ids."""
+    return " ".join(text.casefold().split())
+
+
 def part_of(key: str) -> Part:
     """The part of a key: warm 30 %, train 25 %, dev 15 %, test 30 %."""
     place = hashed("part", key) % 100

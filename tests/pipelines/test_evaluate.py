@@ -31,9 +31,13 @@ def config(tmp_path: Path, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPat
     return recipe(tmp_path, endpoint.base_url, evaluation=evaluation)
 
 
-def evaluated(config: Path, run: Path, *more: str) -> int:
-    arguments = ["eval", "--config", str(config), "--run", str(run), *more]
+def branchwise(stage: str, config: Path, run: Path, *more: str) -> int:
+    arguments = [stage, "--config", str(config), "--run", str(run), *more]
     return run_stage(parser().parse_args(arguments))
+
+
+def evaluated(config: Path, run: Path, *more: str) -> int:
+    return branchwise("eval", config, run, *more)
 
 
 def predictions(run: Path, name: str) -> list[Prediction]:
@@ -74,3 +78,17 @@ def test_a_limit_stops_it_and_the_rest_continues(
     for name in POLICIES:
         told = [(row.prediction, row.steps) for row in predictions(parts, name)]
         assert told == [(row.prediction, row.steps) for row in predictions(whole, name)]
+
+
+def test_questions_that_trees_were_grown_for_are_no_test(
+    tmp_path: Path,
+    config: Path,
+    endpoint: FakeEndpoint,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "run"
+    assert branchwise("annotate", config, run, "--limit", "2") == 0
+    made = len(endpoint.requests)
+    assert evaluated(config, run) == 2
+    assert "2 of 6 evaluation questions" in capsys.readouterr().out
+    assert len(endpoint.requests) == made
