@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument("--config", type=Path, default=Path("configs/atlas.yaml"), metavar="FILE")
         one.add_argument("--run", type=Path, metavar="DIR", help="default: datasets/<name>")
         one.add_argument("--set", action="append", default=[], metavar="a.b=c", dest="overrides")
-        one.add_argument("--resume", action="store_true", help="continue from a checkpoint")
+        one.add_argument("--resume", action="store_true", help="never start a training anew")
         one.add_argument("--dry-run", action="store_true", help="say what would happen")
         one.add_argument("--limit", type=int, metavar="N", help="at most N questions")
         one.add_argument("--json", action="store_true", help="totals as JSON on the last line")

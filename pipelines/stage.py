@@ -38,7 +38,7 @@ class Invocation:
     Attributes:
         recipe: the resolved recipe.
         run: the run folder, `datasets/<name>`.
-        resume: continue an unfinished training (annotation always continues).
+        resume: never replace another training's checkpoints (every stage continues its own).
         dry_run: say what would happen and stop.
         limit: at most this many questions; overrides the recipe.
         console: where a person reads.

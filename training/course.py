@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from engines.weights import load_policy, policy_digest, policy_files
+from storage.errors import StorageError
 from training.arguments import quiet, shared_arguments
 from training.chain import copy_chain, refuse_own_start, save_adapter
 from training.checkpoints import forget_checkpoints, latest_checkpoint
-from training.curves import METRICS, Say, curves, read_metrics
+from training.curves import Say, curves, read_metrics
 from training.lengths import within
 from training.report import TrainingReport, write_training_record
 from training.settings import OptimiserSettings
@@ -34,7 +35,8 @@ class Course:
         start: "packaged" or a model folder.
         target: gets `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
         seed: of initialisation and order.
-        resume: continue from this target's latest checkpoint, if there is one.
+        resume: what the target holds has to be of this training. Without it, another training's
+            checkpoints are replaced; this one's are continued from either way.
         say: told what a waiting person wants to know.
     """
 
@@ -87,7 +89,7 @@ class Course:
             lengths: how long they are, in words.
 
         Raises:
-            StorageError: the checkpoint to resume from is not this training's own.
+            StorageError: with `resume`, the target's checkpoints are not this training's own.
         """
         from transformers import PrinterCallback
 
@@ -115,12 +117,19 @@ class Course:
         return report
 
     def _resume_point(self, run: str) -> Path | None:
-        """The checkpoint to continue from; a fresh start forgets earlier ones and their curve."""
-        if self.resume:
-            return latest_checkpoint(self.checkpoints, run)
-        forget_checkpoints(self.checkpoints)
-        (self.target / METRICS).unlink(missing_ok=True)
-        return None
+        """The checkpoint to continue from; another training's are forgotten, with their curve."""
+        try:
+            checkpoint = latest_checkpoint(self.checkpoints, run)
+        except StorageError as error:
+            if self.resume:
+                raise
+            self.say(f"{self.kind}: from the start ({error})")
+            checkpoint = None
+        if checkpoint:
+            self.say(f"{self.kind}: continues from {checkpoint}")
+        else:
+            forget_checkpoints(self.checkpoints)
+        return checkpoint
 
     def _fingerprint(self, examples: Sequence[Sized]) -> str:
         """Hash of everything that decides how this training goes (32 hex digits)."""

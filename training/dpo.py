@@ -48,12 +48,12 @@ def train_dpo(
         start: "packaged" or a model folder: the policy that the pairs were drawn from.
         target: gets `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
         seed: of initialisation and order.
-        resume: continue from this target's latest checkpoint.
+        resume: refuse to replace another training's checkpoints; see `Course`.
         say: told how long the pairs are, before training.
 
     Raises:
         ConfigError: no pairs, or too many do not fit into `max_length`.
-        StorageError: the checkpoint to resume from is not this run's own.
+        StorageError: with `resume`, the target's checkpoints are not this training's own.
     """
     if not pairs:
         raise ConfigError("there is no pair to train on")

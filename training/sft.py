@@ -38,13 +38,13 @@ def train_on_steps(
         start: "packaged" or a model folder.
         target: gets `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
         seed: of initialisation and order.
-        resume: continue from this target's latest checkpoint.
+        resume: refuse to replace another training's checkpoints; see `Course`.
         label_smoothing: share of the probability spread over all tokens, in [0, 1).
         say: told how it goes.
 
     Raises:
         ConfigError: too many examples do not fit, or there are none.
-        StorageError: the checkpoint to resume from is not this training's own.
+        StorageError: with `resume`, the target's checkpoints are not this training's own.
     """
     course = Course(kind, settings, start, target, seed, resume, say)
     model, tokenizer = course.load_start()

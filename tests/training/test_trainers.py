@@ -124,12 +124,15 @@ def test_a_resumed_training_is_the_uninterrupted_one(
         with pytest.raises(KeyboardInterrupt):
             warm_start(steps(8), settings, target=killed, seed=0)
     assert [line["step"] for line in read_metrics(killed)] == [1, 2, 3]
-    report = warm_start(steps(8), settings, target=killed, seed=0, resume=True)
+    report = warm_start(steps(8), settings, target=killed, seed=0)
     assert report.steps == 6
     seen = [(line["step"], line["loss"], line["lr"]) for line in read_metrics(killed)]
     assert seen == [(line["step"], line["loss"], line["lr"]) for line in read_metrics(whole)]
     adapter = "adapter/adapter_model.safetensors"
     assert (killed / adapter).read_bytes() == (whole / adapter).read_bytes()
+    curve = (killed / "metrics.jsonl").read_text()
+    warm_start(steps(8), settings, target=killed, seed=0)  # done before: not a step more
+    assert (killed / "metrics.jsonl").read_text() == curve
     _refuses_to_resume_what_is_not_its_own(settings, killed)
 
 
@@ -158,6 +161,8 @@ def _refuses_to_resume_what_is_not_its_own(settings: WarmStartSettings, target: 
     (newest / "optimizer.pt").write_bytes(b"a pickle from elsewhere")
     with pytest.raises(StorageError, match="not as this run wrote it"):
         warm_start(steps(8), settings, target=target, seed=0, resume=True)
+    warm_start(steps(8), settings, target=target, seed=0)
+    assert len(read_metrics(target)) == 6, "without `resume` it starts anew, with a curve anew"
 
 
 def test_examples_that_do_not_fit_are_counted_or_refused(base: str, tmp_path: Path) -> None:
