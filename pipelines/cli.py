@@ -23,8 +23,9 @@ QUIET = {
     "DO_NOT_TRACK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "TOKENIZERS_PARALLELISM": "false",
+    "TQDM_DISABLE": "1",
 }
-"""Set before any import that might phone home."""
+"""Set before any import that might phone home, or draw progress bars of a second's work."""
 
 PIPED_WIDTH = 200
 """Columns where nobody's window sets them: in a file or a pipe a cut table is lost."""
