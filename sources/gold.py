@@ -1,7 +1,8 @@
 """Gold documents D*: which passages of the corpus a question needs.
 
 Ids of the paragraphs marked supporting, as far as the corpus holds them; else passages with a
-supporting title that contain a gold answer, or failing that all with that title; else unknown.
+supporting title that contain a gold answer as whole words (yes and no prove nothing), or failing
+that all with that title; else unknown.
 (Titles are ambiguous in MuSiQue, partly absent in PopQA, unknown in Bamboogle and NQ.)
 """
 
@@ -9,6 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from storage.records import Passage, Question
+from storage.text import holds_phrase
+
+CLOSED_ANSWERS = {"yes", "no"}
 
 
 def resolve_gold(
@@ -59,6 +63,6 @@ def _gold(
 
 def _titled(candidates: Sequence[Passage], answers: Sequence[str]) -> list[str]:
     """Passages of one title that contain a gold answer, or all of them."""
-    golds = [answer.lower() for answer in answers]
-    holding = [p.id for p in candidates if any(gold in p.text.lower() for gold in golds)]
+    golds = [answer for answer in answers if answer.strip().lower() not in CLOSED_ANSWERS]
+    holding = [p.id for p in candidates if any(holds_phrase(p.text, gold) for gold in golds)]
     return holding or [p.id for p in candidates]

@@ -13,9 +13,20 @@ class MusiqueParagraph(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
+    idx: int | None = None
     title: str
     paragraph_text: str
     is_supporting: bool = False
+
+
+class SubQuestion(BaseModel):
+    """A step of `question_decomposition`; `#1` in its question stands for the first answer."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    question: str = ""
+    answer: str = ""
+    paragraph_support_idx: int | None = None
 
 
 class MusiqueRow(Row):
@@ -34,14 +45,14 @@ class MusiqueRow(Row):
     answer_aliases: Answers = Field(default_factory=list)
     answerable: bool = True
     paragraphs: list[MusiqueParagraph] = Field(default_factory=list)
-    question_decomposition: list[dict[str, Any]] = Field(default_factory=list)
+    question_decomposition: list[SubQuestion] = Field(default_factory=list)
 
     @classmethod
     def recognises(cls, raw: dict[str, Any]) -> bool:
         return "question_decomposition" in raw or "answer_aliases" in raw
 
     def to_question(self, source: str) -> Question:
-        extra = {**self.others(), "question_decomposition": self.question_decomposition}
+        extra = {**self.others(), "decomposition": self._decomposition()}
         answers = [self.answer, *self.answer_aliases]
         if not self.answerable:
             extra["answer"] = self.answer
@@ -61,6 +72,20 @@ class MusiqueRow(Row):
             ),
             extra=extra,
         )
+
+    def _decomposition(self) -> list[dict[str, Any]]:
+        """Sub-questions in order, each with the title of the paragraph that answers it."""
+        titles = {
+            place if p.idx is None else p.idx: p.title for place, p in enumerate(self.paragraphs)
+        }
+        return [
+            {
+                "question": step.question,
+                "answer": step.answer,
+                "support_title": titles.get(step.paragraph_support_idx),
+            }
+            for step in self.question_decomposition
+        ]
 
     def _hops(self, kind: str | None) -> int | None:
         if self.question_decomposition:

@@ -1,4 +1,4 @@
-"""Text that every format can hold: UTF-8 has no lone surrogates, Arrow and SQLite refuse them."""
+"""Text: what every format can hold (no lone surrogates), its hash, and phrases in it."""
 
 import hashlib
 import re
@@ -20,6 +20,13 @@ def digest_of(*parts: str) -> str:
     """Hash of the parts in their order (24 hex digits); ids of trees and pairs are made of it."""
     joined = "\x1f".join(parts).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(joined, digest_size=12).hexdigest()
+
+
+def holds_phrase(text: str, phrase: str) -> bool:
+    """Whether `text` holds `phrase` as whole words, in any case ("no" is not in "north")."""
+    if not phrase.strip():
+        return False
+    return re.search(rf"(?<!\w){re.escape(phrase.strip())}(?!\w)", text, re.IGNORECASE) is not None
 
 
 def storable_values(value: Any) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from storage.records import Passage, Question
+from storage.text import holds_phrase
 
 MAX_EVIDENCE_CHARS = 280
 """Longest evidence that a trace copies; the protocol's form allows 300 characters."""
@@ -95,14 +96,7 @@ def _is_named(question: Question, passage: Passage) -> int:
 
 
 def _holds_answer(question: Question, passage: Passage) -> int:
-    return int(any(_contains(passage.text, answer) for answer in question.answers))
-
-
-def _contains(text: str, phrase: str) -> bool:
-    """Whether `text` holds `phrase` as whole words ("no" is not in "north")."""
-    if not phrase.strip():
-        return False
-    return re.search(rf"(?<!\w){re.escape(phrase.strip())}(?!\w)", text, re.IGNORECASE) is not None
+    return int(any(holds_phrase(passage.text, answer) for answer in question.answers))
 
 
 def _bare_title(title: str) -> str:
@@ -146,8 +140,8 @@ def best_sentence(question: Question, passage: Passage, later: Sequence[Passage]
     def score(sentence: str) -> float:
         words = {w.lower() for w in _WORD.findall(sentence)} - _STOP_WORDS
         shared = len(words & asked)
-        answer = any(_contains(sentence, a) for a in question.answers)
-        link = any(_contains(sentence, title) for title in links)
+        answer = any(holds_phrase(sentence, a) for a in question.answers)
+        link = any(holds_phrase(sentence, title) for title in links)
         return shared + _ANSWER_WEIGHT * (answer and not later) + _NEXT_TITLE_WEIGHT * link
 
     sentences = _SENTENCE_END.split(" ".join(passage.text.split()))

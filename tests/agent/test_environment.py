@@ -111,28 +111,3 @@ async def test_a_completion_cut_at_the_token_limit_is_invalid() -> None:
     assert move.step.action.kind == "invalid"
     assert move.state.terminal
     assert move.state.answer is None
-
-
-async def test_no_gold_field_reaches_a_prompt() -> None:
-    """A canary in every gold field; a state holds only the question's text."""
-    from storage.records import Paragraph, Question
-
-    canary = "CANARY-7f3a"
-    question = Question(
-        id="q",
-        source="s",
-        question="Where is Paris?",
-        answers=(canary,),
-        type=canary,
-        supporting_titles=(canary,),
-        supporting_ids=(canary,),
-        paragraphs=(Paragraph(title=canary, text=canary, is_supporting=True),),
-        extra={"hops": canary},
-    )
-    engine = ScriptedEngine(by_stage)
-    await world(engine).trajectory(
-        State(question.question), Sampling(), question_id=question.id, path="r"
-    )
-    assert len(engine.asked) == 3
-    for request in engine.asked:
-        assert all(canary not in message.content for message in request.messages)

@@ -122,12 +122,19 @@ def test_musique_full_keeps_both_of_a_pair(tmp_path: Path) -> None:
             {"idx": 0, "title": "N", "paragraph_text": "n", "is_supporting": True},
             {"idx": 1, "title": "M", "paragraph_text": "m", "is_supporting": False},
         ],
-        "question_decomposition": [{"id": 1}, {"id": 2}, {"id": 3}],
+        "question_decomposition": [
+            {"id": 1, "question": "A?", "answer": "a", "paragraph_support_idx": 0},
+            {"id": 2, "question": "#1's b?", "answer": "b", "paragraph_support_idx": 1},
+            {"id": 3, "question": "#2's c?", "answer": "Oslo", "paragraph_support_idx": None},
+        ],
     }
     path = write(tmp_path / "musique.jsonl", row, {**row, "answerable": False})
     with_it, without = [placed.question for placed in read_set("musique", path).questions]
     assert with_it.answers == ("Oslo", "Christiania")
     assert (with_it.type, with_it.hops, with_it.supporting_titles) == ("3hop1", 3, ("N",))
+    steps = with_it.extra["decomposition"]
+    assert [step["support_title"] for step in steps] == ["N", "M", None]
+    assert steps[1] == {"question": "#1's b?", "answer": "b", "support_title": "M"}
     assert (without.answerable, without.answers, without.extra["answer"]) == (False, (), "Oslo")
     assert without.id != with_it.id
 

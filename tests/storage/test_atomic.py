@@ -10,7 +10,6 @@ import pytest
 
 from storage.atomic import atomic_path, atomic_write_bytes, atomic_write_json, atomic_write_text
 from storage.errors import StorageError
-from storage.names import file_name
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -84,10 +83,3 @@ def test_a_refused_write_names_the_path(tmp_path: Path) -> None:
         temporary.symlink_to("/dev/full")
         temporary.write_bytes(b"x")
     assert not full.exists()
-
-
-def test_ids_become_harmless_names() -> None:
-    ids = ["../../etc/passwd", "a/b", "A/b", "%2e", " ", "", "x" * 5000, "\ud800", "Ä", "a\0"]
-    names = [file_name(identity) for identity in ids]
-    assert len(set(names)) == len(ids)
-    assert all(name.isalnum() and name == name.lower() and len(name) == 32 for name in names)

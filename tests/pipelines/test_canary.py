@@ -1,0 +1,62 @@
+"""Nothing that a question knows of its answer reaches a policy, in any stage."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from little_world import QUESTIONS, policy, recipe
+from loopback import serving
+
+from pipelines.cli import parser, run_stage
+from storage.parts import read_parts
+from storage.records import Pair
+from storage.schemas import table_to_records
+
+CANARY = "CANARY-7f3a"
+
+
+def marked(row: dict[str, Any]) -> dict[str, Any]:
+    """The question with a canary in every field but its id and its text."""
+    paragraph = {"id": CANARY, "title": CANARY, "text": CANARY, "is_supporting": True}
+    return {
+        **row,
+        "answers": [*row["answers"], CANARY],
+        "type": CANARY,
+        "supporting_titles": [CANARY],
+        "supporting_ids": [CANARY],
+        "paragraphs": [paragraph],
+        "extra": {"decomposition": CANARY},
+    }
+
+
+def test_no_gold_field_reaches_a_policy_or_a_pair(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+    run = tmp_path / "run"
+    with serving(policy) as endpoint:
+        asked_of = {"source": "jsonl", "questions": str(tmp_path / "questions.jsonl")}
+        evaluation = {"policies": {"served": "policy"}, "set": {**asked_of, "split": None}}
+        config = recipe(tmp_path, endpoint.base_url, evaluation=evaluation)
+        lines = "".join(json.dumps(marked(row)) + "\n" for row in QUESTIONS)
+        (tmp_path / "questions.jsonl").write_text(lines)
+        _stage("annotate", config, run)
+        trained = _pairs(run, "pairs")
+        _stage("relabel", config, run, "--label", "again", "--set", "spre.alpha=0.8")
+        before = len(endpoint.requests)
+        _stage("eval", config, tmp_path / "evaluated")
+        assert len(endpoint.requests) > before > 0
+        asked = json.dumps(endpoint.requests)
+    assert trained
+    assert CANARY not in asked
+    for pair in (*trained, *_pairs(run, "relabelled/again/pairs")):
+        seen = [*pair.prompt, *pair.chosen, *pair.rejected]
+        assert all(CANARY not in message.content for message in seen)
+
+
+def _stage(name: str, config: Path, run: Path, *more: str) -> None:
+    arguments = [name, "--config", str(config), "--run", str(run), *more]
+    assert run_stage(parser().parse_args(arguments)) == 0
+
+
+def _pairs(run: Path, table: str) -> list[Pair]:
+    return table_to_records(read_parts(run, table), Pair)
