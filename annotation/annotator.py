@@ -6,7 +6,7 @@ that fails becomes a `Failure`; only an error that would fail every question end
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -20,7 +20,13 @@ from engines.sampling import Sampling, Usage
 from mcts import SearchSettings
 from rewards.settings import Estimator, SpreSettings
 from rewards.spre import label_tree
-from storage.errors import EndpointError, JudgeError, RetrievalError
+from storage.errors import (
+    BranchwiseError,
+    BudgetExceeded,
+    EndpointError,
+    JudgeError,
+    RetrievalError,
+)
 from storage.records import Failure, Pair, Question, TreeNode
 
 
@@ -54,7 +60,12 @@ class Annotator:
     provenance: Provenance
 
     async def annotate(self, question: Question) -> Annotated:
-        """Grow, label and pair one question; a fault of this question alone is a `Failure`."""
+        """Grow, label and pair one question; a fault of this question alone is a `Failure`.
+
+        Raises:
+            EndpointError: a fatal one.
+            BudgetExceeded: a limit allows no further call; the question stays owed.
+        """
         try:
             return await self._annotate(question)
         except (EndpointError, RetrievalError, JudgeError) as error:
@@ -84,12 +95,13 @@ class Annotator:
         )
 
 
-def failure_of(question_id: str, stage: str, error: Exception) -> Failure:
+def failure_of(question_id: str, stage: str, error: BranchwiseError) -> Failure:
     """The row of a question that could not be finished."""
     return Failure(
         question_id=question_id,
         stage=stage,
         kind=type(error).__name__,
+        attempts=error.attempts,
         detail=str(error)[:500],
         at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
@@ -99,10 +111,12 @@ async def in_flight(
     questions: Iterable[Question],
     work: Callable[[Question], Awaitable[Annotated]],
     limit: int,
-) -> AsyncIterator[Annotated]:
+) -> AsyncGenerator[Annotated, None]:
     """Run `work` over the questions, at most `limit` at a time; results as they finish.
 
-    An exception from one question cancels the others and is raised.
+    A question that a limit stopped gives no result and leaves the others alone, so that their
+    calls under way are stored. Any other exception is raised once the results that came with it
+    are given; the questions still running are cancelled.
     """
     waiting = iter(questions)
     running: set[asyncio.Task[Annotated]] = set()
@@ -113,8 +127,14 @@ async def in_flight(
             if not running:
                 return
             done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            # All looked at before anything is given: asyncio complains of an error unseen.
+            errors = [error for task in done if (error := task.exception()) is not None]
             for task in done:
-                yield task.result()
+                if task.exception() is None:
+                    yield task.result()
+            for error in errors:
+                if not isinstance(error, BudgetExceeded):
+                    raise error
     finally:
         for task in running:
             task.cancel()

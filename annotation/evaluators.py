@@ -16,6 +16,7 @@ from engines.sampling import Sampling, Usage
 from rewards.answers import exact_match, f1
 from rewards.settings import SpreSettings
 from rewards.spre import trajectory_digest
+from storage.errors import BudgetExceeded
 from storage.records import Question, Rollout
 
 
@@ -63,24 +64,36 @@ class RolloutEvaluator:
     spre: SpreSettings
 
     async def evaluate(self, question: Question, state: State, path: str) -> NodeFacts:
-        trajectories = await asyncio.gather(
-            *(
-                self.environment.trajectory(
-                    state,
-                    self.sampling,
-                    question_id=question.id,
-                    path=f"rollout/{path}",
-                    draw=draw,
-                )
-                for draw in range(self.spre.rollouts)
-            )
-        )
+        trajectories = await self._trajectories(question, state, path)
         rollouts = [self._rollout(question, t, draw) for draw, t in enumerate(trajectories)]
         return NodeFacts(
             value=fmean(self._worth(question, t) for t in trajectories),
             rollouts=tuple(rollouts),
             usage=sum((t.usage for t in trajectories), Usage()),
         )
+
+    async def _trajectories(self, question: Question, state: State, path: str) -> list[Trajectory]:
+        """All draws; one that fails ends the others, which would pay for nothing."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._drawn(question, state, path, draw))
+                    for draw in range(self.spre.rollouts)
+                ]
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return [_finished(task.result()) for task in tasks]
+
+    async def _drawn(
+        self, question: Question, state: State, path: str, draw: int
+    ) -> Trajectory | BudgetExceeded:
+        """One draw. A limit is no fault: the others' calls under way must still be stored."""
+        try:
+            return await self.environment.trajectory(
+                state, self.sampling, question_id=question.id, path=f"rollout/{path}", draw=draw
+            )
+        except BudgetExceeded as limit:
+            return limit
 
     def _worth(self, question: Question, trajectory: Trajectory) -> float:
         return evaluate_leaf(question, trajectory.state, self.spre).value or 0.0
@@ -98,6 +111,12 @@ class RolloutEvaluator:
             stop_reason=trajectory.stop_reason,
             trajectory=trajectory_digest((s.action.kind, s.action.content) for s in state.steps),
         )
+
+
+def _finished(drawn: Trajectory | BudgetExceeded) -> Trajectory:
+    if isinstance(drawn, BudgetExceeded):
+        raise drawn
+    return drawn
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ from storage.text import storable
 
 OnCall = Callable[[SampleRequest, Completion, bool], None]
 """Told of every draw: its request, its completion, and whether it cost nothing."""
+BeforeCall = Callable[[], None]
+"""Asked before every new call; raises `BudgetExceeded` where none may be made any more."""
 
 
 class LedgeredEngine:
@@ -48,11 +50,13 @@ class LedgeredEngine:
         ledger: Ledger,
         price: Price | None = None,
         on_call: OnCall | None = None,
+        before_call: BeforeCall | None = None,
     ) -> None:
         self._engine = engine
         self._ledger = ledger
         self._price = price
         self._on_call = on_call
+        self._before_call = before_call
         self._under_way: dict[str, asyncio.Future[Completion]] = {}
         self.hits = 0
         self.misses = 0
@@ -75,6 +79,7 @@ class LedgeredEngine:
         Raises:
             EndpointError: a call failed; the error is stored, and the call is made again when
                 it is asked for again.
+            BudgetExceeded: the draw is not stored, and `before_call` allows no new call.
             StorageError: a reply could not be stored.
         """
         if n == 1:
@@ -124,10 +129,13 @@ class LedgeredEngine:
             shared.cancel()  # does nothing once it is settled
 
     async def _call(self, key: str, request: SampleRequest) -> Completion:
+        if self._before_call is not None:
+            self._before_call()
         try:
             (completion,) = await self._engine.sample(request, 1)
         except EndpointError as error:
-            await self._ledger.put(self._row(key, request, _NOTHING, str(error)))
+            nothing = replace(_NOTHING, attempts=error.attempts)
+            await self._ledger.put(self._row(key, request, nothing, str(error)))
             raise
         completion = _as_replayed(completion)
         await self._ledger.put(self._row(key, request, completion, None))

@@ -272,7 +272,14 @@ def _key(variable: str) -> str | None:
 
 def _checked_url(settings: ModelSettings) -> str:
     url = settings.base_url or ""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018  (refused only when it is read)
+    except ValueError:  # its words may hold a part of a password
+        raise ConfigError(
+            f"base_url of model {settings.model!r} is malformed (an open bracket, or a port that "
+            "is no number up to 65535): it should look like http://127.0.0.1:8000/v1"
+        ) from None
     if parts.username or parts.password:
         raise ConfigError(
             f"base_url of model {settings.model!r} holds credentials: "

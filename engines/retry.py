@@ -48,7 +48,8 @@ async def retrying(
     """Await `attempt` until it succeeds; returns its result and the number of attempts.
 
     Raises:
-        EndpointError: a fault that does not pass, or the last one allowed.
+        EndpointError: a fault that does not pass, or the last one allowed; it knows the number
+            of attempts.
     """
     made = 0
     while True:
@@ -59,6 +60,9 @@ async def retrying(
             pause = _pause_s(fault, made - 1, policy, rng)
             if made >= policy.attempts or pause is None:
                 raise _worded(fault.error, made) from None
+        except EndpointError as error:
+            error.attempts = made
+            raise
         await asyncio.sleep(pause)
 
 
@@ -90,4 +94,4 @@ def _pause_s(
 def _worded(error: EndpointError, attempts: int) -> EndpointError:
     if attempts == 1:
         return error
-    return EndpointError(f"{error} ({attempts} attempts)", fatal=error.fatal)
+    return EndpointError(f"{error} ({attempts} attempts)", fatal=error.fatal, attempts=attempts)

@@ -1,10 +1,14 @@
 """What `policy:` and `judge:` in a recipe may say."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field
 
 from storage.settings import Settings
+
+Precision = Literal["f16", "q8_0"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+"""Of weights in the embedded engine."""
 
 
 class Price(Settings):
@@ -37,7 +41,7 @@ class ModelSettings(Settings):
     temperature: float = Field(default=0.8, ge=0, le=5)
     top_p: float = Field(default=0.95, gt=0, le=1)
     max_new_tokens: int = Field(default=96, ge=1)
-    precision: Literal["f16", "q8_0"] = "f16"
+    precision: Precision = "f16"
     structured_output: Literal["auto", "vllm", "json_schema", "none"] = "auto"
     price_per_million: Price | None = None
 

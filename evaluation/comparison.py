@@ -1,6 +1,8 @@
 """Policies side by side: a row for each policy and stratum, and paired differences to a baseline.
 
-EM, F1 and cover-EM are means over answerable questions; everything else is over all questions.
+EM, F1 and cover-EM are means over answerable questions. A question that failed counts there as 0
+in its policy's mean, not as absent: all policies keep one denominator, and none gains by failing
+on the hard questions. Everything else is over the questions that did not fail.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,10 +11,12 @@ from itertools import combinations
 from statistics import fmean
 from typing import Literal
 
+from evaluation.scoring import Unanswered
 from evaluation.significance import Interval, paired_bootstrap
 from storage.records import Prediction
 
 Metric = Literal["em", "f1"]
+Scored = Prediction | Unanswered
 METRICS: tuple[Metric, ...] = ("em", "f1")
 EVERYTHING = "all"
 """Name of the stratum that holds every question."""
@@ -23,38 +27,40 @@ class Row:
     """One policy on one stratum.
 
     Attributes:
-        n: questions, `answerable` of them count for em, f1 and cover_em.
+        n: questions, failed ones included; `answerable` of them count for em, f1 and cover_em.
+        failed: questions without a prediction.
         em, f1, cover_em, supporting_recall: means in [0, 1]; null where nothing has a value.
-        steps, searches, valid_searches: means a question.
-        invalid, forced, refused: shares in [0, 1].
+        steps, searches, valid_searches: means a question; null where all failed.
+        invalid, forced, refused: shares in [0, 1]; null where all failed.
         refusal_precision, refusal_recall: null where every question is answerable (precision
-            also where nothing was refused).
-        output_tokens, latency_s: means a question.
+            also where nothing was refused). A failed question is not refused.
+        output_tokens, latency_s: means a question; null where all failed.
     """
 
     policy: str
     stratum: str
     n: int
+    failed: int
     answerable: int
     em: float | None
     f1: float | None
     cover_em: float | None
     supporting_recall: float | None
-    steps: float
-    searches: float
-    valid_searches: float
-    invalid: float
-    forced: float
-    refused: float
+    steps: float | None
+    searches: float | None
+    valid_searches: float | None
+    invalid: float | None
+    forced: float | None
+    refused: float | None
     refusal_precision: float | None
     refusal_recall: float | None
-    output_tokens: float
-    latency_s: float
+    output_tokens: float | None
+    latency_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`policy` − `baseline` in one metric, over the questions that both answered."""
+    """`policy` − `baseline` in one metric, over the questions that both were asked."""
 
     policy: str
     baseline: str
@@ -76,6 +82,7 @@ class Comparison:
 
 def compare(
     predictions: Mapping[str, Sequence[Prediction]],
+    unanswered: Mapping[str, Sequence[Unanswered]] | None = None,
     *,
     resamples: int = 10_000,
     seed: int = 0,
@@ -84,6 +91,7 @@ def compare(
 
     Args:
         predictions: by policy, in the order of the table.
+        unanswered: by policy, the questions that failed.
         resamples: of each paired bootstrap.
         seed: of the bootstrap.
 
@@ -92,10 +100,14 @@ def compare(
     """
     if not predictions:
         raise ValueError("no policy to compare")
+    failed = unanswered or {}
+    scored: dict[str, list[Scored]] = {
+        name: [*own, *failed.get(name, ())] for name, own in predictions.items()
+    }
     rows: list[Row] = []
     differences: list[Difference] = []
-    for stratum in _strata([p for own in predictions.values() for p in own]):
-        here = {name: [p for p in own if p in stratum] for name, own in predictions.items()}
+    for stratum in _strata([one for own in scored.values() for one in own]):
+        here = {name: [one for one in own if one in stratum] for name, own in scored.items()}
         rows += [_row(name, stratum.name, own) for name, own in here.items() if own]
         for base, name in combinations(here, 2):
             if stratum.name == EVERYTHING or base == next(iter(here)):
@@ -107,7 +119,7 @@ def compare(
 
 @dataclass(frozen=True, slots=True)
 class _Stratum:
-    """The predictions whose `field` is `value`; all of them where there is no field."""
+    """The questions whose `field` is `value`; all of them where there is no field."""
 
     field: Literal["source", "type"] | None = None
     value: str | None = None
@@ -116,43 +128,45 @@ class _Stratum:
     def name(self) -> str:
         return EVERYTHING if self.field is None else f"{self.field} {self.value}"
 
-    def __contains__(self, prediction: Prediction) -> bool:
-        return self.field is None or getattr(prediction, self.field) == self.value
+    def __contains__(self, scored: Scored) -> bool:
+        return self.field is None or getattr(scored, self.field) == self.value
 
 
-def _strata(predictions: Sequence[Prediction]) -> list[_Stratum]:
+def _strata(scored: Sequence[Scored]) -> list[_Stratum]:
     """All, then every source and every type where there is more than one of them."""
     strata = [_Stratum()]
     for field in ("source", "type"):
-        values = sorted({v for p in predictions if (v := getattr(p, field)) is not None})
+        values = sorted({v for one in scored if (v := getattr(one, field)) is not None})
         if len(values) > 1:
             strata += [_Stratum(field, value) for value in values]
     return strata
 
 
-def _row(policy: str, stratum: str, own: Sequence[Prediction]) -> Row:
-    unanswerable = [p for p in own if p.em is None]
+def _row(policy: str, stratum: str, scored: Sequence[Scored]) -> Row:
+    own = [one for one in scored if isinstance(one, Prediction)]
+    unanswerable = sum(one.em is None for one in scored)
     refused = [p for p in own if p.refused]
-    rightly = sum(p.refused for p in unanswerable)
+    rightly = sum(p.em is None for p in refused)
     return Row(
         policy=policy,
         stratum=stratum,
-        n=len(own),
-        answerable=len(own) - len(unanswerable),
-        em=_mean(p.em for p in own),
-        f1=_mean(p.f1 for p in own),
-        cover_em=_mean(p.cover_em for p in own),
+        n=len(scored),
+        failed=len(scored) - len(own),
+        answerable=len(scored) - unanswerable,
+        em=_mean(one.em for one in scored),
+        f1=_mean(one.f1 for one in scored),
+        cover_em=_mean(one.cover_em for one in scored),
         supporting_recall=_mean(p.supporting_recall for p in own),
-        steps=fmean(p.steps for p in own),
-        searches=fmean(p.searches for p in own),
-        valid_searches=fmean(p.valid_searches for p in own),
-        invalid=fmean(not p.format_ok for p in own),
-        forced=fmean(p.forced for p in own),
-        refused=len(refused) / len(own),
+        steps=_mean(p.steps for p in own),
+        searches=_mean(p.searches for p in own),
+        valid_searches=_mean(p.valid_searches for p in own),
+        invalid=_mean(not p.format_ok for p in own),
+        forced=_mean(p.forced for p in own),
+        refused=_mean(p.refused for p in own),
         refusal_precision=rightly / len(refused) if unanswerable and refused else None,
-        refusal_recall=rightly / len(unanswerable) if unanswerable else None,
-        output_tokens=fmean(p.output_tokens for p in own),
-        latency_s=fmean(p.latency_s for p in own),
+        refusal_recall=rightly / unanswerable if unanswerable else None,
+        output_tokens=_mean(p.output_tokens for p in own),
+        latency_s=_mean(p.latency_s for p in own),
     )
 
 
@@ -165,14 +179,14 @@ def _differences(
     policy: str,
     baseline: str,
     stratum: str,
-    own: Sequence[Prediction],
-    base: Sequence[Prediction],
+    own: Sequence[Scored],
+    base: Sequence[Scored],
     resamples: int,
     seed: int,
 ) -> list[Difference]:
     """One difference a metric; none where no answerable question is shared."""
-    by_item = {_item(p): p for p in base}
-    shared = [(by_item[_item(p)], p) for p in own if _item(p) in by_item]
+    by_item = {_item(one): one for one in base}
+    shared = [(by_item[_item(one)], one) for one in own if _item(one) in by_item]
     found = []
     for metric in METRICS:
         scores = [(getattr(b, metric), getattr(p, metric)) for b, p in shared]
@@ -184,5 +198,5 @@ def _differences(
     return found
 
 
-def _item(prediction: Prediction) -> tuple[str, str, int]:
-    return prediction.source, prediction.question_id, prediction.seed
+def _item(scored: Scored) -> tuple[str, str, int]:
+    return scored.source, scored.question_id, scored.seed

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from agent.environment import Environment
 from agent.state import State
 from engines.sampling import Sampling
-from evaluation.scoring import score_trajectory
-from storage.errors import EndpointError, RetrievalError
+from evaluation.scoring import Unanswered, score_failure, score_trajectory
+from storage.errors import BranchwiseError, BudgetExceeded, EndpointError, RetrievalError
 from storage.records import Failure, Prediction, Question
 
 __all__ = ["Evaluated", "evaluate", "score_trajectory"]
@@ -21,14 +21,16 @@ class Evaluated:
     """What one policy did on a set, in the order of the questions.
 
     Attributes:
+        unanswered: the questions of `failures`, as tables count them.
         skipped: unanswerable questions that a protocol without refusal was not asked.
-        unasked: questions that were not admitted any more.
+        owed: questions that were not admitted any more, or that a limit stopped.
     """
 
     predictions: list[Prediction]
     failures: list[Failure]
+    unanswered: list[Unanswered]
     skipped: int
-    unasked: int = 0
+    owed: int = 0
 
 
 async def evaluate(
@@ -40,7 +42,7 @@ async def evaluate(
     max_in_flight: int = 64,
     admit: Callable[[], bool] = lambda: True,
     on_start: Callable[[], None] = lambda: None,
-    on_done: Callable[[Prediction | Failure], None] = lambda row: None,
+    on_done: Callable[[Prediction | Failure | None], None] = lambda row: None,
 ) -> Evaluated:
     """Answer every question once and score the answers.
 
@@ -50,7 +52,8 @@ async def evaluate(
         sampling: of the answers (temperature 0 is greedy).
         max_in_flight: questions worked on at a time.
         admit: asked before each question; once it says no, no further question starts.
-        on_start, on_done: called as a question starts, and with each row (progress).
+        on_start, on_done: called as a question starts, and with its row (progress); null is
+            a question that a limit stopped.
 
     Raises:
         EndpointError: a fatal one; a fault of a single question is a `Failure`.
@@ -74,26 +77,31 @@ async def evaluate(
     except BaseExceptionGroup as failed:
         raise failed.exceptions[0] from None
     rows = [task.result() for task in tasks]
+    unanswered = [q for q, row in zip(asked, rows, strict=True) if isinstance(row, Failure)]
     return Evaluated(
         predictions=[row for row in rows if isinstance(row, Prediction)],
         failures=[row for row in rows if isinstance(row, Failure)],
+        unanswered=[score_failure(question, seed=environment.seed) for question in unanswered],
         skipped=len(questions) - len(asked),
-        unasked=sum(row is None for row in rows),
+        owed=sum(row is None for row in rows),
     )
 
 
 async def _answer(
     question: Question, environment: Environment, policy: str, sampling: Sampling
-) -> Prediction | Failure:
+) -> Prediction | Failure | None:
+    """The row of a question; null where a limit allowed no further call."""
     begin = time.perf_counter()
     try:
         trajectory = await environment.trajectory(
             State(question.question), sampling, question_id=question.id, path="eval"
         )
+    except BudgetExceeded:
+        return None
     except (EndpointError, RetrievalError) as error:
         if isinstance(error, EndpointError) and error.fatal:
             raise
-        return _failure(question, error)
+        return _failure(question, policy, error)
     return score_trajectory(
         question,
         trajectory,
@@ -104,11 +112,12 @@ async def _answer(
     )
 
 
-def _failure(question: Question, error: Exception) -> Failure:
+def _failure(question: Question, policy: str, error: BranchwiseError) -> Failure:
     return Failure(
         question_id=question.id,
-        stage="eval",
+        stage=f"eval {policy}",
         kind=type(error).__name__,
+        attempts=error.attempts,
         detail=str(error)[:500],
         at=datetime.now(UTC).isoformat(timespec="seconds"),
     )

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from agent.environment import Trajectory
 from agent.state import Step
@@ -61,6 +62,29 @@ def score_trajectory(
         output_tokens=usage.output_tokens,
         latency_s=latency_s,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """A question that failed under a policy, as tables count it: wrong, where it has an answer.
+
+    Named and scored like a `Prediction`; `em`, `f1` and `cover_em` are 0, or null where the
+    question is unanswerable.
+    """
+
+    question_id: str
+    source: str
+    type: str | None
+    seed: int
+    em: float | None
+    f1: float | None
+    cover_em: float | None
+
+
+def score_failure(question: Question, *, seed: int) -> Unanswered:
+    """The scores of a question that failed; `seed` is the run's."""
+    em, token_f1, cover = _answer_scores(None, question)
+    return Unanswered(question.id, question.source, question.type, seed, em, token_f1, cover)
 
 
 def _answer_scores(answer: str | None, question: Question) -> tuple[float | None, ...]:

@@ -1,7 +1,7 @@
 """A comparison in print: rich tables for a terminal, Markdown for a file.
 
 Scores and shares are in percent, differences in points; an interval that excludes zero is
-marked with a star.
+marked with a star. Failed questions are among the `n` and count as wrong (`evaluation.comparison`).
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ __all__ = ["compare", "render_markdown", "render_table"]
 
 _NONE = "–"
 _ROW_HEAD = (
-    "policy", "questions", "n", "EM", "F1", "cover-EM", "recall", "steps", "searches", "valid",
-    "invalid", "forced", "refused",
+    "policy", "questions", "n", "failed", "EM", "F1", "cover-EM", "recall", "steps", "searches",
+    "valid", "invalid", "forced", "refused",
 )  # fmt: skip
 _REFUSAL_HEAD = ("refusal precision", "refusal recall")
 _DIFFERENCE_HEAD = ("difference", "questions", "n", "EM [95 %]", "F1 [95 %]")
@@ -71,8 +71,9 @@ def _row_cells(row: Row, refusal: bool) -> Cells:
         row.policy,
         row.stratum,
         str(row.n),
+        str(row.failed),
         *(_percent(share) for share in shares),
-        *(f"{count:.1f}" for count in counts),
+        *(_NONE if count is None else f"{count:.1f}" for count in counts),
         *(_percent(share) for share in faults),
     )
     if not refusal:

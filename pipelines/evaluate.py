@@ -3,34 +3,43 @@
     branchwise eval --config configs/atlas.yaml --run datasets/atlas
 
 Every policy of `evaluation.policies` answers the same questions of the part `test`, greedily and
-under the same structured decoding. Predictions and metrics lie in `eval/<policy>/<set>/` of the
-run folder; calls are in a ledger, so an interrupted evaluation continues.
+under the same structured decoding. Predictions, failures and metrics lie in `eval/<policy>/<set>/`
+of the run folder, the table in `eval/<set>.md` and what decides it in `eval/<set>.json`; `<set>`
+ends in a hash of that, so evaluations of other settings, questions or weights lie side by side.
+Calls are in a ledger, so an interrupted evaluation continues.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from evaluation.comparison import EVERYTHING, compare
 from evaluation.run import Evaluated
 from evaluation.run import evaluate as answer_all
 from evaluation.tables import render_markdown, render_table
-from pipelines.assemble import environment_for, open_data, open_index, opened, sampling_for
+from pipelines.assemble import environment_for, open_index, opened, sampling_for
 from pipelines.config import Recipe
+from pipelines.evaluation_set import (
+    deciding_settings,
+    evaluation_data,
+    name_apart,
+    refuse_overlap,
+    set_name,
+)
 from pipelines.progress import Progress
 from pipelines.run import Run, open_run
-from pipelines.stage import Gate, Invocation, Outcome
+from pipelines.stage import DONE, TOO_MANY_FAILURES, Gate, Invocation, Outcome
 from retrieval.interface import Retriever
 from sources.load import Data
-from sources.parts import folded_question
 from storage.atomic import atomic_write_json, atomic_write_text
 from storage.errors import ConfigError
 from storage.ledger import Ledger
 from storage.manifest import add_parts
-from storage.parts import read_parts, write_part
-from storage.records import Failure, Prediction, Question
-from storage.schemas import rows_to_table, schema_of, table_to_records
+from storage.parts import write_part
+from storage.records import Failure, Prediction
+from storage.schemas import rows_to_table, schema_of
 
 
 def evaluate(call: Invocation) -> Outcome:
@@ -47,17 +56,21 @@ def evaluate(call: Invocation) -> Outcome:
     refuse_overlap(call.run, data.questions)
     retriever = open_index(recipe, data.passages)
     run = evaluated_run(call, retriever)
-    predictions: dict[str, list[Prediction]] = {}
+    settings = deciding_settings(recipe, call.limit, policies, data, retriever)
+    name = name_apart(recipe, settings)
+    done: dict[str, Evaluated] = {}
     with Ledger(run.ledger) as ledger:
+        atomic_write_json(run.folder / "eval" / f"{name}.json", settings)
         exam = Exam(call, run, data, retriever, ledger, Gate(recipe.limits, ledger.totals))
-        for name, model in policies.items():
-            answered = exam.take(name, model)
-            if answered.unasked:
+        for policy, model in policies.items():
+            answered = exam.take(policy, model)
+            if answered.owed:
                 call.say(f"stopped: {exam.gate.reason}; run the same command again to continue")
-                return Outcome({"policies": list(predictions)}, exam.gate.exit_code)
-            _write(run, f"eval/{name}/{set_name(recipe)}", answered)
-            predictions[name] = answered.predictions
-    return _report(call, run, predictions, recipe.seed)
+                return Outcome({"policies": list(done)}, exam.gate.exit_code)
+            _write(run, f"eval/{policy}/{name}", answered)
+            done[policy] = answered
+    totals = _report(call, run, name, done)
+    return Outcome(totals, _exit_code(call, done))
 
 
 def evaluated_run(call: Invocation, retriever: Retriever) -> Run:
@@ -65,26 +78,6 @@ def evaluated_run(call: Invocation, retriever: Retriever) -> Run:
     if (call.run / "config.yaml").exists():
         return Run(call.run, call.recipe)
     return open_run(call.run, call.recipe, {"index_digest": retriever.digest})
-
-
-def refuse_overlap(run: Path, asked: Sequence[Question]) -> None:
-    """Questions that the run was annotated with, and so trained on, are no test.
-
-    Raises:
-        ConfigError: some are asked again, by id or by text.
-    """
-    if not run.is_dir():
-        return
-    grown = table_to_records(read_parts(run, "questions"), Question)
-    ids = {(q.source, q.id) for q in grown}
-    texts = {folded_question(q.question) for q in grown}
-    seen = [q for q in asked if (q.source, q.id) in ids or folded_question(q.question) in texts]
-    if seen:
-        raise ConfigError(
-            f"{len(seen)} of {len(asked)} evaluation questions are questions that {run} was "
-            f"annotated with, such as {seen[0].question!r}: draw data.split and the evaluation's "
-            "set from different parts"
-        )
 
 
 def policies_of(recipe: Recipe, run: Path) -> dict[str, str]:
@@ -103,28 +96,6 @@ def policies_of(recipe: Recipe, run: Path) -> dict[str, str]:
     if missing:
         raise ConfigError("\n".join(missing))
     return found
-
-
-def evaluation_data(recipe: Recipe, limit: int | None = None) -> Data:
-    """The evaluation's questions, over the run's corpus."""
-    wanted = recipe.evaluation.set
-    limit = limit or recipe.evaluation.limit
-    if wanted is None:
-        update = {"split": "test", "limit": limit}
-        update["mix"] = tuple(
-            one.model_copy(update={"split": "test", "limit": limit}) for one in recipe.data.mix
-        )
-    else:
-        update = {**wanted.model_dump(), "limit": wanted.limit or limit, "mix": ()}
-    return open_data(recipe, recipe.data.model_copy(update=update))
-
-
-def set_name(recipe: Recipe) -> str:
-    """Name of the evaluated set in paths and tables."""
-    wanted = recipe.evaluation.set
-    source = wanted.source if wanted else recipe.data.source
-    split = wanted.split if wanted else "test"
-    return f"{source}-{split or 'all'}"
 
 
 @dataclass(frozen=True)
@@ -154,13 +125,13 @@ class Exam:
         def start() -> None:
             progress.in_flight += 1
 
-        def done(row: Prediction | Failure) -> None:
+        def done(row: Prediction | Failure | None) -> None:
             progress.in_flight -= 1
-            progress.done += 1
+            progress.done += row is not None
             progress.failed += isinstance(row, Failure)
 
         async with (
-            opened(settings, recipe, self.ledger, progress.call) as engine,
+            opened(settings, recipe, self.ledger, progress.call, self.gate.check) as engine,
             progress.shown(self.call.console),
         ):
             return await answer_all(
@@ -175,28 +146,46 @@ class Exam:
             )
 
 
-def _write(run: Run, table: str, answered: Evaluated) -> None:
-    """Predictions as a part of the run, failures beside them."""
-    name = f"{table}/predictions"
-    rows = rows_to_table(answered.predictions, schema_of(name), run.id)
-    add_parts(run.folder, [write_part(run.folder, name, rows)])
-    if answered.failures:
-        failures = [failure.model_dump() for failure in answered.failures]
-        atomic_write_json(run.folder / table / "failures.json", failures)
+def _write(run: Run, folder: str, answered: Evaluated) -> None:
+    """Predictions and failures as parts of the run; none left over from an earlier attempt."""
+    parts = []
+    for name, rows in (("predictions", answered.predictions), ("failures", answered.failures)):
+        table = f"{folder}/{name}"
+        content = rows_to_table(rows, schema_of(table), run.id)
+        parts.append(write_part(run.folder, table, content))
+    add_parts(run.folder, parts)
 
 
-def _report(
-    call: Invocation, run: Run, predictions: dict[str, list[Prediction]], seed: int
-) -> Outcome:
-    """Print the table, and keep it in the run folder."""
-    comparison = compare(predictions, resamples=run.recipe.evaluation.bootstrap, seed=seed)
+def _report(call: Invocation, run: Run, name: str, done: dict[str, Evaluated]) -> dict[str, Any]:
+    """Print the table, and keep it in the run folder; the stage's totals."""
+    comparison = compare(
+        {policy: answered.predictions for policy, answered in done.items()},
+        {policy: answered.unanswered for policy, answered in done.items()},
+        resamples=run.recipe.evaluation.bootstrap,
+        seed=run.recipe.seed,
+    )
     call.console.print(render_table(comparison))
-    name = set_name(run.recipe)
-    for row in comparison.rows:
-        if row.stratum == EVERYTHING:
-            folder = run.folder / "eval" / row.policy / name
-            atomic_write_json(folder / "metrics.json", asdict(row))
-    atomic_write_text(run.folder / "eval" / f"{name}.md", render_markdown(comparison))
-    call.say(f"kept in {run.folder / 'eval'}")
     rows = [asdict(row) for row in comparison.rows if row.stratum == EVERYTHING]
-    return Outcome({"set": name, "policies": rows})
+    for row in rows:
+        folder = run.folder / "eval" / row["policy"] / name
+        atomic_write_json(folder / "metrics.json", row)
+    atomic_write_text(run.folder / "eval" / f"{name}.md", render_markdown(comparison))
+    call.say(f"kept in {run.folder / 'eval'} as {name}")
+    return {"set": name, "policies": rows}
+
+
+def _exit_code(call: Invocation, done: dict[str, Evaluated]) -> int:
+    """Tell what failed, by kind; too much of it, under any policy, is exit code 4."""
+    share = call.recipe.limits.max_failed_share
+    code = DONE
+    for policy, answered in done.items():
+        failed, asked = len(answered.failures), len(answered.failures) + len(answered.predictions)
+        if not failed:
+            continue
+        kinds = Counter(failure.kind for failure in answered.failures)
+        told = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
+        call.say(f"{policy}: {failed} of {asked} questions failed and count as wrong: {told}")
+        if failed > share * asked:
+            call.say(f"{policy}: that is more than limits.max_failed_share; see `make inspect`")
+            code = TOO_MANY_FAILURES
+    return code

@@ -11,9 +11,9 @@ from typing import Any
 
 from rich.console import Console
 
-from pipelines.config import LimitSettings, Recipe
+from pipelines.config import NAME_PATTERN, LimitSettings, Recipe
 from storage.calls import Totals
-from storage.errors import ConfigError
+from storage.errors import BudgetExceeded, ConfigError
 from storage.records import Question
 
 DONE, FAILED, BAD_INPUT, LIMIT_REACHED, TOO_MANY_FAILURES = 0, 1, 2, 3, 4
@@ -26,7 +26,7 @@ def checked_name(name: str) -> str:
     Raises:
         ConfigError: it cannot.
     """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}", name):
+    if not re.fullmatch(NAME_PATTERN, name):
         raise ConfigError(f"{name!r} names a folder: use letters, digits, `.`, `_` and `-`")
     return name
 
@@ -68,14 +68,18 @@ class Outcome:
 
 @dataclass
 class Gate:
-    """Lets questions through until a limit is reached or somebody asks to stop.
+    """Lets calls through until a limit is reached, and questions until something stopped.
 
-    What is in flight then finishes and is committed; the run can be resumed.
+    Calls under way then finish and are stored; a question that needs another one stays owed, so
+    a rerun with a higher limit replays what is stored and goes on. A limit is overrun by no more
+    than the calls under way when it is reached. Replays are free, and no limit stops them.
+    Somebody who asks to stop closes the gate for questions only: what is in flight finishes.
 
     Attributes:
         limits: tokens and dollars are those of the whole run, earlier attempts and stages
             included; hours are this attempt's.
         spent: what the run's ledger holds so far.
+        reason: what closed the gate; null while it is open.
     """
 
     limits: LimitSettings
@@ -84,19 +88,33 @@ class Gate:
     reason: str | None = None
     interrupted: bool = False
 
-    def closed(self) -> bool:
-        """Whether no further question may start; `reason` then says why."""
+    def check(self) -> None:
+        """Let one new call through.
+
+        Raises:
+            BudgetExceeded: a limit is reached; the gate is then closed for questions, too.
+        """
+        reached = self._limit_reached()
+        if reached is not None:
+            self.reason = reached
+            raise BudgetExceeded(f"{reached}; raise it and run the same command again to continue")
+
+    def _limit_reached(self) -> str | None:
         limits, spent = self.limits, self.spent()
         tokens = spent.input_tokens + spent.output_tokens
         hours = (time.monotonic() - self.started) / 3600
+        if limits.max_tokens is not None and tokens >= limits.max_tokens:
+            return f"limits.max_tokens {limits.max_tokens:,} reached"
+        if limits.max_usd is not None and spent.cost_usd >= limits.max_usd:
+            return f"limits.max_usd {limits.max_usd} reached"
+        if limits.max_hours is not None and hours >= limits.max_hours:
+            return f"limits.max_hours {limits.max_hours} reached"
+        return None
+
+    def closed(self) -> bool:
+        """Whether no further question may start; `reason` then says why."""
         if self.interrupted:
             self.reason = "interrupted"
-        elif limits.max_tokens is not None and tokens >= limits.max_tokens:
-            self.reason = f"limits.max_tokens {limits.max_tokens:,} reached"
-        elif limits.max_usd is not None and spent.cost_usd >= limits.max_usd:
-            self.reason = f"limits.max_usd {limits.max_usd} reached"
-        elif limits.max_hours is not None and hours >= limits.max_hours:
-            self.reason = f"limits.max_hours {limits.max_hours} reached"
         return self.reason is not None
 
     def admit(self, questions: Iterable[Question]) -> Iterator[Question]:

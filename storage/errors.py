@@ -6,7 +6,13 @@ are rows (`storage.records.Failure`), not exceptions that end a run.
 
 
 class BranchwiseError(Exception):
-    """Base of every error that Branchwise raises on purpose."""
+    """Base of every error that Branchwise raises on purpose.
+
+    Attributes:
+        attempts: how often the thing was tried before it was given up.
+    """
+
+    attempts: int = 1
 
 
 class ConfigError(BranchwiseError):
@@ -21,9 +27,10 @@ class EndpointError(BranchwiseError):
             fault of a single call.
     """
 
-    def __init__(self, message: str, *, fatal: bool = False) -> None:
+    def __init__(self, message: str, *, fatal: bool = False, attempts: int = 1) -> None:
         super().__init__(message)
         self.fatal = fatal
+        self.attempts = attempts
 
 
 class RetrievalError(BranchwiseError):

@@ -29,7 +29,7 @@ from storage.calls import (
 )
 from storage.errors import StorageError
 from storage.groupcommit import Entry, GroupCommit
-from storage.lock import RunLock
+from storage.lock import RunLock, lock_path
 
 LEDGER_VERSION = 1
 """`PRAGMA user_version` of the database."""
@@ -46,12 +46,12 @@ class Ledger:
         """Open or create the ledger, and hold the run until `close`.
 
         Raises:
-            StorageError: another process holds the run (named by its pid), or the file is
-                damaged, no ledger, or of a newer version.
+            ConfigError: another process holds the run (named by its pid).
+            StorageError: the file is damaged, no ledger, or of a newer version.
         """
         self.path = path
         _make_folder(path.parent)
-        self._lock = RunLock(path.with_name(path.name + ".lock"))
+        self._lock = RunLock(lock_path(path))
         try:
             writing = _connect(path)
             self._reading = _connect(path)

@@ -3,18 +3,31 @@
 import fcntl
 import os
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
-from storage.errors import StorageError
+from storage.errors import ConfigError, StorageError
+
+
+def lock_path(ledger: Path) -> Path:
+    """Where the lock of a run lies: beside its ledger."""
+    return ledger.with_name(ledger.name + ".lock")
 
 
 class RunLock:
-    """An exclusive lock, held from construction to `release`.
+    """An exclusive lock, held from construction to `release` (or to the end of a `with` block).
 
     The kernel drops it when the process ends, however it ends, so a kill leaves nothing to clean
     up; the file itself stays (removing it would let two processes lock two files of one name).
     """
 
     def __init__(self, path: Path) -> None:
+        """Take the lock.
+
+        Raises:
+            ConfigError: another process holds it (named by its pid).
+            StorageError: the file cannot be opened or locked.
+        """
         self.path = path
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -27,7 +40,7 @@ class RunLock:
         except BlockingIOError:
             holder = os.read(self._descriptor, 20).decode(errors="replace").strip()
             os.close(self._descriptor)
-            raise StorageError(
+            raise ConfigError(
                 f"{path.parent} is in use by process {holder or '(unknown)'}; "
                 "wait until it ends, or stop it"
             ) from None
@@ -38,3 +51,14 @@ class RunLock:
     def release(self) -> None:
         """Let others in."""
         os.close(self._descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()

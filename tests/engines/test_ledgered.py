@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from engines.sampling import (
     Usage,
 )
 from engines.settings import Price
-from storage.errors import EndpointError
+from storage.errors import BudgetExceeded, EndpointError
 from storage.ledger import Ledger
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -138,16 +139,33 @@ async def test_equal_calls_at_one_time_are_one_call(tmp_path: Path) -> None:
 async def test_a_failed_call_is_noted_and_made_again(tmp_path: Path) -> None:
     async with Ledger(tmp_path / "l") as ledger:
         engine = CountingEngine()
-        engine.error = EndpointError("it broke")
+        engine.error = EndpointError("it broke", attempts=4)
         ledgered = LedgeredEngine(engine, ledger)
         results = await asyncio.gather(
             ledgered.sample(REQUEST), ledgered.sample(REQUEST), return_exceptions=True
         )
         assert [str(r) for r in results] == ["it broke"] * 2
         assert len(engine.asked) == 1
+        stored = sqlite3.connect(tmp_path / "l").execute("SELECT error, attempts FROM calls")
+        assert stored.fetchall() == [("it broke", 4)]
         engine.error = None
         assert (await ledgered.sample(REQUEST))[0].text == "2"
         assert ledger.totals().calls == 1
+
+
+async def test_a_spent_budget_stops_new_calls_not_replays(tmp_path: Path) -> None:
+    def spent() -> None:
+        if ledger.totals().calls:
+            raise BudgetExceeded("limits.max_tokens 10 reached")
+
+    async with Ledger(tmp_path / "l") as ledger:
+        engine = CountingEngine()
+        ledgered = LedgeredEngine(engine, ledger, before_call=spent)
+        (paid,) = await ledgered.sample(REQUEST)
+        with pytest.raises(BudgetExceeded):
+            await ledgered.sample(REQUEST, 2)
+        assert await ledgered.sample(REQUEST) == [paid]
+        assert len(engine.asked) == ledger.totals().calls == 1
 
 
 KILLED = """

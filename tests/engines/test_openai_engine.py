@@ -145,8 +145,13 @@ async def test_no_hidden_retries_and_a_bound_on_ours() -> None:
     async with FakeEndpoint(lambda _: failure(503)) as server, engine(server.base_url) as policy:
         with pytest.raises(EndpointError, match=r"503.*4 attempts") as caught:
             await policy.sample(REQUEST)
-    assert len(server.requests) == 4
+    assert len(server.requests) == caught.value.attempts == 4
     assert not caught.value.fatal
+    replies = [failure(503), failure(503), failure(400, "too long")]
+    async with FakeEndpoint(lambda _: replies.pop(0)) as server, engine(server.base_url) as policy:
+        with pytest.raises(EndpointError, match="too long") as caught:
+            await policy.sample(REQUEST)
+    assert caught.value.attempts == 3
 
 
 @pytest.mark.parametrize("status", [400, 422])
@@ -335,7 +340,17 @@ def test_digest_is_of_endpoint_and_model() -> None:
 
 @pytest.mark.parametrize(
     "url",
-    [None, "", "127.0.0.1:8000/v1", "ftp://host/v1", "http://", "https://me:hunter2@host/v1"],
+    [
+        None,
+        "",
+        "127.0.0.1:8000/v1",
+        "ftp://host/v1",
+        "http://",
+        "https://me:hunter2@host/v1",
+        "http://[::1",
+        "http://me:hunter2@[::1",
+        "http://127.0.0.1:99999/v1",
+    ],
 )
 def test_an_unusable_address_is_a_config_error(url: str) -> None:
     with pytest.raises(ConfigError, match="base_url") as caught:

@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from evaluation.comparison import compare
+from evaluation.scoring import Unanswered
 from evaluation.tables import render_markdown, render_table
 from storage.records import Prediction
 
@@ -79,6 +80,23 @@ def test_differences_are_paired_by_question() -> None:
     assert em.interval.mean == 0.5  # unpaired it would be 0
 
 
+def test_a_failed_question_is_wrong_not_absent() -> None:
+    base = [row("a", "base", 1.0), row("b", "base", 0.0, type="single")]
+    lost = Unanswered("b", "atlas", "single", 0, 0.0, 0.0, 0.0)
+    refusable = Unanswered("c", "atlas", None, 0, None, None, None)
+    found = compare({"base": base, "own": [base[0]]}, {"own": [lost, refusable]}, resamples=100)
+    rows = {(r.policy, r.stratum): r for r in found.rows}
+    whole = rows["own", "all"]
+    assert (whole.n, whole.failed, whole.answerable, whole.em) == (3, 2, 2, 0.5)
+    assert (whole.steps, whole.refusal_recall) == (3.0, 0.0)
+    assert (rows["own", "type single"].em, rows["own", "type single"].steps) == (0.0, None)
+    assert {(d.stratum, d.interval.n) for d in found.differences if d.metric == "em"} == {
+        ("all", 2),
+        ("type bridge", 1),
+        ("type single", 1),
+    }
+
+
 def test_the_same_predictions_differ_by_nothing() -> None:
     own = [row(str(i), "p", float(i % 3 == 0)) for i in range(12)]
     found = compare({"a": own, "b": own}, resamples=100)
@@ -134,7 +152,7 @@ def test_print() -> None:
     own = [row("a", name, 1.0), row("b", name, 1.0, forced=True)]
     found = compare({"base": base, name: own}, resamples=100)
     markdown = render_markdown(found)
-    assert "| base | all | 2 | 50.0 | 50.0 | 50.0 | 50.0 | 3.0 |" in markdown
+    assert "| base | all | 2 | 0 | 50.0 | 50.0 | 50.0 | 50.0 | 3.0 |" in markdown
     assert "| evil[bold]\\| [31m − base | all | 2 | +50.0 [0.0, +100.0] |" in markdown
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(render_table(found))

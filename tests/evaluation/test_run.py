@@ -12,7 +12,7 @@ from agent.settings import AgentSettings
 from engines.sampling import Capabilities, Completion, SampleRequest, Sampling, Usage
 from evaluation.run import evaluate
 from evaluation.scoring import valid_searches
-from storage.errors import EndpointError
+from storage.errors import BudgetExceeded, EndpointError
 from storage.records import Question, RetrievedPassage
 
 
@@ -105,24 +105,28 @@ async def test_bad_ends_score_zero_and_bad_questions_are_rows() -> None:
     replies: dict[str, list[str | Exception]] = {
         "forced": ["<query>A</query>", "<answer>Paris</answer>"],
         "invalid": ["no tag at all"],
-        "broken": [EndpointError("400")],
+        "broken": [EndpointError("500", attempts=4)],
+        "stopped": [BudgetExceeded("limits.max_tokens 10 reached")],
     }
     asked = [question("forced"), question("gone", answerable=False), question("invalid")]
     done: list[str] = []
     found = await evaluate(
-        [*asked, question("broken")],
+        [*asked, question("broken"), question("stopped")],
         environment(replies, max_steps=2),
         policy="p",
         sampling=SAMPLING,
         max_in_flight=2,
-        on_done=lambda row: done.append(row.question_id),
+        on_done=lambda row: done.append(row.question_id if row else "none"),
     )
     forced, invalid = found.predictions
     assert (forced.question_id, forced.forced, forced.em) == ("forced", True, 1.0)
     assert (invalid.prediction, invalid.em, invalid.format_ok) == (None, 0.0, False)
-    assert [(f.question_id, f.kind) for f in found.failures] == [("broken", "EndpointError")]
-    assert found.skipped == 1
-    assert sorted(done) == ["broken", "forced", "invalid"]
+    (failed,) = found.failures
+    assert (failed.question_id, failed.stage, failed.kind) == ("broken", "eval p", "EndpointError")
+    assert failed.attempts == 4
+    assert [(u.question_id, u.em) for u in found.unanswered] == [("broken", 0.0)]
+    assert (found.skipped, found.owed) == (1, 1)
+    assert sorted(done) == ["broken", "forced", "invalid", "none"]
 
 
 async def test_a_fatal_fault_ends_the_evaluation() -> None:

@@ -1,17 +1,22 @@
 """`eval` against a real loopback endpoint: nothing twice, limits, a table of differences."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fake_endpoint import FakeEndpoint
+from fake_endpoint import FakeEndpoint, failure
 from little_world import policy, recipe
 from loopback import serving
 
 from pipelines.cli import parser, run_stage
+from pipelines.config import load_recipe
+from pipelines.evaluation_set import set_name
 from storage.parts import read_parts
 from storage.records import Prediction
 from storage.schemas import table_to_records
+from storage.views import run_sql
 
 POLICIES = {"first": "policy", "second": "other"}
 
@@ -26,9 +31,12 @@ def endpoint() -> Iterator[FakeEndpoint]:
 def config(tmp_path: Path, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OPENAI_API_KEY", "test-key")
-    questions = {"source": "jsonl", "questions": str(tmp_path / "questions.jsonl"), "split": None}
-    evaluation = {"policies": POLICIES, "bootstrap": 100, "set": questions}
-    return recipe(tmp_path, endpoint.base_url, evaluation=evaluation)
+    return recipe(tmp_path, endpoint.base_url, evaluation=asking(tmp_path))
+
+
+def asking(folder: Path) -> dict[str, Any]:
+    questions = {"source": "jsonl", "questions": str(folder / "questions.jsonl"), "split": None}
+    return {"policies": POLICIES, "bootstrap": 100, "set": questions}
 
 
 def branchwise(stage: str, config: Path, run: Path, *more: str) -> int:
@@ -41,8 +49,14 @@ def evaluated(config: Path, run: Path, *more: str) -> int:
 
 
 def predictions(run: Path, name: str) -> list[Prediction]:
-    rows = table_to_records(read_parts(run, f"eval/{name}/jsonl-all/predictions"), Prediction)
-    return sorted(rows, key=lambda row: row.question_id)
+    (folder,) = (run / "eval" / name).iterdir()
+    table = read_parts(run, f"eval/{name}/{folder.name}/predictions")
+    return sorted(table_to_records(table, Prediction), key=lambda row: row.question_id)
+
+
+def failures(run: Path) -> list[tuple[object, ...]]:
+    sql = "select question_id, stage, kind from failures order by all"
+    return list(run_sql(run, sql).rows)
 
 
 def test_policies_answer_the_same_questions_once(
@@ -57,7 +71,8 @@ def test_policies_answer_the_same_questions_once(
     rows = {name: predictions(run, name) for name in POLICIES}
     for name in POLICIES:
         assert [row.question_id for row in rows[name]] == [f"q{n}" for n in range(1, 7)]
-    table = (run / "eval" / "jsonl-all.md").read_text()
+    (kept,) = (run / "eval").glob("jsonl-all-*.md")
+    table = kept.read_text()
     assert all(name in table for name in POLICIES)
     assert "second" in capsys.readouterr().out
     assert evaluated(config, run) == 0
@@ -70,14 +85,79 @@ def test_a_limit_stops_it_and_the_rest_continues(
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     evaluated(config, whole)
     made = len(endpoint.requests)
-    stopped = ("--set", "limits.max_tokens=10", "--set", "limits.max_questions_in_flight=1")
-    assert evaluated(config, parts, *stopped) == 3
+    assert evaluated(config, parts, "--set", "limits.max_tokens=10") == 3
+    assert len(endpoint.requests) - made <= 6, "one call a question was under way"
     assert not (parts / "eval" / "first").exists(), "half an answer sheet is no result"
     assert evaluated(config, parts) == 0
     assert len(endpoint.requests) == 2 * made
     for name in POLICIES:
         told = [(row.prediction, row.steps) for row in predictions(parts, name)]
         assert told == [(row.prediction, row.steps) for row in predictions(whole, name)]
+
+
+def test_failures_are_told_kept_and_counted_as_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = {"other"}
+
+    def unlucky(request: dict[str, Any]) -> Any:
+        user = request["messages"][-1]["content"]
+        if request["model"] in broken and "currency" in user:
+            return failure(400, "this model's maximum context length is exceeded")
+        return policy(request)
+
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
+    run = tmp_path / "run"
+    with serving(unlucky, models=tuple(POLICIES.values())) as endpoint:
+        config = recipe(tmp_path, endpoint.base_url, evaluation=asking(tmp_path))
+        assert evaluated(config, run) == 4, "one of six is more than 5 %"
+        told = capsys.readouterr().out
+        assert "second: 1 of 6 questions failed and count as wrong: EndpointError 1" in told
+        assert failures(run) == [("q3", "eval second", "EndpointError")]
+        (kept,) = (run / "eval").glob("*.md")
+        assert "| second | all | 6 | 1 |" in kept.read_text()
+        assert evaluated(config, run, "--set", "limits.max_failed_share=0.2") == 0
+        broken.clear()
+        assert evaluated(config, run) == 0
+    assert failures(run) == []
+
+
+def test_a_policy_that_always_fails_is_in_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unlucky(request: dict[str, Any]) -> Any:
+        return failure(400, "no") if request["model"] == "other" else policy(request)
+
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
+    run = tmp_path / "run"
+    with serving(unlucky, models=tuple(POLICIES.values())) as endpoint:
+        config = recipe(tmp_path, endpoint.base_url, evaluation=asking(tmp_path))
+        assert evaluated(config, run) == 4
+    (kept,) = (run / "eval").glob("*.md")
+    assert "| second | all | 6 | 6 | 0.0 | 0.0 | 0.0 | – |" in kept.read_text()
+
+
+def test_evaluations_of_other_settings_lie_apart(tmp_path: Path, config: Path) -> None:
+    run = tmp_path / "run"
+    for more in ((), ("--set", "agent.max_steps=2"), ("--set", "limits.max_concurrency=3")):
+        assert evaluated(config, run, *more) == 0
+    sets = sorted(path.stem for path in (run / "eval").glob("*.json"))
+    steps = []
+    for name in sets:
+        settings = json.loads((run / "eval" / f"{name}.json").read_text())
+        assert settings["policies"]["second"]["model"] == "other"
+        rows = table_to_records(read_parts(run, f"eval/first/{name}/predictions"), Prediction)
+        assert max(row.steps for row in rows) <= settings["agent"]["max_steps"]
+        steps.append(settings["agent"]["max_steps"])
+    assert sorted(steps) == [2, 6]
+
+
+def test_a_mix_is_named_after_its_sets(tmp_path: Path) -> None:
+    data = {
+        "mix": [{"source": "2wiki", "questions": "a"}, {"source": "hotpotqa", "questions": "b"}]
+    }
+    path = recipe(tmp_path, "http://127.0.0.1:1/v1", data=data)
+    assert set_name(load_recipe(path)) == "2wiki+hotpotqa-test"
 
 
 def test_questions_that_trees_were_grown_for_are_no_test(

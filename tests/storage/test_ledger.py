@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from storage.calls import Call, QuestionRow, Totals
-from storage.errors import StorageError
+from storage.errors import ConfigError, StorageError
 from storage.ledger import LEDGER_VERSION, Ledger
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -139,13 +139,13 @@ def test_what_was_awaited_survives_a_kill_and_the_lock_does_not(tmp_path: Path) 
         assert child.stdout is not None
         for i in range(3):
             assert child.stdout.readline().strip() == str(i).encode()
-        with pytest.raises(StorageError, match=f"in use by process {child.pid}"):
+        with pytest.raises(ConfigError, match=f"in use by process {child.pid}"):
             Ledger(path)
         child.kill()
         assert child.wait() == -signal.SIGKILL
     with Ledger(path) as ledger:
         assert ledger.totals().calls == 3
-        with pytest.raises(StorageError, match=f"process {os.getpid()}"):
+        with pytest.raises(ConfigError, match=f"process {os.getpid()}"):
             Ledger(path)
     Ledger(path).close()
 

@@ -1,0 +1,101 @@
+"""What an evaluation asks, and everything that its predictions depend on."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent.protocols import protocol_named
+from pipelines.assemble import open_data
+from pipelines.config import Recipe
+from pipelines.inputs import model_digest, questions_digest
+from retrieval.interface import Retriever
+from sources.load import Data
+from sources.parts import folded_question
+from sources.settings import DataSettings
+from storage.errors import ConfigError
+from storage.parts import read_parts
+from storage.records import Question
+from storage.schemas import table_to_records
+from storage.text import digest_of
+
+
+def evaluation_data(recipe: Recipe, limit: int | None = None) -> Data:
+    """The evaluation's questions, over the run's corpus."""
+    return open_data(recipe, data_settings(recipe, limit))
+
+
+def data_settings(recipe: Recipe, limit: int | None = None) -> DataSettings:
+    """`evaluation.set` in the place of the run's own questions; null takes their part `test`."""
+    wanted = recipe.evaluation.set
+    limit = limit or (wanted.limit if wanted else None) or recipe.evaluation.limit
+    update: dict[str, Any]
+    if wanted is None:
+        update = {"split": "test", "limit": limit}
+        update["mix"] = tuple(
+            one.model_copy(update={"split": "test", "limit": limit}) for one in recipe.data.mix
+        )
+    else:
+        update = {**wanted.model_dump(), "limit": limit, "mix": ()}
+    return recipe.data.model_copy(update=update)
+
+
+def set_name(recipe: Recipe) -> str:
+    """What the evaluated set is called: its source, or those of its mix, and the part."""
+    wanted = recipe.evaluation.set
+    if wanted is not None:
+        return f"{wanted.source}-{wanted.split or 'all'}"
+    mix = recipe.data.mix or (recipe.data,)
+    return "+".join(dict.fromkeys(one.source for one in mix)) + "-test"
+
+
+def deciding_settings(
+    recipe: Recipe,
+    limit: int | None,
+    policies: Mapping[str, str],
+    data: Data,
+    retriever: Retriever,
+) -> dict[str, Any]:
+    """Settings, and digests of prompts, questions, index and weights, that decide the answers."""
+    unused = {"model", "temperature", "price_per_million"}
+    answering = {
+        name: recipe.policy.model_copy(update={"model": model}) for name, model in policies.items()
+    }
+    return {
+        **recipe.model_dump(mode="json", include={"seed", "retrieval", "agent"}),
+        "data": data_settings(recipe, limit).model_dump(mode="json"),
+        "policy": recipe.policy.model_dump(mode="json", exclude=unused),
+        "temperature": recipe.evaluation.temperature,
+        "policies": {
+            name: {"model": policy.model, "digest": model_digest(policy, recipe)}
+            for name, policy in answering.items()
+        },
+        "prompt_hash": protocol_named(recipe.agent.protocol).prompt_hash,
+        "index_digest": retriever.digest,
+        "questions_digest": questions_digest(data.questions),
+    }
+
+
+def name_apart(recipe: Recipe, settings: Mapping[str, Any]) -> str:
+    """The set's name with a hash of the settings, so that no other evaluation writes there."""
+    return f"{set_name(recipe)}-{digest_of(json.dumps(settings, sort_keys=True))[:6]}"
+
+
+def refuse_overlap(run: Path, asked: Sequence[Question]) -> None:
+    """Questions that the run was annotated with, and so trained on, are no test.
+
+    Raises:
+        ConfigError: some are asked again, by id or by text.
+    """
+    if not run.is_dir():
+        return
+    grown = table_to_records(read_parts(run, "questions"), Question)
+    ids = {(q.source, q.id) for q in grown}
+    texts = {folded_question(q.question) for q in grown}
+    seen = [q for q in asked if (q.source, q.id) in ids or folded_question(q.question) in texts]
+    if seen:
+        raise ConfigError(
+            f"{len(seen)} of {len(asked)} evaluation questions are questions that {run} was "
+            f"annotated with, such as {seen[0].question!r}: draw data.split and the evaluation's "
+            "set from different parts"
+        )

@@ -1,0 +1,88 @@
+"""Rollouts of one node: together, and what becomes of the others when one ends early."""
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+import pytest
+from sample_records import a_question
+
+from agent.environment import Environment
+from agent.reasonrag import ReasonRAG
+from agent.settings import AgentSettings
+from agent.state import State
+from annotation.evaluators import RolloutEvaluator
+from engines.sampling import Capabilities, Completion, SampleRequest, Sampling, Usage
+from rewards.settings import SpreSettings
+from storage.errors import BudgetExceeded, EndpointError
+from storage.records import RetrievedPassage
+
+
+class Faulty:
+    """Draw 0 meets `fault` once draw 1 is under way; draw 1 is answered when `answer` is set."""
+
+    model = "faulty"
+    digest = "digest"
+    capabilities = Capabilities()
+
+    def __init__(self, fault: Exception) -> None:
+        self.fault = fault
+        self.under_way = asyncio.Event()
+        self.answer = asyncio.Event()
+        self.answered = 0
+        self.cancelled = 0
+
+    async def sample(self, request: SampleRequest, n: int = 1) -> list[Completion]:
+        if request.identity.draw == 0:
+            await self.under_way.wait()
+            asyncio.get_running_loop().call_soon(self.answer.set)
+            raise self.fault
+        self.under_way.set()
+        try:
+            await self.answer.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        self.answered += 1
+        return [Completion("<answer>Paris</answer>", "stop", Usage(), self.model)]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        return None
+
+
+class Shelf:
+    digest = "shelf"
+
+    async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
+        return []
+
+
+async def rolled_out(engine: Faulty) -> None:
+    environment = Environment(ReasonRAG(), engine, Shelf(), AgentSettings(), top_k=1)
+    evaluator = RolloutEvaluator(environment, Sampling(), SpreSettings(rollouts=2))
+    question = a_question()
+    await evaluator.evaluate(question, State(question.question), "0")
+
+
+async def test_a_failed_rollout_ends_the_others_and_keeps_its_kind() -> None:
+    fault = EndpointError("it broke", fatal=True)
+    engine = Faulty(fault)
+    with pytest.raises(EndpointError) as caught:
+        await rolled_out(engine)
+    assert caught.value is fault
+    assert (engine.cancelled, engine.answered) == (1, 0)
+
+
+async def test_a_limit_lets_the_calls_under_way_finish() -> None:
+    engine = Faulty(BudgetExceeded("limits.max_tokens 10 reached"))
+    with pytest.raises(BudgetExceeded):
+        await rolled_out(engine)
+    assert (engine.cancelled, engine.answered) == (0, 1)
