@@ -75,8 +75,12 @@ class Bm25Retriever:
 
         try:
             index = bm25s.BM25.load(folder, mmap=True, show_progress=False)
-        except (OSError, ValueError, KeyError) as error:
-            raise RetrievalError(f"cannot read the BM25 index {folder}: {error}") from error
+        except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+            # Without numpy's own words, which advise to load such a file unsafely.
+            raise RetrievalError(
+                f"cannot read the BM25 index {folder} ({type(error).__name__}): "
+                "delete the folder and it is built anew"
+            ) from error
         if index.scores["num_docs"] != len(passages):
             raise RetrievalError(
                 f"the BM25 index {folder} has {index.scores['num_docs']} passages, "

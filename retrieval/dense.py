@@ -56,8 +56,12 @@ class DenseRetriever:
         path = folder / VECTORS
         try:
             vectors = np.asarray(np.load(path, mmap_mode="r"))
-        except (OSError, ValueError) as error:
-            raise RetrievalError(f"cannot read the dense index {path}: {error}") from error
+        except (OSError, EOFError, ValueError) as error:
+            # Without numpy's own words, which advise to load such a file unsafely.
+            raise RetrievalError(
+                f"cannot read the dense index {folder} ({type(error).__name__}): "
+                "delete the folder and it is built anew"
+            ) from error
         if len(vectors) != len(passages):
             raise RetrievalError(
                 f"the dense index {folder} has {len(vectors)} passages, the corpus "

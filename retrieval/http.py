@@ -29,6 +29,14 @@ def is_loopback(url: str) -> bool:
         return False
 
 
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # an open bracket, a port above 65535
+        return False
+
+
 class HttpRetriever:
     """Asks a search server. Its digest is that of the url: what the server holds is unknown.
 
@@ -46,13 +54,12 @@ class HttpRetriever:
         Raises:
             ConfigError: not a http(s) url.
         """
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not _is_http(url):
             raise ConfigError(
                 f"retrieval.url {url!r} is no http address; "
                 "it should look like http://127.0.0.1:8001/retrieve"
             )
-        self._url = url if parts.path.strip("/") else url.rstrip("/") + "/retrieve"
+        self._url = url if urlsplit(url).path.strip("/") else url.rstrip("/") + "/retrieve"
         self._timeout_s = timeout_s
 
     @property

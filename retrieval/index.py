@@ -16,7 +16,7 @@ from retrieval.interface import Retriever
 from retrieval.passages import corpus_hash, in_index_order
 from retrieval.settings import RetrievalSettings
 from storage.cache import cache_folder
-from storage.errors import ConfigError
+from storage.errors import ConfigError, StorageError
 from storage.records import Passage
 
 __all__ = ["corpus_hash", "open_retriever"]
@@ -39,6 +39,7 @@ def open_retriever(
         ConfigError: empty corpus, two passages with one id, no url for `http`, or the extra
             that `dense` and `fusion` need is not installed.
         RetrievalError: an index on disk is damaged.
+        StorageError: the folder of the indexes cannot be written.
     """
     if settings.kind == "http":
         return _open_http(settings)
@@ -99,7 +100,20 @@ def built_once(folder: Path, build: Callable[[Path], None]) -> Path:
     `build` fills a neighbour that is synced and renamed at the end, under a lock, so that two
     processes that want one index build it once and a killed one leaves nothing that a later one
     could take for an index.
+
+    Raises:
+        StorageError: the file system refused (no room, no permission, a file in the way).
     """
+    try:
+        return _built_once(folder, build)
+    except OSError as error:
+        raise StorageError(
+            f"cannot make the index {folder} ({error}): make room or mend the permissions, or set "
+            "the environment variable BRANCHWISE_CACHE to a folder that can be written"
+        ) from error
+
+
+def _built_once(folder: Path, build: Callable[[Path], None]) -> Path:
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from sources.documents import ENDINGS, cut, document_files, read_document
-from sources.files import Faults, Placed, Raw, existing, kind_of, read_rows
+from sources.files import Placed, Raw, existing, kind_of, read_rows
 from sources.rows import content_id
 from storage.errors import ConfigError
+from storage.reading import Faults
 from storage.records import Passage, Question
 
 READ = "passages read"

@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from sources.files import Faults, open_text, sound_lines
+from sources.files import sound_lines
+from storage.reading import Faults, open_text
 from storage.records import Passage
 
 ENDINGS = (".txt", ".md")

@@ -10,39 +10,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from storage.errors import ConfigError
+from storage.reading import Faults, open_text
 from storage.text import storable_values
 
 Raw = dict[str, Any]
 Placed = tuple[str, Raw]
 """A place ("file:line") and the object that stands there."""
-
-
-class Faults:
-    """What is wrong with the input: collected, then raised at once."""
-
-    shown = 20
-
-    def __init__(self) -> None:
-        self._messages: list[str] = []
-        self.count = 0
-
-    def add(self, place: str, what: str) -> None:
-        """Notes that `what` is wrong at `place`."""
-        self.count += 1
-        if self.count <= self.shown:
-            self._messages.append(f"{place}: {what}")
-
-    def raise_any(self) -> None:
-        """Raises what was noted, if anything was.
-
-        Raises:
-            ConfigError: the first 20 faults, one a line, and how many more there are.
-        """
-        if not self.count:
-            return
-        more = self.count - len(self._messages)
-        lines = [*self._messages, *([f"… and {more} more"] if more else [])]
-        raise ConfigError("\n".join(lines))
 
 
 def existing(path: str | Path, setting: str) -> Path:
@@ -76,13 +49,6 @@ def read_rows(path: Path, faults: Faults) -> Iterator[Placed]:
         faults.add(str(path), f"cannot be read: {error}")
 
 
-def open_text(path: Path) -> TextIO:
-    """Opens text (UTF-8, a byte-order mark is dropped), unpacking `.gz`."""
-    if path.suffix.lower() == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
-
-
 def sound_lines(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[str]:
     """`lines` until the file breaks, which is a fault at the line that could not be read."""
     number = 0
@@ -109,15 +75,14 @@ def parse_object(text: str) -> Raw:
         ValueError: not JSON, not an object, or a number that JSON does not have.
     """
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = storable_values(json.loads(text, parse_constant=_no_constant))
     except json.JSONDecodeError as error:
         raise ValueError(f"is not JSON ({error.msg} at character {error.colno})") from error
     except RecursionError as error:
         raise ValueError("is nested too deeply") from error
     if not isinstance(value, dict):
         raise ValueError(f"is a JSON {type(value).__name__}, not an object")
-    found: Raw = storable_values(value)
-    return found
+    return value
 
 
 def _no_constant(name: str) -> Any:
@@ -141,7 +106,7 @@ def _json_rows(path: Path, file: TextIO, faults: Faults) -> Iterator[Placed]:
     if faults.count > before:
         return
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = storable_values(json.loads(text, parse_constant=_no_constant))
     except (ValueError, RecursionError) as error:
         if text.lstrip().startswith("{"):
             yield from _jsonl_rows(path, io.StringIO(text), faults)
@@ -155,7 +120,7 @@ def _json_rows(path: Path, file: TextIO, faults: Faults) -> Iterator[Placed]:
         return
     for number, item in enumerate(value, start=1):
         if isinstance(item, dict):
-            yield f"{path}: item {number}", storable_values(item)
+            yield f"{path}: item {number}", item
         else:
             faults.add(f"{path}: item {number}", "is not an object")
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sources.corpus import READ, Corpus, corpus_of_paragraphs, load_corpus, unite
-from sources.files import Faults
 from sources.gold import resolve_gold
 from sources.parts import folded_question, part_of
 from sources.readers import PlacedQuestion, QuestionSet, fold, read_set
 from sources.settings import DataSettings, SetSettings
 from storage.errors import ConfigError
+from storage.reading import Faults
 from storage.records import Passage, Question
 
 Notes = Counter[str]

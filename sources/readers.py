@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from sources.bamboogle import BamboogleRow, NqRow, PlainRow
-from sources.files import Faults, Placed, Raw, existing, read_rows
+from sources.files import Placed, Raw, existing, read_rows
 from sources.flashrag import FlashRow
 from sources.hotpotqa import HotpotRow
 from sources.hub import hub_rows
@@ -13,6 +13,7 @@ from sources.musique import MusiqueRow
 from sources.popqa import PopRow
 from sources.rows import Row
 from storage.errors import ConfigError
+from storage.reading import Faults
 from storage.records import Question
 
 FORMS: dict[str, tuple[type[Row], ...]] = {

@@ -1,36 +1,33 @@
 """Large JSON files, record by record: one list of objects, or JSONL (told apart by themselves)."""
 
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from storage.errors import ConfigError
+from storage.reading import Faults, open_text
+from storage.text import storable_values
 
 _CHUNK_CHARS = 1 << 16
 _LONGEST_ESCAPE = 12  # an escaped character outside the basic plane, \uXXXX\uXXXX
 
 
-def read_json_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Number (from 1) and content of each record, read as they are asked for.
+def read_json_records(path: Path, faults: Faults) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number (from 1) and content of each record, read as they are asked for (`.gz` too).
 
-    Raises:
-        ConfigError: the file cannot be read, or a record is torn or no object; with file and
-            record number.
+    What cannot be read becomes a fault, with file and record number: a broken line of JSONL is
+    skipped, a broken list ends there. Lone surrogates become U+FFFD (no table can hold them).
     """
     try:
-        with path.open(encoding="utf-8-sig") as file:
-            for number, value in enumerate(_values(file, path), start=1):
-                if not isinstance(value, dict):
-                    raise ConfigError(f"{path}: record {number} is no JSON object")
-                yield number, value
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as UTF-8 JSON ({error})") from error
+        with open_text(path) as file:
+            yield from _records(path, _Text(file), faults)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        faults.add(str(path), f"cannot be read as UTF-8 JSON ({error})")
 
 
-def _values(file: TextIO, path: Path) -> Iterator[Any]:
-    """The values of a list, or those that follow one another with white space between."""
-    text = _Text(file)
+def _records(path: Path, text: "_Text", faults: Faults) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a list, or those that follow one another with white space between."""
     listed = text.next_char() == "["
     if listed:
         text.skip()
@@ -38,25 +35,18 @@ def _values(file: TextIO, path: Path) -> Iterator[Any]:
     while (char := text.next_char()) and char != "]":
         number += 1
         try:
-            yield text.value()
-            if listed and text.next_char() == ",":
-                text.skip()
-                if text.next_char() == "]":
-                    raise ValueError("a comma with nothing behind it")
-            elif listed and text.next_char() not in ("]", ""):
-                raise ValueError("no comma behind it")
+            value = text.listed_value() if listed else text.value()
         except ValueError as error:
-            raise ConfigError(f"{path}: record {number} is not valid JSON: {error}") from error
-    _refuse_bad_end(text, listed, path, number)
-
-
-def _refuse_bad_end(text: "_Text", listed: bool, path: Path, number: int) -> None:
-    if listed != (text.next_char() == "]"):
-        ending = "the list is not closed" if listed else "a list ends that never began"
-        raise ConfigError(f"{path}: after record {number}: {ending} (a torn file?)")
-    text.skip()
-    if listed and text.next_char():
-        raise ConfigError(f"{path}: after record {number}: text behind the end of the list")
+            faults.add(f"{path}: record {number}", f"is not valid JSON ({error})")
+            if listed or not text.skip_line():
+                return
+            continue
+        if isinstance(value, dict):
+            yield number, value
+        else:
+            faults.add(f"{path}: record {number}", "is no JSON object")
+    if problem := text.bad_end(listed):
+        faults.add(f"{path}: after record {number}", problem)
 
 
 class _Text:
@@ -89,13 +79,50 @@ class _Text:
         while True:
             try:
                 value, end = self._decoder.raw_decode(self._buffer)
+                value = storable_values(value)
             except json.JSONDecodeError as error:
                 if self._ended or not self._cut(error):
                     raise
                 self._more()
+            except RecursionError as error:
+                raise ValueError("nested too deeply") from error
             else:
                 self._buffer = self._buffer[end:]
                 return value
+
+    def listed_value(self) -> Any:
+        """Take one value of a list, and the comma behind it.
+
+        Raises:
+            ValueError: there is none, or no comma where one belongs.
+        """
+        value = self.value()
+        if self.next_char() == ",":
+            self.skip()
+            if self.next_char() == "]":
+                raise ValueError("a comma with nothing behind it")
+        elif self.next_char() not in ("]", ""):
+            raise ValueError("no comma behind it")
+        return value
+
+    def skip_line(self) -> bool:
+        """Leave the rest of the line; whether an object begins behind it."""
+        while "\n" not in self._buffer and not self._ended:
+            self._more()
+        self._buffer = self._buffer.partition("\n")[2]
+        return self.next_char() == "{"
+
+    def bad_end(self, listed: bool) -> str | None:
+        """What is wrong with the file's end, where values have ended; null if nothing is."""
+        closed = self.next_char() == "]"
+        if listed != closed:
+            return (
+                "the list is not closed (a torn file?)"
+                if listed
+                else "a list ends that never began"
+            )
+        self.skip()
+        return "text behind the end of the list" if listed and self.next_char() else None
 
     def _cut(self, error: json.JSONDecodeError) -> bool:
         """Whether more text may mend the error, as opposed to text that is wrong for good."""

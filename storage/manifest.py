@@ -10,7 +10,7 @@ from typing import Annotated
 
 import pyarrow.parquet as pq
 from pyarrow import ArrowException
-from pydantic import AfterValidator, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from storage.atomic import atomic_write_text
 from storage.errors import StorageError
@@ -34,6 +34,7 @@ class PartInfo(Record):
         rows: number of rows.
         sha256: of the file's bytes, hexadecimal.
         questions: number of distinct `question_id`s in it.
+        counts: what was dropped or noted on the way to these rows, by reason.
     """
 
     table: str
@@ -41,6 +42,7 @@ class PartInfo(Record):
     rows: int
     sha256: str
     questions: int = 0
+    counts: dict[str, int] = Field(default_factory=dict)
 
 
 class Manifest(Record):
@@ -75,8 +77,13 @@ def load_manifest(run: Path) -> Manifest:
         if not run.is_dir():
             raise StorageError(f"{run}: no such run folder") from None
         return Manifest()
-    except (OSError, ValidationError) as error:
-        raise StorageError(f"{path}: not a readable manifest ({error})") from error
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except ValidationError as error:
+        raise StorageError(
+            f"{path}: not a manifest ({_in_words(error)}). Put manifest.json back from a copy of "
+            "the run, or begin the run anew in another folder"
+        ) from error
     if manifest.schema_version > SCHEMA_VERSION:
         raise StorageError(
             f"{path}: has schema version {manifest.schema_version}, this Branchwise reads up to "
@@ -85,10 +92,17 @@ def load_manifest(run: Path) -> Manifest:
     return manifest
 
 
+def _in_words(error: ValidationError) -> str:
+    """The first fault, without pydantic's links and types."""
+    first = error.errors(include_url=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {first['msg']}" if place else first["msg"]
+
+
 def add_parts(run: Path, parts: Iterable[PartInfo]) -> Manifest:
     """Commit parts, all or none; one with the path of an older part takes its place.
 
-    The caller holds the run (see `storage.ledger`): two writers would undo each other.
+    The caller holds the run (see `storage.lock`): two writers would undo each other.
     """
     by_path = {part.path: part for part in (*load_manifest(run).parts, *parts)}
     manifest = Manifest(parts=tuple(by_path[path] for path in sorted(by_path)))

@@ -6,18 +6,21 @@ before the compared ones, so it is `depth` − 1. Rewards, visits, ids and prove
 there: an exported pair comes back without them.
 """
 
+import gzip
 import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from storage.atomic import atomic_path
 from storage.errors import ConfigError
 from storage.json_records import read_json_records
+from storage.reading import Faults
 from storage.records import ChatMessage, Pair, pair_id
-from storage.text import digest_of, storable, storable_values
+from storage.text import digest_of, storable
 
 SOURCE = "rag-proguide"
 """`source` of imported pairs, as long as the format does not say it."""
@@ -128,24 +131,31 @@ def from_proguide(record: ProGuideRecord) -> Pair:
 
 
 def read_proguide(path: Path) -> Iterator[Pair]:
-    """The pairs of a published file (a JSON list, or JSONL), read as they are asked for.
+    """The pairs of a published file (a JSON list, or JSONL; `.gz` too), read as asked for.
 
     Raises:
-        ConfigError: with file and record number.
+        ConfigError: at the end, the faults of all records, with file and record number.
     """
-    for number, value in read_json_records(path):
+    faults = Faults()
+    for number, value in read_json_records(path, faults):
         try:
-            record = ProGuideRecord.model_validate(storable_values(value))
+            record = ProGuideRecord.model_validate(value)
         except ValidationError as error:
-            problems = "; ".join(
-                f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()
-            )
-            raise ConfigError(f"{path}: record {number}: {problems}") from error
-        yield from_proguide(record)
+            faults.add(f"{path}: record {number}", _in_words(error))
+        else:
+            yield from_proguide(record)
+    faults.raise_any()
+
+
+def _in_words(error: ValidationError) -> str:
+    details = error.errors(include_url=False)
+    return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in details)
 
 
 def write_proguide(path: Path, pairs: Iterable[Pair]) -> int:
     """Write pairs as the published JSON list, or as JSONL if `path` ends in `.jsonl`.
+
+    With `.gz` behind either ending the file is packed.
 
     Returns:
         the number of records.
@@ -154,15 +164,20 @@ def write_proguide(path: Path, pairs: Iterable[Pair]) -> int:
         ConfigError: a pair does not fit (see `to_proguide`); nothing is written then.
         StorageError: the file could not be written.
     """
-    lines = path.suffix == ".jsonl"
+    packed = path.suffix.lower() == ".gz"
+    lines = path.name.removesuffix(".gz").endswith(".jsonl")
     count = 0
-    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+    with atomic_path(path) as temporary, _open_new(temporary, packed) as file:
         file.write("" if lines else "[")
         for count, pair in enumerate(pairs, start=1):
             text = json.dumps(to_proguide(pair).model_dump(), ensure_ascii=False)
             file.write(f"{text}\n" if lines else f"{',' if count > 1 else ''}\n{text}")
         file.write("" if lines else "\n]\n")
     return count
+
+
+def _open_new(path: Path, packed: bool) -> TextIO:
+    return gzip.open(path, "wt", encoding="utf-8") if packed else path.open("w", encoding="utf-8")
 
 
 def content_of(reply: str) -> str:

@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from pyarrow import ArrowException
 
 from storage.errors import ConfigError, StorageError
-from storage.manifest import Manifest, load_manifest
+from storage.manifest import Manifest, load_manifest, verify_manifest
 from storage.schemas import SCHEMAS
 
 VIEWS = {
@@ -20,6 +23,21 @@ VIEWS = {
 """Views, and the tables they show."""
 
 _FIRST = "overview"
+_SEALED: dict[str, str | bool | int | float | list[str]] = {
+    "enable_external_access": False,
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+    "temp_directory": "",  # the one folder that DuckDB would still write to
+    "lock_configuration": True,
+}
+_RULES = (
+    f"A query reads the views {', '.join(VIEWS)}, and writes no file: to keep a result, redirect "
+    'the output (make -s inspect SQL="…" > FILE)'
+)
+_REPAIR = (
+    "The manifest names what was committed; it was damaged or removed afterwards. "
+    "Put the file back from a copy of the run, or begin the run anew in another folder"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,31 +49,21 @@ class QueryResult:
 
 
 def connect(run: Path) -> duckdb.DuckDBPyConnection:
-    """An in-memory database with the views of `VIEWS`; nothing is written to the run.
+    """An in-memory database with the views of `VIEWS`, which reaches no file and no network.
 
-    A view has the columns of its schema even where a run has no parts, or older ones. Only
-    files that the manifest names are read. Relabelled tables have no view. `predictions` shows
-    those of all policies and question sets.
+    Arrow reads the parts for it, so a query can neither write nor read a file by itself. A view
+    has the columns of its schema even where a run has no parts, or older ones. Only files that
+    the manifest names are read. Relabelled tables have no view. `predictions` shows those of all
+    policies and question sets.
 
     Raises:
         StorageError: the run has no readable manifest, or a part is missing or damaged.
     """
     manifest = load_manifest(run)
-    # Queries on a run must not fetch code from the network.
-    quiet: dict[str, str | bool | int | float | list[str]] = {
-        "autoinstall_known_extensions": False,
-        "autoload_known_extensions": False,
-    }
-    connection = duckdb.connect(":memory:", config=quiet)
-    try:
-        for view, table in VIEWS.items():
-            connection.register(f"no_{view}", SCHEMAS[table].empty_table())
-            connection.execute(_view(run, manifest, view, table))
-    except duckdb.Error as error:
-        connection.close()
-        raise StorageError(
-            f"{run}: a part that the manifest names cannot be read ({error})"
-        ) from error
+    parts = {view: _parts(run, manifest, table) for view, table in VIEWS.items()}
+    connection = duckdb.connect(":memory:", config=_SEALED)
+    for view, rows in parts.items():
+        connection.register(view, rows)
     return connection
 
 
@@ -63,20 +71,22 @@ def run_sql(run: Path, sql: str) -> QueryResult:
     """Run one query on a run's views.
 
     Raises:
-        ConfigError: DuckDB refused the query; its message says where.
+        ConfigError: there is no query, or DuckDB refused it; its message says where.
         StorageError: see `connect`.
     """
-    connection = connect(run)
-    try:
-        cursor = connection.execute(sql)
-        columns = tuple(column[0] for column in cursor.description or ())
-        return QueryResult(columns, tuple(cursor.fetchall()) if columns else ())
-    except duckdb.IOException as error:
-        raise StorageError(f"{run}: a file cannot be read ({error})") from error
-    except duckdb.Error as error:
-        raise ConfigError(f"SQL: {error}") from error
-    finally:
-        connection.close()
+    with connect(run) as connection:
+        try:
+            cursor = connection.execute(sql)
+            if cursor is None:  # whatever the stubs say: for comments and lone semicolons
+                raise ConfigError(f"SQL: there is no query in it. {_RULES}")
+            columns = tuple(column[0] for column in cursor.description or ())
+            return QueryResult(columns, tuple(cursor.fetchall()) if columns else ())
+        except duckdb.InvalidInputException as error:  # among others: Arrow could not read
+            if problems := verify_manifest(run):
+                raise StorageError("\n".join([*problems, _REPAIR])) from error
+            raise ConfigError(f"SQL: {error}\n{_RULES}") from error
+        except duckdb.Error as error:
+            raise ConfigError(f"SQL: {error}\n{_RULES}") from error
 
 
 def sql_folder() -> Path:
@@ -102,21 +112,25 @@ def _titled(sql: str) -> tuple[str, str]:
     return sql.partition("\n")[0].removeprefix("--").strip(), sql
 
 
-def _view(run: Path, manifest: Manifest, view: str, table: str) -> str:
-    """The empty table of the schema gives names, order and types; parts are added by name."""
-    sql = f"CREATE VIEW {view} AS SELECT * FROM no_{view}"
+def _parts(run: Path, manifest: Manifest, table: str) -> ds.Dataset:
+    """The rows of all parts of a table, read when a query asks for them."""
+    schema = SCHEMAS[table]
     shown = [
-        _literal(run / part.path)
+        run / part.path
         for part in manifest.parts
         if part.table.rpartition("/")[2] == table and not part.table.startswith("relabelled/")
     ]
-    if shown:
-        options = "union_by_name = true, hive_partitioning = false"
-        sql += f" UNION ALL BY NAME SELECT * FROM read_parquet([{', '.join(shown)}], {options})"
-    return sql
+    if not shown:
+        return ds.dataset(schema.empty_table())
+    for path in shown:
+        _refuse_unreadable(path)
+    return ds.dataset([str(path) for path in shown], schema=schema, format="parquet")
 
 
-def _literal(path: Path) -> str:
-    """A path as a SQL string that means this one file and is no pattern."""
-    plain = "".join(f"[{c}]" if c in "*?[" else c for c in str(path))
-    return "'" + plain.replace("'", "''") + "'"
+def _refuse_unreadable(path: Path) -> None:
+    try:
+        pq.read_metadata(path)
+    except FileNotFoundError as error:
+        raise StorageError(f"{path}: missing. {_REPAIR}") from error
+    except (OSError, ArrowException) as error:
+        raise StorageError(f"{path}: cannot be read ({error}). {_REPAIR}") from error

@@ -11,7 +11,7 @@ import pytest
 from retrieval import index
 from retrieval.index import built_once, corpus_hash, open_retriever
 from retrieval.settings import RetrievalSettings
-from storage.errors import ConfigError
+from storage.errors import ConfigError, StorageError
 from storage.records import Passage, RetrievedPassage
 
 CORPUS = [
@@ -64,6 +64,13 @@ def test_a_kill_while_building_leaves_no_index(tmp_path: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["whole"]
 
 
+def test_a_cache_that_is_a_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "taken").write_text("")
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "taken"))
+    with pytest.raises(StorageError, match=r"taken/indexes.*BRANCHWISE_CACHE"):
+        open_retriever(RetrievalSettings(), CORPUS)
+
+
 async def test_identical_queries_are_answered_from_memory(tmp_path: Path) -> None:
     retriever = open_retriever(RetrievalSettings(), CORPUS, tmp_path)
     first = await retriever.search("program", 2)
@@ -77,5 +84,6 @@ async def test_identical_queries_are_answered_from_memory(tmp_path: Path) -> Non
 def test_http_needs_a_url() -> None:
     with pytest.raises(ConfigError, match=r"retrieval\.url"):
         open_retriever(RetrievalSettings(kind="http"), [])
-    with pytest.raises(ConfigError, match="no http address"):
-        open_retriever(RetrievalSettings(kind="http", url="localhost:8001"), [])
+    for url in ("localhost:8001", "http://[::1", "http://localhost:99999"):
+        with pytest.raises(ConfigError, match="no http address"):
+            open_retriever(RetrievalSettings(kind="http", url=url), [])

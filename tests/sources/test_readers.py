@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sources.files import Faults, parse_object, read_rows
+from sources.files import parse_object, read_rows
 from sources.readers import LICENCES, read_set
 from storage.errors import ConfigError
+from storage.reading import Faults
 from storage.records import Question
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
@@ -317,6 +318,12 @@ def test_a_sound_question_comes_back_verbatim(
     assert (found.id, found.question) == (id, question)
     assert found.answers == tuple(dict.fromkeys(answers))
     assert found.extra == {"kept": extra}
+
+
+def test_a_line_nested_too_deeply_is_a_value_error() -> None:
+    # Shallow enough for the parser, and too deep for what looks for surrogates.
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse_object('{"a":' * 600 + "1" + "}" * 600)
 
 
 def test_a_lone_surrogate_does_not_get_through() -> None:

@@ -1,5 +1,6 @@
 """RAG-ProGuide: published records come in, ours go out, and both ways agree."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -99,15 +100,17 @@ def test_pairs_that_do_not_fit_are_refused_and_nothing_is_written(tmp_path: Path
     ("text", "message"),
     [
         ("[@, {}]", "record 2: instruction: Field required"),
-        ('[@, {"instruction": "a', "record 2 is not valid JSON"),
+        ('[@, {"instruction": "a', "record 2: is not valid JSON"),
         ("[@", "after record 1: the list is not closed"),
-        ("[@ @]", "record 1 is not valid JSON: no comma"),
+        ("[@ @]", r"record 1: is not valid JSON \(no comma"),
         ("[@,]", "comma"),
         ("[@] x", "text behind the end"),
         ("@]", "never began"),
-        ('@\n{"instruction": 1', "record 2 is not valid JSON"),
-        ("[1]", "record 1 is no JSON object"),
-        ("[@, nope]", "record 2 is not valid JSON"),
+        ('@\n{"instruction": 1', "record 2: is not valid JSON"),
+        ("[1]", "record 1: is no JSON object"),
+        ("[" * 100_000, r"record 1: is not valid JSON \(nested too deeply\)"),
+        ('[{"a":' + '{"a":' * 600 + "1" + "}" * 601 + "]", "nested too deeply"),
+        ("[@, nope]", "record 2: is not valid JSON"),
         ("\udcff", "cannot be read as UTF-8"),
     ],
 )
@@ -120,6 +123,37 @@ def test_bad_files_are_refused_with_file_and_record(
     with pytest.raises(ConfigError, match=message) as caught:
         list(read_proguide(path))
     assert str(path) in str(caught.value)
+
+
+def test_all_bad_records_are_told_at_once(tmp_path: Path) -> None:
+    good = to_proguide(a_pair()).model_dump()
+    broken = {**good, "layer": -1}
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps([1, good, *[broken] * 21]))
+    with pytest.raises(ConfigError) as caught:
+        list(read_proguide(path))
+    told = str(caught.value).splitlines()
+    assert told[0] == f"{path}: record 1: is no JSON object"
+    assert told[1].startswith(f"{path}: record 3: layer: ")
+    assert (len(told), told[-1]) == (21, "… and 2 more")
+    # A torn line does not hide the next ones.
+    path.write_text("\n".join([json.dumps(good)[:-9], json.dumps(good), '{"a": }', "{}"]))
+    with pytest.raises(ConfigError) as caught:
+        list(read_proguide(path))
+    told = [line.removeprefix(f"{path}: ")[:9] for line in str(caught.value).splitlines()]
+    assert told == ["record 1:", "record 3:", "record 4:"]
+
+
+@pytest.mark.parametrize("name", ["pairs.json.gz", "pairs.jsonl.gz"])
+def test_packed_files_are_read_and_written(tmp_path: Path, name: str) -> None:
+    pairs = [from_proguide(to_proguide(a_pair(depth=depth))) for depth in (1, 2)]
+    write_proguide(tmp_path / name, pairs)
+    packed = (tmp_path / name).read_bytes()
+    assert gzip.decompress(packed).startswith(b"{" if "jsonl" in name else b"[")
+    assert list(read_proguide(tmp_path / name)) == pairs
+    (tmp_path / name).write_bytes(packed[:-12])
+    with pytest.raises(ConfigError, match=r"\.gz: cannot be read"):
+        list(read_proguide(tmp_path / name))
 
 
 def test_empty_and_missing_files(tmp_path: Path) -> None:

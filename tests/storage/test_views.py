@@ -1,4 +1,4 @@
-"""DuckDB sees the committed parts, typed even where there are none, and stays off the network."""
+"""DuckDB sees the committed parts, typed even where there are none, and nothing else."""
 
 import shutil
 from pathlib import Path
@@ -10,7 +10,7 @@ from storage.errors import ConfigError, StorageError
 from storage.manifest import add_parts
 from storage.parts import write_part
 from storage.schemas import PAIRS, QUESTIONS, TREES, rows_to_table
-from storage.views import canned_queries, connect, run_sql
+from storage.views import canned_queries, run_sql
 
 
 @pytest.fixture
@@ -77,15 +77,54 @@ def test_canned_queries_describe_the_run(run: Path) -> None:
 def test_errors_say_what_to_mend(run: Path) -> None:
     with pytest.raises(ConfigError, match="nodez"):
         run_sql(run, "SELECT * FROM nodez")
+    for nothing in ("-- nothing", ";"):
+        with pytest.raises(ConfigError, match=r"no query in it.* views pairs, nodes"):
+            run_sql(run, nothing)
     # The run's name, read as a pattern, would find this other run's part instead.
     shutil.copytree(run, run.with_name("it's a r k=v"))
     (run / "trees" / "part-00001.parquet").unlink()
-    with pytest.raises(StorageError, match="part-00001"):
+    with pytest.raises(StorageError, match=r"part-00001\.parquet: missing\. .*copy of the run"):
         run_sql(run, "SELECT 1")
 
 
-def test_extensions_are_never_fetched(tmp_path: Path) -> None:
-    settings = "autoinstall_known_extensions", "autoload_known_extensions"
-    with connect(tmp_path) as connection:
-        for name in settings:
-            assert connection.execute(f"SELECT current_setting('{name}')").fetchall() == [(False,)]
+def test_damage_behind_a_sound_footer_is_no_fault_of_the_query(run: Path) -> None:
+    part = run / "trees" / "part-00000.parquet"
+    part.write_bytes(part.read_bytes()[:4] + b"\xff" * 600 + part.read_bytes()[604:])
+    with pytest.raises(StorageError, match=r"part-00000\.parquet: its content changed"):
+        run_sql(run, "SELECT * FROM nodes")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "COPY (SELECT 1) TO '{run}/config.yaml'",
+        "COPY pairs TO '{part}' (USE_TMP_FILE false)",
+        "COPY pairs TO '.tmp/pairs.csv'",
+        "SELECT 1; COPY (SELECT 1) TO '{run}/manifest.json'",
+        "ATTACH '{run}/new.db'",
+        "EXPORT DATABASE '{run}/out'",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "SET enable_external_access = true",
+        "SET temp_directory = '{run}'",
+        "CREATE PERSISTENT SECRET s (TYPE s3)",
+        "SELECT * FROM read_text('{run}/config.yaml')",
+        "FROM '{part}'",
+        "FROM 'http://127.0.0.1:9/pairs.parquet'",
+    ],
+)
+def test_a_query_reaches_no_file_and_no_network(
+    run: Path, sql: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run)
+    monkeypatch.setenv("HOME", str(run))
+    (run / "config.yaml").write_text("seed: 7\n")
+    before = _contents(run)
+    quoted = str(run).replace("'", "''")
+    with pytest.raises(ConfigError, match="redirect the output"):
+        run_sql(run, sql.format(run=quoted, part=f"{quoted}/pairs/part-00000.parquet"))
+    assert _contents(run) == before
+
+
+def _contents(folder: Path) -> dict[Path, bytes | None]:
+    return {p: p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
