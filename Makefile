@@ -5,7 +5,7 @@ SHELL := bash
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
-CONFIG ?= configs/atlas.yaml
+CONFIG ?=
 RUN    ?=
 ARGS   ?=
 EXTRAS ?=
@@ -17,7 +17,9 @@ BIN  := $(VENV)/bin
 PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # User text reaches the programs through the environment, never through shell text.
 export RUN SQL CONFIG
-STAGE = "$(BIN)/branchwise" $@ --config "$$CONFIG" $(if $(RUN),--run "$$RUN") $(ARGS)
+STAGE = "$(BIN)/branchwise" $@ $(if $(CONFIG),--config "$$CONFIG") $(if $(RUN),--run "$$RUN") $(ARGS)
+# The recipe that `branchwise` takes: the named one, else the run's own, else the default.
+RECIPE := $(or $(CONFIG),$(if $(RUN),$(wildcard $(RUN)/config.yaml)),configs/atlas.yaml)
 
 .PHONY: help setup doctor clean data index warm-start annotate relabel inspect export-pairs \
         import-pairs train-sft train-dpo export eval all test test-fast lint bench
@@ -48,7 +50,7 @@ $(VENV)/weights.done: constraints.txt | $(BIN)/python
 
 CPU   := $(VENV)/cpu.done $(VENV)/weights.done
 TRAIN := $(CPU) $(VENV)/train.done
-DENSE := $(if $(shell grep -sE 'kind: *(dense|fusion)' "$(CONFIG)"),$(VENV)/dense.done)
+DENSE := $(if $(shell grep -sE 'kind: *(dense|fusion)' "$(RECIPE)"),$(VENV)/dense.done)
 
 setup: $(TRAIN) $(EXTRAS:%=$(VENV)/%.done) ## install what the default recipe needs; EXTRAS="dense" more
 doctor data index annotate relabel inspect export-pairs import-pairs eval: $(CPU) $(DENSE)

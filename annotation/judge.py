@@ -54,8 +54,8 @@ class Judge:
 
     @property
     def prompt_hash(self) -> str:
-        """Hash of the judge's prompt files; part of every call's identity."""
-        return prompts_digest(_prompts())
+        """Part of every call's identity."""
+        return judge_prompt_hash()
 
     async def score(self, question: Question, state: State, path: str) -> JudgeVerdict:
         """Score `state` against the golds of `question`; `path` names the call in the ledger.
@@ -77,6 +77,11 @@ class Judge:
         except JudgeError as unreadable:
             return JudgeVerdict(None, reply.text, str(unreadable), reply.usage)
         return JudgeVerdict(score, reply.text, None, reply.usage)
+
+
+def judge_prompt_hash() -> str:
+    """Hash of the judge's prompt files."""
+    return prompts_digest(_prompts())
 
 
 @cache

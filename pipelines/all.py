@@ -1,6 +1,9 @@
 """`make all`: annotate, train-dpo, eval, one after the other; ends where a stage ends early."""
 
+from dataclasses import replace
+
 from pipelines.annotate import annotate
+from pipelines.assemble import model_folder
 from pipelines.evaluate import evaluate
 from pipelines.stage import DONE, Invocation, Outcome
 from pipelines.train_dpo import train_dpo
@@ -8,22 +11,22 @@ from pipelines.train_dpo import train_dpo
 
 def all_stages(call: Invocation) -> Outcome:
     """Run the three stages."""
+    if call.dry_run:
+        return _announce(call)
     totals = {}
     for name, stage in (("annotate", annotate), ("train-dpo", train_dpo), ("eval", evaluate)):
         # `--limit` is about the questions that are annotated; the evaluation has its own.
-        outcome = stage(call if name == "annotate" else _unlimited(call))
+        outcome = stage(call if name == "annotate" else replace(call, limit=None))
         totals[name] = outcome.totals
         if outcome.exit_code != DONE:
             return Outcome(totals, outcome.exit_code)
     return Outcome(totals)
 
 
-def _unlimited(call: Invocation) -> Invocation:
-    return Invocation(
-        recipe=call.recipe,
-        run=call.run,
-        resume=call.resume,
-        dry_run=call.dry_run,
-        console=call.console,
-        options=call.options,
-    )
+def _announce(call: Invocation) -> Outcome:
+    """Say what would happen; the later stages need what the earlier ones would have written."""
+    annotated = annotate(call)
+    policies = ", ".join(call.recipe.evaluation.policies or ("policy",))
+    call.say(f"then train-dpo: on the pairs of the run → {model_folder(call.run, 'dpo')}")
+    call.say(f"then eval: policies {policies}")
+    return Outcome({"annotate": annotated.totals, "dry_run": True}, annotated.exit_code)

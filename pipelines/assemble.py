@@ -1,13 +1,13 @@
 """The parts of a run, put together from its recipe: data, retriever, engines, environment."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from agent.environment import Environment
 from agent.protocols import protocol_named
-from engines.ledgered import LedgeredEngine
-from engines.sampling import Completion, Engine, SampleRequest, Sampling
+from engines.ledgered import BeforeCall, LedgeredEngine, OnCall
+from engines.sampling import Engine, Sampling
 from engines.settings import ModelSettings
 from pipelines.config import Recipe
 from retrieval.interface import Retriever
@@ -16,8 +16,6 @@ from sources.settings import DataSettings
 from storage.cache import cache_folder
 from storage.ledger import Ledger
 from storage.records import Passage
-
-OnCall = Callable[[SampleRequest, Completion, bool], None]
 
 
 def open_data(recipe: Recipe, settings: DataSettings | None = None) -> Data:
@@ -53,11 +51,16 @@ def engine_for(model: ModelSettings, recipe: Recipe) -> Engine:
 
 @asynccontextmanager
 async def opened(
-    model: ModelSettings, recipe: Recipe, ledger: Ledger, on_call: OnCall | None = None
+    model: ModelSettings,
+    recipe: Recipe,
+    ledger: Ledger,
+    on_call: OnCall | None = None,
+    before_call: BeforeCall | None = None,
 ) -> AsyncIterator[LedgeredEngine]:
     """An engine behind the run's ledger, started and checked."""
     engine = engine_for(model, recipe)
-    async with LedgeredEngine(engine, ledger, model.price_per_million, on_call) as ledgered:
+    price = model.price_per_million
+    async with LedgeredEngine(engine, ledger, price, on_call, before_call) as ledgered:
         yield ledgered
 
 

@@ -1,4 +1,4 @@
-"""The command line: `branchwise <stage> --config FILE --run DIR …`.
+"""The command line: `branchwise <stage> [--config FILE] [--run DIR] …`.
 
 Every stage is one function in a module of its own; this file only reads arguments, loads the
 recipe, calls the stage and turns errors into exit codes (contracts.md).
@@ -26,6 +26,9 @@ QUIET = {
     "TQDM_DISABLE": "1",
 }
 """Set before any import that might phone home, or draw progress bars of a second's work."""
+
+DEFAULT_RECIPE = Path("configs/atlas.yaml")
+"""Without `--config`, where `--run` names no run that has a recipe of its own."""
 
 PIPED_WIDTH = 200
 """Columns where nobody's window sets them: in a file or a pipe a cut table is lost."""
@@ -56,6 +59,10 @@ STAGES = {
     "eval": Stage("pipelines.evaluate", "evaluate", "policies on a question set"),
     "all": Stage("pipelines.all", "all_stages", "annotate, train-dpo, eval"),
 }
+LIMITED = frozenset({"warm-start", "annotate", "eval", "all"})
+"""Stages that work through questions."""
+READ_ONLY = frozenset({"doctor", "data", "inspect"})
+"""Stages that write nothing, so that there is nothing to try out dry."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -68,19 +75,24 @@ def parser() -> argparse.ArgumentParser:
     stages = top.add_subparsers(dest="stage", required=True, metavar="STAGE")
     for name, stage in STAGES.items():
         one = stages.add_parser(name, help=stage.does, description=stage.does)
-        one.add_argument("--config", type=Path, default=Path("configs/atlas.yaml"), metavar="FILE")
+        one.add_argument(
+            "--config", type=Path, metavar="FILE", help="default: the run's own, else atlas"
+        )
         one.add_argument("--run", type=Path, metavar="DIR", help="default: datasets/<name>")
         one.add_argument("--set", action="append", default=[], metavar="a.b=c", dest="overrides")
         one.add_argument("--resume", action="store_true", help="never start a training anew")
-        one.add_argument("--dry-run", action="store_true", help="say what would happen")
-        one.add_argument("--limit", type=int, metavar="N", help="at most N questions")
         one.add_argument("--json", action="store_true", help="totals as JSON on the last line")
         _own_arguments(name, one)
     return top
 
 
 def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
-    """Arguments that only one stage takes."""
+    """Arguments that not every stage takes."""
+    one.set_defaults(dry_run=False, limit=None)
+    if name not in READ_ONLY:
+        one.add_argument("--dry-run", action="store_true", help="say what would happen")
+    if name in LIMITED:
+        one.add_argument("--limit", type=_count, metavar="N", help="at most N questions")
     if name == "relabel":
         one.add_argument("--label", default=None, help="name of the relabelling")
     if name in {"export-pairs", "import-pairs"}:
@@ -89,6 +101,12 @@ def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
         one.add_argument("--model", default=None, help="model folder; default models/<run>/dpo")
     if name in {"train-sft", "train-dpo"}:
         one.add_argument("--label", default=None, help="train on relabelled pairs")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of questions: give 1 or more")
+    return int(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -129,7 +147,7 @@ def _run(options: argparse.Namespace, console: "Console") -> int:
     from pipelines.config import load_recipe
     from pipelines.stage import Invocation
 
-    recipe = load_recipe(options.config, options.overrides)
+    recipe = load_recipe(_recipe_file(options), options.overrides)
     shared = {"stage", "config", "run", "overrides", "resume", "dry_run", "limit", "json"}
     call = Invocation(
         recipe=recipe,
@@ -145,6 +163,15 @@ def _run(options: argparse.Namespace, console: "Console") -> int:
     if options.json:
         print(json.dumps(outcome.totals, default=str))
     return int(outcome.exit_code)
+
+
+def _recipe_file(options: argparse.Namespace) -> Path:
+    """The recipe that was named, else the run's own, else the default."""
+    if options.config is not None:
+        return Path(options.config)
+    kept = options.run / "config.yaml" if options.run else None
+    # Not `exists`, which raises where a folder may not be read; the stage then says so.
+    return kept if kept is not None and os.access(kept, os.F_OK) else DEFAULT_RECIPE
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ committed when the run died is replayed from the ledger at no cost.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,12 +23,17 @@ QUESTIONS_A_PART = 16
 
 @dataclass
 class Committer:
-    """Writes what the annotator finishes; `questions` are all of the run."""
+    """Writes what the annotator finishes.
+
+    Attributes:
+        questions: all of the run.
+        notes: what was dropped or noted while they were read, by reason.
+    """
 
     run: Run
     ledger: Ledger
     questions: Sequence[Question]
-    counts: Counter[str] = field(default_factory=Counter)
+    notes: Mapping[str, int]
     _waiting: list[Annotated] = field(default_factory=list)
     _failures: list[Failure] = field(default_factory=list)
 
@@ -39,11 +44,12 @@ class Committer:
             rows = rows_to_table(self.questions, schema_of("questions"), self.run.id)
             add_parts(folder, [write_part(folder, "questions", rows)])
         done = question_ids(folder, "trees")
-        return [q for q in self.questions if q.id not in done]
+        owed = [q for q in self.questions if q.id not in done]
+        self.ledger.owe(q.id for q in owed)
+        return owed
 
     def add(self, annotated: Annotated) -> None:
         """Take one finished question; commits when a part is full."""
-        self.counts.update(annotated.counts)
         if annotated.failure is not None:
             self._failures.append(annotated.failure)
             self.ledger.set_question(annotated.question.id, "failed", annotated.failure.kind)
@@ -59,13 +65,11 @@ class Committer:
         # In order of id, so that a part's content does not depend on who finished first.
         batch = sorted(self._waiting, key=lambda a: a.question.id)
         number = len(load_manifest(self.run.folder).of("trees"))
-        add_parts(
-            self.run.folder,
-            [
-                self._part("trees", [n for a in batch for n in a.nodes], number),
-                self._part("pairs", [p for a in batch for p in a.pairs], number),
-            ],
-        )
+        trees = self._part("trees", [n for a in batch for n in a.nodes], number)
+        pairs = self._part("pairs", [p for a in batch for p in a.pairs], number)
+        # With the part, so that attempts add up, and what was not committed is not counted twice.
+        counts = dict(sum((a.counts for a in batch), Counter[str]()))
+        add_parts(self.run.folder, [trees.model_copy(update={"counts": counts}), pairs])
         for annotated in batch:
             self.ledger.set_question(annotated.question.id, "done", part=f"{number:05d}")
         self._waiting.clear()
@@ -78,7 +82,7 @@ class Committer:
     def finish(self) -> dict[str, Any]:
         """Commit the rest and the failures; the run's totals over all attempts."""
         self.flush()
-        self._write_failures()
+        failures = self._write_failures()
         manifest = load_manifest(self.run.folder)
         done = len(question_ids(self.run.folder, "trees"))
         spent = self.ledger.totals()
@@ -86,7 +90,7 @@ class Committer:
             "run": str(self.run.folder),
             "questions": len(self.questions),
             "questions_done": done,
-            "questions_failed": len(self._failures),
+            "questions_failed": len(failures),
             "nodes": manifest.rows("trees"),
             "pairs": manifest.rows("pairs"),
             "calls": spent.calls,
@@ -94,14 +98,23 @@ class Committer:
             "cached_tokens": spent.cached_tokens,
             "output_tokens": spent.output_tokens,
             "cost_usd": spent.cost_usd,
-            "counts": dict(self.counts),
+            "counts": self._counts(failures),
         }
 
-    def _write_failures(self) -> None:
+    def _counts(self, failures: Iterable[Failure]) -> dict[str, int]:
+        """Everything dropped or noted in the run, by reason."""
+        counts = Counter({f"data: {reason}": n for reason, n in self.notes.items()})
+        for part in load_manifest(self.run.folder).of("trees"):
+            counts.update(part.counts)
+        counts.update(f"question failed: {failure.kind}" for failure in failures)
+        return dict(counts)
+
+    def _write_failures(self) -> list[Failure]:
         """Failures of questions that are still not done; one file, replaced whole."""
         done = question_ids(self.run.folder, "trees")
         old = table_to_records(read_parts(self.run.folder, "failures"), Failure)
         latest = {f.question_id: f for f in (*old, *self._failures) if f.question_id not in done}
-        if old or latest:
-            rows = [latest[key] for key in sorted(latest)]
+        rows = [latest[key] for key in sorted(latest)]
+        if old or rows:
             add_parts(self.run.folder, [self._part("failures", rows, None)])
+        return rows

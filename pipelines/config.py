@@ -7,7 +7,7 @@ and names every mistake at once with its line and the nearest valid key.
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,9 @@ from sources.settings import DataSettings, SetSettings
 from storage.errors import ConfigError
 from storage.settings import Settings
 from training.settings import TrainingSettings
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,60}$"
+"""What can be the name of a folder."""
 
 
 class LimitSettings(Settings):
@@ -60,7 +63,7 @@ class EvaluationConfig(EvaluationSettings):
 class Recipe(Settings):
     """Everything a run is made of; `config.yaml` of a run folder holds the resolved one."""
 
-    name: str
+    name: str = Field(pattern=NAME_PATTERN)
     seed: int = 0
     data: DataSettings = DataSettings()
     retrieval: RetrievalSettings = RetrievalSettings()
@@ -73,6 +76,11 @@ class Recipe(Settings):
     limits: LimitSettings = LimitSettings()
     training: TrainingSettings = TrainingSettings()
     evaluation: EvaluationConfig = EvaluationConfig()
+
+    @property
+    def asked_judge(self) -> JudgeSettings | None:
+        """The judge that the search asks; null where it asks none, whatever `judge:` says."""
+        return self.judge if self.mcts.evaluator == "judge" else None
 
     @property
     def estimator(self) -> Estimator:
@@ -96,6 +104,8 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the recipe: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 (byte {error.start}); save it as UTF-8") from error
     try:
         root = yaml.compose(text)
         values: Any = yaml.safe_load(text)
@@ -103,18 +113,30 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: a recipe is a mapping of settings, such as `name: mine`")
-    problems = [p for p in (_override(values, item) for item in overrides) if p]
-    try:
-        recipe = Recipe.model_validate(values)
-    except ValidationError as error:
-        lines = dict(_lines(root))
-        set_here = {tuple(item.partition("=")[0].split(".")) for item in overrides}
-        problems += [_explain(path, lines, set_here, dict(e)) for e in error.errors()]
-        raise ConfigError("\n".join(problems)) from error
-    problems += [f"{path}: {problem}" for problem in contradictions(recipe)]
+    problems = [f"{path}:{line}: `{key}` stands there twice" for key, line in _repeated(root)]
+    problems += [p for p in (_override(values, item) for item in overrides) if p]
+    recipe, faults = _validated(values)
+    lines = dict(_lines(root))
+    set_here = {tuple(item.partition("=")[0].split(".")) for item in overrides}
+    problems += [_explain(path, lines, set_here, fault) for fault in faults]
+    unsound = {str(fault["loc"][0]) for fault in faults}
+    problems += [f"{path}: {problem}" for problem in contradictions(recipe, unsound)]
     if problems:
         raise ConfigError("\n".join(problems))
     return recipe
+
+
+def _validated(values: dict[str, Any]) -> tuple[Recipe, list[dict[str, Any]]]:
+    """The recipe and what is wrong with it; blocks at fault have their defaults."""
+    try:
+        return Recipe.model_validate(values), []
+    except ValidationError as error:
+        faults: list[dict[str, Any]] = [dict(fault) for fault in error.errors()]
+    unsound = {fault["loc"][0] for fault in faults}
+    sound = {
+        name: values[name] for name in Recipe.model_fields.keys() & values if name not in unsound
+    }
+    return Recipe.model_validate({"name": "unnamed", **sound}), faults
 
 
 def _override(values: dict[str, Any], item: str) -> str | None:
@@ -151,6 +173,17 @@ def _lines(node: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...
             yield from _lines(value, here)
 
 
+def _repeated(root: Any) -> list[tuple[str, int]]:
+    """Keys that a mapping names again, of which YAML would silently take the last."""
+    seen: set[tuple[str, ...]] = set()
+    again = []
+    for key, line in _lines(root):
+        if key in seen:
+            again.append((".".join(key), line))
+        seen.add(key)
+    return again
+
+
 def _explain(
     path: Path,
     lines: dict[tuple[str, ...], int],
@@ -160,8 +193,9 @@ def _explain(
     location = tuple(str(part) for part in error["loc"])
     known = next((location[:n] for n in range(len(location), 0, -1) if location[:n] in lines), ())
     place = f"{path}:{lines[known]}" if known else str(path)
-    if location in set_here:
-        place = f"--set {'.'.join(location)}"
+    overriding = [k for k in set_here if location[: len(k)] == k or k[: len(location)] == location]
+    if overriding:
+        place = f"--set {'.'.join(min(overriding))}"
     key = ".".join(location)
     if error["type"] == "extra_forbidden":
         near = difflib.get_close_matches(location[-1], _valid_keys(location[:-1]), n=1, cutoff=0.5)
@@ -193,24 +227,65 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
     return [model for argument in arguments for model in _models_in(argument)]
 
 
-def contradictions(recipe: Recipe) -> list[str]:
-    """Combinations that cannot work, each with its remedy."""
-    found = []
+def contradictions(recipe: Recipe, unsound: Collection[str] = ()) -> list[str]:
+    """Combinations that cannot work, each with its remedy.
+
+    Args:
+        recipe: the recipe.
+        unsound: blocks that say nothing; whatever depends on one of them is not judged.
+    """
+    checks = [check for blocks, check in CHECKS if not set(blocks) & set(unsound)]
+    return [problem for check in checks for problem in check(recipe)]
+
+
+def _evaluator(recipe: Recipe) -> Iterator[str]:
     if recipe.mcts.evaluator == "judge" and recipe.judge is None:
-        found.append("mcts.evaluator is `judge` but there is no `judge:`; name one, or use rollout")
-    if recipe.estimator == "judge" and recipe.judge is None:
-        found.append("spre.estimator is `judge` but there is no `judge:`; use monte_carlo")
-    if recipe.retrieval.kind in ("dense", "fusion"):
-        found += _said(require_dense_extra)
-    if recipe.retrieval.kind == "http" and not recipe.retrieval.url:
-        found.append("retrieval.kind is `http` but retrieval.url is not set")
-    for role, model in (("policy", recipe.policy), ("judge", recipe.judge)):
-        if model and model.engine == "openai" and not model.base_url:
-            found.append(f"{role}.engine is `openai` but {role}.base_url is not set")
-    if recipe.limits.max_usd and not _priced(recipe):
-        found.append("limits.max_usd needs price_per_million on the models that cost money")
-    found += _data_contradictions(recipe.data)
-    return found
+        yield "mcts.evaluator is `judge` but there is no `judge:`; name one, or use rollout"
+
+
+def _estimator(recipe: Recipe) -> Iterator[str]:
+    evaluator, estimator = recipe.mcts.evaluator, recipe.estimator
+    if estimator in {"judge", "rollout"} and estimator != evaluator:
+        facts = {"judge": "judge scores", "rollout": "rollouts"}[estimator]
+        yield (
+            f"spre.estimator is `{estimator}` but mcts.evaluator is `{evaluator}`, so no node has "
+            f"{facts}; use tree or monte_carlo, or mcts.evaluator: {estimator}"
+        )
+
+
+def _pairs(recipe: Recipe) -> Iterator[str]:
+    if recipe.mcts.max_children < 2:
+        yield "mcts.max_children is 1: no step has a sibling, so there is no pair; allow 2 or more"
+    most = recipe.mcts.iterations
+    if recipe.mcts.evaluator == "rollout":
+        most *= recipe.spre.rollouts
+    if recipe.pairs.min_outcomes > most:
+        yield (
+            f"pairs.min_outcomes is {recipe.pairs.min_outcomes}, but {recipe.mcts.iterations} "
+            f"iterations give a node at most {most} outcomes; lower it, or search longer"
+        )
+
+
+def _micro_batches(recipe: Recipe) -> Iterator[str]:
+    training = recipe.training
+    for name, one in (
+        ("warm_start", training.warm_start),
+        ("sft", training.sft),
+        ("dpo", training.dpo),
+    ):
+        if one.batch_size % one.micro_batch:
+            yield (
+                f"training.{name}: batch_size {one.batch_size} is not a multiple of micro_batch "
+                f"{one.micro_batch}"
+            )
+
+
+def _retrieval(recipe: Recipe) -> Iterator[str]:
+    retrieval = recipe.retrieval
+    if retrieval.kind in ("dense", "fusion"):
+        yield from _said(require_dense_extra)
+    if retrieval.kind == "http" and not retrieval.url:
+        yield "retrieval.kind is `http` but retrieval.url is not set"
 
 
 def _said(check: Callable[[], None]) -> list[str]:
@@ -222,16 +297,47 @@ def _said(check: Callable[[], None]) -> list[str]:
     return []
 
 
-def _priced(recipe: Recipe) -> bool:
-    remote = [m for m in (recipe.policy, recipe.judge) if m and m.engine == "openai"]
-    return all(model.price_per_million is not None for model in remote)
+def _policy_endpoint(recipe: Recipe) -> Iterator[str]:
+    return _endpoint("policy", recipe.policy)
 
 
-def _data_contradictions(data: DataSettings) -> list[str]:
-    found = []
+def _judge_endpoint(recipe: Recipe) -> Iterator[str]:
+    return _endpoint("judge", recipe.judge)
+
+
+def _endpoint(role: str, model: ModelSettings | None) -> Iterator[str]:
+    if model and model.engine == "openai" and not model.base_url:
+        yield f"{role}.engine is `openai` but {role}.base_url is not set"
+
+
+def _prices(recipe: Recipe) -> Iterator[str]:
+    remote = [m for m in (recipe.policy, recipe.asked_judge) if m and m.engine == "openai"]
+    if recipe.limits.max_usd and any(model.price_per_million is None for model in remote):
+        yield "limits.max_usd needs price_per_million on the models that cost money"
+
+
+def _sources(recipe: Recipe) -> Iterator[str]:
+    data = recipe.data
     for one in data.mix or (data,):
         if one.source != "atlas" and not one.questions:
-            found.append(f"data.source is `{one.source}` but its `questions` file is not set")
+            yield f"data.source is `{one.source}` but its `questions` file is not set"
+        if one.source == "atlas" and one.questions:
+            yield "data.source is `atlas`, which makes its own questions: leave `questions` out"
+    if data.mix and data.questions:
+        yield "data.mix names the question sets: leave data.questions out"
     if data.corpus is None and any(one.source == "flashrag" for one in data.mix or (data,)):
-        found.append("data.source is `flashrag`, which brings no passages: set data.corpus")
-    return found
+        yield "data.source is `flashrag`, which brings no passages: set data.corpus"
+
+
+CHECKS: tuple[tuple[tuple[str, ...], Callable[[Recipe], Iterator[str]]], ...] = (
+    (("mcts", "judge"), _evaluator),
+    (("mcts", "spre"), _estimator),
+    (("mcts", "spre", "pairs"), _pairs),
+    (("training",), _micro_batches),
+    (("retrieval",), _retrieval),
+    (("policy",), _policy_endpoint),
+    (("judge",), _judge_endpoint),
+    (("limits", "policy", "judge", "mcts"), _prices),
+    (("data",), _sources),
+)
+"""Every contradiction, with the blocks of the recipe that it reads."""

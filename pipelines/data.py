@@ -32,6 +32,10 @@ def data(call: Invocation) -> Outcome:
 def index(call: Invocation) -> Outcome:
     """Build the index of the recipe's corpus, or find it built."""
     found = open_data(call.recipe)
+    named = f"{call.recipe.retrieval.kind} index of {len(found.passages):,} passages"
+    if call.dry_run:
+        call.say(f"index: the {named} would be built, or found built")
+        return Outcome({"passages": len(found.passages), "dry_run": True})
     retriever = open_index(call.recipe, found.passages)
-    call.say(f"{call.recipe.retrieval.kind} index of {len(found.passages):,} passages is ready")
+    call.say(f"{named} is ready")
     return Outcome({"passages": len(found.passages), "index_digest": retriever.digest})

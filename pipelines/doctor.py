@@ -1,21 +1,23 @@
 """`make doctor`: what this machine has, and whether the recipe can run on it.
 
-Reaches the recipe's endpoints and names what is wrong with them before anything is paid for.
+Looks for the recipe's files, reaches its endpoints and its search server, and names all that is
+wrong with them and with the run folder before anything is paid for.
 """
 
-import asyncio
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
-from engines.settings import ModelSettings
 from pipelines.config import Recipe
-from pipelines.run import environment_facts
+from pipelines.preflight import Check, data_files, problems, servers, weights
+from pipelines.run import environment_facts, refuse_unusable
 from pipelines.stage import BAD_INPUT, DONE, Invocation, Outcome
-from storage.errors import BranchwiseError
 
 NEEDS = {
     "cpu": ("openvino_genai", "transformers", "gguf"),
@@ -36,40 +38,22 @@ def doctor(call: Invocation) -> Outcome:
     for extra, modules in NEEDS.items():
         missing = [module for module in modules if find_spec(module) is None]
         call.say(f"extra {extra}: {'missing ' + ', '.join(missing) if missing else 'installed'}")
-    problems = list(problems_of(call.recipe))
-    for problem in problems:
+    found = list(problems_of(call.recipe, call.run))
+    for problem in found:
         call.say(f"problem: {problem}")
-    call.say("the recipe can run here" if not problems else "mend these first")
-    return Outcome({"problems": problems}, BAD_INPUT if problems else DONE)
+    call.say("the recipe can run here" if not found else "mend these first")
+    return Outcome({"problems": found}, BAD_INPUT if found else DONE)
 
 
-def problems_of(recipe: Recipe) -> Iterator[str]:
+def problems_of(recipe: Recipe, run: Path) -> Iterator[str]:
     """What would stop this recipe here."""
-    for role, model in (("policy", recipe.policy), ("judge", recipe.judge)):
-        if model is None:
-            continue
-        try:
-            asyncio.run(_check(model, recipe))
-        except BranchwiseError as error:
-            yield f"{role}: {error}"
+    folder: Check = ("run", partial(refuse_unusable, run))
+    yield from problems(chain([folder], data_files(recipe), weights(recipe), servers(recipe)))
     if recipe.retrieval.kind in {"dense", "fusion"}:
         for module in NEEDS["dense"]:
             if find_spec(module) is None:
                 kind = recipe.retrieval.kind
                 yield f"retrieval.kind {kind} needs {module}: pip install -e .[dense]"
-
-
-async def _check(model: ModelSettings, recipe: Recipe) -> None:
-    if model.engine == "openai":
-        from engines.openai import OpenAIEngine
-
-        timeout_s = min(recipe.limits.timeout_s, 30.0)
-        async with OpenAIEngine(model, max_concurrency=1, timeout_s=timeout_s) as engine:
-            await engine.check()
-        return
-    from engines.weights import policy_files
-
-    policy_files(model.model)
 
 
 def _plain(value: object) -> str:

@@ -6,36 +6,51 @@
 An imported run holds pairs alone: train on it with `train-dpo` or `train-sft`.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from pipelines.run import existing_run, open_run
 from pipelines.stage import Invocation, Outcome
-from pipelines.train_dpo import pairs_of
+from pipelines.train_dpo import pairs_of, pairs_table
 from storage.errors import ConfigError
-from storage.manifest import add_parts, load_manifest
+from storage.manifest import add_parts
 from storage.parts import write_part
 from storage.proguide import read_proguide, write_proguide
+from storage.records import Pair
 from storage.schemas import rows_to_table, schema_of
+from storage.text import digest_of
 
 
 def export_pairs(call: Invocation) -> Outcome:
     """Write the run's pairs as RAG-ProGuide JSON."""
-    existing_run(call.run)
+    run = existing_run(call.run)
     target = Path(call.options["file"])
-    written = write_proguide(target, pairs_of(call.run))
+    pairs = pairs_of(run, pairs_table())
+    if call.dry_run:
+        call.say(f"export-pairs: {len(pairs)} pairs → {target}")
+        return Outcome({"pairs": len(pairs), "dry_run": True})
+    written = write_proguide(target, pairs)
     call.say(f"wrote {written} pairs to {target}")
     return Outcome({"pairs": written, "file": str(target)})
 
 
 def import_pairs(call: Invocation) -> Outcome:
     """Read RAG-ProGuide JSON into a run of its own."""
-    pairs = list(read_proguide(Path(call.options["file"])))
+    source = Path(call.options["file"])
+    pairs = list(read_proguide(source))
     if not pairs:
-        raise ConfigError(f"{call.options['file']}: holds no pair")
-    run = open_run(call.run, call.recipe, {"imported": str(call.options["file"])})
-    if load_manifest(run.folder).of("trees"):
-        raise ConfigError(f"{call.run} holds an annotation; import into a RUN of its own")
+        raise ConfigError(f"{source}: holds no pair")
+    if call.dry_run:
+        call.say(f"import-pairs: {len(pairs)} pairs → {call.run}")
+        return Outcome({"pairs": len(pairs), "dry_run": True})
+    run = open_run(call.run, call.recipe, {"imported": str(source)}, _inputs(pairs))
     rows = rows_to_table(pairs, schema_of("pairs"), run.id)
-    add_parts(run.folder, [write_part(run.folder, "pairs", rows, 0)])
+    with run.held():
+        add_parts(run.folder, [write_part(run.folder, "pairs", rows, 0)])
     call.say(f"imported {len(pairs)} pairs into {call.run}")
     return Outcome({"pairs": len(pairs), "run": str(call.run)})
+
+
+def _inputs(pairs: Iterable[Pair]) -> dict[str, str]:
+    """A run of these pairs and no others: neither an annotation nor another file adds to it."""
+    return {"imported_pairs": digest_of(*(pair.pair_id for pair in pairs))}

@@ -18,8 +18,8 @@ from agent.replay import replay_tree
 from annotation.pairs import sibling_pairs
 from annotation.rows import Provenance, labelled, pair_rows
 from pipelines.annotate import LABELLING
-from pipelines.assemble import open_data
 from pipelines.config import Recipe
+from pipelines.inputs import replay_passages
 from pipelines.run import Run, existing_run
 from pipelines.stage import Invocation, Outcome, checked_name
 from rewards.spre import label_tree
@@ -32,11 +32,15 @@ from storage.schemas import rows_to_table, schema_of, table_to_records
 def relabel(call: Invocation) -> Outcome:
     """Run the stage (see module)."""
     run = existing_run(call.run)
+    with run.held():
+        return _relabel(call, run)
+
+
+def _relabel(call: Invocation, run: Run) -> Outcome:
     recipe = run.recipe.model_copy(update={"spre": call.recipe.spre, "pairs": call.recipe.pairs})
     label = checked_name(call.options.get("label") or recipe.digest(*LABELLING))
     questions = {q.id: q for q in table_to_records(read_parts(call.run, "questions"), Question)}
-    passages = {p.id: p for p in open_data(run.recipe).passages}
-    relabeller = Relabeller(recipe, questions, passages)
+    relabeller = Relabeller(recipe, questions, replay_passages(run))
     nodes, pairs = [], []
     for tree in trees_of(table_to_records(read_parts(call.run, "trees"), TreeNode)):
         labels, found = relabeller.tree(tree)
@@ -44,7 +48,8 @@ def relabel(call: Invocation) -> Outcome:
         pairs += found
     if not call.dry_run:
         commit(run, {f"relabelled/{label}/labels": nodes, f"relabelled/{label}/pairs": pairs})
-    call.say(f"relabelled {len(nodes)} nodes as `{label}`: {len(pairs)} pairs")
+    done = "would relabel" if call.dry_run else "relabelled"
+    call.say(f"{done} {len(nodes)} nodes as `{label}`: {len(pairs)} pairs")
     call.say(f"pairs dropped: {dict(relabeller.dropped)}")
     return Outcome({"label": label, "pairs": len(pairs), "dropped": dict(relabeller.dropped)})
 
@@ -97,7 +102,7 @@ class Relabeller:
             cycle=root.cycle,
             policy_model=recipe.policy.model,
             policy_digest=root.policy_digest,
-            judge_model=recipe.judge.model if recipe.judge else None,
+            judge_model=recipe.asked_judge.model if recipe.asked_judge else None,
             prompt_hash=root.prompt_hash,
             label_digest=recipe.digest(*LABELLING),
             config_digest=recipe.digest(),

@@ -1,6 +1,7 @@
 """A run folder: what it is made of, and the promise that it never mixes two runs."""
 
 import hashlib
+import json
 import os
 import platform
 import subprocess
@@ -13,13 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from pipelines.config import Recipe
 from storage.atomic import atomic_write_json, atomic_write_text
-from storage.errors import ConfigError
+from storage.errors import ConfigError, StorageError
+from storage.lock import RunLock, lock_path
 
 MAY_CHANGE = frozenset({"limits", "training", "evaluation"})
 """Blocks that a resumed annotation may set anew; everything else decides what rows mean."""
+LEDGER = "ledger.sqlite"
+INPUTS = "inputs"
+"""Key of `provenance.json` under which a run's inputs are noted."""
 VERSIONED = (
     "branchwise",
     "openvino-genai",
@@ -49,42 +55,105 @@ class Run:
 
     @property
     def ledger(self) -> Path:
-        return self.folder / "ledger.sqlite"
+        return self.folder / LEDGER
+
+    def held(self) -> RunLock:
+        """The run's lock, for a `with` block; an open ledger holds it too.
+
+        Raises:
+            ConfigError: another process holds the run (named by its pid).
+        """
+        return RunLock(lock_path(self.ledger))
 
 
-def open_run(folder: Path, recipe: Recipe, provenance: Mapping[str, Any]) -> Run:
+def open_run(
+    folder: Path,
+    recipe: Recipe,
+    facts: Mapping[str, Any],
+    inputs: Mapping[str, str] | None = None,
+) -> Run:
     """Create the run folder, or continue it if it holds this very run.
 
+    Args:
+        folder: of the run.
+        recipe: resolved.
+        facts: for `provenance.json`, where it does not say them yet.
+        inputs: what the rows will come from, by digest (see `pipelines.inputs`); a run keeps
+            those that it was begun with. Null: no rows will come.
+
     Raises:
-        ConfigError: the folder holds another run; every changed setting is named with its old
-            and new value.
+        ConfigError: the folder cannot be used, or holds another run (every changed setting and
+            input is named with its old and new value), or another process holds it.
+        StorageError: the file system refused.
     """
+    refuse_unusable(folder)
     run = Run(folder, recipe)
-    kept = folder / "config.yaml"
-    if kept.exists():
-        _refuse_changes(kept, recipe)
-    elif folder.exists() and any(folder.iterdir()):
-        raise ConfigError(
-            f"{folder}: not empty and not a run (no config.yaml); choose another RUN, or remove it"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "logs").mkdir(exist_ok=True)
-    atomic_write_text(kept, dump_recipe(recipe))
-    if not (folder / "provenance.json").exists():
-        atomic_write_json(folder / "provenance.json", {**environment_facts(), **provenance})
+    _make(folder)
+    with run.held():
+        _refuse_changes(folder, recipe)
+        refuse_other_inputs(folder, inputs or {})
+        atomic_write_text(folder / "config.yaml", dump_recipe(recipe))
+        _make(folder / "logs")
+        _note(folder, facts, inputs or {})
     return run
+
+
+def _note(folder: Path, facts: Mapping[str, Any], inputs: Mapping[str, str]) -> None:
+    """Complete `provenance.json`; what it says already, of the first attempt, stays."""
+    noted = _provenance(folder)
+    begun = noted.get(INPUTS) or dict(inputs)
+    new = {**(noted or environment_facts()), **facts, **noted, INPUTS: begun}
+    if new != noted:
+        atomic_write_json(folder / "provenance.json", new)
+
+
+def refuse_other_inputs(folder: Path, inputs: Mapping[str, str]) -> None:
+    """Rows of one run come from the same files, whatever their names; see `pipelines.inputs`.
+
+    A run that has noted none yet (only evaluated so far) is asked for nothing.
+
+    Raises:
+        ConfigError: some have changed since the run was begun; each is named.
+    """
+    noted = _provenance(folder).get(INPUTS)
+    if noted:
+        _refuse(folder, {name: noted.get(name) for name in inputs}, inputs)
 
 
 def existing_run(folder: Path) -> Run:
     """The run that a folder holds.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or its recipe cannot be read.
     """
-    kept = folder / "config.yaml"
-    if not kept.exists():
+    kept = _kept(folder)
+    if kept is None:
         raise ConfigError(f"{folder}: no run here (no config.yaml); run `make annotate` first")
-    return Run(folder, Recipe.model_validate(yaml.safe_load(kept.read_text(encoding="utf-8"))))
+    try:
+        return Run(folder, Recipe.model_validate(kept))
+    except ValidationError as error:
+        faults = (f"`{'.'.join(map(str, e['loc']))}`: {e['msg']}" for e in error.errors())
+        raise _unreadable(folder, "; ".join(faults)) from error
+
+
+def _kept(folder: Path) -> dict[str, Any] | None:
+    """What `config.yaml` says, of whatever version it is; null where there is none."""
+    try:
+        kept = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise _unreadable(folder, str(error)) from error
+    if not isinstance(kept, dict):
+        raise _unreadable(folder, "it holds no settings")
+    return kept
+
+
+def _unreadable(folder: Path, reason: str) -> ConfigError:
+    return ConfigError(
+        f"{folder / 'config.yaml'}: cannot be read as the recipe of a run ({reason}): restore the "
+        "file, use the version of Branchwise that wrote it, or give another --run folder"
+    )
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -92,19 +161,84 @@ def dump_recipe(recipe: Recipe) -> str:
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def _refuse_changes(kept: Path, recipe: Recipe) -> None:
-    old = _flat(yaml.safe_load(kept.read_text(encoding="utf-8")))
-    new = _flat(recipe.model_dump(mode="json"))
+def refuse_unusable(folder: Path) -> None:
+    """What can be said against a run folder without writing to it.
+
+    Raises:
+        ConfigError: it is or lies below a file, may not be written to, or holds something else
+            than a run that can be read.
+    """
+    there = next(path for path in (folder, *folder.parents) if os.access(path, os.F_OK))
+    if not there.is_dir():
+        raise ConfigError(f"{folder}: {there} is a file, not a folder; give another --run folder")
+    if not os.access(there, os.R_OK | os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"{folder}: no permission to read and write {there}; mend it, or give another --run "
+            "folder"
+        )
+    if there == folder and _kept(folder) is None:
+        _refuse_foreign(folder)
+
+
+def _refuse_foreign(folder: Path) -> None:
+    if any(path != lock_path(folder / LEDGER) for path in folder.iterdir()):
+        raise ConfigError(
+            f"{folder}: not empty and not a run (no config.yaml); choose another RUN, or remove it"
+        )
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"cannot make the folder {folder}: {error.strerror}; make room or mend the "
+            "permissions, or give another --run folder"
+        ) from error
+
+
+def _refuse_changes(folder: Path, recipe: Recipe) -> None:
+    old = _kept(folder)
+    if old is not None:
+        _refuse(folder, _decisive(old), _decisive(recipe.model_dump(mode="json")))
+
+
+def _decisive(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    return _flat({name: block for name, block in recipe.items() if name not in MAY_CHANGE})
+
+
+def _refuse(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     changed = [
         f"  {key}: was {old.get(key)!r}, now {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and key.split(".")[0] not in MAY_CHANGE
+        if old.get(key) != new.get(key)
     ]
     if changed:
         raise ConfigError(
-            f"{kept.parent} holds a run with other settings; choose another RUN, or undo:\n"
-            + "\n".join(changed)
+            f"{folder} holds a run made of something else, and its rows would be mixed with "
+            "others: give a new --run folder, or restore what was:\n" + "\n".join(changed)
         )
+
+
+def _provenance(folder: Path) -> dict[str, Any]:
+    """What `provenance.json` says; empty where there is none."""
+    path = folder / "provenance.json"
+    try:
+        noted: Any = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise _unreadable_provenance(path, str(error)) from error
+    if not isinstance(noted, dict):
+        raise _unreadable_provenance(path, "it holds no facts")
+    return noted
+
+
+def _unreadable_provenance(path: Path, reason: str) -> StorageError:
+    return StorageError(
+        f"{path}: not readable as JSON ({reason}), so nothing says what the run was made of; "
+        "restore it"
+    )
 
 
 def _flat(value: Any, at: str = "") -> dict[str, Any]:
@@ -123,6 +257,7 @@ def environment_facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
+        "threads": _threads(),
         "cpu_flags": _cpu_flags(),
         "git_revision": _git_revision(),
         "versions": {name: installed_version(name) for name in VERSIONED},
@@ -146,6 +281,12 @@ def _git_revision() -> str | None:
         check=False,
     )
     return asked.stdout.strip() or None
+
+
+def _threads() -> int | None:
+    """Cores that this process may use; the embedded engine and torch start a thread on each."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
+    return len(affinity(0)) if affinity else os.cpu_count()
 
 
 def _cpu_flags() -> list[str]:

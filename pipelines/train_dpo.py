@@ -7,11 +7,10 @@ the reference (adapter off) is the policy the run began with. Says first how lon
 are, and refuses to train if too many would not fit. Writes `models/<run>/dpo/`.
 """
 
-from pathlib import Path
-
 from pipelines.assemble import model_folder
-from pipelines.run import existing_run
+from pipelines.run import Run, existing_run
 from pipelines.stage import Invocation, Outcome, checked_name
+from pipelines.start import checked_start, rows_trained_on
 from storage.errors import ConfigError
 from storage.parts import read_parts
 from storage.records import Pair
@@ -21,37 +20,43 @@ from training.dpo import train_dpo as train
 
 def train_dpo(call: Invocation) -> Outcome:
     """Run the stage (see module)."""
-    recipe = call.recipe
-    pairs = pairs_of(call.run, call.options.get("label"))
+    recipe, run = call.recipe, existing_run(call.run)
+    table = pairs_table(call.options.get("label"))
+    pairs = pairs_of(run, table)
+    start = checked_start(call, run, table)
     target = model_folder(call.run, "dpo")
-    call.say(f"train-dpo: {len(pairs)} pairs, start {recipe.policy.trainable} → {target}")
+    call.say(f"train-dpo: {len(pairs)} pairs, start {start} → {target}")
     if call.dry_run:
         return Outcome({"pairs": len(pairs), "dry_run": True})
     report = train(
         pairs,
         recipe.training.dpo,
-        start=recipe.policy.trainable,
+        start=start,
         target=target,
         seed=recipe.seed,
         resume=call.resume,
+        data=rows_trained_on(run, table),
         say=call.say,
     )
     call.say(f"wrote {target}: {report.summary()}")
     return Outcome({"model": str(target), "pairs": len(pairs), **report.totals()})
 
 
-def pairs_of(run: Path, label: str | None = None) -> list[Pair]:
-    """The pairs of a run, or of one of its relabellings.
+def pairs_table(label: str | None = None) -> str:
+    """Name of the table of a run's pairs, or of those of one of its relabellings."""
+    return f"relabelled/{checked_name(label)}/pairs" if label else "pairs"
+
+
+def pairs_of(run: Run, table: str) -> list[Pair]:
+    """The pairs of a run.
 
     Raises:
-        ConfigError: there is no run, or no pair in it.
+        ConfigError: there are none.
     """
-    existing_run(run)
-    table = f"relabelled/{checked_name(label)}/pairs" if label else "pairs"
-    pairs = table_to_records(read_parts(run, table), Pair)
+    pairs = table_to_records(read_parts(run.folder, table), Pair)
     if not pairs:
         raise ConfigError(
-            f"{run}: no {table} to train on; annotate more questions, or relabel with a smaller "
-            "pairs.min_outcomes"
+            f"{run.folder}: no {table} to train on; annotate more questions, or relabel with a "
+            "smaller pairs.min_outcomes"
         )
     return pairs

@@ -9,11 +9,13 @@ trajectories. Writes `models/<run>/sft/`.
 from agent.environment import prompter
 from agent.protocols import protocol_named
 from agent.replay import replay_tree
-from pipelines.assemble import model_folder, open_data
+from pipelines.assemble import model_folder
+from pipelines.inputs import replay_passages
 from pipelines.relabel import trees_of
 from pipelines.run import Run, existing_run
 from pipelines.stage import Invocation, Outcome
-from pipelines.train_dpo import pairs_of
+from pipelines.start import checked_start, rows_trained_on
+from pipelines.train_dpo import pairs_of, pairs_table
 from storage.errors import ConfigError
 from storage.parts import read_parts
 from storage.records import Question, TreeNode
@@ -26,22 +28,23 @@ from training.sft_examples import chosen_steps, right_trajectories
 def train_sft(call: Invocation) -> Outcome:
     """Run the stage (see module)."""
     recipe, settings = call.recipe, call.recipe.training.sft
-    if settings.examples == "chosen":
-        examples = chosen_steps(pairs_of(call.run, call.options.get("label")))
-    else:
-        examples = right_steps(existing_run(call.run))
+    run, chosen = existing_run(call.run), settings.examples == "chosen"
+    table = pairs_table(call.options.get("label")) if chosen else "trees"
+    examples = chosen_steps(pairs_of(run, table)) if chosen else right_steps(run)
+    start = checked_start(call, run, table)
     target = model_folder(call.run, "sft")
-    call.say(f"train-sft: {len(examples)} {settings.examples} steps → {target}")
+    call.say(f"train-sft: {len(examples)} {settings.examples} steps, start {start} → {target}")
     if call.dry_run:
         return Outcome({"examples": len(examples), "dry_run": True})
     report = train_on_steps(
         examples,
         settings,
         kind="sft",
-        start=recipe.policy.trainable,
+        start=start,
         target=target,
         seed=recipe.seed,
         resume=call.resume,
+        data=rows_trained_on(run, table),
         say=call.say,
     )
     call.say(f"wrote {target}: {report.summary()}")
@@ -52,10 +55,10 @@ def right_steps(run: Run) -> list[StepExample]:
     """Steps of right trajectories of all trees of a run.
 
     Raises:
-        ConfigError: no trajectory of the run is right.
+        ConfigError: no trajectory of the run is right, or its corpus or prompts have changed.
     """
     questions = {q.id: q for q in table_to_records(read_parts(run.folder, "questions"), Question)}
-    passages = {p.id: p for p in open_data(run.recipe).passages}
+    passages = replay_passages(run)
     protocol = protocol_named(run.recipe.agent.protocol)
     prompt = prompter(protocol, run.recipe.agent.max_steps)
     found: list[StepExample] = []

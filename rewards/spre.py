@@ -12,7 +12,9 @@ Estimators:
 - `rollout`: mean over the rollouts that started at the node (eq. 1 to the letter);
 - `judge`: mean of judge scores · α^depth over the passes through the node, null where no answer
   lies below.
-A node with no answer at or below it is null. So is an invalid action.
+A node with no answer at or below it is null. So is an invalid action. The evidence beside a
+reward (`n_outcomes`, components) is of the outcomes that its estimator used, weighed as it weighs
+them; for `judge` these are the answers that passes through the node ended in.
 """
 
 import hashlib
@@ -36,9 +38,13 @@ class Outcome:
     steps: int
 
 
+Evidence = list[tuple[float, Outcome]]
+"""Outcomes with their weights, which are above 0 and need not sum to 1."""
+
+
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A node's reward in [0, 1], or null; and how many distinct outcomes lie at or below it."""
+    """A node's reward in [0, 1], or null; and on how many distinct outcomes it rests."""
 
     reward: float | None
     n_outcomes: int
@@ -74,13 +80,7 @@ def label_tree(
         One label a node, in the same order.
     """
     facts = TreeFacts(nodes, tuple(answers), settings)
-    estimate: dict[Estimator, Callable[[TreeNode], float | None]] = {
-        "monte_carlo": lambda node: facts.mean_worth(facts.outcomes(node.node_id)),
-        "rollout": lambda node: facts.mean_worth(facts.started_at(node)),
-        "tree": lambda node: facts.tree_rewards[node.node_id],
-        "judge": facts.judged,
-    }
-    return [facts.label(node, estimate[estimator](node)) for node in nodes]
+    return [facts.label(node, estimator) for node in nodes]
 
 
 @dataclass(frozen=True)
@@ -104,11 +104,16 @@ class TreeFacts:
     def _by_id(self) -> dict[int, TreeNode]:
         return {node.node_id: node for node in self.nodes}
 
-    def outcomes(self, node_id: int) -> list[Outcome]:
-        """Distinct outcomes at or below a node, leaves and evaluation rollouts alike."""
-        return list(self._collected(node_id).values())
+    def evidence(self, node: TreeNode, estimator: Estimator) -> Evidence:
+        """What an estimator rests on at a node (see module)."""
+        if estimator == "rollout":
+            return [(1.0, outcome) for outcome in self.started_at(node)]
+        if estimator == "monte_carlo":
+            return [(1.0, outcome) for outcome in self._collected(node.node_id).values()]
+        return self._by_visits[node.node_id] if estimator == "tree" else self._ended(node)
 
     def _collected(self, node_id: int) -> dict[str, Outcome]:
+        """Distinct outcomes at or below a node, leaves and evaluation rollouts alike."""
         if node_id not in self._outcomes:
             node = self._by_id[node_id]
             found = {o.trajectory: o for o in (*self.started_at(node), *self._own(node))}
@@ -149,38 +154,34 @@ class TreeFacts:
     def _f1(self, outcome: Outcome) -> float:
         return f1(outcome.answer, self.answers, keep_articles=self.settings.keep_articles)
 
-    def mean_worth(self, outcomes: Sequence[Outcome]) -> float | None:
-        """Mean worth, or null without outcomes."""
-        return fmean(self.worth(o) for o in outcomes) if outcomes else None
-
     @cached_property
-    def tree_rewards(self) -> dict[int, float | None]:
-        """Σ N·r / Σ N over labelled children, from the leaves up."""
-        rewards: dict[int, float | None] = {}
+    def _by_visits(self) -> dict[int, Evidence]:
+        """Leaves by node, each with the share of Σ N·r / Σ N that it comes to, from them up."""
+        found: dict[int, Evidence] = {}
         for node in sorted(self.nodes, key=lambda n: -n.depth):
-            below = [
-                (child.visits, reward)
-                for child in self.children[node.node_id]
-                if (reward := rewards[child.node_id]) is not None
-            ]
-            weight = sum(visits for visits, _ in below)
             if node.terminal:
-                rewards[node.node_id] = self.mean_worth(self._own(node))
-            else:
-                rewards[node.node_id] = sum(v * r for v, r in below) / weight if weight else None
-        return rewards
+                found[node.node_id] = [(1.0, outcome) for outcome in self._own(node)]
+                continue
+            below = [c for c in self.children[node.node_id] if found[c.node_id] and c.visits]
+            visits = sum(child.visits for child in below)
+            found[node.node_id] = [
+                (child.visits / visits * weight, outcome)
+                for child in below
+                for weight, outcome in found[child.node_id]
+            ]
+        return found
+
+    def _ended(self, node: TreeNode) -> Evidence:
+        """Leaves at or below a node, by the passes that ended there."""
+        found: Evidence = [(node.visits, outcome) for outcome in self._own(node) if node.visits]
+        for child in self.children[node.node_id]:
+            found += self._ended(child)
+        return found
 
     def judged(self, node: TreeNode) -> float | None:
         """Mean judge value over the passes that ended at or below `node` (eq. 6)."""
-        if not self._answered_below(node):
-            return None
         weight, total = self._judge_sums(node)
         return total / weight if weight else None
-
-    def _answered_below(self, node: TreeNode) -> bool:
-        return bool(self._own(node)) or any(
-            self._answered_below(child) for child in self.children[node.node_id]
-        )
 
     def _judge_sums(self, node: TreeNode) -> tuple[int, float]:
         children = self.children[node.node_id]
@@ -196,20 +197,26 @@ class TreeFacts:
         if node.action == "invalid":
             return 0.0
         if node.terminal:
-            return self.mean_worth(self._own(node))
+            own = self._own(node)
+            return self.worth(own[0]) if own else None
         if node.judge_score is None:
             return None
         return node.judge_score * self.settings.alpha**node.depth
 
-    def label(self, node: TreeNode, reward: float | None) -> Label:
-        """`reward` with its evidence; an invalid action has none."""
-        if node.action == "invalid":
+    def label(self, node: TreeNode, estimator: Estimator) -> Label:
+        """The node's reward with its evidence; an invalid action has none."""
+        evidence = [] if node.action == "invalid" else self.evidence(node, estimator)
+        if not evidence:
             return Label(None, 0)
-        outcomes = self.outcomes(node.node_id)
-        if reward is None or not outcomes:
-            return Label(reward, len(outcomes))
+        weights = [weight for weight, _ in evidence]
+        outcomes = [outcome for _, outcome in evidence]
+
+        def mean(value: Callable[[Outcome], float]) -> float:
+            return fmean(map(value, outcomes), weights)
+
+        reward = self.judged(node) if estimator == "judge" else mean(self.worth)
         parts = (
-            Component(name="f1", value=fmean(self._f1(o) for o in outcomes)),
-            Component(name="steps", value=fmean(o.steps for o in outcomes)),
+            Component(name="f1", value=mean(self._f1)),
+            Component(name="steps", value=mean(lambda outcome: outcome.steps)),
         )
-        return Label(reward, len(outcomes), parts)
+        return Label(reward, len({outcome.trajectory for outcome in outcomes}), parts)

@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,6 +38,7 @@ class Course:
         resume: what the target holds has to be of this training. Without it, another training's
             checkpoints are replaced; this one's are continued from either way.
         say: told what a waiting person wants to know.
+        data: where the examples come from, as JSON; goes into `training.json`.
     """
 
     kind: str
@@ -47,6 +48,7 @@ class Course:
     seed: int
     resume: bool
     say: Say
+    data: Mapping[str, Any] | None = None
 
     def load_start(self) -> tuple[Any, Any]:
         """The start as a plain float32 model, and its tokenizer.
@@ -113,7 +115,16 @@ class Course:
             last=lines[-1] if lines else {},
             lengths=lengths,
         )
-        write_training_record(self.target, report, self.settings, self.start, base, chain)
+        made_of = {
+            "base": base,
+            "chain": chain,
+            "start": self.start,
+            "seed": self.seed,
+            "fingerprint": run,
+            "data": self.data,
+            "settings": self.settings.model_dump(mode="json"),
+        }
+        write_training_record(self.target, report, made_of)
         return report
 
     def _resume_point(self, run: str) -> Path | None:

@@ -10,7 +10,7 @@ the end of the turn, which no policy samples), and nothing is ever cut: what doe
 counted, left out, and above a share refused.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ def train_dpo(
     seed: int,
     resume: bool = False,
     say: Say = log_line,
+    data: Mapping[str, Any] | None = None,
 ) -> TrainingReport:
     """Train a LoRA on top of `start` and write it to `target`.
 
@@ -50,6 +51,7 @@ def train_dpo(
         seed: of initialisation and order.
         resume: refuse to replace another training's checkpoints; see `Course`.
         say: told how long the pairs are, before training.
+        data: where the examples come from, as JSON; goes into `training.json`.
 
     Raises:
         ConfigError: no pairs, or too many do not fit into `max_length`.
@@ -57,7 +59,7 @@ def train_dpo(
     """
     if not pairs:
         raise ConfigError("there is no pair to train on")
-    course = Course("dpo", settings, start, target, seed, resume, say)
+    course = Course("dpo", settings, start, target, seed, resume, say, data)
     model, tokenizer = course.load_start()
     tokens = tokenise_pairs(pairs, tokenizer)
     lengths = describe_lengths(tokens)

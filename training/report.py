@@ -3,6 +3,7 @@
 import hashlib
 import json
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 
 from engines.weights import policy_digest, policy_files
 from storage.atomic import atomic_write_json
-from storage.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -47,28 +47,24 @@ class TrainingReport:
         return asdict(self)
 
 
-def write_training_record(
-    target: Path,
-    report: TrainingReport,
-    settings: Settings,
-    start: str,
-    base: str,
-    chain: list[str],
-) -> None:
+def write_training_record(target: Path, report: TrainingReport, made_of: Mapping[str, Any]) -> None:
     """`training.json` of a model folder: what the adapter sits on, by digest, and how it came.
 
-    `base` and `chain` are what `engines.weights` reads; paths are relative to the folder.
+    Args:
+        target: the model folder.
+        report: how the training went.
+        made_of: `base` and `chain`, which `engines.weights` reads (paths are relative to the
+            folder), `start`, and what a repetition needs: `seed`, `settings`, `data` (which
+            rows, or which settings made the examples; null if unknown) and `fingerprint` (of
+            start, settings, seed and every example).
     """
     record = {
-        "base": base,
-        "chain": chain,
-        "start": start,
+        **made_of,
         "digests": {
-            "start": policy_digest(policy_files(start), "f16"),
+            "start": policy_digest(policy_files(made_of["start"]), "f16"),
             "adapter": _digest(target / "adapter" / "adapter_model.safetensors"),
         },
         "kind": report.kind,
-        "settings": settings.model_dump(mode="json"),
         "report": asdict(report),
         "versions": {name: _version(name) for name in ("torch", "transformers", "trl", "peft")},
         "python": platform.python_version(),

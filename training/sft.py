@@ -5,7 +5,7 @@ computed for the last few positions alone: on two cores the output layer over ev
 would cost a fifth of the time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ def train_on_steps(
     resume: bool = False,
     label_smoothing: float = 0.0,
     say: Say = log_line,
+    data: Mapping[str, Any] | None = None,
 ) -> TrainingReport:
     """Train a LoRA on `start` (merged in float32) and write it to `target`.
 
@@ -41,12 +42,13 @@ def train_on_steps(
         resume: refuse to replace another training's checkpoints; see `Course`.
         label_smoothing: share of the probability spread over all tokens, in [0, 1).
         say: told how it goes.
+        data: where the examples come from, as JSON; goes into `training.json`.
 
     Raises:
         ConfigError: too many examples do not fit, or there are none.
         StorageError: with `resume`, the target's checkpoints are not this training's own.
     """
-    course = Course(kind, settings, start, target, seed, resume, say)
+    course = Course(kind, settings, start, target, seed, resume, say, data)
     model, tokenizer = course.load_start()
     tokens = course.fitting(tokenise(examples, tokenizer))
     trainer = _trainer(model, tokenizer, tokens, course, label_smoothing)

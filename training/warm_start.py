@@ -1,7 +1,8 @@
 """The supervised start: an adapter that follows the protocol, and still varies."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from training.course import log_line
 from training.curves import Say
@@ -19,6 +20,7 @@ def warm_start(
     seed: int,
     resume: bool = False,
     say: Say = log_line,
+    data: Mapping[str, Any] | None = None,
 ) -> TrainingReport:
     """Train on traces; see `training.sft.train_on_steps` for what it writes and raises."""
     return train_on_steps(
@@ -31,4 +33,5 @@ def warm_start(
         resume=resume,
         label_smoothing=settings.label_smoothing,
         say=say,
+        data=data,
     )

@@ -1,5 +1,7 @@
 """`annotate` and what hangs on it, against a real loopback endpoint."""
 
+import asyncio
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,11 +10,15 @@ import pytest
 from fake_endpoint import FakeEndpoint, failure
 from little_world import policy, recipe
 from loopback import serving
+from sample_records import a_question
 
+from annotation.annotator import Annotated, in_flight
 from pipelines.cli import parser, run_stage
+from storage.errors import EndpointError
+from storage.ledger import Ledger
 from storage.manifest import verify_manifest
 from storage.parts import question_ids, read_parts
-from storage.records import Failure, Pair, TreeNode
+from storage.records import Failure, Pair, Question, TreeNode
 from storage.schemas import table_to_records
 from storage.views import run_sql
 
@@ -88,11 +94,29 @@ def test_a_limit_stops_the_run_and_the_rest_gives_the_same_pairs(
     config = recipe(tmp_path, endpoint.base_url)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     branchwise("annotate", config, whole)
-    stopped = ("--set", "limits.max_tokens=10", "--set", "limits.max_questions_in_flight=1")
-    assert branchwise("annotate", config, parts, *stopped) == 3
-    assert len(trees_of(parts)) == 1
+    made = len(endpoint.requests)
+    # All six questions are in flight before the first call is answered.
+    assert branchwise("annotate", config, parts, "--set", "limits.max_tokens=10") == 3
+    assert len(endpoint.requests) - made <= 6
+    with Ledger(parts / "ledger.sqlite") as ledger:
+        assert ledger.totals().calls == len(endpoint.requests) - made, "what was paid is stored"
+        assert ledger.counts()["failed"] == 0
+    assert trees_of(parts) == set()
     assert branchwise("annotate", config, parts) == 0
+    assert len(endpoint.requests) == 2 * made
     assert facts(pairs_of(parts)) == facts(pairs_of(whole))
+
+
+def test_a_limit_is_that_of_the_run_and_stops_no_replay(
+    tmp_path: Path, endpoint: FakeEndpoint
+) -> None:
+    config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
+    branchwise("annotate", config, run)
+    made = len(endpoint.requests)
+    (run / "manifest.json").unlink()  # all is owed again, all is in the ledger
+    spent = ("--set", "limits.max_tokens=10")
+    assert branchwise("annotate", config, run, *spent) == 0
+    assert len(endpoint.requests) == made
 
 
 def test_relabelling_makes_no_call(tmp_path: Path, endpoint: FakeEndpoint) -> None:
@@ -194,10 +218,86 @@ def test_a_refused_connection_is_told(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "refused" in capsys.readouterr().out.lower()
 
 
-def test_text_without_tags_is_counted_not_fatal(tmp_path: Path) -> None:
-    with serving(lambda _: "I would rather chat.") as endpoint:
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"policy": {"model": "models/none"}},
+        {"policy": {"engine": "openai", "model": "none"}},
+        {"policy": {"engine": "openai", "model": "policy", "base_url": "http://127.0.0.1:9/v1"}},
+        {"policy": {"engine": "openai", "model": "policy", "api_key_env": "NO_SUCH_KEY"}},
+        {"judge": {"model": "models/none"}, "mcts": {"evaluator": "judge"}},
+        {"retrieval": {"kind": "http", "url": "http://127.0.0.1:9/retrieve"}},
+    ],
+)
+def test_what_cannot_work_leaves_the_run_folder_to_the_mended_command(
+    tmp_path: Path, change: dict[str, dict[str, str]]
+) -> None:
+    with serving(policy, key="test-key") as endpoint:
+        run = tmp_path / "run"
+        if change.get("policy", {}).get("engine"):
+            change["policy"].setdefault("base_url", endpoint.base_url)
+        config = recipe(tmp_path, endpoint.base_url, **change)
+        local = "models/none" in str(change)
+        assert branchwise("annotate", config, run, "--dry-run") == (2 if local else 0)
+        assert branchwise("annotate", config, run) == (2 if local else 1)
+        assert not run.exists()
+        assert branchwise("annotate", recipe(tmp_path, endpoint.base_url), run) == 0
+    # A finished run needs no endpoint.
+    assert branchwise("annotate", tmp_path / "recipe.yaml", run) == 0
+
+
+def test_an_error_that_ends_the_run_keeps_what_was_finished(tmp_path: Path) -> None:
+    def expiring(request: dict[str, Any]) -> Any:
+        late = "currency" in request["messages"][-1]["content"]
+        return failure(401, "the key has expired") if late else policy(request)
+
+    with serving(expiring) as endpoint:
+        config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
+        one = ("--set", "limits.max_questions_in_flight=1")
+        assert branchwise("annotate", config, run, *one) == 1
+    kept = trees_of(run)
+    assert kept
+    assert "q3" not in kept
+    assert verify_manifest(run) == []
+
+
+async def test_no_result_and_no_error_of_a_batch_is_lost() -> None:
+    unseen: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
+    cancelled: list[str] = []
+
+    async def work(question: Question) -> Annotated:
+        if question.id.startswith("bad"):
+            raise EndpointError("no such model", fatal=True)
+        if question.id == "slow":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.append(question.id)
+        return Annotated(question)
+
+    ids = ("bad1", "good1", "slow", "bad2", "good2", "bad3")
+    finished = []
+    with pytest.raises(EndpointError):
+        async for annotated in in_flight([a_question(id=i) for i in ids], work, len(ids)):
+            finished.append(annotated.question.id)
+    gc.collect()
+    assert sorted(finished) == ["good1", "good2"]
+    assert cancelled == ["slow"]
+    assert unseen == []
+
+
+def test_text_without_tags_is_counted_and_told_not_fatal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(lambda _: "\x1b[31m[bold]I would rather chat.") as endpoint:
         config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
         assert branchwise("annotate", config, run) == 0
     nodes = table_to_records(read_parts(run, "trees"), TreeNode)
     assert {n.action for n in nodes if n.depth} == {"invalid"}
     assert pairs_of(run) == []
+    told = capsys.readouterr().out
+    assert "replies of policy were no action" in told
+    assert r"such as '\x1b[31m[bold]I would rather chat.'" in told
+    assert "make warm-start" in told
+    assert "\x1b" not in told

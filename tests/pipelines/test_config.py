@@ -40,7 +40,11 @@ def test_all_mistakes_are_named_with_line_and_nearest_key(tmp_path: Path) -> Non
     ("text", "says"),
     [
         ("name: x\nmcts: {evaluator: judge}\n", "no `judge:`"),
-        ("name: x\nspre: {estimator: judge}\n", "no `judge:`"),
+        ("name: x\nspre: {estimator: judge}\njudge: {}\n", "spre.estimator is `judge`"),
+        (
+            "name: x\nmcts: {evaluator: judge}\njudge: {}\nspre: {estimator: rollout}\n",
+            "spre.estimator is `rollout`",
+        ),
         ("name: x\nretrieval: {kind: http}\n", "retrieval.url"),
         ("name: x\npolicy: {engine: openai, model: m}\n", "base_url"),
         ("name: x\ndata: {source: hotpotqa}\n", "questions"),
@@ -48,14 +52,37 @@ def test_all_mistakes_are_named_with_line_and_nearest_key(tmp_path: Path) -> Non
             "name: x\nlimits: {max_usd: 1}\npolicy: {engine: openai, model: m, base_url: u}\n",
             "price",
         ),
+        ("name: x\nmcts: {max_children: 1}\n", "no step has a sibling"),
+        ("name: x\nmcts: {iterations: 4}\npairs: {min_outcomes: 5}\n", "at most 4 outcomes"),
+        ("name: x\npairs: {min_gap: 1}\n", "pairs.min_gap"),
+        ("name: x\ntraining: {dpo: {batch_size: 8, micro_batch: 3}}\n", "training.dpo"),
+        ("name: x\ndata: {questions: q.jsonl}\n", "leave `questions` out"),
+        ("name: ../../etc\n", "`name`"),
+        ("name: x\nseed: 1\nseed: 2\n", "recipe.yaml:3: `seed` stands there twice"),
         ("seed: 3\n", "`name` is missing"),
         ("- 1\n", "a mapping"),
         ("name: [\n", "not valid YAML"),
+        ("name: x\n~: 1\n", "Keys should be strings"),
         ("name: x\nmcts: {c: .nan}\n", "mcts.c"),
     ],
 )
 def test_impossible_recipes_are_refused(tmp_path: Path, text: str, says: str) -> None:
     assert says in problems(tmp_path, text)
+
+
+def test_a_mistake_of_form_hides_no_contradiction(tmp_path: Path) -> None:
+    told = problems(
+        tmp_path,
+        "retrieval: {top_k: 0, kind: http}\nmcts: {evaluator: judge}\nlimits: {max_usd: 1}\n"
+        "policy: {engine: openai, top_p: 2}\nfoo: 1\n",
+    )
+    assert "`name` is missing" in told
+    assert "retrieval.top_k" in told
+    assert "policy.top_p" in told
+    assert "`foo` is not a setting" in told
+    assert "no `judge:`" in told
+    assert "retrieval.url" not in told, "a block that is at fault says nothing more"
+    assert "price_per_million" not in told
 
 
 def test_overrides_reach_into_sections_and_are_checked(tmp_path: Path) -> None:
@@ -85,3 +112,15 @@ def test_dense_retrieval_without_its_packages_is_refused_before_anything_loads(
     assert "faiss" in told
     assert "EXTRAS=dense" in told
     assert "base_url" in told, "all mistakes at once"
+
+
+def test_a_recipe_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(b"name: x\xff\n")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_recipe(path)
+
+
+def test_an_override_is_blamed_by_its_own_name(tmp_path: Path) -> None:
+    assert "--set name.x" in problems(tmp_path, "name: x\n", "name.x=3")
+    assert "--set data..limit" in problems(tmp_path, "name: x\ndata: {}\n", "data..limit=3")

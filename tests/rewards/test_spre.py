@@ -107,6 +107,35 @@ def test_an_invalid_action_is_null_and_no_outcome() -> None:
     assert label[1].n_outcomes == 2
 
 
-def test_components_are_mean_f1_and_steps() -> None:
-    label = label_tree(tree(), GOLD, SpreSettings(), "monte_carlo")[1]
-    assert {c.name: c.value for c in label.components} == {"f1": 0.5, "steps": 3.5}
+def evidence(nodes: list[TreeNode], estimator: Estimator) -> list[tuple[int, float, float] | None]:
+    """Number of outcomes, mean F1 and mean steps of every node; null where there is no label."""
+    labels = label_tree(nodes, GOLD, SpreSettings(), estimator)
+    return [
+        (x.n_outcomes, *(pytest.approx(c.value) for c in x.components)) if x.n_outcomes else None
+        for x in labels
+    ]
+
+
+def test_evidence_is_of_the_outcomes_that_the_estimator_used() -> None:
+    right, spain_4, spain_1 = (1, 1, 3), (1, 0, 4), (1, 0, 1)
+    # All distinct outcomes: "France" in 3 steps, "Spain" in 4 (a rollout) and "Spain" in 1.
+    assert evidence(tree(), "monte_carlo") == [
+        (3, 1 / 3, 8 / 3), (2, 0.5, 3.5), spain_1, right, spain_4, right,
+    ]  # fmt: skip
+    # A node's own rollouts, a leaf's own answer.
+    assert evidence(tree(), "rollout") == [None, right, spain_1, None, spain_4, right]
+    # Leaves: at the root 4 of 6 visits lead to "France" in 3 steps, 2 to "Spain" in 1.
+    assert evidence(tree(), "tree") == [
+        (2, 4 / 6, (4 * 3 + 2 * 1) / 6), right, spain_1, right, None, right,
+    ]  # fmt: skip
+    # Passes that ended in an answer: 1 at leaf 5, 2 at leaf 2.
+    assert evidence(tree(), "judge") == [
+        (2, 1 / 3, (1 * 3 + 2 * 1) / 3), right, spain_1, right, None, right,
+    ]  # fmt: skip
+
+
+def test_rollouts_that_went_the_same_way_are_one_outcome() -> None:
+    nodes = tree()
+    again = nodes[1].rollouts[0].model_copy(update={"draw": 1})
+    nodes[1] = nodes[1].model_copy(update={"rollouts": (*nodes[1].rollouts, again)})
+    assert evidence(nodes, "rollout")[1] == (1, 1, 3)

@@ -179,7 +179,8 @@ def test_preference_training_starts_at_the_start_and_moves_from_it(
     started: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "dpo"
-    train_dpo(pairs(), preference(), start=str(started), target=target, seed=0)
+    data = {"table": "pairs"}
+    train_dpo(pairs(), preference(), start=str(started), target=target, seed=3, data=data)
     lines = read_metrics(target)
     assert lines[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert lines[0]["kl"] == pytest.approx(0, abs=1e-4)
@@ -192,6 +193,11 @@ def test_preference_training_starts_at_the_start_and_moves_from_it(
     assert chain == (target / "chain" / "0", target / "adapter")
     below = "adapter_model.safetensors"
     assert (chain[0] / below).read_bytes() == (started / "adapter" / below).read_bytes()
+    # What a repetition needs is noted: which rows, which seed, and what it all amounts to.
+    record = json.loads((target / "training.json").read_text())
+    listing = json.loads((target / "checkpoints" / "checkpoints.json").read_text())
+    assert (record["seed"], record["data"]) == (3, {"table": "pairs"})
+    assert record["fingerprint"] == listing["run"]
 
 
 def test_the_packaged_policy_also_starts_at_ln_2(tmp_path: Path) -> None:

@@ -1,0 +1,64 @@
+"""What the rows of a run come from, by digest: names stay when files change, digests do not.
+
+Noted in `provenance.json` when a run is begun; `pipelines.run` refuses to go on with others.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+
+from agent.protocols import protocol_named
+from annotation.judge import judge_prompt_hash
+from engines.settings import ModelSettings
+from engines.weights import policy_digest, policy_files
+from pipelines.assemble import engine_for, open_data
+from pipelines.config import Recipe
+from pipelines.run import Run, refuse_other_inputs
+from retrieval.interface import Retriever
+from retrieval.passages import corpus_hash
+from sources.load import Data
+from storage.records import Passage, Question
+from storage.text import digest_of
+
+
+def inputs_of(recipe: Recipe, data: Data, retriever: Retriever) -> dict[str, str]:
+    """Digests of everything that decides an annotation's rows, besides the recipe."""
+    found = {
+        "questions": questions_digest(data.questions),
+        "index": retriever.digest,
+        "policy": model_digest(recipe.policy, recipe),
+        **_replayed(recipe, data.passages),
+    }
+    if recipe.asked_judge is not None:
+        found["judge"] = model_digest(recipe.asked_judge, recipe)
+        found["judge_prompts"] = judge_prompt_hash()
+    return found
+
+
+def replay_passages(run: Run) -> dict[str, Passage]:
+    """The run's corpus by id, to rebuild from its trees what the policy was shown.
+
+    Raises:
+        ConfigError: the corpus or the prompts are no longer those the trees were grown with.
+    """
+    passages = open_data(run.recipe).passages
+    refuse_other_inputs(run.folder, _replayed(run.recipe, passages))
+    return {passage.id: passage for passage in passages}
+
+
+def _replayed(recipe: Recipe, passages: Iterable[Passage]) -> dict[str, str]:
+    return {
+        "corpus": corpus_hash(passages),
+        "policy_prompts": protocol_named(recipe.agent.protocol).prompt_hash,
+    }
+
+
+def questions_digest(questions: Sequence[Question]) -> str:
+    """Hash of every field of every question, in their order."""
+    return digest_of(*(json.dumps(q.model_dump(), sort_keys=True, default=str) for q in questions))
+
+
+def model_digest(model: ModelSettings, recipe: Recipe) -> str:
+    """The `policy_digest` of rows that a model draws, without its weights being converted."""
+    if model.engine == "openvino":
+        return policy_digest(policy_files(model.model), model.precision)
+    return engine_for(model, recipe).digest

@@ -1,0 +1,82 @@
+"""What a recipe needs from outside, looked at before a stage writes or pays for anything.
+
+A check is a block of the recipe and a call that raises where the block names what is not there.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+from engines.settings import ModelSettings
+from engines.weights import policy_files
+from pipelines.config import Recipe
+from sources.files import existing
+from storage.errors import BranchwiseError
+
+Check = tuple[str, Callable[[], object]]
+
+LONGEST_S = 30.0
+"""An answer to a check is awaited no longer than this."""
+
+
+def require(checks: Iterable[Check]) -> None:
+    """Make the checks; the first that fails raises its error."""
+    for _, check in checks:
+        check()
+
+
+def problems(checks: Iterable[Check]) -> Iterator[str]:
+    """What every check that fails complains of."""
+    for block, check in checks:
+        try:
+            check()
+        except BranchwiseError as error:
+            yield f"{block}: {error}"
+
+
+def data_files(recipe: Recipe) -> Iterator[Check]:
+    """Files of questions and passages; whether they can be read is for the stage to say."""
+    data = recipe.data
+    for one in data.mix or (data,):
+        if one.questions is not None and one.source not in {"atlas", "hub"}:
+            yield "data", partial(existing, one.questions, "questions")
+    for path in (data.corpus,) if isinstance(data.corpus, str) else data.corpus or ():
+        yield "data", partial(existing, path, "corpus")
+
+
+def weights(recipe: Recipe) -> Iterator[Check]:
+    """Files of the models that run in this process."""
+    for role, model in _models(recipe):
+        if model.engine == "openvino":
+            yield role, partial(policy_files, model.model)
+
+
+def servers(recipe: Recipe) -> Iterator[Check]:
+    """Model endpoints, and the search server."""
+    for role, model in _models(recipe):
+        if model.engine == "openai":
+            yield role, partial(_reach, model, min(recipe.limits.timeout_s, LONGEST_S))
+    if recipe.retrieval.kind == "http":
+        yield "retrieval", partial(_search, recipe.retrieval.url or "")
+
+
+def _models(recipe: Recipe) -> Iterator[tuple[str, ModelSettings]]:
+    yield "policy", recipe.policy
+    if recipe.asked_judge is not None:
+        yield "judge", recipe.asked_judge
+
+
+def _reach(model: ModelSettings, timeout_s: float) -> None:
+    from engines.openai import OpenAIEngine
+
+    async def checked() -> None:
+        async with OpenAIEngine(model, max_concurrency=1, timeout_s=timeout_s) as engine:
+            await engine.check()
+
+    asyncio.run(checked())
+
+
+def _search(url: str) -> None:
+    from retrieval.http import HttpRetriever
+
+    asyncio.run(HttpRetriever(url, LONGEST_S).search("check", 1))

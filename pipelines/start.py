@@ -1,0 +1,66 @@
+"""What a training starts from, and what it is taught: noted, and made to belong together."""
+
+from typing import Any
+
+from engines.settings import PRECISIONS
+from engines.weights import policy_digest, policy_files
+from pipelines.run import Run
+from pipelines.stage import Invocation
+from storage.errors import ConfigError
+from storage.manifest import load_manifest
+from storage.parts import read_parts
+from storage.text import digest_of
+
+
+def checked_start(call: Invocation, run: Run, table: str) -> str:
+    """The recipe's `policy.trainable`, which has to be the policy that drew the rows.
+
+    Its weights are compared, at any precision of the embedded engine: a preference between steps
+    that another policy would not take says nothing about this one. What an endpoint served, and
+    what drew imported pairs, cannot be known; that is said.
+
+    Args:
+        call: of the training.
+        run: whose rows are trained on.
+        table: of those rows, with a column `policy_digest`.
+
+    Raises:
+        ConfigError: another policy drew them, or the start does not exist.
+    """
+    start = call.recipe.policy.trainable
+    drawn = set(read_parts(run.folder, table, ["policy_digest"])["policy_digest"].to_pylist())
+    if "" in drawn:
+        call.say(f"imported rows do not say which policy drew them; training starts from {start}")
+    elif run.recipe.policy.engine == "openai":
+        call.say(
+            f"an endpoint served {run.recipe.policy.model}, which drew the rows; that {start} "
+            "holds its weights cannot be checked"
+        )
+    else:
+        _refuse_other_policy(run, start, drawn)
+    return start
+
+
+def _refuse_other_policy(run: Run, start: str, drawn: set[str]) -> None:
+    files, policy = policy_files(start), run.recipe.policy
+    others = sorted(drawn - {policy_digest(files, precision) for precision in PRECISIONS})
+    if others:
+        raise ConfigError(
+            f"{run.folder}: drawn by {policy.model} (policy_digest {', '.join(others)}), but "
+            f"training would start from {start} ({policy_digest(files, policy.precision)}). Start "
+            f"from the policy that drew the run: --config {run.folder}/config.yaml, or --set "
+            f"policy.model={policy.model}. If its weights have changed since, restore them, or "
+            "annotate anew into another --run folder"
+        )
+
+
+def rows_trained_on(run: Run, table: str) -> dict[str, Any]:
+    """Which rows of which run, for `training.json`: enough to tell whether they are the same."""
+    parts = load_manifest(run.folder).of(table)
+    return {
+        "run": run.folder.name,
+        "run_id": run.id,
+        "table": table,
+        "rows": sum(part.rows for part in parts),
+        "digest": digest_of(*(part.sha256 for part in parts)),
+    }

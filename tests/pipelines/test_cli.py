@@ -1,0 +1,115 @@
+"""The command line: whose recipe a stage takes, and options that mean what they say."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_endpoint import FakeEndpoint
+from little_world import policy, recipe
+from loopback import serving
+from sample_records import a_pair
+
+from pipelines.cli import parser, run_stage
+from storage.proguide import write_proguide
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def endpoint() -> Iterator[FakeEndpoint]:
+    with serving(policy) as served:
+        yield served
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+    monkeypatch.chdir(tmp_path)
+
+
+def branchwise(stage: str, *more: object) -> int:
+    return run_stage(parser().parse_args([stage, *map(str, more)]))
+
+
+def test_a_run_goes_on_with_its_own_recipe(
+    tmp_path: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
+    assert branchwise("annotate", "--config", config, "--run", run) == 0
+    made = len(endpoint.requests)
+    # There is no configs/atlas.yaml here: a stage that still looked for it would exit 2.
+    assert branchwise("annotate", "--run", run) == 0
+    assert branchwise("relabel", "--run", run, "--set", "spre.alpha=0.5") == 0
+    assert branchwise("inspect", "--run", run) == 0
+    assert len(endpoint.requests) == made
+    assert branchwise("annotate", "--run", run, "--set", "mcts.c=9") == 2
+    assert "mcts.c: was 1.4, now 9" in capsys.readouterr().out
+    assert branchwise("annotate", "--run", tmp_path / "new") == 2
+    assert "configs/atlas.yaml" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stage", ["index", "annotate", "all"])
+def test_a_dry_run_of_a_new_run_writes_nothing(
+    stage: str, tmp_path: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = recipe(tmp_path, endpoint.base_url)
+    before = sorted(tmp_path.rglob("*"))
+    assert branchwise(stage, "--config", config, "--run", tmp_path / "run", "--dry-run") == 0
+    assert sorted(tmp_path.rglob("*")) == before
+    assert endpoint.requests == []
+    told = capsys.readouterr().out
+    assert ("4 passages" in told, "then eval" in told) == (True, stage == "all")
+
+
+def test_a_dry_run_moves_no_pairs(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+    config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
+    source, target = tmp_path / "pairs.json", tmp_path / "out.json"
+    prompt = ({"role": "system", "content": "s"}, {"role": "user", "content": "Question: q"})
+    write_proguide(source, [a_pair(prompt=prompt)])
+    to_run = ("--config", config, "--run", run)
+    assert branchwise("import-pairs", *to_run, "--file", source, "--dry-run") == 0
+    assert not run.exists()
+    assert branchwise("import-pairs", *to_run, "--file", source) == 0
+    assert branchwise("export-pairs", "--run", run, "--file", target, "--dry-run") == 0
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("annotate", "--limit", "-1"), "'-1' is no number of questions: give 1 or more"),
+        (("annotate", "--limit", "0"), "'0' is no number of questions"),
+        (("train-dpo", "--limit", "5"), "unrecognized arguments: --limit"),
+        (("inspect", "--dry-run"), "unrecognized arguments: --dry-run"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(
+    arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        branchwise(*arguments)
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def planned(target: str, *variables: str) -> str:
+    """What `make` would run where nothing is set up yet."""
+    return subprocess.run(
+        ["make", "--dry-run", "--directory", REPOSITORY, target, "VENV=absent", *variables],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+
+def test_make_leaves_the_recipe_to_the_run(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("retrieval:\n  kind: dense\n")
+    plan = planned("annotate", f"RUN={tmp_path}")
+    assert "--run" in plan
+    assert "--config" not in plan
+    assert "setting up: dense" in plan, "the run's recipe decides what it needs"
+    plan = planned("annotate", f"RUN={tmp_path}", "CONFIG=configs/atlas.yaml")
+    assert '--config "$CONFIG"' in plan
+    assert "setting up: dense" not in plan

@@ -1,0 +1,42 @@
+"""`doctor` names everything that would stop a recipe, at once."""
+
+from pathlib import Path
+
+import pytest
+from little_world import policy, recipe
+from loopback import serving
+
+from pipelines.cli import parser, run_stage
+
+
+def test_all_that_would_stop_a_recipe_is_named_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+
+    def doctor(config: Path, run: Path) -> int:
+        arguments = ["doctor", "--config", str(config), "--run", str(run)]
+        return run_stage(parser().parse_args(arguments))
+
+    with serving(policy) as endpoint:
+        config = recipe(tmp_path, endpoint.base_url)
+        assert doctor(config, tmp_path / "run") == 0
+        assert not (tmp_path / "run").exists()
+        assert "the recipe can run here" in capsys.readouterr().out
+        dead = {"kind": "http", "url": "http://127.0.0.1:9/retrieve"}
+        judge = {"engine": "openai", "model": "none", "base_url": endpoint.base_url}
+        config = recipe(
+            tmp_path,
+            endpoint.base_url,
+            retrieval=dead,
+            judge=judge,
+            mcts={"evaluator": "judge"},
+        )
+        (tmp_path / "questions.jsonl").unlink()
+        (tmp_path / "corpus.jsonl").unlink()
+        assert doctor(config, config) == 2
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem:")]
+    blocks = [line.split(": ")[1] for line in told]
+    assert sorted(blocks) == ["data", "data", "judge", "retrieval", "run"]
+    for named in ("questions.jsonl", "corpus.jsonl", "127.0.0.1:9", str(config), "'none'"):
+        assert any(named in line for line in told)

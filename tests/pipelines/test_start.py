@@ -1,0 +1,90 @@
+"""Training starts from the policy that drew what it is taught, or says that nobody knows."""
+
+import json
+from pathlib import Path
+
+import pytest
+from sample_records import a_pair
+
+from engines.weights import policy_digest, policy_files
+from pipelines.cli import parser, run_stage
+from pipelines.config import Recipe
+from pipelines.run import existing_run, open_run
+from pipelines.start import rows_trained_on
+from storage.manifest import add_parts
+from storage.parts import write_part
+from storage.schemas import rows_to_table, schema_of
+
+
+def drawn_by(run: Path, model: str, digest: str, engine: str = "openvino") -> None:
+    """A run with one pair of that policy."""
+    policy = {"engine": engine, "model": model, "base_url": "http://127.0.0.1:1/v1"}
+    recipe = Recipe.model_validate({"name": run.name, "policy": policy})
+    opened = open_run(run, recipe, {})
+    rows = rows_to_table([a_pair(policy_digest=digest)], schema_of("pairs"), opened.id)
+    add_parts(run, [write_part(run, "pairs", rows, 0)])
+
+
+def trained(run: Path, start: str, stage: str) -> int:
+    config = run.parent / "recipe.yaml"
+    config.write_text(json.dumps({"name": "little", "policy": {"model": start}}))
+    arguments = [stage, "--config", str(config), "--run", str(run), "--dry-run"]
+    return run_stage(parser().parse_args(arguments))
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> tuple[str, str]:
+    """Two policies; nothing here loads them."""
+    for name in ("ours", "other"):
+        (tmp_path / f"{name}.gguf").write_bytes(name.encode())
+    return str(tmp_path / "ours.gguf"), str(tmp_path / "other.gguf")
+
+
+@pytest.mark.parametrize("stage", ["train-dpo", "train-sft"])
+@pytest.mark.parametrize("precision", ["f16", "q8_0"])
+def test_only_the_policy_that_drew_the_pairs_is_trained_on_them(
+    stage: str,
+    precision: str,
+    models: tuple[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (ours, other), run = models, tmp_path / "run"
+    digest = policy_digest(policy_files(ours), precision)
+    drawn_by(run, ours, digest)
+    assert trained(run, ours, stage) == 0, "whatever precision the engine ran it at"
+    capsys.readouterr()
+    assert trained(run, other, stage) == 2
+    told = capsys.readouterr().out
+    assert digest in told
+    assert policy_digest(policy_files(other), "f16") in told
+    assert f"--set policy.model={ours}" in told
+    # The same name for other weights, as after training the policy again.
+    Path(ours).write_bytes(b"trained again")
+    assert trained(run, ours, stage) == 2
+
+
+@pytest.mark.parametrize(("engine", "digest"), [("openai", "a1b2"), ("openvino", "")])
+def test_where_nobody_can_know_it_is_said(
+    engine: str,
+    digest: str,
+    models: tuple[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    drawn_by(tmp_path / "run", "served", digest, engine)
+    assert trained(tmp_path / "run", models[0], "train-dpo") == 0
+    told = capsys.readouterr().out
+    assert ("cannot be checked" if engine == "openai" else "do not say which policy") in told
+
+
+def test_rows_are_known_by_their_content(tmp_path: Path) -> None:
+    for name, digest in (("one", "a"), ("same", "a"), ("other", "b")):
+        drawn_by(tmp_path / name / "run", "served", digest)
+    one, same, other = (
+        rows_trained_on(existing_run(tmp_path / name / "run"), "pairs")
+        for name in ("one", "same", "other")
+    )
+    assert one == same
+    assert (one["run"], one["table"], one["rows"]) == ("run", "pairs", 1)
+    assert one["digest"] != other["digest"]
