@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sources.documents import ENDINGS, cut, document_files, read_document
-from sources.files import Placed, Raw, existing, kind_of, read_rows
+from sources.files import Placed, Raw, existing, kind_in_words, kind_of, read_rows
 from sources.rows import content_id
 from storage.errors import ConfigError
 from storage.reading import Faults
@@ -25,7 +25,7 @@ class Corpus:
     Attributes:
         passages: in the order of the files.
         aliases: id of a folded passage → id of the one that was kept.
-        counts: what was read and folded, by name.
+        counts: what was read, folded and passed over, by name.
     """
 
     passages: tuple[Passage, ...]
@@ -43,40 +43,48 @@ def load_corpus(paths: Sequence[str | Path], passage_words: int) -> Corpus:
         passage_words: length of the passages that documents are cut into, at least 1.
 
     Raises:
-        ConfigError: a path that does not exist, no passages, or faults in the files (all of them
-            up to 20, with file and line).
+        ConfigError: paths that do not exist and faults in the other files (all of them up to 20,
+            with file and line), or no passages.
     """
     faults = Faults()
-    files = [existing(path, "data.corpus") for path in paths]
+    passed_over: Counter[str] = Counter()
+    files = [path for given in paths if (path := existing(given, "data.corpus", faults))]
     corpus = unite(
-        (placed for path in files for placed in _read(path, passage_words, faults)), faults
+        (placed for path in files for placed in _read(path, passage_words, faults, passed_over)),
+        faults,
     )
     faults.raise_any()
     if not corpus.passages:
-        raise ConfigError(f"the corpus has no passages: {', '.join(str(path) for path in files)}")
-    return corpus
+        seen = "".join(f"; {what}: {count}" for what, count in passed_over.items())
+        raise ConfigError(f"the corpus has no passages: {', '.join(map(str, files))}{seen}")
+    return replace(corpus, counts={**corpus.counts, **passed_over})
 
 
 def corpus_of_paragraphs(questions: Iterable[tuple[str, Question]]) -> Corpus:
     """The corpus of all paragraphs of `questions` (each with its place).
 
+    A paragraph without text is none of its passages: sets do hold some, and nothing finds them.
+
     Raises:
         ConfigError: two paragraphs share an id and differ.
     """
     faults = Faults()
-    passages = (
-        (
-            place,
-            Passage(
-                id=paragraph_id(item.id, item.title, item.text), title=item.title, text=item.text
-            ),
-        )
-        for place, question in questions
-        for item in question.paragraphs
-    )
-    corpus = unite(passages, faults)
+    passed_over: Counter[str] = Counter()
+    corpus = unite(_paragraph_passages(questions, passed_over), faults)
     faults.raise_any()
-    return corpus
+    return replace(corpus, counts={**corpus.counts, **passed_over})
+
+
+def _paragraph_passages(
+    questions: Iterable[tuple[str, Question]], passed_over: Counter[str]
+) -> Iterator[PlacedPassage]:
+    for place, question in questions:
+        for item in question.paragraphs:
+            if not item.text.strip():
+                passed_over["paragraphs passed over, without text"] += 1
+                continue
+            name = paragraph_id(item.id, item.title, item.text)
+            yield place, Passage(id=name, title=item.title, text=item.text)
 
 
 def paragraph_id(given: str | None, title: str, text: str) -> str:
@@ -111,18 +119,20 @@ def unite(passages: Iterable[PlacedPassage], faults: Faults) -> Corpus:
     return Corpus(tuple(kept), aliases, dict(counts))
 
 
-def _read(path: Path, passage_words: int, faults: Faults) -> Iterator[PlacedPassage]:
-    if path.is_dir():
-        for file in document_files(path):
-            name = (Path(path.name) / file.relative_to(path)).as_posix()
-            for passage in read_document(file, name, passage_words, faults):
-                yield str(file), passage
-    elif kind_of(path) in ENDINGS:
-        for passage in read_document(path, path.name, passage_words, faults):
-            yield str(path), passage
-    else:
+def _read(
+    path: Path, passage_words: int, faults: Faults, passed_over: Counter[str]
+) -> Iterator[PlacedPassage]:
+    if not path.is_dir() and kind_of(path) not in ENDINGS:
         for placed in read_rows(path, faults):
             yield from _passages_of(path, placed, passage_words, faults)
+        return
+    for file in document_files(path, passed_over) if path.is_dir() else [path]:
+        name = (Path(path.name) / file.relative_to(path)).as_posix()
+        passages = read_document(file, name, passage_words, faults)
+        if not passages:
+            passed_over["corpus documents passed over, without text"] += 1
+        for passage in passages:
+            yield str(file), passage
 
 
 def _passages_of(
@@ -158,7 +168,7 @@ def _form_of(raw: Raw) -> Passage | None:
         return None
     title = raw["title"]
     if not isinstance(title, str):
-        raise ValueError(f"'title' must be text, not {type(title).__name__}")
+        raise ValueError(f"'title' must be text, not {kind_in_words(title)}")
     return Passage(id=_text(raw, "id"), title=title, text=_text(raw, "text"))
 
 
@@ -169,7 +179,7 @@ def _text(raw: Raw, key: str) -> str:
     if key not in raw:
         raise ValueError(f"has no field {key!r}")
     if not isinstance(value, str):
-        raise ValueError(f"{key!r} must be text, not {type(value).__name__}")
+        raise ValueError(f"{key!r} must be text, not {kind_in_words(value)}")
     if not value.strip():
         raise ValueError(f"{key!r} is empty")
     return value

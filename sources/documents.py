@@ -1,11 +1,12 @@
 """Plain documents, cut into titled passages of a fixed number of words (as DPR cut Wikipedia)."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from sources.files import sound_lines
-from storage.reading import Faults, open_text
+from sources.files import kind_of, open_lossless, sound_lines
+from storage.reading import Faults
 from storage.records import Passage
 
 ENDINGS = (".txt", ".md")
@@ -26,21 +27,27 @@ def cut(name: str, title: str, text: str, passage_words: int) -> Iterator[Passag
         yield Passage(id=name if len(starts) == 1 else f"{name}#{number}", title=title, text=piece)
 
 
-def document_files(folder: Path) -> list[Path]:
-    """Text files under `folder`, by name; hidden ones are passed over."""
-    found = (path for ending in ENDINGS for path in folder.rglob(f"*{ending}"))
-    return sorted(
-        path
-        for path in found
-        if path.is_file() and not any(p.startswith(".") for p in path.relative_to(folder).parts)
-    )
+def document_files(folder: Path, passed_over: Counter[str]) -> list[Path]:
+    """Text files under `folder` (`.gz` too), by name.
+
+    Files of another ending are counted in `passed_over`; hidden ones are not even that.
+    """
+    found = []
+    for path in folder.rglob("*"):
+        if not path.is_file() or any(p.startswith(".") for p in path.relative_to(folder).parts):
+            continue
+        if kind_of(path) in ENDINGS:
+            found.append(path)
+        else:
+            passed_over[f"corpus files passed over, {kind_of(path) or 'no ending'}"] += 1
+    return sorted(found)
 
 
 def read_document(path: Path, name: str, passage_words: int, faults: Faults) -> list[Passage]:
     """The passages of a text file, titled by its first heading or its file name."""
     before = faults.count
     try:
-        with open_text(path) as file:
+        with open_lossless(path) as file:
             text = "".join(sound_lines(path, file, faults))
     except OSError as error:
         faults.add(str(path), f"cannot be read: {error}")

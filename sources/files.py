@@ -4,30 +4,29 @@ import csv
 import gzip
 import io
 import json
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from storage.errors import ConfigError
 from storage.reading import Faults, open_text
-from storage.text import storable_values
+from storage.text import storable, storable_values
 
 Raw = dict[str, Any]
 Placed = tuple[str, Raw]
 """A place ("file:line") and the object that stands there."""
 
+_ESCAPED_BYTE = re.compile("[\udc80-\udcff]")
 
-def existing(path: str | Path, setting: str) -> Path:
-    """`path` with `~` resolved.
 
-    Raises:
-        ConfigError: there is nothing; `setting` is the key of the recipe that named it.
-    """
+def existing(path: str | Path, setting: str, faults: Faults) -> Path | None:
+    """`path` with `~` resolved; a fault of `setting` and null if there is nothing."""
     found = Path(path).expanduser()
-    if not found.exists():
-        raise ConfigError(f"{setting}: there is no file {path} (from {Path.cwd()})")
-    return found
+    if found.exists():
+        return found
+    faults.add(setting, f"there is no file {path} (from {Path.cwd()})")
+    return None
 
 
 def kind_of(path: Path) -> str:
@@ -43,14 +42,26 @@ def read_rows(path: Path, faults: Faults) -> Iterator[Placed]:
     kind = kind_of(path)
     reader = {".csv": _csv_rows, ".tsv": _csv_rows, ".json": _json_rows}.get(kind, _jsonl_rows)
     try:
-        with open_text(path) as file:
+        with open_lossless(path) as file:
             yield from reader(path, file, faults)
     except OSError as error:
         faults.add(str(path), f"cannot be read: {error}")
 
 
+def open_lossless(path: Path) -> TextIO:
+    """Opens text whose bytes that are not UTF-8 come through as lone surrogates.
+
+    A strict reader would stop at them a block ahead of their line, and lose what follows.
+    """
+    return open_text(path, errors="surrogateescape")
+
+
 def sound_lines(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[str]:
-    """`lines` until the file breaks, which is a fault at the line that could not be read."""
+    """`lines` of an `open_lossless` file until it breaks, which is a fault at that line.
+
+    So are bytes that are not UTF-8; their line goes on with U+FFFD, so that whatever else is
+    wrong is found too.
+    """
     number = 0
     iterator = iter(lines)
     while True:
@@ -62,10 +73,10 @@ def sound_lines(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[st
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             faults.add(f"{path}:{number}", f"the gzip data is broken ({error}); copy it again")
             return
-        except UnicodeDecodeError as error:
-            faults.add(f"{path}:{number}", f"is not UTF-8 ({error.reason} near here)")
-            return
-        yield line
+        if not line.isascii() and (bad := _ESCAPED_BYTE.search(line)):
+            where = f"byte 0x{ord(bad[0]) & 0xFF:02x} at character {bad.start() + 1}"
+            faults.add(f"{path}:{number}", f"is not UTF-8 ({where}); save the file as UTF-8")
+        yield storable(line)
 
 
 def parse_object(text: str) -> Raw:
@@ -74,19 +85,54 @@ def parse_object(text: str) -> Raw:
     Raises:
         ValueError: not JSON, not an object, or a number that JSON does not have.
     """
+    value = _parsed(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"is {kind_in_words(value)}, not an object")
+    return value
+
+
+def kind_in_words(value: Any) -> str:
+    """What JSON calls the kind of `value`."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true or false"
+    if isinstance(value, int | float):
+        return "a number"
+    if isinstance(value, str):
+        return "text"
+    return "a list" if isinstance(value, list) else "an object"
+
+
+def _parsed(text: str) -> Any:
+    """The value of a JSON text, storable.
+
+    Raises:
+        ValueError: what is wrong with it, in plain words.
+    """
     try:
-        value = storable_values(json.loads(text, parse_constant=_no_constant))
+        # Without its line break a torn line is an unfinished string, not a forbidden character.
+        whole = text.rstrip("\r\n")
+        return storable_values(
+            json.loads(whole, parse_constant=_no_constant, parse_int=_whole_number)
+        )
     except json.JSONDecodeError as error:
-        raise ValueError(f"is not JSON ({error.msg} at character {error.colno})") from error
+        what = error.msg.removesuffix(" at").rstrip(": ")
+        line = f"line {error.lineno}, " if error.lineno > 1 else ""
+        raise ValueError(f"is not JSON ({what} at {line}character {error.colno})") from error
     except RecursionError as error:
         raise ValueError("is nested too deeply") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"is a JSON {type(value).__name__}, not an object")
-    return value
 
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"has {name}, which is not JSON")
+
+
+def _whole_number(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError as error:
+        raise ValueError(f"has a number of {len(digits.lstrip('-'))} digits, too long") from error
 
 
 def _jsonl_rows(path: Path, file: Iterable[str], faults: Faults) -> Iterator[Placed]:
@@ -103,15 +149,13 @@ def _json_rows(path: Path, file: TextIO, faults: Faults) -> Iterator[Placed]:
     """A list of objects, or `{"data": [...]}`; a `.json` file of lines is read as JSONL."""
     before = faults.count
     text = "".join(sound_lines(path, file, faults))
-    if faults.count > before:
-        return
     try:
-        value = storable_values(json.loads(text, parse_constant=_no_constant))
-    except (ValueError, RecursionError) as error:
+        value = _parsed(text)
+    except ValueError as error:
         if text.lstrip().startswith("{"):
             yield from _jsonl_rows(path, io.StringIO(text), faults)
-        else:
-            faults.add(str(path), f"is not JSON ({error})")
+        elif faults.count == before:
+            faults.add(str(path), str(error))
         return
     if isinstance(value, dict):
         value = value["data"] if isinstance(value.get("data"), list) else [value]
@@ -122,7 +166,7 @@ def _json_rows(path: Path, file: TextIO, faults: Faults) -> Iterator[Placed]:
         if isinstance(item, dict):
             yield f"{path}: item {number}", item
         else:
-            faults.add(f"{path}: item {number}", "is not an object")
+            faults.add(f"{path}: item {number}", f"is {kind_in_words(item)}, not an object")
 
 
 def _csv_rows(path: Path, file: TextIO, faults: Faults) -> Iterator[Placed]:

@@ -13,7 +13,7 @@ def _facts(value: Any) -> Any:
     if isinstance(value, dict):
         titles, sentences = value.get("title"), value.get("sent_id")
         if isinstance(titles, list) and isinstance(sentences, list):
-            return [tuple(pair) for pair in zip(titles, sentences, strict=False)]
+            return _paired(titles, sentences)
         return value
     return _tuples(value)
 
@@ -24,9 +24,17 @@ def _context(value: Any) -> Any:
         titles = value.get("title")
         texts = value.get("sentences", value.get("content"))
         if isinstance(titles, list) and isinstance(texts, list):
-            return [tuple(pair) for pair in zip(titles, texts, strict=False)]
+            return _paired(titles, texts)
         return value
     return _tuples(value)
+
+
+def _paired(titles: list[Any], others: list[Any]) -> list[tuple[Any, Any]]:
+    if len(titles) != len(others):
+        raise ValueError(
+            f"the lists have {len(titles)} and {len(others)} entries, where each needs its partner"
+        )
+    return list(zip(titles, others, strict=True))
 
 
 def _tuples(value: Any) -> Any:

@@ -2,7 +2,8 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from sources.corpus import READ, Corpus, corpus_of_paragraphs, load_corpus, unite
@@ -54,17 +55,22 @@ def load_data(settings: DataSettings, seed: int, *, answerable_only: bool = Fals
         answerable_only: leave unanswerable questions out, before limits are applied.
 
     Raises:
-        ConfigError: faults in the files (all of them, with file and line), no corpus, or no
-            questions left.
+        ConfigError: faults in the files (all of them, with file and line), no corpus, a limit
+            below 1, or no questions left.
     """
+    _check_limits(settings)
     notes: Notes = Counter()
-    reading = _Reading(settings, seed, answerable_only, notes)
-    loaded = _load_sets(reading)
-    corpus = _corpus(settings, loaded)
-    notes.update(corpus.counts)
+    loaded, named = _read_files(_Reading(settings, seed, answerable_only, notes))
     faults = Faults()
     placed, _ = fold((one for part in loaded for one in part.questions), faults)
+    corpus = named or _own_corpus(loaded, faults)
     faults.raise_any()
+    if not corpus.passages:
+        raise ConfigError(
+            "data.corpus is null, and the questions bring no paragraphs with text: name the "
+            "corpus's file"
+        )
+    notes.update(corpus.counts)
     drawn = _sampled(placed, settings.limit if settings.mix else None, seed)
     notes["questions dropped: over the limit of the mix"] += len(placed) - len(drawn)
     if not drawn:
@@ -85,17 +91,38 @@ class _Reading:
     notes: Notes
 
 
-def _load_sets(reading: _Reading) -> list[_Loaded]:
-    """All sets; what is wrong with any of them is raised together."""
-    loaded, messages = [], []
-    for one in reading.settings.mix or (reading.settings,):
-        try:
+def _check_limits(settings: DataSettings) -> None:
+    """Settings that were changed after they were checked may hold any limit."""
+    for one in (settings, *settings.mix):
+        if one.limit is not None and one.limit < 1:
+            raise ConfigError(f"data.limit is {one.limit}: it must be at least 1, or null for all")
+
+
+def _read_files(reading: _Reading) -> tuple[list[_Loaded], Corpus | None]:
+    """All sets, and the corpus that the recipe names; what is wrong with any is raised together."""
+    settings = reading.settings
+    loaded: list[_Loaded] = []
+    named: Corpus | None = None
+    problems: list[str] = []
+    for one in settings.mix or (settings,):
+        with _noted(problems):
             loaded.append(_load_set(one, reading))
-        except ConfigError as error:
-            messages.append(str(error))
-    if messages:
-        raise ConfigError("\n".join(messages))
-    return loaded
+    if settings.corpus is not None:
+        paths = (settings.corpus,) if isinstance(settings.corpus, str) else settings.corpus
+        with _noted(problems):
+            named = load_corpus(paths, settings.passage_words)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return loaded, named
+
+
+@contextmanager
+def _noted(problems: list[str]) -> Iterator[None]:
+    """Puts what goes wrong within on the list."""
+    try:
+        yield
+    except ConfigError as error:
+        problems.append(str(error))
 
 
 def _load_set(one: SetSettings, reading: _Reading) -> _Loaded:
@@ -142,22 +169,13 @@ def _sampled(
     return tuple(sorted(questions, key=order)[:limit])
 
 
-def _corpus(settings: DataSettings, loaded: Iterable[_Loaded]) -> Corpus:
-    """The files of `data.corpus`, or what the sets bring."""
-    if settings.corpus is not None:
-        paths = (settings.corpus,) if isinstance(settings.corpus, str) else settings.corpus
-        return load_corpus(paths, settings.passage_words)
-    faults = Faults()
+def _own_corpus(loaded: Iterable[_Loaded], faults: Faults) -> Corpus:
+    """The passages that the sets bring."""
     own = [one.corpus for one in loaded]
     whole = unite(
         ((f"{passage.id} ({passage.title})", passage) for one in own for passage in one.passages),
         faults,
     )
-    faults.raise_any()
-    if not whole.passages:
-        raise ConfigError(
-            "data.corpus is null, and the questions bring no paragraphs: name the corpus's file"
-        )
     counts = Counter({name: n for name, n in whole.counts.items() if name != READ})
     aliases = dict(whole.aliases)
     for one in own:

@@ -15,7 +15,7 @@ def _json_list(value: Any) -> Any:
         return value
     try:
         return json.loads(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError("is not a JSON list") from error
 
 

@@ -77,7 +77,8 @@ def read_set(source: str, questions: str | None) -> QuestionSet:
     if source == "hub":
         rows: Iterable[Placed] = hub_rows(questions)
     else:
-        rows = read_rows(existing(questions, "data.questions"), faults)
+        path = existing(questions, "data.questions", faults)
+        rows = read_rows(path, faults) if path else ()
     found, repeated = fold(_questions(rows, source, faults), faults)
     faults.raise_any()
     if not found:

@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
 
 from storage.settings import Settings
 
@@ -29,6 +30,15 @@ class SetSettings(Settings):
     split: Part | None = "train"
     limit: int | None = Field(default=None, ge=1)
     types: tuple[str, ...] | None = None
+
+    @field_validator("questions", "corpus", check_fields=False)
+    @classmethod
+    def _no_blank_path(cls, value: object) -> object:
+        """An empty path would be the folder one stands in."""
+        paths = value if isinstance(value, tuple) else (value,)
+        if not paths or any(isinstance(path, str) and not path.strip() for path in paths):
+            raise PydanticCustomError("blank_path", "names no file; leave the setting out for none")
+        return value
 
 
 class DataSettings(SetSettings):

@@ -35,8 +35,11 @@ class Faults:
         raise ConfigError("\n".join(lines))
 
 
-def open_text(path: Path) -> TextIO:
-    """Opens text (UTF-8, a byte-order mark is dropped), unpacking `.gz`."""
+def open_text(path: Path, errors: str = "strict") -> TextIO:
+    """Opens text (UTF-8, a byte-order mark is dropped), unpacking `.gz`.
+
+    `errors` says what becomes of bytes that are not UTF-8, as it does for `open`.
+    """
     if path.suffix.lower() == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
+        return gzip.open(path, "rt", encoding="utf-8-sig", errors=errors, newline="")
+    return path.open(encoding="utf-8-sig", errors=errors, newline="")

@@ -90,7 +90,7 @@ def test_faults_of_a_corpus(tmp_path: Path) -> None:
         load_corpus([path], 100)
     assert [line.partition("c.jsonl")[2] for line in str(raised.value).splitlines()] == [
         ":1: has no field 'text'",
-        ":2: 'title' must be text, not int",
+        ":2: 'title' must be text, not a number",
         ":3: 'text' is empty",
         ":4: has no field 'text'",
     ]
@@ -99,6 +99,23 @@ def test_faults_of_a_corpus(tmp_path: Path) -> None:
     (tmp_path / "bare").mkdir()
     with pytest.raises(ConfigError, match="no passages"):
         load_corpus([tmp_path / "bare"], 100)
+
+
+def test_what_a_folder_holds_besides_documents_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    for name in ("a.pdf", "deep/b.pdf", "rows.jsonl.gz", "LICENSE", ".hidden.pdf"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "empty.md").write_text(" \n")
+    (tmp_path / "note.TXT").write_text("a note")
+    corpus = load_corpus([tmp_path], 100)
+    assert [found.text for found in corpus.passages] == ["a note"]
+    assert corpus.counts == {
+        "passages read": 1,
+        "corpus files passed over, .pdf": 2,
+        "corpus files passed over, .jsonl": 1,
+        "corpus files passed over, no ending": 1,
+        "corpus documents passed over, without text": 1,
+    }
 
 
 def test_paragraphs_as_corpus() -> None:
@@ -111,6 +128,16 @@ def test_paragraphs_as_corpus() -> None:
     corpus = corpus_of_paragraphs(questions)
     assert [(p.title, p.text) for p in corpus.passages] == [("A", "a"), ("B", "b")]
     assert corpus.aliases == {"p2": "p1"}
+
+
+def test_a_paragraph_without_text_is_no_passage() -> None:
+    paragraphs = tuple(
+        Paragraph(title=t, text=text) for t, text in [("", ""), ("A", " "), ("A", "a")]
+    )
+    question = Question(id="q", source="s", question="?", answers=("x",), paragraphs=paragraphs)
+    corpus = corpus_of_paragraphs([("f:1", question)])
+    assert [found.text for found in corpus.passages] == ["a"]
+    assert corpus.counts == {"passages read": 1, "paragraphs passed over, without text": 2}
 
 
 @given(text=st.text(), passage_words=st.integers(1, 7))

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from sources.load import Data, load_data
 from sources.settings import DataSettings, SetSettings
@@ -163,6 +164,32 @@ def test_faults_of_all_sets_come_together(tmp_path: Path) -> None:
     mix = tuple(SetSettings(source="jsonl", questions=path) for path in bad)
     with pytest.raises(ConfigError, match=r"(?s)1\.jsonl:1: .*2\.jsonl:1: "):
         load_data(DataSettings(mix=mix), 0)
+
+
+def test_faults_of_questions_and_corpus_come_together(tmp_path: Path) -> None:
+    (tmp_path / "q.jsonl").write_text('{"id": "torn')
+    twice = [{"id": "a", "title": "T", "text": text} for text in "xy"]
+    corpus = ["absent.jsonl", write(tmp_path / "c.jsonl", twice)]
+    with pytest.raises(ConfigError) as raised:
+        load(str(tmp_path / "q.jsonl"), corpus=corpus)
+    torn, absent, repeated = str(raised.value).splitlines()
+    assert "q.jsonl:1: is not JSON" in torn
+    assert absent.startswith("data.corpus: there is no file absent.jsonl")
+    assert "c.jsonl:2: passage 'a' stands at" in repeated
+
+
+@pytest.mark.parametrize("change", [{"questions": ""}, {"corpus": " "}, {"corpus": ["c", ""]}])
+def test_a_blank_path_is_not_the_working_folder(change: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="names no file"):
+        DataSettings(source="jsonl", **change)
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_below_one_is_refused_and_not_a_slice(tmp_path: Path, limit: int) -> None:
+    path = write(tmp_path / "q.jsonl", rows("a", 3))
+    settings = DataSettings(source="jsonl", questions=path, split=None)
+    with pytest.raises(ConfigError, match=f"limit is {limit}: it must be at least 1"):
+        load_data(settings.model_copy(update={"limit": limit}), 0)
 
 
 def test_nothing_to_work_on(tmp_path: Path) -> None:

@@ -218,10 +218,73 @@ def test_all_faults_at_once_then_a_count(tmp_path: Path) -> None:
     lines = str(raised.value).splitlines()
     assert len(lines) == 21
     assert "q.jsonl:1: is not JSON" in lines[0]
-    assert "q.jsonl:2: is a JSON list" in lines[1]
+    assert "q.jsonl:2: is a list, not an object" in lines[1]
     assert "q.jsonl:3: has NaN" in lines[2]
     assert "q.jsonl:5: 'question': Field required" in lines[3]
     assert lines[-1] == "… and 13 more"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            '{"id": "a", "text": "torn\n',
+            "is not JSON (Unterminated string starting at character 21)",
+        ),
+        ('{"id": "a\tb"}', "is not JSON (Invalid control character at character 10)"),
+        ("null", "is null, not an object"),
+        ('{"hops": ' + "1" * 5000 + "}", "has a number of 5000 digits, too long"),
+    ],
+)
+def test_what_is_wrong_with_a_line_is_said_in_plain_words(line: str, message: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        parse_object(line)
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "csv"])
+def test_a_bad_byte_is_found_on_its_line_and_the_faults_behind_it_too(
+    tmp_path: Path, ending: str
+) -> None:
+    header, line = (
+        (b"question,answer", b"who,Ada") if ending == "csv" else (b"{}", b'{"id": "Ada"}')
+    )
+    lines = [header, *[line] * 2000]
+    lines[1499] = lines[1499].replace(b"A", b"\xe9")
+    lines[1799] = b"one,two,three" if ending == "csv" else b"[]"
+    text = b"\r\n".join(lines)
+    path = tmp_path / f"q.{ending}"
+    path.write_bytes(gzip.compress(text) if ending.endswith("gz") else text)
+    faults = Faults()
+    assert len(list(read_rows(path, faults))) >= 1998
+    with pytest.raises(ConfigError, match=r"(?s):1500: is not UTF-8 \(byte 0xe9 at .*:1800: "):
+        faults.raise_any()
+    assert faults.count == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "row"),
+    [
+        ("hotpotqa", {**HOTPOT, "context": {"title": ["A", "B"], "sentences": [["x"]]}}),
+        ("hotpotqa", {**HOTPOT, "supporting_facts": {"title": ["A"], "sent_id": [0, 1]}}),
+        (
+            "flashrag",
+            {
+                "id": "f",
+                "question": "Who?",
+                "golden_answers": ["Ada"],
+                "metadata": {"context": {"title": ["A"], "content": [["x"], ["y"]]}},
+            },
+        ),
+    ],
+)
+def test_columns_of_unequal_length_are_not_cut(
+    tmp_path: Path, source: str, row: dict[str, Any]
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"q.jsonl:1: '[a-z_.]+': the lists have \d and \d entries"
+    ):
+        read_set(source, write(tmp_path / "q.jsonl", row))
 
 
 def test_broken_gzip_and_encoding(tmp_path: Path) -> None:
