@@ -174,7 +174,7 @@ async def _work(
         finally:
             progress.in_flight -= 1
 
-    limit = committer.run.recipe.limits.max_questions_in_flight
+    limit = committer.run.recipe.questions_in_flight
     # Closed here: an error while committing must end the work before engine and ledger close.
     async with aclosing(in_flight(gate.admit(owed), work, limit)) as finished:
         async for annotated in finished:

@@ -139,7 +139,7 @@ class Exam:
                 environment_for(recipe, engine, self.retriever),
                 policy=name,
                 sampling=sampling_for(settings, recipe.evaluation.temperature),
-                max_in_flight=recipe.limits.max_questions_in_flight,
+                max_in_flight=recipe.questions_in_flight,
                 admit=lambda: not self.gate.closed(),
                 on_start=start,
                 on_done=done,

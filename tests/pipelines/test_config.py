@@ -124,3 +124,12 @@ def test_a_recipe_that_is_no_text_is_refused(tmp_path: Path) -> None:
 def test_an_override_is_blamed_by_its_own_name(tmp_path: Path) -> None:
     assert "--set name.x" in problems(tmp_path, "name: x\n", "name.x=3")
     assert "--set data..limit" in problems(tmp_path, "name: x\ndata: {}\n", "data..limit=3")
+
+
+def test_the_embedded_engine_is_given_no_more_questions_than_its_cache_holds() -> None:
+    embedded = Recipe.model_validate({"name": "x"})
+    endpoint = {"engine": "openai", "model": "m", "base_url": "http://127.0.0.1:1/v1"}
+    served = Recipe.model_validate({"name": "x", "policy": endpoint})
+    said = Recipe.model_validate({"name": "x", "limits": {"max_questions_in_flight": 7}})
+    asked = [recipe.questions_in_flight for recipe in (embedded, served, said)]
+    assert asked == [24, 256, 7]
