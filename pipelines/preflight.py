@@ -12,6 +12,7 @@ from engines.weights import policy_files
 from pipelines.config import Recipe
 from sources.files import existing
 from storage.errors import BranchwiseError
+from storage.reading import Faults
 
 Check = tuple[str, Callable[[], object]]
 
@@ -39,9 +40,15 @@ def data_files(recipe: Recipe) -> Iterator[Check]:
     data = recipe.data
     for one in data.mix or (data,):
         if one.questions is not None and one.source not in {"atlas", "hub"}:
-            yield "data", partial(existing, one.questions, "questions")
+            yield "data", partial(_there, one.questions, "data.questions")
     for path in (data.corpus,) if isinstance(data.corpus, str) else data.corpus or ():
-        yield "data", partial(existing, path, "corpus")
+        yield "data", partial(_there, path, "data.corpus")
+
+
+def _there(path: str, setting: str) -> None:
+    faults = Faults()
+    existing(path, setting, faults)
+    faults.raise_any()
 
 
 def weights(recipe: Recipe) -> Iterator[Check]:
