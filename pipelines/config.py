@@ -38,8 +38,8 @@ class LimitSettings(Settings):
     Attributes:
         max_concurrency: calls in flight at one endpoint.
         max_questions_in_flight: questions being worked on; more than calls, or slots go idle.
-            Null: 256 at an endpoint, and 24 in the embedded engine, whose prompt cache holds no
-            more (with 100 at once it made 3.1 calls a second on 2Wiki, with 24 it made 4.4).
+            Null: 256 at an endpoint, and 24 in the embedded engine, whose prompt cache of some
+            46,000 tokens holds few more.
         timeout_s: of one call.
         max_usd, max_tokens: of the run, all attempts and stages together; it drains and exits 3
             when one is reached.
