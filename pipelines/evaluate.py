@@ -67,7 +67,7 @@ def evaluate(call: Invocation) -> Outcome:
             if answered.owed:
                 call.say(f"stopped: {exam.gate.reason}; run the same command again to continue")
                 return Outcome({"policies": list(done)}, exam.gate.exit_code)
-            _write(run, f"eval/{policy}/{name}", answered)
+            _write(run, policy, name, answered)
             done[policy] = answered
     totals = _report(call, run, name, done)
     return Outcome(totals, _exit_code(call, done))
@@ -146,11 +146,12 @@ class Exam:
             )
 
 
-def _write(run: Run, folder: str, answered: Evaluated) -> None:
+def _write(run: Run, policy: str, name: str, answered: Evaluated) -> None:
     """Predictions and failures as parts of the run; none left over from an earlier attempt."""
+    predictions = [row.model_copy(update={"evaluation": name}) for row in answered.predictions]
     parts = []
-    for name, rows in (("predictions", answered.predictions), ("failures", answered.failures)):
-        table = f"{folder}/{name}"
+    for kind, rows in (("predictions", predictions), ("failures", answered.failures)):
+        table = f"eval/{policy}/{name}/{kind}"
         content = rows_to_table(rows, schema_of(table), run.id)
         parts.append(write_part(run.folder, table, content))
     add_parts(run.folder, parts)

@@ -193,12 +193,16 @@ def pair_id(prompt: Iterable[ChatMessage], chosen: str, rejected: str) -> str:
 
 
 class Prediction(Record):
-    """One policy's answer to one question: a row of `predictions`."""
+    """One policy's answer to one question: a row of `predictions`.
+
+    `evaluation` is the name of the table that it belongs to (`eval/<evaluation>.md`).
+    """
 
     question_id: str
     source: str
     type: str | None = None
     hops: int | None = None
+    evaluation: str = ""
     policy: str
     policy_digest: str
     seed: int

@@ -126,6 +126,7 @@ PREDICTIONS = _schema(
     source=_TEXT,
     type=_TEXT,
     hops=_SMALL,
+    evaluation=_TEXT,
     policy=_TEXT,
     policy_digest=_TEXT,
     seed=_LARGE,

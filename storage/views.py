@@ -54,7 +54,7 @@ def connect(run: Path) -> duckdb.DuckDBPyConnection:
     Arrow reads the parts for it, so a query can neither write nor read a file by itself. A view
     has the columns of its schema even where a run has no parts, or older ones. Only files that
     the manifest names are read. Relabelled tables have no view. `predictions` shows those of all
-    policies and question sets.
+    policies and evaluations.
 
     Raises:
         StorageError: the run has no readable manifest, or a part is missing or damaged.

@@ -148,6 +148,7 @@ def test_evaluations_of_other_settings_lie_apart(tmp_path: Path, config: Path) -
         assert settings["policies"]["second"]["model"] == "other"
         rows = table_to_records(read_parts(run, f"eval/first/{name}/predictions"), Prediction)
         assert max(row.steps for row in rows) <= settings["agent"]["max_steps"]
+        assert {row.evaluation for row in rows} == {name}
         steps.append(settings["agent"]["max_steps"])
     assert sorted(steps) == [2, 6]
 
