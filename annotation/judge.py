@@ -92,10 +92,14 @@ def _prompts() -> Mapping[str, str]:
 
 
 def _structure(can: Capabilities) -> Structure | None:
-    """The strongest constraint that the engine takes."""
-    if can.json_schema:
-        return Structure("json_schema", VERDICT_SCHEMA)
-    return Structure("regex", VERDICT_REGEX) if can.structured_output else None
+    """The strongest constraint that the engine takes.
+
+    The regex comes first because it bounds the critique: under the schema a small judge rambles
+    until the token limit cuts it, and a verdict without its score is paid for nothing.
+    """
+    if can.structured_output:
+        return Structure("regex", VERDICT_REGEX)
+    return Structure("json_schema", VERDICT_SCHEMA) if can.json_schema else None
 
 
 def _messages(question: Question, state: State, *, structured: bool) -> tuple[Message, ...]:

@@ -26,8 +26,16 @@ VERDICT_SCHEMA = json.dumps(
         "additionalProperties": False,
     }
 )
-VERDICT_REGEX = r'\{"critique": "[^"\\\n]{1,400}", "score": (0(\.[0-9]{1,2})?|1(\.0)?)\}'
-"""The same form for engines that take a regex only."""
+_WORD = r'[^"\\\s]{1,20}'
+VERDICT_REGEX = (
+    rf'\{{"critique": "{_WORD}( {_WORD}){{0,20}}( {_WORD}){{0,20}}", '
+    r'"score": (0(\.[0-9]{1,2})?|1(\.0)?)\}'
+)
+"""The same form for engines that take a regex, with a critique of at most 41 words.
+
+Counted in words, because grammar engines pay for every repetition of a wide bound
+(`engines.structure`).
+"""
 
 _FENCE = re.compile(r"```(?:json)?\s*\n(.*?)\n?\s*```", re.DOTALL)
 _ANNOUNCED = re.compile(r"\bso the score is\b", re.IGNORECASE)

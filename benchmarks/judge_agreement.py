@@ -17,14 +17,15 @@ from statistics import fmean
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
 
-from annotation.verdict import read_score
 from pipelines.relabel import trees_of
-from storage.errors import JudgeError
+from storage.manifest import load_manifest
 from storage.parts import read_parts
 from storage.records import TreeNode
 from storage.schemas import table_to_records
 
 RESAMPLES = 2_000
+UNSCORED = "unscored: "
+"""How the counts of a part begin that say so."""
 Points = list[tuple[float, float]]
 """(judge's score, mean F1 below) of the nodes of one question."""
 
@@ -43,13 +44,10 @@ def answers_below(tree: Sequence[TreeNode]) -> dict[int, list[float]]:
     return below
 
 
-def reason(node: TreeNode) -> str:
-    """Why the judge's reply gave no score."""
-    try:
-        read_score(node.judge_text or "", "stop")
-    except JudgeError as error:
-        return str(error)
-    return "cut or refused"
+def unscored_reasons(run: Path) -> Counter[str]:
+    """Why judge replies gave no score, as the run counted it."""
+    counts = sum((Counter(part.counts) for part in load_manifest(run).of("trees")), Counter[str]())
+    return Counter({why: n for why, n in counts.items() if why.startswith(UNSCORED)})
 
 
 def correlation(points: Points, *, ranked: bool) -> float:
@@ -85,9 +83,9 @@ def main() -> None:
     options = parser.parse_args()
     nodes = table_to_records(read_parts(options.run, "trees"), TreeNode)
     asked = judged(nodes)
-    unscored = Counter(reason(node) for node in asked if node.judge_score is None)
-    print(f"judged nodes: {len(asked)}, unscored {unscored.total() / max(len(asked), 1):.1%}")
-    for why, count in unscored.most_common():
+    unscored = sum(node.judge_score is None for node in asked)
+    print(f"judged nodes: {len(asked)}, unscored {unscored / max(len(asked), 1):.1%}")
+    for why, count in unscored_reasons(options.run).most_common():
         print(f"  {why}: {count}")
     used = Counter(node.judge_score for node in asked if node.judge_score is not None)
     print(f"scores: {', '.join(f'{score:g} × {n}' for score, n in used.most_common(8))}")

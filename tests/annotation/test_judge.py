@@ -162,5 +162,5 @@ async def test_the_form_follows_the_engine_and_silence_is_no_score() -> None:
     assert [v.score for v in verdicts] == [0.4, None, None]
     assert [v.reason for v in verdicts] == [None, "no score", "cut at the token limit"]
     sent = server.requests[0]
-    assert sent["structured_outputs"] == {"json": json.loads(VERDICT_SCHEMA)}
+    assert sent["structured_outputs"] == {"regex": VERDICT_REGEX}
     assert "JSON" in sent["messages"][0]["content"]
