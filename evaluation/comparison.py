@@ -20,6 +20,8 @@ Scored = Prediction | Unanswered
 METRICS: tuple[Metric, ...] = ("em", "f1")
 EVERYTHING = "all"
 """Name of the stratum that holds every question."""
+FEWEST = 10
+"""A stratum of fewer questions gets no interval: resampled, a handful looks like certainty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,8 @@ def compare(
         here = {name: [one for one in own if one in stratum] for name, own in scored.items()}
         rows += [_row(name, stratum.name, own) for name, own in here.items() if own]
         for base, name in combinations(here, 2):
-            if stratum.name == EVERYTHING or base == next(iter(here)):
+            whole = stratum.name == EVERYTHING
+            if whole or (base == next(iter(here)) and len(here[base]) >= FEWEST):
                 differences += _differences(
                     name, base, stratum.name, here[name], here[base], resamples, seed
                 )

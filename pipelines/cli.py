@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -114,6 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     sys.exit(run_stage(options))
 
 
