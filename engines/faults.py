@@ -1,15 +1,22 @@
 """Endpoint faults in words: what the `openai` package raises, told apart, with no key in it."""
 
 import asyncio
-import math
+import errno
+import re
+import time
 from collections.abc import Iterator
 from urllib.parse import urlsplit, urlunsplit
 
-from engines.retry import PassingFault
+from engines.retry import FaultKind, PassingFault
+from engines.retry_after import epoch_s, retry_after_s
 from storage.errors import EndpointError
 
 _LONGEST_DETAIL = 300
+_LONGEST_LOOKED_AT = 20_000
 _PASSING_STATUS = frozenset({408, 409, 425, 429})
+_OVERLOAD_STATUS = frozenset({429, 503, 529})
+_NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+_USER_IN_URL = re.compile(r"(?<=://)[^/\s]+@")
 
 
 def shown_url(url: str) -> str:
@@ -20,11 +27,25 @@ def shown_url(url: str) -> str:
 
 
 def redacted(text: str, key: str | None) -> str:
-    """`text` on one line, printable, without `key`, cut to a message's length."""
+    """`text` on one line, printable, cut to a message's length, without `key` and URLs' users.
+
+    Give it the whole text: half a key would not be found.
+    """
+    text = text[:_LONGEST_LOOKED_AT]
     if key:
-        text = text.replace(key, "[key]")
+        text = re.sub(_anyhow(key), "[key]", text)
+    text = _USER_IN_URL.sub("[user]@", text)
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return line if len(line) <= _LONGEST_DETAIL else line[:_LONGEST_DETAIL] + "…"
+
+
+def _anyhow(key: str) -> str:
+    """A pattern for `key` as servers repeat it: as it is, escaped in a URL, in JSON or Python."""
+    return "".join(rf"\\{{0,8}}(?:{re.escape(c)}|{_in_url(c)}|(?i:u{ord(c):04x}))" for c in key)
+
+
+def _in_url(character: str) -> str:
+    return "(?i:" + "".join(f"%{byte:02x}" for byte in character.encode()) + ")"
 
 
 def in_words(fault: Exception, *, url: str, key: str | None, key_env: str) -> Exception:
@@ -37,19 +58,29 @@ def in_words(fault: Exception, *, url: str, key: str | None, key_env: str) -> Ex
 
     if isinstance(fault, openai.APIStatusError):
         return _status_in_words(fault, url, key, key_env)
+    unconnected = _unconnected_in_words(fault, url)
+    if unconnected is not None:
+        return unconnected
+    if (cause := _broken(fault)) is not None:
+        return PassingFault(EndpointError(f"the connection to {url} broke ({cause})"))
+    if isinstance(fault, openai.APITimeoutError | TimeoutError | asyncio.TimeoutError):
+        return PassingFault(EndpointError(f"{url} did not answer in time (limits.timeout_s)"))
+    detail = redacted(f"{type(fault).__name__}: {fault}", key)
+    return PassingFault(EndpointError(f"{url} answered something unreadable ({detail})"))
+
+
+def _unconnected_in_words(fault: Exception, url: str) -> Exception | None:
+    """The error for a connection that never came about; null if it did."""
+    if any(getattr(cause, "errno", None) in _NO_DESCRIPTORS for cause in _causes(fault)):
+        text = "this process may open no more files: raise `ulimit -n`"
+        return EndpointError(f"{text}, or lower limits.max_concurrency", fatal=True)
     if _untrusted(fault):
         text = f"the TLS certificate of {url} is not trusted: set SSL_CERT_FILE, or use http"
         return EndpointError(text, fatal=True)
     if _refused(fault):
         text = f"nothing answers at {url}: start the server there, or correct base_url"
-        return PassingFault(EndpointError(text, fatal=True))
-    if isinstance(fault, openai.APITimeoutError | TimeoutError | asyncio.TimeoutError):
-        return PassingFault(EndpointError(f"{url} did not answer in time (limits.timeout_s)"))
-    if isinstance(fault, openai.APIConnectionError):
-        cause = type(fault.__cause__).__name__ if fault.__cause__ else "unknown cause"
-        return PassingFault(EndpointError(f"the connection to {url} broke ({cause})"))
-    detail = redacted(f"{type(fault).__name__}: {fault}", key)
-    return PassingFault(EndpointError(f"{url} answered something unreadable ({detail})"))
+        return PassingFault(EndpointError(text, fatal=True), "refused")
+    return None
 
 
 def _status_in_words(fault: Exception, url: str, key: str | None, key_env: str) -> Exception:
@@ -64,20 +95,40 @@ def _status_in_words(fault: Exception, url: str, key: str | None, key_env: str) 
     if status == 402 or getattr(fault, "code", None) == "insufficient_quota":
         return EndpointError(f"{url} answered {status}: no credit left ({detail})", fatal=True)
     error = EndpointError(f"{url} answered {status}: {detail}")
-    if status in _PASSING_STATUS or status >= 500:
-        return PassingFault(error, _retry_after_s(fault))
-    return error
+    if status not in _PASSING_STATUS and status < 500:
+        return error
+    kind: FaultKind = "overload" if status in _OVERLOAD_STATUS else "trouble"
+    return PassingFault(error, kind, _asked_pause_s(fault))
 
 
-def _retry_after_s(fault: Exception) -> float | None:
-    """Seconds of a Retry-After header; null if absent, not a number, or a date."""
+def _asked_pause_s(fault: Exception) -> float | None:
+    """Seconds that a Retry-After header asks for; null without a usable one."""
     response = getattr(fault, "response", None)
-    raw = response.headers.get("retry-after", "") if response is not None else ""
-    try:
-        seconds = float(raw)
-    except ValueError:
+    if response is None:
         return None
-    return seconds if math.isfinite(seconds) and seconds >= 0 else None
+    # Its date goes by the server's clock, which says what time it has.
+    now = epoch_s(response.headers.get("date", ""))
+    asked = response.headers.get("retry-after", "")
+    return retry_after_s(asked, time.time() if now is None else now)
+
+
+def _broken(fault: BaseException) -> str | None:
+    """What ended a connection that had come about, if that is what happened.
+
+    The package takes a reset for a timeout, so the cause is looked for below it.
+    """
+    import aiohttp
+    import openai
+
+    broke = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError)
+    for cause in _causes(fault):
+        if isinstance(cause, broke) and not isinstance(cause, TimeoutError):
+            return type(cause).__name__
+    if isinstance(fault, openai.APIConnectionError) and not isinstance(
+        fault, openai.APITimeoutError
+    ):
+        return type(fault.__cause__).__name__ if fault.__cause__ else "unknown cause"
+    return None
 
 
 def _refused(fault: BaseException) -> bool:

@@ -1,8 +1,6 @@
 """An engine behind the ledger: no call is paid for twice, none is used before it is stored."""
 
 import asyncio
-import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -18,6 +16,7 @@ from engines.sampling import (
     SampleRequest,
     Usage,
     call_key,
+    prompt_digest,
 )
 from engines.settings import Price
 from storage.calls import Call
@@ -94,7 +93,7 @@ class LedgeredEngine:
     async def _draw(self, request: SampleRequest) -> Completion:
         key = call_key(request, self.model, self.digest)
         while True:
-            stored = self._ledger.get(key)
+            stored = self._ledger.recall(request.identity.question_id, key)
             if stored is not None:
                 return self._told(request, _completion(stored), replayed=True)
             under_way = self._under_way.get(key)
@@ -153,7 +152,7 @@ class LedgeredEngine:
             question_id=identity.question_id,
             path=identity.path,
             draw=identity.draw,
-            prompt_digest=_prompt_digest(request),
+            prompt_digest=prompt_digest(request),
             text=completion.text,
             finish_reason=completion.finish_reason,
             stop_reason=completion.stop_reason,
@@ -212,10 +211,3 @@ def _completion(call: Call) -> Completion:
 def _finish_reason(stored: str) -> FinishReason:
     known: tuple[FinishReason, ...] = get_args(FinishReason)
     return next((reason for reason in known if reason == stored), "unknown")
-
-
-def _prompt_digest(request: SampleRequest) -> str:
-    """Hash of what was sent: the messages, and the prefix if there is one."""
-    sent = [[message.role, message.content] for message in request.messages]
-    canonical = json.dumps([sent, request.prefix], ensure_ascii=False, separators=(",", ":"))
-    return hashlib.blake2b(canonical.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

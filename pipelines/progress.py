@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from engines.sampling import Completion, SampleRequest
+from storage.calls import Totals
 
 PLAIN_EVERY_S = 30.0
 LIVE_EVERY_S = 0.5
@@ -20,37 +20,39 @@ LIVE_EVERY_S = 0.5
 
 @dataclass
 class Progress:
-    """Counters of one stage; `call` fits `LedgeredEngine`'s `on_call`.
+    """Counters of one stage.
 
-    `grows` says whether questions give pairs and rewards, so that these are shown.
+    `grows` says whether questions give pairs and rewards, so that these are shown; `spent` gives
+    the totals of the run, of which those made since the beginning are shown.
     """
 
     stage: str
     total: int
     grows: bool = False
+    spent: Callable[[], Totals] = Totals
     done: int = 0
     failed: int = 0
     in_flight: int = 0
     pairs: int = 0
-    rewards: list[float] = field(default_factory=list)
-    calls: int = 0
-    replayed: int = 0
-    input_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
+    reward_sum: float = 0.0
+    rewarded: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     started: float = field(default_factory=time.monotonic)
     resumed_from: int = 0
 
-    def call(self, request: SampleRequest, completion: Completion, replayed: bool) -> None:
-        """Count one call; a replayed one cost nothing."""
-        if replayed:
-            self.replayed += 1
-            return
-        self.calls += 1
-        self.input_tokens += completion.usage.input_tokens
-        self.cached_tokens += completion.usage.cached_tokens
-        self.output_tokens += completion.usage.output_tokens
+    def __post_init__(self) -> None:
+        self._before = self.spent()
+
+    @property
+    def made(self) -> Totals:
+        """The calls of this attempt; replayed ones cost nothing and are not among them."""
+        return self.spent() - self._before
+
+    def reward(self, labels: Iterable[float]) -> None:
+        """Count the labels of some nodes."""
+        for label in labels:
+            self.reward_sum += label
+            self.rewarded += 1
 
     @property
     def seconds(self) -> float:
@@ -59,7 +61,7 @@ class Progress:
     @property
     def mean_reward(self) -> float | None:
         """Mean label of the labelled nodes so far, in [0, 1]."""
-        return sum(self.rewards) / len(self.rewards) if self.rewards else None
+        return self.reward_sum / self.rewarded if self.rewarded else None
 
     @property
     def left_s(self) -> float | None:
@@ -69,15 +71,15 @@ class Progress:
 
     def facts(self) -> dict[str, str]:
         """What both displays say, in order."""
-        rate = self.calls / self.seconds if self.seconds > 0 else 0.0
-        reward = self.mean_reward
+        made, reward = self.made, self.mean_reward
+        rate = made.calls / self.seconds if self.seconds > 0 else 0.0
         facts = {
             "questions": f"{self.done}/{self.total}",
             "in flight": str(self.in_flight),
             "failed": str(self.failed),
             "calls/s": f"{rate:.1f}",
             "tokens in/cached/out": (
-                f"{self.input_tokens:,}/{self.cached_tokens:,}/{self.output_tokens:,}"
+                f"{made.input_tokens:,}/{made.cached_tokens:,}/{made.output_tokens:,}"
             ),
         }
         if self.grows:

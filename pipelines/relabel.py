@@ -17,8 +17,8 @@ from agent.protocols import protocol_named
 from agent.replay import replay_tree
 from annotation.pairs import sibling_pairs
 from annotation.rows import Provenance, labelled, pair_rows
-from pipelines.annotate import LABELLING
 from pipelines.config import Recipe
+from pipelines.growing import LABELLING
 from pipelines.inputs import replay_passages
 from pipelines.run import Run, existing_run
 from pipelines.stage import Invocation, Outcome, checked_name
@@ -105,5 +105,5 @@ class Relabeller:
             judge_model=recipe.asked_judge.model if recipe.asked_judge else None,
             prompt_hash=root.prompt_hash,
             label_digest=recipe.digest(*LABELLING),
-            config_digest=recipe.digest(),
+            config_digest=recipe.decisive_digest,
         )

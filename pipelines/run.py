@@ -16,13 +16,11 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from pipelines.config import Recipe
-from storage.atomic import atomic_write_json, atomic_write_text
+from pipelines.config import MAY_CHANGE, Recipe
+from storage.atomic import atomic_write_json, atomic_write_text, is_temporary
 from storage.errors import ConfigError, StorageError
 from storage.lock import RunLock, lock_path
 
-MAY_CHANGE = frozenset({"limits", "training", "evaluation"})
-"""Blocks that a resumed annotation may set anew; everything else decides what rows mean."""
 LEDGER = "ledger.sqlite"
 INPUTS = "inputs"
 """Key of `provenance.json` under which a run's inputs are noted."""
@@ -49,8 +47,7 @@ class Run:
     @property
     def id(self) -> str:
         """Hash of name and recipe, without the blocks that may change."""
-        blocks = set(Recipe.model_fields) - MAY_CHANGE
-        joined = f"{self.folder.name}:{self.recipe.digest(*sorted(blocks))}"
+        joined = f"{self.folder.name}:{self.recipe.decisive_digest}"
         return hashlib.blake2b(joined.encode(), digest_size=6).hexdigest()
 
     @property
@@ -115,9 +112,14 @@ def refuse_other_inputs(folder: Path, inputs: Mapping[str, str]) -> None:
     Raises:
         ConfigError: some have changed since the run was begun; each is named.
     """
-    noted = _provenance(folder).get(INPUTS)
+    noted = noted_inputs(folder)
     if noted:
         _refuse(folder, {name: noted.get(name) for name in inputs}, inputs)
+
+
+def noted_inputs(folder: Path) -> dict[str, str]:
+    """What the run was begun with, by digest; empty if it has noted nothing yet."""
+    return dict(_provenance(folder).get(INPUTS) or {})
 
 
 def existing_run(folder: Path) -> Run:
@@ -181,7 +183,9 @@ def refuse_unusable(folder: Path) -> None:
 
 
 def _refuse_foreign(folder: Path) -> None:
-    if any(path != lock_path(folder / LEDGER) for path in folder.iterdir()):
+    lock = lock_path(folder / LEDGER)
+    # What a first attempt leaves that was killed before it had written the recipe is nobody's.
+    if any(path != lock and not is_temporary(path) for path in folder.iterdir()):
         raise ConfigError(
             f"{folder}: not empty and not a run (no config.yaml); choose another RUN, or remove it"
         )

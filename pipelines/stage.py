@@ -68,12 +68,11 @@ class Outcome:
 
 @dataclass
 class Gate:
-    """Lets calls through until a limit is reached, and questions until something stopped.
+    """Lets calls and questions through until a limit is reached or somebody asks to stop.
 
     Calls under way then finish and are stored; a question that needs another one stays owed, so
-    a rerun with a higher limit replays what is stored and goes on. A limit is overrun by no more
-    than the calls under way when it is reached. Replays are free, and no limit stops them.
-    Somebody who asks to stop closes the gate for questions only: what is in flight finishes.
+    a rerun replays what is stored and goes on. A limit is overrun by no more than the calls under
+    way when it is reached. Replays are free, and nothing but a second signal stops them.
 
     Attributes:
         limits: tokens and dollars are those of the whole run, earlier attempts and stages
@@ -92,8 +91,12 @@ class Gate:
         """Let one new call through.
 
         Raises:
-            BudgetExceeded: a limit is reached; the gate is then closed for questions, too.
+            BudgetExceeded: a limit is reached, or somebody asked to stop; the gate is then closed
+                for questions, too.
         """
+        if self.interrupted:
+            self.reason = "interrupted"
+            raise BudgetExceeded("interrupted; run the same command again to continue")
         reached = self._limit_reached()
         if reached is not None:
             self.reason = reached

@@ -2,8 +2,10 @@
 
 from typing import Any
 
-from engines.settings import PRECISIONS
+from engines.settings import PRECISIONS, ModelSettings
+from engines.vllm_weights import served_files
 from engines.weights import policy_digest, policy_files
+from pipelines.inputs import model_digest
 from pipelines.run import Run
 from pipelines.stage import Invocation
 from storage.errors import ConfigError
@@ -31,7 +33,7 @@ def checked_start(call: Invocation, run: Run, table: str) -> str:
     drawn = set(read_parts(run.folder, table, ["policy_digest"])["policy_digest"].to_pylist())
     if "" in drawn:
         call.say(f"imported rows do not say which policy drew them; training starts from {start}")
-    elif run.recipe.policy.engine == "openai":
+    elif _is_only_named(run.recipe.policy):
         call.say(
             f"an endpoint served {run.recipe.policy.model}, which drew the rows; that {start} "
             "holds its weights cannot be checked"
@@ -41,13 +43,22 @@ def checked_start(call: Invocation, run: Run, table: str) -> str:
     return start
 
 
+def _is_only_named(policy: ModelSettings) -> bool:
+    """Whether a policy's weights lie elsewhere, so that rows know them by name only."""
+    return policy.engine == "openai" or (
+        policy.engine == "vllm" and served_files(policy.model) is None
+    )
+
+
 def _refuse_other_policy(run: Run, start: str, drawn: set[str]) -> None:
     files, policy = policy_files(start), run.recipe.policy
-    others = sorted(drawn - {policy_digest(files, precision) for precision in PRECISIONS})
+    digest = model_digest(policy.model_copy(update={"model": start}), run.recipe)
+    same = {digest, *(policy_digest(files, precision) for precision in PRECISIONS)}
+    others = sorted(drawn - same)
     if others:
         raise ConfigError(
             f"{run.folder}: drawn by {policy.model} (policy_digest {', '.join(others)}), but "
-            f"training would start from {start} ({policy_digest(files, policy.precision)}). Start "
+            f"training would start from {start} ({digest}). Start "
             f"from the policy that drew the run: --config {run.folder}/config.yaml, or --set "
             f"policy.model={policy.model}. If its weights have changed since, restore them, or "
             "annotate anew into another --run folder"

@@ -52,13 +52,16 @@ class HttpRetriever:
             timeout_s: limit of one call, above zero.
 
         Raises:
-            ConfigError: not a http(s) url.
+            ConfigError: not a http(s) url, or one that holds credentials.
         """
         if not _is_http(url):
             raise ConfigError(
                 f"retrieval.url {url!r} is no http address; "
                 "it should look like http://127.0.0.1:8001/retrieve"
             )
+        if urlsplit(url).username or urlsplit(url).password:
+            # It would stand in the run's recipe and in messages; a search server has no key.
+            raise ConfigError("retrieval.url holds credentials: leave the part before the @ out")
         self._url = url if urlsplit(url).path.strip("/") else url.rstrip("/") + "/retrieve"
         self._timeout_s = timeout_s
 
@@ -100,11 +103,16 @@ class HttpRetriever:
                 f"cannot reach the search server {self._url}: {error}; is it running?"
             ) from error
         if status != 200:
-            raise RetrievalError(f"{self._url} answered {status}: {text[:200]}")
+            raise RetrievalError(f"{self._url} answered {status}: {_shown(text)}")
         try:
             return json.loads(text)
         except ValueError as error:
-            raise RetrievalError(f"{self._url} answered no JSON: {text[:200]}") from error
+            raise RetrievalError(f"{self._url} answered no JSON: {_shown(text)}") from error
+
+
+def _shown(text: str) -> str:
+    """The beginning of a server's words, harmless to a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text[:200])
 
 
 def _passage(hit: dict[str, Any]) -> RetrievedPassage:

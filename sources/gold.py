@@ -34,12 +34,14 @@ def resolve_gold(
     by_title: dict[str, list[Passage]] = defaultdict(list)
     for passage in passages:
         by_title[passage.title].append(passage)
-    return [
-        question.model_copy(
-            update={"supporting_ids": _gold(question, known, by_title, aliases or {})}
-        )
-        for question in questions
-    ]
+
+    def resolved(question: Question) -> Question:
+        gold = _gold(question, known, by_title, aliases or {})
+        # A copy only where it differs: large sets are held in memory as they are.
+        same = gold == question.supporting_ids
+        return question if same else question.model_copy(update={"supporting_ids": gold})
+
+    return [resolved(question) for question in questions]
 
 
 def _gold(

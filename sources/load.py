@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from sources.corpus import READ, Corpus, corpus_of_paragraphs, load_corpus, unite
 from sources.gold import resolve_gold
-from sources.parts import folded_question, part_of
 from sources.readers import PlacedQuestion, QuestionSet, fold, read_set
 from sources.settings import DataSettings, SetSettings
 from storage.errors import ConfigError
@@ -137,7 +136,7 @@ def _drawn(
 ) -> tuple[PlacedQuestion, ...]:
     """The questions of the wanted types and part, sampled to the limit."""
     kept, notes = [], reading.notes
-    for placed in map(_with_part, questions):
+    for placed in questions:
         if one.types is not None and placed.question.type not in one.types:
             notes[f"{one.source}: questions dropped, of another type"] += 1
         elif one.split is not None and placed.question.split != one.split:
@@ -149,14 +148,6 @@ def _drawn(
     sampled = _sampled(kept, one.limit, reading.seed)
     notes[f"{one.source}: questions left out by the limit"] += len(kept) - len(sampled)
     return sampled
-
-
-def _with_part(placed: PlacedQuestion) -> PlacedQuestion:
-    question = placed.question
-    if question.split is not None:
-        return placed
-    part = part_of(folded_question(question.question))
-    return PlacedQuestion(placed.place, question.model_copy(update={"split": part}))
 
 
 def _sampled(
@@ -195,6 +186,8 @@ def _with_paragraph_ids(
     by_content = {(passage.title, passage.text): passage.id for passage in passages}
 
     def identified(question: Question) -> Question:
+        if all(p.id for p in question.paragraphs):
+            return question
         paragraphs = tuple(
             p if p.id else p.model_copy(update={"id": by_content.get((p.title, p.text))})
             for p in question.paragraphs

@@ -10,6 +10,7 @@ from sources.hotpotqa import HotpotRow
 from sources.hub import hub_rows
 from sources.jsonl import QuestionLine
 from sources.musique import MusiqueRow
+from sources.parts import folded_question, part_of
 from sources.popqa import PopRow
 from sources.rows import Row
 from storage.errors import ConfigError
@@ -93,9 +94,11 @@ def _questions(rows: Iterable[Placed], source: str, faults: Faults) -> Iterator[
         except ValueError as error:
             faults.add(place, str(error))
             continue
-        if question.licence is None and source in LICENCES:
-            question = question.model_copy(update={"licence": LICENCES[source]})
-        yield PlacedQuestion(place, question)
+        # At once, so that no set is ever held in memory both with and without.
+        part = question.split or part_of(folded_question(question.question))
+        licence = question.licence or LICENCES.get(source)
+        known = question.model_copy(update={"split": part, "licence": licence})
+        yield PlacedQuestion(place, known)
 
 
 def form_of(raw: Raw, source: str) -> type[Row]:

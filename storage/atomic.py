@@ -14,6 +14,7 @@ survives a power cut. Accepted in exchange:
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,6 +51,38 @@ def atomic_path(path: Path) -> Iterator[Path]:
         ) from error
 
 
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder beside `path`; it takes the name `path` when the block ends well.
+
+    For what can be made again: where somebody else was faster, theirs stays.
+
+    Raises:
+        StorageError: the file system refused, with the path.
+    """
+    temporary = path.with_name(f".{path.name[:40]}-{secrets.token_hex(6)}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+            for written in (*temporary.rglob("*"), temporary):
+                _sync(written)
+            try:
+                temporary.rename(path)
+            except OSError:
+                if not path.is_dir():
+                    raise
+            _sync(path.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StorageError(
+            f"cannot write {path}: {reason}. Make room or mend the permissions, then run the same "
+            "command again"
+        ) from error
+
+
 def atomic_write_bytes(path: Path, data: bytes) -> None:
     """Make `path` hold exactly `data` (see `atomic_path`)."""
     with atomic_path(path) as temporary:
@@ -70,6 +103,11 @@ def atomic_write_json(path: Path, value: Any) -> None:
     """
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     atomic_write_text(path, text + "\n")
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a file is one that a killed writer left behind; nothing ever reads it."""
+    return path.name.startswith(".") and path.suffix == ".tmp"
 
 
 def _temporary_beside(path: Path) -> Path:

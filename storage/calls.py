@@ -1,6 +1,6 @@
-"""What the ledger keeps: the rows of its two tables, and its totals."""
+"""What the ledger keeps: the rows of its tables, and its totals."""
 
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from operator import attrgetter
 from typing import Literal
 
@@ -81,6 +81,12 @@ class Totals:
     cost_usd: float = 0.0
     unpriced: int = 0
 
+    def __add__(self, other: "Totals") -> "Totals":
+        return Totals(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def __sub__(self, other: "Totals") -> "Totals":
+        return Totals(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
     def plus(self, call: Call) -> "Totals":
         """The totals with one call more."""
         return Totals(
@@ -109,11 +115,13 @@ CREATE TABLE IF NOT EXISTS calls (
     output_tokens INTEGER NOT NULL, cost_usd REAL, latency_s REAL NOT NULL,
     attempts INTEGER NOT NULL, error TEXT, at TEXT NOT NULL
 );
+CREATE INDEX IF NOT EXISTS calls_by_question ON calls (question_id);
 CREATE TABLE IF NOT EXISTS questions (
     question_id TEXT PRIMARY KEY,
     status TEXT NOT NULL CHECK (status IN ('owed', 'done', 'failed')),
     detail TEXT, part TEXT
 );
+CREATE TABLE IF NOT EXISTS engines (policy_digest TEXT PRIMARY KEY, capabilities TEXT NOT NULL);
 """
 
 # A stored reply is never overwritten: what was used once is what every replay sees. An error is.
@@ -124,6 +132,15 @@ PUT_CALL = (
     + " WHERE calls.error IS NOT NULL"
 )
 GET_CALL = f"SELECT {', '.join(CALL_COLUMNS)} FROM calls WHERE key = ? AND error IS NULL"
+GET_KEYS = "SELECT key FROM calls WHERE question_id = ? AND error IS NULL"
+PUT_ENGINE = (
+    "INSERT INTO engines (policy_digest, capabilities) VALUES (?, ?) "
+    "ON CONFLICT (policy_digest) DO UPDATE SET capabilities = excluded.capabilities"
+)
+GET_ENGINE = "SELECT capabilities FROM engines WHERE policy_digest = ?"
+COUNT_MODELS = (
+    "SELECT model, count(*) FROM calls WHERE policy_digest = ? AND error IS NULL GROUP BY model"
+)
 SUM_CALLS = (
     "SELECT count(*), coalesce(sum(input_tokens), 0), coalesce(sum(cached_tokens), 0), "
     "coalesce(sum(output_tokens), 0), total(cost_usd), count(*) - count(cost_usd) "

@@ -37,6 +37,20 @@ class Entry:
     committed: Callable[[int], None] | None = None
 
 
+def refused(doing: str, path: Path, fault: Exception) -> StorageError:
+    """What a fault means to who wanted to open, read or write the database at `path`."""
+    code = getattr(fault, "sqlite_errorcode", 0) & 0xFF  # the rest of it says where in SQLite
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return StorageError(
+            f"cannot {doing} {path}: {fault}. Put it back from a copy of the run, or move "
+            f"{path.name}* away: its calls are then made again"
+        )
+    return StorageError(
+        f"cannot {doing} {path}: {fault}; what was stored before is safe. "
+        "Make room or mend the disk, then run the same command again to continue"
+    )
+
+
 class GroupCommit:
     """The only writer of a database; entries are committed in the order they came in.
 
@@ -110,10 +124,7 @@ class GroupCommit:
                 for single in batch:
                     self._commit([single])
                 return
-            error = StorageError(
-                f"cannot write {self._path}: {fault}; what was stored before is safe. "
-                "Make room or mend the disk, then run the same command again to continue"
-            )
+            error = refused("write", self._path, fault)
             error.__cause__ = fault
             _settle([waiter for _, waiter in batch], error)
             return

@@ -2,7 +2,8 @@
 
 SQLite in WAL mode with `synchronous=FULL`: what `put` has returned from survives a kill and a
 power cut. One thread writes (group commit, `storage.groupcommit`); reads have a connection of
-their own and see committed rows only. One process at a time writes to a run (`storage.lock`).
+their own and see committed rows only. One process at a time holds a run (`storage.lock`); the
+workers that it starts write their calls to the same database (`shared`).
 """
 
 import os
@@ -14,10 +15,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from storage.calls import (
+    COUNT_MODELS,
     CREATE,
     GET_CALL,
+    GET_ENGINE,
+    GET_KEYS,
     OWE_QUESTION,
     PUT_CALL,
+    PUT_ENGINE,
     PUT_QUESTION,
     SUM_CALLS,
     Call,
@@ -28,11 +33,14 @@ from storage.calls import (
     question_values,
 )
 from storage.errors import StorageError
-from storage.groupcommit import Entry, GroupCommit
+from storage.groupcommit import Entry, GroupCommit, refused
 from storage.lock import RunLock, lock_path
+from storage.stored_keys import StoredKeys
 
-LEDGER_VERSION = 1
+LEDGER_VERSION = 2
 """`PRAGMA user_version` of the database."""
+BUSY_S = 60.0
+"""How long a write waits for those of other processes, which take milliseconds each."""
 
 
 class Ledger:
@@ -42,8 +50,13 @@ class Ledger:
         path: the database; beside it lie SQLite's own files and `<name>.lock`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, shared: bool = False) -> None:
         """Open or create the ledger, and hold the run until `close`.
+
+        Args:
+            path: of the database.
+            shared: for a worker whose parent holds the run: takes no lock, and its totals begin
+                at zero.
 
         Raises:
             ConfigError: another process holds the run (named by its pid).
@@ -51,20 +64,20 @@ class Ledger:
         """
         self.path = path
         _make_folder(path.parent)
-        self._lock = RunLock(lock_path(path))
+        self._lock = None if shared else RunLock(lock_path(path))
         try:
             writing = _connect(path)
             self._reading = _connect(path)
-            self._totals = Totals(*self._reading.execute(SUM_CALLS).fetchone())
+            self._totals = Totals()
+            if not shared:
+                self._totals = Totals(*self._reading.execute(SUM_CALLS).fetchone())
         except BaseException as error:
-            self._lock.release()
+            self._unlock()
             if isinstance(error, sqlite3.Error):
-                raise StorageError(
-                    f"{path} cannot be opened as a ledger ({error}); if it is damaged, move it "
-                    "away: its calls are then made again"
-                ) from error
+                raise refused("open", path, error) from error
             raise
         self._reads = threading.Lock()
+        self._stored = StoredKeys(self._keys_of)
         self._commits = GroupCommit(writing, path)
         self._closed = False
 
@@ -81,9 +94,30 @@ class Ledger:
         rows = self._rows(GET_CALL, (key,))
         return Call(*rows[0]) if rows else None
 
+    def recall(self, question_id: str, key: str) -> Call | None:
+        """`get` for a call of this question; one that is not stored costs no look at the disk.
+
+        A question is worked on by one process at a time: of calls that another one stored since
+        this question was first asked for here, nothing is known.
+        """
+        return self.get(key) if self._stored.holds(question_id, key) else None
+
     def totals(self) -> Totals:
         """Sums over the calls that succeeded, earlier attempts at the run included."""
         return self._totals
+
+    def models(self, policy_digest: str) -> dict[str, int]:
+        """Who answered an engine's calls by its own account, and how often."""
+        return dict(self._rows(COUNT_MODELS, (policy_digest,)))
+
+    def note_engine(self, policy_digest: str, capabilities: str) -> None:
+        """Keep what an engine can do (JSON), which decides how requests to it look."""
+        self._commits.write(Entry(PUT_ENGINE, [(policy_digest, capabilities)]))
+
+    def engine(self, policy_digest: str) -> str | None:
+        """What `note_engine` kept; null for an engine that the run never opened."""
+        rows = self._rows(GET_ENGINE, (policy_digest,))
+        return str(rows[0][0]) if rows else None
 
     def owe(self, question_ids: Iterable[str]) -> None:
         """Note questions as owed, where nothing is noted yet; on disk when it returns."""
@@ -124,14 +158,23 @@ class Ledger:
         self._closed = True
         self._commits.close()
         self._reading.close()
-        self._lock.release()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
 
     def _counted(self, call: Call) -> Any:
         def count(changed: int) -> None:
-            if changed and call.error is None:
-                self._totals = self._totals.plus(call)
+            if call.error is None:
+                self._stored.add(call.question_id, call.key)
+                if changed:
+                    self._totals = self._totals.plus(call)
 
         return count
+
+    def _keys_of(self, question_id: str) -> list[str]:
+        return [key for (key,) in self._rows(GET_KEYS, (question_id,))]
 
     def _rows(self, sql: str, values: tuple[object, ...] = ()) -> list[Any]:
         try:
@@ -139,7 +182,7 @@ class Ledger:
             with self._reads:
                 return self._reading.execute(sql, values).fetchall()
         except sqlite3.Error as error:
-            raise StorageError(f"cannot read {self.path}: {error}") from error
+            raise refused("read", self.path, error) from error
 
     def __enter__(self) -> Self:
         return self
@@ -174,7 +217,9 @@ def _make_folder(folder: Path) -> None:
 
 def _connect(path: Path) -> sqlite3.Connection:
     """A durable autocommit connection; tables are created where they are missing."""
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(
+        path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+    )
     try:
         _prepare(connection, path)
     except BaseException:

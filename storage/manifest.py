@@ -17,6 +17,11 @@ from storage.errors import StorageError
 from storage.records import SCHEMA_VERSION, Record
 
 MANIFEST = "manifest.json"
+DAMAGED = (
+    "The manifest names what was committed; it was damaged or removed afterwards. "
+    "`branchwise verify --run DIR` makes the part again from the ledger"
+)
+"""What to say of a part that is not as it was committed."""
 
 
 def _inside(path: str) -> str:
@@ -81,8 +86,8 @@ def load_manifest(run: Path) -> Manifest:
         raise StorageError(f"{path}: cannot be read ({error.strerror or error})") from error
     except ValidationError as error:
         raise StorageError(
-            f"{path}: not a manifest ({_in_words(error)}). Put manifest.json back from a copy of "
-            "the run, or begin the run anew in another folder"
+            f"{path}: not a manifest ({_in_words(error)}). Put it back from a copy of the run, or "
+            "remove it and run the same stages again: the ledger replays what was paid"
         ) from error
     if manifest.schema_version > SCHEMA_VERSION:
         raise StorageError(
@@ -105,18 +110,37 @@ def add_parts(run: Path, parts: Iterable[PartInfo]) -> Manifest:
     The caller holds the run (see `storage.lock`): two writers would undo each other.
     """
     by_path = {part.path: part for part in (*load_manifest(run).parts, *parts)}
-    manifest = Manifest(parts=tuple(by_path[path] for path in sorted(by_path)))
+    return _write(run, Manifest(parts=tuple(by_path[path] for path in sorted(by_path))))
+
+
+def _write(run: Path, manifest: Manifest) -> Manifest:
     atomic_write_text(run / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
     return manifest
 
 
+def remove_parts(run: Path, parts: Iterable[PartInfo]) -> Manifest:
+    """Take parts out of the manifest, all or none; their files stay until they are replaced."""
+    gone = {part.path for part in parts}
+    kept = tuple(part for part in load_manifest(run).parts if part.path not in gone)
+    return _write(run, Manifest(parts=kept))
+
+
+def bad_parts(run: Path) -> list[tuple[PartInfo, str]]:
+    """Committed parts that are not as they were committed, and what is wrong with each."""
+    found = [(part, problem_of(run, part)) for part in load_manifest(run).parts]
+    return [(part, problem) for part, problem in found if problem]
+
+
 def verify_manifest(run: Path) -> list[str]:
     """What is wrong with the committed parts, one line a part; empty if nothing is."""
-    problems = [(part, _problem(run, part)) for part in load_manifest(run).parts]
-    return [f"{run / part.path}: {problem}" for part, problem in problems if problem]
+    return [f"{run / part.path}: {problem}" for part, problem in bad_parts(run)]
 
 
-def _problem(run: Path, part: PartInfo) -> str | None:
+def problem_of(run: Path, part: PartInfo) -> str | None:
+    """Why a committed part must not be read; null if it is as it was committed.
+
+    Hashes the file, because a flipped bit can make parquet read another value without an error.
+    """
     path = run / part.path
     try:
         with path.open("rb") as file:

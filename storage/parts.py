@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from storage.atomic import atomic_write_bytes
 from storage.errors import StorageError
-from storage.manifest import PartInfo, load_manifest
+from storage.manifest import DAMAGED, PartInfo, load_manifest, problem_of
 from storage.schemas import schema_of
 
 
@@ -55,10 +55,10 @@ def read_parts(run: Path, table: str, columns: Sequence[str] | None = None) -> p
         columns: read only these; null for all.
 
     Raises:
-        StorageError: a part is missing or damaged, with its path.
+        StorageError: a part is not as it was committed (by its hash), with its path.
     """
     parts = load_manifest(run).of(table)
-    read = [_read(run / part.path, part, columns) for part in parts]
+    read = [_read(run, part, columns) for part in parts]
     if not read:
         empty = schema_of(table).empty_table()
         return empty.select(list(columns)) if columns is not None else empty
@@ -77,13 +77,21 @@ def _part_path(table: str, part: int | str | None) -> PurePosixPath:
     return PurePosixPath(table) / f"part-{name}.parquet"
 
 
+def number_of(part: PartInfo) -> int:
+    """The number of a numbered part."""
+    return int(PurePosixPath(part.path).stem.removeprefix("part-"))
+
+
 def _distinct_questions(rows: pa.Table) -> int:
     if "question_id" not in rows.column_names:
         return 0
     return int(pc.count_distinct(rows["question_id"]).as_py())
 
 
-def _read(path: Path, part: PartInfo, columns: Sequence[str] | None) -> pa.Table:
+def _read(run: Path, part: PartInfo, columns: Sequence[str] | None) -> pa.Table:
+    path = run / part.path
+    if problem := problem_of(run, part):
+        raise StorageError(f"{path}: {problem}. {DAMAGED}")
     try:
         # A `ParquetFile`, because `read_table` would make columns of folders named like `a=b`.
         with pq.ParquetFile(path) as file:
@@ -92,7 +100,4 @@ def _read(path: Path, part: PartInfo, columns: Sequence[str] | None) -> pa.Table
                 wanted = [name for name in columns if name in file.schema_arrow.names]
             return file.read(columns=wanted)
     except (OSError, pa.ArrowException) as error:
-        raise StorageError(
-            f"{path}: cannot be read ({error}); the manifest names it with {part.rows} rows, "
-            "so it was damaged or removed after it was committed"
-        ) from error
+        raise StorageError(f"{path}: cannot be read ({error})") from error

@@ -6,11 +6,9 @@ from typing import Any
 
 import duckdb
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
-from pyarrow import ArrowException
 
 from storage.errors import ConfigError, StorageError
-from storage.manifest import Manifest, load_manifest, verify_manifest
+from storage.manifest import DAMAGED, Manifest, load_manifest, problem_of, verify_manifest
 from storage.schemas import SCHEMAS
 
 VIEWS = {
@@ -33,10 +31,6 @@ _SEALED: dict[str, str | bool | int | float | list[str]] = {
 _RULES = (
     f"A query reads the views {', '.join(VIEWS)}, and writes no file: to keep a result, redirect "
     'the output (make -s inspect SQL="…" > FILE)'
-)
-_REPAIR = (
-    "The manifest names what was committed; it was damaged or removed afterwards. "
-    "Put the file back from a copy of the run, or begin the run anew in another folder"
 )
 
 
@@ -83,7 +77,7 @@ def run_sql(run: Path, sql: str) -> QueryResult:
             return QueryResult(columns, tuple(cursor.fetchall()) if columns else ())
         except duckdb.InvalidInputException as error:  # among others: Arrow could not read
             if problems := verify_manifest(run):
-                raise StorageError("\n".join([*problems, _REPAIR])) from error
+                raise StorageError("\n".join([*problems, DAMAGED])) from error
             raise ConfigError(f"SQL: {error}\n{_RULES}") from error
         except duckdb.Error as error:
             raise ConfigError(f"SQL: {error}\n{_RULES}") from error
@@ -116,21 +110,13 @@ def _parts(run: Path, manifest: Manifest, table: str) -> ds.Dataset:
     """The rows of all parts of a table, read when a query asks for them."""
     schema = SCHEMAS[table]
     shown = [
-        run / part.path
+        part
         for part in manifest.parts
         if part.table.rpartition("/")[2] == table and not part.table.startswith("relabelled/")
     ]
     if not shown:
         return ds.dataset(schema.empty_table())
-    for path in shown:
-        _refuse_unreadable(path)
-    return ds.dataset([str(path) for path in shown], schema=schema, format="parquet")
-
-
-def _refuse_unreadable(path: Path) -> None:
-    try:
-        pq.read_metadata(path)
-    except FileNotFoundError as error:
-        raise StorageError(f"{path}: missing. {_REPAIR}") from error
-    except (OSError, ArrowException) as error:
-        raise StorageError(f"{path}: cannot be read ({error}). {_REPAIR}") from error
+    for part in shown:
+        if problem := problem_of(run, part):
+            raise StorageError(f"{run / part.path}: {problem}. {DAMAGED}")
+    return ds.dataset([str(run / part.path) for part in shown], schema=schema, format="parquet")

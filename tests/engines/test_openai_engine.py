@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import pytest
 from aiohttp import web
@@ -95,13 +96,24 @@ async def test_seeds_are_stable_by_call_and_differ_by_draw() -> None:
         (completion("cut", finish_reason="length"), "cut", "length", "length"),
         (completion("x", finish_reason="abort"), "x", "unknown", "abort"),
         (completion("bad \ud800"), "bad ?", "stop", "stop"),
+        (completion("nul \0"), "nul \0", "stop", "stop"),
         (completion("x", usage=None), "x", "stop", "stop"),
+        (completion("x" * 1_000_000), "x" * 1_000_000, "stop", "stop"),
     ],
 )
 async def test_odd_replies(body: dict[str, Any], text: str, finish: str, stop: str) -> None:
     async with FakeEndpoint(lambda _: body) as server, engine(server.base_url) as policy:
         (said,) = await policy.sample(REQUEST)
     assert (said.text, said.finish_reason, said.stop_reason) == (text, finish, stop)
+
+
+async def test_wild_token_counts_are_none() -> None:
+    wild = {"prompt_tokens": float("nan"), "completion_tokens": 10**30}
+    more_than_all = {"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 11}}
+    replies = [completion("x", usage=wild), completion("x", usage=more_than_all)]
+    async with FakeEndpoint(lambda _: replies.pop(0)) as server, engine(server.base_url) as policy:
+        assert (await policy.sample(REQUEST))[0].usage == Usage(0, 0, 0)
+        assert (await policy.sample(REQUEST))[0].usage == Usage(10, 10, 0)
 
 
 @pytest.mark.parametrize(
@@ -142,12 +154,12 @@ async def test_json_schema_form_and_what_a_plain_server_cannot() -> None:
 
 
 async def test_no_hidden_retries_and_a_bound_on_ours() -> None:
-    async with FakeEndpoint(lambda _: failure(503)) as server, engine(server.base_url) as policy:
-        with pytest.raises(EndpointError, match=r"503.*4 attempts") as caught:
+    async with FakeEndpoint(lambda _: failure(500)) as server, engine(server.base_url) as policy:
+        with pytest.raises(EndpointError, match=r"500.*4 attempts") as caught:
             await policy.sample(REQUEST)
     assert len(server.requests) == caught.value.attempts == 4
     assert not caught.value.fatal
-    replies = [failure(503), failure(503), failure(400, "too long")]
+    replies = [failure(500), failure(502), failure(400, "too long")]
     async with FakeEndpoint(lambda _: replies.pop(0)) as server, engine(server.base_url) as policy:
         with pytest.raises(EndpointError, match="too long") as caught:
             await policy.sample(REQUEST)
@@ -166,18 +178,17 @@ async def test_a_request_the_server_rejects_is_not_repeated(status: int) -> None
     assert not caught.value.fatal
 
 
-async def test_retry_after_is_honoured_within_reason() -> None:
-    replies: list[Any] = [failure(429, Retry_After="0"), failure(429, Retry_After="0"), "Paris"]
-    async with FakeEndpoint(lambda _: replies.pop(0)) as server, engine(server.base_url) as policy:
-        (said,) = await policy.sample(REQUEST)
-    assert (said.text, said.attempts) == ("Paris", 3)
+@pytest.mark.parametrize("status", [402, 403])
+async def test_an_account_that_may_not_go_on_ends_the_run(status: int) -> None:
     async with (
-        FakeEndpoint(lambda _: failure(429, Retry_After="86400")) as server,
+        FakeEndpoint(lambda _: failure(status, KEY)) as server,
         engine(server.base_url) as policy,
     ):
-        with pytest.raises(EndpointError, match="429"):
+        with pytest.raises(EndpointError, match=str(status)) as caught:
             await policy.sample(REQUEST)
     assert len(server.requests) == 1
+    assert caught.value.fatal
+    assert KEY not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -185,20 +196,42 @@ async def test_retry_after_is_honoured_within_reason() -> None:
     [
         {"error": {"message": "upstream"}},
         completion("x", choices=[]),
+        completion("x", choices=None),
+        completion("x", choices=["x"]),
+        completion(None, message={"content": [{"type": "text", "text": "x"}]}),
+        [1],
+        None,
         web.Response(text="<html>hello</html>", content_type="text/html"),
         web.Response(text="{torn", content_type="application/json"),
+        web.Response(text="[" * 100_000, content_type="application/json"),
+        web.Response(body=b'{"choices": "\xff\xfe"}', content_type="application/json"),
+        web.Response(text="", content_type="application/json"),
     ],
-    ids=["error with 200", "no choices", "html", "torn json"],
+    ids=[
+        "error with 200",
+        "no choices",
+        "null choices",
+        "choices of text",
+        "content in pieces",
+        "list",
+        "null",
+        "html",
+        "torn json",
+        "deep json",
+        "no utf-8",
+        "nothing",
+    ],
 )
 async def test_what_is_no_completion_is_an_error(reply: Any) -> None:
     def script(_: dict[str, Any]) -> Any:
-        if isinstance(reply, dict):
-            return reply
-        return web.Response(text=reply.text, content_type=reply.content_type)
+        if not isinstance(reply, web.Response):
+            return web.json_response(reply)
+        return web.Response(body=reply.body, content_type=reply.content_type)
 
     async with FakeEndpoint(script) as server, engine(server.base_url) as policy:
-        with pytest.raises(EndpointError, match="unreadable"):
+        with pytest.raises(EndpointError, match=r"unreadable.*4 attempts") as caught:
             await policy.sample(REQUEST)
+    assert not caught.value.fatal
 
 
 async def test_401_names_the_variable_and_never_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,15 +250,22 @@ async def test_401_names_the_variable_and_never_the_key(monkeypatch: pytest.Monk
                 pytest.fail("entered without a key")
 
 
-async def test_an_echoed_key_is_redacted() -> None:
-    def echo(_: dict[str, Any]) -> web.Response:
-        return failure(400, f"you sent {KEY}\x1b[31m")
+@pytest.mark.parametrize("padding", range(0, 260, 20))
+async def test_an_echoed_key_is_redacted(monkeypatch: pytest.MonkeyPatch, padding: int) -> None:
+    secret = 'sk-very/secret+"0123456789"=='
+    monkeypatch.setenv("TEST_KEY", secret)
+    said = " ".join([secret, quote(secret), quote_plus(secret), json.dumps(secret), repr(secret)])
+    said = f"{'x' * padding} {said}\x1b[31m at http://me:hunter2@host/v1"
+
+    def echo(_: dict[str, Any]) -> Any:
+        return failure(400, said) if len(server.requests) == 1 else {"error": said}
 
     async with FakeEndpoint(echo) as server, engine(server.base_url) as policy:
-        with pytest.raises(EndpointError, match=r"you sent \[key\]") as caught:
-            await policy.sample(REQUEST)
-    assert KEY not in str(caught.value)
-    assert "\x1b" not in str(caught.value)
+        for _ in range(2):
+            with pytest.raises(EndpointError, match=r"\[key\]") as caught:
+                await policy.sample(REQUEST)
+            for part in ("sk-very", "0123456789", "hunter2", "\x1b"):
+                assert part not in str(caught.value)
 
 
 async def test_a_missing_model_is_named_with_those_there_are() -> None:
@@ -274,7 +314,7 @@ async def test_a_silent_server_is_given_up() -> None:
 
     async with (
         FakeEndpoint(hang) as server,
-        engine(server.base_url, timeout_s=0.05, structured_output="none") as policy,
+        engine(server.base_url, timeout_s=0.3, structured_output="none") as policy,
     ):
         with pytest.raises(EndpointError, match=r"in time.*4 attempts"):
             await policy.sample(REQUEST)

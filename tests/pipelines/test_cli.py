@@ -79,8 +79,8 @@ def test_a_dry_run_moves_no_pairs(tmp_path: Path, endpoint: FakeEndpoint) -> Non
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("annotate", "--limit", "-1"), "'-1' is no number of questions: give 1 or more"),
-        (("annotate", "--limit", "0"), "'0' is no number of questions"),
+        (("annotate", "--limit", "-1"), "'-1' is no count: give 1 or more"),
+        (("annotate", "--limit", "0"), "'0' is no count"),
         (("train-dpo", "--limit", "5"), "unrecognized arguments: --limit"),
         (("inspect", "--dry-run"), "unrecognized arguments: --dry-run"),
     ],

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_endpoint import failure
+from fake_endpoint import completion, failure
 from little_world import policy, recipe
 from loopback import serving
 
@@ -71,3 +71,16 @@ def test_a_judge_that_nothing_asks_is_neither_opened_nor_named(tmp_path: Path) -
         assert annotate(recipe(tmp_path, endpoint.base_url, judge=judge), run) == 0
     pairs = table_to_records(read_parts(run, "pairs"), Pair)
     assert {pair.judge_model for pair in pairs} == {None}
+
+
+def test_a_reply_of_another_model_is_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def gateway(request: dict[str, Any]) -> dict[str, Any]:
+        return completion(policy(request), model="policy-2026[bold]")
+
+    with serving(gateway) as endpoint:
+        run = tmp_path / "run"
+        assert annotate(recipe(tmp_path, endpoint.base_url), run) == 0
+        told = closing_table(capsys.readouterr().out)
+    assert told["warning: policy answered as policy-2026[bold]"] == len(endpoint.requests)

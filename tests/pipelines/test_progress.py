@@ -6,12 +6,9 @@ from collections import Counter
 import pytest
 from rich.console import Console
 
-from engines.sampling import CallIdentity, Completion, SampleRequest, Sampling, Usage
 from pipelines import progress
 from pipelines.progress import Progress
-
-ASKED = SampleRequest((), Sampling(), CallIdentity("policy", "q", "tree/0"))
-SAID = Completion("Paris", "stop", Usage(1200, 200, 30), "m")
+from storage.calls import Totals
 
 
 @pytest.fixture
@@ -28,18 +25,19 @@ async def test_the_plain_line_tells_this_attempt_s_rate_and_calls(
     console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress.time, "monotonic", lambda: 1020.0)
-    shown = Progress("annotate", 40, grows=True, started=1000.0, done=30, resumed_from=30)
+    spent = Totals(900, 1_000_000, 5_000, 20_000)  # by earlier attempts
+    shown = Progress(
+        "annotate", 40, grows=True, spent=lambda: spent, started=1000.0, done=30, resumed_from=30
+    )
     async with shown.shown(console):
-        for replayed in (False, False, True):
-            shown.call(ASKED, SAID, replayed)
+        spent += Totals(2, 2_400, 400, 60)
         shown.done, shown.in_flight, shown.failed, shown.pairs = 32, 3, 1, 5
-        shown.rewards += [0.5, 0.75]
-    # Replayed calls cost nothing; 2 questions in 20 s leave 80 s for the other 8.
+        shown.reward([0.5, 0.75])
+    # 2 questions in 20 s leave 80 s for the other 8.
     assert said(console) == [
         "annotate: questions 32/40 · in flight 3 · failed 1 · calls/s 0.1 · "
         "tokens in/cached/out 2,400/400/60 · pairs 5 · mean reward 0.625 · time left 1:20"
     ]
-    assert shown.replayed == 1
 
 
 def test_the_closing_table_has_every_reason_as_it_was_written(console: Console) -> None:

@@ -71,7 +71,7 @@ def test_a_bad_manifest_is_refused(tmp_path: Path) -> None:
     outside = PartInfo.model_construct(table="pairs", path="../x.parquet", rows=1, sha256="0")
     for text in ("{", "[]", Manifest.model_construct(parts=(outside,)).model_dump_json()):
         (tmp_path / "manifest.json").write_text(text)
-        with pytest.raises(StorageError, match=r"manifest\.json.*begin the run anew") as caught:
+        with pytest.raises(StorageError, match=r"manifest\.json.*remove it") as caught:
             load_manifest(tmp_path)
         assert "pydantic" not in str(caught.value)
     (tmp_path / "manifest.json").write_text('{"schema_version": 99, "parts": []}')

@@ -83,7 +83,7 @@ def test_errors_say_what_to_mend(run: Path) -> None:
     # The run's name, read as a pattern, would find this other run's part instead.
     shutil.copytree(run, run.with_name("it's a r k=v"))
     (run / "trees" / "part-00001.parquet").unlink()
-    with pytest.raises(StorageError, match=r"part-00001\.parquet: missing\. .*copy of the run"):
+    with pytest.raises(StorageError, match=r"part-00001\.parquet: missing\. .*branchwise verify"):
         run_sql(run, "SELECT 1")
 
 

@@ -3,20 +3,24 @@
     async with FakeEndpoint(lambda request: "Paris") as endpoint:
         OpenAIEngine(settings_for(endpoint), limits)
 
-A reply is a text (the assistant's turn), a dict (the whole JSON body) or an aiohttp response;
-the function that makes it gets the request's JSON and may be a coroutine.
+A reply is a text (the assistant's turn), a dict (the whole JSON body) or an aiohttp response, or
+a fault of the connection (`reset`, `truncated`, `stalled`, `hanging`); the function that makes it
+gets the request's JSON and may be a coroutine.
 """
 
 import asyncio
 import inspect
-from collections.abc import Callable
+import socket
+import struct
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-Reply = str | dict[str, Any] | web.StreamResponse
+Fault = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Reply = str | dict[str, Any] | web.StreamResponse | Fault
 Script = Callable[[dict[str, Any]], Any]
 
 
@@ -39,10 +43,52 @@ def failure(status: int, message: str = "no", **headers: str) -> web.Response:
     return web.json_response({"error": {"message": message}}, status=status, headers=named)
 
 
+async def reset(request: web.Request) -> web.StreamResponse:
+    """Cut the connection (RST) without a word."""
+    assert request.transport is not None
+    connection = request.transport.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    request.transport.abort()
+    return web.Response()
+
+
+async def truncated(request: web.Request) -> web.StreamResponse:
+    """Promise a reply, send a part of it, and hang up."""
+    response = await _half(request)
+    assert request.transport is not None
+    request.transport.close()
+    return response
+
+
+async def stalled(request: web.Request) -> web.StreamResponse:
+    """Send a part of a reply and leave it at that."""
+    await _half(request)
+    return await hanging(request)
+
+
+async def hanging(_: web.Request) -> web.StreamResponse:
+    """Take the request and say nothing."""
+    await asyncio.Event().wait()
+    raise AssertionError("never")
+
+
+async def _half(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Length": "1000"})
+    response.content_type = "application/json"
+    await response.prepare(request)
+    await response.write(b'{"id": "c", "choices": [')
+    return response
+
+
 @dataclass
 class FakeEndpoint:
-    """The server. `requests` and `headers` are what chat calls sent; `aborted` is set when a
-    client goes away before its reply."""
+    """The server.
+
+    Attributes:
+        requests, headers: what chat calls sent.
+        under_way, most: chat calls being answered, and most of them at once.
+        aborted: set when a client goes away before its reply.
+    """
 
     script: Script = lambda _: "Paris"
     models: tuple[str, ...] = ("policy",)
@@ -53,19 +99,36 @@ class FakeEndpoint:
     headers: list[dict[str, str]] = field(default_factory=list)
     received: asyncio.Event = field(default_factory=asyncio.Event)
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
+    under_way: int = 0
+    most: int = 0
     base_url: str = ""
 
     async def __aenter__(self) -> Self:
+        self.loop = asyncio.get_running_loop()
         app = web.Application(middlewares=[self._authorised])
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/version", self._version)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        host, port = self._runner.addresses[0][:2]
-        self.base_url = f"http://{host}:{port}/v1"
+        self._port = 0
+        await self.listen()
+        host, self._port = self._runner.addresses[0][:2]
+        self.base_url = f"http://{host}:{self._port}/v1"
         return self
+
+    async def listen(self) -> None:
+        """Take connections; after `refuse` at the same address."""
+        self._site = web.TCPSite(self._runner, "127.0.0.1", self._port)
+        await self._site.start()
+
+    async def refuse(self) -> None:
+        """Cut every connection and take no more."""
+        await self._site.stop()
+        assert self._runner.server is not None
+        for connection in self._runner.server.connections:
+            if connection.transport is not None:
+                connection.transport.abort()
 
     async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
@@ -84,13 +147,19 @@ class FakeEndpoint:
         self.received.set()
         if body["model"] not in self.models:
             return failure(404, f"The model `{body['model']}` does not exist.")
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
         try:
             reply = self.script(body)
             if inspect.isawaitable(reply):
                 reply = await reply
+            if inspect.iscoroutinefunction(reply):
+                reply = await reply(request)
         except asyncio.CancelledError:
             self.aborted.set()
             raise
+        finally:
+            self.under_way -= 1
         if isinstance(reply, str):
             reply = completion(reply)
         return web.json_response(reply) if isinstance(reply, dict) else reply

@@ -1,18 +1,27 @@
-"""Put this folder on PYTHONPATH and the process can connect to loopback addresses only."""
+"""Put this folder on PYTHONPATH and the process can reach loopback addresses only."""
 
 import ipaddress
 import socket
+from collections.abc import Callable
 from typing import Any
 
-_connect = socket.socket.connect
 
-
-def _refusing(self: socket.socket, address: Any) -> None:
-    if self.family in {socket.AF_INET, socket.AF_INET6}:
+def _refuse(family: int, address: Any) -> None:
+    if family in {socket.AF_INET, socket.AF_INET6}:
         host = str(address[0])
         if host != "localhost" and not ipaddress.ip_address(host).is_loopback:
             raise PermissionError(f"a connection to {address} was tried; the chain is offline")
-    _connect(self, address)
 
 
-socket.socket.connect = _refusing  # type: ignore[method-assign]
+def _guarded(inner: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a socket whose last argument is an address."""
+
+    def method(self: socket.socket, *arguments: Any) -> Any:
+        _refuse(self.family, arguments[-1])
+        return inner(self, *arguments)
+
+    return method
+
+
+for _name in ("connect", "connect_ex", "sendto"):
+    setattr(socket.socket, _name, _guarded(getattr(socket.socket, _name)))

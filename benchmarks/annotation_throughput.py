@@ -1,0 +1,125 @@
+"""Does `annotate` keep its endpoint full, and how much faster is it than the published schedule?
+
+    python -m benchmarks.annotation_throughput [--questions 512] [--iterations 64] [--slots 256]
+                                               [--latency-s 2] [--published-s 60] [--workers 1]
+
+The real stage as a child process (BM25 over 1,000 passages, ledger, parquet) asks a simulated
+endpoint (`benchmarks.simulated_endpoint`), all questions in flight. The endpoint's own log says
+what share of its slot-time was in use between the first and the last 5 % of the calls. Against
+it, on the same endpoint: ReasonRAG's published schedule, ten processes that make one call at a
+time, 34 expansions and 64 judge calls a question, for a while, and extrapolated.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import aiohttp
+
+from benchmarks.endpoint_process import REPOSITORY, Occupancy, Simulated, serving
+from benchmarks.simulated_models import question_text
+from benchmarks.workload import annotate_command, write_run
+
+PUBLISHED_PROCESSES = 10
+PUBLISHED_EXPANSIONS = 34
+PUBLISHED_JUDGE_CALLS = 64
+
+
+def annotated(options: argparse.Namespace, endpoint: Simulated, folder: Path) -> tuple[float, int]:
+    """Seconds of the whole stage, from its start to its end, and questions done."""
+    changes = {
+        "mcts": {"iterations": options.iterations},
+        "limits": {
+            # One call a question: what finds no slot waits at the endpoint, so none stands empty.
+            "max_concurrency": options.questions,
+            "max_questions_in_flight": options.questions,
+            "timeout_s": max(120.0, 20 * options.latency_s),
+        },
+    }
+    recipe = write_run(folder, endpoint.base_url, options.questions, changes)
+    more = ["--workers", str(options.workers)] if options.workers > 1 else []
+    command = annotate_command(recipe, folder / "run", *more)
+    start = time.monotonic()
+    done = subprocess.run(command, stdout=subprocess.PIPE, cwd=REPOSITORY, check=False, text=True)
+    seconds = time.monotonic() - start
+    if done.returncode:
+        sys.exit(f"annotate failed with code {done.returncode}")
+    return seconds, int(json.loads(done.stdout.splitlines()[-1])["questions_done"])
+
+
+async def published(base_url: str, seconds: float) -> float:
+    """Questions an hour of the published schedule, by the calls that it begins in `seconds`."""
+    numbers = itertools.count()
+    start = time.monotonic()
+
+    async def process() -> None:
+        async with aiohttp.ClientSession() as session:
+            while time.monotonic() < start + seconds:
+                await call(session, base_url, next(numbers))
+
+    await asyncio.gather(*(process() for _ in range(PUBLISHED_PROCESSES)))
+    calls = next(numbers)
+    a_question = PUBLISHED_EXPANSIONS + PUBLISHED_JUDGE_CALLS
+    return calls / (time.monotonic() - start) * 3600 / a_question
+
+
+async def call(session: aiohttp.ClientSession, base_url: str, number: int) -> None:
+    asked = number % (PUBLISHED_EXPANSIONS + PUBLISHED_JUDGE_CALLS)
+    content = f"Question: {question_text(number)}"
+    body = {
+        "model": "policy" if asked < PUBLISHED_EXPANSIONS else "judge",
+        "messages": [{"role": "system", "content": "-"}, {"role": "user", "content": content}],
+        "seed": number,
+    }
+    async with session.post(f"{base_url}/chat/completions", json=body) as response:
+        await response.json()
+
+
+def report(log: Occupancy, seconds: float, done: int, schedule: float) -> None:
+    """Print the table."""
+    hourly = done / seconds * 3600
+    rows = (
+        (
+            "share of slot-time busy, first to last 5 % of calls",
+            f"{log.share_busy():.3f}",
+            "≥ 0.95",
+        ),
+        ("calls a question", f"{log.requests / done:.1f}", "≤ 70"),
+        ("calls that repeat another", f"{log.requests - log.distinct}", "0"),
+        ("questions an hour, the whole stage", f"{hourly:,.0f}", ""),
+        ("questions an hour, published schedule", f"{schedule:,.0f}", ""),
+        ("factor", f"{hourly / schedule:.1f}", "≥ 30"),
+    )
+    print("| what | measured | wanted |\n|---|---|---|")
+    for what, measured, wanted in rows:
+        print(f"| {what} | {measured} | {wanted} |")
+    print(f"\n{done} questions, {log.requests} calls, {seconds:.0f} s", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--questions", type=int, default=512)
+    parser.add_argument("--iterations", type=int, default=64)
+    parser.add_argument("--slots", type=int, default=256)
+    parser.add_argument("--latency-s", type=float, default=2.0)
+    parser.add_argument("--tokens-per-s", type=float, default=0.0)
+    parser.add_argument("--published-s", type=float, default=60.0)
+    parser.add_argument("--workers", type=int, default=1)
+    options = parser.parse_args()
+    limits = ["--slots", options.slots, "--latency-s", options.latency_s]
+    limits += ["--tokens-per-s", options.tokens_per_s]
+    with serving(*map(str, limits)) as endpoint, tempfile.TemporaryDirectory() as folder:
+        seconds, done = annotated(options, endpoint, Path(folder))
+        log = endpoint.occupancy()
+        schedule = asyncio.run(published(endpoint.base_url, options.published_s))
+    report(log, seconds, done, schedule)
+
+
+if __name__ == "__main__":
+    main()

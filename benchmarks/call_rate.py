@@ -1,0 +1,181 @@
+"""How many calls a second does one core make, and what bounds it?
+
+    python -m benchmarks.call_rate [--calls 4000] [--in-flight 64] [--questions 400]
+
+Over HTTP: the same requests to a simulated endpoint without latency, through aiohttp alone, the
+openai package alone, our engine, and our engine with the ledger; all but the endpoint on one core,
+the endpoint on another. In process: the real annotator (search, protocol, judge, labels, pairs) and
+the real ledger, with models and retrieval that answer at once; one core, the ledger's thread
+included. Each number is the best of `--rounds`, because other programs only ever slow it down.
+"""
+
+import argparse
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from agent.protocols import protocol_named
+from agent.state import State
+from annotation.annotator import in_flight
+from benchmarks.endpoint_process import Simulated, serving
+from benchmarks.instant import InstantModel, InstantRetriever
+from benchmarks.simulated_models import golden_answer, question_text
+from benchmarks.workload import write_run
+from engines.ledgered import LedgeredEngine
+from engines.sampling import CallIdentity, SampleRequest, Sampling
+from pipelines.assemble import engine_for
+from pipelines.config import Recipe, load_recipe
+from pipelines.growing import annotator_for
+from storage.ledger import Ledger
+from storage.records import Question
+
+Ask = Callable[[SampleRequest], Awaitable[object]]
+PROTOCOL = protocol_named("reasonrag")
+Measure = Callable[[Ask], Awaitable[float]]
+WARM_UP = 200
+"""Calls before the clock runs: connections, and limits that grow with use."""
+
+
+def request(number: int) -> SampleRequest:
+    """One step of the policy, as the annotator asks for it; no two are alike."""
+    messages = PROTOCOL.messages(State(question_text(number)), forced=False)
+    identity = CallIdentity("policy", f"q{number // 64}", "tree/0", number % 64)
+    return SampleRequest(messages, Sampling(), identity)
+
+
+def body(asked: SampleRequest) -> dict[str, Any]:
+    """What goes over the wire for it."""
+    messages = [{"role": m.role, "content": m.content} for m in asked.messages]
+    return {
+        "model": "policy",
+        "messages": messages,
+        "temperature": asked.sampling.temperature,
+        "top_p": asked.sampling.top_p,
+        "max_tokens": asked.sampling.max_new_tokens,
+        "seed": asked.identity.draw,
+        "n": 1,
+    }
+
+
+async def timed(ask: Ask, calls: int, at_once: int) -> float:
+    """Calls a second with `at_once` in flight."""
+
+    async def made(first: int, count: int) -> None:
+        numbers = iter(range(first, first + count))
+
+        async def work() -> None:
+            for number in numbers:
+                await ask(request(number))
+
+        await asyncio.gather(*(work() for _ in range(at_once)))
+
+    await made(0, WARM_UP)
+    start = time.perf_counter()
+    await made(WARM_UP, calls)
+    return calls / (time.perf_counter() - start)
+
+
+async def bare(recipe: Recipe, measure: Measure) -> float:
+    """aiohttp alone: a request built and sent, its reply read as JSON."""
+    import aiohttp
+
+    url = f"{recipe.policy.base_url}/chat/completions"
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def ask(asked: SampleRequest) -> object:
+            async with session.post(url, json=body(asked)) as response:
+                return await response.json()
+
+        return await measure(ask)
+
+
+async def package(recipe: Recipe, measure: Measure) -> float:
+    """The openai package alone, on aiohttp as our engine uses it."""
+    import openai
+
+    http = openai.DefaultAioHttpClient(trust_env=False)
+    async with openai.AsyncOpenAI(
+        api_key="none", base_url=recipe.policy.base_url, max_retries=0, http_client=http
+    ) as client:
+        return await measure(lambda asked: client.chat.completions.create(**body(asked)))
+
+
+async def engine(recipe: Recipe, measure: Measure) -> float:
+    """Our engine alone."""
+    async with engine_for(recipe.policy, recipe) as policy:
+        return await measure(policy.sample)
+
+
+async def ledgered(recipe: Recipe, measure: Measure) -> float:
+    """Our engine with the ledger: every reply on disk before it counts."""
+    with tempfile.TemporaryDirectory() as folder, Ledger(Path(folder) / "ledger.sqlite") as ledger:
+        async with LedgeredEngine(engine_for(recipe.policy, recipe), ledger) as policy:
+            return await measure(policy.sample)
+
+
+OVER_HTTP = {
+    "aiohttp alone": bare,
+    "openai package alone": package,
+    "our engine": engine,
+    "our engine and the ledger": ledgered,
+}
+
+
+async def in_process(recipe: Recipe, questions: int) -> float:
+    """Calls a second of the annotator over `questions`."""
+    texts = [question_text(number) for number in range(questions)]
+    asked = [
+        Question(id=f"q{number}", source="made", question=text, answers=(golden_answer(text),))
+        for number, text in enumerate(texts)
+    ]
+    with tempfile.TemporaryDirectory() as folder, Ledger(Path(folder) / "ledger.sqlite") as ledger:
+        policy, judge = (LedgeredEngine(InstantModel(name), ledger) for name in ("policy", "judge"))
+        annotator = annotator_for(recipe, policy, judge, InstantRetriever())
+        start = time.perf_counter()
+        async for annotated in in_flight(asked, annotator.annotate, recipe.questions_in_flight):
+            assert annotated.failure is None, annotated.failure
+        return ledger.totals().calls / (time.perf_counter() - start)
+
+
+def pin(endpoint: Simulated) -> str:
+    """This process on one core and the endpoint on another; says how it is."""
+    *others, own = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(endpoint.pid, others or {own})
+    os.sched_setaffinity(0, {own})
+    return "one core, the endpoint on another" if others else "one core, the endpoint on it too"
+
+
+def best(measured: Callable[[], Coroutine[Any, Any, float]], rounds: int) -> float:
+    return max(asyncio.run(measured()) for _ in range(rounds))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--calls", type=int, default=4000)
+    parser.add_argument("--in-flight", type=int, default=64)
+    parser.add_argument("--questions", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    measure = partial(timed, calls=options.calls, at_once=options.in_flight)
+    with tempfile.TemporaryDirectory() as folder, serving("--latency-s", "0") as endpoint:
+        limits = {"max_concurrency": options.in_flight}
+        recipe = load_recipe(write_run(Path(folder), endpoint.base_url, 1, {"limits": limits}))
+        print(f"calls a second, {pin(endpoint)}; {options.in_flight} in flight over HTTP\n")
+        print("| what calls | calls/s | µs a call |\n|---|---|---|")
+        for name, way in OVER_HTTP.items():
+            show(name, best(partial(way, recipe, measure), options.rounds))
+        in_one = partial(in_process, recipe, options.questions)
+        show("in process: annotator, ledger, instant models", best(in_one, options.rounds))
+
+
+def show(name: str, rate: float) -> None:
+    print(f"| {name} | {rate:,.0f} | {1e6 / rate:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

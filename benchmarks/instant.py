@@ -1,0 +1,52 @@
+"""A model and a retriever that answer at once, in this process."""
+
+from types import TracebackType
+from typing import Self
+from zlib import crc32
+
+from benchmarks.simulated_models import reply, tokens
+from engines.sampling import Capabilities, Completion, SampleRequest, Usage
+from storage.records import RetrievedPassage
+
+
+class InstantModel:
+    """The simulated model without an endpoint; answers by who asks."""
+
+    capabilities = Capabilities(structured_output=True, json_schema=True, seed=True)
+
+    def __init__(self, model: str) -> None:
+        self.model = self.digest = model
+
+    async def sample(self, request: SampleRequest, n: int = 1) -> list[Completion]:
+        """One completion, at once."""
+        who = request.identity
+        chance = crc32(f"{who.question_id}/{who.path}/{who.draw}".encode()).to_bytes(4, "big")
+        system, user = request.messages[0].content, request.messages[-1].content
+        text = reply(self.model, system, user, chance)
+        usage = Usage(tokens(system) + tokens(user), 0, tokens(text))
+        return [Completion(text, "stop", usage, self.model)]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        return None
+
+
+class InstantRetriever:
+    """The same passages for every query."""
+
+    digest = "instant"
+    _passages = tuple(
+        RetrievedPassage(id=f"p{i}", title=f"Town {i}", text=f"Fact {i}. " * 20, score=1.0)
+        for i in range(3)
+    )
+
+    async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
+        """The first `top_k`."""
+        return list(self._passages[:top_k])

@@ -1,0 +1,167 @@
+"""How long after its start does a large, half finished run make its first new call?
+
+    python -m benchmarks.ledger_resume [--calls 1000000]
+
+The run's ledger holds `calls` calls: half of its questions are done, with their rows in committed
+parts, and 256 were in flight when it was stopped. Those in flight are real: the stage began the
+run and was stopped by a limit. Those done are copies of sixteen questions that the stage finished,
+under other ids, put into ledger and parts in bulk. Then `annotate` goes on, as a child process; the
+time runs from its start until its first new call reaches the simulated endpoint, on the machine's
+one clock. No file of the run is in the page cache when it starts.
+"""
+
+import argparse
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from itertools import cycle
+from pathlib import Path
+
+import pyarrow as pa
+
+from benchmarks.endpoint_process import REPOSITORY, Simulated, serving
+from benchmarks.workload import annotate_command, question_id, write_run
+from pipelines.commit import QUESTIONS_A_PART
+from pipelines.run import LEDGER
+from pipelines.stage import DONE, LIMIT_REACHED
+from storage.calls import CALL_COLUMNS, QuestionRow
+from storage.ledger import Ledger
+from storage.manifest import add_parts, load_manifest
+from storage.parts import read_parts, write_part
+
+IN_FLIGHT = 256
+POLL_S = 0.2
+OWN = {"key": "lower(hex(randomblob(16)))", "question_id": "copies.question_id"}
+"""What a copied call has of its own."""
+COPY = (
+    f"INSERT INTO main.calls ({', '.join(CALL_COLUMNS)}) "
+    f"SELECT {', '.join(OWN.get(name, name) for name in CALL_COLUMNS)} "
+    "FROM copies JOIN finished.calls AS of ON of.question_id = copies.of"
+)
+
+
+def annotate(recipe: Path, run: Path, expected: int) -> None:
+    """Run the stage to its end, which has to be the expected one."""
+    command = annotate_command(recipe, run)
+    code = subprocess.run(
+        command, stdout=subprocess.DEVNULL, cwd=REPOSITORY, check=False
+    ).returncode
+    if code != expected:
+        sys.exit(f"annotate ended with code {code}, not {expected}")
+
+
+def half_done(folder: Path, finished: Path, endpoint: Simulated, calls: int) -> Path:
+    """Make the run in `folder`; returns its recipe.
+
+    Args:
+        folder: where; exists.
+        finished: a run of `QUESTIONS_A_PART` questions, all done.
+        endpoint: who answers the calls of the questions in flight.
+        calls: of the questions done.
+    """
+    with Ledger(finished / LEDGER) as ledger:
+        spent = ledger.totals()
+    done = max(calls // spent.calls, 1) * QUESTIONS_A_PART
+    questions, in_flight = 2 * done, min(IN_FLIGHT, done)
+    half_a_tree = (spent.input_tokens + spent.output_tokens) // QUESTIONS_A_PART // 2
+    limits = {"max_questions_in_flight": in_flight}
+    stopping = {"limits": {**limits, "max_tokens": half_a_tree * in_flight}}
+    run = folder / "run"
+    annotate(write_run(folder, endpoint.base_url, questions, stopping), run, LIMIT_REACHED)
+    with closing(sqlite3.connect(run / LEDGER)) as connection:
+        begun = {name for (name,) in connection.execute("SELECT question_id FROM calls")}
+        untouched = [name for name in map(question_id, range(questions)) if name not in begun]
+        copies = list(zip(untouched[:done], cycle(map(question_id, range(QUESTIONS_A_PART)))))
+        copy_calls(connection, finished, copies)
+    copy_rows(run, finished, copies)
+    return write_run(folder, endpoint.base_url, questions, {"limits": limits})
+
+
+def copy_calls(
+    connection: sqlite3.Connection, finished: Path, copies: Sequence[tuple[str, str]]
+) -> None:
+    """Put the calls of the finished questions in for each (new question, finished question)."""
+    connection.execute("PRAGMA synchronous = OFF")
+    connection.execute("ATTACH ? AS finished", (str(finished / LEDGER),))
+    connection.execute("CREATE TEMP TABLE copies (question_id TEXT, of TEXT)")
+    connection.executemany("INSERT INTO copies VALUES (?, ?)", copies)
+    connection.execute(COPY)
+    connection.commit()
+
+
+def copy_rows(run: Path, finished: Path, copies: Sequence[tuple[str, str]]) -> None:
+    """Commit trees and pairs likewise, sixteen questions a part."""
+    first = len(load_manifest(run).of("trees"))
+    parts, rows = [], []
+    for number, start in enumerate(range(0, len(copies), QUESTIONS_A_PART), first):
+        names = {of: name for name, of in copies[start : start + QUESTIONS_A_PART]}
+        for table in ("trees", "pairs"):
+            old = read_parts(finished, table)
+            place = old.column_names.index("question_id")
+            new = pa.array([names[of] for of in old["question_id"].to_pylist()])
+            parts.append(write_part(run, table, old.set_column(place, "question_id", new), number))
+        rows += [QuestionRow(name, "done", part=f"{number:05d}") for name in names.values()]
+    add_parts(run, parts)
+    with Ledger(run / LEDGER) as ledger:
+        ledger.set_questions(rows)
+
+
+def forget_pages(run: Path) -> None:
+    """Let the kernel drop what it has of the run's files."""
+    for path in run.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())  # only pages that are on disk can be dropped
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def resumed(recipe: Path, run: Path, endpoint: Simulated) -> float:
+    """Seconds from the start of `annotate` to its first new call."""
+    before = endpoint.occupancy().requests
+    command = annotate_command(recipe, run)
+    start = time.monotonic()
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=REPOSITORY) as child:
+        while (log := endpoint.occupancy()).requests == before and child.poll() is None:
+            time.sleep(POLL_S)
+        child.send_signal(signal.SIGTERM)
+    if log.requests == before:
+        sys.exit("annotate made no call")
+    return log.came[before] - start
+
+
+def opened(ledger: Path) -> tuple[float, int]:
+    """Seconds to open the ledger, and calls in it."""
+    start = time.monotonic()
+    with Ledger(ledger) as one:
+        return time.monotonic() - start, one.totals().calls
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--calls", type=int, default=1_000_000)
+    options = parser.parse_args()
+    with serving("--latency-s", "0") as endpoint, tempfile.TemporaryDirectory() as name:
+        little, large = Path(name) / "little", Path(name) / "large"
+        for folder in (little, large):
+            folder.mkdir()
+        annotate(write_run(little, endpoint.base_url, QUESTIONS_A_PART, {}), little / "run", DONE)
+        recipe = half_done(large, little / "run", endpoint, options.calls)
+        run = large / "run"
+        forget_pages(run)
+        opening_s, calls = opened(run / LEDGER)
+        forget_pages(run)
+        seconds = resumed(recipe, run, endpoint)
+        size = (run / LEDGER).stat().st_size
+    print("| calls in the ledger | MB | opening it, s | first new call after, s | wanted |")
+    print("|---|---|---|---|---|")
+    print(f"| {calls:,} | {size / 1e6:.0f} | {opening_s:.2f} | {seconds:.1f} | < 30 |")
+
+
+if __name__ == "__main__":
+    main()

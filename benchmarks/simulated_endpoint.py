@@ -1,0 +1,134 @@
+"""An OpenAI-compatible endpoint with the limits of a real one, and no model behind it.
+
+    python -m benchmarks.simulated_endpoint [--slots 256] [--latency-s 2] [--tokens-per-s 40]
+                                            [--reject] [--retry-after-s 1]
+
+Serves `policy` and `judge` (`benchmarks.simulated_models`) on a free loopback port, prints its
+address on one line and ends with SIGTERM. `slots` calls are served at once, each for `latency_s`
+and the time that its tokens take; one more waits its turn, or with `--reject` gets 429. A reply
+follows from the request's JSON alone, seed included. `GET /occupancy` is its log: when calls came,
+began and ended (seconds of the machine's monotonic clock), and how many differed.
+"""
+
+import argparse
+import asyncio
+import hashlib
+import json
+import signal
+import time
+from array import array
+from typing import Any
+
+from aiohttp import web
+
+from benchmarks.simulated_models import reply, tokens
+
+MODELS = ("policy", "judge")
+
+
+class Server:
+    """Slots, and a log of who had one."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._slots = asyncio.Semaphore(options.slots)
+        self._came, self._began, self._ended = array("d"), array("d"), array("d")
+        self._distinct: set[bytes] = set()
+        self._rejected = 0
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer any request; `web.Server` rather than an application, which costs more."""
+        if request.path.endswith("/chat/completions"):
+            return await self._chat(await request.read())
+        if request.path.endswith("/models"):
+            listed = [{"id": model, "object": "model", "owned_by": "vllm"} for model in MODELS]
+            return web.json_response({"object": "list", "data": listed})
+        if request.path == "/occupancy":
+            return web.json_response(self._log())
+        if request.path == "/version":
+            return web.json_response({"version": "0.32.0"})
+        return web.Response(status=200 if request.path == "/health" else 404)
+
+    async def _chat(self, body: bytes) -> web.StreamResponse:
+        if self._options.reject and self._slots.locked():
+            self._rejected += 1
+            again = {"Retry-After": f"{self._options.retry_after_s:g}"}
+            refused = {"error": {"message": "all slots are taken"}}
+            return web.json_response(refused, status=429, headers=again)
+        self._came.append(time.monotonic())
+        asked = json.loads(body)
+        canonical = json.dumps(asked, sort_keys=True).encode()
+        chance = hashlib.blake2b(canonical, digest_size=16).digest()
+        self._distinct.add(chance)
+        said = _completion(asked, chance)
+        async with self._slots:
+            self._began.append(time.monotonic())
+            seconds = self._seconds(said["usage"]["completion_tokens"])
+            if seconds:
+                await asyncio.sleep(seconds)
+            self._ended.append(time.monotonic())
+        return web.json_response(said)
+
+    def _seconds(self, written: int) -> float:
+        rate = self._options.tokens_per_s
+        return float(self._options.latency_s + (written / rate if rate else 0.0))
+
+    def _log(self) -> dict[str, Any]:
+        return {
+            "slots": self._options.slots,
+            "rejected": self._rejected,
+            "distinct": len(self._distinct),
+            "came": self._came.tolist(),
+            "began": self._began.tolist(),
+            "ended": self._ended.tolist(),
+        }
+
+
+def _completion(asked: dict[str, Any], chance: bytes) -> dict[str, Any]:
+    system, user = asked["messages"][0]["content"], asked["messages"][-1]["content"]
+    text = reply(asked["model"], system, user, chance)
+    read, written = tokens(system) + tokens(user), tokens(text)
+    return {
+        "id": f"chatcmpl-{chance.hex()}",
+        "object": "chat.completion",
+        "created": 0,
+        "model": asked["model"],
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": text},
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {
+            "prompt_tokens": read,
+            "completion_tokens": written,
+            "total_tokens": read + written,
+        },
+    }
+
+
+async def _serve(options: argparse.Namespace) -> None:
+    runner = web.ServerRunner(web.Server(Server(options).handle), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
+    host, port = runner.addresses[0][:2]
+    print(f"http://{host}:{port}/v1", flush=True)
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    await stopped.wait()
+    await runner.cleanup()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--slots", type=int, default=256)
+    parser.add_argument("--latency-s", type=float, default=2.0)
+    parser.add_argument("--tokens-per-s", type=float, default=0.0, help="a slot; 0: no limit")
+    parser.add_argument("--reject", action="store_true", help="429 instead of a queue")
+    parser.add_argument("--retry-after-s", type=float, default=1.0)
+    asyncio.run(_serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

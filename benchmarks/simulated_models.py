@@ -1,0 +1,91 @@
+"""A policy and a judge without weights: what they say follows from the request alone.
+
+The policy speaks ReasonRAG's protocol on questions of two hops: as a rule it searches, reads,
+searches again, reads and answers, now and then too early or wrong. The judge is strict. How good
+either is matters to no benchmark of speed; how many calls a question takes does, so the numbers
+below are chosen so that some 34 of 64 simulations draw a child, as in the published schedule.
+"""
+
+import re
+from zlib import crc32
+
+ANSWERS = ("Paris", "Tokyo", "Lima", "Oslo", "Cairo", "Quito", "Rabat", "Hanoi", "Accra", "Minsk")
+RELATIONS = ("capital", "currency", "largest river", "national bird", "president", "old name")
+NAMES = ("Arlen", "Borovo", "Castell", "Dunmore", "Eskvale", "Farrow", "Glenrath", "Holm")
+
+ANSWERING = (0.05, 0.4, 1.0)
+"""How likely the policy answers with no, one, and two or more pieces of evidence."""
+RIGHT = (0.1, 0.4, 0.9)
+"""How likely such an answer is the golden one."""
+FOUND = 0.95
+"""How likely a reader copies something from the passages."""
+MANNERS = ("", "the ", "what is the ", "find the ", "about the ", "name of the ", "which is the ")
+"""How the policy may word what it says; siblings seldom repeat each other word for word."""
+
+_QUESTION = re.compile(r"^Question: (.*)$", re.MULTILINE)
+_EVIDENCE = re.compile(r"^Evidence: (?!None$)", re.MULTILINE)
+_PASSAGE = re.compile(r"^<passage>(.*)</passage>$", re.MULTILINE)
+_SUBJECT = re.compile(r"the (.+) of the country of (.+)\?")
+
+
+def question_text(number: int) -> str:
+    """Question `number`; no two are alike."""
+    relation, name = RELATIONS[number % len(RELATIONS)], NAMES[number % len(NAMES)]
+    return f"What is the {relation} of the country of {name} {number}?"
+
+
+def golden_answer(question: str) -> str:
+    """What the policy takes for right; the questions are written with the same."""
+    return ANSWERS[crc32(question.encode()) % len(ANSWERS)]
+
+
+def reply(model: str, system: str, user: str, chance: bytes) -> str:
+    """What `model` ("policy" or "judge") writes; `chance` are at least 4 bytes, its dice."""
+    if model == "judge":
+        return _verdict(chance)
+    found = _QUESTION.search(user)
+    question = found.group(1) if found else user
+    if "no searches left" in system:
+        return _answer(question, RIGHT[1], chance)
+    if system.startswith("Copy from the passages"):
+        return _evidence(user, chance)
+    hops = min(len(_EVIDENCE.findall(user)), 2)
+    if chance[0] < 256 * ANSWERING[hops]:
+        return _answer(question, RIGHT[hops], chance)
+    return _query(question, hops, chance)
+
+
+def tokens(text: str) -> int:
+    """About as many as a tokenizer would count in English text."""
+    return len(text) // 4 + 1
+
+
+def _answer(question: str, right: float, chance: bytes) -> str:
+    known = chance[1] < 256 * right
+    said = golden_answer(question) if known else ANSWERS[chance[2] % len(ANSWERS)]
+    return f"<answer>{said}</answer>"
+
+
+def _evidence(user: str, chance: bytes) -> str:
+    passages = _PASSAGE.findall(user)
+    if not passages or chance[0] >= 256 * FOUND:
+        return "<evidence>None</evidence>"
+    read = passages[chance[1] % len(passages)]
+    copied = read.split(".")[0].split(": ", 1)[-1]
+    return f"<evidence>{MANNERS[chance[2] % len(MANNERS)]}{copied}.</evidence>"
+
+
+def _query(question: str, hops: int, chance: bytes) -> str:
+    asked = _SUBJECT.search(question)
+    relation, name = asked.groups() if asked else ("answer", question)
+    said = (f"country of {name}", f"{relation} of the country", f"{name} {relation}")[hops]
+    return f"<query>{MANNERS[chance[1] % len(MANNERS)]}{said}</query>"
+
+
+def _verdict(chance: bytes) -> str:
+    score = round(0.05 * (1 + chance[0] % 9), 2)
+    critique = (
+        f"Search {chance[1] % 3 + 1} is vague, and the evidence that was copied leaves the second "
+        "fact open."
+    )
+    return f'{{"critique": "{critique}", "score": {score}}}'

@@ -1,0 +1,79 @@
+"""Questions, a corpus and a recipe for benchmarks that need a run, not an answer."""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.simulated_models import NAMES, RELATIONS, golden_answer, question_text
+
+PASSAGES = 1_000
+"""Passages of the corpus; the searches are real ones (BM25)."""
+_FILLER = "The town lies on a slow river between low hills and is known for its market. " * 4
+
+
+def write_run(folder: Path, base_url: str, questions: int, changes: Mapping[str, Any]) -> Path:
+    """Write questions, corpus and recipe into `folder`; returns the recipe.
+
+    Args:
+        folder: where; exists.
+        base_url: of the endpoint that serves `policy` and `judge`.
+        questions: how many.
+        changes: settings of the recipe's blocks, such as `{"mcts": {"iterations": 4}}`.
+    """
+    _write_lines(folder / "questions.jsonl", map(_question, range(questions)))
+    _write_lines(folder / "corpus.jsonl", map(_passage, range(PASSAGES)))
+    endpoint = {"engine": "openai", "base_url": base_url}
+    recipe: dict[str, Any] = {
+        "name": "benchmark",
+        "data": {
+            "source": "jsonl",
+            "questions": str(folder / "questions.jsonl"),
+            "corpus": str(folder / "corpus.jsonl"),
+            "split": None,
+            "limit": None,
+        },
+        "policy": {**endpoint, "model": "policy"},
+        "judge": {**endpoint, "model": "judge"},
+        "mcts": {"iterations": 64, "max_children": 2, "temperature": 1.2, "evaluator": "judge"},
+        "limits": {},
+    }
+    for block, settings in changes.items():
+        recipe[block] = {**recipe.get(block, {}), **settings}
+    path = folder / "recipe.yaml"
+    path.write_text(json.dumps(recipe))  # JSON is YAML
+    return path
+
+
+def annotate_command(recipe: Path, run: Path, *arguments: str) -> list[str]:
+    """The real stage as a process of its own; to be started in the repository's root."""
+    program = "from pipelines.cli import main; main()"
+    stage = ["annotate", "--config", str(recipe), "--run", str(run), "--json"]
+    return [sys.executable, "-c", program, *stage, *arguments]
+
+
+def question_id(number: int) -> str:
+    """Id of question `number`."""
+    return f"q{number:06d}"
+
+
+def _question(number: int) -> dict[str, Any]:
+    text = question_text(number)
+    return {
+        "id": question_id(number),
+        "question": text,
+        "answers": [golden_answer(text)],
+        "hops": 2,
+    }
+
+
+def _passage(number: int) -> dict[str, Any]:
+    name, relation = NAMES[number % len(NAMES)], RELATIONS[number % len(RELATIONS)]
+    first = f"{name} {number} lies in a country whose {relation} is well known."
+    return {"id": f"p{number}", "title": f"{name} {number}", "text": f"{first} {_FILLER}"}
+
+
+def _write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    with path.open("w") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)

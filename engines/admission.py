@@ -1,0 +1,127 @@
+"""When a call to an endpoint may start: a queue before the limit, the pauses and the breaker."""
+
+import asyncio
+import heapq
+import math
+from collections.abc import Callable
+
+from engines.breaker import CircuitBreaker
+from engines.concurrency import AdaptiveLimit, Slot
+from storage.errors import BranchwiseError, EndpointError
+
+_LOOK_EVERY_S = 1.0
+
+
+class Admission:
+    """The queue of the calls that wait for a slot, the lowest order first.
+
+    Attributes:
+        before_attempt: asked before a call starts, and every second while none may; what it
+            raises is raised by the calls that wait. Calls under way go on.
+        held_until: no call starts before (the event loop's time).
+    """
+
+    def __init__(self, limit: AdaptiveLimit, breaker: CircuitBreaker) -> None:
+        self.before_attempt: Callable[[], None] = _let_through
+        self.held_until = -math.inf
+        self._limit = limit
+        self._breaker = breaker
+        self._waiting: list[tuple[int, asyncio.Future[Slot]]] = []
+        self._look: asyncio.TimerHandle | None = None
+
+    async def enter(self, order: int) -> Slot:
+        """Wait until a call may start; `leave` gives its slot back.
+
+        Args:
+            order: its place in the queue, which no other call has.
+
+        Raises:
+            EndpointError: fatal; the breaker has given up.
+            BranchwiseError: what `before_attempt` raised.
+        """
+        waiter: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (order, waiter))
+        self._admit()
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self.leave(waiter.result())
+            raise
+
+    def leave(self, slot: Slot) -> None:
+        """The call in `slot` has ended; limit and breaker know already how."""
+        self._limit.give_back()
+        if slot.probe:
+            self._breaker.probing = False
+        self._admit()
+
+    async def pause(self, seconds: float) -> None:
+        """Sleep, unless no call may start any more.
+
+        Raises:
+            BranchwiseError: what `before_attempt` raised meanwhile.
+        """
+        until = _now() + seconds
+        while (left := until - _now()) > 0:
+            self.before_attempt()
+            await asyncio.sleep(min(left, _LOOK_EVERY_S))
+
+    def _admit(self) -> None:
+        """Let those start who may."""
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+        while self._waiting:
+            waiter = self._waiting[0][1]
+            if not waiter.done():  # else cancelled meanwhile
+                refusal = self._refusal()
+                if refusal is not None:
+                    waiter.set_exception(refusal)
+                elif self._may_start():
+                    waiter.set_result(self._take())
+                else:
+                    self._look_again()
+                    return
+            heapq.heappop(self._waiting)
+
+    def _refusal(self) -> BranchwiseError | None:
+        """Why no call may start any more; null while one may, now or later."""
+        try:
+            self.before_attempt()
+        except BranchwiseError as error:
+            return error
+        if not self._breaker.given_up:
+            return None
+        return EndpointError(
+            f"{self._breaker.fault}; nothing else came for {self._breaker.patience_s:.0f} s. What "
+            "was answered before is stored: run the same command again, once the endpoint works, "
+            "to continue",
+            fatal=True,
+        )
+
+    def _may_start(self) -> bool:
+        free = self._limit.has_room and not self._breaker.probing
+        return free and self._opens_at() <= _now()
+
+    def _take(self) -> Slot:
+        self._breaker.probing = self._breaker.is_open
+        return self._limit.take(probe=self._breaker.is_open)
+
+    def _opens_at(self) -> float:
+        return max(self.held_until, self._breaker.probe_at)
+
+    def _look_again(self) -> None:
+        """Come back when time alone may have changed something."""
+        now = _now()
+        if self._opens_at() > now:
+            when = min(self._opens_at(), now + _LOOK_EVERY_S)
+            self._look = asyncio.get_running_loop().call_at(when, self._admit)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _let_through() -> None:
+    """Raises nothing."""

@@ -1,0 +1,72 @@
+"""The circuit breaker: stops calls to an endpoint that only fails until it answers again."""
+
+import math
+
+
+class CircuitBreaker:
+    """Opens after enough failures in a row; an open one lets a single probe through at a time.
+
+    Probes come after pauses that double from `first_pause_s` to at most `longest_pause_s`. Any
+    answer closes it. Times are those of the caller's clock, in seconds.
+
+    Attributes:
+        is_open: no call but a probe may start.
+        probe_at: when the next probe may start; in the past while it is closed.
+        probing: a probe is under way.
+        fault: what the last failure was; empty while there is none.
+        given_up: for `patience_s` there were failures and nothing else.
+    """
+
+    def __init__(self, first_pause_s: float, longest_pause_s: float, patience_s: float) -> None:
+        self.is_open = False
+        self.probe_at = -math.inf
+        self.probing = False
+        self.fault = ""
+        self.given_up = False
+        self._first_pause_s = first_pause_s
+        self._longest_pause_s = longest_pause_s
+        self.patience_s = patience_s
+        self._pause_s = first_pause_s
+        self._failures = 0
+        self._failing_since = 0.0
+        self._failed_at = -math.inf
+
+    def answered(self, now: float) -> float | None:
+        """The endpoint answered; returns for how long it had failed if that closes the breaker."""
+        failed_for_s = now - self._failing_since if self.is_open else None
+        self.is_open, self.given_up = False, False
+        self.probe_at, self.fault, self._failures = -math.inf, "", 0
+        return failed_for_s
+
+    def failed(self, fault: str, now: float, threshold: int, *, probe: bool = False) -> bool:
+        """An attempt failed; returns whether that opens the breaker.
+
+        Args:
+            fault: what happened, in words.
+            now: the time.
+            threshold: failures in a row that open it.
+            probe: it was the probe that failed, so the next pause is longer.
+        """
+        self._count(now)
+        self.fault = fault
+        if self.is_open:
+            if probe:
+                self._pause_s = min(2 * self._pause_s, self._longest_pause_s)
+                self.probe_at = now + self._pause_s
+            return False
+        if self._failures < threshold:
+            return False
+        self.is_open = True
+        self._pause_s = self._first_pause_s
+        self.probe_at = now + self._pause_s
+        return True
+
+    def _count(self, now: float) -> None:
+        # With a gap longer than patience nobody asked meanwhile, which is no failing.
+        if not self._failures or now - self._failed_at > self.patience_s:
+            self._failures, self._failing_since = 0, now
+        self._failures += 1
+        self._failed_at = now
+        # One or two failures, however far apart, prove nothing.
+        patient = self._failures <= 2 or now - self._failing_since < self.patience_s
+        self.given_up = self.given_up or not patient

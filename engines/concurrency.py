@@ -1,0 +1,78 @@
+"""How many calls an endpoint gets at once: additive growth, one cut an overload."""
+
+from dataclasses import dataclass
+
+FIRST_LIMIT = 32
+"""Calls at once that an endpoint gets before anything is known of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The place of one call among those under way.
+
+    Attributes:
+        epoch: how many cuts there had been when the call started.
+        probe: the call is the one by which a circuit breaker asks whether the endpoint is back.
+    """
+
+    epoch: int
+    probe: bool = False
+
+
+class AdaptiveLimit:
+    """A bound on calls under way, in [1, `most`], that follows what the endpoint can take.
+
+    It grows with successes, and only while all of it is in use: by one each until the first cut
+    (slow start), then by one for as many successes as it is large. An overload (429, 503) halves
+    it once: the rejections of calls that started before the cut are the same episode. Other
+    trouble keeps it from growing for as many successes as it is large.
+
+    Attributes:
+        most: upper bound.
+        under_way: slots taken.
+    """
+
+    def __init__(self, most: int, first: int = FIRST_LIMIT) -> None:
+        self.most = most
+        self.under_way = 0
+        self._limit = float(min(most, first))
+        self._cuts = 0
+        self._unmoved = 0
+
+    @property
+    def limit(self) -> int:
+        """Calls that may be under way now."""
+        return int(self._limit)
+
+    @property
+    def has_room(self) -> bool:
+        return self.under_way < self.limit
+
+    def take(self, *, probe: bool = False) -> Slot:
+        """Count a call as under way; whether there is room is for the caller to ask."""
+        self.under_way += 1
+        return Slot(self._cuts, probe)
+
+    def give_back(self) -> None:
+        """Count a call as ended; tell first how it went."""
+        self.under_way -= 1
+
+    def succeeded(self, slot: Slot) -> None:
+        """The call in `slot` succeeded."""
+        if self._unmoved:
+            self._unmoved -= 1
+        elif slot.epoch == self._cuts and not self.has_room:
+            step = 1.0 / self._limit if self._cuts else 1.0
+            self._limit = min(float(self.most), self._limit + step)
+
+    def overloaded(self, slot: Slot) -> bool:
+        """The call in `slot` was turned away; returns whether this begins a new episode."""
+        if slot.epoch < self._cuts:
+            return False
+        self._cuts += 1
+        self._limit = max(1.0, self._limit / 2)
+        return True
+
+    def troubled(self) -> None:
+        """A call failed in another way."""
+        self._unmoved = self.limit

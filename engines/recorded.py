@@ -1,0 +1,41 @@
+"""An engine of which only the ledger is left: it replays, and makes no new call."""
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from engines.sampling import Capabilities, Completion, SampleRequest
+from storage.errors import BudgetExceeded
+
+
+@dataclass(frozen=True)
+class RecordedEngine:
+    """Stands behind a `LedgeredEngine` in place of the engine that made the calls.
+
+    `model`, `digest` and `capabilities` are those of that engine: they decide the calls' keys.
+    """
+
+    model: str
+    digest: str
+    capabilities: Capabilities
+
+    async def sample(self, request: SampleRequest, n: int = 1) -> list[Completion]:
+        """Refuse: whatever gets here is not in the ledger.
+
+        Raises:
+            BudgetExceeded: always.
+        """
+        raise BudgetExceeded(
+            f"a call for question {request.identity.question_id} is not in the ledger"
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        pass

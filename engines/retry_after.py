@@ -1,0 +1,32 @@
+"""The `Retry-After` header: how long a server asks to be left alone."""
+
+import math
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+
+
+def retry_after_s(header: str, now: float) -> float | None:
+    """Seconds that the header asks to wait, at least 0; null if it says nothing usable.
+
+    Args:
+        header: a number of seconds or an HTTP date; anything else counts as absent, as do a
+            negative number and one that is not finite.
+        now: seconds since the epoch by the clock that the date goes by. A date in the past asks
+            for no wait.
+    """
+    try:
+        seconds = float(header)
+    except ValueError:
+        date = epoch_s(header)
+        return None if date is None else max(0.0, date - now)
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None
+
+
+def epoch_s(date: str) -> float | None:
+    """An HTTP date in seconds since the epoch; null if it is none."""
+    try:
+        parsed = parsedate_to_datetime(date)
+        # HTTP knows one time zone; Python takes a date that names none for local time.
+        return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError, TypeError, IndexError):
+        return None

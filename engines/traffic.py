@@ -1,0 +1,211 @@
+"""All calls to one endpoint: how many at once, when they may start, and which are made again.
+
+Here the parts meet: the limit that follows what the endpoint can take (`engines.concurrency`),
+the pause that it asked for, the circuit breaker (`engines.breaker`) and the budget of retries
+(`engines.retry`). Times are those of the event loop's clock.
+"""
+
+import asyncio
+import itertools
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+from weakref import WeakValueDictionary
+
+from engines.admission import Admission
+from engines.breaker import CircuitBreaker
+from engines.concurrency import AdaptiveLimit, Slot
+from engines.retry import PassingFault, RetryBudget, RetryPolicy
+from storage.errors import EndpointError
+
+T = TypeVar("T")
+
+LONG_PAUSE_S = 30.0
+"""A pause that a server asks for is told of from this length on."""
+_FEWEST_TO_OPEN, _MOST_TO_OPEN = 8, 20
+"""Failures in a row that open the breaker: twice the limit, within these."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficSettings:
+    """What bounds the calls to an endpoint.
+
+    Attributes:
+        max_concurrency: calls under way at once, at most.
+        deadline_s: of one call from its first attempt on, with all attempts and waits.
+        retry: how failures are met.
+    """
+
+    max_concurrency: int
+    deadline_s: float
+    retry: RetryPolicy
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call on its way; `order` is its place in the queue."""
+
+    order: int
+    attempts: int = 0
+    faults: int = 0
+    failures: int = 0
+    last_fault: str = ""
+
+
+class Traffic:
+    """The calls to one endpoint; `send` makes one.
+
+    Calls start in the order in which they came; one that must be made again has given its slot
+    back and goes before those that have not started yet.
+
+    Attributes:
+        reached: the endpoint has answered something. A connection that is refused before that
+            ends the run at once, and later is waited out.
+        on_event: told, in one line, when the endpoint is given a pause and when it is back.
+        limit: calls under way, and how many may be.
+        admission: the queue.
+    """
+
+    def __init__(self, url: str, settings: TrafficSettings) -> None:
+        retry = settings.retry
+        self.reached = False
+        self.on_event: Callable[[str], None] = _unheard
+        self.limit = AdaptiveLimit(settings.max_concurrency)
+        self._breaker = CircuitBreaker(retry.first_probe_s, retry.longest_probe_s, retry.patience_s)
+        self.admission = Admission(self.limit, self._breaker)
+        self._url = url
+        self._settings = settings
+        self._budget = RetryBudget(retry, burst=max(10, settings.max_concurrency))
+        self._orders = itertools.count()
+        self._jitter = random.Random()
+
+    async def send(self, attempt: Callable[[], Awaitable[T]]) -> tuple[T, int]:
+        """Await `attempt` until it succeeds; returns its result and the number of attempts.
+
+        Raises:
+            EndpointError: a fault that does not pass, the last one allowed, or the deadline; it
+                knows the number of attempts. Fatal, if the endpoint has only failed for as long
+                as patience goes.
+        """
+        call = _Call(next(self._orders))
+        slot = await self.admission.enter(call.order)
+        try:
+            async with asyncio.timeout(self._settings.deadline_s):
+                return await self._sent(call, slot, attempt), call.attempts
+        except TimeoutError:
+            overdue = self._overdue(call)
+            self._count_failure(str(overdue))
+            raise overdue from None
+        except EndpointError as error:
+            error.attempts = call.attempts
+            raise
+
+    async def _sent(self, call: _Call, slot: Slot, attempt: Callable[[], Awaitable[T]]) -> T:
+        while True:
+            call.attempts += 1
+            try:
+                reply = await attempt()
+            except PassingFault as fault:
+                self._failed(slot, fault)
+                pause_s = self._pause_s(call, slot, fault)
+            except EndpointError:
+                self._answered()
+                raise
+            else:
+                self.limit.succeeded(slot)
+                self._budget.succeeded()
+                self._answered()
+                return reply
+            finally:
+                self.admission.leave(slot)
+            await self.admission.pause(pause_s)
+            slot = await self.admission.enter(call.order)
+
+    def _pause_s(self, call: _Call, slot: Slot, fault: PassingFault) -> float:
+        """Seconds until the call may be made again; raises if it may not."""
+        retry = self._settings.retry
+        if fault.kind == "refused" and not self.reached:
+            raise fault.error from None
+        call.faults += 1
+        call.last_fault = str(fault)
+        if slot.probe:  # so that a call which is itself the trouble is not every probe
+            call.order = next(self._orders)
+        # A server that turned calls away together should not get them back together; one that
+        # said when to come back decides itself.
+        pause_s = 0.0 if fault.retry_after_s else retry.jitter_s(call.faults, self._jitter)
+        if fault.kind != "trouble":
+            return pause_s
+        call.failures += 1
+        if call.failures >= retry.attempts:
+            raise _worded(fault.error, call.attempts) from None
+        return max(pause_s, self._budget.take(_now()))
+
+    def _answered(self) -> None:
+        failed_for_s = self._breaker.answered(_now())
+        if failed_for_s is not None:
+            self.on_event(f"{self._url} answers again, after {failed_for_s:.0f} s; going on")
+
+    def _failed(self, slot: Slot, fault: PassingFault) -> None:
+        self._hold(fault)
+        if fault.kind == "overload":
+            # The other rejections of one episode say nothing new.
+            if self.limit.overloaded(slot) or slot.probe:
+                self._count_failure(str(fault), probe=slot.probe)
+        else:
+            self.limit.troubled()
+            self._count_failure(str(fault), probe=slot.probe)
+
+    def _count_failure(self, fault: str, *, probe: bool = False) -> None:
+        threshold = min(max(2 * self.limit.limit, _FEWEST_TO_OPEN), _MOST_TO_OPEN)
+        if self._breaker.failed(fault, _now(), threshold, probe=probe):
+            patience_s = self._settings.retry.patience_s
+            self.on_event(f"{fault}; all calls wait for it now, for up to {patience_s:.0f} s")
+
+    def _hold(self, fault: PassingFault) -> None:
+        """Start no call before the server wants one."""
+        if not fault.retry_after_s:
+            return
+        now = _now()
+        pause_s = min(fault.retry_after_s, self._settings.retry.longest_retry_after_s)
+        if pause_s >= LONG_PAUSE_S and self.admission.held_until <= now:
+            self.on_event(f"{fault}; it asks for a pause, calls go on in {pause_s:.0f} s")
+        # A little later, each process at another time.
+        until = now + pause_s * (1.0 + 0.1 * self._jitter.random())
+        self.admission.held_until = max(self.admission.held_until, until)
+
+    def _overdue(self, call: _Call) -> EndpointError:
+        last = call.last_fault or f"{self._url} did not answer in time"
+        attempts = f", {call.attempts} attempts" if call.attempts > 1 else ""
+        text = f"{last} (limits.deadline_s of {self._settings.deadline_s:g} s is over{attempts})"
+        return EndpointError(text, attempts=call.attempts)
+
+
+def traffic_to(url: str, settings: TrafficSettings) -> Traffic:
+    """The traffic to `url`; one for all who use it at the same time in the same event loop.
+
+    So policy and judge at one endpoint share its limit, its pauses and its breaker.
+    """
+    key = (asyncio.get_running_loop(), url, settings)
+    traffic = _shared.get(key)
+    if traffic is None:
+        traffic = _shared[key] = Traffic(url, settings)
+    return traffic
+
+
+_Key = tuple[asyncio.AbstractEventLoop, str, TrafficSettings]
+_shared: WeakValueDictionary[_Key, Traffic] = WeakValueDictionary()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _unheard(_: str) -> None:
+    """Where events go that nobody listens to."""
+
+
+def _worded(error: EndpointError, attempts: int) -> EndpointError:
+    if attempts == 1:
+        return error
+    return EndpointError(f"{error} ({attempts} attempts)", fatal=error.fatal)

@@ -1,0 +1,201 @@
+"""A model on a vLLM server of our own, behind the sampling interface.
+
+The server is started when the engine is entered and stopped when it is left. A call that failed
+because the server died is made again, with the same seed, once the next one answers.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from engines.sampling import Capabilities, Completion, Engine, SampleRequest
+from engines.settings import ModelSettings
+from engines.vllm_command import Served, Vllm, installed_vllm, server_command, server_environment
+from engines.vllm_server import VllmServer
+from engines.vllm_weights import ready_weights, served_digest, served_name
+from storage.errors import EndpointError
+
+if TYPE_CHECKING:
+    from engines.openai import OpenAIEngine
+
+KEY_VARIABLE = "VLLM_API_KEY"
+"""Where vLLM itself looks for a key to ask for; it is shown no other key of ours."""
+
+
+Say = Callable[[str], None]
+
+
+class Connect(Protocol):
+    """Makes the engine for an endpoint; keys and rows call its model `known_as` and `digest`."""
+
+    def __call__(
+        self, endpoint: ModelSettings, *, known_as: str, digest: str
+    ) -> "OpenAIEngine": ...
+
+
+def server_for(
+    settings: ModelSettings, logs: Path, port: int | None = None, say: Say | None = None
+) -> VllmServer:
+    """A server for `policy:` or `judge:` settings; enter it to start it.
+
+    Args:
+        settings: of which `model`, `dtype` and `server_args` count.
+        logs: folder of its log.
+        port: to listen on; null for any that is free.
+        say: told, in a line, when the server is started and when it is there.
+
+    Raises:
+        ConfigError: vLLM, the weights or a package are missing.
+        StorageError: the cache cannot be written.
+    """
+    vllm, served = installed_vllm(), ready_weights(settings)
+    return VllmServer(
+        partial(_command, vllm, served, settings),
+        server_environment(vllm, served, os.environ),
+        logs / f"vllm-{served.name.rpartition('/')[2]}.log",
+        model=served.name,
+        port=port,
+        say=say,
+    )
+
+
+def _command(vllm: Vllm, served: Served, settings: ModelSettings, port: int) -> list[str]:
+    return server_command(vllm, served, settings.dtype, port, settings.server_args)
+
+
+class VllmEngine:
+    """One model on a server that lives as long as the `async with` block, or was there before it.
+
+    With a `base_url` in the settings nothing is started: the server there must have this very
+    model, under the name that `branchwise serve` gives it.
+
+    Attributes:
+        model: as the user wrote it.
+        digest: of weights, adapters, tokenizer and template, and of how they are served.
+        server: what was started; null outside the block, or if nothing was.
+    """
+
+    def __init__(
+        self, settings: ModelSettings, connect: Connect, logs: Path, say: Say | None = None
+    ) -> None:
+        """Nothing is started or loaded yet.
+
+        Args:
+            settings: the model.
+            connect: makes the engine for the server's endpoint.
+            logs: folder for the server's log.
+            say: told, in a line, when the server is started and when it is there.
+
+        Raises:
+            ConfigError: nothing usable goes by the model's name.
+        """
+        self.model = settings.model
+        self.digest = served_digest(settings)
+        self.server: VllmServer | None = None
+        self._settings = settings
+        self._asked_as = served_name(settings)
+        self._connect = connect
+        self._server_for = partial(server_for, settings, logs, say=say)
+        self._stack = AsyncExitStack()
+        self._endpoint: OpenAIEngine | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            structured_output=True,
+            json_schema=True,
+            prefix_continuation=True,
+            adapters=True,
+            seed=True,
+        )
+
+    async def __aenter__(self) -> Self:
+        """Start the server and wait until it answers (a minute or more).
+
+        Raises:
+            ConfigError: vLLM, the weights or a package are missing.
+            EndpointError: the server does not start, or the one that is there lacks the model.
+        """
+        async with AsyncExitStack() as stack:
+            url, server = self._settings.base_url, None
+            if url is None:
+                server = await asyncio.to_thread(self._server_for)
+                url = (await stack.enter_async_context(server)).base_url
+            endpoint = self._connect(self._at(url), known_as=self.model, digest=self.digest)
+            await stack.enter_async_context(endpoint)
+            await endpoint.check()
+            self._endpoint, self.server, self._stack = endpoint, server, stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._endpoint = self.server = None
+        await self._stack.aclose()
+
+    async def sample(self, request: SampleRequest, n: int = 1) -> list[Completion]:
+        """Draw `n` completions (see `engines.sampling.Engine.sample`).
+
+        Raises:
+            EndpointError: the server refused, or has died too often.
+        """
+        endpoint, server, lost = self._endpoint, self.server, 0
+        if endpoint is None:
+            raise EndpointError("use the vLLM engine inside `async with`", fatal=True)
+        if server is None:
+            return [self._named(one, 0) for one in await endpoint.sample(request, n)]
+        while True:
+            drawn = await _outliving(server, endpoint, request, n)
+            if drawn is not None:
+                return [self._named(one, lost) for one in drawn]
+            lost += 1
+
+    def _named(self, completion: Completion, lost: int) -> Completion:
+        """Under the user's name for the model, and with the attempts that died with a server."""
+        model = self.model if completion.model == self._asked_as else completion.model
+        return replace(completion, model=model, attempts=completion.attempts + lost)
+
+    def _at(self, url: str) -> ModelSettings:
+        """The endpoint that a server of ours is."""
+        return self._settings.model_copy(
+            update={
+                "engine": "openai",
+                "base_url": url,
+                "model": self._asked_as,
+                "api_key_env": KEY_VARIABLE,
+                "structured_output": "vllm",
+            }
+        )
+
+
+async def _outliving(
+    server: VllmServer, endpoint: Engine, request: SampleRequest, n: int
+) -> list[Completion] | None:
+    """The draws; null if the server died before they were there.
+
+    Not left to the endpoint's own patience, which knows nothing of a server that is started again.
+    """
+    life = await server.healthy()
+    call = asyncio.ensure_future(endpoint.sample(request, n))
+    try:
+        await asyncio.wait([call, life.ended], return_when=asyncio.FIRST_COMPLETED)
+        if not call.done():
+            return None
+        try:
+            return call.result()
+        except EndpointError:
+            if not await server.outlived(life):
+                raise
+            return None
+    finally:
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)

@@ -1,0 +1,176 @@
+"""Which vLLM there is on this machine, and how its server is started."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from storage.errors import ConfigError
+
+VARIABLE = "BRANCHWISE_VLLM_PYTHON"
+"""Names the interpreter of the environment that vLLM is installed in."""
+OWN_ENVIRONMENT = Path(".venv-vllm") / "bin" / "python"
+"""What `make test-vllm` makes."""
+
+CPU_CACHE_GIB = "2"
+"""Memory of the key-value cache on a CPU, where VLLM_CPU_KVCACHE_SPACE says nothing."""
+LONGEST_PROMPT = 32768
+"""Tokens of context to expect of a model that does not say its own."""
+
+_QUIET = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DO_NOT_TRACK": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "VLLM_LOGGING_COLOR": "0",
+    "PYTHONUNBUFFERED": "1",
+}
+# Its processes talk to each other, too; left alone they take an address that others can reach.
+_LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_LOOPBACK_IP": "127.0.0.1"}
+_PROBE = """
+import importlib.metadata as m, json
+found = [(d.metadata["Name"], d.version) for d in m.distributions()]
+print(json.dumps([f for f in found if f[0] in ("vllm", "vllm-cpu")][:1]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Vllm:
+    """An installed vLLM: its environment's interpreter, its package and its version."""
+
+    python: Path
+    package: str
+    version: str
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether it is a build for CPUs."""
+        return self.package == "vllm-cpu" or "+cpu" in self.version
+
+    @property
+    def start(self) -> list[str]:
+        """The command that serves, up to the model.
+
+        `vllm serve` of the package for CPUs asks for the metadata of a package that is not there.
+        """
+        if self.package == "vllm-cpu":
+            return [str(self.python), "-m", "vllm.entrypoints.openai.api_server", "--model"]
+        return [str(self.python.with_name("vllm")), "serve"]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a server has to serve.
+
+    Attributes:
+        name: under which it is asked for.
+        weights: a folder that transformers can read, or a name that vLLM finds by itself.
+        adapter: a LoRA on top of it, served as `name`; null: the weights themselves are.
+        rank: of that LoRA.
+        context: tokens that the model can see at once; null: not known.
+    """
+
+    name: str
+    weights: str
+    adapter: Path | None = None
+    rank: int = 0
+    context: int | None = None
+
+    @property
+    def base_name(self) -> str:
+        """Under which the weights without the adapter are served."""
+        return f"{self.name}-base" if self.adapter else self.name
+
+    @property
+    def is_local(self) -> bool:
+        return Path(self.weights).is_dir()
+
+
+def installed_vllm() -> Vllm:
+    """The vLLM that `BRANCHWISE_VLLM_PYTHON` names, else the first that is found.
+
+    Looked for in this environment, behind the command `vllm`, and where `make test-vllm` puts it.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    named = os.environ.get(VARIABLE)
+    for python in [Path(named).expanduser()] if named else _candidates():
+        found = _vllm_of(python)
+        if found is not None:
+            return found
+    where = f"{VARIABLE} names {named}, which has no vLLM" if named else "vLLM is not installed"
+    raise ConfigError(
+        f"{where}: install it into an environment of its own (`pip install vllm`; on a machine "
+        f"without a GPU `make {OWN_ENVIRONMENT.parts[0]}/done`) and name its interpreter, "
+        f"{VARIABLE}=ENV/bin/python"
+    )
+
+
+def _candidates() -> Iterator[Path]:
+    yield Path(sys.executable)
+    command = shutil.which("vllm")
+    if command:
+        yield Path(command).resolve().with_name("python")
+    yield OWN_ENVIRONMENT.absolute()
+
+
+@lru_cache(maxsize=8)
+def _vllm_of(python: Path) -> Vllm | None:
+    """The vLLM of an environment; null if there is none."""
+    try:
+        asked = subprocess.run(
+            [str(python), "-I", "-c", _PROBE], capture_output=True, text=True, check=True
+        )
+        found = json.loads(asked.stdout)
+    except (OSError, subprocess.CalledProcessError, ValueError):
+        return None
+    return Vllm(python, *found[0]) if found else None
+
+
+def server_command(
+    vllm: Vllm, served: Served, dtype: str, port: int, more: Sequence[str] = ()
+) -> list[str]:
+    """The whole command of a server on loopback.
+
+    Args:
+        vllm: the installation.
+        served: weights, adapter and their names.
+        dtype: as in the settings; "auto" is float32 on a CPU.
+        port: to listen on.
+        more: arguments of the recipe; what they say twice, they decide.
+    """
+    command = [*vllm.start, served.weights, "--served-model-name", served.base_name]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    # A model's own generation_config.json would change how it is drawn from without a word.
+    command += ["--generation-config", "vllm", "--disable-uvicorn-access-log"]
+    command += ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
+    command += ["--dtype", "float32" if vllm.on_cpu and dtype == "auto" else dtype]
+    if vllm.on_cpu:
+        # vLLM 0.32 dies on a CPU when it cuts a prompt with a seed into chunks.
+        command += ["--enforce-eager", "--no-enable-chunked-prefill"]
+        command += ["--max-num-batched-tokens", str(served.context or LONGEST_PROMPT)]
+    if served.adapter is not None:
+        command += ["--enable-lora", "--max-lora-rank", str(served.rank)]
+        command += ["--lora-modules", f"{served.name}={served.adapter.resolve()}"]
+    return [*command, *more]
+
+
+def server_environment(vllm: Vllm, served: Served, given: Mapping[str, str]) -> dict[str, str]:
+    """The server's environment: `given`, without telemetry and without paths of this interpreter.
+
+    Weights that lie here are read without the network.
+    """
+    kept = {k: v for k, v in given.items() if k not in {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}}
+    asked: dict[str, Any] = {**_QUIET, **_LOOPBACK}
+    if vllm.on_cpu:
+        asked["VLLM_CPU_KVCACHE_SPACE"] = given.get("VLLM_CPU_KVCACHE_SPACE") or CPU_CACHE_GIB
+    if served.is_local:
+        asked["HF_HUB_OFFLINE"] = "1"
+    return {**kept, **asked}

@@ -1,0 +1,144 @@
+"""What a vLLM server is given for a `model`: a folder of safetensors, and a LoRA where it has one.
+
+The last adapter of a chain is served as it is, on top of everything below it merged; what is
+merged, or comes from a GGUF file, is written once into the cache, in float32. The name that a
+policy is served under is the hash of its content.
+"""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from engines.hub import HUB
+from engines.settings import ModelSettings
+from engines.vllm_command import Served
+from engines.weights import (
+    PACKAGED,
+    PolicyFiles,
+    has_tokenizer,
+    load_policy,
+    policy_digest,
+    policy_files,
+)
+from storage.atomic import atomic_folder
+from storage.cache import cache_folder
+from storage.errors import ConfigError
+from storage.text import digest_of
+
+RANKS = (8, 16, 32, 64, 128, 256, 512)
+"""Sizes that vLLM makes room for; a LoRA needs the next one."""
+
+_CACHED_AS = "safetensors float32"
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+# What PEFT can do to a model besides a LoRA of one rank on plain matrices.
+_BEYOND_LORA = (
+    "alpha_pattern",
+    "fan_in_fan_out",
+    "layer_replication",
+    "lora_bias",
+    "modules_to_save",
+    "rank_pattern",
+    "target_parameters",
+    "trainable_token_indices",
+    "use_bdlora",
+    "use_dora",
+    "use_qalora",
+)
+_VOCABULARY = ("embed_tokens", "lm_head")
+
+
+def served_digest(settings: ModelSettings) -> str:
+    """Hash of what decides what the served model says (32 hex digits): never of an address.
+
+    Of weights that lie here: as `engines.weights.policy_digest`, with what the server is told to
+    do with them. Of a name that vLLM finds by itself: the name.
+
+    Raises:
+        ConfigError: nothing usable there.
+    """
+    how = " ".join(["vllm", settings.dtype, *settings.server_args])
+    files = served_files(settings.model)
+    return digest_of(how, settings.model) if files is None else policy_digest(files, how)
+
+
+def served_name(settings: ModelSettings) -> str:
+    """Under which the model is asked for: a hash of its content, or the name that vLLM knows.
+
+    Raises:
+        ConfigError: nothing usable there.
+    """
+    if served_files(settings.model) is None:
+        return settings.model
+    return f"branchwise-{served_digest(settings)[:16]}"
+
+
+def served_files(model: str) -> PolicyFiles | None:
+    """The files behind `model`; null for a name that vLLM finds by itself, such as `owner/name`.
+
+    Raises:
+        ConfigError: it names a folder or file of ours that is not there.
+    """
+    path = Path(model).expanduser()
+    ours = model == PACKAGED or model.startswith(HUB) or path.exists()
+    # `models/mine` looks like a hub name; where there is a folder `models`, it is a lost folder.
+    lost = not _HUB_NAME.fullmatch(model) or (path.parent != Path() and path.parent.exists())
+    return policy_files(model) if ours or lost else None
+
+
+def ready_weights(settings: ModelSettings) -> Served:
+    """What to serve, with everything written that has to be (up to minutes, the first time).
+
+    Raises:
+        ConfigError: weights or a package are missing, or an adapter does not fit.
+        StorageError: the cache cannot be written.
+    """
+    files = served_files(settings.model)
+    if files is None:
+        return Served(settings.model, settings.model)
+    last = files.adapters[-1] if files.adapters else None
+    rank = _lora_rank(last) if last is not None else None
+    below = replace(files, adapters=files.adapters[:-1]) if rank else files
+    folder = _safetensors(below)
+    adapter = last if rank else None
+    return Served(served_name(settings), str(folder), adapter, rank or 0, _context(folder))
+
+
+def _lora_rank(adapter: Path) -> int | None:
+    """The room that vLLM needs for an adapter; null for one that it could not apply, or not whole.
+
+    Such an adapter is merged like those below it.
+    """
+    config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    targets = config.get("target_modules")
+    targets = [targets] if isinstance(targets, str) else targets or []
+    beyond = [key for key in _BEYOND_LORA if config.get(key)]
+    vocabulary = [t for t in targets if t.endswith(_VOCABULARY)]
+    odd_start = isinstance(config.get("init_lora_weights"), str)
+    plain = config.get("peft_type") == "LORA" and config.get("bias", "none") == "none"
+    if not plain or beyond or vocabulary or odd_start:
+        return None
+    return next((rank for rank in RANKS if rank >= int(config["r"])), None)
+
+
+def _safetensors(files: PolicyFiles) -> Path:
+    """A folder with these weights merged, and with a tokenizer: their own, else the cache's."""
+    if not files.adapters and files.base.is_dir() and has_tokenizer(files.base):
+        return files.base.resolve()
+    target = cache_folder() / "safetensors" / policy_digest(files, _CACHED_AS)
+    if not target.is_dir():
+        model, tokenizer = load_policy(files)
+        with atomic_folder(target) as folder:
+            tokenizer.save_pretrained(str(folder))
+            model.save_pretrained(str(folder))
+    return target
+
+
+def _context(folder: Path) -> int | None:
+    try:
+        config: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder} holds no readable config.json: {error}") from error
+    context = config.get("max_position_embeddings") if isinstance(config, dict) else None
+    return context if isinstance(context, int) else None

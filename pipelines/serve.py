@@ -1,0 +1,83 @@
+"""`make serve`: a vLLM server for the recipe's policy or judge, until it is stopped.
+
+    branchwise serve --config configs/atlas.yaml --role policy --port 8000
+
+Prefix caching is on, a trained adapter is served as LoRA, and the name that the model is served
+under is the hash of its content. The server is started again when it dies, up to a limit, and
+stopped by Ctrl-C, by SIGTERM, or with this process, however that ends.
+"""
+
+import asyncio
+import signal
+from typing import Any
+
+from engines.settings import ModelSettings
+from engines.vllm import server_for
+from engines.vllm_server import VllmServer
+from pipelines.assemble import server_logs
+from pipelines.config import Recipe
+from pipelines.stage import Invocation, Outcome
+from storage.errors import ConfigError, EndpointError
+
+
+def serve(call: Invocation) -> Outcome:
+    """Run the stage (see module)."""
+    settings = served_settings(call.recipe, call.options["role"])
+    call.say(f"serve: {settings.model} with vLLM; its weights are made ready first")
+    if call.dry_run:
+        return Outcome({"model": settings.model, "dry_run": True})
+    server = server_for(settings, server_logs(), call.options["port"], call.say)
+    return Outcome(asyncio.run(_served(call, settings, server)))
+
+
+def served_settings(recipe: Recipe, role: str) -> ModelSettings:
+    """The block to serve, whatever engine it names; of an endpoint's model the named weights.
+
+    Raises:
+        ConfigError: the recipe has no judge.
+    """
+    block = recipe.policy if role == "policy" else recipe.judge
+    if block is None:
+        raise ConfigError("--role judge: the recipe has no `judge:`; add one, or serve the policy")
+    is_remote = block.engine == "openai"
+    return block.model_copy(update={"model": block.trainable}) if is_remote else block
+
+
+async def _served(call: Invocation, settings: ModelSettings, server: VllmServer) -> dict[str, Any]:
+    """Keep the server until somebody stops it; the stage's totals.
+
+    Raises:
+        EndpointError: it did not start, or died too often.
+    """
+    stopped = asyncio.Event()
+    for one in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(one, stopped.set)
+    stopping = asyncio.create_task(stopped.wait())
+    starting = asyncio.create_task(server.__aenter__())
+    try:
+        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not stopped.is_set():
+            await starting
+            _announce(call, settings, server)
+            dying = asyncio.create_task(server.given_up())
+            await asyncio.wait([dying, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if dying.done():
+                raise EndpointError(dying.result(), fatal=True)
+        call.say("stopping the server")
+    finally:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await server.__aexit__(None, None, None)
+    return {
+        "base_url": server.base_url,
+        "model": server.model,
+        "starts": server.life.number if server.life else 0,
+    }
+
+
+def _announce(call: Invocation, settings: ModelSettings, server: VllmServer) -> None:
+    url = server.base_url
+    call.say(
+        f"serving {settings.model} at {url}\n  served model: {server.model}\n  in a recipe: "
+        f'{{engine: vllm, model: {settings.model}, base_url: "{url}"}}\nCtrl-C stops it'
+    )

@@ -1,0 +1,55 @@
+"""Replies of any shape: a completion or a worded error, never anything else."""
+
+import copy
+import json
+from typing import Any
+
+from fake_endpoint import completion
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engines.chat import UnreadableReply, read_reply
+from engines.sampling import Completion
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+WHOLE = completion("Paris", usage={"prompt_tokens": 3, "prompt_tokens_details": {}})
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of everything inside `value`."""
+    inner: Any = enumerate(value) if isinstance(value, list) else ()
+    if isinstance(value, dict):
+        inner = value.items()
+    return [path for key, one in inner for path in ((*at, key), *places(one, (*at, key)))]
+
+
+def read(reply: Any) -> None:
+    try:
+        said = read_reply(reply, model="asked", latency_s=0.1)
+    except UnreadableReply:
+        return
+    assert isinstance(said, Completion)
+    json.dumps([said.text, said.model, said.stop_reason], ensure_ascii=False).encode("utf-8")
+    assert 0 <= said.usage.cached_tokens <= said.usage.input_tokens < 2**63
+    assert 0 <= said.usage.output_tokens < 2**63
+
+
+@settings(deadline=None)
+@given(JSON)
+def test_any_json(reply: Any) -> None:
+    read(reply)
+
+
+@settings(deadline=None)
+@given(st.sampled_from(places(WHOLE)), JSON)
+def test_a_reply_with_anything_in_the_place_of_anything(place: tuple[Any, ...], odd: Any) -> None:
+    reply = copy.deepcopy(WHOLE)
+    inner: Any = reply
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = odd
+    read(reply)

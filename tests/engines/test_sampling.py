@@ -1,0 +1,61 @@
+"""A call's key: everything that decides the result is in it, and it never changes by chance."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+from engines.sampling import (
+    CallIdentity,
+    Message,
+    SampleRequest,
+    Sampling,
+    Structure,
+    call_key,
+    prompt_digest,
+)
+
+REQUEST = SampleRequest(
+    messages=(Message("system", "Answer."), Message("user", "Où ?")),
+    sampling=Sampling(stop=("\n",)),
+    identity=CallIdentity("policy", "q1", "tree/0", 1, "abc", 7),
+    structure=Structure("regex", "a|b"),
+    prefix="<answer>",
+)
+
+
+def _other(value: Any) -> Any:
+    """A value of the same type that differs."""
+    if isinstance(value, str):
+        return value + "x"
+    return value + 1 if isinstance(value, int | float) else (*value, "x")
+
+
+def _variants() -> list[SampleRequest]:
+    """The request with one field changed, for every field at any depth."""
+    found = [
+        replace(REQUEST, prefix=None),
+        replace(REQUEST, structure=None),
+        replace(REQUEST, messages=REQUEST.messages[:1]),
+        # What moves across a border is another request.
+        replace(REQUEST, messages=(Message("system", "Answer.Où ?"), Message("user", ""))),
+    ]
+    for name in ("sampling", "identity", "structure"):
+        part = getattr(REQUEST, name)
+        for field in fields(part):
+            changed = replace(part, **{field.name: _other(getattr(part, field.name))})
+            found.append(replace(REQUEST, **{name: changed}))
+    for role, content in (("assistant", "Où ?"), ("user", "Ou ?")):
+        found.append(replace(REQUEST, messages=(REQUEST.messages[0], Message(role, content))))
+    return found
+
+
+def test_whatever_differs_has_another_key() -> None:
+    keys = {call_key(one, "model", "digest") for one in [REQUEST, *_variants()]}
+    keys |= {call_key(REQUEST, "modeld", "igest"), call_key(REQUEST, "model", "other")}
+    assert len(keys) == 1 + len(_variants()) + 2
+
+
+def test_keys_of_earlier_runs_stay_what_they_were() -> None:
+    # A change here makes every unfinished run pay for its calls again.
+    assert call_key(REQUEST, "model", "digest") == "c07010f13812b95ca9ed1be007f85967"
+    assert prompt_digest(REQUEST) == "97efcf4021b84df1635887e98a654673"
+    assert len(call_key(replace(REQUEST, prefix="\ud83d"), "model", "digest")) == 32

@@ -1,0 +1,185 @@
+"""Servers of our own: what they are started with, what outlives them, and what they outlive."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fake_vllm
+import pytest
+
+from engines.openai import OpenAIEngine
+from engines.sampling import CallIdentity, Message, SampleRequest, Sampling
+from engines.settings import ModelSettings
+from engines.vllm import VllmEngine, server_for
+from engines.vllm_command import VARIABLE, installed_vllm
+from engines.vllm_weights import served_digest
+from storage.errors import ConfigError, EndpointError
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from engines.settings import ModelSettings
+from engines.vllm import server_for
+
+async def own():
+    async with server_for(ModelSettings(engine="vllm", model=sys.argv[1]), Path(sys.argv[2])):
+        print("up", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(own())
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a vLLM that `BRANCHWISE_VLLM_PYTHON` names."""
+    monkeypatch.setenv(VARIABLE, fake_vllm.install(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    return tmp_path
+
+
+@contextmanager
+def all_ended(folder: Path) -> Iterator[None]:
+    """Every process of the servers that the block starts is gone at its end, or soon after."""
+    pipe = folder / "alive"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        yield
+        os.set_blocking(reading, True)
+        assert os.read(reading, 1) == b"", "returns when the last process has closed its end"
+    finally:
+        os.close(reading)
+
+
+def engine(model: Path, **changes: Any) -> VllmEngine:
+    settings = ModelSettings.model_validate({"engine": "vllm", "model": str(model), **changes})
+    connect = partial(OpenAIEngine, max_concurrency=4, timeout_s=20.0)
+    return VllmEngine(settings, connect, model.parent / "logs")
+
+
+def asking(text: str) -> SampleRequest:
+    return SampleRequest((Message("user", text),), Sampling(), CallIdentity("policy", "q", "0"))
+
+
+async def test_an_adapter_is_served_on_its_base_under_the_name_of_its_content(fake: Path) -> None:
+    policy = fake_vllm.write_policy(fake)
+    async with engine(policy, server_args=["--max-num-seqs", "8"]) as served:
+        (drawn,) = await served.sample(asking("Lyon"))
+    (start,) = fake_vllm.kept(fake, "starts")
+    words = start["words"]
+    said = dict(zip(words, [*words[1:], ""], strict=True))
+    name = f"branchwise-{served.digest[:16]}"
+    assert said["--model"] == str(fake / "base")
+    assert said["--lora-modules"] == f"{name}={policy / 'adapter'}"
+    assert (said["--max-lora-rank"], said["--max-num-seqs"]) == ("16", "8")
+    assert (said["--host"], said["--dtype"]) == ("127.0.0.1", "float32")
+    assert "--enable-prefix-caching" in words
+    quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+    assert start["environment"] == quiet | {"VLLM_HOST_IP": "127.0.0.1"}
+    (asked,) = fake_vllm.kept(fake, "requests")
+    assert asked["model"] == name
+    assert (served.model, drawn.model) == (str(policy), str(policy)), "rows say what the user wrote"
+
+    (policy / "adapter" / "adapter_model.safetensors").write_bytes(b"another")
+    assert engine(policy, server_args=["--max-num-seqs", "8"]).digest != served.digest
+
+
+async def test_a_call_survives_the_death_of_its_server(fake: Path) -> None:
+    with all_ended(fake):
+        async with engine(fake_vllm.write_policy(fake)) as served:
+            (drawn,) = await served.sample(asking("die once"))
+            assert served.server is not None
+            assert (await served.server.healthy()).number == 2
+            with pytest.raises(ProcessLookupError):  # its child, too, which knew nothing of it
+                os.killpg(fake_vllm.kept(fake, "starts")[0]["pid"], 0)
+    assert drawn.text == "life 2"
+    assert drawn.attempts >= 2
+    assert len({row["seed"] for row in fake_vllm.kept(fake, "requests")}) == 1
+
+
+async def test_a_server_that_keeps_dying_is_given_up_with_its_last_words(fake: Path) -> None:
+    async with engine(fake_vllm.write_policy(fake)) as served:
+        with pytest.raises(EndpointError, match="died 4 times in 10 minutes") as told:
+            await served.sample(asking("die"))
+        assert told.value.fatal
+        assert "asked to die" in str(told.value)
+        with pytest.raises(EndpointError, match="given up"):
+            await served.sample(asking("Lyon"))
+    assert len(fake_vllm.kept(fake, "starts")) == 4
+
+
+async def test_what_a_living_server_refuses_is_not_asked_again(fake: Path) -> None:
+    async with engine(fake_vllm.write_policy(fake)) as served:
+        with pytest.raises(EndpointError, match="refused"):
+            await served.sample(asking("refuse"))
+    assert len(fake_vllm.kept(fake, "requests")) == 1
+
+
+async def test_a_server_that_cannot_start_says_why(fake: Path) -> None:
+    (fake / "broken").touch()
+    with pytest.raises(EndpointError, match=r"exit code 1.*") as told:
+        async with engine(fake_vllm.write_policy(fake)):
+            pass
+    assert "ValueError: no such weights" in str(told.value), "though far above the last line"
+    assert len(fake_vllm.kept(fake, "starts")) == 1
+
+
+def test_no_server_outlives_a_killed_owner(fake: Path) -> None:
+    policy = fake_vllm.write_policy(fake)
+    command = [sys.executable, "-c", OWNER, str(policy), str(fake / "logs")]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with all_ended(fake):
+        owner = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"up\n"
+        owner.kill()
+        assert owner.wait() == -signal.SIGKILL
+        owner.stdout.close()
+
+
+async def test_a_server_that_is_there_is_used_and_left_alone(fake: Path) -> None:
+    policy = fake_vllm.write_policy(fake)
+    async with server_for(ModelSettings(engine="vllm", model=str(policy)), fake / "logs") as there:
+        async with engine(policy, base_url=there.base_url) as served:
+            assert (await served.sample(asking("Lyon")))[0].text
+            assert served.server is None
+        with pytest.raises(EndpointError, match="has no model"):
+            async with engine(policy, base_url=there.base_url, dtype="bfloat16"):
+                pass
+        assert (await there.healthy()).number == 1
+    assert served.digest == engine(policy).digest, "it does not depend on an address"
+
+
+async def test_a_port_that_is_taken_is_told(fake: Path) -> None:
+    settings = ModelSettings(engine="vllm", model=str(fake_vllm.write_policy(fake)))
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} cannot be used"):
+            async with server_for(settings, fake / "logs", port):
+                pass
+
+
+def test_a_missing_vllm_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, sys.executable)
+    with pytest.raises(ConfigError, match=f"{VARIABLE} names .*, which has no vLLM: install"):
+        installed_vllm()
+
+
+def test_a_lost_folder_is_no_name_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    with pytest.raises(ConfigError, match="does not exist"):
+        served_digest(ModelSettings(engine="vllm", model="models/mine"))
+    assert served_digest(ModelSettings(engine="vllm", model="owner/name"))

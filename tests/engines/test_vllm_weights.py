@@ -1,0 +1,103 @@
+"""What a vLLM server is given: the last adapter as it is, what lies below it merged."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_llama import write_tiny_folder
+
+from engines.settings import ModelSettings
+from engines.vllm_command import Served
+from engines.vllm_weights import ready_weights
+from engines.weights import load_policy, policy_files
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`dpo` on `warm-start` on merged weights."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    folder = tmp_path_factory.mktemp("chain")
+    model, tokenizer = load_policy(policy_files(str(write_tiny_folder(folder / "base"))))
+    tokenizer.save_pretrained(str(folder / "base"))
+    torch.manual_seed(0)
+    for name, below in (("warm-start", []), ("dpo", ["../warm-start/adapter"])):
+        lora = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+        adapted = get_peft_model(model, lora)
+        adapted.save_pretrained(folder / name / "adapter")
+        record = {"base": "../base", "chain": below}
+        (folder / name / "training.json").write_text(json.dumps(record))
+        model = adapted.merge_and_unload()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Stands for what transformers loads and saves: one file of it."""
+
+    name: str
+
+    def save_pretrained(self, folder: str) -> None:
+        (Path(folder) / self.name).write_text("{}")
+
+
+def ready(folder: Path) -> Served:
+    return ready_weights(ModelSettings(engine="vllm", model=str(folder)))
+
+
+def logits(weights: str) -> Any:
+    import torch
+
+    model, _ = load_policy(policy_files(weights))
+    with torch.inference_mode():
+        return model(input_ids=torch.arange(12)[None]).logits
+
+
+def test_all_but_the_last_adapter_is_merged_once(
+    chain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    served = ready(chain / "dpo")
+    assert served.adapter == chain / "dpo" / "adapter"
+    assert served.rank == 8, "the smallest room that vLLM makes for rank 4"
+    assert served.base_name == f"{served.name}-base"
+    assert (Path(served.weights) / "tokenizer.json").is_file(), "vLLM needs one beside the weights"
+    below, whole = logits(str(chain / "warm-start")), logits(str(chain / "dpo"))
+    assert torch.equal(logits(served.weights), below)
+    assert not torch.allclose(below, whole, atol=1e-3)
+
+    monkeypatch.setattr("engines.vllm_weights.load_policy", lambda *_: pytest.fail("not cached"))
+    assert ready(chain / "dpo") == served
+
+
+@pytest.mark.parametrize(
+    "beyond",
+    [{"use_dora": True}, {"rank_pattern": {"q_proj": 8}}, {"target_modules": ["lm_head"]}],
+)
+def test_an_adapter_that_vllm_cannot_apply_is_merged_too(
+    chain: Path, beyond: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merged: list[int] = []
+
+    def load(files: Any) -> Any:
+        merged.append(len(files.adapters))
+        return Saved("model.safetensors"), Saved("config.json")
+
+    monkeypatch.setattr("engines.vllm_weights.load_policy", load)
+    config = chain / "dpo" / "adapter" / "adapter_config.json"
+    plain = config.read_text()
+    config.write_text(json.dumps(json.loads(plain) | beyond))
+    try:
+        assert ready(chain / "dpo").adapter is None
+    finally:
+        config.write_text(plain)
+    assert merged == [2]

@@ -1,0 +1,19 @@
+"""What the tests of this folder share: one warm process, one endpoint, one run left in peace."""
+
+from collections.abc import Iterator
+
+import pytest
+from durable import World, opened_world
+from stages import Stages
+
+
+@pytest.fixture(scope="session")
+def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stages]:
+    with Stages(tmp_path_factory.mktemp("stages")) as warm:
+        yield warm
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory, stages: Stages) -> Iterator[World]:
+    with opened_world(tmp_path_factory.mktemp("world"), stages) as opened:
+        yield opened

@@ -1,0 +1,125 @@
+"""Files that were damaged afterwards: each reader names the file and a remedy, which works."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from durable import World, rows_of, stored_seeds
+from stages import Ended
+
+from storage.manifest import verify_manifest
+
+pytestmark = pytest.mark.failure
+
+READERS = {
+    "trees/part-00001.parquet": ("inspect", "relabel", "annotate"),
+    "pairs/part-00001.parquet": ("inspect", "train-dpo", "export-pairs"),
+    "questions.parquet": ("inspect", "relabel"),
+}
+
+
+def corrupt(path: Path) -> None:
+    """One bit, where parquet itself may read another value for it."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def foreign(path: Path) -> None:
+    """Somebody else's table, with as many rows."""
+    rows = pq.read_metadata(path).num_rows if path.suffix == ".parquet" else 1
+    pq.write_table(pa.table({"name": ["x"] * rows}), path)
+
+
+def missing(path: Path) -> None:
+    path.unlink()
+
+
+Damage = Callable[[Path], None]
+
+
+@pytest.fixture
+def run(world: World, tmp_path: Path) -> Path:
+    """A finished run of one's own."""
+    return Path(shutil.copytree(world.whole, tmp_path / "run"))
+
+
+def told(world: World, stage: str, run: Path, tmp_path: Path) -> Ended:
+    """A stage on the run; no call is made for it."""
+    more = {
+        "annotate": ("--config", world.recipe),
+        "export-pairs": ("--file", tmp_path / "pairs.json"),
+    }
+    before = len(world.seeds)
+    ended = world.stages.run(stage, "--run", run, *more.get(stage, ()))
+    assert "Traceback" not in ended.said
+    assert len(world.seeds) == before
+    return ended
+
+
+def as_before(world: World, run: Path) -> None:
+    assert verify_manifest(run) == []
+    for table in ("pairs", "trees", "questions"):
+        assert rows_of(run, table) == rows_of(world.whole, table)
+
+
+@pytest.mark.parametrize("damage", [corrupt, truncated, empty, foreign, missing])
+@pytest.mark.parametrize("name", READERS)
+def test_a_damaged_part(name: str, damage: Damage, world: World, run: Path, tmp_path: Path) -> None:
+    damage(run / name)
+    for stage in READERS[name]:
+        refused = told(world, stage, run, tmp_path)
+        assert refused.code == 1, refused.said
+        assert str(run / name) in refused.said
+        assert "branchwise verify" in refused.said
+    mended = told(world, "verify", run, tmp_path)
+    assert mended.code == 0, mended.said
+    assert str(run / name) in mended.said
+    as_before(world, run)
+
+
+@pytest.mark.parametrize("damage", [corrupt, truncated, empty, foreign])
+def test_a_damaged_manifest(damage: Damage, world: World, run: Path, tmp_path: Path) -> None:
+    damage(run / "manifest.json")
+    for stage in ("inspect", "relabel", "train-dpo", "annotate"):
+        refused = told(world, stage, run, tmp_path)
+        assert refused.code == 1, refused.said
+        assert str(run / "manifest.json") in refused.said
+        assert "remove it" in refused.said
+    (run / "manifest.json").unlink()
+    assert told(world, "annotate", run, tmp_path).code == 0
+    as_before(world, run)
+
+
+def middle(path: Path) -> None:
+    """A page of the table of calls."""
+    content = bytearray(path.read_bytes())
+    content[7 * 4096 : 8 * 4096] = bytes(4096)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [truncated, foreign, middle])
+def test_a_damaged_ledger(damage: Damage, world: World, run: Path, tmp_path: Path) -> None:
+    damage(run / "ledger.sqlite")
+    (run / "manifest.json").unlink()  # all is owed again
+    refused = told(world, "annotate", run, tmp_path)
+    assert refused.code == 1, refused.said
+    assert f"{run}/ledger.sqlite: " in refused.said
+    assert "move ledger.sqlite* away" in refused.said
+    for file in run.glob("ledger.sqlite*"):
+        file.unlink()
+    before = len(world.seeds)
+    assert world.annotate(run).code == 0
+    assert set(world.seeds[before:]) == stored_seeds(run) == stored_seeds(world.whole)
+    as_before(world, run)

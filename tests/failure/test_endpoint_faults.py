@@ -1,0 +1,351 @@
+"""What an endpoint may do to a run: a real server on loopback, the real client, whole stages."""
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import replace
+from email.utils import formatdate
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from fake_endpoint import (
+    FakeEndpoint,
+    Reply,
+    Script,
+    failure,
+    hanging,
+    reset,
+    stalled,
+    truncated,
+)
+from little_world import policy, recipe
+from loopback import serving
+
+from engines.openai import OpenAIEngine
+from engines.retry import RetryPolicy
+from engines.sampling import CallIdentity, Completion, Message, SampleRequest, Sampling
+from engines.settings import ModelSettings
+from pipelines.cli import parser, run_stage
+from storage.errors import EndpointError
+from storage.ledger import Ledger
+from storage.manifest import verify_manifest
+from storage.parts import question_ids, read_parts
+
+pytestmark = pytest.mark.failure
+
+CANARY = 'sk-canary/42+"quoted"=='
+HURRIED = RetryPolicy(
+    base_s=0.01, longest_retry_after_s=0.2, first_probe_s=0.02, longest_probe_s=0.1
+)
+
+
+@pytest.fixture(autouse=True)
+def own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPENAI_API_KEY", CANARY)
+
+
+def engine(server: FakeEndpoint, retry: RetryPolicy = HURRIED, **bounds: Any) -> OpenAIEngine:
+    settings = ModelSettings(
+        engine="openai", model="policy", base_url=server.base_url, structured_output="none"
+    )
+    return OpenAIEngine(settings, retry=retry, **bounds)
+
+
+def request(number: int) -> SampleRequest:
+    return SampleRequest(
+        (Message("user", str(number)),), Sampling(), CallIdentity("policy", "q", f"tree/{number}")
+    )
+
+
+async def replies(asked: OpenAIEngine, calls: int) -> list[Completion]:
+    """So many calls at the same time; each must get the reply that is its own."""
+    said = await asyncio.gather(*(asked.sample(request(number)) for number in range(calls)))
+    assert [one.text for (one,) in said] == [str(number) for number in range(calls)]
+    return [one for (one,) in said]
+
+
+def echo(body: dict[str, Any]) -> str:
+    return str(body["messages"][-1]["content"])
+
+
+def at_first(fault: Reply, every: int = 1) -> Script:
+    """Meets the first request of every n-th call with the fault, and answers the next."""
+    seen: set[str] = set()
+
+    def script(body: dict[str, Any]) -> Any:
+        number = echo(body)
+        if int(number) % every or number in seen:
+            return number
+        seen.add(number)
+        return fresh(fault)
+
+    return script
+
+
+def fresh(reply: Reply) -> Reply:
+    """An aiohttp response can be sent once."""
+    if not isinstance(reply, web.Response):
+        return reply
+    named = {k: v for k, v in reply.headers.items() if k.lower() == "retry-after"}
+    return web.Response(
+        body=reply.body, status=reply.status, content_type=reply.content_type, headers=named
+    )
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        failure(429),
+        failure(500),
+        failure(502),
+        failure(503),
+        reset,
+        truncated,
+        web.Response(text="{torn", content_type="application/json"),
+        {"choices": None},
+    ],
+    ids=["429", "500", "502", "503", "reset", "truncated", "torn json", "wrong schema"],
+)
+async def test_a_passing_fault_costs_one_more_request(fault: Reply) -> None:
+    async with (
+        FakeEndpoint(at_first(fault, every=3)) as server,
+        engine(server, max_concurrency=4) as asked,
+    ):
+        said = await replies(asked, 12)
+    assert [one.attempts for one in said] == [2, 1, 1] * 4
+    assert len(server.requests) == 12 + 4
+    assert server.most <= 4
+
+
+@pytest.mark.parametrize("fault", [stalled, hanging], ids=["slow body", "accepts and hangs"])
+async def test_a_silent_server_is_left_after_the_time_limit(fault: Reply) -> None:
+    bounds = {"max_concurrency": 4, "timeout_s": 1.0}
+    async with FakeEndpoint(at_first(fault, every=3)) as server, engine(server, **bounds) as asked:
+        said = await replies(asked, 9)
+    assert all(one.attempts > 1 for one in said[::3])
+    assert server.most <= 4
+
+
+@pytest.mark.parametrize(
+    ("header", "asks"),
+    [
+        (lambda: "1", True),
+        (lambda: "2.5", True),
+        (lambda: formatdate(time.time() + 90, usegmt=True), True),
+        (lambda: "99999999999", True),
+        (lambda: formatdate(253402300000, usegmt=True), True),
+        (lambda: "0", False),
+        (lambda: "", False),
+        (lambda: "-30", False),
+        (lambda: "nan", False),
+        (lambda: "soon", False),
+        (lambda: formatdate(time.time() - 90, usegmt=True), False),
+    ],
+    ids=[
+        "seconds",
+        "fraction",
+        "date",
+        "for ever",
+        "date for ever",
+        "zero",
+        "absent",
+        "negative",
+        "nan",
+        "word",
+        "past date",
+    ],
+)
+async def test_retry_after_in_all_its_forms(header: Any, asks: bool) -> None:
+    arrivals: list[float] = []
+
+    def script(body: dict[str, Any]) -> Any:
+        arrivals.append(asyncio.get_running_loop().time())
+        if len(arrivals) == 1:
+            return failure(429, **({"Retry_After": header()} if header() else {}))
+        return echo(body)
+
+    async with FakeEndpoint(script) as server, engine(server, max_concurrency=1) as asked:
+        said = await replies(asked, 3)
+    assert sum(one.attempts for one in said) == len(server.requests) == 4
+    if asks:  # the longest pause that the policy grants; nobody came during it
+        assert arrivals[1] - arrivals[0] >= HURRIED.longest_retry_after_s
+
+
+async def test_a_full_server_gets_fewer_calls_at_once_and_none_is_lost() -> None:
+    served = 0
+
+    async def small(body: dict[str, Any]) -> Any:
+        nonlocal served
+        if server.under_way > 6:
+            return failure(429)
+        await asyncio.sleep(0.01)
+        served += 1
+        return echo(body)
+
+    async with FakeEndpoint(small) as server, engine(server, max_concurrency=64) as asked:
+        await replies(asked, 300)
+        assert server.most <= 32, "what an unknown endpoint gets at first"
+        server.most = 0
+        await replies(asked, 100)
+    assert served == 400
+    assert server.most <= 12
+    assert len(server.requests) < 1.5 * 400
+
+
+async def test_an_endpoint_that_goes_away_and_comes_back_is_waited_for() -> None:
+    said: list[str] = []
+    noticed = asyncio.Event()
+
+    def listen(line: str) -> None:
+        said.append(line)
+        noticed.set()
+
+    async def script(body: dict[str, Any]) -> str:
+        if len(server.requests) == 20:
+            await server.refuse()
+        return echo(body)
+
+    async with (
+        FakeEndpoint(script) as server,
+        engine(server, max_concurrency=8, on_event=listen) as asked,
+    ):
+        calls = asyncio.create_task(replies(asked, 60))
+        await asyncio.wait_for(noticed.wait(), 20)
+        away = len(server.requests)
+        await server.listen()
+        await calls
+    assert "nothing answers at http://127.0.0.1" in said[0]
+    assert "all calls wait" in said[0]
+    assert "answers again" in said[1]
+    assert len(said) == 2
+    assert away <= 20 + 8
+    assert max(Counter(map(echo, server.requests)).values()) == 2, "only what was cut is repeated"
+
+
+async def test_an_endpoint_that_stays_away_ends_the_run() -> None:
+    async def script(body: dict[str, Any]) -> str:
+        if len(server.requests) == 20:
+            await server.refuse()
+        return echo(body)
+
+    impatient = replace(HURRIED, patience_s=0.5)
+    async with (
+        FakeEndpoint(script) as server,
+        engine(server, impatient, max_concurrency=8, timeout_s=0.5) as asked,
+    ):
+        with pytest.raises(EndpointError, match="run the same command again") as caught:
+            await replies(asked, 60)
+    assert caught.value.fatal
+
+
+@pytest.mark.parametrize("status", [401, 402, 403, 404])
+async def test_what_no_retry_can_mend_ends_the_run_at_the_first_call(status: int) -> None:
+    def script(_: dict[str, Any]) -> Any:
+        return failure(status, f"not with {CANARY}")
+
+    async with FakeEndpoint(script) as server, engine(server) as asked:
+        with pytest.raises(EndpointError, match=str(status)) as caught:
+            await asked.sample(request(0))
+    assert caught.value.fatal
+    assert "canary" not in str(caught.value)
+    assert len(server.requests) == 1
+
+
+def annotate(config: Path, run: Path, *more: str) -> int:
+    arguments = ["annotate", "--config", str(config), "--run", str(run), *more]
+    return run_stage(parser().parse_args(arguments))
+
+
+def rows(run: Path, table: str) -> list[str]:
+    return sorted(map(repr, read_parts(run, table).to_pylist()))
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch, **changes: float) -> None:
+    made = replace(HURRIED, **changes)
+    monkeypatch.setattr("engines.openai.RetryPolicy", partial(replace, made))
+
+
+class Mischief:
+    """A policy whose endpoint meets every call's first request with another fault, in turn."""
+
+    def __init__(self) -> None:
+        self.seen: Counter[int] = Counter()
+        self.met = 0
+
+    def __call__(self, body: dict[str, Any]) -> Any:
+        seed = body["seed"]
+        self.seen[seed] += 1
+        if self.seen[seed] > 1 or self.met >= 60:
+            return policy(body)
+        faults = [
+            failure(429, f"slow down, {CANARY}", Retry_After="1"),
+            failure(500, f"no, {CANARY}"),
+            failure(502),
+            failure(503, Retry_After=formatdate(time.time() + 60, usegmt=True)),
+            reset,
+            truncated,
+            {"error": CANARY},
+            web.Response(text="{torn", content_type="application/json"),
+        ]
+        self.met += 1
+        return faults[self.met % len(faults)]
+
+
+def test_a_run_through_every_fault_has_the_rows_of_one_in_peace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hurry(monkeypatch, longest_retry_after_s=0.02)
+    peace, war, mischief = tmp_path / "peace" / "run", tmp_path / "war" / "run", Mischief()
+    with serving(policy) as endpoint:
+        config = recipe(tmp_path, endpoint.base_url)
+        assert annotate(config, peace) == 0
+        calls = len(endpoint.requests)
+        endpoint.script = mischief
+        assert annotate(config, war) == 0
+        assert mischief.met == 60
+        assert len(endpoint.requests) == 2 * calls + mischief.met
+    assert question_ids(war, "failures") == set()
+    for table in ("pairs", "trees"):
+        assert rows(war, table) == rows(peace, table)
+    with Ledger(war / "ledger.sqlite") as ledger:
+        assert ledger.totals().calls == calls
+    said = capsys.readouterr().out
+    assert "canary" not in said + "".join(
+        path.read_bytes().decode(errors="ignore") for path in war.rglob("*") if path.is_file()
+    )
+
+
+def test_a_run_whose_endpoint_dies_ends_in_words_and_continues_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hurry(monkeypatch, patience_s=1.0)
+    whole, cut = tmp_path / "whole" / "run", tmp_path / "cut" / "run"
+
+    async def dying(body: dict[str, Any]) -> str:
+        if len(endpoint.requests) == calls + calls // 2:
+            await endpoint.refuse()
+        return policy(body)
+
+    with serving(policy) as endpoint:
+        config = recipe(tmp_path, endpoint.base_url)
+        assert annotate(config, whole) == 0
+        calls = len(endpoint.requests)
+        endpoint.script = dying
+        assert annotate(config, cut, "--set", "limits.timeout_s=1") == 1
+        assert "run the same command again" in " ".join(capsys.readouterr().out.split())
+        with Ledger(cut / "ledger.sqlite") as ledger:
+            stored = ledger.totals().calls
+            assert ledger.counts()["failed"] == 0, "an outage is no question's failure"
+        assert 0 < stored < calls
+        endpoint.script = policy
+        before = len(endpoint.requests)
+        asyncio.run_coroutine_threadsafe(endpoint.listen(), endpoint.loop).result()
+        assert annotate(config, cut) == 0
+        assert len(endpoint.requests) - before == calls - stored
+    assert rows(cut, "pairs") == rows(whole, "pairs")
+    assert rows(cut, "trees") == rows(whole, "trees")
+    assert verify_manifest(cut) == []

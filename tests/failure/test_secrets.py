@@ -1,0 +1,96 @@
+"""A key is in the environment and in the calls, and nowhere else."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from durable import World
+from fake_endpoint import completion, failure
+from little_world import policy, recipe
+from loopback import serving
+from seams import Seam
+from stages import Stages
+
+from storage.manifest import load_manifest
+from storage.parts import read_parts
+
+pytestmark = pytest.mark.failure
+
+CANARY = "CANARY"
+KEY = f"sk-{CANARY}/4+2="
+ENVIRONMENT = {"OPENAI_API_KEY": KEY}
+
+
+def indiscreet(request: dict[str, Any]) -> Any:
+    """A server that repeats the key whenever something goes wrong."""
+    asked = request["messages"][-1]["content"]
+    if "currency" in asked:
+        return failure(400, f"Bearer {KEY} asked too much; see ?key={quote(KEY, safe='')}")
+    if "money" in asked:
+        return completion(None, choices=[], note=f"\\{KEY}")
+    return policy(request)
+
+
+@pytest.fixture
+def world(tmp_path: Path, stages: Stages) -> Iterator[World]:
+    with serving(indiscreet, key=KEY) as endpoint:
+        yield World(endpoint, recipe(tmp_path, endpoint.base_url), stages, tmp_path / "run")
+
+
+def held(folder: Path) -> list[str]:
+    """Where the canary is: in a file's bytes, or in the values of a packed one."""
+    found = [str(p) for p in folder.rglob("*") if p.is_file() and CANARY in read(p)]
+    if (folder / "manifest.json").exists():
+        tables = load_manifest(folder).tables()
+        found += [table for table in tables if CANARY in str(read_parts(folder, table).to_pylist())]
+    return found
+
+
+def read(path: Path) -> str:
+    return path.read_bytes().decode("latin-1")
+
+
+def test_a_key_that_the_server_repeats_is_written_nowhere(
+    world: World, stages: Stages, tmp_path: Path
+) -> None:
+    run = world.whole
+    killed = world.annotate(run, seam=Seam("close"), environment=ENVIRONMENT)
+    assert killed.code == -signal.SIGKILL, killed.said
+    assert (run / "ledger.sqlite-wal").stat().st_size, "SQLite's own log is looked through, too"
+    assert held(run) == []
+    done = world.annotate(run, environment=ENVIRONMENT)
+    assert done.code == 4, done.said
+    details = {row["detail"] for row in read_parts(run, "failures").to_pylist()}
+    assert all("[key]" in detail for detail in details)
+    assert len(details) == 2
+    told = [killed, done]
+    for stage in ("inspect", "relabel", "doctor"):
+        told.append(stages.run(stage, "--run", run, environment=ENVIRONMENT))
+    assert held(run) == held(tmp_path / "cache") == []
+    assert all(CANARY not in ended.said for ended in told)
+    sent = world.endpoint.headers
+    assert {headers["Authorization"] for headers in sent} == {f"Bearer {KEY}"}
+
+
+def test_a_wrong_key_is_not_repeated(world: World) -> None:
+    wrong = {"OPENAI_API_KEY": f"wrong-{CANARY}"}
+    refused = world.annotate(world.whole, environment=wrong)
+    assert refused.code == 1
+    assert "OPENAI_API_KEY is not valid" in refused.said
+    assert CANARY not in refused.said
+    assert not world.whole.exists()
+
+
+@pytest.mark.parametrize("setting", ["policy.base_url", "retrieval.url"])
+def test_a_url_that_holds_a_key_is_refused(setting: str, world: World) -> None:
+    url = f"http://user:{CANARY}@127.0.0.1:9/v1"
+    kind = ("--set", "retrieval.kind=http") if setting.startswith("retrieval") else ()
+    refused = world.annotate(
+        world.whole, *kind, "--set", f"{setting}={url}", environment=ENVIRONMENT
+    )
+    assert refused.code == 2, refused.said
+    assert CANARY not in refused.said
+    assert not world.whole.exists()

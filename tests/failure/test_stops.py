@@ -1,0 +1,138 @@
+"""Stopped, aborted, orphaned, out of memory: what was paid for is kept, and the run goes on."""
+
+import os
+import select
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from durable import Held, World, opened_world, stored_seeds
+from seams import Seam
+from stages import LONGEST_S, Running, Stages
+
+from storage.ledger import Ledger
+from storage.parts import question_ids
+
+pytestmark = pytest.mark.failure
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, stages: Stages) -> Iterator[World]:
+    """Two questions at a time, each with one call under way: two requests are all that wait."""
+    folder = tmp_path_factory.mktemp("two")
+    with opened_world(folder, stages, limits={"max_questions_in_flight": 2}) as opened:
+        yield opened
+
+
+@pytest.fixture
+def held(world: World) -> Iterator[Held]:
+    """Half of a run's calls are answered."""
+    script = Held(free=len(stored_seeds(world.whole)) // 2, full_at=2)
+    with world.scripted(script):
+        yield script
+
+
+def half_done(world: World, held: Held, run: Path, *more: str, **how: object) -> Running:
+    """A run of which some questions are finished and two wait for the endpoint."""
+    running = world.start(run, *more, **how)
+    assert held.full.wait(LONGEST_S)
+    return running
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_drains(
+    signum: signal.Signals, world: World, held: Held, tmp_path: Path
+) -> None:
+    run, before = tmp_path / "run", len(world.seeds)
+    running = half_done(world, held, run)
+    paid = world.seeds[before:]
+    os.kill(running.pid, signum)
+    held.release()
+    stopped = running.ended()
+    assert stopped.code == 130, stopped.said
+    assert "run the same command again" in stopped.said
+    assert world.seeds[before:] == paid, "no call begins after the signal"
+    assert stored_seeds(run) == set(paid), "calls under way are finished and stored"
+    with Ledger(run / "ledger.sqlite") as ledger:
+        status = ledger.question_status()
+    done = {identity for identity, now in status.items() if now == "done"}
+    assert done == question_ids(run, "trees") != set(), "finished questions are committed"
+    assert list(status.values()).count("owed") == 6 - len(done)
+    world.finish(run)
+
+
+@pytest.mark.long_failure
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_drains_workers(
+    signum: signal.Signals, world: World, held: Held, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    running = half_done(world, held, run, "--workers", "2")
+    os.kill(running.pid, signum)
+    held.release()
+    stopped = running.ended()
+    assert stopped.code == 130, stopped.said
+    assert question_ids(run, "trees")
+    world.finish(run, "--workers", "2")
+
+
+@pytest.mark.parametrize(
+    "signals", [(signal.SIGINT, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT)]
+)
+def test_the_second_signal_aborts(
+    signals: tuple[signal.Signals, ...], world: World, held: Held, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    running = half_done(world, held, run)
+    for signum in signals:
+        os.kill(running.pid, signum)
+    aborted = running.ended()  # the endpoint never answered the calls under way
+    assert aborted.code == 130, aborted.said
+    assert "Traceback" not in aborted.said
+    assert question_ids(run, "trees"), "what was finished is committed all the same"
+    held.release()
+    world.finish(run)
+
+
+@pytest.mark.parametrize("listening", [True, False])
+def test_a_run_outlives_its_parent(
+    listening: bool, world: World, held: Held, tmp_path: Path
+) -> None:
+    """The parent is killed; with it goes, or not, whoever read what the run prints."""
+    run, printed = tmp_path / "run", tmp_path / "printed"
+    os.mkfifo(printed)
+    reader = os.open(printed, os.O_RDONLY | os.O_NONBLOCK)
+    with Stages(tmp_path) as parent:
+        orphan = World(world.endpoint, world.recipe, parent, world.whole)
+        running = half_done(orphan, held, run, output=printed)
+        child = os.pidfd_open(running.pid)
+        parent.process.kill()
+        parent.process.wait()
+    if not listening:
+        os.close(reader)
+    held.release()
+    assert select.select([child], [], [], LONGEST_S)[0], "it ends"
+    os.close(child)
+    if listening:
+        os.close(reader)
+        assert len(question_ids(run, "trees")) == 6, "nobody missed the parent"
+    world.finish(run)
+
+
+@pytest.mark.parametrize(
+    "seam",
+    [
+        Seam("put", nth=1, then="starve"),
+        Seam("put", nth=60, then="starve"),
+        Seam("write", "trees/*", then="starve"),
+        Seam("sql", "PRAGMA user_version", then="starve"),
+    ],
+    ids=str,
+)
+def test_out_of_memory(seam: Seam, world: World, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    starved = world.annotate(run, seam=seam)
+    assert starved.code > 0, starved.said
+    assert "Error" in starved.said
+    world.finish(run)

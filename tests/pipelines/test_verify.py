@@ -1,0 +1,97 @@
+"""`verify`: damaged parts are named, and made again without a call."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from fake_endpoint import FakeEndpoint
+from little_world import policy, recipe
+from loopback import serving
+
+from pipelines.cli import parser, run_stage
+from storage.ledger import Ledger
+from storage.manifest import verify_manifest
+from storage.parts import question_ids
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+
+
+def branchwise(stage: str, run: Path, *more: str) -> int:
+    return run_stage(parser().parse_args([stage, "--run", str(run), *more]))
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> tuple[Path, FakeEndpoint]:
+    """A finished run whose endpoint is gone."""
+    run = tmp_path / "run"
+    with serving(policy) as endpoint:
+        config = recipe(tmp_path, endpoint.base_url)
+        assert branchwise("annotate", run, "--config", str(config)) == 0
+    return run, endpoint
+
+
+def sha(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_sound_run_is_left_alone(finished: tuple[Path, FakeEndpoint]) -> None:
+    run, _ = finished
+    before = (run / "manifest.json").read_bytes()
+    assert branchwise("verify", run) == 0
+    assert (run / "manifest.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("part", ["trees/part-00000", "pairs/part-00000", "questions"])
+@pytest.mark.parametrize("damage", ["torn", "gone", "other"])
+def test_a_bad_part_is_named_and_made_again_byte_for_byte(
+    finished: tuple[Path, FakeEndpoint],
+    part: str,
+    damage: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run, endpoint = finished
+    path, made = run / f"{part}.parquet", len(endpoint.requests)
+    whole = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(whole[: len(whole) // 2] if damage == "torn" else whole[::-1])
+    assert branchwise("verify", run, "--dry-run") == 1
+    assert f"{part}.parquet" in capsys.readouterr().out
+    assert not path.exists() or path.read_bytes() != whole
+    assert branchwise("verify", run) == 0
+    assert hashlib.sha256(whole).hexdigest() == sha(path)
+    assert verify_manifest(run) == []
+    assert len(endpoint.requests) == made
+    assert branchwise("verify", run) == 0
+
+
+def test_what_the_ledger_lost_is_owed(
+    tmp_path: Path, finished: tuple[Path, FakeEndpoint], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, _ = finished
+    (run / "trees" / "part-00000.parquet").unlink()
+    with Ledger(run / "ledger.sqlite") as ledger:
+        ledger._reading.execute("DELETE FROM calls WHERE question_id = 'q3'")
+    assert branchwise("verify", run) == 1
+    told = capsys.readouterr().out
+    assert "question q3 is not in the ledger" in told
+    assert "branchwise annotate" in told
+    assert question_ids(run, "trees") == set()
+    with Ledger(run / "ledger.sqlite") as ledger:
+        assert ledger.counts() == {"owed": 6, "done": 0, "failed": 0}
+
+
+def test_what_other_stages_make_again_is_named(
+    finished: tuple[Path, FakeEndpoint], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, _ = finished
+    assert branchwise("relabel", run, "--label", "same") == 0
+    (run / "relabelled" / "same" / "pairs" / "part-00000.parquet").write_bytes(b"PAR1")
+    assert branchwise("verify", run) == 1
+    assert "branchwise relabel" in capsys.readouterr().out
+    assert verify_manifest(run) == []

@@ -1,0 +1,115 @@
+"""`--workers`: several processes grow one run."""
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_endpoint import failure
+from little_world import policy, recipe
+from loopback import serving
+
+from pipelines.cli import parser, run_stage
+from storage.ledger import Ledger
+from storage.manifest import verify_manifest
+from storage.parts import question_ids, read_parts
+from storage.records import Pair
+from storage.schemas import table_to_records
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+
+
+def annotate(config: Path, run: Path, *more: str) -> int:
+    arguments = ["annotate", "--config", str(config), "--run", str(run), *more]
+    return run_stage(parser().parse_args(arguments))
+
+
+def rows(run: Path) -> list[Pair]:
+    found = table_to_records(read_parts(run, "pairs"), Pair)
+    return sorted(found, key=lambda p: (p.question_id, p.pair_id, p.chosen_node, p.rejected_node))
+
+
+def test_three_processes_grow_what_one_does_and_make_no_call_twice(tmp_path: Path) -> None:
+    with serving(policy) as endpoint:
+        config = recipe(tmp_path, endpoint.base_url)
+        alone, shared = tmp_path / "one" / "run", tmp_path / "three" / "run"
+        assert annotate(config, alone) == 0
+        made = len(endpoint.requests)
+        assert annotate(config, shared, "--workers", "3") == 0
+        assert len(endpoint.requests) == 2 * made
+        assert annotate(config, shared, "--workers", "3") == 0
+        assert len(endpoint.requests) == 2 * made
+    assert rows(shared) == rows(alone)
+    assert verify_manifest(shared) == []
+    with Ledger(shared / "ledger.sqlite") as ledger:
+        assert ledger.counts() == {"owed": 0, "done": 6, "failed": 0}
+        assert ledger.totals().calls == made
+
+
+def test_a_limit_stops_all_of_them_and_the_rest_follows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(policy) as endpoint:
+        config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
+        limit = ("--set", "limits.max_tokens=10", "--set", "limits.max_concurrency=1")
+        assert annotate(config, run, "--workers", "2", *limit) == 3
+        assert "max_tokens" in capsys.readouterr().out
+        made = len(endpoint.requests)
+        with Ledger(run / "ledger.sqlite") as ledger:
+            assert ledger.totals().calls == made
+        assert annotate(config, run, "--workers", "2") == 0
+        whole = tmp_path / "whole" / "run"
+        assert annotate(config, whole) == 0
+        with Ledger(whole / "ledger.sqlite") as ledger:
+            assert len(endpoint.requests) == 2 * ledger.totals().calls
+    assert [p.pair_id for p in rows(run)] == [p.pair_id for p in rows(whole)]
+
+
+def test_a_fault_of_one_is_told_once_and_keeps_what_was_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def expiring(request: dict[str, Any]) -> Any:
+        late = "currency" in request["messages"][-1]["content"]
+        return failure(401, "the key has expired") if late else policy(request)
+
+    with serving(expiring) as endpoint:
+        config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
+        one = ("--set", "limits.max_questions_in_flight=2")
+        assert annotate(config, run, "--workers", "2", *one) == 1
+    told = capsys.readouterr().out
+    assert told.count("answered 401") == 1
+    assert "test-key" not in told
+    kept = question_ids(run, "trees")
+    assert kept
+    assert "q3" not in kept
+    assert verify_manifest(run) == []
+
+
+def test_a_worker_that_is_killed_is_told_and_its_questions_are_owed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def deadly(request: dict[str, Any]) -> Any:
+        if len(endpoint.requests) == 5:
+            os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
+        return policy(request)
+
+    with serving(deadly) as endpoint:
+        config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
+        assert annotate(config, run, "--workers", "2") == 1
+        assert "signal 9" in capsys.readouterr().out
+        assert annotate(config, run, "--workers", "2") == 0
+    assert len(question_ids(run, "trees")) == 6
+
+
+def test_workers_are_for_endpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    local = {"engine": "openvino", "model": "packaged"}
+    config = recipe(tmp_path, "", policy=local)
+    assert annotate(config, tmp_path / "run", "--workers", "2") == 2
+    assert "--workers 2" in capsys.readouterr().out
+    assert not (tmp_path / "run").exists()

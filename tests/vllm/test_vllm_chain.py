@@ -1,0 +1,317 @@
+"""A real vLLM server in place of the embedded engine: one engine, observed; and the chain.
+
+`make test-vllm`. Everything runs on the CPU with the shipped policy: an adapter on the packaged
+model.
+"""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from agent.reasonrag import ReasonRAG
+from agent.state import State
+from engines.openai import OpenAIEngine
+from engines.openvino import embedded_engine
+from engines.sampling import (
+    CallIdentity,
+    Completion,
+    Engine,
+    Message,
+    SampleRequest,
+    Sampling,
+    Structure,
+)
+from engines.settings import ModelSettings
+from engines.vllm import KEY_VARIABLE, VllmEngine
+from engines.vllm_command import installed_vllm
+from engines.vllm_weights import served_digest
+from storage.parts import read_parts
+
+pytestmark = pytest.mark.vllm
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LOOPBACK_ONLY = REPOSITORY / "tests" / "support" / "loopback_only"
+POLICY = str(REPOSITORY / "models" / "smollm2-135m-atlas")
+SETTINGS = ModelSettings(engine="vllm", model=POLICY)
+STEP_TOKENS = 2048
+"""What the observed server takes in one step; as much as its longest prompt, as on any CPU."""
+LONGEST_S = 1800.0
+"""What takes longer has hung; nothing is measured by it."""
+
+CITIES = ("Lyon", "Osaka", "Lima", "Kyoto", "Perth", "Turin", "Quito", "Porto", "Leeds", "Accra")
+GREEDY = Sampling(temperature=0.0, top_p=1.0, max_new_tokens=24)
+ANSWER = Structure("regex", "<answer>(yes|no|perhaps)</answer>")
+SCORE = Structure(
+    "json_schema",
+    '{"type": "object", "properties": {"score": {"type": "integer"}}, "required": ["score"], '
+    '"additionalProperties": false}',
+)
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What one engine and its server did.
+
+    Lists of texts are in the order of `CITIES`. `crowd` was asked at once, in more tokens than the
+    server takes in one step; `interrupted` was under way when its server was killed.
+    """
+
+    trained: list[str]
+    base: list[str]
+    embedded: list[str]
+    continued: tuple[str, str]
+    constrained: str
+    scored: str
+    cached_tokens: int
+    repeated: tuple[str, str]
+    crowd: list[Completion]
+    addresses: set[str]
+    interrupted: list[Completion]
+    lives: int
+    survivors: bool  # of its processes, after it was killed or stopped
+
+
+def asking(city: str, sampling: Sampling = GREEDY, **changes: Any) -> SampleRequest:
+    """The first step of a question about a city."""
+    messages = ReasonRAG().messages(State(f"In which country does {city} lie?"), forced=False)
+    request = SampleRequest(messages, sampling, CallIdentity("policy", city, "0"))
+    return replace(request, **changes)
+
+
+async def texts(engine: Engine, requests: Sequence[SampleRequest]) -> list[str]:
+    return [one.text for one in await drawn(engine, requests)]
+
+
+async def drawn(engine: Engine, requests: Sequence[SampleRequest]) -> list[Completion]:
+    return [c for many in await asyncio.gather(*map(engine.sample, requests)) for c in many]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def observed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Observed:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("BRANCHWISE_CACHE", str(cache))
+        return asyncio.run(asyncio.wait_for(_observed(tmp_path_factory.mktemp("logs")), LONGEST_S))
+
+
+async def _observed(logs: Path) -> Observed:
+    asked = [asking(city) for city in CITIES]
+    prefixed = asking("Lyon", prefix="<query>The country")
+    async with embedded_engine(ModelSettings(model=POLICY)) as engine:
+        embedded = await texts(engine, asked)
+        (continued,) = await texts(engine, [prefixed])
+    connect = partial(OpenAIEngine, max_concurrency=32, timeout_s=300.0)
+    steps = ("--max-model-len", str(STEP_TOKENS), "--max-num-batched-tokens", str(STEP_TOKENS))
+    settings = SETTINGS.model_copy(update={"server_args": steps})
+    async with VllmEngine(settings, connect, logs) as engine:
+        assert engine.server is not None
+        base = ModelSettings(
+            engine="openai",
+            base_url=engine.server.base_url,
+            model=f"{engine.server.model}-base",
+            api_key_env=KEY_VARIABLE,
+        )
+        async with connect(base) as untrained:
+            plain = await texts(untrained, asked)
+            (constrained,) = await texts(untrained, [asking("Lyon", structure=ANSWER)])
+            (scored,) = await texts(untrained, [asking("Lyon", structure=SCORE)])
+        trained = await texts(engine, asked)
+        hot = asking("Quito", Sampling(temperature=1.5, max_new_tokens=24))
+        first = await engine.server.healthy()
+        crowded = await drawn(engine, crowd())
+        (again,) = await drawn(engine, crowd()[:1])
+        seen = Observed(
+            trained=trained,
+            base=plain,
+            embedded=embedded,
+            continued=(continued, (await texts(engine, [prefixed]))[0]),
+            constrained=constrained,
+            scored=scored,
+            cached_tokens=again.usage.cached_tokens,
+            repeated=((await texts(engine, [hot]))[0], (await texts(engine, [hot]))[0]),
+            crowd=crowded,
+            addresses=addresses_of(first.pid),
+            interrupted=await _interrupted(engine, first.pid),
+            lives=(await engine.server.healthy()).number,
+            survivors=is_there(first.pid),
+        )
+        last = await engine.server.healthy()
+    _print(seen)
+    return replace(seen, survivors=seen.survivors or is_there(last.pid))
+
+
+def crowd() -> list[SampleRequest]:
+    """More than one step's tokens at once; each prompt has a seed and a beginning of its own."""
+    sampling = Sampling(temperature=0.8, max_new_tokens=4)
+    return [
+        SampleRequest(
+            (Message("user", f"{number}: " + f"{number} rivers and {number} hills. " * 40),),
+            sampling,
+            CallIdentity("policy", str(number), "crowd"),
+        )
+        for number in range(8)
+    ]
+
+
+async def _interrupted(engine: VllmEngine, pid: int) -> list[Completion]:
+    """Draws that are under way when the server is killed."""
+    endless = Structure("regex", "[a-z ]{400}")
+    asked = [asking(city, Sampling(max_new_tokens=64), structure=endless) for city in CITIES[:6]]
+    long = [asyncio.ensure_future(engine.sample(request)) for request in asked]
+    await engine.sample(asking("Lyon"))
+    assert not any(one.done() for one in long), "they were to be under way"
+    os.kill(pid, signal.SIGKILL)
+    return [completion for many in await asyncio.gather(*long) for completion in many]
+
+
+def addresses_of(pid: int) -> set[str]:
+    """Addresses of this machine and others that a server and its children have sockets at."""
+    server = psutil.Process(pid)
+    sockets = [c for p in (server, *server.children(recursive=True)) for c in p.net_connections()]
+    return {end.ip for socket in sockets for end in (socket.laddr, socket.raddr) if end}
+
+
+def is_there(group: int) -> bool:
+    """Whether a process of a group lives."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _print(seen: Observed) -> None:
+    vllm = installed_vllm()
+    count = len(CITIES)
+    same = sum(a == b for a, b in zip(seen.trained, seen.embedded, strict=True))
+    differ = sum(a != b for a, b in zip(seen.trained, seen.base, strict=True))
+    tokens = sum(c.usage.input_tokens for c in seen.crowd)
+    print(
+        f"\n{vllm.package} {vllm.version}: greedy replies of the adapter equal the embedded "
+        f"engine's (F16) in {same} of {count} prompts, and differ from the base's in {differ}\n"
+        f"  base {seen.base[0]!r}\n  adapter {seen.trained[0]!r}\n"
+        f"prefix continued as {seen.continued[1]!r}, by the embedded engine {seen.continued[0]!r}\n"
+        f"constraints held: {seen.constrained!r}, {seen.scored!r}\n"
+        f"a prompt of {seen.crowd[0].usage.input_tokens} tokens asked again: "
+        f"{seen.cached_tokens} cached (in blocks of 128)\n"
+        f"{len(seen.crowd)} prompts with seeds, {tokens} tokens at once: all answered\n"
+        f"server killed with {len(seen.interrupted)} calls under way: all answered, in attempts "
+        f"{sorted(c.attempts for c in seen.interrupted)}; it was started {seen.lives} times",
+        flush=True,
+    )
+
+
+def test_the_adapter_is_in_the_replies(observed: Observed) -> None:
+    pairs = list(zip(observed.trained, observed.embedded, observed.base, strict=True))
+    assert sum(trained == embedded for trained, embedded, _ in pairs) >= 0.75 * len(pairs)
+    assert sum(trained != base for trained, _, base in pairs) >= 0.75 * len(pairs)
+
+
+def test_a_prefix_is_continued(observed: Observed) -> None:
+    embedded, served = observed.continued
+    assert served == embedded
+    assert "<query>" not in served
+
+
+def test_constraints_hold_where_the_model_would_not_follow(observed: Observed) -> None:
+    assert re.fullmatch(ANSWER.value, observed.constrained)
+    assert not any("<answer>" in text for text in observed.base)
+    assert isinstance(json.loads(observed.scored)["score"], int)
+
+
+def test_prefixes_are_cached_and_seeds_repeat_themselves(observed: Observed) -> None:
+    assert observed.cached_tokens > 0
+    assert observed.repeated[0] == observed.repeated[1]
+
+
+def test_a_crowd_of_seeded_prompts_does_not_end_the_server(observed: Observed) -> None:
+    assert sum(c.usage.input_tokens for c in observed.crowd) > STEP_TOKENS
+    assert all(c.attempts == 1 for c in observed.crowd)
+
+
+def test_a_killed_server_is_survived_and_leaves_nothing_behind(observed: Observed) -> None:
+    assert len(observed.interrupted) == 6
+    assert all(c.attempts > 1 for c in observed.interrupted)
+    assert observed.lives == 2
+    assert not observed.survivors
+
+
+def test_the_server_stays_on_loopback(observed: Observed) -> None:
+    assert observed.addresses == {"127.0.0.1"}
+
+
+def test_the_chain_runs_on_a_server_of_its_own(cache: Path, tmp_path: Path) -> None:
+    run = tmp_path / "datasets" / "served"
+    annotated = branchwise("annotate", run, cache)
+    assert annotated["questions_done"] == 2
+    trees = read_parts(run, "trees", ["policy_digest", "action", "cached_tokens"]).to_pylist()
+    assert {row["policy_digest"] for row in trees} == {served_digest(SETTINGS)}
+    assert all(row["action"] != "invalid" for row in trees), "structured decoding keeps the form"
+    assert sum(row["cached_tokens"] for row in trees) > 0
+
+    (log,) = (run / "logs").glob("vllm-*.log")
+    written = log.stat().st_size
+    assert branchwise("annotate", run, cache)["calls"] == annotated["calls"]
+    assert log.stat().st_size == written, "a finished run starts no server"
+
+    table = branchwise("eval", run, cache)
+    (row,) = table["policies"]
+    assert (row["n"], row["invalid"]) == (3, 0.0)
+    print(
+        f"\nchain: annotate {annotated['questions_done']} questions, {annotated['calls']} calls, "
+        f"{annotated['pairs']} pairs; eval {row['n']} questions, F1 {row['f1']:.2f}",
+        flush=True,
+    )
+
+
+def branchwise(stage: str, run: Path, cache: Path) -> dict[str, Any]:
+    """Run a stage in a process of its own that reaches nothing but this machine; its totals."""
+    settings = {
+        "policy.engine": "vllm",
+        "policy.model": POLICY,
+        "data.cities": 2000,
+        "data.limit": 2,
+        "data.types": "[single, bridge]",
+        "mcts.iterations": 4,
+        "pairs.min_outcomes": 1,
+        "limits.timeout_s": 300,
+        "evaluation.limit": 3,
+        "evaluation.policies": "{start: '" + POLICY + "'}",
+    }
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    config = str(REPOSITORY / "configs" / "atlas.yaml")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pipelines.cli", stage, "--config", config),
+            *("--run", str(run), "--json", *words),
+        ],
+        cwd=run.parents[1],
+        env={
+            **os.environ,
+            "BRANCHWISE_CACHE": str(cache),
+            "PYTHONPATH": f"{LOOPBACK_ONLY}:{REPOSITORY}",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LONGEST_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    totals: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return totals
