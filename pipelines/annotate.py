@@ -10,7 +10,7 @@ are replayed, and the same seed gives the same trees.
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from pipelines.workers import Order, Workforce, refuse_needless, share_of
 from retrieval.interface import Retriever
 from sources.load import Data
 from storage.calls import Totals
+from storage.errors import StorageError
 from storage.ledger import Ledger
 from storage.parts import question_ids, read_parts
 from storage.records import Question
@@ -97,14 +98,16 @@ async def _annotate(call: Invocation, run: Run, data: Data, retriever: Retriever
             if workforce
             else grown_here(recipe, owed, retriever, ledger, gate, progress, call.say)
         )
-        try:
-            if owed:
-                with gate.listening():
+        with gate.listening():
+            try:
+                if owed:
                     async with progress.shown(call.console), aclosing(growing) as finished:
                         await _commit(finished, committer, progress)
-        finally:  # whatever ended the work, what was finished is kept
+            except BaseException:
+                with suppress(StorageError):  # what ended the work is told, not what followed
+                    committer.finish()
+                raise
             totals = committer.finish()
-        if owed:
             write_card(run)
     return _close(call, recipe, progress, gate, totals)
 

@@ -5,8 +5,7 @@ from collections import Counter
 import pyarrow as pa
 
 from agent.protocols import protocol_named
-from pipelines.inputs import model_digest
-from pipelines.run import Run, installed_version, repository
+from pipelines.run import Run, installed_version, noted_inputs, repository
 from storage.atomic import atomic_write_text
 from storage.manifest import load_manifest
 from storage.parts import read_parts
@@ -28,7 +27,7 @@ def write_card(run: Run) -> None:
         questions=licences.num_rows,
         sources="\n".join(_source_lines(licences)),
         policy=recipe.policy.model,
-        policy_digest=model_digest(recipe.policy, recipe),
+        policy_digest=noted_inputs(run.folder)["policy"],
         protocol=recipe.agent.protocol,
         prompt_hash=protocol_named(recipe.agent.protocol).prompt_hash,
         iterations=recipe.mcts.iterations,
