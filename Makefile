@@ -102,7 +102,7 @@ $(VLLM)/done: constraints-vllm.txt
 	@touch $@
 
 test-vllm: $(DEV) $(if $(BRANCHWISE_VLLM_PYTHON),,$(VLLM)/done) ## the chain on a real vLLM server, on the CPU
-	BRANCHWISE_VLLM_PYTHON="$(VLLM_PYTHON)" $(BIN)/python -m pytest tests/vllm -m vllm -s $(ARGS)
+	TQDM_DISABLE=1 BRANCHWISE_VLLM_PYTHON="$(VLLM_PYTHON)" $(BIN)/python -m pytest tests/vllm -m vllm -s $(ARGS)
 
 lint: $(DEV) ## ruff, mypy strict, import-linter
 	$(BIN)/ruff check .

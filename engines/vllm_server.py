@@ -30,7 +30,7 @@ LOOK_EVERY_S = 0.25
 LOOK_TIMEOUT_S = 10.0
 
 _LEASH = Path(__file__).with_name("leash.py")
-_LAST_LINES, _ERRORS, _LOG_SHOWN = 8, 4, 1 << 18
+_LAST_LINES, _ERRORS, _LINE_SHOWN, _LOG_SHOWN = 8, 4, 300, 1 << 18
 _ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception)\b")
 # What an ending vLLM says last, and always.
 _NOISE = re.compile(r"nanobind|^\s*- (leaked|\.\.\. skipped)|resource_tracker|\[shutdown\]")
@@ -295,4 +295,4 @@ def _refuse_taken(port: int) -> None:
 
 
 def _printable(line: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in line).rstrip()
+    return "".join(c if c.isprintable() else " " for c in line).rstrip()[:_LINE_SHOWN]

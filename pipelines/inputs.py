@@ -18,7 +18,7 @@ from retrieval.interface import Retriever
 from retrieval.passages import corpus_hash
 from sources.load import Data
 from storage.records import Passage, Question
-from storage.text import digest_of
+from storage.text import digest_of_many
 
 
 def inputs_of(recipe: Recipe, data: Data, retriever: Retriever) -> dict[str, str]:
@@ -55,7 +55,8 @@ def _replayed(recipe: Recipe, passages: Iterable[Passage]) -> dict[str, str]:
 
 def questions_digest(questions: Sequence[Question]) -> str:
     """Hash of every field of every question, in their order."""
-    return digest_of(*(json.dumps(q.model_dump(), sort_keys=True, default=str) for q in questions))
+    dumped = (json.dumps(q.model_dump(), sort_keys=True, default=str) for q in questions)
+    return digest_of_many(dumped)
 
 
 def model_digest(model: ModelSettings, recipe: Recipe) -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections.abc import Iterable
 from typing import Any
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -18,8 +19,16 @@ def storable(text: str) -> str:
 
 def digest_of(*parts: str) -> str:
     """Hash of the parts in their order (24 hex digits); ids of trees and pairs are made of it."""
-    joined = "\x1f".join(parts).encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(joined, digest_size=12).hexdigest()
+    return digest_of_many(parts)
+
+
+def digest_of_many(parts: Iterable[str]) -> str:
+    """`digest_of` for parts that are not to be held in memory together."""
+    digest, border = hashlib.blake2b(digest_size=12), ""
+    for part in parts:
+        digest.update(f"{border}{part}".encode("utf-8", "surrogatepass"))
+        border = "\x1f"
+    return digest.hexdigest()
 
 
 def holds_phrase(text: str, phrase: str) -> bool:

@@ -178,19 +178,6 @@ async def test_a_request_the_server_rejects_is_not_repeated(status: int) -> None
     assert not caught.value.fatal
 
 
-@pytest.mark.parametrize("status", [402, 403])
-async def test_an_account_that_may_not_go_on_ends_the_run(status: int) -> None:
-    async with (
-        FakeEndpoint(lambda _: failure(status, KEY)) as server,
-        engine(server.base_url) as policy,
-    ):
-        with pytest.raises(EndpointError, match=str(status)) as caught:
-            await policy.sample(REQUEST)
-    assert len(server.requests) == 1
-    assert caught.value.fatal
-    assert KEY not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     "reply",
     [

@@ -291,6 +291,77 @@ def test_nobody_starts_any_more_once_the_run_drains() -> None:
     in_virtual_time(run())
 
 
+@pytest.mark.parametrize("kind", ["overload", "trouble"])
+def test_whoever_waits_long_hears_of_the_drain_within_a_second(kind: FaultKind) -> None:
+    async def run() -> None:
+        drained = False
+
+        def gate() -> None:
+            if drained:
+                raise BudgetExceeded("stop")
+
+        def down(_: object) -> None:
+            raise fault(kind, retry_after_s=100.0 if kind == "overload" else None)
+
+        through, _ = traffic(base_s=500.0, cap_s=500.0)
+        through.admission.before_attempt = gate
+        call = asyncio.ensure_future(Server(down).send(through, "a"))
+        await asyncio.sleep(0.5)
+        drained = True
+        with pytest.raises(BudgetExceeded):
+            await call
+        assert now() <= 1.5
+
+    in_virtual_time(run())
+
+
+def test_a_slot_given_to_somebody_who_is_just_cancelled_is_not_lost() -> None:
+    async def run() -> None:
+        through, _ = traffic(most=1)
+        slot = await through.admission.enter(0)
+        waiting = asyncio.ensure_future(through.admission.enter(1))
+        await asyncio.sleep(0)
+        through.admission.leave(slot)
+        assert waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert through.limit.under_way == 0
+
+    in_virtual_time(run())
+
+
+def test_nothing_there_at_the_very_first_contact_is_told_at_once() -> None:
+    async def run() -> None:
+        def absent(_: object) -> None:
+            raise fault("refused")
+
+        through, _ = traffic()
+        through.reached = False
+        with pytest.raises(EndpointError, match="refused") as caught:
+            await Server(absent).send(through, "a")
+        assert caught.value.fatal
+        assert now() == 0.0
+
+    in_virtual_time(run())
+
+
+def test_a_request_that_the_server_rejects_is_a_sign_of_life() -> None:
+    async def run() -> None:
+        def picky(name: object) -> None:
+            if isinstance(name, str):
+                raise EndpointError("400: too long")
+            raise fault()
+
+        server, (through, said) = Server(picky), traffic(most=1, base_s=0.0)
+        names = [name for i in range(3) for name in (i, *(f"too long {i}.{j}" for j in range(4)))]
+        ended = await asyncio.gather(
+            *(server.send(through, name) for name in names), return_exceptions=True
+        )
+        assert all(isinstance(error, EndpointError) for error in ended)
+        assert said == []
+
+    in_virtual_time(run())
+
+
 def test_cancelled_calls_leave_no_slot_taken() -> None:
     async def run() -> None:
         server, (through, _) = Server(latency_s=10.0), traffic(most=4)

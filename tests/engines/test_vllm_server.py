@@ -15,7 +15,14 @@ import fake_vllm
 import pytest
 
 from engines.openai import OpenAIEngine
-from engines.sampling import CallIdentity, Message, SampleRequest, Sampling
+from engines.sampling import (
+    CallIdentity,
+    Message,
+    SampleRequest,
+    Sampling,
+    call_key,
+    derived_seed,
+)
 from engines.settings import ModelSettings
 from engines.vllm import VllmEngine, server_for
 from engines.vllm_command import VARIABLE, installed_vllm
@@ -86,6 +93,8 @@ async def test_an_adapter_is_served_on_its_base_under_the_name_of_its_content(fa
     assert start["environment"] == quiet | {"VLLM_HOST_IP": "127.0.0.1"}
     (asked,) = fake_vllm.kept(fake, "requests")
     assert asked["model"] == name
+    key = call_key(asking("Lyon"), served.model, served.digest)
+    assert asked["seed"] == derived_seed(key), "as the ledger's key says, whatever the address"
     assert (served.model, drawn.model) == (str(policy), str(policy)), "rows say what the user wrote"
 
     (policy / "adapter" / "adapter_model.safetensors").write_bytes(b"another")

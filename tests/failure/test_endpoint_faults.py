@@ -131,6 +131,37 @@ async def test_a_silent_server_is_left_after_the_time_limit(fault: Reply) -> Non
 
 
 @pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (reset, "the connection to http://.* broke"),
+        (truncated, "the connection to http://.* broke"),
+        (hanging, r"did not answer in time \(limits.timeout_s\)"),
+        (failure(502, "upstream"), "answered 502.*upstream"),
+    ],
+    ids=["reset", "truncated", "hangs", "502"],
+)
+async def test_a_fault_that_stays_is_told_as_what_it_is(fault: Reply, says: str) -> None:
+    once = replace(HURRIED, attempts=1)
+    script = at_first(fault)
+    async with FakeEndpoint(script) as server, engine(server, once, timeout_s=0.5) as asked:
+        with pytest.raises(EndpointError, match=says) as caught:
+            await asked.sample(request(0))
+    assert not caught.value.fatal
+
+
+async def test_patience_outlasts_a_single_attempt() -> None:
+    begin = asyncio.get_running_loop().time()
+
+    def script(body: dict[str, Any]) -> Any:
+        ill = asyncio.get_running_loop().time() - begin < 0.5
+        return failure(500) if ill else echo(body)
+
+    hasty = replace(HURRIED, patience_s=0.1, attempts=100)
+    async with FakeEndpoint(script) as server, engine(server, hasty, timeout_s=60.0) as asked:
+        await replies(asked, 12)
+
+
+@pytest.mark.parametrize(
     ("header", "asks"),
     [
         (lambda: "1", True),

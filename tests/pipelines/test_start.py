@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from sample_records import a_pair
 
+from engines.settings import ModelSettings
+from engines.vllm_weights import served_digest
 from engines.weights import policy_digest, policy_files
 from pipelines.cli import parser, run_stage
 from pipelines.config import Recipe
@@ -64,7 +66,18 @@ def test_only_the_policy_that_drew_the_pairs_is_trained_on_them(
     assert trained(run, ours, stage) == 2
 
 
-@pytest.mark.parametrize(("engine", "digest"), [("openai", "a1b2"), ("openvino", "")])
+def test_a_policy_that_was_served_is_compared_as_it_was_served(
+    models: tuple[str, str], tmp_path: Path
+) -> None:
+    (ours, other), run = models, tmp_path / "run"
+    drawn_by(run, ours, served_digest(ModelSettings(engine="vllm", model=ours)), "vllm")
+    assert trained(run, ours, "train-dpo") == 0
+    assert trained(run, other, "train-dpo") == 2
+
+
+@pytest.mark.parametrize(
+    ("engine", "digest"), [("openai", "a1b2"), ("vllm", "a1b2"), ("openvino", "")]
+)
 def test_where_nobody_can_know_it_is_said(
     engine: str,
     digest: str,
@@ -75,7 +88,7 @@ def test_where_nobody_can_know_it_is_said(
     drawn_by(tmp_path / "run", "served", digest, engine)
     assert trained(tmp_path / "run", models[0], "train-dpo") == 0
     told = capsys.readouterr().out
-    assert ("cannot be checked" if engine == "openai" else "do not say which policy") in told
+    assert ("cannot be checked" if digest else "do not say which policy") in told
 
 
 def test_rows_are_known_by_their_content(tmp_path: Path) -> None:

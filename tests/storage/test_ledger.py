@@ -190,7 +190,7 @@ def test_no_room_is_said_and_loses_nothing(tmp_path: Path) -> None:
 def test_foreign_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     path.write_bytes(b"not a database, but long enough to be looked at " * 40)
-    with pytest.raises(StorageError, match="is not a database.*move"):
+    with pytest.raises(StorageError, match=r"is not a database.*move"):
         Ledger(path)
     path.unlink()
     with sqlite3.connect(path) as newer:

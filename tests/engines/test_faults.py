@@ -1,0 +1,82 @@
+"""What the client raises, told apart; and the pauses that servers ask for."""
+
+import time
+from email.utils import formatdate
+
+import pytest
+
+from engines.faults import in_words
+from engines.retry import FaultKind, PassingFault
+from engines.retry_after import retry_after_s
+from storage.errors import EndpointError
+
+NOON = 1_800_000_000.0
+
+
+def answered(status: int, **headers: str) -> Exception:
+    import httpx2
+    import openai
+
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    request = httpx2.Request("POST", "http://server/v1")
+    response = httpx2.Response(status, headers=named, request=request)
+    fault = openai.APIStatusError("no", response=response, body=None)
+    return in_words(fault, url="http://server/v1", key=None, key_env="KEY")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(429, "overload"), (503, "overload"), (529, "overload"), (500, "trouble"), (502, "trouble")],
+)
+def test_kinds_of_passing_faults(status: int, kind: FaultKind) -> None:
+    fault = answered(status)
+    assert isinstance(fault, PassingFault)
+    assert fault.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("status", "fatal"), [(400, False), (422, False), (401, True), (402, True)]
+)
+def test_faults_that_do_not_pass(status: int, fatal: bool) -> None:
+    fault = answered(status)
+    assert isinstance(fault, EndpointError)
+    assert fault.fatal == fatal
+
+
+def test_a_date_goes_by_the_clock_of_the_server() -> None:
+    wrong = answered(
+        429, Date=formatdate(NOON, usegmt=True), Retry_After=formatdate(NOON + 45, usegmt=True)
+    )
+    assert isinstance(wrong, PassingFault)
+    assert wrong.retry_after_s == 45
+    without = answered(429, Retry_After=formatdate(time.time() + 45, usegmt=True))
+    assert isinstance(without, PassingFault)
+    assert without.retry_after_s is not None
+    assert 0 < without.retry_after_s <= 45
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ("0", 0.0),
+        ("1.5", 1.5),
+        (formatdate(NOON + 30, usegmt=True), 30.0),
+        (formatdate(NOON + 30).replace("-0000", ""), 30.0),  # names no time zone
+        (formatdate(NOON - 30, usegmt=True), 0.0),
+        ("", None),
+        ("-1", None),
+        ("nan", None),
+        ("inf", None),
+        ("1e400", None),
+        ("soon", None),
+        ("Wed, 99 Oct 2015 07:28:00 GMT", None),
+        ("Sat, 01 Jan 0000 00:00:00 -9999", None),
+    ],
+)
+def test_retry_after(header: str, seconds: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("TZ", "America/New_York")
+        time.tzset()
+        asked = retry_after_s(header, NOON)
+    time.tzset()
+    assert asked == seconds
