@@ -4,19 +4,22 @@
                                             [--reject] [--retry-after-s 1]
 
 Serves `policy` and `judge` (`benchmarks.simulated_models`) on a free loopback port, prints its
-address on one line and ends with SIGTERM. `slots` calls are served at once, each for `latency_s`
-and the time that its tokens take; one more waits its turn, or with `--reject` gets 429. A reply
-follows from the request's JSON alone, seed included. `GET /occupancy` is its log: when calls came,
-began and ended (seconds of the machine's monotonic clock), and how many differed.
+address on one line, and ends with SIGTERM or with the process that started it. `slots` calls are
+served at once, each for `latency_s` and the time that its tokens take; one more waits its turn, or
+with `--reject` gets 429. A reply follows from the request's JSON alone, seed included. `GET
+/occupancy` is its log: when calls came, began and ended (seconds of the machine's monotonic
+clock), and how many differed.
 """
 
 import argparse
 import asyncio
 import hashlib
 import json
+import os
 import signal
 import time
 from array import array
+from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
@@ -116,7 +119,10 @@ async def _serve(options: argparse.Namespace) -> None:
     print(f"http://{host}:{port}/v1", flush=True)
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    await stopped.wait()
+    parent = os.getppid()
+    while not stopped.is_set() and os.getppid() == parent:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stopped.wait(), 1.0)
     await runner.cleanup()
 
 

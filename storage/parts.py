@@ -67,7 +67,7 @@ def read_parts(run: Path, table: str, columns: Sequence[str] | None = None) -> p
 
 def question_ids(run: Path, table: str) -> set[str]:
     """The questions that have a committed row in a table (what a resumed run need not redo)."""
-    return set(read_parts(run, table, ["question_id"])["question_id"].to_pylist())
+    return set(pc.unique(read_parts(run, table, ["question_id"])["question_id"]).to_pylist())
 
 
 def _part_path(table: str, part: int | str | None) -> PurePosixPath:

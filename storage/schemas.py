@@ -8,6 +8,7 @@ the records' defaults, so tables of older versions stay readable.
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from itertools import islice
 from typing import Any, TypeVar, get_args
 
 import pyarrow as pa
@@ -184,6 +185,10 @@ SCHEMAS = {
 """Schemas by the last word of a table's name ("pairs", "relabelled/strict/pairs")."""
 
 
+CHUNK = 1000
+"""Records turned into rows at once."""
+
+
 def schema_of(table: str) -> pa.Schema:
     """The schema of a table of the run, by name.
 
@@ -202,6 +207,14 @@ def rows_to_table(records: Iterable[Record], schema: pa.Schema, run_id: str) -> 
     Raises:
         StorageError: a value does not fit its column, or a field has none.
     """
+    waiting = iter(records)
+    # By the thousand: as dicts, the questions of a large run would take more than all of its work.
+    chunks = iter(lambda: list(islice(waiting, CHUNK)), [])
+    tables = [_chunk(chunk, schema, run_id) for chunk in chunks]
+    return pa.concat_tables([schema.empty_table(), *tables]).combine_chunks()
+
+
+def _chunk(records: Sequence[Record], schema: pa.Schema, run_id: str) -> pa.Table:
     provenance = {"schema_version": SCHEMA_VERSION, "run_id": run_id}
     rows = [{**provenance, **_row(record)} for record in records]
     if rows and (unknown := rows[0].keys() - set(schema.names)):
