@@ -21,6 +21,10 @@ from storage.records import Failure, Question
 from storage.schemas import rows_to_table, schema_of, table_to_records
 
 QUESTIONS_A_PART = 16
+"""At least; they are what is replayed after a kill."""
+MOST_QUESTIONS_A_PART = 256
+PARTS = 500
+"""From as many on, parts grow with the run: every commit writes a manifest of all of them."""
 
 
 @dataclass
@@ -71,8 +75,12 @@ class Committer:
             self.ledger.set_question(annotated.question.id, "failed", annotated.failure.kind)
             return
         self._waiting.append(annotated)
-        if len(self._waiting) >= QUESTIONS_A_PART:
+        if len(self._waiting) >= self._questions_a_part:
             self.flush()
+
+    @property
+    def _questions_a_part(self) -> int:
+        return max(QUESTIONS_A_PART, min(len(self.questions) // PARTS, MOST_QUESTIONS_A_PART))
 
     def flush(self) -> None:
         """Commit what is waiting, as the next part."""
