@@ -12,6 +12,7 @@ BENCHMARKS = (
     "call_rate",
     "resident_memory",
     "ledger_resume",
+    "injected_passages",
 )
 
 

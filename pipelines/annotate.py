@@ -14,6 +14,8 @@ from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
 
+import pyarrow.compute as pc
+
 from annotation.annotator import Annotated
 from pipelines.assemble import open_data, open_index
 from pipelines.card import write_card
@@ -161,14 +163,14 @@ def _close(
 
 def off_protocol(run: Path, model: str) -> str | None:
     """What to say of a policy that hardly ever wrote an action; null if that is not so."""
-    nodes = read_parts(run, "trees", ["depth", "action", "text"]).to_pylist()
-    replies = [node for node in nodes if node["depth"]]
-    invalid = [node["text"] for node in replies if node["action"] == "invalid"]
-    if not invalid or len(invalid) < OFF_PROTOCOL_SHARE * len(replies):
+    replies = read_parts(run, "trees", ["depth", "action", "text"]).filter(pc.field("depth") > 0)
+    invalid = replies.filter(pc.field("action") == "invalid")["text"]
+    if not len(invalid) or len(invalid) < OFF_PROTOCOL_SHARE * len(replies):
         return None
     # As a literal: a model's escape sequences must not reach the terminal.
+    first = repr(invalid[0].as_py()[:200])
     return (
         f"no pairs: {len(invalid)} of {len(replies)} replies of {model} were no action of the "
-        f"protocol, such as {invalid[0][:200]!r}. Give another policy.model, teach this one with "
+        f"protocol, such as {first}. Give another policy.model, teach this one with "
         "`make warm-start`, or let its server constrain what it writes (policy.structured_output)"
     )
