@@ -82,6 +82,13 @@ def _refuse_missing(reporters: tuple[str, ...]) -> None:
             raise ConfigError(f"training.report_to names {name}: pip install {name}")
 
 
+def one_device(configuration: Any) -> None:
+    """Keep a `TrainingArguments` to one GPU a process: a packed batch is one sequence, which
+    PyTorch's `DataParallel` would cut up. Several processes (`torchrun`) take a batch each."""
+    if configuration.n_gpu > 1:
+        configuration._n_gpu = 1
+
+
 def lora_config(lora: LoraSettings) -> Any:
     """A PEFT configuration for all linear layers but the output layer."""
     from peft import LoraConfig

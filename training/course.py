@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from training.arguments import quiet, shared_arguments
 from training.chain import copy_chain, refuse_own_start, save_adapter
 from training.checkpoints import forget_checkpoints, latest_checkpoint
 from training.curves import Say, curves, read_metrics
+from training.holdout import HoldoutScore
 from training.lengths import within
 from training.report import TrainingReport, write_training_record
 from training.settings import OptimiserSettings
@@ -80,7 +81,12 @@ class Course:
         return shared_arguments(self.settings, self.checkpoints, self.seed)
 
     def train(
-        self, trainer: Any, examples: Sequence[Sized], given: int, lengths: str = ""
+        self,
+        trainer: Any,
+        examples: Sequence[Sized],
+        given: int,
+        lengths: str = "",
+        scored: Callable[[Any], HoldoutScore | None] = lambda trainer: None,
     ) -> TrainingReport:
         """Run `trainer` and write what it made.
 
@@ -89,6 +95,7 @@ class Course:
             examples: what it trains on.
             given: how many examples there were before the long ones were left out.
             lengths: how long they are, in words.
+            scored: asked after training how the trained policy does on what was held out.
 
         Raises:
             StorageError: with `resume`, the target's checkpoints are not this training's own.
@@ -102,6 +109,9 @@ class Course:
         began = time.monotonic()
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         seconds = time.monotonic() - began
+        holdout = scored(trainer)
+        if holdout:
+            self.say(f"{self.kind}: {holdout}")
         base, chain = copy_chain(self.start, self.target)
         save_adapter(trainer.model, self.target)
         lines = read_metrics(self.target)
@@ -114,6 +124,9 @@ class Course:
             first=lines[0] if lines else {},
             last=lines[-1] if lines else {},
             lengths=lengths,
+            holdout_pairs=holdout.pairs if holdout else 0,
+            holdout_accuracy=holdout.accuracy if holdout else None,
+            holdout_margin=holdout.margin if holdout else None,
         )
         made_of = {
             "base": base,

@@ -7,6 +7,7 @@ from typing import Any
 from engines.sampling import Message
 from storage.records import ChatMessage, Pair
 from training.examples import prompt_ids, target_ids
+from training.packing import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +17,16 @@ class PreferenceTokens:
     prompt: tuple[int, ...]
     chosen: tuple[int, ...]
     rejected: tuple[int, ...]
+    question_id: str = ""
 
     def __len__(self) -> int:
         """Tokens of the longer of both sequences."""
         return len(self.prompt) + max(len(self.chosen), len(self.rejected))
+
+    @property
+    def rows(self) -> tuple[Row, Row]:
+        """The chosen step and the rejected one, each after the prompt."""
+        return Row(self.prompt, self.chosen), Row(self.prompt, self.rejected)
 
 
 def tokenise_pairs(pairs: Iterable[Pair], tokenizer: Any) -> list[PreferenceTokens]:
@@ -29,6 +36,7 @@ def tokenise_pairs(pairs: Iterable[Pair], tokenizer: Any) -> list[PreferenceToke
             prompt_ids([Message(m.role, m.content) for m in pair.prompt], tokenizer),
             _turn(pair.chosen, tokenizer),
             _turn(pair.rejected, tokenizer),
+            pair.question_id,
         )
         for pair in pairs
     ]

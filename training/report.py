@@ -23,6 +23,8 @@ class TrainingReport:
         first, last: the first and the last line of `metrics.jsonl`.
         seconds: of training, all attempts.
         lengths: how long the examples are, in words.
+        holdout_pairs, holdout_accuracy, holdout_margin: of the pairs that were kept out; see
+            `training.holdout.HoldoutScore`. Null where there are none.
     """
 
     kind: str
@@ -33,6 +35,9 @@ class TrainingReport:
     first: dict[str, float] = field(default_factory=dict)
     last: dict[str, float] = field(default_factory=dict)
     lengths: str = ""
+    holdout_pairs: int = 0
+    holdout_accuracy: float | None = None
+    holdout_margin: float | None = None
 
     def summary(self) -> str:
         """One line."""

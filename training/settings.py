@@ -23,6 +23,8 @@ class OptimiserSettings(Settings):
         batch_size: examples a step; `micro_batch` of them at a time.
         max_length: tokens of the longest example; longer ones are counted and dropped.
         max_dropped_share: above this share of dropped examples the stage refuses to train.
+        packed: read what the prompts of a micro-batch begin with once for all of them: the same
+            training within float error, in a fraction of the time. Not every model can.
         report_to: where the curves also go, beside `metrics.jsonl`.
     """
 
@@ -35,6 +37,7 @@ class OptimiserSettings(Settings):
     max_dropped_share: float = Field(default=0.02, ge=0, le=1)
     max_examples: int | None = Field(default=None, ge=1)
     save_every: int = Field(default=25, ge=1, description="steps between checkpoints")
+    packed: bool = True
     report_to: tuple[Literal["tensorboard", "trackio"], ...] = ()
     lora: LoraSettings = LoraSettings()
 
@@ -68,12 +71,15 @@ class DpoSettings(OptimiserSettings):
         beta: weight of the divergence from the reference.
         reference: `start` is the policy the run began with; `none` is the papers' printed formula.
         loss: TRL's name of the loss.
+        holdout: share of the questions whose pairs are not trained on but scored afterwards: did
+            the policy learn what is preferred, or only these pairs?
     """
 
     lr: float = Field(default=1e-4, gt=0)
     beta: float = Field(default=0.1, gt=0)
     reference: Literal["start", "none"] = "start"
     loss: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
+    holdout: float = Field(default=0.0, ge=0, le=0.5)
 
 
 class TrainingSettings(Settings):

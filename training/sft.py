@@ -1,20 +1,23 @@
 """Supervised training on steps: what the warm start and `train-sft` share.
 
-Loss is on the policy's own tokens only. Examples are padded on the left, so that logits are
-computed for the last few positions alone: on two cores the output layer over every prompt token
-would cost a fifth of the time.
+Loss is on the policy's own tokens only, and logits are computed for those alone: on two cores the
+output layer over every prompt token would cost a fifth of the time. Examples are packed, so that
+the instruction that their prompts begin with is read once (`training.tree_attention`), or stand
+side by side, padded on the left.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from training.arguments import lora_config
+from training.arguments import lora_config, one_device
 from training.course import Course, log_line
 from training.curves import Say
 from training.examples import IGNORED, StepExample, TokenExample, tokenise
+from training.packing import Row, packed_batch
 from training.report import TrainingReport
 from training.settings import OptimiserSettings
+from training.tree_attention import read_packed
 
 
 def train_on_steps(
@@ -45,7 +48,8 @@ def train_on_steps(
         data: where the examples come from, as JSON; goes into `training.json`.
 
     Raises:
-        ConfigError: too many examples do not fit, or there are none.
+        ConfigError: too many examples do not fit, there are none, or the model cannot read packed
+            ones (`packed: false` does without).
         StorageError: with `resume`, the target's checkpoints are not this training's own.
     """
     course = Course(kind, settings, start, target, seed, resume, say, data)
@@ -62,12 +66,40 @@ def _trainer(
     course: Course,
     label_smoothing: float,
 ) -> Any:
-    import torch
     from peft import get_peft_model
-    from transformers import Trainer, TrainingArguments, set_seed
+    from transformers import TrainingArguments, set_seed
+
+    pad = tokenizer.pad_token_id or tokenizer.eos_token_id
+    arguments = TrainingArguments(**course.arguments(), include_num_input_tokens_seen="non_padding")
+    if course.settings.packed:
+        read_packed(model, course.kind.replace("-", "_"))
+        one_device(arguments)
+    set_seed(course.seed)  # before the adapter is made: its first weights are random
+    return _trainer_class(label_smoothing)(
+        model=get_peft_model(model, lora_config(course.settings.lora)),
+        args=arguments,
+        train_dataset=[
+            {"input_ids": [*t.prompt, *t.target], "labels": t.labels, "weight": t.weight}
+            for t in tokens
+        ],
+        data_collator=PackedSteps(pad) if course.settings.packed else LeftPadding(pad),
+    )
+
+
+def _trainer_class(label_smoothing: float) -> Any:
+    """Made here because transformers takes seconds to import."""
+    import torch
+    from transformers import Trainer
 
     class StepTrainer(Trainer):  # type: ignore[misc]
         """Weighted cross-entropy, computed for the last positions only."""
+
+        def _track_num_input_tokens(self, inputs: Any) -> None:
+            """What the model reads: of packed examples the tree, not the rows."""
+            tree = inputs.get("tree_tokens")
+            super()._track_num_input_tokens(
+                inputs if tree is None else {"input_ids": tree, "attention_mask": tree * 0 + 1}
+            )
 
         def compute_loss(
             self,
@@ -91,16 +123,31 @@ def _trainer(
             loss = (losses * weights[:, None]).sum() / items
             return (loss, output) if return_outputs else loss
 
-    set_seed(course.seed)  # before the adapter is made: its first weights are random
-    return StepTrainer(
-        model=get_peft_model(model, lora_config(course.settings.lora)),
-        args=TrainingArguments(**course.arguments(), include_num_input_tokens_seen="non_padding"),
-        train_dataset=[
-            {"input_ids": [*t.prompt, *t.target], "labels": t.labels, "weight": t.weight}
-            for t in tokens
-        ],
-        data_collator=LeftPadding(tokenizer.pad_token_id or tokenizer.eos_token_id),
-    )
+    return StepTrainer
+
+
+class PackedSteps:
+    """Examples as one packed batch; see `training.packing`."""
+
+    def __init__(self, pad: int) -> None:
+        self.pad = pad
+
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """With `labels` of shape (batch, 1 + longest step) and `weights` (batch,)."""
+        import torch
+
+        batch = packed_batch([_row(row["input_ids"], row["labels"]) for row in rows], self.pad)
+        said = batch.pop("completion_mask")
+        return batch | {
+            "labels": batch["input_ids"].masked_fill(said == 0, IGNORED),
+            "weights": torch.tensor([float(row["weight"]) for row in rows]),
+        }
+
+
+def _row(ids: Sequence[int], labels: Sequence[int]) -> Row:
+    """Prompt and step, told apart by the labels."""
+    start = sum(label == IGNORED for label in labels)
+    return Row(tuple(ids[:start]), tuple(ids[start:]))
 
 
 class LeftPadding:

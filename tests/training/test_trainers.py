@@ -38,6 +38,13 @@ def one_tokenizer() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BRANCHWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
     """Threads that wait for each other take longer than such a small model."""
     import torch

@@ -1,0 +1,123 @@
+"""How much faster does a preference training get when shared prompts are read once?
+
+    python -m benchmarks.packed_training --run datasets/atlas [--pairs 48] [--micro-batch 4]
+
+Trains on the same pairs, in the same batches of so many pairs, with TRL's `DPOTrainer` as it is
+(whole sequences side by side, sorted by length, the reference asked in every step) and packed
+(`training.tree_attention`, the reference asked once, which is counted in). Prints pairs a second,
+the tokens that go through the layers with a gradient and without, and the factor that these alone
+would give: an adapter's backward pass costs about what its forward pass does, as the weights below
+it stay as they are. The output layer, which stock TRL runs over the prompts too on a CPU, is not
+in that bound. Every round trains both in turn; the fastest round of each counts.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engines.weights import load_policy, policy_files
+from storage.parts import read_parts
+from storage.records import Pair
+from storage.schemas import table_to_records
+from training.arguments import quiet, shared_arguments
+from training.likelihood import step_logps
+from training.pair_trainer import give_reference, pair_trainer
+from training.preferences import PreferenceTokens, describe_lengths, tokenise_pairs
+from training.settings import DpoSettings
+
+
+@dataclass
+class Measured:
+    """One training.
+
+    Attributes:
+        learned, read: tokens that went through the layers with a gradient, and without.
+    """
+
+    seconds: float = 0.0
+    learned: int = 0
+    read: int = 0
+
+    @property
+    def passes(self) -> int:
+        """Tokens, one for each pass over them."""
+        return 2 * self.learned + self.read
+
+
+def train_once(start: str, pairs: Sequence[PreferenceTokens], settings: DpoSettings) -> Measured:
+    """Train a new adapter on `start` and throw it away; loading is not counted."""
+    from transformers import PrinterCallback
+
+    model, tokenizer = load_policy(policy_files(start))
+    measured = Measured()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = shared_arguments(settings, Path(folder), seed=0)
+        trainer = pair_trainer(model, tokenizer, pairs, settings, arguments)
+        trainer.remove_callback(PrinterCallback)
+        model.get_input_embeddings().register_forward_hook(_counting(measured))
+        began = time.perf_counter()
+        if settings.packed:
+            rows = [row for pair in pairs for row in pair.rows]
+            with trainer.model.disable_adapter():
+                give_reference(trainer, pairs, step_logps(trainer, rows, packed=True))
+        trainer.train()
+        measured.seconds = time.perf_counter() - began
+    return measured
+
+
+def _counting(measured: Measured) -> Any:
+    import torch
+
+    def count(module: Any, inputs: Any, output: Any) -> None:
+        if torch.is_grad_enabled():
+            measured.learned += inputs[0].numel()
+        else:
+            measured.read += inputs[0].numel()
+
+    return count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--run", type=Path, default=Path("datasets/atlas"))
+    parser.add_argument("--start", default="models/smollm2-135m-atlas")
+    parser.add_argument("--pairs", type=int, default=48)
+    parser.add_argument("--batch", type=int, default=8, help="pairs a step")
+    parser.add_argument("--micro-batch", type=int, default=4, help="pairs at a time")
+    parser.add_argument("--epochs", type=float, default=2)
+    parser.add_argument("--rounds", type=int, default=2)
+    options = parser.parse_args()
+    quiet()
+    rows = table_to_records(read_parts(options.run, "pairs"), Pair)[: options.pairs]
+    pairs = tokenise_pairs(rows, load_policy(policy_files(options.start))[1])
+    print(
+        f"{len(pairs)} pairs of {len({p.prompt for p in pairs})} states; {describe_lengths(pairs)}"
+    )
+    best: dict[str, Measured] = {}
+    for _ in range(options.rounds):
+        for name in ("stock", "packed"):
+            settings = DpoSettings(
+                epochs=options.epochs,
+                batch_size=options.batch,
+                micro_batch=options.micro_batch,
+                save_every=10**6,
+                packed=name == "packed",
+            )
+            measured = train_once(options.start, pairs, settings)
+            best[name] = min(best.get(name, measured), measured, key=lambda m: m.seconds)
+    for name, measured in best.items():
+        print(
+            f"{name:<7}{options.epochs * len(pairs) / measured.seconds:7.2f} pairs/s, "
+            f"{measured.learned} tokens learned from, {measured.read} only read"
+        )
+    stock, packed = best["stock"], best["packed"]
+    print(f"factor: {stock.seconds / packed.seconds:.2f}")
+    print(f"bound that the tokens set: {stock.passes / packed.passes:.2f}")
+
+
+if __name__ == "__main__":
+    main()

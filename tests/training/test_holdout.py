@@ -1,0 +1,60 @@
+"""Which pairs are kept out of a training, in which order the others come, and what is scored."""
+
+import pytest
+
+from storage.errors import ConfigError
+from training.holdout import held_out, score
+from training.order import StateOrder
+from training.preferences import PreferenceTokens
+
+
+def pair(number: int, question: str = "q") -> PreferenceTokens:
+    return PreferenceTokens((1, number), (2,), (3, number), question)
+
+
+def test_questions_are_kept_out_whole_and_by_themselves() -> None:
+    pairs = [pair(n, f"q{n // 2}") for n in range(400)]
+    trained, out = held_out(pairs, 0.25, seed=0)
+    assert sorted([*trained, *out], key=pairs.index) == pairs
+    assert not {p.question_id for p in trained} & {p.question_id for p in out}
+    assert 30 <= len({p.question_id for p in out}) <= 70  # 50 of 200 expected
+    fewer = held_out(pairs[::3], 0.25, seed=0)[1]
+    assert {p.question_id for p in fewer} <= {p.question_id for p in out}, "whoever else is there"
+    assert held_out(pairs, 0.25, seed=1)[1] != out
+    assert held_out(pairs, 0.0, seed=0) == (pairs, [])
+
+
+def test_a_training_without_a_pair_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"training\.dpo\.holdout 0\.5 keeps all 1 pairs out"):
+        for number in range(50):
+            held_out([pair(0, str(number))], 0.5, seed=0)
+
+
+def test_the_score_is_what_the_chosen_step_gained_more() -> None:
+    pairs = [pair(n) for n in range(4)]
+    start = {row: -1.0 * len(row.step) for p in pairs for row in p.rows}
+    gains = (2.0, 0.5, 0.0, -1.0)  # of the chosen step; the rejected one gains 0
+    policy = start | {p.rows[0]: start[p.rows[0]] + g for p, g in zip(pairs, gains, strict=True)}
+    found = score(pairs, policy, start, beta=0.1)
+    assert (found.pairs, found.accuracy) == (4, 2.5 / 4)
+    assert found.margin == pytest.approx(0.1 * sum(gains) / 4)
+    assert score(pairs, start, start, beta=0.1).accuracy == 0.5
+
+
+def test_siblings_follow_each_other_in_another_order_every_epoch() -> None:
+    states = ["a", "b", "c", "a", "b", "a", "d", "e"]
+    order = StateOrder(states, seed=3)
+    epochs = []
+    for epoch in range(4):
+        order.set_epoch(epoch)
+        drawn = list(order)
+        assert sorted(drawn) == list(range(len(order)))
+        runs = [
+            states[i] for n, i in enumerate(drawn) if n == 0 or states[drawn[n - 1]] != states[i]
+        ]
+        assert len(runs) == len(set(states)), "every state in one piece"
+        epochs.append(drawn)
+    assert len({tuple(drawn) for drawn in epochs}) > 1
+    resumed = StateOrder(states, seed=3)
+    resumed.set_epoch(2)
+    assert list(resumed) == epochs[2]

@@ -1,0 +1,198 @@
+"""Packed trainings on a small random Llama: the same curves, resumed, with a kept reference."""
+
+import json
+import math
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample_records import a_pair
+from tiny_llama import write_tiny_folder
+
+from engines import weights
+from engines.sampling import Message
+from storage.records import ChatMessage, Pair
+from training import course
+from training.curves import curves, read_metrics
+from training.dpo import train_dpo
+from training.examples import StepExample
+from training.settings import DpoSettings, SftSettings
+from training.sft import train_on_steps
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_and_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One tokenizer, one thread, and a cache of its own."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weights, "load_tokenizer", cache(weights.load_tokenizer))
+        patch.setenv("BRANCHWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_folder(tmp_path_factory.mktemp("base") / "tiny"))
+
+
+def turn(text: str) -> tuple[ChatMessage, ...]:
+    return (ChatMessage(role="assistant", content=text),)
+
+
+def pairs(n: int = 8) -> list[Pair]:
+    """Three siblings make three pairs, so states and steps recur."""
+    steps = ["<query>a</query>", "<query>a longer place</query>", "<answer>no idea</answer>"]
+    better, worse = (steps[0], steps[0], steps[1]), (steps[1], steps[2], steps[2])
+    return [
+        a_pair(
+            pair_id=str(i),
+            question_id=f"q{i // 3}",
+            prompt=(
+                ChatMessage(role="system", content="Answer."),
+                ChatMessage(role="user", content=f"Question: {'very ' * (i // 3)}far?"),
+            ),
+            chosen=turn(better[i % 3]),
+            rejected=turn(worse[i % 3]),
+        )
+        for i in range(n)
+    ]
+
+
+def preference(**changes: Any) -> DpoSettings:
+    fields = {"batch_size": 8, "micro_batch": 8, "epochs": 3, "lr": 5e-3, "save_every": 2}
+    return DpoSettings(**{**fields, **changes})
+
+
+def curve(target: Path, *names: str) -> list[list[float]]:
+    return [[line[name] for name in names] for line in read_metrics(target)]
+
+
+METRICS = ("loss", "kl", "margin", "chosen_logps", "rejected_logps", "entropy", "grad_norm")
+
+
+@pytest.mark.parametrize("reference", ["start", "none"])
+def test_packed_preference_training_is_the_stock_one(
+    base: str, tmp_path: Path, reference: str
+) -> None:
+    for name, changes in {
+        "stock": {"packed": False},
+        "packed": {},
+        "in parts": {"micro_batch": 2},
+    }.items():
+        settings = preference(reference=reference, **changes)
+        train_dpo(pairs(), settings, start=base, target=tmp_path / name, seed=0)
+    stock, packed = (curve(tmp_path / name, *METRICS) for name in ("stock", "packed"))
+    for one, other in zip(packed, stock, strict=True):
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-4)
+    assert stock[-1][0] < 0.9 * stock[0][0], "it learns, so the later steps tell something"
+    if reference == "start":
+        assert packed[0][0] == pytest.approx(math.log(2), abs=1e-6)
+    whole, parts = (curve(tmp_path / name, "loss", "kl") for name in ("packed", "in parts"))
+    for one, other in zip(parts, whole, strict=True):
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-4)
+    [stock_tokens], [packed_tokens] = (
+        curve(tmp_path / name, "tokens")[-1] for name in ("stock", "packed")
+    )
+    assert packed_tokens < stock_tokens / 2
+
+
+def test_packed_supervised_training_has_the_curve_of_the_padded_one(
+    base: str, tmp_path: Path
+) -> None:
+    examples = [
+        StepExample(
+            (Message("system", "Answer."), Message("user", f"Question: {'very ' * (i % 4)}{i}?")),
+            f"<query>number {'and ' * (i % 3)}{i}</query>",
+            str(i),
+            "reasoning",
+            weight=1.0 + i % 2,
+        )
+        for i in range(8)
+    ]
+    for packed in (True, False):
+        train_on_steps(
+            examples,
+            SftSettings(batch_size=4, micro_batch=2, lr=5e-3, epochs=2, packed=packed),
+            kind="sft",
+            start=base,
+            target=tmp_path / str(packed),
+            seed=0,
+            label_smoothing=0.1,
+        )
+    names = ("loss", "grad_norm")
+    packed_curve, padded_curve = (curve(tmp_path / str(p), *names) for p in (True, False))
+    assert len(packed_curve) == 4
+    for one, other in zip(packed_curve, padded_curve, strict=True):
+        assert one == pytest.approx(other, rel=1e-3)
+    [most], [least] = (curve(tmp_path / str(p), "tokens")[-1] for p in (False, True))
+    assert least < most
+
+
+def test_a_resumed_preference_training_is_the_uninterrupted_one(
+    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed within its second epoch: the order of pairs goes on where it was."""
+    settings = preference(batch_size=2, micro_batch=1)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    train_dpo(pairs(), settings, start=base, target=whole, seed=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(course, "curves", killed_at_step_7)
+        with pytest.raises(KeyboardInterrupt):
+            train_dpo(pairs(), settings, start=base, target=killed, seed=0)
+    train_dpo(pairs(), settings, start=base, target=killed, seed=0, resume=True)
+    seen, uninterrupted = (curve(t, "step", "loss", "kl", "lr") for t in (killed, whole))
+    assert [line[0] for line in seen] == list(range(1, 13))
+    assert seen == uninterrupted
+
+
+def killed_at_step_7(*args: Any) -> Any:
+    callback = curves(*args)
+
+    class Killed(type(callback)):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 7:
+                raise KeyboardInterrupt
+
+    return Killed()
+
+
+def test_the_start_is_asked_once_whatever_the_seed_and_the_labels(
+    base: str, tmp_path: Path
+) -> None:
+    swapped = [
+        pair.model_copy(update={"chosen": pair.rejected, "rejected": pair.chosen})
+        for pair in reversed(pairs(7))
+    ]
+    said: list[str] = []
+    settings = preference(epochs=1)
+    for seed, rows in enumerate((pairs(7), swapped)):
+        target = tmp_path / str(seed)
+        train_dpo(rows, settings, start=base, target=target, seed=seed, say=said.append)
+        assert curve(target, "loss")[0][0] == pytest.approx(math.log(2), abs=1e-6)
+    told = [line for line in said if line.startswith("reference: ")]
+    assert ["computed" in told[0], "read from" in told[1]] == [True, True]
+
+
+def test_held_out_pairs_are_scored_and_not_trained_on(base: str, tmp_path: Path) -> None:
+    rows, said, found = pairs(24), list[str](), []
+    for packed in (True, False):
+        settings = preference(batch_size=24, micro_batch=24, holdout=0.5, epochs=5, packed=packed)
+        target = tmp_path / str(packed)
+        report = train_dpo(rows, settings, start=base, target=target, seed=1, say=said.append)
+        record = json.loads((target / "training.json").read_text())["report"]
+        found.append([record[f"holdout_{name}"] for name in ("pairs", "accuracy", "margin")])
+        assert report.holdout_pairs > 0
+        assert (report.examples + report.holdout_pairs, report.dropped) == (len(rows), 0)
+        assert f"{report.holdout_pairs} held-out pairs: accuracy" in said[-1]
+    assert found[0] == pytest.approx(found[1], rel=1e-3)
+    # All questions prefer the same, so what is learned from some holds for the others.
+    assert found[0][1] > 0.9
+    assert found[0][2] > 0.05

@@ -1,0 +1,77 @@
+"""Pairs that are kept out of a preference training, to see whether it learned what is preferred."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from storage.errors import ConfigError
+from training.packing import Row
+from training.preferences import PreferenceTokens
+
+
+@dataclass(frozen=True, slots=True)
+class HoldoutScore:
+    """How a trained policy orders pairs that it was not trained on.
+
+    Attributes:
+        accuracy: share of the pairs whose chosen step gained more on the start than the rejected
+            one; a tie counts half, so the start itself has 0.5.
+        margin: mean of what it gained more, in nats times beta.
+    """
+
+    pairs: int
+    accuracy: float
+    margin: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.pairs} held-out pairs: accuracy {self.accuracy:.3f} (0.5 before), "
+            f"margin {self.margin:+.4f}"
+        )
+
+
+def held_out(
+    pairs: Sequence[PreferenceTokens], share: float, seed: int
+) -> tuple[list[PreferenceTokens], list[PreferenceTokens]]:
+    """The pairs to train on, and those of the questions that are kept out, in order.
+
+    Args:
+        share: of the questions, in [0, 0.5]; a hash of the question and the seed decides.
+
+    Raises:
+        ConfigError: none is left to train on.
+    """
+    out = {p.question_id for p in pairs if _draw(p.question_id, seed) < share}
+    trained = [pair for pair in pairs if pair.question_id not in out]
+    if not trained:
+        raise ConfigError(
+            f"training.dpo.holdout {share} keeps all {len(pairs)} pairs out of the training; "
+            "lower it, or annotate more questions"
+        )
+    return trained, [pair for pair in pairs if pair.question_id in out]
+
+
+def _draw(question_id: str, seed: int) -> float:
+    """A number in [0, 1) that is the question's own."""
+    digest = hashlib.blake2b(f"holdout:{seed}:{question_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+def score(
+    pairs: Sequence[PreferenceTokens],
+    policy: Mapping[Row, float],
+    start: Mapping[Row, float],
+    beta: float,
+) -> HoldoutScore:
+    """The trained policy's implicit reward on at least one pair (DPO, Rafailov et al. eq. 5).
+
+    Args:
+        policy: log-probabilities of all steps under the trained policy, in nats.
+        start: the same under the policy that the training began with.
+    """
+    margins = []
+    for pair in pairs:
+        chosen, rejected = (policy[row] - start[row] for row in pair.rows)
+        margins.append(beta * (chosen - rejected))
+    right = sum(1.0 if m > 0 else 0.5 if m == 0 else 0.0 for m in margins)
+    return HoldoutScore(len(pairs), right / len(pairs), sum(margins) / len(pairs))

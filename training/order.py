@@ -1,0 +1,36 @@
+"""The order of pairs: states shuffled, the pairs of a state one after another.
+
+So siblings meet in one micro-batch, and their prompt is read once.
+"""
+
+import random
+from collections.abc import Hashable, Iterator, Sequence
+
+
+class StateOrder:
+    """A sampler for PyTorch's loaders: indices of pairs, in another order every epoch.
+
+    Args:
+        states: what the pairs' states are known by, one a pair.
+        seed: the order depends on it and the epoch alone, so that a resumed training goes on in it.
+    """
+
+    def __init__(self, states: Sequence[Hashable], seed: int) -> None:
+        self.seed = seed
+        self.epoch = 0
+        groups: dict[Hashable, list[int]] = {}
+        for index, state in enumerate(states):
+            groups.setdefault(state, []).append(index)
+        self.groups = list(groups.values())
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by the loader before every epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return sum(map(len, self.groups))
+
+    def __iter__(self) -> Iterator[int]:
+        rng = random.Random(f"{self.seed}:{self.epoch}")
+        for group in rng.sample(self.groups, len(self.groups)):
+            yield from rng.sample(group, len(group))

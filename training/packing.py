@@ -1,0 +1,68 @@
+"""Batches of policy steps: side by side with their whole prompts, or packed into one tree.
+
+Both have the shape that TRL's trainers read: `input_ids`, `attention_mask` and `completion_mask`.
+A packed row is short, the last token of the prompt and the step; what it hangs on lies beside it,
+once for all rows, in keys that `training.tree_attention` reads:
+
+    tree_tokens, tree_positions, tree_ends   (1, N), see `training.prefix_tree`
+    tree_rows                                (rows, 1 + longest step): where each entry stands
+
+A step's last token predicts nothing, so it has no place in the tree; its entry, as padding, points
+at the first token, and no loss reads it.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from training.prefix_tree import prefix_tree
+
+
+class Row(NamedTuple):
+    """One step to score, as token ids: a prompt and what the policy said; neither is empty."""
+
+    prompt: tuple[int, ...]
+    step: tuple[int, ...]
+
+
+def padded_batch(rows: Sequence[Row], pad: int) -> dict[str, Any]:
+    """Rows in full, padded on the right: tensors of shape (rows, longest)."""
+    whole = [[*row.prompt, *row.step] for row in rows]
+    starts = [len(row.prompt) for row in rows]
+    return _side_by_side(whole, starts, pad)
+
+
+def packed_batch(rows: Sequence[Row], pad: int) -> dict[str, Any]:
+    """Rows as their steps, on one tree of everything that they are said after (see module)."""
+    import torch
+
+    tree = prefix_tree([(*row.prompt, *row.step[:-1]) for row in rows])
+    batch = _side_by_side([[row.prompt[-1], *row.step] for row in rows], [1] * len(rows), pad)
+    longest = batch["input_ids"].shape[1]
+    places = [path[len(row.prompt) - 1 :] for row, path in zip(rows, tree.paths, strict=True)]
+    return batch | {
+        "tree_tokens": torch.tensor([tree.tokens]),
+        "tree_positions": torch.tensor([tree.positions]),
+        "tree_ends": torch.tensor([tree.ends]),
+        "tree_rows": torch.tensor([_filled(place, longest, 0) for place in places]),
+    }
+
+
+def _side_by_side(
+    sequences: Sequence[list[int]], starts: Sequence[int], pad: int
+) -> dict[str, Any]:
+    import torch
+
+    longest = max(map(len, sequences))
+    said = [
+        [0] * start + [1] * (len(sequence) - start)
+        for sequence, start in zip(sequences, starts, strict=True)
+    ]
+    return {
+        "input_ids": torch.tensor([_filled(s, longest, pad) for s in sequences]),
+        "attention_mask": torch.tensor([_filled([1] * len(s), longest, 0) for s in sequences]),
+        "completion_mask": torch.tensor([_filled(s, longest, 0) for s in said]),
+    }
+
+
+def _filled(values: list[int], length: int, filler: int) -> list[int]:
+    return values + [filler] * (length - len(values))

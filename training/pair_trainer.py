@@ -1,0 +1,159 @@
+"""TRL's `DPOTrainer` on tokenised pairs: side by side with full prompts, or packed.
+
+Two differences from TRL: pairs reach it as the token ids that the embedded engine is asked with
+(its own tokenisation would add the template's line break behind the end of the turn, which no
+policy samples), and nothing is ever cut. Packed, it also gets the reference's log-probabilities
+with the pairs, and siblings follow each other (`training.order`); loss, gradients and metrics are
+its own.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from training.arguments import lora_config, one_device
+from training.order import StateOrder
+from training.packing import Row, packed_batch
+from training.preferences import PreferenceTokens
+from training.settings import DpoSettings
+from training.tree_attention import read_packed
+
+
+def pair_trainer(
+    model: Any,
+    tokenizer: Any,
+    pairs: Sequence[PreferenceTokens],
+    settings: DpoSettings,
+    arguments: Mapping[str, Any],
+) -> Any:
+    """A trainer around a plain `model` (the start), with a new adapter on it.
+
+    Args:
+        arguments: see `training.arguments.shared_arguments`.
+
+    Raises:
+        ConfigError: the model cannot read packed pairs, and `settings.packed` asks for it.
+    """
+    from datasets import Dataset
+    from trl import DPOConfig
+
+    configuration = DPOConfig(
+        **arguments,
+        beta=settings.beta,
+        loss_type=[settings.loss],
+        max_length=None,  # nothing is cut: what is too long was left out before
+        length_column_name="length",
+    )
+    rows = [
+        {"prompt_ids": p.prompt, "chosen_ids": p.chosen, "rejected_ids": p.rejected, "length": n}
+        for p, n in ((p, len(p)) for p in pairs)
+    ]
+    given: dict[str, Any] = {}
+    if settings.packed:
+        read_packed(model, "dpo")
+        one_device(configuration)
+        given["data_collator"] = PackedPairs(tokenizer.pad_token_id or tokenizer.eos_token_id)
+    return _trainer_class(settings)(
+        model=model,
+        args=configuration,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        peft_config=lora_config(settings.lora),
+        **given,
+    )
+
+
+def give_reference(
+    trainer: Any, pairs: Sequence[PreferenceTokens], start: Mapping[Row, float]
+) -> None:
+    """Let `trainer` take the start's log-probabilities from here instead of asking it.
+
+    Args:
+        pairs: its own, in order.
+        start: of all their steps, in nats.
+    """
+    columns = zip(*([start[row] for row in pair.rows] for pair in pairs), strict=True)
+    for name, column in zip(("ref_chosen_logps", "ref_rejected_logps"), columns, strict=True):
+        trainer.train_dataset = trainer.train_dataset.add_column(name, list(column))
+    trainer.precompute_ref_logps = True
+
+
+class PackedPairs:
+    """Rows of a dataset as one packed batch: all chosen steps, then all rejected ones."""
+
+    def __init__(self, pad: int) -> None:
+        self.pad = pad
+
+    def __call__(self, pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """See `training.packing`; with `ref_…_logps` of shape (pairs,) where the rows have them."""
+        import torch
+
+        rows = [
+            Row(tuple(pair["prompt_ids"]), tuple(pair[f"{side}_ids"]))
+            for side in ("chosen", "rejected")
+            for pair in pairs
+        ]
+        reference = {
+            name: torch.tensor([pair[name] for pair in pairs])
+            for name in ("ref_chosen_logps", "ref_rejected_logps")
+            if name in pairs[0]
+        }
+        return packed_batch(rows, self.pad) | reference
+
+
+def _trainer_class(settings: DpoSettings) -> Any:
+    """Made here because TRL takes seconds to import."""
+    from trl import DPOTrainer
+
+    reference_free = settings.reference == "none"
+
+    class PairTrainer(DPOTrainer):  # type: ignore[misc]
+        """DPO on pairs that are tokenised already; logs the distance to the start."""
+
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            if reference_free:
+                # TRL has no such loss; reference log-probabilities of 0 make it one.
+                self.precompute_ref_logps = True
+
+        def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+            return dataset
+
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            if not settings.packed:
+                return super()._get_train_sampler(train_dataset)
+            return StateOrder(list(map(tuple, self.train_dataset["prompt_ids"])), self.args.seed)
+
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            given = inputs
+            if reference_free:
+                nothing = inputs["input_ids"].new_zeros(len(inputs["input_ids"]) // 2).float()
+                inputs = inputs | {"ref_chosen_logps": nothing, "ref_rejected_logps": nothing}
+            if settings.packed:
+                # TRL counts the rows, but read is the tree.
+                self._total_train_tokens += int(
+                    inputs["tree_tokens"].numel() - inputs["attention_mask"].sum()
+                )
+            loss = super().compute_loss(model, inputs, *args, **kwargs)
+            self._metrics["train"]["kl"].append(self._divergence(model, given))
+            return loss
+
+        def _divergence(self, model: Any, inputs: Any) -> float:
+            """Mean log-ratio of the start to the policy on this batch, in nats a step."""
+            logged = self._metrics["train"]
+            if reference_free:
+                start = self._start_logps(model, inputs)
+                return (
+                    start - float(logged["logps/chosen"][-1] + logged["logps/rejected"][-1])
+                ) / 2
+            rewards = logged["rewards/chosen"][-1] + logged["rewards/rejected"][-1]
+            return float(-rewards / (2 * self.beta))
+
+        def _start_logps(self, model: Any, inputs: Any) -> float:
+            """Mean of the chosen steps plus mean of the rejected ones."""
+            if "ref_chosen_logps" in inputs:
+                return float(
+                    inputs["ref_chosen_logps"].mean() + inputs["ref_rejected_logps"].mean()
+                )
+            return sum(float(logps.mean()) for logps in self.compute_ref_log_probs(model, inputs))
+
+    return PairTrainer

@@ -1,0 +1,59 @@
+"""Token sequences laid out as a tree, so that what several begin with stands there once.
+
+The siblings of a state share their prompt, and all prompts of a stage share its instruction. A
+causal model reads a token's past only, so a shared beginning has to be read once, however many
+sequences go on from it: tree attention, as in SpecInfer (Miao et al., 2024, section 4), here for
+training.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixTree:
+    """A trie of N tokens, depth first. Token i sees token j if and only if `j <= i < ends[j]`.
+
+    Attributes:
+        tokens: (N,) token ids; N is the number of distinct non-empty prefixes.
+        positions: (N,) position of each token in its sequences, from 0.
+        ends: (N,) index after the last token of each token's subtree.
+        paths: for each sequence, in the caller's order, the indices of its tokens.
+    """
+
+    tokens: list[int]
+    positions: list[int]
+    ends: list[int]
+    paths: list[list[int]]
+
+
+def prefix_tree(sequences: Sequence[tuple[int, ...]]) -> PrefixTree:
+    """Lay out any number of sequences of token ids; equal ones share all their tokens."""
+    tree = PrefixTree([], [], [], [[] for _ in sequences])
+    before: tuple[int, ...] = ()
+    path: list[int] = []
+    for number in sorted(range(len(sequences)), key=sequences.__getitem__):
+        sequence = sequences[number]
+        shared = common_prefix(before, sequence)
+        _close(tree, path[shared:])
+        first = len(tree.tokens)
+        tree.tokens.extend(sequence[shared:])
+        tree.positions.extend(range(shared, len(sequence)))
+        tree.ends.extend([-1] * (len(sequence) - shared))
+        path = [*path[:shared], *range(first, len(tree.tokens))]
+        tree.paths[number] = path
+        before = sequence
+    _close(tree, path)
+    return tree
+
+
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    return sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(one, other, strict=False)))
+
+
+def _close(tree: PrefixTree, tokens: Sequence[int]) -> None:
+    """No sequence goes on from these tokens any more."""
+    for token in tokens:
+        tree.ends[token] = len(tree.tokens)
