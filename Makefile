@@ -16,13 +16,13 @@ VENV := .venv
 BIN  := $(VENV)/bin
 PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # User text reaches the programs through the environment, never through shell text.
-export RUN SQL CONFIG
+export RUN SQL CONFIG STUDY
 STAGE = "$(BIN)/branchwise" $@ $(if $(CONFIG),--config "$$CONFIG") $(if $(RUN),--run "$$RUN") $(ARGS)
 # The recipe that `branchwise` takes: the named one, else the run's own, else the default.
 RECIPE := $(or $(CONFIG),$(if $(RUN),$(wildcard $(RUN)/config.yaml)),configs/atlas.yaml)
 
-.PHONY: help setup doctor clean data index warm-start annotate relabel verify inspect export-pairs \
-        import-pairs train-sft train-dpo export eval serve all test test-fast test-failure test-vllm lint bench
+.PHONY: help setup doctor clean data index warm-start annotate relabel diagnose verify inspect export-pairs \
+        import-pairs train-sft train-dpo export eval serve study all test test-fast test-failure test-vllm lint bench
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -53,10 +53,13 @@ TRAIN := $(CPU) $(VENV)/train.done
 DENSE := $(if $(shell grep -sE 'kind: *(dense|fusion)' "$(RECIPE)"),$(VENV)/dense.done)
 
 setup: $(TRAIN) $(EXTRAS:%=$(VENV)/%.done) ## install what the default recipe needs; EXTRAS="dense" more
-doctor data index annotate relabel verify inspect export-pairs import-pairs eval serve: $(CPU) $(DENSE)
+doctor data index annotate relabel diagnose verify inspect export-pairs import-pairs eval serve: $(CPU) $(DENSE)
 	$(STAGE)
 warm-start train-sft train-dpo export all: $(TRAIN) $(DENSE)
 	$(STAGE)
+
+study: $(TRAIN) $(DENSE) $(VENV)/study.done ## a recorded experiment: STUDY=atlas-dpo, real-dpo, labels, search
+	"$(BIN)/branchwise" study --name "$$STUDY" $(if $(CONFIG),--config "$$CONFIG") $(if $(RUN),--run "$$RUN") $(ARGS)
 
 # What the pattern above runs, for `make help`.
 doctor:       ## check this machine and the recipe
@@ -65,6 +68,7 @@ index:        ## build the index (also done on demand)
 warm-start:   ## supervised start on traces built from gold facts
 annotate:     ## grow trees, score, label, write preference pairs
 relabel:      ## labels and pairs of a finished run under other reward settings
+diagnose:     ## can this run teach? labels, their survival, what training did
 verify:       ## check the run's parts; damaged ones are made again from the ledger
 inspect:      ## DuckDB on the run; SQL="select …" runs one query
 export-pairs: ## pairs as RAG-ProGuide JSON (ARGS="--file pairs.json")

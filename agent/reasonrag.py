@@ -5,23 +5,18 @@ only in Grounding; Reasoning sees the queries and the evidence. The prompt puts 
 first (system text, then question, then thoughts), so that an engine's prefix cache hits.
 """
 
-import re
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
 
 from agent.prompts import load_prompts, prompts_digest
 from agent.protocol import shown_passages
 from agent.state import Action, ActionKind, Stage, State
+from agent.tags import fenced, one_tag, tag_structure
 from engines.sampling import Message, Structure
 
 NO_EVIDENCE = "None"
 """What Grounding writes when no passage helps; a valid action."""
 
-MAX_CONTENT_CHARS = 300
-"""Longest tag content that structured decoding allows."""
-
-_TAG = re.compile(r"<(/?)(query|evidence|answer)>")
 _ALLOWED: dict[Stage, tuple[ActionKind, ...]] = {
     "reasoning": ("query", "answer"),
     "grounding": ("evidence",),
@@ -48,22 +43,10 @@ class ReasonRAG:
         )
 
     def structure(self, state: State, *, forced: bool) -> Structure:
-        body = f"[^<>\\n]{{1,{MAX_CONTENT_CHARS}}}"
-        kinds = _allowed(state, forced)
-        return Structure("regex", "|".join(f"<{k}>{body}</{k}>" for k in kinds))
+        return tag_structure(_allowed(state, forced))
 
     def parse(self, state: State, text: str, *, forced: bool) -> Action:
-        """Exactly one well-formed tag, of a kind this stage allows, with something in it."""
-        # Tag by tag: a pattern for a whole pair takes hours over a megabyte of opened tags.
-        tags = list(islice(_TAG.finditer(text), 3))
-        if [tag[1] for tag in tags] != ["", "/"] or tags[0][2] != tags[1][2]:
-            return Action("invalid", "", "not one tag, opened and closed")
-        kind, content = tags[0][2], text[tags[0].end() : tags[1].start()].strip()
-        if kind not in _allowed(state, forced):
-            return Action("invalid", "", f"<{kind}> is not allowed here")
-        if not content:
-            return Action("invalid", "", f"<{kind}> is empty")
-        return Action(kind, content)
+        return one_tag(text, _allowed(state, forced))
 
     def query_of(self, action: Action) -> str | None:
         return action.content if action.kind == "query" else None
@@ -95,18 +78,5 @@ def _user_text(state: State) -> str:
     lines = [f"Question: {state.question}"]
     lines += [f"{step.action.kind.capitalize()}: {step.action.content}" for step in state.steps]
     if state.stage == "grounding":
-        lines += [_fenced(p.title, p.text) for p in shown_passages(state)] or ["(no passage found)"]
+        lines += [fenced(p.title, p.text) for p in shown_passages(state)] or ["(no passage found)"]
     return "\n".join(lines)
-
-
-def _fenced(title: str, text: str) -> str:
-    """A passage that cannot close its fence, nor pose as a tag of the protocol.
-
-    Angle brackets become look-alikes and the passage stays on one line, so no text of it can
-    look like a line of ours. Everything else stays verbatim: answers are copied from here.
-    """
-    return f"<passage>{_inert(title)}: {_inert(text)}</passage>"
-
-
-def _inert(text: str) -> str:
-    return " ".join(text.split()).replace("<", "‹").replace(">", "›")

@@ -35,7 +35,7 @@ class Annotated:
     """What one question gave.
 
     `counts` are events worth a line in the closing table (duplicates, pairs dropped by reason,
-    invalid actions, unscored nodes).
+    invalid actions, unscored nodes, a search that its tokens stopped).
     """
 
     question: Question
@@ -84,6 +84,7 @@ class Annotator:
         counts = Counter({f"pair dropped: {reason}": n for reason, n in dropped.items()})
         counts["duplicate siblings"] = grown.tree.duplicates
         counts["invalid actions"] = sum(row.action == "invalid" for row in rows)
+        counts["stopped at mcts.max_output_tokens"] = int(grown.stopped)
         for facts in grown.facts.values():
             counts[f"unscored: {facts.unscored}"] += facts.unscored is not None
         return Annotated(

@@ -57,11 +57,16 @@ def evaluate_leaf(question: Question, state: State, spre: SpreSettings) -> NodeF
 
 @dataclass(frozen=True)
 class RolloutEvaluator:
-    """Mean over `spre.rollouts` simulated completions of F1 · α^steps (0 for an invalid end)."""
+    """Mean over `spre.rollouts` simulated completions of F1 · α^steps (0 for an invalid end).
+
+    Attributes:
+        root: before the node's path in the ledger; draws under another root are other draws.
+    """
 
     environment: Environment
     sampling: Sampling
     spre: SpreSettings
+    root: str = "rollout"
 
     async def evaluate(self, question: Question, state: State, path: str) -> NodeFacts:
         trajectories = await self._trajectories(question, state, path)
@@ -90,7 +95,7 @@ class RolloutEvaluator:
         """One draw. A limit is no fault: the others' calls under way must still be stored."""
         try:
             return await self.environment.trajectory(
-                state, self.sampling, question_id=question.id, path=f"rollout/{path}", draw=draw
+                state, self.sampling, question_id=question.id, path=f"{self.root}/{path}", draw=draw
             )
         except BudgetExceeded as limit:
             return limit

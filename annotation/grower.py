@@ -6,7 +6,7 @@ from agent.environment import Environment, Move
 from agent.state import State
 from annotation.evaluators import Evaluator, NodeFacts, evaluate_leaf
 from engines.sampling import Sampling, Usage
-from mcts import Expansion, Node, SearchSettings, Tree, search
+from mcts import Expansion, Node, SearchSettings, Tree, sample_chains, search
 from rewards.answers import normalise
 from rewards.settings import SpreSettings
 from storage.records import Question
@@ -19,17 +19,25 @@ class GrownTree:
     Attributes:
         moves: the step that led to a node, by the node's path.
         facts: the evaluation of a node, by its id.
+        stopped: whether `mcts.max_output_tokens` ended the search before its time.
     """
 
     tree: Tree[State]
     moves: dict[str, Move] = field(default_factory=dict)
     facts: dict[int, NodeFacts] = field(default_factory=dict)
+    stopped: bool = False
 
     @property
     def usage(self) -> Usage:
         """Tokens of every call made for this tree, repeated draws included."""
         drawn = sum((move.usage for move in self.moves.values()), Usage())
         return sum((fact.usage for fact in self.facts.values()), drawn)
+
+    @property
+    def generated(self) -> int:
+        """Output tokens of the policy: every draw and every rollout, but nothing of a judge."""
+        drawn = sum(move.usage.output_tokens for move in self.moves.values())
+        return drawn + sum(r.tokens for fact in self.facts.values() for r in fact.rollouts)
 
 
 async def grow(
@@ -46,7 +54,7 @@ async def grow(
         question: its gold answers reach the evaluator only, never the policy.
         environment: draws children.
         evaluator: values new non-terminal nodes.
-        settings: the search.
+        settings: the search, or the sampling of chains, which never asks the evaluator.
         spre: values terminal nodes.
         sampling: of the children (rollouts have their own).
     """
@@ -69,5 +77,11 @@ async def grow(
         grown.facts[node.id] = facts
         return facts.value
 
-    grown.tree = await search(grown.tree.root.state, expand, evaluate, settings)
+    def keep_going() -> bool:
+        limit = settings.max_output_tokens
+        grown.stopped = limit is not None and grown.generated >= limit
+        return not grown.stopped
+
+    grow_tree = sample_chains if settings.kind == "chains" else search
+    grown.tree = await grow_tree(grown.tree.root.state, expand, evaluate, settings, keep_going)
     return grown

@@ -1,6 +1,8 @@
 """Sibling pairs: which two actions of one state become a preference.
 
 Source: ReasonRAG section 2.2.3 (pairs with equal responses or a gap under 0.01 are dropped).
+What is left is chosen among and, for a control, shuffled: in this order, so that the same pairs
+are chosen whether or not their order is kept.
 """
 
 from collections import Counter, defaultdict
@@ -12,17 +14,35 @@ from annotation.settings import PairSettings
 from rewards.answers import normalise
 from rewards.spre import Label
 from storage.records import NO_PARENT, TreeNode
+from storage.text import digest_of, storable
+
+SHUFFLED = "shuffled pairs"
+"""What every coin of `pairs.order: shuffled` is tossed with; another word, another shuffle."""
 
 
 @dataclass(frozen=True, slots=True)
 class SiblingPair:
-    """Two children of one node; the chosen one has the higher reward."""
+    """Two children of one node, and chosen minus rejected label.
+
+    The chosen one has the higher label, unless the pairs are shuffled; `gap` tells.
+    """
 
     chosen: TreeNode
     rejected: TreeNode
     chosen_label: Label
     rejected_label: Label
     gap: float
+
+    @property
+    def turned(self) -> "SiblingPair":
+        """The same pair with the other side chosen."""
+        return SiblingPair(
+            chosen=self.rejected,
+            rejected=self.chosen,
+            chosen_label=self.rejected_label,
+            rejected_label=self.chosen_label,
+            gap=-self.gap,
+        )
 
 
 def sibling_pairs(
@@ -33,11 +53,12 @@ def sibling_pairs(
     Args:
         nodes: one tree, in order of `node_id`.
         labels: their labels, in the same order.
-        settings: gap, evidence and what becomes of invalid actions.
+        settings: gap, evidence, what becomes of invalid actions, and which pairs are chosen.
 
     Returns:
-        Pairs in order of (parent, chosen, rejected) and counts of what was dropped, by reason:
-        `unlabelled`, `few_outcomes`, `same_content`, `small_gap`, `chosen_invalid`.
+        Pairs in order of parent and siblings, and counts of what was dropped, by the first reason
+        of: `unlabelled`, `chosen_invalid`, `few_outcomes`, `same_content`, `small_gap`,
+        `other_action`, `unlike_lengths`, `not_extreme`, `over_max_per_question`.
     """
     families: dict[int, list[tuple[TreeNode, Label]]] = defaultdict(list)
     for node, label in zip(nodes, labels, strict=True):
@@ -52,7 +73,55 @@ def sibling_pairs(
                 pairs.append(pair)
             else:
                 dropped[pair] += 1
-    return pairs, dropped
+    chosen, passed_over = _choose(pairs, settings)
+    if settings.order == "shuffled":
+        chosen = [pair.turned if _falls_other_way(pair) else pair for pair in chosen]
+    return chosen, dropped + passed_over
+
+
+def _choose(
+    pairs: Sequence[SiblingPair], settings: PairSettings
+) -> tuple[list[SiblingPair], Counter[str]]:
+    """The pairs that states and questions are given, and why the others are not."""
+    kept, dropped = list(pairs), Counter[str]()
+    if settings.per_state == "extremes":
+        states = defaultdict(list)
+        for pair in kept:
+            states[pair.chosen.parent_id].append(pair)
+        kept = [pair for state in states.values() for pair in _widest(state, 1)]
+        dropped["not_extreme"] = len(pairs) - len(kept)
+    if settings.max_per_question is not None:
+        widest = _widest(kept, settings.max_per_question)
+        dropped["over_max_per_question"] = len(kept) - len(widest)
+        kept = widest
+    return kept, dropped
+
+
+def _widest(pairs: Sequence[SiblingPair], most: int) -> list[SiblingPair]:
+    """The pairs with the largest gap, of equal ones the earlier nodes; in their old order."""
+    ranked = sorted(
+        range(len(pairs)),
+        key=lambda i: (-pairs[i].gap, pairs[i].chosen.node_id, pairs[i].rejected.node_id),
+    )
+    return [pairs[i] for i in sorted(ranked[:most])]
+
+
+def _falls_other_way(pair: SiblingPair) -> bool:
+    """Whether the coin prefers the side that the labels reject.
+
+    It is tossed for the state and both texts, and says which of the siblings is preferred, the
+    earlier or the later: labels of another estimator meet the same coins.
+    """
+    earlier, later = sorted((pair.chosen, pair.rejected), key=lambda node: node.node_id)
+    tossed = digest_of(
+        SHUFFLED,
+        pair.chosen.question_id,
+        str(pair.chosen.parent_id),
+        storable(earlier.text),  # as it is read back from a stored tree
+        storable(later.text),
+    )
+    preferred = later if int(tossed, 16) % 2 else earlier
+    return preferred is not pair.chosen
 
 
 def _labelled(node: TreeNode, label: Label, settings: PairSettings) -> Label:
@@ -79,12 +148,28 @@ def _compare(
         return "same_content"
     if gap < settings.min_gap:
         return "small_gap"
-    return SiblingPair(chosen, rejected, high, low, gap)
+    return _left_out(chosen, rejected, settings) or SiblingPair(chosen, rejected, high, low, gap)
+
+
+def _left_out(chosen: TreeNode, rejected: TreeNode, settings: PairSettings) -> str | None:
+    """Why the settings want no such pair, whatever its labels; null if they do."""
+    actions, ratio = settings.actions, settings.max_length_ratio
+    if actions is not None and not {chosen.action, rejected.action} <= set(actions):
+        return "other_action"
+    if ratio is not None and not _alike(chosen, rejected, ratio):
+        return "unlike_lengths"
+    return None
 
 
 def _enough(node: TreeNode, label: Label, settings: PairSettings) -> bool:
     """Whether a label rests on enough outcomes. A leaf's is exact: its one outcome is its own."""
     return node.terminal or label.n_outcomes >= settings.min_outcomes
+
+
+def _alike(one: TreeNode, other: TreeNode, max_ratio: float) -> bool:
+    """Whether neither reply is more than `max_ratio` times as long as the other, in characters."""
+    shorter, longer = sorted((len(one.text), len(other.text)))
+    return longer <= max_ratio * shorter
 
 
 def _content(node: TreeNode) -> tuple[str, str]:

@@ -4,19 +4,39 @@ from typing import Literal
 
 from pydantic import Field
 
+from agent.state import ActionKind
 from storage.settings import Settings
 
 
 class PairSettings(Settings):
     """Which siblings become a preference pair.
 
+    The last five choose among the pairs that the first three allow; at their defaults they choose
+    all. They are for controls (what if the order meant nothing, or only answers were compared?)
+    and for data that no state, question or length should dominate.
+
     Attributes:
         min_gap: smallest difference of the two labels, [0, 1).
         min_outcomes: distinct completed trajectories that each side's label must rest on; the
             estimator decides which count. A final answer's label is exact, so its own is enough.
         invalid: whether an invalid action may be the rejected side (labelled 0) or is dropped.
+        actions: both sides' actions must be among these; null: any.
+        max_length_ratio: most that the longer reply may have, as a multiple of the shorter one,
+            in characters, from 1; null: anything. Preference training drifts towards the length
+            of what it prefers.
+        per_state: `all` pairs of siblings, or the `extremes`: the one pair of a state with the
+            largest gap, its best against its worst.
+        max_per_question: pairs of one question's tree, those with the largest gap; null: all.
+        order: `earned` puts the higher label first; `shuffled` tosses a coin for every pair that
+            was chosen so, whatever its labels. Rewards and all else go with their side, so a
+            pair's `reward_gap` may then be negative, and an invalid action may be preferred.
     """
 
     min_gap: float = Field(default=0.01, ge=0, lt=1)
     min_outcomes: int = Field(default=1, ge=1)
     invalid: Literal["drop", "rejected"] = "drop"
+    actions: tuple[ActionKind, ...] | None = Field(default=None, min_length=1)
+    max_length_ratio: float | None = Field(default=None, ge=1)
+    per_state: Literal["all", "extremes"] = "all"
+    max_per_question: int | None = Field(default=None, ge=1)
+    order: Literal["earned", "shuffled"] = "earned"

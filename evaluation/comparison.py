@@ -1,11 +1,11 @@
-"""Policies side by side: a row for each policy and stratum, and paired differences to a baseline.
+"""Policies side by side: a row for each policy and stratum, and paired differences.
 
 EM, F1 and cover-EM are means over answerable questions. A question that failed counts there as 0
 in its policy's mean, not as absent: all policies keep one denominator, and none gains by failing
 on the hard questions. Everything else is over the questions that did not fail.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
@@ -73,9 +73,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Rows and differences, the whole set first, then by source and by type.
+    """Rows and differences, the whole set first, then by source, by type and by guessability.
 
-    On the whole set every policy is compared with every one before it, elsewhere with the first.
+    On the whole set every policy is compared with every one before it and with every reference,
+    elsewhere with the first policy.
     """
 
     rows: tuple[Row, ...]
@@ -86,6 +87,7 @@ def compare(
     predictions: Mapping[str, Sequence[Prediction]],
     unanswered: Mapping[str, Sequence[Unanswered]] | None = None,
     *,
+    references: Collection[str] = (),
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Comparison:
@@ -94,6 +96,8 @@ def compare(
     Args:
         predictions: by policy, in the order of the table.
         unanswered: by policy, the questions that failed.
+        references: those of them that the others are held against (baselines that are no
+            policies); they are compared with nothing themselves.
         resamples: of each paired bootstrap.
         seed: of the bootstrap.
 
@@ -106,42 +110,50 @@ def compare(
     scored: dict[str, list[Scored]] = {
         name: [*own, *failed.get(name, ())] for name, own in predictions.items()
     }
+    first = next((name for name in scored if name not in references), None)
     rows: list[Row] = []
     differences: list[Difference] = []
     for stratum in _strata([one for own in scored.values() for one in own]):
         here = {name: [one for one in own if one in stratum] for name, own in scored.items()}
         rows += [_row(name, stratum.name, own) for name, own in here.items() if own]
-        for base, name in combinations(here, 2):
+        for base, name in _compared(here, references):
             whole = stratum.name == EVERYTHING
-            if whole or (base == next(iter(here)) and len(here[base]) >= FEWEST):
+            if whole or (base == first and len(here[base]) >= FEWEST):
                 differences += _differences(
                     name, base, stratum.name, here[name], here[base], resamples, seed
                 )
     return Comparison(tuple(rows), tuple(differences))
 
 
+def _compared(names: Collection[str], references: Collection[str]) -> Iterator[tuple[str, str]]:
+    """(baseline, policy): every policy with every one before it, then with every reference."""
+    policies = [name for name in names if name not in references]
+    yield from combinations(policies, 2)
+    yield from ((one, policy) for one in names if one in references for policy in policies)
+
+
 @dataclass(frozen=True, slots=True)
 class _Stratum:
     """The questions whose `field` is `value`; all of them where there is no field."""
 
-    field: Literal["source", "type"] | None = None
-    value: str | None = None
-
-    @property
-    def name(self) -> str:
-        return EVERYTHING if self.field is None else f"{self.field} {self.value}"
+    name: str = EVERYTHING
+    field: Literal["source", "type", "guessable"] | None = None
+    value: str | bool | None = None
 
     def __contains__(self, scored: Scored) -> bool:
         return self.field is None or getattr(scored, self.field) == self.value
 
 
 def _strata(scored: Sequence[Scored]) -> list[_Stratum]:
-    """All, then every source and every type where there is more than one of them."""
+    """All, then every source, every type and either guessability, where more than one is there."""
     strata = [_Stratum()]
     for field in ("source", "type"):
         values = sorted({v for one in scored if (v := getattr(one, field)) is not None})
         if len(values) > 1:
-            strata += [_Stratum(field, value) for value in values]
+            strata += [_Stratum(f"{field} {value}", field, value) for value in values]
+    if {True, False} <= {one.guessable for one in scored}:
+        strata.append(_Stratum("guessable", "guessable", True))
+        strata.append(_Stratum("not guessable", "guessable", False))
     return strata
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -13,7 +13,10 @@ from evaluation.scoring import Unanswered, score_failure, score_trajectory
 from storage.errors import BranchwiseError, BudgetExceeded, EndpointError, RetrievalError
 from storage.records import Failure, Prediction, Question
 
-__all__ = ["Evaluated", "evaluate", "score_trajectory"]
+__all__ = ["Begin", "Evaluated", "evaluate", "score_trajectory"]
+
+Begin = Callable[[Question], Awaitable[State]]
+"""The state that a question's trajectory starts from; may search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +36,20 @@ class Evaluated:
     owed: int = 0
 
 
+async def from_question(question: Question) -> State:
+    """Nothing but the question."""
+    return State(question.question)
+
+
 async def evaluate(
     questions: Sequence[Question],
     environment: Environment,
     *,
     policy: str,
     sampling: Sampling,
+    begin: Begin = from_question,
+    path: str = "eval",
+    draw: int = 0,
     max_in_flight: int = 64,
     admit: Callable[[], bool] = lambda: True,
     on_start: Callable[[], None] = lambda: None,
@@ -50,6 +61,8 @@ async def evaluate(
         environment: the policy's; its seed goes on every row.
         policy: the name that tables show.
         sampling: of the answers (temperature 0 is greedy).
+        begin: where trajectories start; steps that lie before count as nobody's.
+        path, draw: of the calls in the ledger; another draw is a fresh call.
         max_in_flight: questions worked on at a time.
         admit: asked before each question; once it says no, no further question starts.
         on_start, on_done: called as a question starts, and with its row (progress); null is
@@ -58,6 +71,7 @@ async def evaluate(
     Raises:
         EndpointError: a fatal one; a fault of a single question is a `Failure`.
     """
+    exam = _Exam(environment, policy, sampling, begin, path, draw)
     can_refuse = environment.protocol.can_refuse
     asked = [q for q in questions if q.answerable or can_refuse]
     slots = asyncio.Semaphore(max_in_flight)
@@ -67,7 +81,7 @@ async def evaluate(
             if not admit():
                 return None
             on_start()
-            row = await _answer(question, environment, policy, sampling)
+            row = await exam.answer(question)
         on_done(row)
         return row
 
@@ -87,29 +101,40 @@ async def evaluate(
     )
 
 
-async def _answer(
-    question: Question, environment: Environment, policy: str, sampling: Sampling
-) -> Prediction | Failure | None:
-    """The row of a question; null where a limit allowed no further call."""
-    begin = time.perf_counter()
-    try:
-        trajectory = await environment.trajectory(
-            State(question.question), sampling, question_id=question.id, path="eval"
+@dataclass(frozen=True, slots=True)
+class _Exam:
+    """How one policy is asked; the arguments of `evaluate`."""
+
+    environment: Environment
+    policy: str
+    sampling: Sampling
+    begin: Begin
+    path: str
+    draw: int
+
+    async def answer(self, question: Question) -> Prediction | Failure | None:
+        """The row of a question; null where a limit allowed no further call."""
+        began = time.perf_counter()
+        try:
+            root = await self.begin(question)
+            trajectory = await self.environment.trajectory(
+                root, self.sampling, question_id=question.id, path=self.path, draw=self.draw
+            )
+        except BudgetExceeded:
+            return None
+        except (EndpointError, RetrievalError) as error:
+            if isinstance(error, EndpointError) and error.fatal:
+                raise
+            return _failure(question, self.policy, error)
+        return score_trajectory(
+            question,
+            trajectory,
+            policy=self.policy,
+            digest=self.environment.engine.digest,
+            seed=self.environment.seed,
+            latency_s=time.perf_counter() - began,
+            given=root.depth,
         )
-    except BudgetExceeded:
-        return None
-    except (EndpointError, RetrievalError) as error:
-        if isinstance(error, EndpointError) and error.fatal:
-            raise
-        return _failure(question, policy, error)
-    return score_trajectory(
-        question,
-        trajectory,
-        policy=policy,
-        digest=environment.engine.digest,
-        seed=environment.seed,
-        latency_s=time.perf_counter() - begin,
-    )
 
 
 def _failure(question: Question, policy: str, error: BranchwiseError) -> Failure:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from agent.environment import Trajectory
 from agent.state import Step
+from evaluation.guessing import guessable
 from rewards.answers import cover_em, exact_match, f1, normalise, supporting_recall
 from storage.records import Prediction, Question
 
@@ -21,6 +22,7 @@ def score_trajectory(
     digest: str,
     seed: int,
     latency_s: float,
+    given: int = 0,
 ) -> Prediction:
     """Every metric of one policy's trajectory on one question.
 
@@ -31,6 +33,8 @@ def score_trajectory(
         policy: the name that tables show; `digest` is its engine's.
         seed: the run's seed.
         latency_s: seconds from the first call to the end.
+        given: how many of the first steps were made for the policy, not by it; they do not count
+            among its `steps`.
     """
     state, usage = trajectory.state, trajectory.usage
     queries = [s.action.content for s in state.steps if s.action.kind in SEARCH_KINDS]
@@ -41,6 +45,7 @@ def score_trajectory(
         source=question.source,
         type=question.type,
         hops=question.hops,
+        guessable=guessable(question.question, question.answers),
         policy=policy,
         policy_digest=digest,
         seed=seed,
@@ -49,7 +54,7 @@ def score_trajectory(
         em=em,
         f1=token_f1,
         cover_em=cover,
-        steps=state.depth,
+        steps=state.depth - given,
         searches=len(queries),
         valid_searches=valid_searches(queries),
         forced=state.forced,
@@ -79,12 +84,22 @@ class Unanswered:
     em: float | None
     f1: float | None
     cover_em: float | None
+    guessable: bool | None = None
 
 
 def score_failure(question: Question, *, seed: int) -> Unanswered:
     """The scores of a question that failed; `seed` is the run's."""
     em, token_f1, cover = _answer_scores(None, question)
-    return Unanswered(question.id, question.source, question.type, seed, em, token_f1, cover)
+    return Unanswered(
+        question_id=question.id,
+        source=question.source,
+        type=question.type,
+        seed=seed,
+        em=em,
+        f1=token_f1,
+        cover_em=cover,
+        guessable=guessable(question.question, question.answers),
+    )
 
 
 def _answer_scores(answer: str | None, question: Question) -> tuple[float | None, ...]:

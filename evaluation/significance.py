@@ -1,22 +1,30 @@
-"""Is the difference between two policies more than luck? A paired bootstrap interval."""
+"""Is the difference between two policies more than luck? Intervals, a test, and many at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 _CHUNK_DRAWS = 2_000_000
 """Resampled items held at once (16 MB)."""
 
+EXACT_UP_TO = 20
+"""Questions with a difference up to which a permutation test tries all sign flips (a million)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean difference with its percentile interval; `n` is the number of pairs."""
+    """A mean difference with its percentile interval.
+
+    `n` is the number of pairs (of questions, where there are several seeds: `seeds`).
+    """
 
     mean: float
     low: float
     high: float
     n: int
+    seeds: int = 1
 
     @property
     def excludes_zero(self) -> bool:
@@ -45,19 +53,153 @@ def paired_bootstrap(
     Raises:
         ValueError: no items, or two different numbers of them.
     """
-    if len(baseline) != len(other) or not baseline:
+    if len(baseline) != len(other) or not len(baseline):
         raise ValueError(f"cannot pair {len(baseline)} scores with {len(other)}")
     difference = np.asarray(other, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
     means = _resampled_means(difference, resamples, np.random.default_rng(seed))
+    low, high = _percentiles(means, confidence)
+    return Interval(float(difference.mean()), low, high, len(difference))
+
+
+def crossed_bootstrap(
+    baseline: ArrayLike,
+    other: ArrayLike,
+    *,
+    resamples: int = 10_000,
+    seed: int = 0,
+    confidence: float = 0.95,
+) -> Interval:
+    """Mean of `other` − `baseline` over questions × seeds, with an interval that covers both.
+
+    Questions and seeds are drawn with replacement independently of each other, and a sample is
+    every drawn question under every drawn seed (Owen 2007, "The pigeonhole bootstrap"): a seed's
+    luck is shared by all its questions, so drawing (question, seed) items would hide it. The
+    deviations of the seeds are stretched by √(s / (s − 1)), because s of them, drawn from
+    themselves, show only (s − 1) / s of their variance. In simulations of 600 questions and
+    three or five seeds that differ by an SD of 2 points, 93 to 98 % of the intervals covered the
+    truth (88 to 93 % with the questions alone drawn); at an SD of 5 points 92 % (73 to 78 %).
+
+    Args:
+        baseline: shape (questions, seeds); column j of both arms belongs to one training seed.
+            (questions, 1) is an arm that no seed changes: it stands against every seed.
+        other: the same questions in the same order.
+        resamples: bootstrap samples.
+        seed: of the draws; the same seed gives the same interval.
+        confidence: coverage in (0, 1).
+
+    Raises:
+        ValueError: the arms cannot be paired, or a score is not a number.
+    """
+    difference = _paired_difference(baseline, other)
+    n, seeds = difference.shape
+    if seeds > 1:
+        stretch = (seeds / (seeds - 1)) ** 0.5 - 1
+        spread = difference + stretch * (difference.mean(axis=0) - difference.mean())
+    else:
+        spread = difference
+    rng = np.random.default_rng(seed)
+    by_seed = _resampled_means(spread, resamples, rng)
+    drawn = rng.integers(0, seeds, size=(resamples, seeds))
+    means = np.take_along_axis(by_seed, drawn, axis=1).mean(axis=1)
+    low, high = _percentiles(means, confidence)
+    return Interval(float(difference.mean()), low, high, n, seeds)
+
+
+def permutation_p(
+    baseline: ArrayLike, other: ArrayLike, *, resamples: int = 10_000, seed: int = 0
+) -> float:
+    """Two-sided p of a paired permutation test, in (0, 1].
+
+    Exchangeable are the two arms within a question: if they do not differ, it is chance alone
+    which of a question's scores (averaged over the seeds) bears which name, so the sign of every
+    difference may be flipped. Questions are not exchangeable with each other, and neither are
+    seeds: the test is about these trained policies, not about what other seeds would train.
+
+    Exact up to `EXACT_UP_TO` questions that differ at all; beyond, flips are drawn, and
+    p = (1 + flips at least as extreme) / (1 + flips), which is never 0 (Phipson and Smyth 2010).
+
+    Args:
+        baseline, other: as for `crossed_bootstrap`; shape (questions,) is one seed.
+        resamples: flips drawn.
+        seed: of the draws.
+
+    Raises:
+        ValueError: the arms cannot be paired, or a score is not a number.
+    """
+    by_question = _paired_difference(baseline, other).mean(axis=1)
+    moved = by_question[by_question != 0]
+    # Sums that are equal but for rounding are equally extreme.
+    bound = abs(moved.sum()) - 1e-9 * np.abs(moved).sum()
+    if len(moved) <= EXACT_UP_TO:
+        return float((np.abs(_all_flipped_sums(moved)) >= bound).mean())
+    rng = np.random.default_rng(seed)
+    rows = max(1, _CHUNK_DRAWS // len(moved))
+    extreme = 0
+    for start in range(0, resamples, rows):
+        signs = rng.integers(0, 2, size=(min(rows, resamples - start), len(moved))) * 2 - 1
+        extreme += int((np.abs(signs @ moved) >= bound).sum())
+    return (1 + extreme) / (1 + resamples)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjusted p-values of one family, in the order given (Holm 1979).
+
+    The smallest of m is multiplied by m, the next by m − 1, …; none falls below a smaller one's,
+    none exceeds 1. Rejecting those below α keeps the chance of any false rejection below α.
+
+    Raises:
+        ValueError: a value is not in [0, 1].
+    """
+    if not all(0 <= p <= 1 for p in p_values):
+        raise ValueError(f"p-values lie in [0, 1]: {list(p_values)}")
+    adjusted = [0.0] * len(p_values)
+    reached = 0.0
+    for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        reached = max(reached, min(1.0, (len(p_values) - rank) * p_values[place]))
+        adjusted[place] = reached
+    return adjusted
+
+
+def _paired_difference(baseline: ArrayLike, other: ArrayLike) -> np.ndarray:
+    """`other` − `baseline`, shape (questions, seeds); a single column stands against every one."""
+    base, own = (np.asarray(scores, dtype=np.float64) for scores in (baseline, other))
+    base, own = (scores[:, None] if scores.ndim == 1 else scores for scores in (base, own))
+    columns = {base.shape[-1], own.shape[-1]} - {1}
+    if base.ndim != 2 or own.ndim != 2 or len(base) != len(own) or len(columns) > 1:
+        raise ValueError(f"cannot pair scores of shape {base.shape} with {own.shape}")
+    if not base.size or not own.size:
+        raise ValueError(f"cannot pair scores of shape {base.shape} with {own.shape}: none")
+    difference = own - base
+    if not np.isfinite(difference).all():
+        raise ValueError("a score is not a number; leave out what has none under either arm")
+    return difference
+
+
+def _all_flipped_sums(values: np.ndarray) -> np.ndarray:
+    """Sums of `values` under all choices of their signs; shape (2 ** n,)."""
+    sums = np.zeros(1)
+    for value in values:
+        sums = np.concatenate([sums + value, sums - value])
+    return sums
+
+
+def _percentiles(means: np.ndarray, confidence: float) -> tuple[float, float]:
     tail = 100 * (1 - confidence) / 2
     low, high = np.percentile(means, [tail, 100 - tail])
-    return Interval(float(difference.mean()), float(low), float(high), len(difference))
+    return float(low), float(high)
 
 
 def _resampled_means(values: np.ndarray, resamples: int, rng: np.random.Generator) -> np.ndarray:
-    """Means of `resamples` samples of `values` with replacement; shape (resamples,)."""
+    """Means over `resamples` samples of the rows of `values` with replacement.
+
+    Args:
+        values: shape (n,) or (n, columns).
+
+    Returns:
+        Shape (resamples,) or (resamples, columns).
+    """
     n = len(values)
-    rows = max(1, _CHUNK_DRAWS // n)
+    rows = max(1, _CHUNK_DRAWS // values.size)
     chunks = [
         values[rng.integers(0, n, size=(min(rows, resamples - start), n))].mean(axis=1)
         for start in range(0, resamples, rows)

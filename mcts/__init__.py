@@ -1,7 +1,8 @@
 """The search alone: nodes, selection, simulation, backup. It knows no language model."""
 
+from mcts.chains import sample_chains
 from mcts.search import Expansion, search
 from mcts.settings import SearchSettings
 from mcts.tree import Node, Tree
 
-__all__ = ["Expansion", "Node", "SearchSettings", "Tree", "search"]
+__all__ = ["Expansion", "Node", "SearchSettings", "Tree", "sample_chains", "search"]

@@ -36,6 +36,13 @@ Expand = Callable[[Node[StateT], int], Awaitable[Expansion[StateT]]]
 """(node, draw number) → child."""
 Evaluate = Callable[[Node[StateT]], Awaitable[float | None]]
 """node → value in [0, 1], or null if it cannot be scored; called once a node."""
+KeepGoing = Callable[[], bool]
+"""Asked before every iteration: whether it may begin. What it costs is the caller's knowledge."""
+
+
+def always() -> bool:
+    """Keep going as long as there are iterations."""
+    return True
 
 
 async def search(
@@ -43,6 +50,7 @@ async def search(
     expand: Expand[StateT],
     evaluate: Evaluate[StateT],
     settings: SearchSettings,
+    keep_going: KeepGoing = always,
 ) -> Tree[StateT]:
     """Grow a tree from `root` with `settings.iterations` simulations, or until it is exhausted.
 
@@ -51,6 +59,8 @@ async def search(
         expand: draws one child of a node. What it raises ends the search.
         evaluate: values a new node in [0, 1].
         settings: iterations, children, selection and exploration weight.
+        keep_going: asked before every simulation that could still be made; the first no ends the
+            search.
 
     Returns:
         The tree with visits, values and draw counts.
@@ -58,7 +68,7 @@ async def search(
     tree = Tree.grow_from(root)
     score = SCORES[settings.selection]
     for iteration in range(1, settings.iterations + 1):
-        if exhausted(tree, tree.root, settings.max_children):
+        if exhausted(tree, tree.root, settings.max_children) or not keep_going():
             break
         leaf = simulate(tree, score, settings)
         if not leaf.terminal:
@@ -84,21 +94,34 @@ async def expand_node(
 ) -> Node[StateT]:
     """The new, evaluated child of `parent`, or the sibling that two draws in a row repeated."""
     siblings = {child.key: child for child in tree.children(parent)}
-    expansion, draw = await _draw(parent, expand)
+    expansion, draw = await draw_child(parent, expand)
     if expansion.key in siblings:
-        expansion, draw = await _draw(parent, expand)
+        expansion, draw = await draw_child(parent, expand)
     if expansion.key in siblings:
         parent.duplicates += 1
         return siblings[expansion.key]
-    child = tree.add_child(
-        parent, expansion.state, terminal=expansion.terminal, key=expansion.key, draw=draw
-    )
-    child.iteration = iteration
+    child = add_drawn(tree, parent, expansion, draw, iteration)
     child.value = await evaluate(child)
     return child
 
 
-async def _draw(parent: Node[StateT], expand: Expand[StateT]) -> tuple[Expansion[StateT], int]:
+def add_drawn(
+    tree: Tree[StateT],
+    parent: Node[StateT],
+    expansion: Expansion[StateT],
+    draw: int,
+    iteration: int,
+) -> Node[StateT]:
+    """Append what a draw at `parent` gave as a new node, not evaluated yet."""
+    child = tree.add_child(
+        parent, expansion.state, terminal=expansion.terminal, key=expansion.key, draw=draw
+    )
+    child.iteration = iteration
+    return child
+
+
+async def draw_child(parent: Node[StateT], expand: Expand[StateT]) -> tuple[Expansion[StateT], int]:
+    """The next draw at `parent`, with its number; every draw at a node has its own, from 0."""
     draw = parent.draws
     parent.draws += 1
     return await expand(parent, draw), draw

@@ -6,22 +6,30 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class SearchSettings(BaseModel):
-    """The tree search.
+    """How a question's tree is grown.
 
     Attributes:
-        iterations: simulations a question; fewer if the tree is exhausted first.
-        max_children: children a state may have.
+        kind: `tree` searches; `chains` samples independent trajectories, whose common beginnings
+            make a tree: the comparison. Chains evaluate no inner node, so that `max_children`,
+            `selection`, `c` and `evaluator` concern the tree search alone.
+        iterations: simulations a question, fewer if the tree is exhausted first; or chains.
+        max_children: children a state may have; chains give it as many as they come to.
         temperature: of the children; null takes the policy's. Hotter siblings differ more.
         selection: `puct` is ReasonRAG eq. 5; `uct` is its published code.
         c: weight of exploration.
         evaluator: what a new node is worth (`judge`: eq. 6; `rollout`: eq. 1).
+        max_output_tokens: once the policy has generated so many for a question (children, repeated
+            draws and rollouts; a judge's do not count), no further iteration begins; the one under
+            way may overrun it. Null: iterations alone count.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    kind: Literal["tree", "chains"] = "tree"
     iterations: int = Field(default=64, ge=1)
     max_children: int = Field(default=2, ge=1)
     temperature: float | None = Field(default=None, ge=0, le=5)
     selection: Literal["puct", "uct"] = "puct"
     c: float = Field(default=1.4, ge=0)
     evaluator: Literal["rollout", "judge"] = "rollout"
+    max_output_tokens: int | None = Field(default=None, ge=1)

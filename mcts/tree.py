@@ -29,7 +29,7 @@ class Node(Generic[StateT]):
         value: the node's own evaluation in [0, 1], or null if it could not be scored.
         draws: how many children were drawn so far (repeats included).
         duplicates: how many of them ended as visit weight on an existing child.
-        iteration: the simulation that created the node, from 1; 0 for the root.
+        iteration: the simulation or chain that created the node, from 1; 0 for the root.
     """
 
     id: int
@@ -66,7 +66,7 @@ class Tree(Generic[StateT]):
 
     @property
     def duplicates(self) -> int:
-        """Draws that repeated a sibling twice and became visit weight."""
+        """Draws that became visit weight on a sibling."""
         return sum(node.duplicates for node in self.nodes)
 
     def children(self, node: Node[StateT]) -> list[Node[StateT]]:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from annotation.annotator import Annotated
 from pipelines.assemble import open_data, open_index
-from pipelines.card import write_card
+from pipelines.card import described, write_card
 from pipelines.commit import Committer
 from pipelines.config import Recipe
 from pipelines.growing import grown_here
@@ -68,11 +68,9 @@ def limited(recipe: Recipe, limit: int | None) -> Recipe:
 
 def announce(call: Invocation, recipe: Recipe, data: Data) -> None:
     """Say what will happen before anything is paid for."""
-    search = recipe.mcts
     call.say(
         f"annotate: {len(data.questions)} questions over {len(data.passages):,} passages, "
-        f"{search.iterations} iterations, up to {search.max_children} children, "
-        f"evaluator {search.evaluator}, estimator {recipe.estimator}"
+        f"{described(recipe.mcts)}, estimator {recipe.estimator}"
     )
     call.say(f"policy {recipe.policy.engine}:{recipe.policy.model}; run folder {call.run}")
     for note, count in sorted(data.notes.items()):

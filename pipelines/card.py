@@ -5,6 +5,8 @@ from collections import Counter
 import pyarrow as pa
 
 from agent.protocols import protocol_named
+from annotation.settings import PairSettings
+from mcts import SearchSettings
 from pipelines.run import Run, installed_version, noted_inputs, repository
 from storage.atomic import atomic_write_text
 from storage.manifest import load_manifest
@@ -30,16 +32,32 @@ def write_card(run: Run) -> None:
         policy_digest=noted_inputs(run.folder)["policy"],
         protocol=recipe.agent.protocol,
         prompt_hash=protocol_named(recipe.agent.protocol).prompt_hash,
-        iterations=recipe.mcts.iterations,
-        max_children=recipe.mcts.max_children,
-        selection=recipe.mcts.selection,
-        evaluator=recipe.mcts.evaluator,
+        search=described(recipe.mcts),
         estimator=recipe.estimator,
         alpha=recipe.spre.alpha,
         min_gap=recipe.pairs.min_gap,
         min_outcomes=recipe.pairs.min_outcomes,
+        chosen=chosen_by(recipe.pairs),
     )
     atomic_write_text(run.folder / "README.md", card)
+
+
+def described(search: SearchSettings) -> str:
+    """How trees are grown, in a line."""
+    most = search.max_output_tokens
+    until = f", until {most:,} tokens are generated" if most is not None else ""
+    if search.kind == "chains":
+        return f"{search.iterations} independent chains{until}"
+    return (
+        f"{search.iterations} iterations, up to {search.max_children} children, "
+        f"{search.selection}, evaluator {search.evaluator}{until}"
+    )
+
+
+def chosen_by(pairs: PairSettings) -> str:
+    """What else decides which siblings are pairs, and in which order; "" where nothing does."""
+    said = pairs.model_dump(mode="json", exclude_defaults=True, exclude={"min_gap", "min_outcomes"})
+    return "".join(f"; `{name}: {value}`" for name, value in said.items())
 
 
 def _source_lines(licences: pa.Table) -> list[str]:

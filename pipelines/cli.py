@@ -51,6 +51,7 @@ STAGES = {
     "warm-start": Stage("pipelines.warm_start", "warm_start", "supervised start on gold traces"),
     "annotate": Stage("pipelines.annotate", "annotate", "grow trees, label, write pairs"),
     "relabel": Stage("pipelines.relabel", "relabel", "label a finished run again, without a call"),
+    "diagnose": Stage("pipelines.diagnose", "diagnose", "say whether a run can teach"),
     "verify": Stage("pipelines.verify", "verify", "check the run's parts, and mend them"),
     "inspect": Stage("pipelines.inspect", "inspect", "DuckDB on the run"),
     "export-pairs": Stage("pipelines.proguide", "export_pairs", "pairs as RAG-ProGuide JSON"),
@@ -60,6 +61,7 @@ STAGES = {
     "serve": Stage("pipelines.serve", "serve", "policy or judge on a vLLM server of its own"),
     "export": Stage("pipelines.export", "export", "merged policy: safetensors, GGUF"),
     "eval": Stage("pipelines.evaluate", "evaluate", "policies on a question set"),
+    "study": Stage("pipelines.study", "study", "a recorded experiment, resumable"),
     "all": Stage("pipelines.all", "all_stages", "annotate, train-dpo, eval"),
 }
 LIMITED = frozenset({"warm-start", "annotate", "eval", "all"})
@@ -100,8 +102,18 @@ def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
         one.add_argument("--workers", type=_count, metavar="N", help="processes at an endpoint")
     if name == "relabel":
         one.add_argument("--label", default=None, help="name of the relabelling")
+    if name == "diagnose":
+        one.add_argument("--sample", type=_count, default=40, metavar="N", help="pairs rolled out")
+        one.add_argument("--rollouts", type=_count, default=8, metavar="N", help="a side of a pair")
+        one.add_argument("--label", default=None, help="of a relabelling")
+        one.add_argument("--no-model", action="store_true", help="ask no model: parquet alone")
+        one.add_argument("--model", default=None, help="trained; default models/<run>/dpo")
+        one.add_argument("--export", action="store_true", help="export it, to see what it keeps")
     if name in {"export-pairs", "import-pairs"}:
         one.add_argument("--file", type=Path, required=True, help="the RAG-ProGuide JSON file")
+    if name == "study":
+        one.add_argument("--name", required=True, help="which: atlas-dpo, real-dpo, labels, search")
+        one.add_argument("--seeds", type=int, nargs="+", default=None, help="of the trainings")
     if name == "export":
         one.add_argument("--model", default=None, help="model folder; default models/<run>/dpo")
     if name == "serve":
@@ -109,6 +121,7 @@ def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
         one.add_argument("--port", type=_count, metavar="N", help="default: one that is free")
     if name in {"train-sft", "train-dpo"}:
         one.add_argument("--label", default=None, help="train on relabelled pairs")
+        one.add_argument("--name", default=None, help="of the model; default dpo or sft")
 
 
 def _count(text: str) -> int:
@@ -175,9 +188,11 @@ def _run(options: argparse.Namespace, console: "Console") -> int:
 
 
 def _recipe_file(options: argparse.Namespace) -> Path:
-    """The recipe that was named, else the run's own, else the default."""
+    """The recipe that was named, else the study's, else the run's own, else the default."""
     if options.config is not None:
         return Path(options.config)
+    if options.stage == "study" and (own := Path("configs") / f"{options.name}.yaml").exists():
+        return own
     kept = options.run / "config.yaml" if options.run else None
     # Not `exists`, which raises where a folder may not be read; the stage then says so.
     return kept if kept is not None and os.access(kept, os.F_OK) else DEFAULT_RECIPE

@@ -7,7 +7,7 @@ and names every mistake at once with its line and the nearest valid key.
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from retrieval.encoder import require_dense_extra
 from retrieval.settings import RetrievalSettings
 from rewards.settings import Estimator, SpreSettings
 from rewards.spre import default_estimator
-from sources.settings import DataSettings, SetSettings
+from sources.settings import DataSettings, Part, SetSettings
 from storage.errors import ConfigError
 from storage.settings import Settings
 from training.settings import TrainingSettings
@@ -34,6 +34,22 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,60}$"
 
 MAY_CHANGE = frozenset({"limits", "training", "evaluation"})
 """Blocks that a resumed annotation may set anew; everything else decides what rows mean."""
+
+LATER: Mapping[str, Any] = {
+    "mcts.kind": "tree",
+    "mcts.max_output_tokens": None,
+    "spre.temperature": None,
+    "pairs.actions": None,
+    "pairs.max_length_ratio": None,
+    "pairs.per_state": "all",
+    "pairs.max_per_question": None,
+    "pairs.order": "earned",
+}
+"""Settings that came when runs had been made, each at the value that does what was done before.
+
+At that value a setting is no part of a digest, so that a run begun without it keeps its ids, and
+its rows the digests that they were written with.
+"""
 
 
 class LimitSettings(Settings):
@@ -64,9 +80,16 @@ class LimitSettings(Settings):
 
 
 class EvaluationConfig(EvaluationSettings):
-    """Evaluation, and its questions: `set` null takes the run's own source, part `test`."""
+    """Evaluation, and its questions.
+
+    Attributes:
+        set: null takes the run's own source, or each of its mix.
+        part: hash part that is drawn from where `set` is null. Settings are chosen on `dev`;
+            `test` is for what one then reports.
+    """
 
     set: SetSettings | None = None
+    part: Part = "test"
 
 
 class Recipe(Settings):
@@ -108,8 +131,12 @@ class Recipe(Settings):
         return self.digest(*sorted(set(type(self).model_fields) - MAY_CHANGE))
 
     def digest(self, *blocks: str) -> str:
-        """Hash of the named blocks, or of the whole recipe (12 hex digits)."""
+        """Hash of the named blocks, or of the whole recipe (12 hex digits); see `LATER`."""
         content = self.model_dump(mode="json", include=set(blocks) if blocks else None)
+        for path, before in LATER.items():
+            block, name = path.split(".")
+            if block in content and content[block][name] == before:
+                del content[block][name]
         canonical = json.dumps(content, sort_keys=True, ensure_ascii=False)
         return hashlib.blake2b(canonical.encode(), digest_size=6).hexdigest()
 
@@ -263,8 +290,18 @@ def _evaluator(recipe: Recipe) -> Iterator[str]:
         yield "mcts.evaluator is `judge` but there is no `judge:`; name one, or use rollout"
 
 
+def _rollouts(recipe: Recipe) -> Iterator[str]:
+    if recipe.spre.temperature == 0 and recipe.spre.rollouts > 1:
+        yield (
+            f"spre.temperature is 0, so all {recipe.spre.rollouts} rollouts of a node are one; "
+            "set spre.rollouts: 1"
+        )
+
+
 def _estimator(recipe: Recipe) -> Iterator[str]:
     evaluator, estimator = recipe.mcts.evaluator, recipe.estimator
+    if recipe.mcts.kind == "chains":
+        return
     if estimator in {"judge", "rollout"} and estimator != evaluator:
         facts = {"judge": "judge scores", "rollout": "rollouts"}[estimator]
         yield (
@@ -273,11 +310,30 @@ def _estimator(recipe: Recipe) -> Iterator[str]:
         )
 
 
+def _chains(recipe: Recipe) -> Iterator[str]:
+    if recipe.mcts.kind != "chains":
+        return
+    if recipe.mcts.evaluator == "judge":
+        yield (
+            "mcts.kind is `chains`, which evaluates no step on the way, but mcts.evaluator is "
+            "`judge`; leave the evaluator out, or let mcts.kind be tree"
+        )
+    if recipe.estimator in {"judge", "rollout"}:
+        yield (
+            f"spre.estimator is `{recipe.estimator}` but mcts.kind is `chains`, so that only "
+            "answers are scored; use tree or monte_carlo, or let mcts.kind be tree"
+        )
+
+
 def _pairs(recipe: Recipe) -> Iterator[str]:
-    if recipe.mcts.max_children < 2:
-        yield "mcts.max_children is 1: no step has a sibling, so there is no pair; allow 2 or more"
-    most = recipe.mcts.iterations
-    if recipe.mcts.evaluator == "rollout":
+    search, chains = recipe.mcts, recipe.mcts.kind == "chains"
+    alone = "no step has a sibling, so there is no pair; allow 2 or more"
+    if search.max_children < 2 and not chains:
+        yield f"mcts.max_children is 1: {alone}"
+    if search.iterations < 2 and chains:
+        yield f"mcts.iterations is 1: {alone}"
+    most = search.iterations
+    if search.evaluator == "rollout" and not chains:
         most *= recipe.spre.rollouts
     if recipe.pairs.min_outcomes > most:
         yield (
@@ -349,9 +405,21 @@ def _sources(recipe: Recipe) -> Iterator[str]:
         yield "data.source is `flashrag`, which brings no passages: set data.corpus"
 
 
+def _evaluation(recipe: Recipe) -> Iterator[str]:
+    evaluation = recipe.evaluation
+    for name in evaluation.baselines:
+        if name in evaluation.policies:
+            yield (
+                f"evaluation.policies.{name} has the name of a baseline that stands beside it; "
+                "give the policy another one"
+            )
+
+
 CHECKS: tuple[tuple[tuple[str, ...], Callable[[Recipe], Iterator[str]]], ...] = (
     (("mcts", "judge"), _evaluator),
+    (("spre",), _rollouts),
     (("mcts", "spre"), _estimator),
+    (("mcts", "spre"), _chains),
     (("mcts", "spre", "pairs"), _pairs),
     (("training",), _micro_batches),
     (("retrieval",), _retrieval),
@@ -359,5 +427,6 @@ CHECKS: tuple[tuple[tuple[str, ...], Callable[[Recipe], Iterator[str]]], ...] = 
     (("judge",), _judge_endpoint),
     (("limits", "policy", "judge", "mcts"), _prices),
     (("data",), _sources),
+    (("evaluation",), _evaluation),
 )
 """Every contradiction, with the blocks of the recipe that it reads."""

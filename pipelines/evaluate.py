@@ -3,23 +3,24 @@
     branchwise eval --config configs/atlas.yaml --run datasets/atlas
 
 Every policy of `evaluation.policies` answers the same questions of the part `test`, greedily and
-under the same structured decoding. Predictions, failures and metrics lie in `eval/<policy>/<set>/`
-of the run folder, the table in `eval/<set>.md` and what decides it in `eval/<set>.json`; `<set>`
-ends in a hash of that, so evaluations of other settings, questions or weights lie side by side.
-Calls are in a ledger, so an interrupted evaluation continues.
+under the same structured decoding; so does every one of `evaluation.baselines`. Predictions,
+failures and metrics lie in `eval/<policy>/<set>/` of the run folder, the table in `eval/<set>.md`
+and what decides it in `eval/<set>.json`; `<set>` ends in a hash of that, so evaluations of other
+settings, questions or weights lie side by side. Calls are in a ledger, so an interrupted
+evaluation continues.
 """
 
-import asyncio
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from evaluation.comparison import EVERYTHING, compare
 from evaluation.run import Evaluated
-from evaluation.run import evaluate as answer_all
 from evaluation.tables import render_markdown, render_table
-from pipelines.assemble import environment_for, open_index, opened, sampling_for
+from pipelines.assemble import open_index
+from pipelines.baselines import Baselines, baselines_of, reader_of
 from pipelines.config import Recipe
 from pipelines.evaluation_set import (
     deciding_settings,
@@ -28,17 +29,15 @@ from pipelines.evaluation_set import (
     refuse_overlap,
     set_name,
 )
-from pipelines.progress import Progress
+from pipelines.exam import Exam
 from pipelines.run import Run, open_run
 from pipelines.stage import DONE, TOO_MANY_FAILURES, Gate, Invocation, Outcome
 from retrieval.interface import Retriever
-from sources.load import Data
 from storage.atomic import atomic_write_json, atomic_write_text
 from storage.errors import ConfigError
 from storage.ledger import Ledger
 from storage.manifest import add_parts
 from storage.parts import write_part
-from storage.records import Failure, Prediction
 from storage.schemas import rows_to_table, schema_of
 
 
@@ -50,20 +49,21 @@ def evaluate(call: Invocation) -> Outcome:
     call.say(
         f"eval: {len(data.questions)} questions of {set_name(recipe)}, "
         f"policies {', '.join(f'{name} ({model})' for name, model in policies.items())}"
+        + "".join(f", {name}" for name in recipe.evaluation.baselines)
     )
     if call.dry_run:
         return Outcome({"questions": len(data.questions), "dry_run": True})
     refuse_overlap(call.run, data.questions)
     retriever = open_index(recipe, data.passages)
     run = evaluated_run(call, retriever)
-    settings = deciding_settings(recipe, call.limit, policies, data, retriever)
+    beside = baselines_of(recipe, call.run, data)
+    settings = deciding_settings(recipe, call.limit, policies, data, retriever, beside.deciding)
     name = name_apart(recipe, settings)
     done: dict[str, Evaluated] = {}
     with Ledger(run.ledger) as ledger:
         atomic_write_json(run.folder / "eval" / f"{name}.json", settings)
         exam = Exam(call, run, data, retriever, ledger, Gate(recipe.limits, ledger.totals))
-        for policy, model in policies.items():
-            answered = exam.take(policy, model)
+        for policy, answered in _taken(exam, policies, beside):
             if answered.owed:
                 call.say(f"stopped: {exam.gate.reason}; run the same command again to continue")
                 return Outcome({"policies": list(done)}, exam.gate.exit_code)
@@ -71,6 +71,15 @@ def evaluate(call: Invocation) -> Outcome:
             done[policy] = answered
     totals = _report(call, run, name, done)
     return Outcome(totals, _exit_code(call, done))
+
+
+def _taken(
+    exam: Exam, policies: Mapping[str, str], beside: Baselines
+) -> Iterator[tuple[str, Evaluated]]:
+    """Everybody's answers, one after the other."""
+    for policy, model in policies.items():
+        yield policy, exam.take(policy, model)
+    yield from beside.taken(exam)
 
 
 def evaluated_run(call: Invocation, retriever: Retriever) -> Run:
@@ -88,62 +97,17 @@ def policies_of(recipe: Recipe, run: Path) -> dict[str, str]:
     """
     named = recipe.evaluation.policies or {"policy": recipe.policy.model}
     found = {name: model.replace("{run}", run.name) for name, model in named.items()}
+    settings = {f"evaluation.policies.{name}": model for name, model in found.items()}
+    if recipe.evaluation.baselines:
+        settings["evaluation.baseline_model"] = reader_of(recipe, run)
     missing = [
-        f"evaluation.policies.{name}: {model} does not exist; train it first, or leave it out"
-        for name, model in found.items()
+        f"{setting}: {model} does not exist; train it first, or leave it out"
+        for setting, model in settings.items()
         if recipe.policy.engine == "openvino" and model != "packaged" and not Path(model).exists()
     ]
     if missing:
         raise ConfigError("\n".join(missing))
     return found
-
-
-@dataclass(frozen=True)
-class Exam:
-    """What every policy is given: the same questions, corpus, ledger and limits."""
-
-    call: Invocation
-    run: Run
-    data: Data
-    retriever: Retriever
-    ledger: Ledger
-    gate: Gate
-
-    def take(self, name: str, model: str) -> Evaluated:
-        """All answers of one policy, as far as the gate lets the questions through."""
-        with self.gate.listening():
-            answered = asyncio.run(self._answered(name, model))
-        if answered.skipped:
-            self.call.say(f"{name}: {answered.skipped} unanswerable questions skipped (no refusal)")
-        return answered
-
-    async def _answered(self, name: str, model: str) -> Evaluated:
-        recipe = self.run.recipe
-        settings = recipe.policy.model_copy(update={"model": model})
-        progress = Progress(f"eval {name}", len(self.data.questions), spent=self.ledger.totals)
-
-        def start() -> None:
-            progress.in_flight += 1
-
-        def done(row: Prediction | Failure | None) -> None:
-            progress.in_flight -= 1
-            progress.done += row is not None
-            progress.failed += isinstance(row, Failure)
-
-        async with (
-            opened(settings, recipe, self.ledger, self.gate.check, self.call.say) as engine,
-            progress.shown(self.call.console),
-        ):
-            return await answer_all(
-                self.data.questions,
-                environment_for(recipe, engine, self.retriever),
-                policy=name,
-                sampling=sampling_for(settings, recipe.evaluation.temperature),
-                max_in_flight=recipe.questions_in_flight,
-                admit=lambda: not self.gate.closed(),
-                on_start=start,
-                on_done=done,
-            )
 
 
 def _write(run: Run, policy: str, name: str, answered: Evaluated) -> None:
@@ -162,6 +126,7 @@ def _report(call: Invocation, run: Run, name: str, done: dict[str, Evaluated]) -
     comparison = compare(
         {policy: answered.predictions for policy, answered in done.items()},
         {policy: answered.unanswered for policy, answered in done.items()},
+        references=call.recipe.evaluation.baselines,
         resamples=run.recipe.evaluation.bootstrap,
         seed=run.recipe.seed,
     )

@@ -26,15 +26,13 @@ def evaluation_data(recipe: Recipe, limit: int | None = None) -> Data:
 
 
 def data_settings(recipe: Recipe, limit: int | None = None) -> DataSettings:
-    """`evaluation.set` in the place of the run's own questions; null takes their part `test`."""
-    wanted = recipe.evaluation.set
+    """`evaluation.set` in the place of the run's questions; null takes a part of their source."""
+    wanted, part = recipe.evaluation.set, recipe.evaluation.part
     limit = limit or (wanted.limit if wanted else None) or recipe.evaluation.limit
     update: dict[str, Any]
     if wanted is None:
-        update = {"split": "test", "limit": limit}
-        update["mix"] = tuple(
-            one.model_copy(update={"split": "test", "limit": limit}) for one in recipe.data.mix
-        )
+        update = {"split": part, "limit": limit}
+        update["mix"] = tuple(one.model_copy(update=update) for one in recipe.data.mix)
     else:
         update = {**wanted.model_dump(), "limit": limit, "mix": ()}
     return recipe.data.model_copy(update=update)
@@ -46,7 +44,7 @@ def set_name(recipe: Recipe) -> str:
     if wanted is not None:
         return f"{wanted.source}-{wanted.split or 'all'}"
     mix = recipe.data.mix or (recipe.data,)
-    return "+".join(dict.fromkeys(one.source for one in mix)) + "-test"
+    return "+".join(dict.fromkeys(one.source for one in mix)) + f"-{recipe.evaluation.part}"
 
 
 def deciding_settings(
@@ -55,8 +53,13 @@ def deciding_settings(
     policies: Mapping[str, str],
     data: Data,
     retriever: Retriever,
+    baselines: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Settings, and digests of prompts, questions, index and weights, that decide the answers."""
+    """Settings, and digests of prompts, questions, index and weights, that decide the answers.
+
+    Baselines and the draw are left out where there are none and it is the first, so that the
+    names of evaluations without them do not depend on this version.
+    """
     unused = {"model", "temperature", "price_per_million"}
     answering = {
         name: recipe.policy.model_copy(update={"model": model}) for name, model in policies.items()
@@ -73,6 +76,8 @@ def deciding_settings(
         "prompt_hash": protocol_named(recipe.agent.protocol).prompt_hash,
         "index_digest": retriever.digest,
         "questions_digest": questions_digest(data.questions),
+        **({"baselines": dict(baselines)} if baselines else {}),
+        **({"draw": recipe.evaluation.draw} if recipe.evaluation.draw else {}),
     }
 
 

@@ -83,7 +83,8 @@ def annotator_for(
     if judge is not None and recipe.asked_judge is not None:
         evaluator = JudgeEvaluator(Judge(judge, recipe.asked_judge, recipe.seed), recipe.spre)
     else:
-        evaluator = RolloutEvaluator(environment, sampling_for(recipe.policy), recipe.spre)
+        drawn = sampling_for(recipe.policy, recipe.spre.temperature)
+        evaluator = RolloutEvaluator(environment, drawn, recipe.spre)
     return Annotator(
         environment=environment,
         evaluator=evaluator,

@@ -204,11 +204,23 @@ def _make(folder: Path) -> None:
 def _refuse_changes(folder: Path, recipe: Recipe) -> None:
     old = _kept(folder)
     if old is not None:
-        _refuse(folder, _decisive(old), _decisive(recipe.model_dump(mode="json")))
+        new = _decisive(recipe.model_dump(mode="json"))
+        _refuse(folder, _flat(_completed(_decisive(old))), _flat(new))
+
+
+def _completed(kept: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With the defaults of settings that there were not when the run was begun.
+
+    As it stands where today's settings cannot hold it: whatever does not fit is then a change.
+    """
+    try:
+        return _decisive(Recipe.model_validate(kept).model_dump(mode="json"))
+    except ValidationError:
+        return kept
 
 
 def _decisive(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    return _flat({name: block for name, block in recipe.items() if name not in MAY_CHANGE})
+    return {name: block for name, block in recipe.items() if name not in MAY_CHANGE}
 
 
 def _refuse(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

@@ -1,17 +1,22 @@
 """What a training starts from, and what it is taught: noted, and made to belong together."""
 
+from pathlib import Path
 from typing import Any
 
 from engines.settings import PRECISIONS, ModelSettings
 from engines.vllm_weights import served_files
 from engines.weights import policy_digest, policy_files
+from pipelines.assemble import model_folder
 from pipelines.inputs import model_digest
 from pipelines.run import Run
-from pipelines.stage import Invocation
+from pipelines.stage import Invocation, checked_name
 from storage.errors import ConfigError
 from storage.manifest import load_manifest
 from storage.parts import read_parts
 from storage.text import digest_of
+
+WARM_START = "warm-start"
+"""The name of the folder that `make warm-start` writes below `models/<run>`."""
 
 
 def checked_start(call: Invocation, run: Run, table: str) -> str:
@@ -63,6 +68,19 @@ def _refuse_other_policy(run: Run, start: str, drawn: set[str]) -> None:
             f"policy.model={policy.model}. If its weights have changed since, restore them, or "
             "annotate anew into another --run folder"
         )
+
+
+def trained_folder(call: Invocation, kind: str) -> Path:
+    """Where a training on pairs goes: `models/<run>/<kind>`, or `--name` in place of the kind.
+
+    Raises:
+        ConfigError: the name cannot be a folder's, or is the warm start's, which is no training
+            on pairs and may be what this one starts from.
+    """
+    name = checked_name(call.options.get("name") or kind)
+    if name == WARM_START:
+        raise ConfigError(f"--name {name} is the folder of `make warm-start`; choose another")
+    return model_folder(call.run, name)
 
 
 def rows_trained_on(run: Run, table: str) -> dict[str, Any]:

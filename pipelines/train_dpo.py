@@ -4,13 +4,13 @@
 
 Reads the pairs parquet as it is; the start is merged in float32 with a new LoRA on top, so that
 the reference (adapter off) is the policy the run began with. Says first how long the examples
-are, and refuses to train if too many would not fit. Writes `models/<run>/dpo/`.
+are, and refuses to train if too many would not fit. Writes `models/<run>/dpo/`, or another folder
+beside it with `--name`.
 """
 
-from pipelines.assemble import model_folder
 from pipelines.run import Run, existing_run
 from pipelines.stage import Invocation, Outcome, checked_name
-from pipelines.start import checked_start, rows_trained_on
+from pipelines.start import checked_start, rows_trained_on, trained_folder
 from storage.errors import ConfigError
 from storage.parts import read_parts
 from storage.records import Pair
@@ -24,7 +24,7 @@ def train_dpo(call: Invocation) -> Outcome:
     table = pairs_table(call.options.get("label"))
     pairs = pairs_of(run, table)
     start = checked_start(call, run, table)
-    target = model_folder(call.run, "dpo")
+    target = trained_folder(call, "dpo")
     call.say(f"train-dpo: {len(pairs)} pairs, start {start} → {target}")
     if call.dry_run:
         return Outcome({"pairs": len(pairs), "dry_run": True})

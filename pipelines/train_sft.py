@@ -3,18 +3,17 @@
     branchwise train-sft --run datasets/atlas
 
 Trains on the chosen side of every pair, or (`training.sft.examples: right`) on the steps of right
-trajectories. Writes `models/<run>/sft/`.
+trajectories. Writes `models/<run>/sft/`, or another folder beside it with `--name`.
 """
 
 from agent.environment import prompter
 from agent.protocols import protocol_named
 from agent.replay import replay_tree
-from pipelines.assemble import model_folder
 from pipelines.inputs import replay_passages
 from pipelines.relabel import trees_of
 from pipelines.run import Run, existing_run
 from pipelines.stage import Invocation, Outcome
-from pipelines.start import checked_start, rows_trained_on
+from pipelines.start import checked_start, rows_trained_on, trained_folder
 from pipelines.train_dpo import pairs_of, pairs_table
 from storage.errors import ConfigError
 from storage.parts import read_parts
@@ -32,7 +31,7 @@ def train_sft(call: Invocation) -> Outcome:
     table = pairs_table(call.options.get("label")) if chosen else "trees"
     examples = chosen_steps(pairs_of(run, table)) if chosen else right_steps(run)
     start = checked_start(call, run, table)
-    target = model_folder(call.run, "sft")
+    target = trained_folder(call, "sft")
     call.say(f"train-sft: {len(examples)} {settings.examples} steps, start {start} → {target}")
     if call.dry_run:
         return Outcome({"examples": len(examples), "dry_run": True})

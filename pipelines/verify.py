@@ -65,7 +65,8 @@ def _rebuild(call: Invocation, run: Run, bad: Sequence[PartInfo]) -> list[str]:
 
 
 def _remedy(part: PartInfo) -> str:
-    stage = {"eval": "eval", "relabelled": "relabel"}.get(part.table.partition("/")[0], "annotate")
+    stages = {"eval": "eval", "relabelled": "relabel", "survival": "diagnose"}
+    stage = stages.get(part.table.partition("/")[0], "annotate")
     return f"run `branchwise {stage}` again, which replays the ledger"
 
 

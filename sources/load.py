@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sources.corpus import READ, Corpus, corpus_of_paragraphs, load_corpus, unite
 from sources.gold import resolve_gold
 from sources.readers import PlacedQuestion, QuestionSet, fold, read_set
-from sources.settings import DataSettings, SetSettings
+from sources.settings import DataSettings, Part, SetSettings
 from storage.errors import ConfigError
 from storage.reading import Faults
 from storage.records import Passage, Question
@@ -78,6 +78,20 @@ def load_data(settings: DataSettings, seed: int, *, answerable_only: bool = Fals
     questions = resolve_gold(cited, corpus.passages, corpus.aliases)
     _note_missing(cited, questions, corpus, notes)
     return Data(tuple(questions), corpus.passages, {name: n for name, n in notes.items() if n})
+
+
+def load_part(settings: DataSettings, part: Part, seed: int) -> tuple[Question, ...]:
+    """All answerable questions of one part of the sets that `settings` names, whatever its limits.
+
+    No corpus is read: gold passages are as the files know them.
+
+    Raises:
+        ConfigError: faults in the files.
+    """
+    wanted = {"split": part, "limit": None}
+    reading = _Reading(settings, seed, answerable_only=True, notes=Counter())
+    sets = [one.model_copy(update=wanted) for one in settings.mix or (settings,)]
+    return tuple(placed.question for one in sets for placed in _load_set(one, reading).questions)
 
 
 @dataclass(frozen=True)

@@ -142,6 +142,25 @@ class TreeNode(Record):
     policy_digest: str = ""
 
 
+class FreshRollouts(Record):
+    """A node's completions that no label rests on: a row of `survival`.
+
+    Drawn after the trees were grown, from the node's state by the trees' own policy, so that an
+    order of labels can be checked against them. A final answer has itself as its one rollout.
+    `temperature` is what they were drawn at (0 is greedy: one of them says all).
+    """
+
+    tree_id: str
+    question_id: str
+    source: str
+    cycle: int = 0
+    seed: int
+    node_id: int
+    temperature: float
+    rollouts: tuple[Rollout, ...]
+    policy_digest: str = ""
+
+
 class ChatMessage(Record):
     """One message of a conversation, in TRL's conversational form."""
 
@@ -195,13 +214,15 @@ def pair_id(prompt: Iterable[ChatMessage], chosen: str, rejected: str) -> str:
 class Prediction(Record):
     """One policy's answer to one question: a row of `predictions`.
 
-    `evaluation` is the name of the table that it belongs to (`eval/<evaluation>.md`).
+    `evaluation` is the name of the table that it belongs to (`eval/<evaluation>.md`), `guessable`
+    whether the question gives its answer away (`evaluation.guessing`).
     """
 
     question_id: str
     source: str
     type: str | None = None
     hops: int | None = None
+    guessable: bool | None = None
     evaluation: str = ""
     policy: str
     policy_digest: str

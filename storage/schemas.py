@@ -127,6 +127,7 @@ PREDICTIONS = _schema(
     source=_TEXT,
     type=_TEXT,
     hops=_SMALL,
+    guessable=_FLAG,
     evaluation=_TEXT,
     policy=_TEXT,
     policy_digest=_TEXT,
@@ -174,6 +175,19 @@ QUESTIONS = _schema(
 )
 """`questions`: one row a question; `Question.id` is `question_id`, `extra` is JSON."""
 
+SURVIVAL = _schema(
+    tree_id=_TEXT,
+    question_id=_TEXT,
+    source=_TEXT,
+    cycle=_SMALL,
+    seed=_LARGE,
+    node_id=_COUNT,
+    temperature=_NUMBER,
+    rollouts=_ROLLOUTS,
+    policy_digest=_TEXT,
+)
+"""`survival`: one row a node that was rolled out afresh (`storage.records.FreshRollouts`)."""
+
 SCHEMAS = {
     "trees": TREES,
     "labels": TREES,  # a relabelled run's nodes: the same rows under other labels
@@ -181,6 +195,7 @@ SCHEMAS = {
     "predictions": PREDICTIONS,
     "failures": FAILURES,
     "questions": QUESTIONS,
+    "survival": SURVIVAL,
 }
 """Schemas by the last word of a table's name ("pairs", "relabelled/strict/pairs")."""
 

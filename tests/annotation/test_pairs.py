@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from annotation.pairs import sibling_pairs
+from annotation.pairs import SiblingPair, sibling_pairs
 from annotation.settings import PairSettings
 from rewards.spre import Label
 from storage.records import TreeNode
@@ -83,3 +83,84 @@ def test_an_invalid_action_is_dropped_or_rejected_but_never_chosen() -> None:
     assert run(invalid, query, invalid="rejected")[0] == [(2, 1)]
     worthless = (node(2, "query", "b"), Label(0.0, 2))
     assert run(invalid, worthless, invalid="rejected", min_gap=0.0)[0] == []
+
+
+def rewarded(**settings: object) -> tuple[list[tuple[int, int]], Counter[str]]:
+    """Two states: 1, 2, 3 below the root and 4, 5 below 1."""
+    return run(
+        (node(1, "query", "France"), Label(0.2, 3)),
+        (node(2, "answer", "Lyon"), Label(0.9, 1)),
+        (node(3, "answer", "Rhone"), Label(0.5, 1)),
+        (node(4, "answer", "a city", parent=1), Label(0.8, 1)),
+        (node(5, "answer", "Paris, a city", parent=1), Label(0.4, 1)),
+        **settings,
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "pairs", "dropped"),
+    [
+        ({}, [(2, 1), (3, 1), (2, 3), (4, 5)], {}),
+        ({"actions": ["answer"]}, [(2, 3), (4, 5)], {"other_action": 2}),
+        ({"max_length_ratio": 1.5}, [(2, 1), (3, 1), (2, 3)], {"unlike_lengths": 1}),
+        ({"max_length_ratio": 1}, [], {"unlike_lengths": 4}),
+        ({"per_state": "extremes"}, [(2, 1), (4, 5)], {"not_extreme": 2}),
+        # The gaps are 0.7, 0.3, 0.4 and 0.4; of equal ones, the earlier nodes'.
+        ({"max_per_question": 1}, [(2, 1)], {"over_max_per_question": 3}),
+        ({"max_per_question": 3}, [(2, 1), (2, 3), (4, 5)], {"over_max_per_question": 1}),
+        ({"max_per_question": 9}, [(2, 1), (3, 1), (2, 3), (4, 5)], {}),
+        (
+            {"actions": ["answer"], "per_state": "extremes", "max_per_question": 1},
+            [(2, 3)],
+            {"other_action": 2, "over_max_per_question": 1},
+        ),
+    ],
+)
+def test_pairs_are_chosen_and_the_others_counted(
+    settings: dict[str, object], pairs: list[tuple[int, int]], dropped: dict[str, int]
+) -> None:
+    lengths = [len("France"), len("Lyon"), len("Rhone"), len("a city"), len("Paris, a city")]
+    assert lengths == [6, 4, 5, 6, 13]
+    assert rewarded(**settings) == (pairs, dropped)
+
+
+def test_a_reply_without_text_is_unlike_any_other() -> None:
+    invalid, query = (
+        (node(1, "invalid", ""), Label(None, 0)),
+        (node(2, "query", "b"), Label(0.5, 2)),
+    )
+    found = run(invalid, query, invalid="rejected", max_length_ratio=100)
+    assert found == ([], {"unlike_lengths": 1})
+
+
+def shuffled(*rewards: float) -> list[SiblingPair]:
+    """Pairs of one state whose siblings have these rewards, in turn."""
+    children = [node(i, "query", f"text {i}") for i in range(1, len(rewards) + 1)]
+    labels = [Label(None, 0), *(Label(reward, n) for n, reward in enumerate(rewards, start=1))]
+    settings = PairSettings(order="shuffled")
+    return sibling_pairs([ROOT, *children], labels, settings)[0]
+
+
+def test_a_shuffled_pair_keeps_what_belongs_to_its_sides() -> None:
+    rewards = [i / 20 for i in range(20)]
+    pairs = shuffled(*rewards)
+    assert len(pairs) == 190, "the same pairs as in the earned order"
+    for pair in pairs:
+        for side, label in (
+            (pair.chosen, pair.chosen_label),
+            (pair.rejected, pair.rejected_label),
+        ):
+            assert label == Label(rewards[side.node_id - 1], side.node_id)
+        difference = rewards[pair.chosen.node_id - 1] - rewards[pair.rejected.node_id - 1]
+        assert pair.gap == pytest.approx(difference)
+    turned = sum(pair.gap < 0 for pair in pairs)
+    assert 65 < turned < 125, "about half of them (six standard deviations are 41)"
+
+
+def test_the_coin_knows_no_label_and_falls_the_same_way_again() -> None:
+    rising = [i / 20 for i in range(20)]
+    one, same, other = shuffled(*rising), shuffled(*rising), shuffled(*rising[::-1])
+    sides = [[(p.chosen.node_id, p.rejected.node_id) for p in pairs] for pairs in (one, same)]
+    assert sides[0] == sides[1]
+    assert sorted(sides[0]) == sorted((p.chosen.node_id, p.rejected.node_id) for p in other)
+    assert {p.gap > 0 for p in one} == {True, False}

@@ -141,6 +141,39 @@ def test_strata_by_source_and_type() -> None:
     assert "source nq" not in {d.stratum for d in found.differences}
 
 
+def test_what_can_be_guessed_stands_apart() -> None:
+    own = [row(f"g{i}", "p", 1.0, guessable=True) for i in range(FEWEST)]
+    own += [row(f"n{i}", "p", 0.0, guessable=False) for i in range(FEWEST - 1)]
+    lost = Unanswered("n9", "atlas", "bridge", 0, 0.0, 0.0, 0.0, guessable=False)
+    found = compare({"p": own, "q": own}, {"q": [lost]}, resamples=100)
+    assert [(r.policy, r.stratum, r.n, r.em) for r in found.rows if r.stratum != "all"] == [
+        ("p", "guessable", FEWEST, 1.0),
+        ("q", "guessable", FEWEST, 1.0),
+        ("p", "not guessable", FEWEST - 1, 0.0),
+        ("q", "not guessable", FEWEST, 0.0),
+    ]
+    assert {d.stratum for d in found.differences} == {"all", "guessable"}
+    assert {r.stratum for r in compare({"p": own[:FEWEST]}).rows} == {"all"}
+
+
+def test_references_are_what_policies_are_held_against() -> None:
+    own = [row(f"b{i}", "p", 1.0, type="bridge") for i in range(FEWEST)]
+    own += [row(f"s{i}", "p", 0.0, type="single") for i in range(FEWEST)]
+    names = ("oracle", "warm", "dpo", "majority")
+    found = compare(dict.fromkeys(names, own), references=("oracle", "majority"), resamples=100)
+    compared = [(d.policy, d.baseline, d.stratum) for d in found.differences if d.metric == "em"]
+    assert compared == [
+        ("dpo", "warm", "all"),
+        ("warm", "oracle", "all"),
+        ("dpo", "oracle", "all"),
+        ("warm", "majority", "all"),
+        ("dpo", "majority", "all"),
+        ("dpo", "warm", "type bridge"),
+        ("dpo", "warm", "type single"),
+    ]
+    assert [r.policy for r in found.rows if r.stratum == "all"] == list(names)
+
+
 def test_nothing_to_compare_is_refused() -> None:
     with pytest.raises(ValueError, match="no policy"):
         compare({})

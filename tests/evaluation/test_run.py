@@ -85,6 +85,7 @@ async def test_a_trajectory_becomes_a_row() -> None:
     (row,) = found.predictions
     assert (row.policy, row.policy_digest, row.seed) == ("dpo", "digest", 7)
     assert (row.prediction, row.em, row.cover_em) == ("Paris, France", 0.0, 1.0)
+    assert row.guessable is False
     assert row.f1 == pytest.approx(2 / 3)
     assert (row.steps, row.searches, row.valid_searches) == (5, 2, 1)
     assert (row.forced, row.refused, row.format_ok) == (False, False, True)
@@ -124,7 +125,9 @@ async def test_bad_ends_score_zero_and_bad_questions_are_rows() -> None:
     (failed,) = found.failures
     assert (failed.question_id, failed.stage, failed.kind) == ("broken", "eval p", "EndpointError")
     assert failed.attempts == 4
-    assert [(u.question_id, u.em) for u in found.unanswered] == [("broken", 0.0)]
+    assert [(u.question_id, u.em, u.guessable) for u in found.unanswered] == [
+        ("broken", 0.0, False)
+    ]
     assert (found.skipped, found.owed) == (1, 1)
     assert sorted(done) == ["broken", "forced", "invalid", "none"]
 

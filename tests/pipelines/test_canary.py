@@ -13,11 +13,13 @@ from storage.records import Pair
 from storage.schemas import table_to_records
 
 CANARY = "CANARY-7f3a"
+GOLD = "GOLD-91c4"
+"""Marks what is in the supporting paragraph; only the oracle may be shown that."""
 
 
 def marked(row: dict[str, Any]) -> dict[str, Any]:
     """The question with a canary in every field but its id and its text."""
-    paragraph = {"id": CANARY, "title": CANARY, "text": CANARY, "is_supporting": True}
+    paragraph = {"id": CANARY, "title": GOLD, "text": GOLD, "is_supporting": True}
     return {
         **row,
         "answers": [*row["answers"], CANARY],
@@ -35,7 +37,11 @@ def test_no_gold_field_reaches_a_policy_or_a_pair(tmp_path: Path, monkeypatch: A
     run = tmp_path / "run"
     with serving(policy) as endpoint:
         asked_of = {"source": "jsonl", "questions": str(tmp_path / "questions.jsonl")}
-        evaluation = {"policies": {"served": "policy"}, "set": {**asked_of, "split": None}}
+        evaluation = {
+            "policies": {"served": "policy"},
+            "baselines": ["majority", "closed-book", "one-shot"],
+            "set": {**asked_of, "split": None},
+        }
         config = recipe(tmp_path, endpoint.base_url, evaluation=evaluation)
         lines = "".join(json.dumps(marked(row)) + "\n" for row in QUESTIONS)
         (tmp_path / "questions.jsonl").write_text(lines)
@@ -46,11 +52,17 @@ def test_no_gold_field_reaches_a_policy_or_a_pair(tmp_path: Path, monkeypatch: A
         _stage("eval", config, tmp_path / "evaluated")
         assert len(endpoint.requests) > before > 0
         asked = json.dumps(endpoint.requests)
+        before = len(endpoint.requests)
+        _stage("eval", config, tmp_path / "evaluated", "--set", "evaluation.baselines=[oracle]")
+        oracle = [json.dumps(request) for request in endpoint.requests[before:]]
     assert trained
     assert CANARY not in asked
+    assert GOLD not in asked
+    assert len(oracle) == len(QUESTIONS)
+    assert all(GOLD in one and CANARY not in one for one in oracle), "passages, and nothing else"
     for pair in (*trained, *_pairs(run, "relabelled/again/pairs")):
         seen = [*pair.prompt, *pair.chosen, *pair.rejected]
-        assert all(CANARY not in message.content for message in seen)
+        assert not any(mark in message.content for message in seen for mark in (CANARY, GOLD))
 
 
 def _stage(name: str, config: Path, run: Path, *more: str) -> None:

@@ -27,10 +27,10 @@ def drawn_by(run: Path, model: str, digest: str, engine: str = "openvino") -> No
     add_parts(run, [write_part(run, "pairs", rows, 0)])
 
 
-def trained(run: Path, start: str, stage: str) -> int:
+def trained(run: Path, start: str, stage: str, *more: str) -> int:
     config = run.parent / "recipe.yaml"
     config.write_text(json.dumps({"name": "little", "policy": {"model": start}}))
-    arguments = [stage, "--config", str(config), "--run", str(run), "--dry-run"]
+    arguments = [stage, "--config", str(config), "--run", str(run), "--dry-run", *more]
     return run_stage(parser().parse_args(arguments))
 
 
@@ -89,6 +89,31 @@ def test_where_nobody_can_know_it_is_said(
     assert trained(tmp_path / "run", models[0], "train-dpo") == 0
     told = capsys.readouterr().out
     assert ("cannot be checked" if digest else "do not say which policy") in told
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "code"),
+    [
+        (None, "models/run/{kind}", 0),
+        ("arm-2", "models/run/arm-2", 0),
+        ("../elsewhere", "names a folder", 2),
+        ("warm-start", "choose another", 2),
+    ],
+)
+@pytest.mark.parametrize("kind", ["dpo", "sft"])
+def test_arms_of_one_run_have_a_folder_each(
+    kind: str,
+    name: str | None,
+    told: str,
+    code: int,
+    models: tuple[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    drawn_by(tmp_path / "run", "served", "a1b2", "openai")
+    named = ("--name", name) if name else ()
+    assert trained(tmp_path / "run", models[0], f"train-{kind}", *named) == code
+    assert told.format(kind=kind) in capsys.readouterr().out
 
 
 def test_rows_are_known_by_their_content(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from storage.records import ChatMessage, Component, Pair, Question, TreeNode
+from storage.records import ChatMessage, Component, Pair, Prediction, Question, TreeNode
 
 
 def a_question(**changes: Any) -> Question:
@@ -72,3 +72,32 @@ def a_pair(**changes: Any) -> Pair:
         "config_digest": "c",
     }
     return Pair.model_validate(fields | changes)
+
+
+def a_prediction(**changes: Any) -> Prediction:
+    """A wrong answer after one search."""
+    fields: dict[str, Any] = {
+        "question_id": "q1",
+        "source": "atlas",
+        "policy": "dpo",
+        "policy_digest": "d",
+        "seed": 0,
+        "prediction": "Rome",
+        "answers": ("Paris",),
+        "em": 0.0,
+        "f1": 0.0,
+        "cover_em": 0.0,
+        "steps": 3,
+        "searches": 1,
+        "valid_searches": 1,
+        "forced": False,
+        "refused": False,
+        "format_ok": True,
+        "supporting_recall": 0.5,
+        "trajectory": "[]",
+        "input_tokens": 100,
+        "cached_tokens": 0,
+        "output_tokens": 20,
+        "latency_s": 0.1,
+    }
+    return Prediction.model_validate(fields | changes)

@@ -1,0 +1,84 @@
+"""Fresh rollouts: completions of a stored node that no label has seen.
+
+A label is the mean of a few draws, and the higher of two noisy means tends to be too high. Fresh
+draws from the same states, by the same policy at the same temperature, say whether the order of
+two siblings was more than that luck (see `annotation.survival`).
+"""
+
+import asyncio
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from agent.environment import Environment
+from agent.state import State
+from annotation.evaluators import RolloutEvaluator
+from engines.sampling import Sampling
+from rewards.settings import SpreSettings
+from storage.errors import BudgetExceeded
+from storage.records import FreshRollouts, Question, TreeNode
+
+ROOT = "fresh"
+"""Where the ledger keeps these draws: `fresh/<tree_id>/<node_id>`, apart from the trees' own."""
+
+
+@dataclass(frozen=True)
+class FreshRoller:
+    """Rolls out nodes of stored trees again.
+
+    Attributes:
+        environment: the one that the trees were grown in.
+        sampling: of the rollouts; at the policy's own temperature they ask what the trees' did.
+        rollouts: draws a node; with more of them, the first ones stay what they were.
+    """
+
+    environment: Environment
+    sampling: Sampling
+    rollouts: int = 8
+
+    async def roll(
+        self,
+        question: Question,
+        nodes: Sequence[TreeNode],
+        states: Sequence[State],
+        wanted: Collection[int],
+    ) -> list[FreshRollouts]:
+        """Roll out the wanted nodes of one tree, all at a time.
+
+        A node that a limit stopped gives no row; the calls made for it are in the ledger.
+
+        Args:
+            nodes: all nodes of the tree, in order of `node_id`.
+            states: theirs, in the same order (`agent.replay.replay_tree`).
+            wanted: ids of the nodes to roll out.
+
+        Raises:
+            EndpointError: the policy could not be asked.
+            RetrievalError: a search failed.
+        """
+        chosen = [(n, s) for n, s in zip(nodes, states, strict=True) if n.node_id in wanted]
+        rolled = await asyncio.gather(
+            *(self._row(question, node, state) for node, state in chosen), return_exceptions=True
+        )
+        faults = [one for one in rolled if isinstance(one, BaseException)]
+        for fault in faults:
+            if not isinstance(fault, BudgetExceeded):
+                raise fault
+        return [one for one in rolled if isinstance(one, FreshRollouts)]
+
+    async def _row(self, question: Question, node: TreeNode, state: State) -> FreshRollouts:
+        draws = 1 if state.terminal else self.rollouts
+        evaluator = RolloutEvaluator(
+            self.environment, self.sampling, SpreSettings(rollouts=draws), ROOT
+        )
+        facts = await evaluator.evaluate(question, state, f"{node.tree_id}/{node.node_id}")
+        return FreshRollouts(
+            tree_id=node.tree_id,
+            question_id=node.question_id,
+            source=node.source,
+            cycle=node.cycle,
+            seed=node.seed,
+            node_id=node.node_id,
+            temperature=self.sampling.temperature,
+            rollouts=facts.rollouts,
+            policy_digest=node.policy_digest,
+        )

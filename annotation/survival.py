@@ -1,0 +1,229 @@
+"""Label survival: does the order of a pair hold under rollouts that its labels have not seen?
+
+A pair survives if the fresh rollouts of its chosen side are worth more on average than those of
+its rejected side. Preferences that do not survive are noise, and DPO learns noise as willingly as
+anything. All of this is arithmetic on stored rollouts (`annotation.fresh` draws them), so the same
+draws judge every estimator, α and filter.
+"""
+
+import hashlib
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal
+
+import numpy as np
+
+from rewards.answers import f1
+from rewards.settings import SpreSettings
+from storage.records import FreshRollouts, Pair
+
+Verdict = Literal["kept", "reversed", "tied"]
+Fresh = Mapping[tuple[str, int], FreshRollouts]
+"""Fresh rollouts by (tree_id, node_id)."""
+Interval = tuple[float, float]
+"""Low and high end of a 95 % interval."""
+
+_Z = 1.96
+
+
+def fresh_value(rolled: FreshRollouts, answers: Sequence[str], spre: SpreSettings) -> float | None:
+    """Mean of F1 · α^steps over fresh rollouts, in [0, 1] (ReasonRAG eq. 1).
+
+    One that ended without an answer is worth 0. Forced answers are left out where
+    `spre.label_forced` leaves them out of the labels; null if nothing remains.
+    """
+    counted = [r for r in rolled.rollouts if spre.label_forced or not r.forced]
+    if not counted:
+        return None
+    return fmean(
+        0.0
+        if r.answer is None
+        else f1(r.answer, answers, keep_articles=spre.keep_articles) * spre.alpha**r.steps
+        for r in counted
+    )
+
+
+def fresh_gap(pair: Pair, fresh: Fresh, spre: SpreSettings) -> float | None:
+    """Fresh value of the chosen side minus that of the rejected one, in [−1, 1].
+
+    Without the bias of a label's gap, which was picked for being above 0. Null where a side was
+    not rolled out, or has no rollout that counts.
+    """
+    values = []
+    for node in (pair.chosen_node, pair.rejected_node):
+        rolled = fresh.get((pair.tree_id, node))
+        values.append(fresh_value(rolled, pair.answers, spre) if rolled is not None else None)
+    chosen, rejected = values
+    return None if chosen is None or rejected is None else chosen - rejected
+
+
+def survives(pair: Pair, fresh: Fresh, spre: SpreSettings) -> Verdict | None:
+    """What fresh rollouts say of a pair's order; null where they say nothing (`fresh_gap`)."""
+    gap = fresh_gap(pair, fresh, spre)
+    return None if gap is None else _verdict(gap)
+
+
+def _verdict(gap: float) -> Verdict:
+    if math.isclose(gap, 0.0, abs_tol=1e-9):  # two sums of the same numbers in another order
+        return "tied"
+    return "kept" if gap > 0 else "reversed"
+
+
+def sample_pairs(pairs: Sequence[Pair], n: int, seed: int = 0) -> list[Pair]:
+    """At most `n` pairs, spread evenly over the questions.
+
+    Each question gives one pair, then each a second one, and so on; which, and in what order, is
+    by hash. A larger sample of the same pairs contains every smaller one.
+    """
+
+    def drawn(*parts: object) -> bytes:
+        return hashlib.blake2b("\x1f".join(map(str, (seed, *parts))).encode()).digest()
+
+    by_question: dict[str, list[Pair]] = defaultdict(list)
+    for pair in sorted(pairs, key=lambda p: drawn(p.tree_id, p.chosen_node, p.rejected_node)):
+        by_question[pair.question_id].append(pair)
+    ranked = [
+        (round_, drawn(question), pair)
+        for question, own in by_question.items()
+        for round_, pair in enumerate(own)
+    ]
+    return [pair for _, _, pair in sorted(ranked, key=lambda r: r[:2])[:n]]
+
+
+@dataclass(frozen=True, slots=True)
+class SurvivalRow:
+    """Survival of a group of pairs; shares are in [0, 1].
+
+    Attributes:
+        group: value of the facet; "all" without one.
+        pairs, questions: how many were judged.
+        kept, reversed, tied: shares of the pairs.
+        kept_interval: of `kept`, resampling questions.
+        decided: share kept among those that are not tied; null if all are.
+        decided_interval: of `decided`.
+        luck: the share kept that an order without any meaning would come to, half of what is not
+            tied.
+        label_gap, fresh_gap: mean gap by the labels and by fresh rollouts: what of it is real.
+    """
+
+    group: str
+    pairs: int
+    questions: int
+    kept: float
+    reversed: float
+    tied: float
+    kept_interval: Interval
+    decided: float | None
+    decided_interval: Interval | None
+    luck: float
+    label_gap: float
+    fresh_gap: float
+
+
+def _outcomes(pair: Pair) -> str:
+    fewest = min(pair.chosen_outcomes, pair.rejected_outcomes)
+    return next(name for most, name in _OUTCOMES if fewest <= most)
+
+
+def _gap(pair: Pair) -> str:
+    return next(name for most, name in _GAPS if pair.reward_gap <= most)
+
+
+_OUTCOMES = ((0, "0"), (1, "1"), (3, "2–3"), (7, "4–7"), (math.inf, "8 or more"))
+_GAPS = (
+    (0.05, "0.00–0.05"),
+    (0.1, "0.05–0.10"),
+    (0.2, "0.10–0.20"),
+    (0.4, "0.20–0.40"),
+    (math.inf, "0.40–1.00"),
+)
+
+Facet = Callable[[Pair], str]
+"""Pair → the group that it is counted in; groups are shown in the order of their names."""
+FACETS: Mapping[str, Facet] = {
+    "outcomes": _outcomes,
+    "gap": _gap,
+    "depth": lambda pair: f"{pair.depth:02}",
+    "action": lambda pair: f"{pair.chosen_action} > {pair.rejected_action}",
+}
+"""By name: outcomes of the side that has fewer, gap of the labels, depth, actions compared."""
+
+
+def survival_table(
+    pairs: Sequence[Pair],
+    fresh: Fresh,
+    spre: SpreSettings,
+    by: str | Facet | None = None,
+    *,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> list[SurvivalRow]:
+    """Survival of the pairs that were rolled out, one row a group.
+
+    Args:
+        by: a name of `FACETS`, or a facet of the caller's; null for one row of all pairs.
+        resamples: bootstrap samples of questions (the pairs of one hang together).
+        seed: of the bootstrap.
+    """
+    facet = FACETS[by] if isinstance(by, str) else by
+    groups: dict[str, list[tuple[Pair, float]]] = defaultdict(list)
+    for pair in pairs:
+        gap = fresh_gap(pair, fresh, spre)
+        if gap is not None:
+            groups["all" if facet is None else facet(pair)].append((pair, gap))
+    return [_row(name, judged, resamples, seed) for name, judged in sorted(groups.items())]
+
+
+def _row(
+    group: str, judged: Sequence[tuple[Pair, float]], resamples: int, seed: int
+) -> SurvivalRow:
+    counts: dict[str, dict[Verdict, int]] = defaultdict(
+        lambda: {"kept": 0, "reversed": 0, "tied": 0}
+    )
+    for pair, gap in judged:
+        counts[pair.question_id][_verdict(gap)] += 1
+    kept, reverse, tied = (
+        np.array([count[verdict] for count in counts.values()], dtype=float)
+        for verdict in ("kept", "reversed", "tied")
+    )
+    n, decided = len(judged), kept + reverse
+    return SurvivalRow(
+        group=group,
+        pairs=n,
+        questions=len(counts),
+        kept=float(kept.sum() / n),
+        reversed=float(reverse.sum() / n),
+        tied=float(tied.sum() / n),
+        kept_interval=_interval(kept, decided + tied, resamples, seed),
+        decided=float(kept.sum() / decided.sum()) if decided.any() else None,
+        decided_interval=_interval(kept, decided, resamples, seed) if decided.any() else None,
+        luck=float(decided.sum() / n / 2),
+        label_gap=fmean(pair.reward_gap for pair, _ in judged),
+        fresh_gap=fmean(gap for _, gap in judged),
+    )
+
+
+def _interval(hits: np.ndarray, tries: np.ndarray, resamples: int, seed: int) -> Interval:
+    """Percentile bootstrap of Σ hits / Σ tries over questions; shape (questions,) both.
+
+    Where every resample says the same (one question, or all kept), that is no certainty:
+    Wilson's interval then, a question counting as one observation.
+    """
+    asked = tries > 0
+    hits, tries = hits[asked], tries[asked]
+    n = len(tries)
+    drawn = np.random.default_rng(seed).multinomial(n, [1 / n] * n, size=resamples)
+    low, high = np.percentile((drawn @ hits) / (drawn @ tries), [2.5, 97.5])
+    if low == high:
+        return wilson(float(hits.sum() / tries.sum()), n)
+    return float(low), float(high)
+
+
+def wilson(share: float, n: int) -> Interval:
+    """Wilson's 95 % score interval of a share of `n` independent observations; n ≥ 1."""
+    centre = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
+    half = _Z / (1 + _Z**2 / n) * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2))
+    return max(0.0, centre - half), min(1.0, centre + half)

@@ -1,0 +1,74 @@
+"""A table of text cells that a terminal, a Markdown file and a spreadsheet can show."""
+
+import csv
+import io
+from dataclasses import dataclass
+
+from rich.table import Table
+from rich.text import Text
+
+NONE = "–"
+"""What a cell without a value says."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Rows under a head.
+
+    Attributes:
+        title: above it.
+        head: names of the columns.
+        rows: cells, as many as the head has.
+        names: how many leading columns hold names; the others are numbers.
+    """
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    names: int = 1
+
+    def text(self) -> Table:
+        """For `console.print`. Cells are text: markup or escapes in them stay inert."""
+        table = Table(title=Text(printable(self.title)), title_justify="left")
+        for number, name in enumerate(self.head):
+            table.add_column(name, justify="left" if number < self.names else "right")
+        for row in self.rows:
+            table.add_row(*(Text(printable(cell)) for cell in row))
+        return table
+
+    def markdown(self) -> str:
+        """As GitHub Markdown."""
+        rule = tuple("---" if n < self.names else "---:" for n in range(len(self.head)))
+        lines = [_markdown_line(row) for row in (self.head, rule, *self.rows)]
+        return f"**{printable(self.title)}**\n\n" + "\n".join(lines) + "\n"
+
+    def csv(self) -> str:
+        """Comma-separated, with the head; no title."""
+        written = io.StringIO()
+        csv.writer(written, lineterminator="\n").writerows([self.head, *self.rows])
+        return written.getvalue()
+
+
+def percent(share: float | None) -> str:
+    """A share in [0, 1] in per cent."""
+    return NONE if share is None else f"{100 * share:.1f}"
+
+
+def points(difference: float) -> str:
+    """A difference of shares in points, with its sign; nothing that rounds to 0 has one."""
+    rounded = round(100 * difference, 1)
+    return "0.0" if rounded == 0 else f"{rounded:+.1f}".replace("-", "−")
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """A number with that many digits behind the point."""
+    return NONE if value is None else f"{value:.{digits}f}"
+
+
+def printable(text: str) -> str:
+    """`text` with a blank for everything that a terminal would act on."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def _markdown_line(cells: tuple[str, ...]) -> str:
+    return "| " + " | ".join(printable(c).replace("|", "\\|") for c in cells) + " |"

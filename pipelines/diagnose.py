@@ -1,0 +1,212 @@
+"""`make diagnose`: can this run teach?
+
+    branchwise diagnose --run datasets/atlas --sample 40
+    branchwise diagnose --run datasets/atlas --no-model
+
+Looks at pairs and trees as they lie there, rolls both sides of a sample of pairs out afresh to see
+whether their order holds, and reads the curve of `models/<run>/dpo` where it was trained. Prints a
+line a figure with what it means, and writes `diagnosis.json` and `diagnosis.md` (of a relabelling:
+into its folder). The rollouts are in the ledger and in `survival/`: none is paid for twice.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from annotation.diagnosis import PairFigures, TreeFigures, pair_figures, tree_figures
+from annotation.survival import (
+    FACETS,
+    Fresh,
+    SurvivalRow,
+    sample_pairs,
+    survival_table,
+)
+from pipelines.assemble import model_folder
+from pipelines.run import Run, existing_run
+from pipelines.stage import DONE, TOO_MANY_FAILURES, Invocation, Outcome
+from pipelines.survival import Rolled, roll_fresh
+from pipelines.train_dpo import pairs_table
+from pipelines.verdicts import (
+    Finding,
+    conclusion,
+    of_export,
+    of_pairs,
+    of_survival,
+    of_training,
+    of_trees,
+)
+from rewards.settings import SpreSettings
+from storage.atomic import atomic_write_json, atomic_write_text
+from storage.errors import ConfigError, StorageError
+from storage.manifest import load_manifest
+from storage.parts import read_parts
+from storage.records import Pair, TreeNode
+from storage.schemas import table_to_records
+from training.movement import Movement, movement_of
+
+STYLES = {"good": "green", "watch": "yellow", "bad": "red"}
+
+
+@dataclass
+class Diagnosis:
+    """Everything that was found; `totals` is what `--json` and `diagnosis.json` say."""
+
+    run: str
+    label: str | None
+    pairs: PairFigures | None
+    trees: TreeFigures | None
+    survival: dict[str, list[SurvivalRow]] = field(default_factory=dict)
+    training: Movement | None = None
+    export: dict[str, Any] | None = None
+    findings: list[Finding] = field(default_factory=list)
+
+    def totals(self) -> dict[str, Any]:
+        return {**asdict(self), "conclusion": conclusion(self.findings)}
+
+
+def diagnose(call: Invocation) -> Outcome:
+    """Run the stage (see module)."""
+    run = existing_run(call.run)
+    label = call.options.get("label")
+    table = pairs_table(label)
+    _refuse_absent(run, table, label)
+    pairs = table_to_records(read_parts(run.folder, table), Pair)
+    nodes = table_to_records(
+        read_parts(run.folder, f"relabelled/{label}/labels" if label else "trees"), TreeNode
+    )
+    sample = [] if call.options["no_model"] or not nodes else _sample(call, pairs)
+    call.say(f"diagnose: {len(pairs)} pairs of {table}, {len(sample)} of them rolled out afresh")
+    if call.dry_run:
+        return Outcome({"pairs": len(pairs), "sample": len(sample), "dry_run": True})
+    rolled = roll_fresh(call, run, sample, call.options["rollouts"]) if sample else None
+    if rolled is not None and rolled.owed:
+        call.say(f"stopped: {rolled.reason}; run the same command again to continue")
+        return Outcome({"owed": rolled.owed}, rolled.exit_code)
+    found = Diagnosis(run.folder.name, label, pair_figures(pairs), tree_figures(nodes))
+    found.findings += of_pairs(found.pairs)
+    found.findings += of_trees(found.trees, found.pairs.questions if found.pairs else 0)
+    if rolled is not None:
+        _judge_labels(found, sample, rolled.fresh, call.recipe.spre)
+    found.findings += _training(call, found)
+    _report(call, found, run.folder / Path(table).parent)
+    return Outcome(found.totals(), _exit_code(call, sample, rolled))
+
+
+def _refuse_absent(run: Run, table: str, label: str | None) -> None:
+    if label and not load_manifest(run.folder).of(table):
+        raise ConfigError(
+            f"{run.folder}: no relabelling is called {label!r}; make it with "
+            f"`branchwise relabel --label {label}`, or leave --label out"
+        )
+
+
+def _sample(call: Invocation, pairs: Sequence[Pair]) -> list[Pair]:
+    return sample_pairs(pairs, call.options["sample"], call.recipe.seed)
+
+
+def _judge_labels(
+    found: Diagnosis, sample: Sequence[Pair], fresh: Fresh, spre: SpreSettings
+) -> None:
+    """Survival of the sample, whole and by every facet."""
+    for name in (None, *FACETS):
+        found.survival[name or "all"] = survival_table(sample, fresh, spre, name)
+    found.findings.append(of_survival(next(iter(found.survival["all"]), None), len(sample)))
+
+
+def _training(call: Invocation, found: Diagnosis) -> Iterator[Finding]:
+    """Findings on the trained model, if there is one."""
+    named = call.options.get("model")
+    model = Path(named or model_folder(call.run, "dpo"))
+    found.training = movement_of(model)
+    if found.training is None:
+        if named or call.options["export"]:
+            raise ConfigError(f"{model}: no metrics.jsonl; train it first, or name another --model")
+        yield Finding("training", "not yet", "–", f"`branchwise train-dpo --run {call.run}`")
+        return
+    yield from of_training(found.training)
+    if call.options["export"]:
+        yield _exported(call, found, model)
+    else:
+        advice = "--export writes its files and compares their logits with the adapter's"
+        yield Finding("export", "not looked at", "–", advice)
+
+
+def _exported(call: Invocation, found: Diagnosis, model: Path) -> Finding:
+    from training.export import export_policy
+
+    try:
+        report = export_policy(str(model), precision=call.recipe.policy.precision)
+    except StorageError as error:
+        return Finding("export", "the trained change is lost", "bad", str(error))
+    found.export = report.totals()
+    return of_export({one.form: one.kept.correlation for one in report.exported})
+
+
+def _report(call: Invocation, found: Diagnosis, folder: Path) -> None:
+    """Print the findings, and keep them."""
+    call.console.print(_table(found))
+    call.say(conclusion(found.findings))
+    atomic_write_json(folder / "diagnosis.json", found.totals())
+    atomic_write_text(folder / "diagnosis.md", markdown(found))
+    call.say(f"kept in {folder / 'diagnosis.md'}")
+
+
+def _table(found: Diagnosis) -> Table:
+    table = Table(
+        title=f"can {found.run} teach?", title_justify="left", box=None, header_style="bold"
+    )
+    for column in ("what", "figure", "verdict", "what is usual, or what to do"):
+        table.add_column(column)
+    for one in found.findings:
+        verdict = Text(one.verdict, style=STYLES.get(one.verdict, "dim"))
+        table.add_row(Text(one.what), Text(one.figure), verdict, Text(one.advice))
+    return table
+
+
+def markdown(found: Diagnosis) -> str:
+    """The findings, and label survival by every facet, as Markdown tables."""
+    title = found.run if found.label is None else f"{found.run}, labels `{found.label}`"
+    lines = [f"# Can {title} teach?", "", f"Conclusion: {conclusion(found.findings)}.", ""]
+    lines += _rows(("what", "figure", "verdict", "what is usual, or what to do"))
+    lines += ["| " + " | ".join(_cells(one)) + " |" for one in found.findings]
+    if found.survival:
+        lines += ["", "## Label survival", ""]
+        lines += _rows(
+            ("by", "group", "pairs", "questions", "kept", "95 %", "luck", "reversed", "tied",
+             "of decided", "label gap", "fresh gap")
+        )  # fmt: skip
+        lines += [_survival_line(by, row) for by, rows in found.survival.items() for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(columns: Sequence[str]) -> list[str]:
+    return [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+
+
+def _cells(one: Finding) -> list[str]:
+    return [text.replace("|", "\\|") for text in (one.what, one.figure, one.verdict, one.advice)]
+
+
+def _survival_line(by: str, row: SurvivalRow) -> str:
+    low, high = row.kept_interval
+    decided = "–" if row.decided is None else f"{row.decided:.0%}"
+    return (
+        f"| {by} | {row.group} | {row.pairs} | {row.questions} | {row.kept:.0%} | "
+        f"{low:.0%}–{high:.0%} | {row.luck:.0%} | {row.reversed:.0%} | {row.tied:.0%} | "
+        f"{decided} | {row.label_gap:.3f} | {row.fresh_gap:.3f} |"
+    )
+
+
+def _exit_code(call: Invocation, sample: Sequence[Pair], rolled: Rolled | None) -> int:
+    """Tell what failed, by kind; too much of it is exit code 4."""
+    if rolled is None or not rolled.failed:
+        return DONE
+    trees = len({pair.tree_id for pair in sample})
+    kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(rolled.failed.items()))
+    call.say(f"{rolled.failed.total()} of {trees} trees could not be rolled out: {kinds}")
+    many = rolled.failed.total() > call.recipe.limits.max_failed_share * trees
+    return TOO_MANY_FAILURES if many else DONE

@@ -1,0 +1,110 @@
+"""The journal of a study: every command that it started, how it ended, and what it gave.
+
+One JSON line an event, appended and synced, so that nothing that was tried can go missing: a table
+that shows one run of ten has to be able to say so. A command whose end is noted is not repeated.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from storage.errors import StorageError
+from storage.text import digest_of
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A line of the journal.
+
+    Attributes:
+        key: hash of the command and of the recipe that it was given (see `command_key`).
+        command: as a person would type it.
+        event: what happened to it.
+        at: UTC, ISO 8601.
+        seconds: how long it took; 0 at its start.
+        exit_code: of the stage; null at its start.
+        totals: the stage's JSON line.
+    """
+
+    key: str
+    command: str
+    event: Literal["started", "done", "failed"]
+    at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    seconds: float = 0.0
+    exit_code: int | None = None
+    totals: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A command of the study with all its attempts."""
+
+    command: str
+    attempts: int
+    seconds: float
+    exit_code: int | None
+
+
+@dataclass(frozen=True)
+class Journal:
+    """The file; reading it again is what a resumed study begins with."""
+
+    path: Path
+
+    def note(self, event: Event) -> None:
+        """Append an event; it is on the disk when this returns.
+
+        Raises:
+            StorageError: the file system refused.
+        """
+        line = json.dumps(asdict(event), default=str, ensure_ascii=False) + "\n"
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            torn = self.path.exists() and not self.path.read_bytes().endswith(b"\n")
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(("\n" if torn else "") + line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise StorageError(
+                f"{self.path}: cannot write the journal: {error.strerror}"
+            ) from error
+
+    def events(self) -> Iterator[Event]:
+        """All events in order; a line torn by a kill is left out."""
+        if not self.path.exists():
+            return
+        for line in self.path.read_text(encoding="utf-8").splitlines():
+            try:
+                yield Event(**json.loads(line))
+            except (ValueError, TypeError):
+                continue
+
+    def done(self, key: str) -> Mapping[str, Any] | None:
+        """What a finished command gave; null if none with this key has finished."""
+        ended = [event for event in self.events() if event.key == key and event.event == "done"]
+        return ended[-1].totals if ended else None
+
+    def started(self) -> list[Started]:
+        """Every command that was ever started, in the order of its first start."""
+        found: dict[str, list[Event]] = {}
+        for event in self.events():
+            found.setdefault(event.key, []).append(event)
+        return [
+            Started(
+                command=events[0].command,
+                attempts=sum(event.event == "started" for event in events),
+                seconds=sum(event.seconds for event in events),
+                exit_code=events[-1].exit_code,
+            )
+            for events in found.values()
+        ]
+
+
+def command_key(arguments: tuple[str, ...], recipe_digest: str) -> str:
+    """What makes two commands the same: their words, and the recipe that they are given."""
+    return digest_of(recipe_digest, *arguments)

@@ -1,0 +1,110 @@
+"""`make study STUDY=search`: tree search against independent chains at equal generated tokens.
+
+Both get the same questions, policy, temperature of their children and estimator, and stop at the
+same number of tokens a question (`mcts.max_output_tokens`); what a tree spends on rollouts, chains
+spend on more chains. Compared: pairs kept, the share whose order survives 8 fresh rollouts a side,
+and the gain of process DPO on the part `dev`. Chains lie in a run folder of their own beside.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from annotation.survival import SurvivalRow, sample_pairs, survival_table
+from evaluation.sheet import NONE, Sheet, number, percent
+from pipelines.run import existing_run
+from pipelines.studies.arms import START, Arm, Examined, examined
+from pipelines.studies.lab import Lab, StageStopped
+from pipelines.studies.report import Claim, claim_sheet, findings, write_sheets
+from pipelines.survival import roll_fresh
+from pipelines.train_dpo import pairs_of
+from storage.parts import read_parts
+
+ASKED = {"evaluation.part": "dev", "evaluation.limit": 300, "policy.precision": "q8_0"}
+JUDGED = 100
+"""Pairs a kind whose order is looked at again."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way of searching, and what came of it."""
+
+    name: str
+    lab: Lab
+    dpo: Examined
+    start: Examined
+
+
+def search(lab: Lab) -> None:
+    """Run the study (see module)."""
+    kinds = []
+    for name in ("tree", "chains"):
+        own = beside(lab, name)
+        own.branchwise("annotate", settings={"mcts.kind": name})
+        dpo = Arm(f"dpo-{name}", "train-dpo")
+        for done in examined(own, (Arm(START), dpo), ASKED):
+            start, trained = done
+        kinds.append(Kind(name, own, trained, start))
+    if lab.call.dry_run:
+        return
+    sheet = Sheet("Searches", HEAD, tuple(_row(kind) for kind in kinds))
+    arms = {kinds[0].start.arm.name: kinds[0].start, **{k.dpo.arm.name: k.dpo for k in kinds}}
+    claims = (
+        Claim("dpo-tree", "dpo-chains", primary=True),
+        Claim("dpo-tree", START),
+        Claim("dpo-chains", START),
+    )
+    sheets = [sheet, claim_sheet(findings(arms, claims, lab.recipe.seed))]
+    for one in sheets:
+        lab.call.console.print(one.text())
+    write_sheets(lab, "search", sheets)
+
+
+def beside(lab: Lab, name: str) -> Lab:
+    """A lab with a run folder of its own and the study's journal."""
+    run = lab.call.run.with_name(f"{lab.call.run.name}-{name}")
+    return replace(lab, call=replace(lab.call, run=run), kept_in=lab.folder)
+
+
+HEAD = (
+    "search", "questions", "tokens a question", "pairs", "questions with a pair", "judged",
+    "order kept % [95 %]", "reversed %", "tied %",
+)  # fmt: skip
+
+
+def _row(kind: Kind) -> tuple[str, ...]:
+    run = existing_run(kind.lab.call.run)
+    pairs = pairs_of(run, "pairs")
+    sample = sample_pairs(pairs, JUDGED, run.recipe.seed)
+    rolled = roll_fresh(kind.lab.call, run, sample)
+    if rolled.owed:
+        raise StageStopped(f"stopped: {rolled.reason}", rolled.exit_code)
+    found = survival_table(sample, rolled.fresh, run.recipe.spre)
+    tokens = generated_tokens(run.folder)
+    return (
+        kind.name,
+        str(len(tokens)),
+        number(sum(tokens.values()) / max(len(tokens), 1), 0),
+        str(len(pairs)),
+        str(len({pair.question_id for pair in pairs})),
+        *_survival_cells(found[0] if found else None),
+    )
+
+
+def _survival_cells(row: SurvivalRow | None) -> tuple[str, ...]:
+    if row is None:
+        return ("0", NONE, NONE, NONE)
+    low, high = (percent(bound) for bound in row.kept_interval)
+    kept = f"{percent(row.kept)} [{low}, {high}]"
+    return (str(row.pairs), kept, percent(row.reversed), percent(row.tied))
+
+
+def generated_tokens(run: Path) -> Mapping[str, int]:
+    """Tokens that the policy generated, by tree: of its nodes and their rollouts."""
+    table = read_parts(run, "trees", ["tree_id", "output_tokens"])
+    spent: dict[str, int] = {}
+    for tree, tokens in zip(
+        table["tree_id"].to_pylist(), table["output_tokens"].to_pylist(), strict=True
+    ):
+        spent[tree] = spent.get(tree, 0) + tokens
+    return spent

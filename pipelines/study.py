@@ -1,0 +1,64 @@
+"""`make study STUDY=<name>`: a recorded experiment, from its trees to its table.
+
+    branchwise study --name atlas-dpo --seeds 0 1 2
+
+Each study is one file in `pipelines/studies/`; its recipe is `configs/<name>.yaml` and its run
+folder `datasets/<name>`. It runs the ordinary stages, each in a process of its own, and notes every
+one in `study/journal.jsonl`: interrupted at any point, the same command goes on. Tables (terminal,
+Markdown, CSV), plots and the list of all that was started lie in `study/` of the run folder.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+
+from pipelines.run import refuse_unusable
+from pipelines.stage import Invocation, Outcome
+from pipelines.studies.lab import Lab, StageStopped
+from storage.errors import ConfigError
+from storage.lock import RunLock
+
+STUDIES = {
+    "atlas-dpo": "pipelines.studies.atlas_dpo",
+    "real-dpo": "pipelines.studies.real_dpo",
+    "labels": "pipelines.studies.labels",
+    "search": "pipelines.studies.search",
+}
+"""A study's module; its function has the module's name."""
+
+
+def study(call: Invocation) -> Outcome:
+    """Run the stage (see module)."""
+    name = call.options.get("name")
+    carry_out = study_named(name)
+    refuse_unusable(call.run)
+    _require_matplotlib()
+    lab = Lab(call, tuple(call.options.get("seeds") or (0, 1, 2)))
+    lab.folder.mkdir(parents=True, exist_ok=True)
+    with RunLock(lab.folder / "study.lock"):
+        try:
+            carry_out(lab)
+        except StageStopped as stopped:
+            call.say(f"study {name}: {stopped}")
+            return Outcome({"study": name, "stopped": str(stopped)}, stopped.exit_code)
+    return Outcome({"study": name, "folder": str(lab.folder)})
+
+
+def study_named(name: str | None) -> Callable[[Lab], None]:
+    """The function of a study.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    if name not in STUDIES:
+        known = ", ".join(STUDIES)
+        raise ConfigError(f"study {name!r}: no such study; there are {known}")
+    module = STUDIES[name]
+    found: Callable[[Lab], None] = getattr(import_module(module), module.rpartition(".")[2])
+    return found
+
+
+def _require_matplotlib() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise ConfigError('plots need matplotlib: pip install "branchwise[study]"')

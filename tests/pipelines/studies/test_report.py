@@ -1,0 +1,78 @@
+"""A study's claims: paired over questions and seeds, corrected within their family."""
+
+import numpy as np
+import pytest
+from sample_records import a_prediction
+
+from pipelines.studies.arms import Arm, Examined
+from pipelines.studies.report import Claim, Stratum, arm_sheet, claim_sheet, findings, scores
+from pipelines.studies.report import stratum_sheet as strata_of
+
+
+def examined(name: str, *by_seed: str, trainer: bool = True) -> Examined:
+    """An arm whose answers are right ("1") or wrong ("0"), a string a seed."""
+    arm = Arm(name, "train-dpo" if trainer else None)
+    rows = {
+        seed: [
+            a_prediction(question_id=f"q{n}", em=float(right), f1=float(right), guessable=n < 2)
+            for n, right in enumerate(answers)
+        ]
+        for seed, answers in enumerate(by_seed)
+    }
+    totals = [{"examples": 10, "last": {"kl": 0.5}} for _ in by_seed]
+    return Examined(arm, rows, totals if trainer else [], [])
+
+
+def test_differences_are_the_arm_s_minus_the_baseline_s() -> None:
+    start = examined("warm-start", "0000000000", trainer=False)
+    dpo = examined("dpo", "1111100000", "1111111000")
+    (found,) = findings({"warm-start": start, "dpo": dpo}, [Claim("dpo", "warm-start")], 0)
+    assert found.em.mean == pytest.approx(0.6)
+    assert found.em.low > 0
+    assert found.em.seeds == 2
+    assert found.disagree == pytest.approx(0.6)
+    assert found.p == pytest.approx(2 / 2**7), "7 questions moved, all one way"
+
+
+def test_holm_is_over_the_family() -> None:
+    arms = {
+        "warm-start": examined("warm-start", "0" * 12, trainer=False),
+        "dpo": examined("dpo", "1" * 8 + "0" * 4),
+        "sft": examined("sft", "1" + "0" * 11),
+    }
+    claims = [
+        Claim("dpo", "warm-start", primary=True),
+        Claim("dpo", "sft", primary=True),
+        Claim("sft", "warm-start"),
+        Claim("dpo", "answers"),
+    ]
+    first, second, alone = findings(arms, claims, 0)
+    assert first.adjusted == pytest.approx(2 * first.p)
+    assert second.adjusted == pytest.approx(max(second.p, 2 * first.p))
+    assert alone.adjusted == alone.p
+    cells = claim_sheet([first])
+    assert cells.rows[0][0] == "dpo − warm-start (primary)"
+    assert cells.rows[0][1].startswith("+66.7 [")
+
+
+def test_only_questions_that_all_answered_are_paired() -> None:
+    start = examined("warm-start", "0000", trainer=False)
+    dpo = examined("dpo", "1111")
+    dpo.predictions[0].pop()
+    (found,) = findings({"warm-start": start, "dpo": dpo}, [Claim("dpo", "warm-start")], 0)
+    assert found.em.n == 3
+
+
+def test_scores_keep_question_and_seed_apart() -> None:
+    dpo = examined("dpo", "10", "11")
+    keys = [("atlas", "q1"), ("atlas", "q0")]
+    assert np.array_equal(scores(dpo, keys, "em"), [[0, 1], [1, 1]])
+
+
+def test_tables_say_what_was_trained_and_where_it_counts() -> None:
+    dpo = examined("dpo", "1100", "1000")
+    row = dict(zip(arm_sheet([dpo]).head, arm_sheet([dpo]).rows[0], strict=True))
+    assert (row["EM"], row["SD"], row["seeds"]) == ("37.5", "17.7", "2")
+    assert (row["pairs"], row["KL"]) == ("10", "0.500")
+    guessed = Stratum("guessable", lambda one: one.guessable is True)
+    assert strata_of([dpo], [guessed]).rows == (("dpo", "75.0"),)

@@ -1,0 +1,270 @@
+"""`diagnose` on a run grown at a loopback endpoint: words, tables, and no call twice."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_endpoint import FakeEndpoint, failure
+from little_world import policy, recipe
+from loopback import serving
+from sample_records import a_pair
+
+from annotation.diagnosis import pair_figures
+from annotation.survival import SurvivalRow
+from pipelines.cli import parser, run_stage
+from pipelines.verdicts import FEW_PAIRS, conclusion, of_pairs, of_survival, of_training
+from storage.ledger import Ledger
+from storage.manifest import load_manifest, remove_parts
+from storage.parts import read_parts
+from storage.proguide import write_proguide
+from storage.records import FreshRollouts, Pair, TreeNode
+from storage.schemas import table_to_records
+from training.movement import movement_of
+
+
+@pytest.fixture
+def endpoint() -> Iterator[FakeEndpoint]:
+    with serving(policy) as served:
+        yield served
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+    monkeypatch.chdir(tmp_path)
+
+
+def branchwise(stage: str, run: Path, *more: object) -> int:
+    return run_stage(parser().parse_args([stage, "--run", str(run), *map(str, more)]))
+
+
+@pytest.fixture
+def run(tmp_path: Path, endpoint: FakeEndpoint) -> Path:
+    folder = tmp_path / "run"
+    assert branchwise("annotate", folder, "--config", recipe(tmp_path, endpoint.base_url)) == 0
+    return folder
+
+
+def rows_of(run: Path) -> dict[tuple[str, int], FreshRollouts]:
+    rows = table_to_records(read_parts(run, "survival"), FreshRollouts)
+    found = {(row.tree_id, row.node_id): row for row in rows}
+    assert len(found) == len(rows), "a node has one row"
+    return found
+
+
+def diagnosis(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "diagnosis.json").read_text())
+    return found
+
+
+def test_both_sides_of_a_sample_are_rolled_out_once(run: Path, endpoint: FakeEndpoint) -> None:
+    made = len(endpoint.requests)
+    assert branchwise("diagnose", run, "--sample", 4, "--rollouts", 3) == 0
+    rows, spent = rows_of(run), len(endpoint.requests)
+    assert spent > made
+    assert len(rows) in range(5, 9), "two sides a pair, some of them shared"
+    terminal = {
+        (node.tree_id, node.node_id): node.terminal
+        for node in table_to_records(read_parts(run, "trees"), TreeNode)
+    }
+    assert all(len(row.rollouts) == (1 if terminal[key] else 3) for key, row in rows.items())
+    found = diagnosis(run)
+    assert found["survival"]["all"][0]["pairs"] == 4
+    assert sum(row["pairs"] for row in found["survival"]["depth"]) == 4
+    assert "| label survival |" in (run / "diagnosis.md").read_text()
+    # Fewer pairs lie there; more of them, or of rollouts, are paid for as far as they are new.
+    assert branchwise("diagnose", run, "--sample", 2, "--rollouts", 3) == 0
+    assert len(endpoint.requests) == spent
+    assert branchwise("diagnose", run, "--sample", 4, "--rollouts", 5) == 0
+    assert spent < len(endpoint.requests) < made + 2 * (spent - made)
+    assert all(
+        row.rollouts[:3] == rows[key].rollouts for key, row in longest(run).items() if key in rows
+    ), "the first draws stay what they were"
+
+
+def longest(run: Path) -> dict[tuple[str, int], FreshRollouts]:
+    rows = table_to_records(read_parts(run, "survival"), FreshRollouts)
+    rows.sort(key=lambda row: len(row.rollouts))
+    return {(row.tree_id, row.node_id): row for row in rows}
+
+
+def test_fresh_rollouts_are_other_draws_than_the_tree_s(run: Path) -> None:
+    assert branchwise("diagnose", run, "--sample", 99, "--rollouts", 4) == 0
+    nodes = table_to_records(read_parts(run, "trees"), TreeNode)
+    own = {(node.tree_id, node.node_id): node.rollouts for node in nodes if node.rollouts}
+    rolled = {key: row.rollouts for key, row in rows_of(run).items() if key in own}
+    assert rolled
+    assert any(rolled[key][0].trajectory != own[key][0].trajectory for key in rolled)
+
+
+def test_an_interrupted_diagnosis_goes_on(
+    run: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, asked = run.with_name("whole"), ("--sample", 4, "--rollouts", 3)
+    shutil.copytree(run, whole)
+    made = len(endpoint.requests)
+    assert branchwise("diagnose", whole, *asked) == 0
+    needed = len(endpoint.requests) - made
+    with Ledger(run / "ledger.sqlite") as ledger:
+        spent = ledger.totals()
+    limit = spent.input_tokens + spent.output_tokens + 1  # which the first replies reach
+    assert branchwise("diagnose", run, *asked, "--set", f"limits.max_tokens={limit}") == 3
+    assert f"stopped: limits.max_tokens {limit:,} reached" in capsys.readouterr().out
+    assert made + needed < len(endpoint.requests) < made + 2 * needed
+    assert not (run / "diagnosis.json").exists(), "half a sample is no diagnosis"
+    assert branchwise("diagnose", run, *asked) == 0
+    assert len(endpoint.requests) == made + 2 * needed
+    assert rows_of(run) == rows_of(whole)
+
+
+def test_rollouts_that_were_not_committed_are_replayed(run: Path, endpoint: FakeEndpoint) -> None:
+    assert branchwise("diagnose", run, "--sample", 4) == 0
+    made, before = len(endpoint.requests), rows_of(run)
+    # As after a kill before the commit: the rows are gone, the calls are in the ledger.
+    manifest = load_manifest(run)
+    remove_parts(run, manifest.of("survival"))
+    assert branchwise("diagnose", run, "--sample", 4) == 0
+    assert len(endpoint.requests) == made
+    assert rows_of(run) == before
+
+
+def test_what_fails_is_told_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused: list[str] = []
+
+    def unlucky(request: dict[str, Any]) -> Any:
+        asked = request["messages"][-1]["content"]
+        return failure(400, "no") if any(text in asked for text in refused) else policy(request)
+
+    run = tmp_path / "run"
+    with serving(unlucky) as endpoint:
+        branchwise("annotate", run, "--config", recipe(tmp_path, endpoint.base_url))
+        pairs = table_to_records(read_parts(run, "pairs"), Pair)
+        refused.append(pairs[0].question)
+        assert branchwise("diagnose", run, "--sample", 99, "--rollouts", 2) == 4
+    trees = len({pair.tree_id for pair in pairs})
+    told = f"1 of {trees} trees could not be rolled out: EndpointError 1"
+    assert told in capsys.readouterr().out
+    judged = sum(pair.question_id != pairs[0].question_id for pair in pairs)
+    assert diagnosis(run)["survival"]["all"][0]["pairs"] == judged
+
+
+def test_without_a_model_nothing_is_asked(
+    run: Path, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_engine(*arguments: object, **named: object) -> None:
+        raise AssertionError("an engine was made")
+
+    monkeypatch.setattr("pipelines.assemble.engine_for", no_engine)
+    assert branchwise("diagnose", run, "--no-model") == 0
+    found = diagnosis(run)
+    assert found["survival"] == {}
+    assert found["pairs"]["pairs"] == load_manifest(run).rows("pairs")
+    assert found["trees"]["questions"] == 6
+
+
+def test_a_relabelling_is_judged_by_its_own_labels(
+    run: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert branchwise("relabel", run, "--label", "strict", "--set", "pairs.min_gap=0.2") == 0
+    assert branchwise("diagnose", run, "--label", "strict", "--sample", 3, "--rollouts", 2) == 0
+    found = diagnosis(run / "relabelled" / "strict")
+    assert found["pairs"]["pairs"] == load_manifest(run).rows("relabelled/strict/pairs")
+    assert found["pairs"]["gaps"][0] >= 0.2
+    assert branchwise("diagnose", run, "--label", "strikt", "--no-model") == 2
+    assert "no relabelling is called 'strikt'" in capsys.readouterr().out
+
+
+def test_a_run_without_pairs_is_told_why_it_cannot_teach(
+    run: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert branchwise("relabel", run, "--label", "none", "--set", "pairs.min_gap=0.99") == 0
+    made = len(endpoint.requests)
+    assert branchwise("diagnose", run, "--label", "none") == 0
+    assert "nothing to train on" in capsys.readouterr().out
+    assert len(endpoint.requests) == made
+    assert diagnosis(run / "relabelled" / "none")["conclusion"].startswith("as it is")
+
+
+def test_an_imported_run_is_judged_by_its_texts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, run = recipe(tmp_path, "http://127.0.0.1:1/v1"), tmp_path / "imported"
+    prompt = ({"role": "system", "content": "s"}, {"role": "user", "content": "Question: q"})
+    write_proguide(tmp_path / "pairs.json", [a_pair(prompt=prompt)])
+    branchwise("import-pairs", run, "--config", config, "--file", tmp_path / "pairs.json")
+    assert branchwise("diagnose", run) == 0
+    assert "an imported run: its labels cannot be looked into" in capsys.readouterr().out
+    told = {one["what"] for one in diagnosis(run)["findings"]}
+    assert "length bias" in told
+    assert not told & {"reward gap", "one-outcome pairs", "label survival"}
+
+
+def trained(folder: Path, kl: float, margin: float) -> Path:
+    folder.mkdir(parents=True)
+    lines = [{"step": 1, "loss": 0.693, "kl": 0.0, "margin": 0.0, "accuracy": 0.0}]
+    lines += [
+        {"step": step, "loss": 0.6, "kl": kl, "margin": margin, "accuracy": 0.8}
+        for step in range(2, 12)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_a_training_is_read_where_it_lies(tmp_path: Path, run: Path) -> None:
+    trained(tmp_path / "models" / "run" / "dpo", kl=0.5, margin=0.3)
+    assert branchwise("diagnose", run, "--no-model") == 0
+    assert diagnosis(run)["training"] == {
+        "steps": 11,
+        "first_loss": 0.693,
+        "loss": 0.6,
+        "kl": 0.5,
+        "margin": pytest.approx(0.3),
+        "accuracy": pytest.approx(0.8),
+    }
+    assert branchwise("diagnose", run, "--no-model", "--model", "elsewhere") == 2
+
+
+@pytest.mark.parametrize(
+    ("kl", "margin", "verdicts"),
+    [(0.5, 0.3, "good good"), (0.001, 0.3, "bad good"), (9.0, -0.1, "watch bad")],
+)
+def test_how_far_a_policy_moved(tmp_path: Path, kl: float, margin: float, verdicts: str) -> None:
+    moved = movement_of(trained(tmp_path / "model", kl, margin))
+    assert moved is not None
+    _, *judged = (one.verdict for one in of_training(moved))
+    assert " ".join(judged) == verdicts
+
+
+def survived(decided: float, low: float, high: float) -> SurvivalRow:
+    return SurvivalRow(
+        "all", 40, 30, decided, 1 - decided, 0.0, (low, high), decided, (low, high), 0.5, 0.2, 0.1
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "verdict", "advice"),
+    [
+        (survived(0.9, 0.8, 0.97), "good", "usual"),
+        (survived(0.7, 0.6, 0.8), "watch", "min_outcomes"),
+        (survived(0.7, 0.4, 0.9), "watch", "--sample"),
+        (survived(0.5, 0.4, 0.6), "bad", "min_outcomes"),
+        (None, "watch", "--sample"),
+    ],
+)
+def test_what_survival_says(row: SurvivalRow | None, verdict: str, advice: str) -> None:
+    finding = of_survival(row, 40)
+    assert finding.verdict == verdict
+    assert advice in finding.advice
+
+
+def test_the_worst_finding_is_the_conclusion() -> None:
+    many = [a_pair(question_id=f"q{n}", pair_id=f"p{n}") for n in range(FEW_PAIRS)]
+    findings = list(of_pairs(pair_figures(many[:3])))
+    assert conclusion(findings).startswith("as it is, this run is not likely to teach")
+    assert next(of_pairs(pair_figures(many))).verdict == "good"

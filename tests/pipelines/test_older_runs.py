@@ -1,0 +1,80 @@
+"""A run that an older version began goes on as the same run, whatever settings came since.
+
+`older_run.yaml` is what decides a run's rows, as version 0.1.0 wrote it into `config.yaml`.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipelines.config import LATER, MAY_CHANGE, Recipe
+from pipelines.run import existing_run, open_run
+from storage.errors import ConfigError
+
+OLDER = Path(__file__).parent / "older_run.yaml"
+DIGEST = "faab2e1ca58b"
+"""`config_digest` of the rows that version 0.1.0 wrote into that run."""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    return write(tmp_path / "run", yaml.safe_load(OLDER.read_text()))
+
+
+def write(run: Path, kept: dict[str, Any]) -> Path:
+    (run / "config.yaml").write_text(yaml.safe_dump(kept))
+    return run
+
+
+def recipe(**changes: dict[str, Any]) -> Recipe:
+    kept = yaml.safe_load(OLDER.read_text())
+    return Recipe.model_validate(
+        {**kept, **{name: {**kept[name], **block} for name, block in changes.items()}}
+    )
+
+
+def test_its_rows_and_its_run_keep_their_digests(run: Path) -> None:
+    assert recipe().decisive_digest == DIGEST, "a new setting belongs into pipelines.config.LATER"
+    before = existing_run(run).id
+    assert open_run(run, recipe(), {}).id == before
+    kept = yaml.safe_load((run / "config.yaml").read_text())
+    assert kept["mcts"]["kind"] == "tree", "now it says what there is"
+    assert existing_run(run).id == open_run(run, recipe(), {}).id == before
+
+
+@pytest.mark.parametrize("path", [p for p in LATER if p.split(".")[0] not in MAY_CHANGE])
+def test_a_setting_that_came_since_counts_once_it_is_used(path: str) -> None:
+    block, name = path.split(".")
+    used = {
+        "temperature": 0.5,
+        "kind": "chains",
+        "per_state": "extremes",
+        "order": "shuffled",
+        "actions": ["answer"],
+    }
+    changed = recipe(**{block: {name: used.get(name, 7)}})
+    assert changed.decisive_digest != DIGEST
+    assert changed.digest(block) != recipe().digest(block)
+
+
+def test_a_setting_that_came_since_is_refused_once_it_is_another(run: Path) -> None:
+    with pytest.raises(ConfigError, match=r"mcts.kind: was 'tree', now 'chains'") as told:
+        open_run(run, recipe(mcts={"kind": "chains"}, pairs={"min_gap": 0.5}), {})
+    assert "pairs.min_gap: was 0.01, now 0.5" in str(told.value)
+    assert str(told.value).count(": was ") == 2
+
+
+def test_what_today_s_settings_cannot_hold_is_a_change(run: Path) -> None:
+    kept = yaml.safe_load(OLDER.read_text())
+    write(run, {**kept, "mcts": {**kept["mcts"], "widening": 2}})
+    with pytest.raises(ConfigError, match=r"mcts.widening: was 2, now None"):
+        open_run(run, recipe(), {})
+
+
+def test_what_may_change_is_not_asked_for(run: Path) -> None:
+    kept = yaml.safe_load(OLDER.read_text())
+    write(run, {**kept, "training": {"gone": 1}})
+    assert open_run(run, recipe(), {}).id

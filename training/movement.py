@@ -1,0 +1,52 @@
+"""How far a preference training moved its policy, read from the curve that it left."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from training.curves import read_metrics
+
+_LAST_SHARE = 0.1
+_LEAST_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Movement:
+    """Of one training; all but the first loss are means over its last tenth of steps.
+
+    One step's batch is too few pairs to go by. Null is what the trainer did not log.
+
+    Attributes:
+        kl: nats a step of the policy, see `training.dpo.train_dpo`.
+        margin: of the implicit rewards; in nats times beta.
+        accuracy: share of the batch's pairs whose chosen side gained more, in [0, 1].
+    """
+
+    steps: int
+    first_loss: float | None
+    loss: float | None
+    kl: float | None
+    margin: float | None
+    accuracy: float | None
+
+
+def movement_of(model: Path) -> Movement | None:
+    """The movement that `metrics.jsonl` of a model folder shows; null without such a curve."""
+    lines = read_metrics(model)
+    if not lines:
+        return None
+    last = lines[-max(_LEAST_STEPS, round(len(lines) * _LAST_SHARE)) :]
+    return Movement(
+        steps=int(lines[-1]["step"]),
+        first_loss=_mean(lines[:1], "loss"),
+        loss=_mean(last, "loss"),
+        kl=_mean(last, "kl"),
+        margin=_mean(last, "margin"),
+        accuracy=_mean(last, "accuracy"),
+    )
+
+
+def _mean(lines: list[dict[str, Any]], name: str) -> float | None:
+    values = [float(line[name]) for line in lines if line.get(name) is not None]
+    return fmean(values) if values else None
