@@ -57,7 +57,7 @@ def percent(share: float | None) -> str:
 def points(difference: float) -> str:
     """A difference of shares in points, with its sign; nothing that rounds to 0 has one."""
     rounded = round(100 * difference, 1)
-    return "0.0" if rounded == 0 else f"{rounded:+.1f}".replace("-", "−")
+    return "0.0" if rounded == 0 else f"{rounded:+.1f}"
 
 
 def number(value: float | None, digits: int = 1) -> str:

@@ -22,6 +22,8 @@ from storage.errors import ConfigError, StorageError
 from storage.lock import RunLock, lock_path
 
 LEDGER = "ledger.sqlite"
+STUDY = "study"
+"""Folder of a run where a study notes what it does, before there is a recipe."""
 INPUTS = "inputs"
 """Key of `provenance.json` under which a run's inputs are noted."""
 VERSIONED = (
@@ -183,9 +185,9 @@ def refuse_unusable(folder: Path) -> None:
 
 
 def _refuse_foreign(folder: Path) -> None:
-    lock = lock_path(folder / LEDGER)
+    ours = {lock_path(folder / LEDGER), folder / STUDY}
     # What a first attempt leaves that was killed before it had written the recipe is nobody's.
-    if any(path != lock and not is_temporary(path) for path in folder.iterdir()):
+    if any(path not in ours and not is_temporary(path) for path in folder.iterdir()):
         raise ConfigError(
             f"{folder}: not empty and not a run (no config.yaml); choose another RUN, or remove it"
         )

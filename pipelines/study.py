@@ -11,7 +11,7 @@ Markdown, CSV), plots and the list of all that was started lie in `study/` of th
 from collections.abc import Callable
 from importlib import import_module
 
-from pipelines.run import refuse_unusable
+from pipelines.run import existing_run, refuse_unusable
 from pipelines.stage import Invocation, Outcome
 from pipelines.studies.lab import Lab, StageStopped
 from storage.errors import ConfigError
@@ -25,22 +25,43 @@ STUDIES = {
 }
 """A study's module; its function has the module's name."""
 
+LOOKS_AT_A_RUN = frozenset({"labels"})
+"""Studies that grow no trees of their own."""
+
 
 def study(call: Invocation) -> Outcome:
     """Run the stage (see module)."""
     name = call.options.get("name")
     carry_out = study_named(name)
     refuse_unusable(call.run)
+    if name in LOOKS_AT_A_RUN:
+        existing_run(call.run)
     _require_matplotlib()
-    lab = Lab(call, tuple(call.options.get("seeds") or (0, 1, 2)))
-    lab.folder.mkdir(parents=True, exist_ok=True)
-    with RunLock(lab.folder / "study.lock"):
-        try:
+    lab = Lab(call, seeds_of(call))
+    try:
+        if call.dry_run:
             carry_out(lab)
-        except StageStopped as stopped:
-            call.say(f"study {name}: {stopped}")
-            return Outcome({"study": name, "stopped": str(stopped)}, stopped.exit_code)
+        else:
+            lab.folder.mkdir(parents=True, exist_ok=True)
+            with RunLock(lab.folder / "study.lock"):
+                carry_out(lab)
+    except StageStopped as stopped:
+        call.say(f"study {name}: {stopped}")
+        return Outcome({"study": name, "stopped": str(stopped)}, stopped.exit_code)
     return Outcome({"study": name, "folder": str(lab.folder)})
+
+
+def seeds_of(call: Invocation) -> tuple[int, ...]:
+    """The seeds of the trainings.
+
+    Raises:
+        ConfigError: one is named twice, which would count one training as two.
+    """
+    seeds = tuple(call.options.get("seeds") or (0, 1, 2))
+    twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+    if twice:
+        raise ConfigError(f"--seeds names {', '.join(map(str, twice))} more than once")
+    return seeds
 
 
 def study_named(name: str | None) -> Callable[[Lab], None]:

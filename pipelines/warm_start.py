@@ -60,11 +60,9 @@ def warm_start(call: Invocation) -> Outcome:
 
 def warm_part(recipe: Recipe, questions: int) -> DataSettings:
     """The recipe's data, drawn from the part `warm`; sets of a mix give the same number each."""
-    mix = recipe.data.mix
-    update = {"split": "warm", "limit": -(-questions // len(mix)) if mix else questions}
-    return recipe.data.model_copy(
-        update={**update, "mix": tuple(one.model_copy(update=update) for one in mix)}
-    )
+    each = -(-questions // max(len(recipe.data.mix), 1))
+    mix = tuple(one.model_copy(update={"split": "warm", "limit": each}) for one in recipe.data.mix)
+    return recipe.data.model_copy(update={"split": "warm", "limit": questions, "mix": mix})
 
 
 def _made_with(recipe: Recipe, drawn: DataSettings) -> dict[str, Any]:

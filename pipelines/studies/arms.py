@@ -6,12 +6,14 @@ one engine and one precision; they differ in what they learn from.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
+from evaluation.comparison import Scored
+from evaluation.scoring import Unanswered, score_failure
 from pipelines.assemble import model_folder
+from pipelines.evaluation_set import evaluation_data
 from pipelines.studies.lab import Lab, Totals
-from storage.parts import read_parts
+from storage.parts import question_ids, read_parts
 from storage.records import Prediction
 from storage.schemas import table_to_records
 
@@ -47,12 +49,13 @@ class Examined:
     """An arm on a question set, as far as the study has come.
 
     Attributes:
-        predictions: by seed; a single one where nothing is trained.
+        predictions: by seed; a single one where nothing is trained. Questions that failed are
+            among them, `Unanswered`.
         trainings, evaluations: totals of each, in the order of the seeds.
     """
 
     arm: Arm
-    predictions: dict[int, list[Prediction]] = field(default_factory=dict)
+    predictions: dict[int, list[Scored]] = field(default_factory=dict)
     trainings: list[Totals] = field(default_factory=list)
     evaluations: list[Totals] = field(default_factory=list)
 
@@ -62,12 +65,13 @@ def trained(lab: Lab, arm: Arm, seed: int) -> tuple[str, Totals]:
     if arm.trainer is None:
         return lab.recipe.policy.trainable, {}
     label = arm.label or arm.name
-    lab.branchwise("relabel", "--label", label, settings=arm.pairs)
+    labelled = lab.branchwise("relabel", "--label", label, settings=arm.pairs)
     name, block = f"{arm.name}-{seed}", BLOCKS[arm.trainer]
     totals = lab.branchwise(
         arm.trainer,
         *("--label", label, "--name", name),
         settings={"seed": seed, **{f"{block}.{k}": v for k, v in arm.training.items()}},
+        after=labelled,
     )
     return str(model_folder(lab.call.run, name)), totals
 
@@ -95,18 +99,40 @@ def _examine(lab: Lab, done: Examined, seed: int, asked: Mapping[str, object]) -
     folder, totals = trained(lab, done.arm, seed)
     policy = f"{done.arm.name}-{seed}" if done.arm.trainer else done.arm.name
     named = {"evaluation.policies": {policy: folder}, "evaluation.draw": done.arm.draw}
-    evaluated = lab.branchwise("eval", settings={**asked, **named})
-    done.predictions[seed] = predictions_of(lab, policy, evaluated)
+    settings = {**asked, **named}
+    evaluated = lab.branchwise("eval", settings=settings, after=totals)
+    done.predictions[seed] = predictions_of(lab, policy, evaluated, settings)
     done.trainings.append(totals)
     done.evaluations.append(evaluated)
 
 
-def predictions_of(lab: Lab, policy: str, evaluated: Totals) -> list[Prediction]:
-    """The rows that an evaluation wrote; none in a dry run."""
+def predictions_of(
+    lab: Lab, policy: str, evaluated: Totals, settings: Mapping[str, object]
+) -> list[Scored]:
+    """What a policy answered and what it failed on; nothing in a dry run.
+
+    Args:
+        policy: its name.
+        evaluated: totals of the evaluation.
+        settings: of the evaluation, besides the study's recipe.
+    """
     if not evaluated:
         return []
-    table = f"eval/{policy}/{evaluated['set']}/predictions"
-    return table_to_records(read_parts(Path(lab.call.run), table), Prediction)
+    run, folder = lab.call.run, f"eval/{policy}/{evaluated['set']}"
+    answered = table_to_records(read_parts(run, f"{folder}/predictions"), Prediction)
+    failed = question_ids(run, f"{folder}/failures")
+    return [*answered, *(_unanswered(lab, failed, answered, settings) if failed else ())]
+
+
+def _unanswered(
+    lab: Lab, failed: set[str], answered: Sequence[Prediction], settings: Mapping[str, object]
+) -> Iterator[Unanswered]:
+    """Failures have an id alone: what was asked says whether there was an answer to be found."""
+    known = {(row.source, row.question_id) for row in answered}
+    recipe = lab.recipe_with(settings)
+    for question in evaluation_data(recipe).questions:
+        if question.id in failed and (question.source, question.id) not in known:
+            yield score_failure(question, seed=recipe.seed)
 
 
 def mean_of(totals: Iterable[Mapping[str, Any]], *path: str) -> float | None:

@@ -27,7 +27,7 @@ class Event:
         at: UTC, ISO 8601.
         seconds: how long it took; 0 at its start.
         exit_code: of the stage; null at its start.
-        totals: the stage's JSON line.
+        totals: the stage's JSON line, and a digest of what it made.
     """
 
     key: str
@@ -61,7 +61,8 @@ class Journal:
         Raises:
             StorageError: the file system refused.
         """
-        line = json.dumps(asdict(event), default=str, ensure_ascii=False) + "\n"
+        # ASCII: whatever a kill tears, what is left can be decoded, and a line is one line.
+        line = json.dumps(asdict(event), default=str) + "\n"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             torn = self.path.exists() and not self.path.read_bytes().endswith(b"\n")
@@ -78,7 +79,7 @@ class Journal:
         """All events in order; a line torn by a kill is left out."""
         if not self.path.exists():
             return
-        for line in self.path.read_text(encoding="utf-8").splitlines():
+        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 yield Event(**json.loads(line))
             except (ValueError, TypeError):

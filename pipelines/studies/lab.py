@@ -1,11 +1,12 @@
 """The lab: where a study runs its stages, each in a process of its own.
 
-A stage that has finished is not run again, so an interrupted study goes on where it stopped; a
-stage that was interrupted resumes by itself. A process a stage gives its memory back, and makes
-every step a command that a person can repeat.
+A stage that has finished is not run again while what it made is there, so an interrupted study goes
+on where it stopped; a stage that was interrupted resumes by itself. A process a stage gives its
+memory back, and makes every step a command that a person can repeat.
 """
 
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -13,14 +14,15 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pipelines.config import Recipe
-from pipelines.run import dump_recipe
-from pipelines.stage import Invocation
+from pipelines.config import Recipe, load_recipe
+from pipelines.run import STUDY, dump_recipe
+from pipelines.stage import FAILED, INTERRUPTED, Invocation
 from pipelines.studies.journal import Event, Journal, command_key
+from pipelines.studies.products import PRODUCT, product_of
 from storage.atomic import atomic_write_text
 from storage.errors import BranchwiseError
 
@@ -52,7 +54,7 @@ class Lab:
     @property
     def folder(self) -> Path:
         """Where the study keeps its journal and tables."""
-        return self.kept_in or self.call.run / "study"
+        return self.kept_in or self.call.run / STUDY
 
     @property
     def recipe(self) -> Recipe:
@@ -66,45 +68,74 @@ class Lab:
         self,
         stage: str,
         *arguments: str,
-        run: Path | None = None,
         settings: Mapping[str, object] | None = None,
+        after: Totals | None = None,
     ) -> Totals:
         """Run a stage to its end, or read what it gave when it last ended well.
 
         Args:
             stage: "annotate", "train-dpo", …
             arguments: what else the command takes.
-            run: the run folder; null for the study's own.
             settings: `--set` overrides, by dotted name.
+            after: totals of the stage whose product this one reads under a name that does not
+                change with it; what was made of another product is made anew.
 
         Returns:
-            The stage's totals, as `--json` prints them; empty in a dry run.
+            The stage's totals, as `--json` prints them, and a digest of what it made; empty in a
+            dry run.
 
         Raises:
-            StageStopped: it did not end with exit code 0.
+            StageStopped: it did not end with exit code 0, or the study was asked to stop.
         """
-        words = (stage, "--run", str(run or self.call.run), *arguments, *overrides(settings or {}))
-        key = command_key(words, self.recipe.digest())
-        kept = self.journal.done(key)
+        words = (stage, "--run", str(self.call.run), *arguments, *overrides(settings or {}))
+        key = command_key((*words, str((after or {}).get(PRODUCT, ""))), self._deciding)
+        kept = self._kept(key, stage)
         if kept is not None:
             return kept
-        command = shlex.join(("branchwise", *words, "--config", str(self._recipe_file())))
+        words = (*words, "--config", str(self._recipe_file()))
+        command = shlex.join(("branchwise", *words))
         self.call.say(f"study: {command}")
         if self.call.dry_run:
             return {}
         self.journal.note(Event(key, command, "started"))
         began = time.monotonic()
-        code, totals = self._run((*words, "--config", str(self._recipe_file()), "--json"))
-        seconds = round(time.monotonic() - began, 1)
-        ended: Literal["done", "failed"] = "done" if code == 0 else "failed"
+        ended = _run((*words, "--json"))
+        totals = {**ended.totals, PRODUCT: self._product(stage, ended)}
         self.journal.note(
-            Event(key, command, ended, seconds=seconds, exit_code=code, totals=totals)
-        )
-        if code:
-            raise StageStopped(
-                f"{command} ended with exit code {code}; the same study goes on from here", code
+            Event(
+                key,
+                command,
+                "failed" if ended.code else "done",
+                seconds=round(time.monotonic() - began, 1),
+                exit_code=ended.code,
+                totals=totals,
             )
+        )
+        ended.refuse_stop(command)
         return totals
+
+    @property
+    def _deciding(self) -> str:
+        """Digest of the recipe without its limits, which may be raised after a stop."""
+        return self.recipe.digest(*(set(Recipe.model_fields) - {"limits"}))
+
+    def _kept(self, key: str, stage: str) -> Totals | None:
+        """What a finished stage gave; null if there is none, or its product is not there."""
+        kept = self.journal.done(key)
+        if kept is None:
+            return None
+        product = product_of(stage, self.call.run, kept)
+        if product is not None and product == kept.get(PRODUCT):
+            return kept
+        self.call.say(f"study: what {stage} made is gone or has changed; it is run again")
+        return None
+
+    def _product(self, stage: str, ended: "Ended") -> str | None:
+        return None if ended.code else product_of(stage, self.call.run, ended.totals)
+
+    def recipe_with(self, settings: Mapping[str, object]) -> Recipe:
+        """The study's recipe as a stage with these settings reads it."""
+        return load_recipe(self._recipe_file(), overrides(settings)[1::2])
 
     def _recipe_file(self) -> Path:
         """The resolved recipe, under a name that tells it from those of earlier attempts."""
@@ -113,17 +144,6 @@ class Lab:
             path.parent.mkdir(parents=True, exist_ok=True)
             atomic_write_text(path, dump_recipe(self.recipe))
         return path
-
-    def _run(self, words: Sequence[str]) -> tuple[int, Totals]:
-        """Exit code and totals; what the stage says goes to the terminal as it comes."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pipelines.cli", *words],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        with _passing_signals_to(process):
-            printed, _ = process.communicate()
-        return process.returncode, _last_json(printed)
 
 
 def overrides(settings: Mapping[str, object]) -> list[str]:
@@ -135,20 +155,80 @@ def overrides(settings: Mapping[str, object]) -> list[str]:
     ]
 
 
-@contextmanager
-def _passing_signals_to(process: subprocess.Popen[str]) -> Iterator[None]:
-    """A stage drains on a first signal; the study waits for it, and ends with its exit code.
+@dataclass(frozen=True)
+class Ended:
+    """How a stage's process ended.
 
-    Ctrl-C reaches the stage by itself (it is in the terminal's process group); SIGTERM does not.
+    Attributes:
+        code: its exit code; negative: the signal that ended it.
+        totals: its JSON line; empty if it printed none.
+        asked_to_stop: whether the study was, meanwhile.
     """
 
-    def pass_on(signum: int, frame: object) -> None:
-        if signum == signal.SIGTERM:
+    code: int
+    totals: Totals
+    asked_to_stop: bool
+
+    def refuse_stop(self, command: str) -> None:
+        """Raise what stops the study, if anything does.
+
+        Raises:
+            StageStopped: the stage did not end well, or a signal came, which may have found the
+                stage at its end.
+        """
+        if self.asked_to_stop or self.code in {-signal.SIGINT, -signal.SIGTERM}:
+            code, how = INTERRUPTED, "was interrupted"
+        elif self.code < 0:
+            code = FAILED
+            how = f"was ended by signal {-self.code} (9 is mostly a lack of memory)"
+        else:
+            code, how = self.code, f"ended with exit code {self.code}"
+        if code:
+            raise StageStopped(f"{command} {how}; the same study goes on from here", code)
+
+
+def _run(words: Sequence[str]) -> Ended:
+    """Run a stage; what it says goes to the terminal as it comes."""
+    with _passing_signals() as signals:
+        # A process group of its own: Ctrl-C reaches it once, through the study, like any signal.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pipelines.studies.child", str(os.getpid()), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            process_group=0,
+        )
+        signals.pass_to(process)
+        printed, _ = process.communicate()
+    return Ended(process.returncode, _last_json(printed), bool(signals.came))
+
+
+@dataclass
+class _Signals:
+    """What came while a stage ran; a stage drains on a first signal, and aborts on a second."""
+
+    came: list[int] = field(default_factory=list)
+    process: subprocess.Popen[str] | None = None
+
+    def take(self, signum: int, frame: object) -> None:
+        self.came.append(signum)
+        if self.process is not None:
+            self.process.send_signal(signum)
+
+    def pass_to(self, process: subprocess.Popen[str]) -> None:
+        """From now on; what came before the process was there, too."""
+        early = len(self.came)
+        self.process = process
+        for signum in self.came[:early]:
             process.send_signal(signum)
 
-    before = {one: signal.signal(one, pass_on) for one in (signal.SIGINT, signal.SIGTERM)}
+
+@contextmanager
+def _passing_signals() -> Iterator[_Signals]:
+    signals = _Signals()
+    before = {one: signal.signal(one, signals.take) for one in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield signals
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)

@@ -22,7 +22,7 @@ from pipelines.inputs import replay_passages
 from pipelines.relabel import Relabeller, trees_of
 from pipelines.run import Run, existing_run
 from pipelines.studies.lab import Lab, StageStopped
-from pipelines.studies.report import write_sheets
+from pipelines.studies.report import Bar, draw, write_sheets
 from pipelines.survival import roll_fresh
 from rewards.settings import Estimator, SpreSettings
 from rewards.spre import Label, label_tree
@@ -71,8 +71,8 @@ def labels(lab: Lab) -> None:
                 for row in survival_table(ordered, fresh, spre, facet)
             ]
     sheets = [sheet(found, None), sheet(found, "outcomes"), sheet(found, "gap")]
-    for one in sheets:
-        lab.call.console.print(one.text())
+    axis = "pairs whose order survives, % of those that are not tied (95 % interval)"
+    draw(list(bars(found)), lab.folder / "labels.svg", axis, rest=0.5)
     write_sheets(lab, "labels", sheets)
 
 
@@ -91,6 +91,8 @@ def _rolled(
     rolled = roll_fresh(lab.call, run, sample, rollouts, temperature)
     if rolled.owed:
         raise StageStopped(f"stopped: {rolled.reason}", rolled.exit_code)
+    if rolled.failed:
+        lab.call.say(f"study: trees left out, which failed: {dict(rolled.failed)}")
     return rolled.fresh
 
 
@@ -167,6 +169,15 @@ class Survival:
     alpha: float
     facet: str | None
     row: SurvivalRow
+
+
+def bars(found: Sequence[Survival]) -> Iterator[Bar]:
+    """Every estimator at every α, as far as anything was decided; α = 1 is grey."""
+    for one in found:
+        share, between = one.row.decided, one.row.decided_interval
+        if one.facet is None and share is not None and between is not None:
+            name = f"{one.estimator}, α = {number(one.alpha)}"
+            yield Bar(name, between[0], share, between[1], strong=one.alpha < 1)
 
 
 def sheet(found: Sequence[Survival], facet: str | None) -> Sheet:

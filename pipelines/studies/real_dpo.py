@@ -8,11 +8,15 @@ its own, by one search, and with the gold passages, and the most frequent answer
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
+from pipelines.assemble import model_folder
+from pipelines.start import WARM_START
 from pipelines.studies.arms import Arm, Examined, examined, predictions_of
 from pipelines.studies.atlas_dpo import CLAIMS, arms
 from pipelines.studies.lab import Lab
 from pipelines.studies.report import Stratum, write_report
+from storage.errors import ConfigError
 
 TEST = {"evaluation.part": "test", "policy.precision": "f16"}
 BASELINES = ("majority", "closed-book", "one-shot", "oracle")
@@ -31,22 +35,35 @@ DPO = Arm("dpo", "train-dpo", pairs={}, training={})
 
 def real_dpo(lab: Lab) -> None:
     """Run the study (see module)."""
-    lab.branchwise("warm-start")
-    lab.branchwise("annotate")
+    refuse_other_start(lab)
+    made = lab.branchwise("warm-start")
+    lab.branchwise("annotate", after=made)
     beside = list(baselines(lab))
     for done in examined(lab, arms(DPO), TEST):
         write_report(lab, "real-dpo", [*beside, *done], CLAIMS, STRATA)
 
 
+def refuse_other_start(lab: Lab) -> None:
+    """The policy of the trees is the warm start that the study makes.
+
+    Raises:
+        ConfigError: the recipe names another one.
+    """
+    made, named = model_folder(lab.call.run, WARM_START), lab.recipe.policy.trainable
+    if Path(named) != made:
+        raise ConfigError(
+            f"policy.model is {named}, but the warm start of this study will be {made}: add "
+            f"--set policy.model={made}, or leave --run out"
+        )
+
+
 def baselines(lab: Lab) -> Iterator[Examined]:
     """The untrained model in the protocol, and what no protocol is needed for."""
-    asked = lab.branchwise(
-        "eval",
-        settings={
-            **TEST,
-            "evaluation.policies": {"base": "packaged"},
-            "evaluation.baselines": list(BASELINES),
-        },
-    )
+    settings = {
+        **TEST,
+        "evaluation.policies": {"base": "packaged"},
+        "evaluation.baselines": list(BASELINES),
+    }
+    asked = lab.branchwise("eval", settings=settings)
     for name in ("base", *BASELINES):
-        yield Examined(Arm(name), {0: predictions_of(lab, name, asked)})
+        yield Examined(Arm(name), {0: predictions_of(lab, name, asked, settings)})

@@ -3,15 +3,17 @@
 Written as Markdown, CSV and a plot into `study/` of the run folder, and printed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 
 import numpy as np
 
-from evaluation.sheet import NONE, Sheet, number, percent, points
+from evaluation.comparison import Scored
+from evaluation.sheet import NONE, Sheet, number, percent
 from evaluation.significance import Interval, crossed_bootstrap, holm, permutation_p
+from evaluation.tables import interval
 from pipelines.studies.arms import Examined, mean_of
 from pipelines.studies.lab import Lab
 from storage.atomic import atomic_write_text
@@ -19,6 +21,7 @@ from storage.records import Prediction
 
 Key = tuple[str, str]
 """Source and id of a question."""
+CLAIM_AXIS = "EM, points (95 % interval over questions and seeds)"
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,10 @@ class Claim:
 
 @dataclass(frozen=True)
 class Stratum:
-    """Some of the questions, told by their predictions; figures of it are descriptive."""
+    """Some of the questions, told by their rows; figures of it are descriptive."""
 
     name: str
-    holds: Callable[[Prediction], bool]
+    holds: Callable[[Scored], bool]
 
 
 @dataclass(frozen=True)
@@ -74,21 +77,19 @@ def write_report(
     sheets = [arm_sheet(done), claim_sheet(found)]
     if strata:
         sheets.append(stratum_sheet(done, strata))
-    for sheet in sheets:
-        lab.call.console.print(sheet.text())
+    draw(claim_bars(found), lab.folder / f"{name}.svg")
     write_sheets(lab, name, sheets)
-    plot = lab.folder / f"{name}.svg"
-    draw(found, plot)
-    lab.call.say(f"study: tables and {plot.name} in {lab.folder}")
 
 
 def write_sheets(lab: Lab, name: str, sheets: Sequence[Sheet]) -> None:
-    """Markdown with the commands behind it, and a CSV for every table."""
+    """Print the tables; Markdown with the commands behind them, and a CSV for each."""
     for sheet in sheets:
+        lab.call.console.print(sheet.text())
         slug = sheet.title.split(" (")[0].lower().replace(" ", "-")
         atomic_write_text(lab.folder / f"{name}-{slug}.csv", sheet.csv())
     parts = [sheet.markdown() for sheet in (*sheets, run_sheet(lab))]
     atomic_write_text(lab.folder / f"{name}.md", "\n".join(parts))
+    lab.call.say(f"study: tables and plot in {lab.folder}")
 
 
 def findings(done: Mapping[str, Examined], claims: Sequence[Claim], seed: int) -> list[Finding]:
@@ -125,7 +126,7 @@ def _finding(claim: Claim, arm: Examined, base: Examined, seed: int) -> Finding:
 
 
 def shared_questions(done: Sequence[Examined]) -> set[Key]:
-    """Answerable questions that every policy of all arms has answered."""
+    """Answerable questions that every policy of all arms was asked; a failure counts as wrong."""
     asked = [
         {_key(row) for row in rows if row.em is not None}
         for one in done
@@ -143,26 +144,24 @@ def scores(done: Examined, keys: Sequence[Key], metric: str) -> np.ndarray:
     return np.array(columns, dtype=np.float64).T
 
 
-def _key(row: Prediction) -> Key:
+def _key(row: Scored) -> Key:
     return row.source, row.question_id
 
 
 def arm_sheet(done: Sequence[Examined]) -> Sheet:
-    """Every arm: scores, behaviour, and what its training did."""
+    """Every arm: scores (failures count as wrong), behaviour, and what its training did."""
     head = (
-        "arm", "seeds", "questions", "EM", "SD", "F1", "recall", "steps", "searches", "invalid %",
-        "forced %", "pairs", "steps trained", "train s", "KL", "margin", "accuracy",
+        "arm", "seeds", "questions", "failed", "EM", "SD", "F1", "recall", "steps", "searches",
+        "invalid %", "forced %", "pairs", "steps trained", "train s", "KL", "margin", "accuracy",
     )  # fmt: skip
     return Sheet("Arms (per cent; means over seeds)", head, tuple(_arm_row(one) for one in done))
 
 
 def _arm_row(done: Examined) -> tuple[str, ...]:
-    rows = [row for asked in done.predictions.values() for row in asked]
-    by_seed = [
-        fmean(row.em for row in asked if row.em is not None) for asked in done.predictions.values()
-    ]
-    scored = [row for row in rows if row.em is not None]
-    recall = [row.supporting_recall for row in rows if row.supporting_recall is not None]
+    by_seed = list(done.predictions.values())
+    rows = [row for asked in by_seed for row in asked]
+    own = [row for row in rows if isinstance(row, Prediction)]
+    em = [mean for asked in by_seed if (mean := _mean(row.em for row in asked)) is not None]
 
     def learned(*path: str) -> float | None:
         return mean_of(done.trainings, *path)
@@ -170,15 +169,16 @@ def _arm_row(done: Examined) -> tuple[str, ...]:
     return (
         done.arm.name,
         str(len(by_seed)),
-        str(len(scored) // max(len(by_seed), 1)),
-        percent(fmean(by_seed)),
-        percent(stdev(by_seed)) if len(by_seed) > 1 else NONE,
-        percent(fmean(row.f1 or 0.0 for row in scored)),
-        percent(fmean(recall)) if recall else NONE,
-        number(fmean(row.steps for row in rows)),
-        number(fmean(row.searches for row in rows)),
-        percent(fmean(not row.format_ok for row in rows)),
-        percent(fmean(row.forced for row in rows)),
+        str(sum(row.em is not None for row in rows) // max(len(by_seed), 1)),
+        str(len(rows) - len(own)),
+        percent(_mean(em)),
+        percent(stdev(em)) if len(em) > 1 else NONE,
+        percent(_mean(row.f1 for row in rows)),
+        percent(_mean(row.supporting_recall for row in own)),
+        number(_mean(row.steps for row in own)),
+        number(_mean(row.searches for row in own)),
+        percent(_mean(not row.format_ok for row in own)),
+        percent(_mean(row.forced for row in own)),
         number(learned("examples"), 0),
         number(learned("steps"), 0),
         number(learned("seconds"), 0),
@@ -186,6 +186,12 @@ def _arm_row(done: Examined) -> tuple[str, ...]:
         number(learned("last", "margin"), 2),
         number(learned("last", "accuracy"), 2),
     )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Of those that are there; null if none is."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def claim_sheet(found: Sequence[Finding]) -> Sheet:
@@ -211,17 +217,10 @@ def stratum_sheet(done: Sequence[Examined], strata: Sequence[Stratum]) -> Sheet:
 
     def cell(one: Examined, stratum: Stratum) -> str:
         rows = [row for asked in one.predictions.values() for row in asked if stratum.holds(row)]
-        scored = [row.em for row in rows if row.em is not None]
-        return percent(fmean(scored)) if scored else NONE
+        return percent(_mean(row.em for row in rows))
 
     rows = tuple((one.arm.name, *(cell(one, stratum) for stratum in strata)) for one in done)
     return Sheet("Strata (EM, per cent)", ("arm", *(one.name for one in strata)), rows)
-
-
-def interval(of: Interval) -> str:
-    """Mean and bounds in points; a star where 0 is outside."""
-    star = " *" if of.excludes_zero else ""
-    return f"{points(of.mean)} [{points(of.low)}, {points(of.high)}]{star}"
 
 
 def run_sheet(lab: Lab) -> Sheet:
@@ -238,22 +237,47 @@ def run_sheet(lab: Lab) -> Sheet:
     return Sheet("All runs started", ("command", "attempts", "seconds", "exit code"), rows)
 
 
-def draw(found: Sequence[Finding], path: Path) -> None:
-    """A forest plot of the EM differences."""
+@dataclass(frozen=True)
+class Bar:
+    """An interval in a plot, in [−1, 1]; the strong ones are what the plot is about."""
+
+    name: str
+    low: float
+    mean: float
+    high: float
+    strong: bool = True
+
+
+def claim_bars(found: Sequence[Finding]) -> list[Bar]:
+    """The EM differences, the primary ones strong."""
+    return [
+        Bar(one.claim.name, one.em.low, one.em.mean, one.em.high, one.claim.primary)
+        for one in found
+    ]
+
+
+def draw(bars: Sequence[Bar], path: Path, axis: str = CLAIM_AXIS, rest: float = 0.0) -> None:
+    """A forest plot as SVG.
+
+    Args:
+        bars: from top to bottom.
+        path: of the file.
+        axis: what is measured, in per cent or points.
+        rest: where nothing would be the matter, in [−1, 1].
+    """
     import matplotlib
 
     matplotlib.use("svg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7, 0.5 * len(found) + 1.2), layout="constrained")
-    for place, one in enumerate(reversed(found)):
-        low, mean, high = (100 * x for x in (one.em.low, one.em.mean, one.em.high))
-        colour = "black" if one.claim.primary else "grey"
-        axes.plot([low, high], [place, place], color=colour)
-        axes.plot([mean], [place], "o", color=colour)
-    axes.axvline(0, color="lightgrey", zorder=0)
-    axes.set_yticks(range(len(found)), [one.claim.name for one in reversed(found)])
-    axes.set_xlabel("EM, points (95 % interval over questions and seeds)")
+    figure, axes = plt.subplots(figsize=(7, 0.5 * len(bars) + 1.2), layout="constrained")
+    for place, bar in enumerate(reversed(bars)):
+        colour = "black" if bar.strong else "grey"
+        axes.plot([100 * bar.low, 100 * bar.high], [place, place], color=colour)
+        axes.plot([100 * bar.mean], [place], "o", color=colour)
+    axes.axvline(100 * rest, color="lightgrey", zorder=0)
+    axes.set_yticks(range(len(bars)), [bar.name for bar in reversed(bars)])
+    axes.set_xlabel(axis)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     plt.close(figure)

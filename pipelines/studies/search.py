@@ -15,7 +15,14 @@ from evaluation.sheet import NONE, Sheet, number, percent
 from pipelines.run import existing_run
 from pipelines.studies.arms import START, Arm, Examined, examined
 from pipelines.studies.lab import Lab, StageStopped
-from pipelines.studies.report import Claim, claim_sheet, findings, write_sheets
+from pipelines.studies.report import (
+    Claim,
+    claim_bars,
+    claim_sheet,
+    draw,
+    findings,
+    write_sheets,
+)
 from pipelines.survival import roll_fresh
 from pipelines.train_dpo import pairs_of
 from storage.parts import read_parts
@@ -54,10 +61,9 @@ def search(lab: Lab) -> None:
         Claim("dpo-tree", START),
         Claim("dpo-chains", START),
     )
-    sheets = [sheet, claim_sheet(findings(arms, claims, lab.recipe.seed))]
-    for one in sheets:
-        lab.call.console.print(one.text())
-    write_sheets(lab, "search", sheets)
+    found = findings(arms, claims, lab.recipe.seed)
+    draw(claim_bars(found), lab.folder / "search.svg")
+    write_sheets(lab, "search", [sheet, claim_sheet(found)])
 
 
 def beside(lab: Lab, name: str) -> Lab:

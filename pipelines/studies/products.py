@@ -1,0 +1,68 @@
+"""What a stage of a study made, as a digest: whether it is still there, and still the same.
+
+A note that something was done is worth nothing once its product is gone, or has been written over
+by another command of the same names.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from storage.manifest import load_manifest, problem_of
+from storage.text import digest_of
+
+PRODUCT = "product"
+"""Key of a stage's totals under which the lab keeps the digest."""
+
+
+def product_of(stage: str, run: Path, totals: Mapping[str, Any]) -> str | None:
+    """Digest of what a finished stage made.
+
+    Args:
+        stage: "annotate", "relabel", "train-dpo", …
+        run: its run folder.
+        totals: what it gave at its end; they name what it made.
+
+    Returns:
+        Empty where a stage makes nothing that is looked after; null where some of it is gone or
+        damaged.
+
+    Raises:
+        StorageError: the run's manifest cannot be read.
+    """
+    if stage in {"warm-start", "train-sft", "train-dpo"}:
+        return _of_adapter(Path(str(totals.get("model"))))
+    tables = list(_tables(stage, totals))
+    return _of_tables(run, tables) if tables else ""
+
+
+def _tables(stage: str, totals: Mapping[str, Any]) -> Iterator[str]:
+    if stage == "annotate":
+        yield from ("questions", "trees", "pairs")
+    elif stage == "relabel":
+        yield from (f"relabelled/{totals.get('label')}/{kind}" for kind in ("labels", "pairs"))
+    elif stage == "eval":
+        for row in totals.get("policies", ()):
+            folder = f"eval/{row['policy']}/{totals.get('set')}"
+            yield from (f"{folder}/predictions", f"{folder}/failures")
+
+
+def _of_tables(run: Path, tables: list[str]) -> str | None:
+    if not run.is_dir():
+        return None
+    manifest = load_manifest(run)
+    by_table = [manifest.of(table) for table in tables]
+    parts = [part for own in by_table for part in own]
+    if not all(by_table) or any(problem_of(run, part) for part in parts):
+        return None
+    return digest_of(*(part.sha256 for part in parts))
+
+
+def _of_adapter(model: Path) -> str | None:
+    digests = []
+    for path in sorted((model / "adapter").glob("*")):
+        with path.open("rb") as file:
+            digests += [path.name, hashlib.file_digest(file, "sha256").hexdigest()]
+    whole = digests and (model / "training.json").is_file()
+    return digest_of(*digests) if whole else None
