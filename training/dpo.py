@@ -17,6 +17,7 @@ from typing import Any
 from engines.weights import policy_digest, policy_files
 from storage.errors import ConfigError
 from storage.records import Pair
+from training.contested import contested
 from training.course import Course, log_line
 from training.curves import Say
 from training.holdout import HoldoutScore, held_out, score
@@ -73,7 +74,13 @@ def train_dpo(
     say(lengths)
     trained, out = held_out(course.fitting(tokens), settings.holdout, seed)
     trainer = pair_trainer(model, tokenizer, trained, settings, course.arguments())
-    reference = _reference(trainer, [*(trained if settings.packed else []), *out], course)
+    asked = settings.packed or settings.max_start_margin is not None
+    reference = _reference(trainer, [*(trained if asked else []), *out], course)
+    kept = contested(trained, reference, settings.max_start_margin)
+    if len(kept) < len(trained):
+        say(f"dpo: {len(trained) - len(kept)} pairs left out, which the start has decided already")
+        trained = [trained[place] for place in kept]
+        trainer.train_dataset = trainer.train_dataset.select(kept)
     if settings.packed:
         give_reference(trainer, trained, reference)
 

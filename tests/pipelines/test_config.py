@@ -4,7 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from annotation.evaluators import RolloutEvaluator
+from engines.recorded import RecordedEngine
+from engines.sampling import Capabilities
 from pipelines.config import Recipe, load_recipe
+from pipelines.growing import annotator_for
+from retrieval.http import HttpRetriever
 from storage.errors import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -64,6 +69,7 @@ def test_all_mistakes_are_named_with_line_and_nearest_key(tmp_path: Path) -> Non
         ("name: x\nmcts: {kind: chains}\nspre: {estimator: rollout}\n", "only answers are"),
         ("name: x\nmcts: {kind: chains}\nspre: {estimator: judge}\n", "only answers are"),
         ("name: x\nmcts: {max_output_tokens: 0}\n", "mcts.max_output_tokens"),
+        ("name: x\nspre: {temperature: 0, rollouts: 2}\n", "all 2 rollouts of a node are one"),
         ("name: x\npairs: {min_gap: 1}\n", "pairs.min_gap"),
         ("name: x\npairs: {actions: [anwser]}\n", "pairs.actions.0"),
         ("name: x\npairs: {actions: []}\n", "pairs.actions"),
