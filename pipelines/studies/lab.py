@@ -200,26 +200,28 @@ def _run(words: Sequence[str]) -> Ended:
         )
         signals.pass_to(process)
         printed, _ = process.communicate()
-    return Ended(process.returncode, _last_json(printed), bool(signals.came))
+    return Ended(process.returncode, _last_json(printed), signals.came > 0)
 
 
 @dataclass
 class _Signals:
     """What came while a stage ran; a stage drains on a first signal, and aborts on a second."""
 
-    came: list[int] = field(default_factory=list)
     process: subprocess.Popen[str] | None = None
+    early: list[int] = field(default_factory=list)
+    came: int = 0
 
     def take(self, signum: int, frame: object) -> None:
-        self.came.append(signum)
-        if self.process is not None:
+        self.came += 1
+        if self.process is None:
+            self.early.append(signum)
+        else:
             self.process.send_signal(signum)
 
     def pass_to(self, process: subprocess.Popen[str]) -> None:
-        """From now on; what came before the process was there, too."""
-        early = len(self.came)
+        """From now on, and what came before the process was there."""
         self.process = process
-        for signum in self.came[:early]:
+        for signum in self.early:
             process.send_signal(signum)
 
 

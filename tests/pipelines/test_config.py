@@ -4,12 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from annotation.evaluators import RolloutEvaluator
-from engines.recorded import RecordedEngine
-from engines.sampling import Capabilities
 from pipelines.config import Recipe, load_recipe
-from pipelines.growing import annotator_for
-from retrieval.http import HttpRetriever
 from storage.errors import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[2]

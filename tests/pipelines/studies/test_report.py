@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from sample_records import a_prediction
+from sample_records import a_prediction, a_question
 
+from evaluation.scoring import score_failure
 from pipelines.studies.arms import Arm, Examined
 from pipelines.studies.report import Claim, Stratum, arm_sheet, claim_sheet, findings, scores
 from pipelines.studies.report import stratum_sheet as strata_of
@@ -55,7 +56,24 @@ def test_holm_is_over_the_family() -> None:
     assert cells.rows[0][1].startswith("+66.7 [")
 
 
-def test_only_questions_that_all_answered_are_paired() -> None:
+def test_a_failed_question_counts_as_wrong() -> None:
+    start = examined("warm-start", "1111", trainer=False)
+    dpo = examined("dpo", "111")
+    dpo.predictions[0].append(score_failure(a_question(id="q3"), seed=0))
+    (found,) = findings({"warm-start": start, "dpo": dpo}, [Claim("dpo", "warm-start")], 0)
+    assert (found.em.n, found.em.mean, found.f1.mean) == (4, -0.25, -0.25)
+    row = dict(zip(arm_sheet([dpo]).head, arm_sheet([dpo]).rows[0], strict=True))
+    assert (row["EM"], row["F1"], row["questions"], row["failed"]) == ("75.0", "75.0", "4", "1")
+    assert row["steps"] == "3.0", "of those that were answered"
+
+
+def test_an_arm_that_only_failed_has_a_row() -> None:
+    none = Examined(Arm("dpo"), {0: [score_failure(a_question(), seed=0)]})
+    row = dict(zip(arm_sheet([none]).head, arm_sheet([none]).rows[0], strict=True))
+    assert (row["EM"], row["failed"], row["steps"]) == ("0.0", "1", "–")
+
+
+def test_only_questions_that_all_were_asked_are_paired() -> None:
     start = examined("warm-start", "0000", trainer=False)
     dpo = examined("dpo", "1111")
     dpo.predictions[0].pop()

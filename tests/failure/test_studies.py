@@ -1,0 +1,124 @@
+"""A study that is stopped or killed, or whose stage is: the same command goes on."""
+
+import os
+import select
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from durable import Held, World, opened_world, stored_seeds
+from stages import LONGEST_S, Ended, Running, Stages
+
+from pipelines.studies.journal import Journal, Started
+from storage.manifest import load_manifest, verify_manifest
+from storage.parts import question_ids
+
+pytestmark = pytest.mark.failure
+
+LITTLE = {"pipelines.study.STUDIES": {"little": "little_study"}}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, stages: Stages) -> Iterator[World]:
+    """Two questions at a time, each with one call under way: two requests are all that wait."""
+    folder = tmp_path_factory.mktemp("studied")
+    with opened_world(folder, stages, limits={"max_questions_in_flight": 2}) as opened:
+        yield opened
+
+
+@pytest.fixture
+def held(world: World) -> Iterator[Held]:
+    """Half of a run's calls are answered."""
+    script = Held(free=len(stored_seeds(world.whole)) // 2, full_at=2)
+    with world.scripted(script):
+        yield script
+
+
+def study(world: World, run: Path) -> Running:
+    words = ("study", "--name", "little", "--config", world.recipe, "--run", run)
+    return world.stages.start(*words, constants=LITTLE).go()
+
+
+def half_done(world: World, held: Held, run: Path) -> Running:
+    """A study whose first stage waits for the endpoint."""
+    running = study(world, run)
+    assert held.full.wait(LONGEST_S)
+    return running
+
+
+def stage_of(running: Running) -> int:
+    (pid,) = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+    return int(pid)
+
+
+def noted(run: Path) -> list[tuple[str, str, int | None]]:
+    """Stage, event and exit code of every line of the journal."""
+    events = Journal(run / "study" / "journal.jsonl").events()
+    return [(one.command.split()[1], one.event, one.exit_code) for one in events]
+
+
+def goes_on(world: World, run: Path, stopped: tuple[str, str, int | None] | None) -> None:
+    """The same command finishes the study, and a third one finds nothing to do."""
+    before = set(stored_seeds(run))
+    made = len(world.endpoint.requests)
+    journal = noted(run)
+    assert journal == [("annotate", "started", None), *([stopped] if stopped else [])]
+    finished = study(world, run).ended()
+    assert finished.code == 0, finished.said
+    assert not set(world.seeds[made:]) & before, "a stored reply was asked for again"
+    whole = [
+        *journal,
+        ("annotate", "started", None),
+        ("annotate", "done", 0),
+        ("relabel", "started", None),
+        ("relabel", "done", 0),
+    ]
+    assert noted(run) == whole
+    assert verify_manifest(run) == []
+    assert load_manifest(run).rows("relabelled/again/pairs") > 0
+    assert study(world, run).ended().code == 0
+    assert noted(run) == whole, "nothing is run again"
+    annotated: Started = Journal(run / "study" / "journal.jsonl").started()[0]
+    assert (annotated.attempts, annotated.exit_code) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    "signals", [(signal.SIGINT, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT)]
+)
+def test_both_signals_reach_the_stage(
+    signals: tuple[signal.Signals, ...], world: World, held: Held, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    running = half_done(world, held, run)
+    for signum in signals:  # the first one drains, the second one aborts
+        os.kill(running.pid, signum)
+    stopped = running.ended()  # the endpoint never answered the calls under way
+    assert stopped.code == 130, stopped.said
+    assert "the same study goes on from here" in stopped.said
+    held.release()
+    goes_on(world, run, ("annotate", "failed", 130))
+
+
+def test_a_killed_study_takes_its_stage_with_it(world: World, held: Held, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    running = half_done(world, held, run)
+    stage = os.pidfd_open(stage_of(running))
+    os.kill(running.pid, signal.SIGKILL)
+    assert running.ended().code == -signal.SIGKILL
+    held.release()
+    assert select.select([stage], [], [], LONGEST_S)[0], "it ends with the study"
+    os.close(stage)
+    assert len(question_ids(run, "trees")) < 6, "it was not left to work on by itself"
+    goes_on(world, run, None)
+
+
+def test_a_stage_that_is_killed_is_noted(world: World, held: Held, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    running = half_done(world, held, run)
+    os.kill(stage_of(running), signal.SIGKILL)
+    ended: Ended = running.ended()
+    held.release()
+    assert ended.code == 1, ended.said
+    assert "signal 9" in ended.said
+    goes_on(world, run, ("annotate", "failed", -9))
