@@ -34,6 +34,7 @@ class Arm:
         training: settings of its trainer's block.
         draw: of its evaluation; another one asks the same weights anew.
         label: name of the relabelling, where arms share one; null takes the arm's name.
+        models: what its model folders are called, where arms share them; null takes its name.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Arm:
     training: Mapping[str, object] = field(default_factory=dict)
     draw: int = 0
     label: str | None = None
+    models: str | None = None
 
 
 @dataclass
@@ -66,7 +68,7 @@ def trained(lab: Lab, arm: Arm, seed: int) -> tuple[str, Totals]:
         return lab.recipe.policy.trainable, {}
     label = arm.label or arm.name
     labelled = lab.branchwise("relabel", "--label", label, settings=arm.pairs)
-    name, block = f"{arm.name}-{seed}", BLOCKS[arm.trainer]
+    name, block = f"{arm.models or arm.name}-{seed}", BLOCKS[arm.trainer]
     totals = lab.branchwise(
         arm.trainer,
         *("--label", label, "--name", name),

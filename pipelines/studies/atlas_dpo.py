@@ -46,8 +46,8 @@ def arms(dpo: Arm) -> tuple[Arm, ...]:
     return (
         Arm(START),
         Arm("same-again", draw=1),
-        replace(dpo, name="dpo"),
-        Arm("sft", "train-sft", dpo.pairs, sft, label=dpo.label or "dpo"),
+        replace(dpo, name="dpo", label=dpo.name, models=dpo.name),
+        Arm("sft", "train-sft", dpo.pairs, sft, label=dpo.name),
         replace(dpo, name="shuffled", pairs={**dpo.pairs, "pairs.order": "shuffled"}),
         replace(dpo, name="answers", pairs={**dpo.pairs, "pairs.actions": ["answer"]}),
     )
@@ -55,6 +55,8 @@ def arms(dpo: Arm) -> tuple[Arm, ...]:
 
 def chosen_on_dev(lab: Lab) -> Arm:
     """The candidate with the highest EM on dev (F1 breaks ties; the earlier one the rest)."""
+    if len(CANDIDATES) == 1:
+        return CANDIDATES[0]
     first = replace(lab, seeds=lab.seeds[:1])
     (tried,) = examined(first, CANDIDATES, DEV)
     best = max(tried, key=_dev_score)
