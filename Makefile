@@ -80,7 +80,7 @@ eval:         ## compare policies on a question set
 serve:        ## vLLM for the recipe's policy, or ARGS="--role judge --port 8000"
 all:          ## annotate, train-dpo, eval
 
-DEV := $(TRAIN) $(VENV)/dense.done $(VENV)/dev.done
+DEV := $(TRAIN) $(VENV)/dense.done $(VENV)/study.done $(VENV)/dev.done
 
 test: $(DEV) ## all tests; ends with the whole chain on a few questions
 	$(BIN)/python -m pytest --ignore=tests/smoke $(ARGS)
