@@ -10,8 +10,8 @@ from statistics import fmean, pstdev
 
 import numpy as np
 
+from annotation import likeness
 from annotation.survival import Interval, wilson
-from rewards.answers import normalise
 from storage.proguide import content_of
 from storage.records import NO_PARENT, Pair, TreeNode
 
@@ -81,14 +81,11 @@ def pair_figures(pairs: Sequence[Pair]) -> PairFigures | None:
 
 
 def similarity(pair: Pair) -> float:
-    """Jaccard similarity of the two contents' tokens, in [0, 1]; 0 for two kinds of action."""
+    """Of the two contents (`annotation.likeness`); 0 for two kinds of action."""
     if pair.chosen_action != pair.rejected_action:
         return 0.0
-    one, other = (
-        set(normalise(content_of(side[0].content) or side[0].content).split())
-        for side in (pair.chosen, pair.rejected)
-    )
-    return len(one & other) / len(one | other) if one | other else 1.0
+    chosen, rejected = (side[0].content for side in (pair.chosen, pair.rejected))
+    return likeness.similarity(content_of(chosen) or chosen, content_of(rejected) or rejected)
 
 
 def _length(pair: Pair) -> int:

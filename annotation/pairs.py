@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from annotation.likeness import similarity
 from annotation.settings import PairSettings
 from rewards.answers import normalise
 from rewards.spre import Label
@@ -58,7 +59,7 @@ def sibling_pairs(
     Returns:
         Pairs in order of parent and siblings, and counts of what was dropped, by the first reason
         of: `unlabelled`, `chosen_invalid`, `few_outcomes`, `same_content`, `small_gap`,
-        `other_action`, `unlike_lengths`, `not_extreme`, `over_max_per_question`.
+        `other_action`, `unlike_lengths`, `same_words`, `not_extreme`, `over_max_per_question`.
     """
     families: dict[int, list[tuple[TreeNode, Label]]] = defaultdict(list)
     for node, label in zip(nodes, labels, strict=True):
@@ -158,6 +159,9 @@ def _left_out(chosen: TreeNode, rejected: TreeNode, settings: PairSettings) -> s
         return "other_action"
     if ratio is not None and not _alike(chosen, rejected, ratio):
         return "unlike_lengths"
+    if settings.max_similarity is not None and chosen.action == rejected.action:
+        if similarity(chosen.content, rejected.content) > settings.max_similarity:
+            return "same_words"
     return None
 
 

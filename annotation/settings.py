@@ -11,7 +11,7 @@ from storage.settings import Settings
 class PairSettings(Settings):
     """Which siblings become a preference pair.
 
-    The last five choose among the pairs that the first three allow; at their defaults they choose
+    The last six choose among the pairs that the first three allow; at their defaults they choose
     all. They are for controls (what if the order meant nothing, or only answers were compared?)
     and for data that no state, question or length should dominate.
 
@@ -24,6 +24,9 @@ class PairSettings(Settings):
         max_length_ratio: most that the longer reply may have, as a multiple of the shorter one,
             in characters, from 1; null: anything. Preference training drifts towards the length
             of what it prefers.
+        max_similarity: most that the words of two contents of one kind of action may have in
+            common (Jaccard), in [0, 1); null: anything. Siblings that say the same in other words
+            get an order, too, but it is rarely about anything.
         per_state: `all` pairs of siblings, or the `extremes`: the one pair of a state with the
             largest gap, its best against its worst.
         max_per_question: pairs of one question's tree, those with the largest gap; null: all.
@@ -37,6 +40,7 @@ class PairSettings(Settings):
     invalid: Literal["drop", "rejected"] = "drop"
     actions: tuple[ActionKind, ...] | None = Field(default=None, min_length=1)
     max_length_ratio: float | None = Field(default=None, ge=1)
+    max_similarity: float | None = Field(default=None, ge=0, lt=1)
     per_state: Literal["all", "extremes"] = "all"
     max_per_question: int | None = Field(default=None, ge=1)
     order: Literal["earned", "shuffled"] = "earned"

@@ -41,6 +41,7 @@ LATER: Mapping[str, Any] = {
     "spre.temperature": None,
     "pairs.actions": None,
     "pairs.max_length_ratio": None,
+    "pairs.max_similarity": None,
     "pairs.per_state": "all",
     "pairs.max_per_question": None,
     "pairs.order": "earned",

@@ -104,6 +104,9 @@ def rewarded(**settings: object) -> tuple[list[tuple[int, int]], Counter[str]]:
         ({"actions": ["answer"]}, [(2, 3), (4, 5)], {"other_action": 2}),
         ({"max_length_ratio": 1.5}, [(2, 1), (3, 1), (2, 3)], {"unlike_lengths": 1}),
         ({"max_length_ratio": 1}, [], {"unlike_lengths": 4}),
+        # "city" is one of two words that "a city" and "Paris, a city" have together.
+        ({"max_similarity": 0.4}, [(2, 1), (3, 1), (2, 3)], {"same_words": 1}),
+        ({"max_similarity": 0.5}, [(2, 1), (3, 1), (2, 3), (4, 5)], {}),
         ({"per_state": "extremes"}, [(2, 1), (4, 5)], {"not_extreme": 2}),
         # The gaps are 0.7, 0.3, 0.4 and 0.4; of equal ones, the earlier nodes'.
         ({"max_per_question": 1}, [(2, 1)], {"over_max_per_question": 3}),
