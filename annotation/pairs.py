@@ -155,13 +155,13 @@ def _compare(
 def _left_out(chosen: TreeNode, rejected: TreeNode, settings: PairSettings) -> str | None:
     """Why the settings want no such pair, whatever its labels; null if they do."""
     actions, ratio = settings.actions, settings.max_length_ratio
+    most_alike = settings.max_similarity
     if actions is not None and not {chosen.action, rejected.action} <= set(actions):
         return "other_action"
     if ratio is not None and not _alike(chosen, rejected, ratio):
         return "unlike_lengths"
-    if settings.max_similarity is not None and chosen.action == rejected.action:
-        if similarity(chosen.content, rejected.content) > settings.max_similarity:
-            return "same_words"
+    if most_alike is not None and chosen.action == rejected.action:
+        return "same_words" if similarity(chosen.content, rejected.content) > most_alike else None
     return None
 
 

@@ -50,6 +50,7 @@ def test_a_setting_that_came_since_counts_once_it_is_used(path: str) -> None:
     block, name = path.split(".")
     used = {
         "temperature": 0.5,
+        "max_similarity": 0.5,
         "kind": "chains",
         "per_state": "extremes",
         "order": "shuffled",
