@@ -59,7 +59,8 @@ def sibling_pairs(
     Returns:
         Pairs in order of parent and siblings, and counts of what was dropped, by the first reason
         of: `unlabelled`, `chosen_invalid`, `few_outcomes`, `same_content`, `small_gap`,
-        `other_action`, `unlike_lengths`, `same_words`, `not_extreme`, `over_max_per_question`.
+        `other_action`, `unlike_actions`, `unlike_lengths`, `same_words`, `not_extreme`,
+        `over_max_per_question`.
     """
     families: dict[int, list[tuple[TreeNode, Label]]] = defaultdict(list)
     for node, label in zip(nodes, labels, strict=True):
@@ -158,6 +159,8 @@ def _left_out(chosen: TreeNode, rejected: TreeNode, settings: PairSettings) -> s
     most_alike = settings.max_similarity
     if actions is not None and not {chosen.action, rejected.action} <= set(actions):
         return "other_action"
+    if settings.same_action and chosen.action != rejected.action:
+        return "unlike_actions"
     if ratio is not None and not _alike(chosen, rejected, ratio):
         return "unlike_lengths"
     if most_alike is not None and chosen.action == rejected.action:

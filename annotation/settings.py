@@ -11,7 +11,7 @@ from storage.settings import Settings
 class PairSettings(Settings):
     """Which siblings become a preference pair.
 
-    The last six choose among the pairs that the first three allow; at their defaults they choose
+    The last seven choose among the pairs that the first three allow; at their defaults they choose
     all. They are for controls (what if the order meant nothing, or only answers were compared?)
     and for data that no state, question or length should dominate.
 
@@ -21,6 +21,9 @@ class PairSettings(Settings):
             estimator decides which count. A final answer's label is exact, so its own is enough.
         invalid: whether an invalid action may be the rejected side (labelled 0) or is dropped.
         actions: both sides' actions must be among these; null: any.
+        same_action: both sides must be of one kind of action. Whether to search on or to answer is
+            the one choice that all questions share, so a few pairs about it, all leaning one way,
+            turn the whole policy.
         max_length_ratio: most that the longer reply may have, as a multiple of the shorter one,
             in characters, from 1; null: anything. Preference training drifts towards the length
             of what it prefers.
@@ -39,6 +42,7 @@ class PairSettings(Settings):
     min_outcomes: int = Field(default=1, ge=1)
     invalid: Literal["drop", "rejected"] = "drop"
     actions: tuple[ActionKind, ...] | None = Field(default=None, min_length=1)
+    same_action: bool = False
     max_length_ratio: float | None = Field(default=None, ge=1)
     max_similarity: float | None = Field(default=None, ge=0, lt=1)
     per_state: Literal["all", "extremes"] = "all"

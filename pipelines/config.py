@@ -40,6 +40,7 @@ LATER: Mapping[str, Any] = {
     "mcts.max_output_tokens": None,
     "spre.temperature": None,
     "pairs.actions": None,
+    "pairs.same_action": False,
     "pairs.max_length_ratio": None,
     "pairs.max_similarity": None,
     "pairs.per_state": "all",

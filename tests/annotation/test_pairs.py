@@ -102,6 +102,7 @@ def rewarded(**settings: object) -> tuple[list[tuple[int, int]], Counter[str]]:
     [
         ({}, [(2, 1), (3, 1), (2, 3), (4, 5)], {}),
         ({"actions": ["answer"]}, [(2, 3), (4, 5)], {"other_action": 2}),
+        ({"same_action": True}, [(2, 3), (4, 5)], {"unlike_actions": 2}),
         ({"max_length_ratio": 1.5}, [(2, 1), (3, 1), (2, 3)], {"unlike_lengths": 1}),
         ({"max_length_ratio": 1}, [], {"unlike_lengths": 4}),
         # "city" is one of two words that "a city" and "Paris, a city" have together.

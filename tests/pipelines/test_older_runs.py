@@ -51,6 +51,7 @@ def test_a_setting_that_came_since_counts_once_it_is_used(path: str) -> None:
     used = {
         "temperature": 0.5,
         "max_similarity": 0.5,
+        "same_action": True,
         "kind": "chains",
         "per_state": "extremes",
         "order": "shuffled",
