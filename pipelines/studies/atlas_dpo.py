@@ -17,7 +17,14 @@ from pipelines.studies.report import Claim, write_report
 DEV = {"evaluation.part": "dev", "evaluation.limit": 200, "policy.precision": "q8_0"}
 TEST = {"evaluation.part": "test", "evaluation.limit": 600, "policy.precision": "f16"}
 
-CANDIDATES: tuple[Arm, ...] = ()
+RIGHT_WRONG = {"pairs.min_gap": 0.3}
+"""More than a difference of a few steps comes to: right answers against wrong ones."""
+
+CANDIDATES: tuple[Arm, ...] = (
+    Arm("all-pairs", "train-dpo", {}, {"lr": 1e-4, "epochs": 2}),
+    Arm("right-wrong", "train-dpo", RIGHT_WRONG, {"lr": 1e-4, "epochs": 2}),
+    Arm("one-kind", "train-dpo", {**RIGHT_WRONG, "pairs.same_action": True}, {"lr": 1e-4}),
+)
 """Recipes tried on `dev`, in this order; each is a process-DPO arm."""
 
 CLAIMS = (

@@ -13,7 +13,7 @@ from pathlib import Path
 from pipelines.assemble import model_folder
 from pipelines.start import WARM_START
 from pipelines.studies.arms import Arm, Examined, examined, predictions_of
-from pipelines.studies.atlas_dpo import CLAIMS, arms
+from pipelines.studies.atlas_dpo import CLAIMS, RIGHT_WRONG, arms
 from pipelines.studies.lab import Lab
 from pipelines.studies.report import Stratum, write_report
 from storage.errors import ConfigError
@@ -29,8 +29,8 @@ STRATA = (
     Stratum("not guessable", lambda row: row.guessable is False),
 )
 
-DPO = Arm("dpo", "train-dpo", pairs={}, training={})
-"""The recipe that `atlas-dpo` chose on atlas's part `dev`; nothing is chosen here."""
+DPO = Arm("dpo", "train-dpo", RIGHT_WRONG, {"lr": 1e-4, "epochs": 2})
+"""Written down before the test is asked; to be what `atlas-dpo` chooses on atlas's part `dev`."""
 
 
 def real_dpo(lab: Lab) -> None:
