@@ -39,7 +39,7 @@ def pair_trainer(
     configuration = DPOConfig(
         **arguments,
         beta=settings.beta,
-        loss_type=[settings.loss],
+        **_losses(settings),
         max_length=None,  # nothing is cut: what is too long was left out before
         length_column_name="length",
     )
@@ -60,6 +60,13 @@ def pair_trainer(
         peft_config=lora_config(settings.lora),
         **given,
     )
+
+
+def _losses(settings: DpoSettings) -> dict[str, Any]:
+    """The preference loss, and the chosen step's own where it has a weight."""
+    if not settings.sft_weight:
+        return {"loss_type": [settings.loss]}
+    return {"loss_type": [settings.loss, "sft"], "loss_weights": [1.0, settings.sft_weight]}
 
 
 def give_reference(

@@ -71,6 +71,9 @@ class DpoSettings(OptimiserSettings):
         beta: weight of the divergence from the reference.
         reference: `start` is the policy the run began with; `none` is the papers' printed formula.
         loss: TRL's name of the loss.
+        sft_weight: of the chosen step's mean token loss, added to the preference loss, so that its
+            own probability does not fall (Pang et al. 2024, "Iterative reasoning preference
+            optimization", eq. 1; there 1).
         max_start_margin: leave out pairs whose chosen step the start already finds this much
             likelier than the rejected one, in nats; see `training.contested`.
         holdout: share of the questions whose pairs are not trained on but scored afterwards: did
@@ -81,6 +84,7 @@ class DpoSettings(OptimiserSettings):
     beta: float = Field(default=0.1, gt=0)
     reference: Literal["start", "none"] = "start"
     loss: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
+    sft_weight: float = Field(default=0.0, ge=0)
     max_start_margin: float | None = None
     holdout: float = Field(default=0.0, ge=0, le=0.5)
 

@@ -104,6 +104,24 @@ def test_packed_preference_training_is_the_stock_one(
     assert packed_tokens < stock_tokens / 2
 
 
+def test_the_supervised_term_keeps_the_chosen_step_likely(base: str, tmp_path: Path) -> None:
+    for name, changes in {
+        "alone": {},
+        "packed": {"sft_weight": 1.0},
+        "stock": {"sft_weight": 1.0, "packed": False},
+    }.items():
+        train_dpo(pairs(), preference(**changes), start=base, target=tmp_path / name, seed=0)
+    alone, packed, stock = (
+        curve(tmp_path / name, "loss", "chosen_logps", "margin")
+        for name in ("alone", "packed", "stock")
+    )
+    for one, other in zip(packed, stock, strict=True):
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-4)
+    assert packed[0][0] > alone[0][0]
+    assert packed[-1][1] > alone[-1][1]
+    assert packed[-1][2] > 0
+
+
 def test_packed_supervised_training_has_the_curve_of_the_padded_one(
     base: str, tmp_path: Path
 ) -> None:
