@@ -1,13 +1,14 @@
 """`make study STUDY=atlas-dpo`: does process DPO make the embedded policy better?
 
-One set of trees over questions of the part `train`. On the part `dev` the recipe is chosen among
-`CANDIDATES` (one seed, Q8_0). Then every arm is trained with every seed and asked the same
+One set of trees over questions of the part `train`. On the part `dev` the recipes of DPO and of SFT
+are chosen among their candidates (one seed, Q8_0). Then every arm is trained with every seed and asked the same
 questions of the part `test` once, greedily, in F16. Primary comparisons: process DPO against the
 warm start and against SFT on the chosen steps (Holm over both).
 
 ReasonRAG's table 3 in kind: base, SFT, process DPO; and the controls that it lacks.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pipelines.studies.arms import START, Arm, Examined, examined
@@ -17,15 +18,18 @@ from pipelines.studies.report import Claim, write_report
 DEV = {"evaluation.part": "dev", "evaluation.limit": 200, "policy.precision": "q8_0"}
 TEST = {"evaluation.part": "test", "evaluation.limit": 600, "policy.precision": "f16"}
 
-RIGHT_WRONG = {"pairs.min_gap": 0.3}
-"""More than a difference of a few steps comes to: right answers against wrong ones."""
+RIGHT_WRONG = {"spre.alpha": 1.0, "pairs.min_gap": 0.5, "pairs.same_action": True}
+"""Right answers against wrong ones, whatever their length; steps of one kind alone."""
+
+BATCHES = {"batch_size": 8, "micro_batch": 8}
 
 CANDIDATES: tuple[Arm, ...] = (
-    Arm("all-pairs", "train-dpo", {}, {"lr": 1e-4, "epochs": 2}),
-    Arm("right-wrong", "train-dpo", RIGHT_WRONG, {"lr": 1e-4, "epochs": 2}),
-    Arm("one-kind", "train-dpo", {**RIGHT_WRONG, "pairs.same_action": True}, {"lr": 1e-4}),
+    Arm("anchored", "train-dpo", RIGHT_WRONG, {"lr": 2e-4, "sft_weight": 1.0, **BATCHES}),
 )
-"""Recipes tried on `dev`, in this order; each is a process-DPO arm."""
+"""Recipes of process DPO tried on `dev`; docs/results.md lists those tried by hand before."""
+
+SFT_CANDIDATES: tuple[Arm, ...] = (Arm("sft", "train-sft", RIGHT_WRONG, {"lr": 1e-4, **BATCHES}),)
+"""Likewise of SFT on the chosen steps."""
 
 CLAIMS = (
     Claim("dpo", START, primary=True),
@@ -42,30 +46,29 @@ CLAIMS = (
 def atlas_dpo(lab: Lab) -> None:
     """Run the study (see module)."""
     lab.branchwise("annotate")
-    dpo = chosen_on_dev(lab)
-    for done in examined(lab, arms(dpo), TEST):
+    dpo, sft = chosen_on_dev(lab, CANDIDATES), chosen_on_dev(lab, SFT_CANDIDATES)
+    for done in examined(lab, arms(dpo, sft), TEST):
         write_report(lab, "atlas-dpo", done, CLAIMS)
 
 
-def arms(dpo: Arm) -> tuple[Arm, ...]:
-    """What is compared with process DPO as chosen on dev."""
-    sft = {name: dpo.training[name] for name in ("epochs", "batch_size") if name in dpo.training}
+def arms(dpo: Arm, sft: Arm) -> tuple[Arm, ...]:
+    """What is compared with process DPO, both as chosen on dev."""
     return (
         Arm(START),
         Arm("same-again", draw=1),
         replace(dpo, name="dpo", label=dpo.name, models=dpo.name),
-        Arm("sft", "train-sft", dpo.pairs, sft, label=dpo.name),
+        replace(sft, name="sft", label=sft.name, models=sft.name),
         replace(dpo, name="shuffled", pairs={**dpo.pairs, "pairs.order": "shuffled"}),
         replace(dpo, name="answers", pairs={**dpo.pairs, "pairs.actions": ["answer"]}),
     )
 
 
-def chosen_on_dev(lab: Lab) -> Arm:
+def chosen_on_dev(lab: Lab, candidates: Sequence[Arm]) -> Arm:
     """The candidate with the highest EM on dev (F1 breaks ties; the earlier one the rest)."""
-    if len(CANDIDATES) == 1:
-        return CANDIDATES[0]
+    if len(candidates) == 1:
+        return candidates[0]
     first = replace(lab, seeds=lab.seeds[:1])
-    (tried,) = examined(first, CANDIDATES, DEV)
+    (tried,) = examined(first, candidates, DEV)
     best = max(tried, key=_dev_score)
     lab.call.say(f"study: chosen on dev: {best.arm.name} (EM, F1: {_dev_score(best)})")
     return best.arm

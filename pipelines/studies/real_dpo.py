@@ -13,7 +13,7 @@ from pathlib import Path
 from pipelines.assemble import model_folder
 from pipelines.start import WARM_START
 from pipelines.studies.arms import Arm, Examined, examined, predictions_of
-from pipelines.studies.atlas_dpo import CLAIMS, RIGHT_WRONG, arms
+from pipelines.studies.atlas_dpo import CANDIDATES, CLAIMS, SFT_CANDIDATES, arms
 from pipelines.studies.lab import Lab
 from pipelines.studies.report import Stratum, write_report
 from storage.errors import ConfigError
@@ -29,8 +29,8 @@ STRATA = (
     Stratum("not guessable", lambda row: row.guessable is False),
 )
 
-DPO = Arm("dpo", "train-dpo", RIGHT_WRONG, {"lr": 1e-4, "epochs": 2})
-"""Written down before the test is asked; to be what `atlas-dpo` chooses on atlas's part `dev`."""
+(DPO,), (SFT,) = CANDIDATES, SFT_CANDIDATES
+"""What was chosen on atlas's part `dev`, before the test of this study is asked."""
 
 
 def real_dpo(lab: Lab) -> None:
@@ -39,7 +39,7 @@ def real_dpo(lab: Lab) -> None:
     made = lab.branchwise("warm-start")
     lab.branchwise("annotate", after=made)
     beside = list(baselines(lab))
-    for done in examined(lab, arms(DPO), TEST):
+    for done in examined(lab, arms(DPO, SFT), TEST):
         write_report(lab, "real-dpo", [*beside, *done], CLAIMS, STRATA)
 
 
