@@ -1,9 +1,9 @@
 """`make study STUDY=atlas-dpo`: does process DPO make the embedded policy better?
 
 One set of trees over questions of the part `train`. On the part `dev` the recipes of DPO and of SFT
-are chosen among their candidates (one seed, Q8_0). Then every arm is trained with every seed and asked the same
-questions of the part `test` once, greedily, in F16. Primary comparisons: process DPO against the
-warm start and against SFT on the chosen steps (Holm over both).
+are chosen among their candidates (one seed, Q8_0). Then every arm is trained with every seed and
+asked the same questions of the part `test` once, greedily, in F16. Primary comparisons: process DPO
+against the warm start and against SFT on the chosen steps (Holm over both).
 
 ReasonRAG's table 3 in kind: base, SFT, process DPO; and the controls that it lacks.
 """
