@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from storage.atomic import atomic_write_text
 from storage.errors import StorageError
 from storage.records import SCHEMA_VERSION, Record
+from storage.text import digest_of
 
 MANIFEST = "manifest.json"
 DAMAGED = (
@@ -51,10 +52,29 @@ class PartInfo(Record):
 
 
 class Manifest(Record):
-    """The committed parts of a run, in the order of their paths."""
+    """The committed parts of a run, in the order of their paths.
+
+    `seal` is the hash of all that; null in manifests of older versions. Without it, damage to
+    the hash of a part would look like damage to the part.
+    """
 
     schema_version: int = SCHEMA_VERSION
     parts: tuple[PartInfo, ...] = ()
+    seal: str | None = None
+
+    def sealed(self) -> "Manifest":
+        """The same with its seal."""
+        return self.model_copy(update={"seal": self._hash()})
+
+    @property
+    def broken(self) -> bool:
+        """Whether the parts are not those that were sealed."""
+        return self.seal is not None and self.seal != self._hash()
+
+    def _hash(self) -> str:
+        # Without defaults, so that a later version with another field still knows the seal.
+        parts = (part.model_dump_json(exclude_defaults=True) for part in self.parts)
+        return digest_of(str(self.schema_version), *parts)
 
     def of(self, table: str) -> tuple[PartInfo, ...]:
         """The parts of one table."""
@@ -85,16 +105,22 @@ def load_manifest(run: Path) -> Manifest:
     except OSError as error:
         raise StorageError(f"{path}: cannot be read ({error.strerror or error})") from error
     except ValidationError as error:
-        raise StorageError(
-            f"{path}: not a manifest ({_in_words(error)}). Put it back from a copy of the run, or "
-            "remove it and run the same stages again: the ledger replays what was paid"
-        ) from error
+        raise _not_a_manifest(path, _in_words(error)) from error
     if manifest.schema_version > SCHEMA_VERSION:
         raise StorageError(
             f"{path}: has schema version {manifest.schema_version}, this Branchwise reads up to "
             f"{SCHEMA_VERSION}: install a newer version"
         )
+    if manifest.broken:
+        raise _not_a_manifest(path, "its content changed since it was written")
     return manifest
+
+
+def _not_a_manifest(path: Path, why: str) -> StorageError:
+    return StorageError(
+        f"{path}: not a manifest ({why}). Put it back from a copy of the run, or remove it and run "
+        "the same stages again: the ledger replays what was paid"
+    )
 
 
 def _in_words(error: ValidationError) -> str:
@@ -114,6 +140,7 @@ def add_parts(run: Path, parts: Iterable[PartInfo]) -> Manifest:
 
 
 def _write(run: Path, manifest: Manifest) -> Manifest:
+    manifest = manifest.sealed()
     atomic_write_text(run / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
     return manifest
 

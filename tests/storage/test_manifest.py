@@ -64,6 +64,23 @@ def test_damage_is_found_and_named(tmp_path: Path) -> None:
         read_parts(tmp_path, "trees")
 
 
+def test_any_changed_bit_of_a_manifest_is_its_own_damage(tmp_path: Path) -> None:
+    parts = [write_part(tmp_path, "trees", _trees(a_node()), i) for i in range(2)]
+    add_parts(tmp_path, parts)
+    written = (tmp_path / "manifest.json").read_bytes()
+    for place in range(len(written)):
+        changed = bytearray(written)
+        changed[place] ^= 1
+        if changed.split() == written.split():
+            continue  # white space
+        (tmp_path / "manifest.json").write_bytes(changed)
+        with pytest.raises(StorageError, match=r"manifest\.json"):
+            load_manifest(tmp_path)
+    older = Manifest(parts=tuple(parts)).model_dump_json(exclude={"seal"})
+    (tmp_path / "manifest.json").write_text(older)
+    assert load_manifest(tmp_path).parts == tuple(parts)
+
+
 def test_a_bad_manifest_is_refused(tmp_path: Path) -> None:
     assert load_manifest(tmp_path) == Manifest()
     with pytest.raises(StorageError, match="no such run folder"):
