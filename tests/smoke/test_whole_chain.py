@@ -26,9 +26,12 @@ SMALL = {
     "data.limit": 4,
     "data.types": "[single, bridge]",
     "mcts.iterations": 8,
-    "pairs.min_outcomes": 1,
+    "pairs.min_gap": 0.01,  # four questions have too few of right against wrong
+    "spre.alpha": 0.9,
     "training.dpo.max_examples": 8,
     "training.dpo.batch_size": 4,
+    "training.dpo.micro_batch": 2,
+    "training.dpo.sft_weight": 0,  # so that the first loss is ln 2
     "evaluation.limit": 4,
     "evaluation.policies": "{dpo: 'models/{run}/dpo', start: '" + str(POLICY) + "'}",
 }
