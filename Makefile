@@ -18,11 +18,13 @@ PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check --const
 # User text reaches the programs through the environment, never through shell text.
 export RUN SQL CONFIG STUDY
 STAGE = "$(BIN)/branchwise" $@ $(if $(CONFIG),--config "$$CONFIG") $(if $(RUN),--run "$$RUN") $(ARGS)
-# The recipe that `branchwise` takes: the named one, else the run's own, else the default.
-RECIPE := $(or $(CONFIG),$(if $(RUN),$(wildcard $(RUN)/config.yaml)),configs/atlas.yaml)
+# The recipe that `branchwise` takes: the named one, else the run's own, else the default; EVO-RAG's
+# studies share one.
+SHARED := $(if $(filter evo-%,$(STUDY)),configs/evo-studies.yaml)
+RECIPE := $(or $(CONFIG),$(if $(RUN),$(wildcard $(RUN)/config.yaml)),$(SHARED),configs/atlas.yaml)
 
 .PHONY: help setup doctor clean data index warm-start annotate relabel diagnose verify inspect export-pairs \
-        import-pairs train-sft train-dpo export eval serve study all test test-fast test-failure test-vllm lint bench
+        import-pairs train-sft train-dpo train-rm export eval serve curriculum schedule study all test test-fast test-failure test-vllm lint bench
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -50,15 +52,19 @@ $(VENV)/weights.done: constraints.txt | $(BIN)/python
 
 CPU   := $(VENV)/cpu.done $(VENV)/weights.done
 TRAIN := $(CPU) $(VENV)/train.done
-DENSE := $(if $(shell grep -sE 'kind: *(dense|fusion)' "$(RECIPE)"),$(VENV)/dense.done)
+# EVO-RAG compares queries by the encoder that dense retrieval has; a run's own recipe says null.
+DENSE := $(if $(shell grep -sE 'kind: *(dense|fusion)|^evo_rag: *([^n ]|$$)' "$(RECIPE)"),$(VENV)/dense.done)
 
 setup: $(TRAIN) $(EXTRAS:%=$(VENV)/%.done) ## install what the default recipe needs; EXTRAS="dense" more
 doctor data index annotate relabel diagnose verify inspect export-pairs import-pairs eval serve: $(CPU) $(DENSE)
 	$(STAGE)
-warm-start train-sft train-dpo export all: $(TRAIN) $(DENSE)
+warm-start train-sft train-dpo train-rm export all: $(TRAIN) $(DENSE)
 	$(STAGE)
 
-study: $(TRAIN) $(DENSE) $(VENV)/study.done ## a recorded experiment: STUDY=atlas-dpo, real-dpo, labels, search
+curriculum schedule: $(TRAIN) $(DENSE) $(VENV)/study.done
+	$(STAGE)
+
+study: $(TRAIN) $(DENSE) $(VENV)/study.done ## a recorded experiment: STUDY=atlas-dpo, evo-schedules, …
 	"$(BIN)/branchwise" study --name "$$STUDY" $(if $(CONFIG),--config "$$CONFIG") $(if $(RUN),--run "$$RUN") $(ARGS)
 
 # What the pattern above runs, for `make help`.
@@ -75,9 +81,12 @@ export-pairs: ## pairs as RAG-ProGuide JSON (ARGS="--file pairs.json")
 import-pairs: ## RAG-ProGuide JSON as a run (ARGS="--file pairs.json")
 train-sft:    ## supervised training on chosen steps
 train-dpo:    ## preference training on the pairs
+train-rm:     ## a reward model on siblings of the run's trees (evo-rag)
 export:       ## merged policy: safetensors, GGUF
 eval:         ## compare policies on a question set
 serve:        ## vLLM for the recipe's policy, or ARGS="--role judge --port 8000"
+curriculum:   ## Discovery, then Refinement, in cycles: CONFIG=configs/evo-rag.yaml
+schedule:     ## what EVO-RAG's rewards weigh over an episode, and what that silences
 all:          ## annotate, train-dpo, eval
 
 DEV := $(TRAIN) $(VENV)/dense.done $(VENV)/study.done $(VENV)/dev.done

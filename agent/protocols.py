@@ -1,5 +1,6 @@
 """Protocols by the name that `agent.protocol` gives."""
 
+from agent.evo_rag import EvoRAG
 from agent.protocol import AgentProtocol
 from agent.reasonrag import ReasonRAG
 
@@ -10,4 +11,8 @@ def protocol_named(name: str) -> AgentProtocol:
     Raises:
         KeyError: no such protocol (the settings refuse unknown names before).
     """
-    return {"reasonrag": ReasonRAG}[name]()
+    protocols: dict[str, type[ReasonRAG] | type[EvoRAG]] = {
+        "reasonrag": ReasonRAG,
+        "evo-rag": EvoRAG,
+    }
+    return protocols[name]()

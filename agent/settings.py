@@ -17,6 +17,6 @@ class AgentSettings(Settings):
         structured: constrain decoding to the protocol's form, where the engine can.
     """
 
-    protocol: Literal["reasonrag"] = "reasonrag"
+    protocol: Literal["reasonrag", "evo-rag"] = "reasonrag"
     max_steps: int = Field(default=10, ge=1, le=100)
     structured: bool = True

@@ -14,7 +14,8 @@ class Action:
     """What a policy's text means.
 
     `content` is the text inside the tag, verbatim but for surrounding white space; "" for an
-    invalid action. `reason` says why an action is invalid.
+    action that has none (backtrack, refuse) and for an invalid one. `reason` says why an action is
+    invalid.
     """
 
     kind: ActionKind

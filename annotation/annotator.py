@@ -6,20 +6,22 @@ that fails becomes a `Failure`; only an error that would fail every question end
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from agent.environment import Environment
+from agent.state import State
 from annotation.evaluators import Evaluator
 from annotation.grower import grow
 from annotation.pairs import sibling_pairs
 from annotation.rows import Provenance, labelled, pair_rows, tree_rows
+from annotation.scoring import node_scores
 from annotation.settings import PairSettings
+from annotation.worth import Worth
 from engines.sampling import Sampling, Usage
 from mcts import SearchSettings
-from rewards.settings import Estimator, SpreSettings
-from rewards.spre import label_tree
+from rewards.reward_model import RewardModel
 from storage.errors import (
     BranchwiseError,
     BudgetExceeded,
@@ -48,16 +50,20 @@ class Annotated:
 
 @dataclass(frozen=True)
 class Annotator:
-    """Settings and parts that every question shares."""
+    """Settings and parts that every question shares.
+
+    Attributes:
+        scored_by: orders the pairs; null: the labels do.
+    """
 
     environment: Environment
-    evaluator: Evaluator
+    evaluator: Evaluator | None
     search: SearchSettings
-    spre: SpreSettings
-    estimator: Estimator
+    worth: Worth
     pairs: PairSettings
     sampling: Sampling
     provenance: Provenance
+    scored_by: RewardModel | None = None
 
     async def annotate(self, question: Question) -> Annotated:
         """Grow, label and pair one question; a fault of this question alone is a `Failure`.
@@ -75,12 +81,12 @@ class Annotator:
 
     async def _annotate(self, question: Question) -> Annotated:
         grown = await grow(
-            question, self.environment, self.evaluator, self.search, self.spre, self.sampling
+            question, self.environment, self.evaluator, self.search, self.worth, self.sampling
         )
         rows = tree_rows(question, grown, self.provenance)
-        labels = label_tree(rows, question.answers, self.spre, self.estimator)
-        pairs, dropped = sibling_pairs(rows, labels, self.pairs)
         states = [node.state for node in grown.tree.nodes]
+        labels = self.worth.labels(question, rows, states)
+        pairs, dropped = sibling_pairs(rows, labels, self.pairs, await self._scores(rows, states))
         counts = Counter({f"pair dropped: {reason}": n for reason, n in dropped.items()})
         counts["duplicate siblings"] = grown.tree.duplicates
         counts["invalid actions"] = sum(row.action == "invalid" for row in rows)
@@ -94,6 +100,15 @@ class Annotator:
             +counts,
             grown.usage,
         )
+
+    async def _scores(
+        self, rows: Sequence[TreeNode], states: Sequence[State]
+    ) -> list[float | None] | None:
+        """What `scored_by` thinks of every node, found out beside the event loop."""
+        if self.scored_by is None:
+            return None
+        prompt = self.environment.prompt
+        return await asyncio.to_thread(node_scores, self.scored_by, rows, states, prompt)
 
 
 def failure_of(question_id: str, stage: str, error: BranchwiseError) -> Failure:

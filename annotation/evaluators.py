@@ -25,9 +25,10 @@ class NodeFacts:
     """What is known of one node.
 
     Attributes:
-        value: in [0, 1], what the search backs up; null where the judge could not be read.
+        value: what the search backs up; null where judge or reward model gave no score.
+        verdict: the verifier's on a refusal; null where none was asked or could be read.
         usage: tokens of the evaluation's calls.
-        unscored: why the judge gave no score.
+        unscored: why judge or reward model gave none.
     """
 
     value: float | None
@@ -35,6 +36,7 @@ class NodeFacts:
     judge_score: float | None = None
     judge_text: str | None = None
     unscored: str | None = None
+    verdict: bool | None = None
     usage: Usage = Usage()
 
 

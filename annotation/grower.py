@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 
 from agent.environment import Environment, Move
 from agent.state import State
-from annotation.evaluators import Evaluator, NodeFacts, evaluate_leaf
+from annotation.evaluators import Evaluator, NodeFacts
+from annotation.worth import Worth
 from engines.sampling import Sampling, Usage
 from mcts import Expansion, Node, SearchSettings, Tree, sample_chains, search
 from rewards.answers import normalise
-from rewards.settings import SpreSettings
 from storage.records import Question
 
 
@@ -43,9 +43,9 @@ class GrownTree:
 async def grow(
     question: Question,
     environment: Environment,
-    evaluator: Evaluator,
+    evaluator: Evaluator | None,
     settings: SearchSettings,
-    spre: SpreSettings,
+    worth: Worth,
     sampling: Sampling,
 ) -> GrownTree:
     """Grow the tree of one question.
@@ -53,9 +53,10 @@ async def grow(
     Args:
         question: its gold answers reach the evaluator only, never the policy.
         environment: draws children.
-        evaluator: values new non-terminal nodes.
-        settings: the search, or the sampling of chains, which never asks the evaluator.
-        spre: values terminal nodes.
+        evaluator: values new non-terminal nodes; null for a search that values none (playouts,
+            chains).
+        settings: the search, or the sampling of chains.
+        worth: values terminal nodes.
         sampling: of the children (rollouts have their own).
     """
     grown = GrownTree(Tree.grow_from(State(question.question)))
@@ -71,7 +72,9 @@ async def grow(
 
     async def evaluate(node: Node[State]) -> float | None:
         if node.terminal:
-            facts = evaluate_leaf(question, node.state, spre)
+            facts = await worth.finished(question, node.state, node.path)
+        elif evaluator is None:
+            return None
         else:
             facts = await evaluator.evaluate(question, node.state, node.path)
         grown.facts[node.id] = facts

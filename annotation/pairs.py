@@ -7,25 +7,33 @@ are chosen whether or not their order is kept.
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import NamedTuple
 
 from annotation.likeness import similarity
 from annotation.settings import PairSettings
 from rewards.answers import normalise
-from rewards.spre import Label
-from storage.records import NO_PARENT, TreeNode
+from rewards.labels import Label, gap
+from storage.records import NO_PARENT, Component, TreeNode
 from storage.text import digest_of, storable
 
 SHUFFLED = "shuffled pairs"
 """What every coin of `pairs.order: shuffled` is tossed with; another word, another shuffle."""
+
+SCORE = "score"
+"""Component of a pair's side: what a reward model thinks of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SiblingPair:
     """Two children of one node, and chosen minus rejected label.
 
-    The chosen one has the higher label, unless the pairs are shuffled; `gap` tells.
+    The chosen one has the higher label, unless the pairs are shuffled or ordered by scores; `gap`
+    tells.
+
+    Attributes:
+        margin: by how much what orders the pairs, labels or scores, is for the chosen one.
     """
 
     chosen: TreeNode
@@ -33,6 +41,7 @@ class SiblingPair:
     chosen_label: Label
     rejected_label: Label
     gap: float
+    margin: float
 
     @property
     def turned(self) -> "SiblingPair":
@@ -43,11 +52,21 @@ class SiblingPair:
             chosen_label=self.rejected_label,
             rejected_label=self.chosen_label,
             gap=-self.gap,
+            margin=-self.margin,
         )
 
 
+class _Sibling(NamedTuple):
+    node: TreeNode
+    label: Label
+    score: float | None
+
+
 def sibling_pairs(
-    nodes: Sequence[TreeNode], labels: Sequence[Label], settings: PairSettings
+    nodes: Sequence[TreeNode],
+    labels: Sequence[Label],
+    settings: PairSettings,
+    scores: Sequence[float | None] | None = None,
 ) -> tuple[list[SiblingPair], Counter[str]]:
     """All pairs of siblings that make a preference, and why the others do not.
 
@@ -55,17 +74,20 @@ def sibling_pairs(
         nodes: one tree, in order of `node_id`.
         labels: their labels, in the same order.
         settings: gap, evidence, what becomes of invalid actions, and which pairs are chosen.
+        scores: theirs by a reward model, in the same order; with `score: reward_model` they decide
+            which side of a pair is better, and by how much, and are a component of its labels.
 
     Returns:
         Pairs in order of parent and siblings, and counts of what was dropped, by the first reason
-        of: `unlabelled`, `chosen_invalid`, `few_outcomes`, `same_content`, `small_gap`,
+        of: `unlabelled`, `unscored`, `chosen_invalid`, `few_outcomes`, `same_content`, `small_gap`,
         `other_action`, `unlike_actions`, `unlike_lengths`, `same_words`, `not_extreme`,
         `over_max_per_question`.
     """
-    families: dict[int, list[tuple[TreeNode, Label]]] = defaultdict(list)
-    for node, label in zip(nodes, labels, strict=True):
+    families: dict[int, list[_Sibling]] = defaultdict(list)
+    for node, label, score in zip(nodes, labels, scores or [None] * len(nodes), strict=True):
         if node.parent_id != NO_PARENT:
-            families[node.parent_id].append((node, _labelled(node, label, settings)))
+            known = _with_score(_labelled(node, label, settings), score)
+            families[node.parent_id].append(_Sibling(node, known, score))
     pairs: list[SiblingPair] = []
     dropped: Counter[str] = Counter()
     for _, family in sorted(families.items()):
@@ -100,10 +122,10 @@ def _choose(
 
 
 def _widest(pairs: Sequence[SiblingPair], most: int) -> list[SiblingPair]:
-    """The pairs with the largest gap, of equal ones the earlier nodes; in their old order."""
+    """The pairs with the largest margin, of equal ones the earlier nodes; in their old order."""
     ranked = sorted(
         range(len(pairs)),
-        key=lambda i: (-pairs[i].gap, pairs[i].chosen.node_id, pairs[i].rejected.node_id),
+        key=lambda i: (-pairs[i].margin, pairs[i].chosen.node_id, pairs[i].rejected.node_id),
     )
     return [pairs[i] for i in sorted(ranked[:most])]
 
@@ -132,25 +154,43 @@ def _labelled(node: TreeNode, label: Label, settings: PairSettings) -> Label:
     return label
 
 
-def _compare(
-    one: tuple[TreeNode, Label], other: tuple[TreeNode, Label], settings: PairSettings
-) -> SiblingPair | str:
+def _with_score(label: Label, score: float | None) -> Label:
+    """The label with the score among its components, so that a pair says what ordered it."""
+    if score is None:
+        return label
+    scored = Component(name=SCORE, value=score)
+    return replace(label, components=(*label.components, scored))
+
+
+def _compare(one: _Sibling, other: _Sibling, settings: PairSettings) -> SiblingPair | str:
     """The pair that two siblings make, or why they make none."""
-    if one[1].reward is None or other[1].reward is None:
-        return "unlabelled"
-    (chosen, high), (rejected, low) = sorted(
-        (one, other), key=lambda side: (-(side[1].reward or 0.0), side[0].node_id)
-    )
-    gap = (high.reward or 0.0) - (low.reward or 0.0)
+    difference = _difference(one, other, settings)
+    if isinstance(difference, str):
+        return difference
+    # Of equal ones the earlier node is called chosen; no pair comes of it.
+    (chosen, high, _), (rejected, low, _) = (one, other) if difference >= 0 else (other, one)
     if chosen.action == "invalid":
         return "chosen_invalid"
-    if not all(_enough(node, label, settings) for node, label in (one, other)):
+    if not all(_enough(sibling.node, sibling.label, settings) for sibling in (one, other)):
         return "few_outcomes"
     if _content(chosen) == _content(rejected):
         return "same_content"
-    if gap < settings.min_gap:
+    if abs(difference) < settings.min_gap:
         return "small_gap"
-    return _left_out(chosen, rejected, settings) or SiblingPair(chosen, rejected, high, low, gap)
+    return _left_out(chosen, rejected, settings) or SiblingPair(
+        chosen, rejected, high, low, gap(high, low), abs(difference)
+    )
+
+
+def _difference(one: _Sibling, other: _Sibling, settings: PairSettings) -> float | str:
+    """By how much `one` is better, by what orders the pairs; or why nobody can say."""
+    if one.label.reward is None or other.label.reward is None:
+        return "unlabelled"
+    if settings.score == "labels":
+        return gap(one.label, other.label)
+    if one.score is None or other.score is None:
+        return "unscored"
+    return one.score - other.score
 
 
 def _left_out(chosen: TreeNode, rejected: TreeNode, settings: PairSettings) -> str | None:

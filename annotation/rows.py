@@ -10,7 +10,7 @@ from annotation.pairs import SiblingPair
 from engines.sampling import Message, Usage
 from mcts import Node
 from rewards.answers import exact_match, f1
-from rewards.spre import Label
+from rewards.labels import Label
 from storage.records import ChatMessage, Pair, PassageRef, Question, TreeNode, pair_id
 from storage.text import digest_of
 
@@ -87,6 +87,7 @@ def _tree_row(
         judge_text=facts.judge_text,
         rollouts=facts.rollouts,
         iteration=node.iteration,
+        verdict=facts.verdict,
         em=exact_match(answer, question.answers) if answer is not None else None,
         f1=f1(answer, question.answers) if answer is not None else None,
         input_tokens=usage.input_tokens,

@@ -33,6 +33,8 @@ class PairSettings(Settings):
         per_state: `all` pairs of siblings, or the `extremes`: the one pair of a state with the
             largest gap, its best against its worst.
         max_per_question: pairs of one question's tree, those with the largest gap; null: all.
+        score: what says which side is better: the labels, or a trained reward model's score of
+            both steps (`reward_model:` names it).
         order: `earned` puts the higher label first; `shuffled` tosses a coin for every pair that
             was chosen so, whatever its labels. Rewards and all else go with their side, so a
             pair's `reward_gap` may then be negative, and an invalid action may be preferred.
@@ -47,4 +49,5 @@ class PairSettings(Settings):
     max_similarity: float | None = Field(default=None, ge=0, lt=1)
     per_state: Literal["all", "extremes"] = "all"
     max_per_question: int | None = Field(default=None, ge=1)
+    score: Literal["labels", "reward_model"] = "labels"
     order: Literal["earned", "shuffled"] = "earned"

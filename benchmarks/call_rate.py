@@ -29,8 +29,9 @@ from benchmarks.workload import write_run
 from engines.ledgered import LedgeredEngine
 from engines.sampling import CallIdentity, SampleRequest, Sampling
 from pipelines.assemble import engine_for
-from pipelines.config import Recipe, load_recipe
+from pipelines.config import load_recipe
 from pipelines.growing import annotator_for
+from pipelines.recipe import Recipe
 from storage.ledger import Ledger
 from storage.records import Question
 
@@ -135,7 +136,7 @@ async def in_process(recipe: Recipe, questions: int) -> float:
     ]
     with tempfile.TemporaryDirectory() as folder, Ledger(Path(folder) / "ledger.sqlite") as ledger:
         policy, judge = (LedgeredEngine(InstantModel(name), ledger) for name in ("policy", "judge"))
-        annotator = annotator_for(recipe, policy, judge, InstantRetriever())
+        annotator = annotator_for(recipe, policy, judge, None, InstantRetriever())
         start = time.perf_counter()
         async for annotated in in_flight(asked, annotator.annotate, recipe.questions_in_flight):
             assert annotated.failure is None, annotated.failure

@@ -18,7 +18,8 @@ from agent.environment import Environment
 from agent.state import State
 from engines.sampling import Sampling
 from pipelines.assemble import engine_for, environment_for, open_data, open_index, sampling_for
-from pipelines.config import Recipe, load_recipe
+from pipelines.config import load_recipe
+from pipelines.recipe import Recipe
 from rewards.answers import exact_match, f1, normalise
 from storage.records import Question
 

@@ -23,7 +23,8 @@ from engines.sampling import Engine
 from engines.settings import JudgeSettings
 from evaluation.significance import paired_bootstrap
 from pipelines.assemble import engine_for, environment_for, open_data, open_index, sampling_for
-from pipelines.config import Recipe, load_recipe
+from pipelines.config import load_recipe
+from pipelines.recipe import Recipe
 from retrieval.interface import Retriever
 from rewards.answers import f1, normalise
 from storage.records import Question, RetrievedPassage

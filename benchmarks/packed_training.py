@@ -90,6 +90,7 @@ def main() -> None:
     parser.add_argument("--micro-batch", type=int, default=4, help="pairs at a time")
     parser.add_argument("--epochs", type=float, default=2)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--precision", default="auto", help="auto, float32 or bfloat16")
     options = parser.parse_args()
     quiet()
     rows = table_to_records(read_parts(options.run, "pairs"), Pair)[: options.pairs]
@@ -106,6 +107,7 @@ def main() -> None:
                 micro_batch=options.micro_batch,
                 save_every=10**6,
                 packed=name == "packed",
+                precision=options.precision,
             )
             measured = train_once(options.start, pairs, settings)
             best[name] = min(best.get(name, measured), measured, key=lambda m: m.seconds)

@@ -1,5 +1,6 @@
-"""Messages as the text that a model was trained to continue."""
+"""Messages as the text, and the tokens, that a model was trained to continue."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +23,19 @@ def rendered(template: str, messages: tuple[Message, ...], prefix: str | None = 
         raise ConfigError(f"the model's chat template refuses the messages: {error}") from error
     # A lone surrogate (it can stand in JSON) has no UTF-8, which the tokenizer takes.
     return (text + (prefix or "")).encode("utf-8", "replace").decode("utf-8")
+
+
+def prompt_ids(messages: Sequence[Message], tokenizer: Any) -> tuple[int, ...]:
+    """Token ids that ask a model for its turn; the embedded engine's own ids."""
+    text = rendered(tokenizer.chat_template, tuple(messages))
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def target_ids(target: str, tokenizer: Any) -> tuple[int, ...]:
+    """Token ids of a turn and of the token that ends it."""
+    text = target.encode("utf-8", "replace").decode("utf-8")
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return (*ids, int(tokenizer.eos_token_id))
 
 
 @lru_cache(maxsize=8)

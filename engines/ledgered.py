@@ -91,7 +91,7 @@ class LedgeredEngine:
                 draw.cancel()
 
     async def _draw(self, request: SampleRequest) -> Completion:
-        key = call_key(request, self.model, self.digest)
+        key = call_key(request, self.digest)
         while True:
             stored = self._ledger.recall(request.identity.question_id, key)
             if stored is not None:

@@ -175,7 +175,7 @@ class OpenAIEngine:
         return replace(completion, attempts=attempts) if attempts > 1 else completion
 
     async def _attempt(self, request: SampleRequest) -> Completion:
-        seed = derived_seed(call_key(request, self.model, self.digest))
+        seed = derived_seed(call_key(request, self.digest))
         body = chat_body(request, model=self._settings.model, seed=seed, form=self._form)
         begin = time.perf_counter()
         reply = await self._asked(self._posted(body))

@@ -144,7 +144,7 @@ class OpenVINOEngine:
 
         assert self._batch is not None
         started = time.monotonic()
-        seed = derived_seed(call_key(request, self.model, self.digest))
+        seed = derived_seed(call_key(request, self.digest))
         tensor = openvino.Tensor(np.array([ids], dtype=np.int64))
         output = await asyncio.wrap_future(self._batch.submit(tensor, _config(request, seed)))
         return self._completion(request, len(ids), output, time.monotonic() - started)

@@ -169,9 +169,15 @@ class Engine(Protocol):
     ) -> None: ...
 
 
-def call_key(request: SampleRequest, model: str, digest: str) -> str:
-    """Hash of everything that decides a call's result; the ledger's key (32 hex digits)."""
-    return _hashed([request, model, digest])
+def call_key(request: SampleRequest, digest: str) -> str:
+    """Hash of everything that decides a call's result; the ledger's key (32 hex digits).
+
+    Args:
+        request: what is asked.
+        digest: of the model that is asked. Its name is left out: a folder that was moved holds the
+            same model, and draws the same.
+    """
+    return _hashed([request, digest])
 
 
 def prompt_digest(request: SampleRequest) -> str:

@@ -32,7 +32,7 @@ class Row:
         n: questions, failed ones included; `answerable` of them count for em, f1 and cover_em.
         failed: questions without a prediction.
         em, f1, cover_em, supporting_recall: means in [0, 1]; null where nothing has a value.
-        steps, searches, valid_searches: means a question; null where all failed.
+        steps, searches, valid_searches, backtracks: means a question; null where all failed.
         invalid, forced, refused: shares in [0, 1]; null where all failed.
         refusal_precision, refusal_recall: null where every question is answerable (precision
             also where nothing was refused). A failed question is not refused.
@@ -51,6 +51,7 @@ class Row:
     steps: float | None
     searches: float | None
     valid_searches: float | None
+    backtracks: float | None
     invalid: float | None
     forced: float | None
     refused: float | None
@@ -175,6 +176,7 @@ def _row(policy: str, stratum: str, scored: Sequence[Scored]) -> Row:
         steps=_mean(p.steps for p in own),
         searches=_mean(p.searches for p in own),
         valid_searches=_mean(p.valid_searches for p in own),
+        backtracks=_mean(p.backtracks for p in own),
         invalid=_mean(not p.format_ok for p in own),
         forced=_mean(p.forced for p in own),
         refused=_mean(p.refused for p in own),

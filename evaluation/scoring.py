@@ -57,6 +57,7 @@ def score_trajectory(
         steps=state.depth - given,
         searches=len(queries),
         valid_searches=valid_searches(queries),
+        backtracks=sum(step.action.kind == "backtrack" for step in state.steps),
         forced=state.forced,
         refused=state.refused,
         format_ok=all(step.action.kind != "invalid" for step in state.steps),

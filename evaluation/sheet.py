@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -26,6 +27,13 @@ class Sheet:
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     names: int = 1
+
+    def with_column(self, name: str, cells: Sequence[str]) -> "Sheet":
+        """With one more column on the right; itself where every cell of it would be empty."""
+        if not any(cells):
+            return self
+        rows = tuple((*row, cell or NONE) for row, cell in zip(self.rows, cells, strict=True))
+        return Sheet(self.title, (*self.head, name), rows, self.names)
 
     def text(self) -> Table:
         """For `console.print`. Cells are text: markup or escapes in them stay inert."""

@@ -91,18 +91,45 @@ def crossed_bootstrap(
         ValueError: the arms cannot be paired, or a score is not a number.
     """
     difference = _paired_difference(baseline, other)
-    n, seeds = difference.shape
-    if seeds > 1:
-        stretch = (seeds / (seeds - 1)) ** 0.5 - 1
-        spread = difference + stretch * (difference.mean(axis=0) - difference.mean())
-    else:
-        spread = difference
-    rng = np.random.default_rng(seed)
-    by_seed = _resampled_means(spread, resamples, rng)
-    drawn = rng.integers(0, seeds, size=(resamples, seeds))
-    means = np.take_along_axis(by_seed, drawn, axis=1).mean(axis=1)
-    low, high = _percentiles(means, confidence)
-    return Interval(float(difference.mean()), low, high, n, seeds)
+    means = _crossed_means([difference], resamples, np.random.default_rng(seed))
+    low, high = _percentiles(means[:, 0], confidence)
+    return Interval(float(difference.mean()), low, high, *difference.shape)
+
+
+def relative_saving(
+    baseline: ArrayLike,
+    other: ArrayLike,
+    *,
+    resamples: int = 10_000,
+    seed: int = 0,
+    confidence: float = 0.95,
+) -> Interval:
+    """1 − mean(other) / mean(baseline) over questions × seeds, of counts such as searches.
+
+    The interval is drawn as that of `crossed_bootstrap`, both means from the same questions and
+    seeds; a sample whose baseline counts nothing has nothing to save.
+
+    Args:
+        baseline, other: as for `crossed_bootstrap`, ≥ 0.
+        resamples: bootstrap samples.
+        seed: of the draws.
+        confidence: coverage in (0, 1).
+
+    Returns:
+        At most 1; negative where `other` counts more.
+
+    Raises:
+        ValueError: the arms cannot be paired, a count is not a number, or the baseline's mean is 0.
+    """
+    shape = _paired_difference(baseline, other).shape
+    base, own = (np.broadcast_to(_columns(counts), shape) for counts in (baseline, other))
+    if base.mean() <= 0:
+        raise ValueError("the baseline counts nothing, so nothing can be saved")
+    means = _crossed_means([base, own], resamples, np.random.default_rng(seed))
+    whole, saved = means[:, 0], means[:, 0] - means[:, 1]
+    shares = np.divide(saved, whole, out=np.zeros_like(whole), where=whole > 0)
+    low, high = _percentiles(shares, confidence)
+    return Interval(float(1 - own.mean() / base.mean()), low, high, *shape)
 
 
 def permutation_p(
@@ -160,16 +187,21 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
+def _columns(scores: ArrayLike) -> np.ndarray:
+    """As (questions, seeds)."""
+    found: np.ndarray = np.asarray(scores, dtype=np.float64)
+    return found.reshape(-1, 1) if found.ndim == 1 else found
+
+
 def _paired_difference(baseline: ArrayLike, other: ArrayLike) -> np.ndarray:
     """`other` − `baseline`, shape (questions, seeds); a single column stands against every one."""
-    base, own = (np.asarray(scores, dtype=np.float64) for scores in (baseline, other))
-    base, own = (scores[:, None] if scores.ndim == 1 else scores for scores in (base, own))
+    base, own = _columns(baseline), _columns(other)
     columns = {base.shape[-1], own.shape[-1]} - {1}
     if base.ndim != 2 or own.ndim != 2 or len(base) != len(own) or len(columns) > 1:
         raise ValueError(f"cannot pair scores of shape {base.shape} with {own.shape}")
     if not base.size or not own.size:
         raise ValueError(f"cannot pair scores of shape {base.shape} with {own.shape}: none")
-    difference = own - base
+    difference: np.ndarray = own - base
     if not np.isfinite(difference).all():
         raise ValueError("a score is not a number; leave out what has none under either arm")
     return difference
@@ -187,6 +219,32 @@ def _percentiles(means: np.ndarray, confidence: float) -> tuple[float, float]:
     tail = 100 * (1 - confidence) / 2
     low, high = np.percentile(means, [tail, 100 - tail])
     return float(low), float(high)
+
+
+def _crossed_means(
+    blocks: Sequence[np.ndarray], resamples: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Means of each block, (questions, seeds), over the same drawn questions and seeds.
+
+    Returns:
+        Shape (resamples, len(blocks)).
+    """
+    seeds = blocks[0].shape[1]
+    spread = np.concatenate([_stretched(block) for block in blocks], axis=1)
+    by_seed = _resampled_means(spread, resamples, rng).reshape(resamples, len(blocks), seeds)
+    drawn = rng.integers(0, seeds, size=(resamples, 1, seeds))
+    means: np.ndarray = np.take_along_axis(by_seed, drawn, axis=2).mean(axis=2)
+    return means
+
+
+def _stretched(scores: np.ndarray) -> np.ndarray:
+    """With the deviations of the seeds as large as those of s draws (see `crossed_bootstrap`)."""
+    seeds = scores.shape[1]
+    if seeds == 1:
+        return scores
+    stretch = (seeds / (seeds - 1)) ** 0.5 - 1
+    found: np.ndarray = scores + stretch * (scores.mean(axis=0) - scores.mean())
+    return found
 
 
 def _resampled_means(values: np.ndarray, resamples: int, rng: np.random.Generator) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 Scores and shares are in percent, differences in points; an interval that excludes zero is
 marked with a star. Failed questions are among the `n` and count as wrong (`evaluation.comparison`).
+What nobody did or could do has no columns: taking searches back, refusing the unanswerable.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ _ROW_HEAD = (
     "policy", "questions", "n", "failed", "EM", "F1", "cover-EM", "recall", "steps", "searches",
     "valid", "invalid", "forced", "refused",
 )  # fmt: skip
+_BACKTRACK_HEAD = ("backtracks",)
 _REFUSAL_HEAD = ("refusal precision", "refusal recall")
 _DIFFERENCE_HEAD = ("difference", "questions", "n", "EM [95 %]", "F1 [95 %]")
 _NAMES = 2
@@ -43,9 +45,15 @@ def interval(of: Interval) -> str:
 
 
 def _sheets(comparison: Comparison) -> list[Sheet]:
+    backtracks = any(row.backtracks for row in comparison.rows)
     refusal = any(row.refusal_recall is not None for row in comparison.rows)
-    head = _ROW_HEAD + (_REFUSAL_HEAD if refusal else ())
-    rows = tuple(_row_cells(row, refusal) for row in comparison.rows)
+    head = _ROW_HEAD + _BACKTRACK_HEAD * backtracks + _REFUSAL_HEAD * refusal
+    rows = tuple(
+        _row_cells(row)
+        + (number(row.backtracks),) * backtracks
+        + (percent(row.refusal_precision), percent(row.refusal_recall)) * refusal
+        for row in comparison.rows
+    )
     sheets = [Sheet("Policies (%)", head, rows, _NAMES)]
     if comparison.differences:
         rows = _difference_rows(comparison.differences)
@@ -53,11 +61,11 @@ def _sheets(comparison: Comparison) -> list[Sheet]:
     return sheets
 
 
-def _row_cells(row: Row, refusal: bool) -> Cells:
+def _row_cells(row: Row) -> Cells:
     shares = (row.em, row.f1, row.cover_em, row.supporting_recall)
     counts = (row.steps, row.searches, row.valid_searches)
     faults = (row.invalid, row.forced, row.refused)
-    cells = (
+    return (
         row.policy,
         row.stratum,
         str(row.n),
@@ -66,9 +74,6 @@ def _row_cells(row: Row, refusal: bool) -> Cells:
         *(number(count) for count in counts),
         *(percent(share) for share in faults),
     )
-    if not refusal:
-        return cells
-    return (*cells, percent(row.refusal_precision), percent(row.refusal_recall))
 
 
 def _difference_rows(differences: Sequence[Difference]) -> tuple[Cells, ...]:

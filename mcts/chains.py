@@ -12,9 +12,23 @@ How it differs from the tree search:
 - no inner node is evaluated; every chain backs up the value of the leaf that it ended in;
 - a repeated step is not drawn again, which would make rare steps more frequent than they are;
 - it never ends early: chains that all say the same are what a policy without variety gives.
+
+With `branches` (EVO-RAG section 3.3: two trajectory branches a visited state), every state of the
+chains is then drawn from until it has so many children, each followed to its end. Such a pass
+begins at that state and counts below it only: visits of siblings stay in the proportion in which
+the policy goes there. Counted up to the root, a branched chain would outweigh an unbranched one
+by its length, and means over visits would believe every episode to be longer than it is.
 """
 
-from mcts.search import Evaluate, Expand, KeepGoing, add_drawn, always, backward, draw_child
+from mcts.search import (
+    Evaluate,
+    Expand,
+    KeepGoing,
+    always,
+    finished_alone,
+    follow,
+    take_step,
+)
 from mcts.settings import SearchSettings
 from mcts.tree import Node, StateT, Tree
 
@@ -32,46 +46,33 @@ async def sample_chains(
         root: the state to start from; not terminal.
         expand: draws one child of a node; has to come to a terminal one in the end. What it
             raises ends the sampling.
-        evaluate: values a new leaf in [0, 1]; called for no other node.
-        settings: iterations; the rest concerns the tree search.
-        keep_going: asked before every chain; the first no ends the sampling.
+        evaluate: values a new leaf; called for no other node.
+        settings: iterations and branches; the rest concerns the tree search.
+        keep_going: asked before every chain and branch; the first no ends the sampling.
 
     Returns:
         The tree with visits, values and draw counts; `duplicates` of a node are the draws that
-        joined one of its children, so its visits are its children and its duplicates.
+        joined one of its children, so its draws are its children and its duplicates, and the
+        visits of its children.
     """
-    tree = Tree.grow_from(root)
+    tree, worth = Tree.grow_from(root), finished_alone(evaluate)
     for iteration in range(1, settings.iterations + 1):
         if not keep_going():
-            break
-        backward(tree, await sample_chain(tree, expand, evaluate, iteration))
+            return tree
+        tree.back_up(await follow(tree, tree.root, expand, worth, iteration))
+    for node in [node for node in tree.nodes if not node.terminal]:
+        while wants_branch(node, settings.branches):
+            if not keep_going():
+                return tree
+            step = await take_step(tree, node, expand, worth, iteration + 1)
+            leaf = await follow(tree, step, expand, worth, iteration + 1)
+            tree.back_up(leaf, since=node.id)
     return tree
 
 
-async def sample_chain(
-    tree: Tree[StateT], expand: Expand[StateT], evaluate: Evaluate[StateT], iteration: int
-) -> Node[StateT]:
-    """The leaf that a new trajectory from the root ends in."""
-    node = tree.root
-    while not node.terminal:
-        node = await take_step(tree, node, expand, evaluate, iteration)
-    return node
+def wants_branch(node: Node[StateT], branches: int) -> bool:
+    """Whether a visited state is drawn from once more.
 
-
-async def take_step(
-    tree: Tree[StateT],
-    parent: Node[StateT],
-    expand: Expand[StateT],
-    evaluate: Evaluate[StateT],
-    iteration: int,
-) -> Node[StateT]:
-    """The child that a draw at `parent` leads to: a new one, or the sibling that it equals."""
-    expansion, draw = await draw_child(parent, expand)
-    for child in tree.children(parent):
-        if child.key == expansion.key:
-            parent.duplicates += 1
-            return child
-    child = add_drawn(tree, parent, expansion, draw, iteration)
-    if child.terminal:
-        child.value = await evaluate(child)
-    return child
+    It has too few children; one that gives the same over and over is left alone.
+    """
+    return len(node.children) < branches and node.draws < 2 * branches

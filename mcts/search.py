@@ -2,15 +2,16 @@
 
 A simulation walks down to the first state that may still get a child (`simulate`), draws one
 child and evaluates it once (`expand`), and adds the value to everything on the way back up
-(`backward`). Within a question this is sequential, so the same draws give the same tree; callers
-keep many questions in flight instead. The search draws no random numbers of its own: ties go to
-the lower id and every draw is numbered.
+(`Tree.back_up`). Within a question this is sequential, so the same draws give the same tree;
+callers keep many questions in flight instead. The search draws no random numbers of its own: ties
+go to the lower id and every draw is numbered.
 
 Where the paper or its code is silent or stalls:
 - a node is evaluated once; a later pass that ends there adds the same value again, or only a
   visit if the node is unscored, so a terminal child that is selected again never stalls a tree;
 - a child equal to a sibling is drawn once more; if that repeats a sibling too, the draw becomes
-  visit weight on it and takes up a place, so a policy that hardly varies still gets deep trees;
+  visit weight on it and takes up a place, so a policy that hardly varies still gets deep trees
+  (with playouts it is then followed from that sibling, which may get a child too many);
 - the search ends early when no state is left that may get a child.
 """
 
@@ -35,7 +36,8 @@ class Expansion(Generic[StateT]):
 Expand = Callable[[Node[StateT], int], Awaitable[Expansion[StateT]]]
 """(node, draw number) → child."""
 Evaluate = Callable[[Node[StateT]], Awaitable[float | None]]
-"""node → value in [0, 1], or null if it cannot be scored; called once a node."""
+"""node → value, or null if it cannot be scored; called once a node. In [0, 1], or
+`SearchSettings.normalise` has to be set."""
 KeepGoing = Callable[[], bool]
 """Asked before every iteration: whether it may begin. What it costs is the caller's knowledge."""
 
@@ -57,7 +59,7 @@ async def search(
     Args:
         root: the state to start from; it is not evaluated.
         expand: draws one child of a node. What it raises ends the search.
-        evaluate: values a new node in [0, 1].
+        evaluate: values a new node; with playouts, the one that it ends in.
         settings: iterations, children, selection and exploration weight.
         keep_going: asked before every simulation that could still be made; the first no ends the
             search.
@@ -67,13 +69,16 @@ async def search(
     """
     tree = Tree.grow_from(root)
     score = SCORES[settings.selection]
+    worth = finished_alone(evaluate) if settings.evaluator == "playout" else evaluate
     for iteration in range(1, settings.iterations + 1):
         if exhausted(tree, tree.root, settings.max_children) or not keep_going():
             break
         leaf = simulate(tree, score, settings)
         if not leaf.terminal:
-            leaf = await expand_node(tree, leaf, expand, evaluate, iteration)
-        backward(tree, leaf)
+            leaf = await expand_node(tree, leaf, expand, worth, iteration)
+            if settings.evaluator == "playout":
+                leaf = await follow(tree, leaf, expand, worth, iteration)
+        tree.back_up(leaf)
     return tree
 
 
@@ -81,7 +86,7 @@ def simulate(tree: Tree[StateT], score: Score, settings: SearchSettings) -> Node
     """The first node on the way down that is terminal or may still get a child."""
     node = tree.root
     while not node.terminal and full(node, settings.max_children):
-        node = select_child(tree, node, score, settings.c)
+        node = select_child(tree, node, score, settings.c, normalise=settings.normalise)
     return node
 
 
@@ -105,6 +110,46 @@ async def expand_node(
     return child
 
 
+async def follow(
+    tree: Tree[StateT],
+    node: Node[StateT],
+    expand: Expand[StateT],
+    evaluate: Evaluate[StateT],
+    iteration: int,
+) -> Node[StateT]:
+    """The leaf that a trajectory from `node` ends in, one draw a step; its steps become nodes."""
+    while not node.terminal:
+        node = await take_step(tree, node, expand, evaluate, iteration)
+    return node
+
+
+async def take_step(
+    tree: Tree[StateT],
+    parent: Node[StateT],
+    expand: Expand[StateT],
+    evaluate: Evaluate[StateT],
+    iteration: int,
+) -> Node[StateT]:
+    """The child that one draw at `parent` leads to: a new one, or the sibling that it equals."""
+    expansion, draw = await draw_child(parent, expand)
+    for child in tree.children(parent):
+        if child.key == expansion.key:
+            parent.duplicates += 1
+            return child
+    child = add_drawn(tree, parent, expansion, draw, iteration)
+    child.value = await evaluate(child)
+    return child
+
+
+def finished_alone(evaluate: Evaluate[StateT]) -> Evaluate[StateT]:
+    """Asks `evaluate` of terminal nodes only; the others stay unscored."""
+
+    async def worth(node: Node[StateT]) -> float | None:
+        return await evaluate(node) if node.terminal else None
+
+    return worth
+
+
 def add_drawn(
     tree: Tree[StateT],
     parent: Node[StateT],
@@ -125,15 +170,6 @@ async def draw_child(parent: Node[StateT], expand: Expand[StateT]) -> tuple[Expa
     draw = parent.draws
     parent.draws += 1
     return await expand(parent, draw), draw
-
-
-def backward(tree: Tree[StateT], leaf: Node[StateT]) -> None:
-    """One pass ended at `leaf`: N + 1 up to the root, and W and M where the leaf has a value."""
-    for node in tree.lineage(leaf):
-        node.visits += 1
-        if leaf.value is not None:
-            node.scored += 1
-            node.total += leaf.value
 
 
 def full(node: Node[StateT], max_children: int) -> bool:

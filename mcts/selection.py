@@ -24,12 +24,19 @@ def uct(q: float, visits: int, sibling_visits: int, parent_visits: int, c: float
 SCORES: dict[str, Score] = {"puct": puct, "uct": uct}
 
 
-def select_child(tree: Tree[StateT], node: Node[StateT], score: Score, c: float) -> Node[StateT]:
-    """The child with the highest score; of equal ones the one created first."""
+def select_child(
+    tree: Tree[StateT], node: Node[StateT], score: Score, c: float, *, normalise: bool = False
+) -> Node[StateT]:
+    """The child with the highest score; of equal ones the one created first.
+
+    Args:
+        normalise: see `SearchSettings`.
+    """
     children = tree.children(node)
     sibling_visits = sum(child.visits for child in children)
 
     def scored(child: Node[StateT]) -> float:
-        return score(tree.q(child), child.visits, sibling_visits, node.visits, c)
+        q = tree.normal(tree.q(child)) if normalise else tree.q(child)
+        return score(q, child.visits, sibling_visits, node.visits, c)
 
     return max(children, key=lambda child: (scored(child), -child.id))

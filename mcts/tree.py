@@ -1,5 +1,6 @@
 """The tree that a search grows: nodes with their visits and values, and nothing about language."""
 
+import math
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -26,7 +27,7 @@ class Node(Generic[StateT]):
         visits: N, passes through or ending at this node.
         scored: M, those passes that carried a value.
         total: W, sum of those values.
-        value: the node's own evaluation in [0, 1], or null if it could not be scored.
+        value: the node's own evaluation, or null if it could not be scored.
         draws: how many children were drawn so far (repeats included).
         duplicates: how many of them ended as visit weight on an existing child.
         iteration: the simulation or chain that created the node, from 1; 0 for the root.
@@ -51,9 +52,14 @@ class Node(Generic[StateT]):
 
 @dataclass(slots=True)
 class Tree(Generic[StateT]):
-    """Nodes by id, root first."""
+    """Nodes by id, root first.
+
+    `lowest` and `highest` are the ends of the values backed up so far.
+    """
 
     nodes: list[Node[StateT]]
+    lowest: float = math.inf
+    highest: float = -math.inf
 
     @classmethod
     def grow_from(cls, root: StateT) -> "Tree[StateT]":
@@ -87,6 +93,29 @@ class Tree(Generic[StateT]):
             if ancestor.scored:
                 return ancestor.total / ancestor.scored
         return ROOT_PRIOR
+
+    def back_up(self, leaf: Node[StateT], since: int = NO_PARENT) -> None:
+        """One pass ended at `leaf`: N + 1 up to the root; W and M where the leaf has a value.
+
+        Args:
+            since: id of the node that the pass began at, where that is not the root: it and what
+                lies above it were not passed through.
+        """
+        for node in self.lineage(leaf):
+            if node.id == since:
+                break
+            node.visits += 1
+            if leaf.value is not None:
+                node.scored += 1
+                node.total += leaf.value
+        if leaf.value is not None:
+            self.lowest, self.highest = min(self.lowest, leaf.value), max(self.highest, leaf.value)
+
+    def normal(self, q: float) -> float:
+        """Where `q` lies between the lowest and the highest value, in [0, 1]."""
+        if self.lowest >= self.highest:
+            return ROOT_PRIOR
+        return (q - self.lowest) / (self.highest - self.lowest)
 
     def add_child(
         self, parent: Node[StateT], state: StateT, *, terminal: bool, key: Hashable, draw: int

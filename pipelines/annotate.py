@@ -18,13 +18,13 @@ import pyarrow.compute as pc
 
 from annotation.annotator import Annotated
 from pipelines.assemble import open_data, open_index
-from pipelines.card import described, write_card
+from pipelines.card import described, labelled_by, write_card
 from pipelines.commit import Committer
-from pipelines.config import Recipe
 from pipelines.growing import grown_here
 from pipelines.inputs import inputs_of
 from pipelines.preflight import require, servers, weights
 from pipelines.progress import Progress
+from pipelines.recipe import Recipe
 from pipelines.run import Run, open_run, refuse_unusable
 from pipelines.stage import DONE, TOO_MANY_FAILURES, Gate, Invocation, Outcome
 from pipelines.workers import Order, Workforce, refuse_needless, share_of
@@ -70,7 +70,7 @@ def announce(call: Invocation, recipe: Recipe, data: Data) -> None:
     """Say what will happen before anything is paid for."""
     call.say(
         f"annotate: {len(data.questions)} questions over {len(data.passages):,} passages, "
-        f"{described(recipe.mcts)}, estimator {recipe.estimator}"
+        f"{described(recipe.mcts)}, labels: {labelled_by(recipe)}"
     )
     call.say(f"policy {recipe.policy.engine}:{recipe.policy.model}; run folder {call.run}")
     for note, count in sorted(data.notes.items()):

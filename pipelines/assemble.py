@@ -12,7 +12,7 @@ from agent.protocols import protocol_named
 from engines.ledgered import BeforeCall, LedgeredEngine
 from engines.sampling import Engine, Sampling
 from engines.settings import ModelSettings
-from pipelines.config import Recipe
+from pipelines.recipe import Recipe
 from retrieval.interface import Retriever
 from sources.load import Data, load_data
 from sources.settings import DataSettings

@@ -20,10 +20,10 @@ from evaluation.baselines import (
 from evaluation.run import Begin, Evaluated, from_question
 from evaluation.settings import BaselineName
 from pipelines.assemble import environment_for
-from pipelines.config import Recipe
 from pipelines.evaluation_set import data_settings
 from pipelines.exam import Exam
 from pipelines.inputs import model_digest
+from pipelines.recipe import Recipe
 from sources.load import Data, load_part
 from sources.parts import folded_question
 from storage.records import Question

@@ -7,6 +7,7 @@ import pyarrow as pa
 from agent.protocols import protocol_named
 from annotation.settings import PairSettings
 from mcts import SearchSettings
+from pipelines.recipe import Recipe
 from pipelines.run import Run, installed_version, noted_inputs, repository
 from storage.atomic import atomic_write_text
 from storage.manifest import load_manifest
@@ -33,8 +34,7 @@ def write_card(run: Run) -> None:
         protocol=recipe.agent.protocol,
         prompt_hash=protocol_named(recipe.agent.protocol).prompt_hash,
         search=described(recipe.mcts),
-        estimator=recipe.estimator,
-        alpha=recipe.spre.alpha,
+        labels=labelled_by(recipe),
         min_gap=recipe.pairs.min_gap,
         min_outcomes=recipe.pairs.min_outcomes,
         chosen=chosen_by(recipe.pairs),
@@ -47,11 +47,23 @@ def described(search: SearchSettings) -> str:
     most = search.max_output_tokens
     until = f", until {most:,} tokens are generated" if most is not None else ""
     if search.kind == "chains":
-        return f"{search.iterations} independent chains{until}"
+        branches = f", {search.branches} branches a state" if search.branches > 1 else ""
+        return f"{search.iterations} independent chains{branches}{until}"
     return (
         f"{search.iterations} iterations, up to {search.max_children} children, "
         f"{search.selection}, evaluator {search.evaluator}{until}"
     )
+
+
+def labelled_by(recipe: Recipe) -> str:
+    """What labels come from, and by which settings, in a line."""
+    if recipe.evo_rag is None:
+        return f"SPRE `{recipe.estimator}`, α {recipe.spre.alpha}"
+    always = {"schedule": recipe.evo_rag.schedule, "stage": recipe.evo_rag.stage}
+    said = {**always, **recipe.evo_rag.model_dump(mode="json", exclude_defaults=True)}
+    settings = ", ".join(f"`{name}: {value}`" for name, value in said.items())
+    judge = f"verifier `{recipe.verifier.model}`" if recipe.verifier else "no verifier"
+    return f"EVO-RAG returns, {settings}, {judge}"
 
 
 def chosen_by(pairs: PairSettings) -> str:

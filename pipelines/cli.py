@@ -58,9 +58,12 @@ STAGES = {
     "import-pairs": Stage("pipelines.proguide", "import_pairs", "RAG-ProGuide JSON as a run"),
     "train-sft": Stage("pipelines.train_sft", "train_sft", "supervised training on chosen steps"),
     "train-dpo": Stage("pipelines.train_dpo", "train_dpo", "preference training on the pairs"),
+    "train-rm": Stage("pipelines.train_rm", "train_rm", "a reward model on the run's siblings"),
     "serve": Stage("pipelines.serve", "serve", "policy or judge on a vLLM server of its own"),
     "export": Stage("pipelines.export", "export", "merged policy: safetensors, GGUF"),
     "eval": Stage("pipelines.evaluate", "evaluate", "policies on a question set"),
+    "curriculum": Stage("pipelines.curriculum", "curriculum", "EVO-RAG's stages, in cycles"),
+    "schedule": Stage("pipelines.schedule", "schedule", "what EVO-RAG's rewards weigh, and when"),
     "study": Stage("pipelines.study", "study", "a recorded experiment, resumable"),
     "all": Stage("pipelines.all", "all_stages", "annotate, train-dpo, eval"),
 }
@@ -112,7 +115,7 @@ def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
     if name in {"export-pairs", "import-pairs"}:
         one.add_argument("--file", type=Path, required=True, help="the RAG-ProGuide JSON file")
     if name == "study":
-        one.add_argument("--name", required=True, help="which: atlas-dpo, real-dpo, labels, search")
+        one.add_argument("--name", required=True, help="which: atlas-dpo, …; see the guide")
         one.add_argument("--seeds", type=int, nargs="+", default=None, help="of the trainings")
     if name == "export":
         one.add_argument("--model", default=None, help="model folder; default models/<run>/dpo")
@@ -122,6 +125,8 @@ def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
     if name in {"train-sft", "train-dpo"}:
         one.add_argument("--label", default=None, help="train on relabelled pairs")
         one.add_argument("--name", default=None, help="of the model; default dpo or sft")
+    if name == "train-rm":
+        one.add_argument("--name", default=None, help="of the model; default reward-model")
 
 
 def _count(text: str) -> int:
@@ -191,8 +196,11 @@ def _recipe_file(options: argparse.Namespace) -> Path:
     """The recipe that was named, else the study's, else the run's own, else the default."""
     if options.config is not None:
         return Path(options.config)
-    if options.stage == "study" and (own := Path("configs") / f"{options.name}.yaml").exists():
-        return own
+    if options.stage == "study":
+        from pipelines.study import recipe_of
+
+        if (own := recipe_of(options.name)).exists():
+            return own
     kept = options.run / "config.yaml" if options.run else None
     # Not `exists`, which raises where a folder may not be read; the stage then says so.
     return kept if kept is not None and os.access(kept, os.F_OK) else DEFAULT_RECIPE

@@ -4,9 +4,10 @@
     branchwise diagnose --run datasets/atlas --no-model
 
 Looks at pairs and trees as they lie there, rolls both sides of a sample of pairs out afresh to see
-whether their order holds, and reads the curve of `models/<run>/dpo` where it was trained. Prints a
-line a figure with what it means, and writes `diagnosis.json` and `diagnosis.md` (of a relabelling:
-into its folder). The rollouts are in the ledger and in `survival/`: none is paid for twice.
+whether their order holds (not under EVO-RAG's rewards, which prefer more than right answers), and
+reads the curve of `models/<run>/dpo` where it was trained. Prints a line a figure with what it
+means, and writes `diagnosis.json` and `diagnosis.md` (of a relabelling: into its folder). The
+rollouts are in the ledger and in `survival/`: none is paid for twice.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,7 @@ from pipelines.stage import DONE, TOO_MANY_FAILURES, Invocation, Outcome
 from pipelines.survival import Rolled, roll_fresh
 from pipelines.train_dpo import pairs_table
 from pipelines.verdicts import (
+    UNROLLED,
     Finding,
     conclusion,
     of_export,
@@ -39,6 +41,7 @@ from pipelines.verdicts import (
     of_training,
     of_trees,
 )
+from rewards.returns import RETURN
 from rewards.settings import SpreSettings
 from storage.atomic import atomic_write_json, atomic_write_text
 from storage.errors import ConfigError, StorageError
@@ -78,7 +81,9 @@ def diagnose(call: Invocation) -> Outcome:
     nodes = table_to_records(
         read_parts(run.folder, f"relabelled/{label}/labels" if label else "trees"), TreeNode
     )
-    sample = [] if call.options["no_model"] or not nodes else _sample(call, pairs)
+    returns = any(_is_return(pair) for pair in pairs)
+    unsampled = call.options["no_model"] or not nodes or returns
+    sample = [] if unsampled else _sample(call, pairs)
     call.say(f"diagnose: {len(pairs)} pairs of {table}, {len(sample)} of them rolled out afresh")
     if call.dry_run:
         return Outcome({"pairs": len(pairs), "sample": len(sample), "dry_run": True})
@@ -88,7 +93,10 @@ def diagnose(call: Invocation) -> Outcome:
         return Outcome({"owed": rolled.owed}, rolled.exit_code)
     found = Diagnosis(run.folder.name, label, pair_figures(pairs), tree_figures(nodes))
     found.findings += of_pairs(found.pairs)
-    found.findings += of_trees(found.trees, found.pairs.questions if found.pairs else 0)
+    questions = found.pairs.questions if found.pairs else 0
+    found.findings += of_trees(found.trees, questions, returns=returns)
+    if returns:
+        found.findings.append(UNROLLED)
     if rolled is not None:
         _judge_labels(found, sample, rolled.fresh, call.recipe.spre)
     found.findings += _training(call, found)
@@ -102,6 +110,11 @@ def _refuse_absent(run: Run, table: str, label: str | None) -> None:
             f"{run.folder}: no relabelling is called {label!r}; make it with "
             f"`branchwise relabel --label {label}`, or leave --label out"
         )
+
+
+def _is_return(pair: Pair) -> bool:
+    """Whether the labels are EVO-RAG's, of which the answers of rollouts say little."""
+    return any(part.name.endswith(RETURN) for part in pair.chosen_components)
 
 
 def _sample(call: Invocation, pairs: Sequence[Pair]) -> list[Pair]:

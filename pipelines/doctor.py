@@ -14,8 +14,8 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from pipelines.config import Recipe
 from pipelines.preflight import Check, data_files, problems, servers, weights
+from pipelines.recipe import Recipe
 from pipelines.run import environment_facts, refuse_unusable
 from pipelines.stage import BAD_INPUT, DONE, Invocation, Outcome
 

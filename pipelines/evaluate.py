@@ -21,7 +21,6 @@ from evaluation.run import Evaluated
 from evaluation.tables import render_markdown, render_table
 from pipelines.assemble import open_index
 from pipelines.baselines import Baselines, baselines_of, reader_of
-from pipelines.config import Recipe
 from pipelines.evaluation_set import (
     deciding_settings,
     evaluation_data,
@@ -30,6 +29,7 @@ from pipelines.evaluation_set import (
     set_name,
 )
 from pipelines.exam import Exam
+from pipelines.recipe import Recipe
 from pipelines.run import Run, open_run
 from pipelines.stage import DONE, TOO_MANY_FAILURES, Gate, Invocation, Outcome
 from retrieval.interface import Retriever

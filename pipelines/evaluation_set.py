@@ -7,8 +7,8 @@ from typing import Any
 
 from agent.protocols import protocol_named
 from pipelines.assemble import open_data
-from pipelines.config import Recipe
 from pipelines.inputs import model_digest, questions_digest
+from pipelines.recipe import Recipe
 from retrieval.interface import Retriever
 from sources.load import Data
 from sources.parts import folded_question
@@ -26,7 +26,10 @@ def evaluation_data(recipe: Recipe, limit: int | None = None) -> Data:
 
 
 def data_settings(recipe: Recipe, limit: int | None = None) -> DataSettings:
-    """`evaluation.set` in the place of the run's questions; null takes a part of their source."""
+    """`evaluation.set` in the place of the run's questions; null takes a part of their source.
+
+    Whatever a run skips of its own questions, every policy is asked the same ones.
+    """
     wanted, part = recipe.evaluation.set, recipe.evaluation.part
     limit = limit or (wanted.limit if wanted else None) or recipe.evaluation.limit
     update: dict[str, Any]
@@ -35,7 +38,7 @@ def data_settings(recipe: Recipe, limit: int | None = None) -> DataSettings:
         update["mix"] = tuple(one.model_copy(update=update) for one in recipe.data.mix)
     else:
         update = {**wanted.model_dump(), "limit": limit, "mix": ()}
-    return recipe.data.model_copy(update=update)
+    return recipe.data.model_copy(update={**update, "skip": 0})
 
 
 def set_name(recipe: Recipe) -> str:
@@ -66,7 +69,7 @@ def deciding_settings(
     }
     return {
         **recipe.model_dump(mode="json", include={"seed", "retrieval", "agent"}),
-        "data": data_settings(recipe, limit).model_dump(mode="json"),
+        "data": data_settings(recipe, limit).model_dump(mode="json", exclude={"skip"}),
         "policy": recipe.policy.model_dump(mode="json", exclude=unused),
         "temperature": recipe.evaluation.temperature,
         "policies": {

@@ -4,20 +4,26 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Protocol
 
+from agent.environment import Environment
 from annotation.annotator import Annotated, Annotator, in_flight
 from annotation.evaluators import Evaluator, JudgeEvaluator, RolloutEvaluator
 from annotation.judge import Judge
 from annotation.rows import Provenance
+from annotation.scoring import RewardModelEvaluator, ScoredWorth
+from annotation.worth import Worth
 from engines.ledgered import BeforeCall
 from engines.sampling import Engine
 from pipelines.assemble import Say, environment_for, opened, sampling_for
-from pipelines.config import Recipe
 from pipelines.progress import Progress
+from pipelines.recipe import Recipe
+from pipelines.reward_model import reward_model_for
+from pipelines.worth import worth_for
 from retrieval.interface import Retriever
+from rewards.reward_model import RewardModel
 from storage.ledger import Ledger
 from storage.records import Question
 
-LABELLING = ("spre", "pairs")
+LABELLING = ("spre", "evo_rag", "pairs", "reward_model")
 """Blocks of the recipe that decide labels and pairs."""
 
 
@@ -66,36 +72,39 @@ async def opened_annotator(
         policy = await stack.enter_async_context(
             opened(recipe.policy, recipe, ledger, before_call, say)
         )
-        judge = None
-        if recipe.asked_judge is not None:
-            judge = await stack.enter_async_context(
-                opened(recipe.asked_judge, recipe, ledger, before_call, say)
-            )
-        yield annotator_for(recipe, policy, judge, retriever)
+        judge, verifier = [
+            None
+            if model is None
+            else await stack.enter_async_context(opened(model, recipe, ledger, before_call, say))
+            for model in (recipe.asked_judge, recipe.asked_verifier)
+        ]
+        yield annotator_for(recipe, policy, judge, verifier, retriever)
 
 
 def annotator_for(
-    recipe: Recipe, policy: Engine, judge: Engine | None, retriever: Retriever
+    recipe: Recipe,
+    policy: Engine,
+    judge: Engine | None,
+    verifier: Engine | None,
+    retriever: Retriever,
 ) -> Annotator:
-    """The annotator that the recipe describes; `judge` is there if its search asks one."""
+    """The annotator that the recipe describes; judge and verifier are there if it asks them."""
     environment = environment_for(recipe, policy, retriever)
-    evaluator: Evaluator
-    if judge is not None and recipe.asked_judge is not None:
-        evaluator = JudgeEvaluator(Judge(judge, recipe.asked_judge, recipe.seed), recipe.spre)
-    else:
-        drawn = sampling_for(recipe.policy, recipe.spre.temperature)
-        evaluator = RolloutEvaluator(environment, drawn, recipe.spre)
+    reward_model = reward_model_for(recipe)
+    worth: Worth = worth_for(recipe, verifier)
+    evaluator = _evaluator(recipe, environment, judge, reward_model)
+    if isinstance(evaluator, RewardModelEvaluator):
+        worth = ScoredWorth(worth, evaluator)
     return Annotator(
         environment=environment,
         evaluator=evaluator,
         search=recipe.mcts,
-        spre=recipe.spre,
-        estimator=recipe.estimator,
+        worth=worth,
         pairs=recipe.pairs,
         sampling=sampling_for(recipe.policy, recipe.mcts.temperature),
         provenance=Provenance(
             seed=recipe.seed,
-            cycle=0,
+            cycle=recipe.cycle,
             policy_model=policy.model,
             policy_digest=policy.digest,
             judge_model=recipe.asked_judge.model if recipe.asked_judge else None,
@@ -103,4 +112,22 @@ def annotator_for(
             label_digest=recipe.digest(*LABELLING),
             config_digest=recipe.decisive_digest,
         ),
+        scored_by=reward_model if recipe.pairs.score == "reward_model" else None,
     )
+
+
+def _evaluator(
+    recipe: Recipe,
+    environment: Environment,
+    judge: Engine | None,
+    reward_model: RewardModel | None,
+) -> Evaluator | None:
+    """What values inner nodes; null where playouts or chains do without."""
+    if judge is not None and recipe.asked_judge is not None:
+        return JudgeEvaluator(Judge(judge, recipe.asked_judge, recipe.seed), recipe.spre)
+    if recipe.mcts.kind == "chains" or recipe.mcts.evaluator == "playout":
+        return None
+    if recipe.mcts.evaluator == "reward_model" and reward_model is not None:
+        return RewardModelEvaluator(reward_model, environment.prompt)
+    drawn = sampling_for(recipe.policy, recipe.spre.temperature)
+    return RolloutEvaluator(environment, drawn, recipe.spre)

@@ -5,20 +5,25 @@ Noted in `provenance.json` when a run is begun; `pipelines.run` refuses to go on
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
 
 from agent.protocols import protocol_named
 from annotation.judge import judge_prompt_hash
+from annotation.verifier import verifier_prompt_hash
 from engines.settings import ModelSettings
 from engines.vllm_weights import served_digest
 from engines.weights import policy_digest, policy_files
 from pipelines.assemble import engine_for, open_data
-from pipelines.config import Recipe
+from pipelines.recipe import Recipe
 from pipelines.run import Run, refuse_other_inputs
 from retrieval.interface import Retriever
 from retrieval.passages import corpus_hash
+from retrieval.similarity import QuerySimilarity
+from rewards.reward_model import reward_model_digest
 from sources.load import Data
 from storage.records import Passage, Question
-from storage.text import digest_of_many
+from storage.text import digest_of, digest_of_many
 
 
 def inputs_of(recipe: Recipe, data: Data, retriever: Retriever) -> dict[str, str]:
@@ -32,7 +37,20 @@ def inputs_of(recipe: Recipe, data: Data, retriever: Retriever) -> dict[str, str
     if recipe.asked_judge is not None:
         found["judge"] = model_digest(recipe.asked_judge, recipe)
         found["judge_prompts"] = judge_prompt_hash()
+    if recipe.evo_rag is not None:
+        found["query_encoder"] = _query_encoder()
+    if recipe.asked_verifier is not None:
+        found["verifier"] = model_digest(recipe.asked_verifier, recipe)
+        found["verifier_prompts"] = verifier_prompt_hash()
+    if recipe.asked_reward_model is not None:
+        found["reward_model"] = reward_model_digest(Path(recipe.asked_reward_model))
     return found
+
+
+@cache
+def _query_encoder() -> str:
+    """Digest of what says how alike sub-queries are."""
+    return digest_of(QuerySimilarity().identity)
 
 
 def replay_passages(run: Run) -> dict[str, Passage]:

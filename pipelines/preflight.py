@@ -6,13 +6,15 @@ A check is a block of the recipe and a call that raises where the block names wh
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
 
 from engines.settings import ModelSettings
 from engines.vllm_command import installed_vllm
 from engines.vllm_weights import served_files
 from engines.weights import policy_files
 from pipelines.assemble import engine_for
-from pipelines.config import Recipe
+from pipelines.recipe import Recipe
+from rewards.reward_model import reward_model_digest
 from sources.files import existing
 from storage.errors import BranchwiseError
 from storage.reading import Faults
@@ -61,6 +63,8 @@ def weights(recipe: Recipe) -> Iterator[Check]:
             yield role, partial(policy_files, model.model)
         elif model.engine == "vllm":
             yield role, partial(served_files, model.model)
+    if recipe.asked_reward_model is not None:
+        yield "reward_model", partial(reward_model_digest, Path(recipe.asked_reward_model))
 
 
 def servers(recipe: Recipe) -> Iterator[Check]:
@@ -78,6 +82,8 @@ def _models(recipe: Recipe) -> Iterator[tuple[str, ModelSettings]]:
     yield "policy", recipe.policy
     if recipe.asked_judge is not None:
         yield "judge", recipe.asked_judge
+    if recipe.asked_verifier is not None:
+        yield "verifier", recipe.asked_verifier
 
 
 def _reach(model: ModelSettings, recipe: Recipe) -> None:

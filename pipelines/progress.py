@@ -60,7 +60,7 @@ class Progress:
 
     @property
     def mean_reward(self) -> float | None:
-        """Mean label of the labelled nodes so far, in [0, 1]."""
+        """Mean label of the labelled nodes so far."""
         return self.reward_sum / self.rewarded if self.rewarded else None
 
     @property

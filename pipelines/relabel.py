@@ -10,6 +10,7 @@ reward settings unless `--label` gives one.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 
 from agent.environment import prompter
@@ -17,12 +18,16 @@ from agent.protocols import protocol_named
 from agent.replay import replay_tree
 from annotation.pairs import sibling_pairs
 from annotation.rows import Provenance, labelled, pair_rows
-from pipelines.config import Recipe
+from annotation.scoring import node_scores
+from annotation.worth import Worth
 from pipelines.growing import LABELLING
 from pipelines.inputs import replay_passages
+from pipelines.recipe import Recipe
+from pipelines.reward_model import reward_model_for
 from pipelines.run import Run, existing_run
 from pipelines.stage import Invocation, Outcome, checked_name
-from rewards.spre import label_tree
+from pipelines.worth import worth_for
+from rewards.reward_model import RewardModel
 from storage.manifest import add_parts
 from storage.parts import read_parts, write_part
 from storage.records import Pair, Passage, Question, Record, TreeNode
@@ -37,7 +42,8 @@ def relabel(call: Invocation) -> Outcome:
 
 
 def _relabel(call: Invocation, run: Run) -> Outcome:
-    recipe = run.recipe.model_copy(update={"spre": call.recipe.spre, "pairs": call.recipe.pairs})
+    labelling = {block: getattr(call.recipe, block) for block in LABELLING}
+    recipe = run.recipe.model_copy(update=labelling)
     label = checked_name(call.options.get("label") or recipe.digest(*LABELLING))
     questions = {q.id: q for q in table_to_records(read_parts(call.run, "questions"), Question)}
     relabeller = Relabeller(recipe, questions, replay_passages(run))
@@ -74,23 +80,34 @@ def commit(run: Run, tables: Mapping[str, Sequence[Record]]) -> None:
 
 @dataclass
 class Relabeller:
-    """Labels stored trees under a recipe's `spre` and `pairs`."""
+    """Labels stored trees under a recipe's rewards and `pairs`."""
 
     recipe: Recipe
     questions: Mapping[str, Question]
     passages: Mapping[str, Passage]
     dropped: Counter[str] = field(default_factory=Counter)
 
+    @cached_property
+    def _worth(self) -> Worth:
+        return worth_for(self.recipe)
+
+    @cached_property
+    def _model(self) -> RewardModel | None:
+        """What orders the pairs; null: the labels do."""
+        by_score = self.recipe.pairs.score == "reward_model"
+        return reward_model_for(self.recipe) if by_score else None
+
     def tree(self, rows: Sequence[TreeNode]) -> tuple[list[TreeNode], list[Pair]]:
         """The rows with new labels, and the new pairs."""
         recipe, root = self.recipe, rows[0]
         question = self.questions[root.question_id]
-        labels = label_tree(rows, question.answers, recipe.spre, recipe.estimator)
-        pairs, dropped = sibling_pairs(rows, labels, recipe.pairs)
-        self.dropped.update(dropped)
         protocol = protocol_named(recipe.agent.protocol)
         states = replay_tree(question.question, rows, self.passages, protocol)
+        labels = self._worth.labels(question, rows, states)
         prompt = prompter(protocol, recipe.agent.max_steps)
+        scores = node_scores(self._model, rows, states, prompt) if self._model else None
+        pairs, dropped = sibling_pairs(rows, labels, recipe.pairs, scores)
+        self.dropped.update(dropped)
         return labelled(rows, labels), pair_rows(
             question, pairs, states, prompt, self._provenance(root)
         )

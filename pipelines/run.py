@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from pipelines.config import MAY_CHANGE, Recipe
+from pipelines.recipe import MAY_CHANGE, Recipe
 from storage.atomic import atomic_write_json, atomic_write_text, is_temporary
 from storage.errors import ConfigError, StorageError
 from storage.lock import RunLock, lock_path
@@ -116,7 +116,7 @@ def refuse_other_inputs(folder: Path, inputs: Mapping[str, str]) -> None:
     """
     noted = noted_inputs(folder)
     if noted:
-        _refuse(folder, {name: noted.get(name) for name in inputs}, inputs)
+        refuse_changed(folder, {name: noted.get(name) for name in inputs}, inputs)
 
 
 def noted_inputs(folder: Path) -> dict[str, str]:
@@ -207,7 +207,7 @@ def _refuse_changes(folder: Path, recipe: Recipe) -> None:
     old = _kept(folder)
     if old is not None:
         new = _decisive(recipe.model_dump(mode="json"))
-        _refuse(folder, _flat(_completed(_decisive(old))), _flat(new))
+        refuse_changed(folder, flat(_completed(_decisive(old))), flat(new))
 
 
 def _completed(kept: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -225,7 +225,12 @@ def _decisive(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {name: block for name, block in recipe.items() if name not in MAY_CHANGE}
 
 
-def _refuse(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+def refuse_changed(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Refuse to go on with what differs from what a folder holds.
+
+    Raises:
+        ConfigError: something does; every name with its old and new value.
+    """
     changed = [
         f"  {key}: was {old.get(key)!r}, now {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())
@@ -259,13 +264,14 @@ def _unreadable_provenance(path: Path, reason: str) -> StorageError:
     )
 
 
-def _flat(value: Any, at: str = "") -> dict[str, Any]:
+def flat(value: Any, at: str = "") -> dict[str, Any]:
+    """Nested settings by dotted name."""
     if not isinstance(value, dict) or not value:
         return {at: value}
-    flat: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for key, inner in value.items():
-        flat.update(_flat(inner, f"{at}.{key}" if at else str(key)))
-    return flat
+        found.update(flat(inner, f"{at}.{key}" if at else str(key)))
+    return found
 
 
 def environment_facts() -> dict[str, Any]:

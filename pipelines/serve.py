@@ -15,7 +15,7 @@ from engines.settings import ModelSettings
 from engines.vllm import server_for
 from engines.vllm_server import VllmServer
 from pipelines.assemble import server_logs
-from pipelines.config import Recipe
+from pipelines.recipe import Recipe
 from pipelines.stage import Invocation, Outcome
 from storage.errors import ConfigError, EndpointError
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from pipelines.config import NAME_PATTERN, LimitSettings, Recipe
+from pipelines.recipe import NAME_PATTERN, LimitSettings, Recipe
 from storage.calls import Totals
 from storage.errors import BudgetExceeded, ConfigError
 from storage.records import Question

@@ -1,5 +1,6 @@
 """What a training starts from, and what it is taught: noted, and made to belong together."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ WARM_START = "warm-start"
 """The name of the folder that `make warm-start` writes below `models/<run>`."""
 
 
-def checked_start(call: Invocation, run: Run, table: str) -> str:
+def checked_start(call: Invocation, run: Run, table: str, *, off_policy: bool = False) -> str:
     """The recipe's `policy.trainable`, which has to be the policy that drew the rows.
 
     Its weights are compared, at any precision of the embedded engine: a preference between steps
@@ -30,9 +31,10 @@ def checked_start(call: Invocation, run: Run, table: str) -> str:
         call: of the training.
         run: whose rows are trained on.
         table: of those rows, with a column `policy_digest`.
+        off_policy: whether another policy may have drawn them; that is then said.
 
     Raises:
-        ConfigError: another policy drew them, or the start does not exist.
+        ConfigError: another policy drew them and may not have, or the start does not exist.
     """
     start = call.recipe.policy.trainable
     drawn = set(read_parts(run.folder, table, ["policy_digest"])["policy_digest"].to_pylist())
@@ -43,8 +45,12 @@ def checked_start(call: Invocation, run: Run, table: str) -> str:
             f"an endpoint served {run.recipe.policy.model}, which drew the rows; that {start} "
             "holds its weights cannot be checked"
         )
-    else:
-        _refuse_other_policy(run, start, drawn)
+    elif others := _other_policies(run, start, drawn):
+        if not off_policy:
+            raise _drawn_by_another(run, start, others)
+        call.say(
+            f"off-policy: {run.recipe.policy.model} drew the rows, and {start} is trained on them"
+        )
     return start
 
 
@@ -55,19 +61,27 @@ def _is_only_named(policy: ModelSettings) -> bool:
     )
 
 
-def _refuse_other_policy(run: Run, start: str, drawn: set[str]) -> None:
-    files, policy = policy_files(start), run.recipe.policy
-    digest = model_digest(policy.model_copy(update={"model": start}), run.recipe)
-    same = {digest, *(policy_digest(files, precision) for precision in PRECISIONS)}
-    others = sorted(drawn - same)
-    if others:
-        raise ConfigError(
-            f"{run.folder}: drawn by {policy.model} (policy_digest {', '.join(others)}), but "
-            f"training would start from {start} ({digest}). Start "
-            f"from the policy that drew the run: --config {run.folder}/config.yaml, or --set "
-            f"policy.model={policy.model}. If its weights have changed since, restore them, or "
-            "annotate anew into another --run folder"
-        )
+def _other_policies(run: Run, start: str, drawn: set[str]) -> list[str]:
+    """Digests of those that drew rows and are not the start, at whatever precision."""
+    files = policy_files(start)
+    same = {_digest(run, start), *(policy_digest(files, precision) for precision in PRECISIONS)}
+    return sorted(drawn - same)
+
+
+def _digest(run: Run, start: str) -> str:
+    """Of the start, as the run's engine would have it."""
+    return model_digest(run.recipe.policy.model_copy(update={"model": start}), run.recipe)
+
+
+def _drawn_by_another(run: Run, start: str, others: Sequence[str]) -> ConfigError:
+    model = run.recipe.policy.model
+    return ConfigError(
+        f"{run.folder}: drawn by {model} (policy_digest {', '.join(others)}), but "
+        f"training would start from {start} ({_digest(run, start)}). Start "
+        f"from the policy that drew the run: --config {run.folder}/config.yaml, or --set "
+        f"policy.model={model}. If its weights have changed since, restore them, or "
+        "annotate anew into another --run folder"
+    )
 
 
 def trained_folder(call: Invocation, kind: str) -> Path:

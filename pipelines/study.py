@@ -5,13 +5,15 @@
 Each study is one file in `pipelines/studies/`; its recipe is `configs/<name>.yaml` and its run
 folder `datasets/<name>`. It runs the ordinary stages, each in a process of its own, and notes every
 one in `study/journal.jsonl`: interrupted at any point, the same command goes on. Tables (terminal,
-Markdown, CSV), plots and the list of all that was started lie in `study/` of the run folder.
+Markdown, CSV), plots and the list of all that was started lie in `study/` of the run folder; of
+studies that share a run, in `study/<name>/`.
 """
 
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 
-from pipelines.run import existing_run, refuse_unusable
+from pipelines.run import STUDY, existing_run, refuse_unusable
 from pipelines.stage import Invocation, Outcome
 from pipelines.studies.lab import Lab, StageStopped
 from storage.errors import ConfigError
@@ -22,8 +24,25 @@ STUDIES = {
     "real-dpo": "pipelines.studies.real_dpo",
     "labels": "pipelines.studies.labels",
     "search": "pipelines.studies.search",
+    "evo-schedules": "pipelines.studies.evo_schedules",
+    "evo-single": "pipelines.studies.evo_single",
+    "evo-heads": "pipelines.studies.evo_heads",
+    "evo-combinations": "pipelines.studies.evo_combinations",
+    "evo-step-value": "pipelines.studies.evo_step_value",
 }
 """A study's module; its function has the module's name."""
+
+SHARED = {name: "evo-studies" for name in STUDIES if name.startswith("evo-")}
+"""Studies that read the same trees, and the recipe (so the run folder, too) that they share."""
+
+SEEDS = {
+    "evo-schedules": (0,),
+    "evo-single": (0,),
+    "evo-heads": (0, 1, 2, 3, 4),
+    "evo-combinations": (0,),
+    "evo-step-value": (0, 1),
+}
+"""How many trainings two cores finish within an hour; the other studies take three."""
 
 LOOKS_AT_A_RUN = frozenset({"labels"})
 """Studies that grow no trees of their own."""
@@ -36,19 +55,26 @@ def study(call: Invocation) -> Outcome:
     refuse_unusable(call.run)
     if name in LOOKS_AT_A_RUN:
         existing_run(call.run)
-    _require_matplotlib()
-    lab = Lab(call, seeds_of(call))
+    require_matplotlib()
+    kept_in = call.run / STUDY / name if name in SHARED else None
+    lab = Lab(call, seeds_of(call), kept_in)
     try:
         if call.dry_run:
             carry_out(lab)
         else:
             lab.folder.mkdir(parents=True, exist_ok=True)
-            with RunLock(lab.folder / "study.lock"):
+            # Studies that share a run share model folders, too.
+            with RunLock(call.run / STUDY / "study.lock"):
                 carry_out(lab)
     except StageStopped as stopped:
         call.say(f"study {name}: {stopped}")
         return Outcome({"study": name, "stopped": str(stopped)}, stopped.exit_code)
     return Outcome({"study": name, "folder": str(lab.folder)})
+
+
+def recipe_of(name: str) -> Path:
+    """Where a study's own recipe is, if it has one."""
+    return Path("configs") / f"{SHARED.get(name, name)}.yaml"
 
 
 def seeds_of(call: Invocation) -> tuple[int, ...]:
@@ -57,7 +83,7 @@ def seeds_of(call: Invocation) -> tuple[int, ...]:
     Raises:
         ConfigError: one is named twice, which would count one training as two.
     """
-    seeds = tuple(call.options.get("seeds") or (0, 1, 2))
+    seeds = tuple(call.options.get("seeds") or SEEDS.get(call.options["name"], (0, 1, 2)))
     twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
     if twice:
         raise ConfigError(f"--seeds names {', '.join(map(str, twice))} more than once")
@@ -78,7 +104,12 @@ def study_named(name: str | None) -> Callable[[Lab], None]:
     return found
 
 
-def _require_matplotlib() -> None:
+def require_matplotlib() -> None:
+    """Plots are asked for before anything is paid for.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:

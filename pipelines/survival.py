@@ -17,9 +17,9 @@ from agent.replay import replay_tree
 from annotation.fresh import FreshRoller
 from engines.sampling import Sampling
 from pipelines.assemble import environment_for, open_index, opened, sampling_for
-from pipelines.config import Recipe
 from pipelines.inputs import model_digest, replay_passages
 from pipelines.progress import Progress
+from pipelines.recipe import Recipe
 from pipelines.relabel import trees_of
 from pipelines.run import Run
 from pipelines.stage import Gate, Invocation

@@ -23,7 +23,7 @@ def train_dpo(call: Invocation) -> Outcome:
     recipe, run = call.recipe, existing_run(call.run)
     table = pairs_table(call.options.get("label"))
     pairs = pairs_of(run, table)
-    start = checked_start(call, run, table)
+    start = checked_start(call, run, table, off_policy=recipe.training.dpo.off_policy)
     target = trained_folder(call, "dpo")
     call.say(f"train-dpo: {len(pairs)} pairs, start {start} → {target}")
     if call.dry_run:

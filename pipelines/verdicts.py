@@ -165,20 +165,28 @@ def _of_actions(pairs: PairFigures) -> Finding:
     )
 
 
-def of_trees(trees: TreeFigures | None, questions_with_pair: int) -> Iterator[Finding]:
-    """Findings on the trees."""
+def of_trees(
+    trees: TreeFigures | None, questions_with_pair: int, *, returns: bool = False
+) -> Iterator[Finding]:
+    """Findings on the trees.
+
+    Args:
+        returns: whether labels are EVO-RAG's, which prefer steps whatever they end in.
+    """
     if trees is None:
         yield Finding("trees", "none", "–", "an imported run: its labels cannot be looked into")
         return
     yield _graded(
-        trees.silent > MANY_SILENT,
-        trees.silent > SOME_SILENT,
+        trees.silent > MANY_SILENT and not returns,
+        trees.silent > SOME_SILENT and not returns,
         "silent questions",
         f"{trees.right:.0%} always right, {trees.wrong:.0%} always wrong, "
         f"of {trees.questions}; {questions_with_pair / trees.questions:.0%} give a pair",
         "draw questions at the edge of what the policy can do: harder ones for always right, "
         "easier ones or a better start for always wrong",
-        f"under {SOME_SILENT:.0%} together is usual",
+        "their steps still differ in what they earn"
+        if returns
+        else f"under {SOME_SILENT:.0%} together is usual",
     )
     if trees.spread is None or trees.flat is None:
         yield Finding(
@@ -206,6 +214,15 @@ def of_trees(trees: TreeFigures | None, questions_with_pair: int) -> Iterator[Fi
         "a longer warm start, or agent.structured=true where the server can",
         "next to none is usual",
     )
+
+
+UNROLLED = Finding(
+    "label survival",
+    "not looked at",
+    "–",
+    "labels are returns of steps, and fresh rollouts say no more than which answers are right",
+)
+"""Of a run that EVO-RAG's rewards have labelled."""
 
 
 def of_survival(row: SurvivalRow | None, asked: int) -> Finding:

@@ -109,8 +109,11 @@ async def _regrown(
     """
     recipe, inputs = run.recipe, noted_inputs(run.folder)
     policy = recorded(recipe.policy, inputs["policy"], ledger)
-    judge = recorded(recipe.asked_judge, inputs["judge"], ledger) if recipe.asked_judge else None
-    annotator = annotator_for(recipe, policy, judge, retriever)
+    judge, verifier = (
+        recorded(model, inputs[role], ledger) if model else None
+        for role, model in (("judge", recipe.asked_judge), ("verifier", recipe.asked_verifier))
+    )
+    annotator = annotator_for(recipe, policy, judge, verifier, retriever)
     regrown = [await annotator.annotate(question) for question in questions]
     for failure in (annotated.failure for annotated in regrown):
         if failure is not None:  # the search server, say

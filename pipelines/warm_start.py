@@ -4,17 +4,19 @@
 
 An untrained small model follows the protocol too rarely for a search to find any reward. Traces
 walk the protocol with real retrieval: a query worded one way or another, the evidence where the
-passage was found, "None" and another query where it was not, and the gold answer at the end. Only
-questions of the part `warm` are used; annotation, dev and test draw from other parts. Writes
-`models/<run>/warm-start/`.
+passage was found, "None" and another query where it was not, and the gold answer at the end. Those
+of evo-rag also search too much, take searches back and refuse (`training.warm_start.traces`), so
+that there is something to shed. Only questions of the part `warm` are used; annotation, dev and
+test draw from other parts. Writes `models/<run>/warm-start/`.
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from agent.protocols import protocol_named
 from pipelines.assemble import model_folder, open_index
-from pipelines.config import Recipe
+from pipelines.recipe import Recipe
 from pipelines.stage import Invocation, Outcome
 from sources.load import load_data
 from sources.settings import DataSettings
@@ -26,8 +28,8 @@ def warm_start(call: Invocation) -> Outcome:
     """Run the stage (see module)."""
     recipe, settings = call.recipe, call.recipe.training.warm_start
     drawn = warm_part(recipe, call.limit or settings.questions)
-    data = load_data(drawn, recipe.seed)
-    questions = [q for q in data.questions if q.answerable]
+    data, protocol = load_data(drawn, recipe.seed), protocol_named(recipe.agent.protocol)
+    questions = [q for q in data.questions if q.answerable or protocol.can_refuse]
     target = model_folder(call.run, "warm-start")
     call.say(f"warm-start: {len(questions)} questions of the part `warm` → {target}")
     retriever = open_index(recipe, data.passages)
@@ -35,16 +37,19 @@ def warm_start(call: Invocation) -> Outcome:
         build_traces(
             questions,
             {p.id: p for p in data.passages},
-            protocol_named(recipe.agent.protocol),
+            protocol,
             retriever,
             seed=recipe.seed,
             top_k=recipe.retrieval.top_k,
             max_steps=recipe.agent.max_steps,
+            settings=settings.traces,
         )
     )
-    call.say(f"{len(traces.examples)} step examples; put aside: {dict(traces.counts)}")
+    counts = dict(sorted(traces.counts.items()))
+    call.say(f"{len(traces.examples)} step examples: {_in_words(counts)}")
+    made = {"examples": len(traces.examples), "counts": counts}
     if call.dry_run:
-        return Outcome({"examples": len(traces.examples), "dry_run": True})
+        return Outcome({**made, "dry_run": True})
     report = train(
         traces.examples,
         settings,
@@ -55,17 +60,27 @@ def warm_start(call: Invocation) -> Outcome:
         say=call.say,
     )
     call.say(f"wrote {target}: {report.summary()}")
-    return Outcome({"model": str(target), "examples": len(traces.examples), **report.totals()})
+    return Outcome({"model": str(target), **made, **report.totals()})
+
+
+def _in_words(counts: Mapping[str, int]) -> str:
+    """Counts of traces in words; how many searches the mean trace makes, where that is known."""
+    listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+    if not counts.get("searches"):
+        return listed
+    return f"{listed}; {counts['searches'] / counts['traces']:.2f} searches a trace"
 
 
 def warm_part(recipe: Recipe, questions: int) -> DataSettings:
     """The recipe's data, drawn from the part `warm`; sets of a mix give the same number each."""
     each = -(-questions // max(len(recipe.data.mix), 1))
     mix = tuple(one.model_copy(update={"split": "warm", "limit": each}) for one in recipe.data.mix)
-    return recipe.data.model_copy(update={"split": "warm", "limit": questions, "mix": mix})
+    update = {"split": "warm", "limit": questions, "skip": 0, "mix": mix}
+    return recipe.data.model_copy(update=update)
 
 
 def _made_with(recipe: Recipe, drawn: DataSettings) -> dict[str, Any]:
     """The settings that decide which traces are built, for `training.json`."""
     made = recipe.model_copy(update={"data": drawn})
-    return made.model_dump(mode="json", include={"data", "retrieval", "agent"})
+    blocks = {"data", "retrieval", "agent"}
+    return made.model_dump(mode="json", include=blocks, exclude={"data": {"skip"}})

@@ -23,9 +23,9 @@ from typing import Any
 
 from annotation.annotator import Annotated
 from pipelines.assemble import Say, open_data, open_index
-from pipelines.config import Recipe
 from pipelines.growing import grown_here
 from pipelines.progress import Progress
+from pipelines.recipe import Recipe
 from pipelines.stage import Gate
 from storage.calls import Totals
 from storage.errors import BranchwiseError, BudgetExceeded, ConfigError

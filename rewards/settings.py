@@ -1,12 +1,15 @@
-"""What `spre:` in a recipe may say."""
+"""What `spre:` and `evo_rag:` in a recipe may say."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field
 
 from storage.settings import Settings
 
 Estimator = Literal["monte_carlo", "tree", "rollout", "judge"]
+RewardName = Literal["retrieval", "action", "overlap", "backtrack", "refusal", "step", "answer"]
+REWARDS: tuple[RewardName, ...] = get_args(RewardName)
+"""EVO-RAG's seven, in the order (β, λ, γ, δ, ρ, η, κ) of its section 3.5."""
 
 
 class SpreSettings(Settings):
@@ -28,3 +31,30 @@ class SpreSettings(Settings):
     temperature: float | None = Field(default=None, ge=0, le=5)
     label_forced: bool = True
     keep_articles: bool = False
+
+
+class EvoRagSettings(Settings):
+    """EVO-RAG's step rewards and how they are weighed (sections 3.2, 3.5 and 3.6).
+
+    Attributes:
+        schedule: `time-dynamic` interpolates between the two columns of the stage (table 1),
+            `two-stage` holds Start through Discovery and End through Refinement, `static` holds
+            Mid; `answer-only` weighs the answer alone, with 1; `none` weighs nothing, so that no
+            pair is left.
+        stage: of the curriculum.
+        rewards: names of those that count; null: all seven.
+        horizon: T of the progress t / T, in policy calls; null takes `agent.max_steps`, so that
+            an episode lives to see the late weights (the paper: 20).
+        retrieval_bonus: `novel` pays a gold document once, `any` (the paper) every time.
+        overlap_threshold: cosine from which a late search is redundant; 0 is the paper's, which
+            hits nearly every late search.
+        step_value: raw value of a step (the paper also tried −0.5 and −2).
+    """
+
+    schedule: Literal["time-dynamic", "two-stage", "static", "answer-only", "none"] = "time-dynamic"
+    stage: Literal["discovery", "refinement"] = "refinement"
+    rewards: tuple[RewardName, ...] | None = Field(default=None, min_length=1)
+    horizon: int | None = Field(default=None, ge=1)
+    retrieval_bonus: Literal["novel", "any"] = "novel"
+    overlap_threshold: float = Field(default=0.8, ge=0, le=1)
+    step_value: float = Field(default=-1.0, le=0)

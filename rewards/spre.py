@@ -25,6 +25,7 @@ from functools import cached_property
 from statistics import fmean
 
 from rewards.answers import f1, normalise
+from rewards.labels import Label
 from rewards.settings import Estimator, SpreSettings
 from storage.records import NO_PARENT, Component, TreeNode
 
@@ -40,15 +41,6 @@ class Outcome:
 
 Evidence = list[tuple[float, Outcome]]
 """Outcomes with their weights, which are above 0 and need not sum to 1."""
-
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    """A node's reward in [0, 1], or null; and on how many distinct outcomes it rests."""
-
-    reward: float | None
-    n_outcomes: int
-    components: tuple[Component, ...] = ()
 
 
 def trajectory_digest(actions: Iterable[tuple[str, str]]) -> str:

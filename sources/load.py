@@ -46,7 +46,8 @@ def load_data(settings: DataSettings, seed: int, *, answerable_only: bool = Fals
 
     With `mix`, each of its sets is drawn on its own, and `settings.limit` caps the whole (the
     other fields of a single set do not apply). A limit takes the first questions by a hash of
-    seed and id, so a smaller sample is part of a larger one and the file's order does not matter.
+    seed and id, so a smaller sample is part of a larger one and the file's order does not matter;
+    `settings.skip` leaves out as many of them first.
 
     Args:
         settings: sets, parts, limits and the corpus.
@@ -70,8 +71,7 @@ def load_data(settings: DataSettings, seed: int, *, answerable_only: bool = Fals
             "corpus's file"
         )
     notes.update(corpus.counts)
-    drawn = _sampled(placed, settings.limit if settings.mix else None, seed)
-    notes["questions dropped: over the limit of the mix"] += len(placed) - len(drawn)
+    drawn = _of_mix(placed, settings, seed, notes) if settings.mix else _sampled(placed, None, seed)
     if not drawn:
         raise ConfigError(f"no questions are left to work on: {_listed(notes)}")
     cited = _with_paragraph_ids([one.question for one in drawn], corpus.passages)
@@ -89,6 +89,7 @@ def load_part(settings: DataSettings, part: Part, seed: int) -> tuple[Question, 
         ConfigError: faults in the files.
     """
     wanted = {"split": part, "limit": None}
+    settings = settings.model_copy(update={"skip": 0})
     reading = _Reading(settings, seed, answerable_only=True, notes=Counter())
     sets = [one.model_copy(update=wanted) for one in settings.mix or (settings,)]
     return tuple(placed.question for one in sets for placed in _load_set(one, reading).questions)
@@ -159,9 +160,28 @@ def _drawn(
             notes[f"{one.source}: questions left out, unanswerable"] += 1
         else:
             kept.append(placed)
-    sampled = _sampled(kept, one.limit, reading.seed)
-    notes[f"{one.source}: questions left out by the limit"] += len(kept) - len(sampled)
-    return sampled
+    # Atlas leaves them out itself, in the order in which it makes its questions.
+    skip = 0 if one.source == "atlas" else _skip(one)
+    left = _sampled(kept, None, reading.seed)[skip:]
+    notes[f"{one.source}: questions skipped"] += len(kept) - len(left)
+    notes[f"{one.source}: questions left out by the limit"] += len(left) - len(left[: one.limit])
+    return left[: one.limit]
+
+
+def _skip(one: SetSettings) -> int:
+    """What a single set leaves out; the sets of a mix leave it to the whole."""
+    return one.skip if isinstance(one, DataSettings) else 0
+
+
+def _of_mix(
+    questions: Iterable[PlacedQuestion], settings: DataSettings, seed: int, notes: Notes
+) -> tuple[PlacedQuestion, ...]:
+    """What `skip` and `limit` leave of all sets together."""
+    placed = _sampled(questions, None, seed)
+    left = placed[settings.skip :]
+    notes["questions skipped"] += len(placed) - len(left)
+    notes["questions dropped: over the limit of the mix"] += len(left) - len(left[: settings.limit])
+    return left[: settings.limit]
 
 
 def _sampled(
@@ -257,6 +277,7 @@ def _atlas(one: SetSettings, reading: _Reading) -> tuple[QuestionSet, Corpus]:
         one.types,
         settings.cities,
         answerable_only=reading.answerable_only,
+        skip=_skip(one),
     )
     placed = tuple(PlacedQuestion(f"atlas: {question.id}", question) for question in questions)
     own = build_corpus(settings.cities) if settings.corpus is None else []

@@ -50,6 +50,8 @@ class DataSettings(SetSettings):
         mix: several sets instead of one; tables then count by source.
         passage_words: length of the passages that plain documents are cut into.
         cities: how many of atlas's cities get a passage (largest first); null for all.
+        skip: how many questions to leave out of the front of the sample, before the limit: what an
+            earlier cycle of a curriculum has seen. With a mix, of the front of the whole.
     """
 
     limit: int | None = Field(default=24, ge=1)
@@ -57,3 +59,4 @@ class DataSettings(SetSettings):
     mix: tuple[SetSettings, ...] = ()
     passage_words: int = Field(default=100, ge=10)
     cities: int | None = Field(default=None, ge=500)
+    skip: int = Field(default=0, ge=0)

@@ -33,8 +33,8 @@ _PUBLISHED = {
 _OTHER = "Other"
 _OURS = {published: ours for ours, published in _PUBLISHED.items()}
 _QUESTION_MARK = "Question:"
-_PREFERRED = ("answer", "query", "evidence")
-_TAG = re.compile(r"<(answer|query|evidence)>(.*?)</\1>", re.DOTALL)
+_PREFERRED = ("answer", "query", "search", "evidence")
+_TAG = re.compile(r"<(answer|query|search|evidence)>(.*?)</\1>", re.DOTALL)
 
 
 class ProGuideRecord(BaseModel):
@@ -183,7 +183,7 @@ def _open_new(path: Path, packed: bool) -> TextIO:
 def content_of(reply: str) -> str:
     """What the published code calls content: inside the first tag; "" without one.
 
-    An answer is preferred to a query, and that to evidence.
+    An answer is preferred to a query (`search` in EVO-RAG), and that to evidence.
     """
     found = dict(reversed(_TAG.findall(reply)))  # the first of a kind wins
     return next((found[tag].strip() for tag in _PREFERRED if tag in found), "")

@@ -215,7 +215,8 @@ class Prediction(Record):
     """One policy's answer to one question: a row of `predictions`.
 
     `evaluation` is the name of the table that it belongs to (`eval/<evaluation>.md`), `guessable`
-    whether the question gives its answer away (`evaluation.guessing`).
+    whether the question gives its answer away (`evaluation.guessing`). `backtracks` counts the
+    searches that were taken back; null in rows of older versions.
     """
 
     question_id: str
@@ -236,6 +237,7 @@ class Prediction(Record):
     steps: int
     searches: int
     valid_searches: int
+    backtracks: int | None = None
     forced: bool
     refused: bool
     format_ok: bool

@@ -141,6 +141,7 @@ PREDICTIONS = _schema(
     steps=_SMALL,
     searches=_SMALL,
     valid_searches=_SMALL,
+    backtracks=_SMALL,
     forced=_FLAG,
     refused=_FLAG,
     format_ok=_FLAG,

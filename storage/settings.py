@@ -1,4 +1,4 @@
-"""Base of every room's settings; `pipelines.config` composes them into one recipe."""
+"""Base of every room's settings; `pipelines.recipe` composes them into one recipe."""
 
 from pydantic import BaseModel, ConfigDict
 

@@ -127,6 +127,7 @@ class Course:
             holdout_pairs=holdout.pairs if holdout else 0,
             holdout_accuracy=holdout.accuracy if holdout else None,
             holdout_margin=holdout.margin if holdout else None,
+            holdout_loss=holdout.loss if holdout else None,
         )
         made_of = {
             "base": base,
@@ -157,7 +158,7 @@ class Course:
 
     def _fingerprint(self, examples: Sequence[Sized]) -> str:
         """Hash of everything that decides how this training goes (32 hex digits)."""
-        passing = {"save_every", "report_to"}
+        passing = {"save_every", "report_to", "off_policy"}
         settings = self.settings.model_dump(mode="json", exclude=passing)
         parts = {
             "kind": self.kind,

@@ -48,6 +48,7 @@ def train_dpo(
     and rejected (sums over the step's tokens), and `kl`: minus the mean log-ratio of all chosen
     and rejected steps to the start. They were drawn from the start, so this is the estimate k1 of
     KL(start ‖ policy) in nats a step, biased by which siblings became pairs; it may be negative.
+    (Pairs that another policy drew, `off_policy`, give no such estimate.)
     Pairs of held-out questions are scored after the last step (`training.holdout`).
 
     Args:

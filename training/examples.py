@@ -5,11 +5,11 @@ trained on the tokens it is later asked with. The loss is on the policy's own to
 and the token that ends its turn.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from engines.chat_template import rendered
+from engines.chat_template import prompt_ids, target_ids
 from engines.sampling import Message
 
 IGNORED = -100
@@ -49,19 +49,6 @@ class TokenExample:
     def labels(self) -> list[int]:
         """One label a token; `IGNORED` on the prompt."""
         return [IGNORED] * len(self.prompt) + list(self.target)
-
-
-def prompt_ids(messages: Sequence[Message], tokenizer: Any) -> tuple[int, ...]:
-    """Token ids that ask a model for its turn; the embedded engine's own ids."""
-    text = rendered(tokenizer.chat_template, tuple(messages))
-    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def target_ids(target: str, tokenizer: Any) -> tuple[int, ...]:
-    """Token ids of a turn and of the token that ends it."""
-    text = target.encode("utf-8", "replace").decode("utf-8")
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return (*ids, int(tokenizer.eos_token_id))
 
 
 def tokenise(examples: Iterable[StepExample], tokenizer: Any) -> list[TokenExample]:

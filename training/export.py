@@ -15,6 +15,7 @@ import numpy as np
 from agent.protocol import AgentProtocol
 from agent.reasonrag import ReasonRAG
 from agent.state import State
+from engines.chat_template import prompt_ids
 from engines.gguf import Precision, export_gguf
 from engines.weights import (
     PolicyFiles,
@@ -25,7 +26,6 @@ from engines.weights import (
 )
 from storage.errors import ConfigError, StorageError
 from training.arguments import quiet
-from training.examples import prompt_ids
 
 LEAST_CORRELATION = 0.9
 """Below this correlation with the trained change the export has lost it."""

@@ -1,6 +1,7 @@
 """Pairs that are kept out of a preference training, to see whether it learned what is preferred."""
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,16 +18,18 @@ class HoldoutScore:
         accuracy: share of the pairs whose chosen step gained more on the start than the rejected
             one; a tie counts half, so the start itself has 0.5.
         margin: mean of what it gained more, in nats times beta.
+        loss: mean of −log σ of the same, whatever loss it was trained by; ln 2 for the start.
     """
 
     pairs: int
     accuracy: float
     margin: float
+    loss: float
 
     def __str__(self) -> str:
         return (
             f"{self.pairs} held-out pairs: accuracy {self.accuracy:.3f} (0.5 before), "
-            f"margin {self.margin:+.4f}"
+            f"margin {self.margin:+.4f}, loss {self.loss:.3f}"
         )
 
 
@@ -74,4 +77,7 @@ def score(
         chosen, rejected = (policy[row] - start[row] for row in pair.rows)
         margins.append(beta * (chosen - rejected))
     right = sum(1.0 if m > 0 else 0.5 if m == 0 else 0.0 for m in margins)
-    return HoldoutScore(len(pairs), right / len(pairs), sum(margins) / len(pairs))
+    loss = sum(max(-m, 0.0) + math.log1p(math.exp(-abs(m))) for m in margins)
+    return HoldoutScore(
+        len(pairs), right / len(pairs), sum(margins) / len(pairs), loss / len(pairs)
+    )

@@ -6,7 +6,7 @@ or a sub-question as the query, and as evidence the sentence that says most of w
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from storage.records import Passage, Question
@@ -23,6 +23,8 @@ _QUESTION_WORDS = (
 )
 _STOP_WORDS = frozenset(f"{_ARTICLES} {_QUESTION_WORDS}".split())
 _KEY_WORDS = 6
+_TITLE_WORDS = 6
+_PUNCTUATION = '.,;:?!"“”()'
 _ANSWER_WEIGHT, _NEXT_TITLE_WEIGHT = 6.0, 4.0
 
 
@@ -63,6 +65,35 @@ def hops_of(question: Question, passages: Mapping[str, Passage]) -> list[Hop]:
         )
         for place, passage in enumerate(ordered)
     ]
+
+
+def queries_about(question: Question, titles: Collection[str]) -> tuple[str, ...]:
+    """Wordings to search for a question whose gold passages nobody knows.
+
+    What it names with what it asks, in both orders, and the name alone; where it names no title,
+    its key words and the question itself.
+
+    Args:
+        titles: of the corpus.
+    """
+    name = _named_title(question.question, titles)
+    own = {word.lower() for word in _WORD.findall(name or "")}
+    asked = [w for w in _WORD.findall(question.question) if w.lower() not in own | _STOP_WORDS]
+    words = " ".join(asked[:_KEY_WORDS])
+    given = (f"{name} {words}", f"{words} {name}", name) if name else (words, question.question)
+    return tuple(dict.fromkeys(" ".join(query.split()) for query in given if query.strip()))
+
+
+def _named_title(text: str, titles: Collection[str]) -> str | None:
+    """The longest title that stands in `text` in so many words, the last of them."""
+    words = [word.strip(_PUNCTUATION) for word in text.split()]
+    for length in range(min(_TITLE_WORDS, len(words)), 0, -1):
+        # A sentence's first word is written large whatever it means.
+        for start in range(len(words) - length, 0, -1):
+            piece = " ".join(words[start : start + length])
+            if piece in titles and piece.lower() not in _STOP_WORDS:
+                return piece
+    return None
 
 
 def _in_order(question: Question, gold: Sequence[Passage]) -> list[Passage]:

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engines.chat_template import prompt_ids, target_ids
 from engines.sampling import Message
 from storage.records import ChatMessage, Pair
-from training.examples import prompt_ids, target_ids
 from training.packing import Row
 
 

@@ -23,8 +23,8 @@ class TrainingReport:
         first, last: the first and the last line of `metrics.jsonl`.
         seconds: of training, all attempts.
         lengths: how long the examples are, in words.
-        holdout_pairs, holdout_accuracy, holdout_margin: of the pairs that were kept out; see
-            `training.holdout.HoldoutScore`. Null where there are none.
+        holdout_pairs, holdout_accuracy, holdout_margin, holdout_loss: of the pairs that were kept
+            out; see `training.holdout.HoldoutScore`. Null where there are none.
     """
 
     kind: str
@@ -38,6 +38,7 @@ class TrainingReport:
     holdout_pairs: int = 0
     holdout_accuracy: float | None = None
     holdout_margin: float | None = None
+    holdout_loss: float | None = None
 
     def summary(self) -> str:
         """One line."""

@@ -23,6 +23,9 @@ class OptimiserSettings(Settings):
         batch_size: examples a step; `micro_batch` of them at a time.
         max_length: tokens of the longest example; longer ones are counted and dropped.
         max_dropped_share: above this share of dropped examples the stage refuses to train.
+        precision: that layers compute in; weights, their updates and the loss stay in float32.
+            "auto" is bfloat16 where the GPU or the processor multiplies in it (AVX512-BF16, AMX),
+            and float32 elsewhere, where it would be slower.
         packed: read what the prompts of a micro-batch begin with once for all of them: the same
             training within float error, in a fraction of the time. Not every model can.
         report_to: where the curves also go, beside `metrics.jsonl`.
@@ -37,9 +40,33 @@ class OptimiserSettings(Settings):
     max_dropped_share: float = Field(default=0.02, ge=0, le=1)
     max_examples: int | None = Field(default=None, ge=1)
     save_every: int = Field(default=25, ge=1, description="steps between checkpoints")
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
     packed: bool = True
     report_to: tuple[Literal["tensorboard", "trackio"], ...] = ()
     lora: LoraSettings = LoraSettings()
+
+
+class TraceSettings(Settings):
+    """What traces of the protocol evo-rag do beside what is needed, each by chance.
+
+    They are there to be shed. A policy that answers greedily does at a state what most of the
+    traces did there, so a habit of less than half of them shows in its samples only.
+
+    Attributes:
+        redundant: share of the hops that are searched again, in other words or the same, when
+            their passage was found.
+        detour: share of the hops after which a wrong lead is searched: the title of a passage
+            that was shown and is not needed.
+        backtrack: share of the searches that brought nothing new (misses, redundant ones, detours)
+            that are taken back.
+        give_up: share of the answerable questions of two and more hops that are refused with the
+            evidence half found.
+    """
+
+    redundant: float = Field(default=0.6, ge=0, le=1)
+    detour: float = Field(default=0.25, ge=0, le=1)
+    backtrack: float = Field(default=0.5, ge=0, le=1)
+    give_up: float = Field(default=0.05, ge=0, le=1)
 
 
 class WarmStartSettings(OptimiserSettings):
@@ -47,14 +74,17 @@ class WarmStartSettings(OptimiserSettings):
 
     Attributes:
         base: what is trained: "packaged", or a model folder.
-        questions: how many questions of the warm part are read; unanswerable ones give no trace.
+        questions: how many questions of the warm part are read; unanswerable ones give a trace
+            where the protocol can refuse.
         label_smoothing: softens the targets, so that sampled siblings still vary.
+        traces: what the start learns to do needlessly (evo-rag).
     """
 
     lr: float = Field(default=5e-4, gt=0)
     base: str = "packaged"
     questions: int = Field(default=150, ge=1)
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    traces: TraceSettings = TraceSettings()
 
 
 class SftSettings(OptimiserSettings):
@@ -78,6 +108,9 @@ class DpoSettings(OptimiserSettings):
             likelier than the rejected one, in nats; see `training.contested`.
         holdout: share of the questions whose pairs are not trained on but scored afterwards: did
             the policy learn what is preferred, or only these pairs?
+        off_policy: train on pairs that another policy drew than the one that is trained, as the
+            second step of a study does that has one set of trees for both. Given up: the steps
+            compared are those that the other one takes, and `kl` measures nothing any more.
     """
 
     lr: float = Field(default=1e-4, gt=0)
@@ -87,6 +120,44 @@ class DpoSettings(OptimiserSettings):
     sft_weight: float = Field(default=0.0, ge=0)
     max_start_margin: float | None = None
     holdout: float = Field(default=0.0, ge=0, le=0.5)
+    off_policy: bool = False
+
+
+class RewardModelSettings(Settings):
+    """A reward model: linear heads on a frozen encoder (EVO-RAG section 3.3).
+
+    Attributes:
+        encoder: "packaged", "hub:owner/name", or a folder with any encoder or decoder of
+            transformers or with a policy; null takes the untrained base of the policy that grew
+            the trees.
+        heads: `multi` has one for each of the seven rewards, `single` one on the weighted total.
+        labels: what the heads learn: `component`, each the order of its own reward's returns;
+            `total` (the paper), all of them that of the weighted total, so that they solve one and
+            the same problem. A single head learns the total either way.
+        min_gap: smallest difference of the weighted totals of two siblings, [0, 1).
+        validation: share of the questions whose pairs are not trained on but measured.
+        split: which questions those are: another number, other ones.
+        epochs, lr, weight_decay, batch_size: of AdamW on the heads, over pairs; the learning rate
+            falls linearly to 0. The paper's one epoch is of many more pairs than a small run has.
+        max_length: tokens of the longest step behind its prompt; pairs with a longer one are
+            counted and dropped.
+        max_dropped_share: above this share of such steps the stage refuses to train.
+        batch_tokens: that the encoder reads at once.
+    """
+
+    encoder: str | None = None
+    heads: Literal["multi", "single"] = "multi"
+    labels: Literal["component", "total"] = "component"
+    min_gap: float = Field(default=0.3, ge=0, lt=1)
+    validation: float = Field(default=0.2, ge=0, le=0.5)
+    split: int = Field(default=0, ge=0)
+    epochs: int = Field(default=5, ge=1)
+    lr: float = Field(default=1e-3, gt=0)
+    weight_decay: float = Field(default=0.01, ge=0)
+    batch_size: int = Field(default=64, ge=1)
+    max_length: int = Field(default=2048, ge=32)
+    max_dropped_share: float = Field(default=0.02, ge=0, le=1)
+    batch_tokens: int = Field(default=2048, ge=32)
 
 
 class TrainingSettings(Settings):
@@ -95,3 +166,4 @@ class TrainingSettings(Settings):
     warm_start: WarmStartSettings = WarmStartSettings()
     sft: SftSettings = SftSettings()
     dpo: DpoSettings = DpoSettings()
+    reward_model: RewardModelSettings = RewardModelSettings()

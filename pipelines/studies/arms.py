@@ -13,6 +13,8 @@ from evaluation.scoring import Unanswered, score_failure
 from pipelines.assemble import model_folder
 from pipelines.evaluation_set import evaluation_data
 from pipelines.studies.lab import Lab, Totals
+from pipelines.studies.products import together
+from storage.errors import BranchwiseError
 from storage.parts import question_ids, read_parts
 from storage.records import Prediction
 from storage.schemas import table_to_records
@@ -35,6 +37,10 @@ class Arm:
         draw: of its evaluation; another one asks the same weights anew.
         label: name of the relabelling, where arms share one; null takes the arm's name.
         models: what its model folders are called, where arms share them; null takes its name.
+        before: the arm whose policy of the same seed it starts from; null: the recipe's policy.
+        made_of: totals of what its relabelling reads besides the trees, such as a reward model.
+        fewest: pairs without which it is left out, and its row says so; 0: the study stops.
+        paper: what a paper reports of its own such arm, for a column beside.
     """
 
     name: str
@@ -44,6 +50,14 @@ class Arm:
     draw: int = 0
     label: str | None = None
     models: str | None = None
+    before: "Arm | None" = None
+    made_of: Totals = field(default_factory=dict)
+    fewest: int = 0
+    paper: str = ""
+
+
+class TooFewPairs(BranchwiseError):
+    """An arm cannot be trained; the others can."""
 
 
 @dataclass
@@ -53,38 +67,70 @@ class Examined:
     Attributes:
         predictions: by seed; a single one where nothing is trained. Questions that failed are
             among them, `Unanswered`.
-        trainings, evaluations: totals of each, in the order of the seeds.
+        trainings, evaluations: totals of each, in the order of the seeds; of the last training
+            where there is one before it.
+        left_out: why there is nothing of all that; null where there is.
     """
 
     arm: Arm
     predictions: dict[int, list[Scored]] = field(default_factory=dict)
     trainings: list[Totals] = field(default_factory=list)
     evaluations: list[Totals] = field(default_factory=list)
+    left_out: str | None = None
 
 
-def trained(lab: Lab, arm: Arm, seed: int) -> tuple[str, Totals]:
-    """Train an arm on its pairs; the model folder and the training's totals."""
+def trained(lab: Lab, arm: Arm, seed: int, trees: Totals | None = None) -> tuple[str, Totals]:
+    """Train an arm on its pairs, after the arm before it; the model folder and the totals.
+
+    Args:
+        trees: totals of the stage that grew them; see `examined`.
+
+    Raises:
+        TooFewPairs: it, or the arm before it, has fewer pairs than it wants.
+    """
     if arm.trainer is None:
         return lab.recipe.policy.trainable, {}
+    start, before = _begins(lab, arm, seed, trees)
     label = arm.label or arm.name
-    labelled = lab.branchwise("relabel", "--label", label, settings=arm.pairs)
+    read = together(trees, arm.made_of) if trees else arm.made_of
+    labelled = lab.branchwise("relabel", "--label", label, settings=arm.pairs, after=read)
+    if (pairs := labelled.get("pairs", arm.fewest)) < arm.fewest:
+        raise TooFewPairs(f"{label}: {pairs} pairs, of {arm.fewest} at least")
     name, block = f"{arm.models or arm.name}-{seed}", BLOCKS[arm.trainer]
     totals = lab.branchwise(
         arm.trainer,
         *("--label", label, "--name", name),
-        settings={"seed": seed, **{f"{block}.{k}": v for k, v in arm.training.items()}},
-        after=labelled,
+        settings={"seed": seed, **start, **{f"{block}.{k}": v for k, v in arm.training.items()}},
+        after=together(labelled, *before) if before else labelled,
     )
     return str(model_folder(lab.call.run, name)), totals
 
 
+def _begins(
+    lab: Lab, arm: Arm, seed: int, trees: Totals | None
+) -> tuple[dict[str, object], tuple[Totals, ...]]:
+    """The settings that name an arm's start, and the totals of the training that gave it.
+
+    Both are empty where it starts from the recipe's policy.
+    """
+    if arm.before is None:
+        return {}, ()
+    folder, totals = trained(lab, arm.before, seed, trees)
+    return {"policy.model": folder, "policy.weights": None}, (totals,)
+
+
 def examined(
-    lab: Lab, arms: Sequence[Arm], asked: Mapping[str, object]
+    lab: Lab,
+    arms: Sequence[Arm],
+    asked: Mapping[str, object],
+    trees: Totals | None = None,
 ) -> Iterator[list[Examined]]:
     """Train every arm and ask all policies the same questions, one seed after the other.
 
     Args:
         asked: settings of every evaluation: its part, its limit, the engine's precision.
+        trees: totals of the stage that grew them, where another study of the run may change them
+            (it asks again what failed): they are then labelled anew.
 
     Yields:
         All arms after each seed, so that tables grow with the study.
@@ -93,12 +139,19 @@ def examined(
     for seed in lab.seeds:
         for one in found:
             if one.arm.trainer or not one.predictions:
-                _examine(lab, one, seed, asked)
+                _examine(lab, one, seed, asked, trees)
         yield found
 
 
-def _examine(lab: Lab, done: Examined, seed: int, asked: Mapping[str, object]) -> None:
-    folder, totals = trained(lab, done.arm, seed)
+def _examine(
+    lab: Lab, done: Examined, seed: int, asked: Mapping[str, object], trees: Totals | None
+) -> None:
+    try:
+        folder, totals = trained(lab, done.arm, seed, trees)
+    except TooFewPairs as few:
+        lab.call.say(f"{lab.title}: {done.arm.name} is left out: {few}")
+        done.left_out = str(few)
+        return
     policy = f"{done.arm.name}-{seed}" if done.arm.trainer else done.arm.name
     named = {"evaluation.policies": {policy: folder}, "evaluation.draw": done.arm.draw}
     settings = {**asked, **named}
@@ -137,8 +190,14 @@ def _unanswered(
             yield score_failure(question, seed=recipe.seed)
 
 
-def mean_of(totals: Iterable[Mapping[str, Any]], *path: str) -> float | None:
+def mean_of(totals: Iterable[Totals], *path: str) -> float | None:
     """Mean of a number that some of the totals have, such as `last`, `kl`."""
+    found = numbers_of(totals, *path)
+    return sum(found) / len(found) if found else None
+
+
+def numbers_of(totals: Iterable[Totals], *path: str) -> list[float]:
+    """The number at a path, of all totals that have one there."""
     found = []
     for one in totals:
         value: Any = one
@@ -146,4 +205,4 @@ def mean_of(totals: Iterable[Mapping[str, Any]], *path: str) -> float | None:
             value = value.get(name) if isinstance(value, Mapping) else None
         if isinstance(value, int | float):
             found.append(float(value))
-    return sum(found) / len(found) if found else None
+    return found

@@ -1,4 +1,4 @@
-"""The lab: where a study runs its stages, each in a process of its own.
+"""The lab: where a study, or a curriculum, runs its stages, each in a process of its own.
 
 A stage that has finished is not run again while what it made is there, so an interrupted study goes
 on where it stopped; a stage that was interrupted resumes by itself. A process a stage gives its
@@ -14,11 +14,12 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.config import Recipe, load_recipe
+from pipelines.config import load_recipe
+from pipelines.recipe import Recipe
 from pipelines.run import STUDY, dump_recipe
 from pipelines.stage import FAILED, INTERRUPTED, Invocation
 from pipelines.studies.journal import Event, Journal, command_key
@@ -27,6 +28,9 @@ from storage.atomic import atomic_write_text
 from storage.errors import BranchwiseError
 
 Totals = Mapping[str, Any]
+
+CHILD = "pipelines.studies.child"
+"""The module that a stage's process runs."""
 
 
 class StageStopped(BranchwiseError):
@@ -45,11 +49,13 @@ class Lab:
         call: of the study; its run folder holds trees, relabellings, evaluations and `study/`.
         seeds: of the trainings.
         kept_in: where journal and tables lie; null takes `study/` of the run folder.
+        title: what its lines begin with.
     """
 
     call: Invocation
     seeds: tuple[int, ...]
     kept_in: Path | None = None
+    title: str = "study"
 
     @property
     def folder(self) -> Path:
@@ -94,7 +100,7 @@ class Lab:
             return kept
         words = (*words, "--config", str(self._recipe_file()))
         command = shlex.join(("branchwise", *words))
-        self.call.say(f"study: {command}")
+        self.call.say(f"{self.title}: {command}")
         if self.call.dry_run:
             return {}
         self.journal.note(Event(key, command, "started"))
@@ -116,8 +122,8 @@ class Lab:
 
     @property
     def _deciding(self) -> str:
-        """Digest of the recipe without its limits, which may be raised after a stop."""
-        return self.recipe.digest(*(set(Recipe.model_fields) - {"limits"}))
+        """Digest of the recipe without what may be raised after a stop."""
+        return self.recipe.digest(*(set(Recipe.model_fields) - {"limits", "curriculum"}))
 
     def _kept(self, key: str, stage: str) -> Totals | None:
         """What a finished stage gave; null if there is none, or its product is not there."""
@@ -127,7 +133,7 @@ class Lab:
         product = product_of(stage, self.call.run, kept)
         if product is not None and product == kept.get(PRODUCT):
             return kept
-        self.call.say(f"study: what {stage} made is gone or has changed; it is run again")
+        self.call.say(f"{self.title}: what {stage} made is gone or has changed; it is run again")
         return None
 
     def _product(self, stage: str, ended: "Ended") -> str | None:
@@ -144,6 +150,12 @@ class Lab:
             path.parent.mkdir(parents=True, exist_ok=True)
             atomic_write_text(path, dump_recipe(self.recipe))
         return path
+
+
+def beside(lab: Lab, name: str) -> Lab:
+    """A lab with a run folder of its own and the same journal."""
+    run = lab.call.run.with_name(f"{lab.call.run.name}-{name}")
+    return replace(lab, call=replace(lab.call, run=run), kept_in=lab.folder)
 
 
 def overrides(settings: Mapping[str, object]) -> list[str]:
@@ -184,7 +196,7 @@ class Ended:
         else:
             code, how = self.code, f"ended with exit code {self.code}"
         if code:
-            raise StageStopped(f"{command} {how}; the same study goes on from here", code)
+            raise StageStopped(f"{command} {how}; the same command goes on from here", code)
 
 
 def _run(words: Sequence[str]) -> Ended:
@@ -192,7 +204,7 @@ def _run(words: Sequence[str]) -> Ended:
     with _passing_signals() as signals:
         # A process group of its own: Ctrl-C reaches it once, through the study, like any signal.
         process = subprocess.Popen(
-            [sys.executable, "-m", "pipelines.studies.child", str(os.getpid()), *words],
+            [sys.executable, "-m", CHILD, str(os.getpid()), *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,

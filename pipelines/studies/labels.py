@@ -24,8 +24,9 @@ from pipelines.run import Run, existing_run
 from pipelines.studies.lab import Lab, StageStopped
 from pipelines.studies.report import Bar, draw, write_sheets
 from pipelines.survival import roll_fresh
+from rewards.labels import Label
 from rewards.settings import Estimator, SpreSettings
-from rewards.spre import Label, label_tree
+from rewards.spre import label_tree
 from storage.parts import read_parts
 from storage.records import Pair, Question, TreeNode
 from storage.schemas import table_to_records

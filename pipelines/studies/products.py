@@ -15,6 +15,14 @@ from storage.text import digest_of
 PRODUCT = "product"
 """Key of a stage's totals under which the lab keeps the digest."""
 
+WEIGHTS: Mapping[str, str] = {
+    "warm-start": "adapter/*",
+    "train-sft": "adapter/*",
+    "train-dpo": "adapter/*",
+    "train-rm": "heads.safetensors",
+}
+"""Pattern of the files that a training is for, below its model folder."""
+
 
 def product_of(stage: str, run: Path, totals: Mapping[str, Any]) -> str | None:
     """Digest of what a finished stage made.
@@ -25,16 +33,23 @@ def product_of(stage: str, run: Path, totals: Mapping[str, Any]) -> str | None:
         totals: what it gave at its end; they name what it made.
 
     Returns:
-        Empty where a stage makes nothing that is looked after; null where some of it is gone or
-        damaged.
+        Empty where a stage makes nothing that is looked after, or ran dry; null where some of it is
+        gone or damaged.
 
     Raises:
         StorageError: the run's manifest cannot be read.
     """
-    if stage in {"warm-start", "train-sft", "train-dpo"}:
-        return _of_adapter(Path(str(totals.get("model"))))
+    if totals.get("dry_run"):
+        return ""
+    if stage in WEIGHTS:
+        return _of_model(Path(str(totals.get("model"))), WEIGHTS[stage])
     tables = list(_tables(stage, totals))
     return _of_tables(run, tables) if tables else ""
+
+
+def together(*made: Mapping[str, Any]) -> dict[str, str]:
+    """Totals of several stages as of one, for a stage that reads what all of them made."""
+    return {PRODUCT: digest_of(*(str(totals.get(PRODUCT, "")) for totals in made))}
 
 
 def _tables(stage: str, totals: Mapping[str, Any]) -> Iterator[str]:
@@ -59,9 +74,9 @@ def _of_tables(run: Path, tables: list[str]) -> str | None:
     return digest_of(*(part.sha256 for part in parts))
 
 
-def _of_adapter(model: Path) -> str | None:
+def _of_model(model: Path, weights: str) -> str | None:
     digests = []
-    for path in sorted((model / "adapter").glob("*")):
+    for path in sorted(model.glob(weights)):
         with path.open("rb") as file:
             digests += [path.name, hashlib.file_digest(file, "sha256").hexdigest()]
     whole = digests and (model / "training.json").is_file()

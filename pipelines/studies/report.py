@@ -21,16 +21,22 @@ from storage.records import Prediction
 
 Key = tuple[str, str]
 """Source and id of a question."""
+PAPER = "paper (other models and data)"
+"""Head of the column with a paper's own figures."""
 CLAIM_AXIS = "EM, points (95 % interval over questions and seeds)"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """`arm` − `baseline`; the primary ones are what the study was made for."""
+    """`arm` − `baseline`; the primary ones are what the study was made for.
+
+    `paper` is what a paper reports of its own such difference.
+    """
 
     arm: str
     baseline: str
     primary: bool = False
+    paper: str = ""
 
     @property
     def name(self) -> str:
@@ -69,8 +75,21 @@ def write_report(
     done: Sequence[Examined],
     claims: Sequence[Claim],
     strata: Sequence[Stratum] = (),
+    *,
+    more: Sequence[Sheet] = (),
+    about: str = "",
 ) -> None:
-    """Print the tables, and keep them beside the journal; see module."""
+    """Print the tables, and keep them beside the journal; see module.
+
+    Args:
+        lab: of the study.
+        name: of the files.
+        done: all arms, as far as they have come.
+        claims: differences between them.
+        strata: of the questions.
+        more: the study's own tables.
+        about: what a reader of the tables should know of all of them.
+    """
     if lab.call.dry_run:
         return
     found = findings({one.arm.name: one for one in done}, claims, lab.recipe.seed)
@@ -78,18 +97,21 @@ def write_report(
     if strata:
         sheets.append(stratum_sheet(done, strata))
     draw(claim_bars(found), lab.folder / f"{name}.svg")
-    write_sheets(lab, name, sheets)
+    write_sheets(lab, name, [*sheets, *more], about)
 
 
-def write_sheets(lab: Lab, name: str, sheets: Sequence[Sheet]) -> None:
+def write_sheets(lab: Lab, name: str, sheets: Sequence[Sheet], about: str = "") -> None:
     """Print the tables; Markdown with the commands behind them, and a CSV for each."""
+    if about:
+        lab.call.say(about)
     for sheet in sheets:
         lab.call.console.print(sheet.text())
         slug = sheet.title.split(" (")[0].lower().replace(" ", "-")
         atomic_write_text(lab.folder / f"{name}-{slug}.csv", sheet.csv())
-    parts = [sheet.markdown() for sheet in (*sheets, run_sheet(lab))]
+    parts = [f"{about}\n"] if about else []
+    parts += [sheet.markdown() for sheet in (*sheets, run_sheet(lab))]
     atomic_write_text(lab.folder / f"{name}.md", "\n".join(parts))
-    lab.call.say(f"study: tables and plot in {lab.folder}")
+    lab.call.say(f"{lab.title}: tables and plot in {lab.folder}")
 
 
 def findings(done: Mapping[str, Examined], claims: Sequence[Claim], seed: int) -> list[Finding]:
@@ -97,7 +119,7 @@ def findings(done: Mapping[str, Examined], claims: Sequence[Claim], seed: int) -
     measured = [
         _finding(claim, done[claim.arm], done[claim.baseline], seed)
         for claim in claims
-        if claim.arm in done and claim.baseline in done
+        if all(arm in done and done[arm].predictions for arm in (claim.arm, claim.baseline))
     ]
     adjusted: dict[str, float] = {}
     for primary in (True, False):
@@ -139,8 +161,8 @@ def scores(done: Examined, keys: Sequence[Key], metric: str) -> np.ndarray:
     """Scores of shape (questions, seeds)."""
     columns = []
     for rows in done.predictions.values():
-        found = {_key(row): getattr(row, metric) for row in rows}
-        columns.append([found[key] for key in keys])
+        found = {_key(row): row for row in rows}
+        columns.append([getattr(found[key], metric) for key in keys])
     return np.array(columns, dtype=np.float64).T
 
 
@@ -148,26 +170,37 @@ def _key(row: Scored) -> Key:
     return row.source, row.question_id
 
 
+_ARM_HEAD = (
+    "arm", "seeds", "questions", "failed", "EM", "SD", "F1", "recall", "steps", "searches",
+    "invalid %", "forced %",
+)  # fmt: skip
+_REFUSAL_HEAD = ("backtracks", "refused %", "refusal precision", "refusal recall")
+_TRAINING_HEAD = ("pairs", "steps trained", "train s", "KL", "margin", "accuracy")
+
+
 def arm_sheet(done: Sequence[Examined]) -> Sheet:
-    """Every arm: scores (failures count as wrong), behaviour, and what its training did."""
-    head = (
-        "arm", "seeds", "questions", "failed", "EM", "SD", "F1", "recall", "steps", "searches",
-        "invalid %", "forced %", "pairs", "steps trained", "train s", "KL", "margin", "accuracy",
-    )  # fmt: skip
-    return Sheet("Arms (per cent; means over seeds)", head, tuple(_arm_row(one) for one in done))
+    """Every arm: scores (failures count as wrong), behaviour, and what its training did.
+
+    Backtracks and refusals are there where somebody could refuse: a question was unanswerable.
+    """
+    every = (row for one in done for asked in one.predictions.values() for row in asked)
+    refusable = any(row.em is None for row in every)
+    head = (*_ARM_HEAD, *_REFUSAL_HEAD * refusable, *_TRAINING_HEAD)
+    rows = tuple(
+        (*_arm_cells(one), *(_refusal_cells(one) if refusable else ()), *_training_cells(one))
+        for one in done
+    )
+    sheet = Sheet("Arms (per cent; means over seeds)", head, rows)
+    return sheet.with_column(PAPER, [one.arm.paper for one in done])
 
 
-def _arm_row(done: Examined) -> tuple[str, ...]:
+def _arm_cells(done: Examined) -> tuple[str, ...]:
     by_seed = list(done.predictions.values())
     rows = [row for asked in by_seed for row in asked]
     own = [row for row in rows if isinstance(row, Prediction)]
     em = [mean for asked in by_seed if (mean := _mean(row.em for row in asked)) is not None]
-
-    def learned(*path: str) -> float | None:
-        return mean_of(done.trainings, *path)
-
     return (
-        done.arm.name,
+        f"{done.arm.name} (left out: {done.left_out})" if done.left_out else done.arm.name,
         str(len(by_seed)),
         str(sum(row.em is not None for row in rows) // max(len(by_seed), 1)),
         str(len(rows) - len(own)),
@@ -179,10 +212,35 @@ def _arm_row(done: Examined) -> tuple[str, ...]:
         number(_mean(row.searches for row in own)),
         percent(_mean(not row.format_ok for row in own)),
         percent(_mean(row.forced for row in own)),
+    )
+
+
+def _refusal_cells(done: Examined) -> tuple[str, ...]:
+    """Over all seeds; a failed question is not refused."""
+    rows = [row for asked in done.predictions.values() for row in asked]
+    own = [row for row in rows if isinstance(row, Prediction)]
+    refused = [row for row in own if row.refused]
+    unanswerable = [row for row in rows if row.em is None]
+    return (
+        number(_mean(row.backtracks for row in own), 2),
+        percent(_mean(row.refused for row in own)),
+        percent(_mean(row.em is None for row in refused)),
+        percent(_mean(isinstance(row, Prediction) and row.refused for row in unanswerable)),
+    )
+
+
+def _training_cells(done: Examined) -> tuple[str, ...]:
+    """Of pairs that another policy drew there is no KL (`training.dpo.train_dpo`)."""
+    off_policy = done.arm.training.get("off_policy", False)
+
+    def learned(*path: str) -> float | None:
+        return mean_of(done.trainings, *path)
+
+    return (
         number(learned("examples"), 0),
         number(learned("steps"), 0),
         number(learned("seconds"), 0),
-        number(learned("last", "kl"), 3),
+        number(None if off_policy else learned("last", "kl"), 3),
         number(learned("last", "margin"), 2),
         number(learned("last", "accuracy"), 2),
     )
@@ -209,7 +267,8 @@ def claim_sheet(found: Sequence[Finding]) -> Sheet:
         )
         for one in found
     )
-    return Sheet("Claims (points; paired over questions and seeds)", head, rows)
+    sheet = Sheet("Claims (points; paired over questions and seeds)", head, rows)
+    return sheet.with_column(PAPER, [one.claim.paper for one in found])
 
 
 def stratum_sheet(done: Sequence[Examined], strata: Sequence[Stratum]) -> Sheet:

@@ -7,14 +7,14 @@ and the gain of process DPO on the part `dev`. Chains lie in a run folder of the
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from annotation.survival import SurvivalRow, sample_pairs, survival_table
 from evaluation.sheet import NONE, Sheet, number, percent
 from pipelines.run import existing_run
 from pipelines.studies.arms import START, Arm, Examined, examined
-from pipelines.studies.lab import Lab, StageStopped
+from pipelines.studies.lab import Lab, StageStopped, beside
 from pipelines.studies.report import (
     Claim,
     claim_bars,
@@ -64,12 +64,6 @@ def search(lab: Lab) -> None:
     found = findings(arms, claims, lab.recipe.seed)
     draw(claim_bars(found), lab.folder / "search.svg")
     write_sheets(lab, "search", [sheet, claim_sheet(found)])
-
-
-def beside(lab: Lab, name: str) -> Lab:
-    """A lab with a run folder of its own and the study's journal."""
-    run = lab.call.run.with_name(f"{lab.call.run.name}-{name}")
-    return replace(lab, call=replace(lab.call, run=run), kept_in=lab.folder)
 
 
 HEAD = (

@@ -26,6 +26,7 @@ def build_questions(
     cities: int | None = None,
     *,
     answerable_only: bool = False,
+    skip: int = 0,
 ) -> list[Question]:
     """Questions of a part (null for all four parts), a balanced mixture of types.
 
@@ -38,6 +39,7 @@ def build_questions(
         types: single, bridge, comparison, compositional, unanswerable; null for all.
         cities: size of the corpus; questions name only cities that are in it.
         answerable_only: the same questions in the same order, without the unanswerable ones.
+        skip: how many to leave out first; of every part, if `part` is null.
     """
     kinds = [kind for kind in MIX if types is None or kind.rstrip("3") in types]
     if not kinds:
@@ -47,5 +49,6 @@ def build_questions(
     found: list[Question] = []
     for one in parts:
         asked = questions_of(facts, one, seed, kinds)
-        found += islice((q for q in asked if q.answerable or not answerable_only), wanted)
+        kept = (q for q in asked if q.answerable or not answerable_only)
+        found += islice(kept, skip, skip + wanted)
     return found

@@ -40,6 +40,8 @@ def test_length_and_evidence_of_pairs() -> None:
         ("<query>The capital of France</query>", "<query>France, capital of</query>", True),
         ("<query>capital of France</query>", "<query>capital of Japan</query>", False),
         ("<evidence>None</evidence>", "<evidence>none.</evidence>", True),
+        # A note tells of the search before.
+        ("<note>It is in Peru</note><search>Peru</search>", "<search>Peru.</search>", True),
     ],
 )
 def test_near_duplicates_say_the_same_in_another_order(

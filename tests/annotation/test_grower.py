@@ -14,6 +14,7 @@ from agent.settings import AgentSettings
 from agent.state import State
 from annotation.evaluators import NodeFacts, RolloutEvaluator
 from annotation.grower import GrownTree, grow
+from annotation.worth import SpreWorth
 from engines.sampling import CallIdentity, Capabilities, Completion, SampleRequest, Sampling, Usage
 from mcts import SearchSettings
 from rewards.settings import SpreSettings
@@ -70,7 +71,8 @@ async def grown(**settings: object) -> tuple[GrownTree, Dice]:
     rollouts = RolloutEvaluator(environment, Sampling(), spre)
     search = SearchSettings(**settings)
     evaluator = CostlyJudge() if search.evaluator == "judge" else rollouts
-    return await grow(a_question(), environment, evaluator, search, spre, Sampling()), engine
+    worth = SpreWorth(spre, "monte_carlo")
+    return await grow(a_question(), environment, evaluator, search, worth, Sampling()), engine
 
 
 async def test_chains_ask_the_policy_only_and_never_twice_under_one_name() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from annotation.pairs import SiblingPair, sibling_pairs
 from annotation.settings import PairSettings
-from rewards.spre import Label
+from rewards.labels import Label
 from storage.records import TreeNode
 
 

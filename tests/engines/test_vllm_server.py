@@ -93,7 +93,7 @@ async def test_an_adapter_is_served_on_its_base_under_the_name_of_its_content(fa
     assert start["environment"] == quiet | {"VLLM_HOST_IP": "127.0.0.1"}
     (asked,) = fake_vllm.kept(fake, "requests")
     assert asked["model"] == name
-    key = call_key(asking("Lyon"), served.model, served.digest)
+    key = call_key(asking("Lyon"), served.digest)
     assert asked["seed"] == derived_seed(key), "as the ledger's key says, whatever the address"
     assert (served.model, drawn.model) == (str(policy), str(policy)), "rows say what the user wrote"
 

@@ -71,6 +71,22 @@ def test_refusals_are_judged_on_unanswerable_questions() -> None:
     assert only.refusal_recall == pytest.approx(2 / 3)
 
 
+def test_a_table_tells_of_backtracks_and_refusals_only_where_there_are_any() -> None:
+    own = [
+        row("a", "p", 1.0, backtracks=3),
+        row("b", "p", None, f1=None, refused=True, backtracks=0),
+        row("c", "p", 0.0),  # of an older version, which did not count them
+    ]
+    found = compare({"p": own, "q": [row("a", "q", 1.0, backtracks=0)]})
+    assert [r.backtracks for r in found.rows if r.stratum == "all"] == [1.5, 0.0]
+    head, _, first, second = render_markdown(found).splitlines()[2:6]
+    assert head.endswith("| refused | backtracks | refusal precision | refusal recall |")
+    assert first.endswith("| 33.3 | 1.5 | 100.0 | 100.0 |")
+    assert second.endswith("| 0.0 | 0.0 | – | – |")
+    without = render_markdown(compare({"q": [row("a", "q", 1.0, backtracks=0)]}))
+    assert "refused |\n" in without
+
+
 def test_differences_are_paired_by_question() -> None:
     base = [row("a", "base", 0.0), row("b", "base", 1.0), row("x", "base", 1.0)]
     dpo = [row("b", "dpo", 1.0), row("a", "dpo", 1.0), row("y", "dpo", 0.0)]

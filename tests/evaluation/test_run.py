@@ -7,9 +7,12 @@ from typing import Self
 import pytest
 
 from agent.environment import Environment
+from agent.evo_rag import EvoRAG
+from agent.protocol import AgentProtocol
 from agent.reasonrag import ReasonRAG
 from agent.settings import AgentSettings
 from engines.sampling import Capabilities, Completion, SampleRequest, Sampling, Usage
+from evaluation.comparison import compare
 from evaluation.run import evaluate
 from evaluation.scoring import valid_searches
 from storage.errors import BudgetExceeded, EndpointError
@@ -62,10 +65,13 @@ def question(qid: str, *, answerable: bool = True) -> Question:
     )
 
 
-def environment(replies: dict[str, list[str | Exception]], max_steps: int = 6) -> Environment:
-    return Environment(
-        ReasonRAG(), Script(replies), Shelf(), AgentSettings(max_steps=max_steps), top_k=1, seed=7
-    )
+def environment(
+    replies: dict[str, list[str | Exception]],
+    max_steps: int = 6,
+    protocol: AgentProtocol | None = None,
+) -> Environment:
+    spoken, budget = protocol or ReasonRAG(), AgentSettings(max_steps=max_steps)
+    return Environment(spoken, Script(replies), Shelf(), budget, top_k=1, seed=7)
 
 
 SAMPLING = Sampling(temperature=0.0)
@@ -130,6 +136,32 @@ async def test_bad_ends_score_zero_and_bad_questions_are_rows() -> None:
     ]
     assert (found.skipped, found.owed) == (1, 1)
     assert sorted(done) == ["broken", "forced", "invalid", "none"]
+
+
+async def test_where_a_policy_can_refuse_it_is_asked_what_has_no_answer() -> None:
+    replies: dict[str, list[str | Exception]] = {
+        "known": [
+            "<search>A city</search>",
+            "<note>nothing</note><backtrack/>",
+            "<search>Z city</search>",
+            "<note>Paris</note><answer>Paris</answer>",
+        ],
+        "unknown": ["<search>A city</search>", "<note>nothing</note><refuse/>"],
+        "guessed": ["<answer>Paris</answer>"],
+    }
+    asked = [question(name, answerable=name == "known") for name in replies]
+    found = await evaluate(
+        asked, environment(replies, protocol=EvoRAG()), policy="p", sampling=SAMPLING
+    )
+    known, unknown, guessed = found.predictions
+    assert (known.em, known.searches, known.valid_searches, known.backtracks) == (1.0, 2, 2, 1)
+    assert (known.supporting_recall, known.refused, known.format_ok) == (1.0, False, True)
+    assert (unknown.em, unknown.refused, unknown.searches, unknown.backtracks) == (None, True, 1, 0)
+    assert (guessed.em, guessed.refused, guessed.prediction) == (None, False, "Paris")
+    assert found.skipped == 0
+    (whole, *_) = compare({"p": found.predictions}).rows
+    assert (whole.n, whole.answerable, whole.em) == (3, 1, 1.0)
+    assert (whole.refusal_precision, whole.refusal_recall) == (1.0, 0.5)
 
 
 async def test_a_fatal_fault_ends_the_evaluation() -> None:

@@ -13,6 +13,7 @@ from evaluation.significance import (
     holm,
     paired_bootstrap,
     permutation_p,
+    relative_saving,
 )
 
 
@@ -183,3 +184,33 @@ def test_arms_that_cannot_be_paired_are_refused(base: np.ndarray, other: np.ndar
 
 def _column(scores: list[float]) -> np.ndarray:
     return np.array(scores)[:, None]
+
+
+def test_a_saving_is_a_share_of_the_baseline_s_mean() -> None:
+    found = relative_saving([4.0, 4.0, 8.0], [3.0, 3.0, 6.0], resamples=500)
+    assert (found.mean, found.low, found.high) == pytest.approx((0.25, 0.25, 0.25))
+    assert (found.n, found.seeds) == (3, 1)
+    # Of means: 1 − 7 / 10; the mean of the questions' own savings would be (0.5 + 0.25) / 2.
+    assert relative_saving([2.0, 8.0], [1.0, 6.0], resamples=500).mean == pytest.approx(0.3)
+    more = relative_saving([2.0, 2.0], [3.0, 3.0], resamples=500)
+    assert (more.mean, more.high) == pytest.approx((-0.5, -0.5)), (
+        "who counts more saves less than 0"
+    )
+
+
+def test_a_saving_is_resampled_over_questions_and_seeds() -> None:
+    rng = np.random.default_rng(1)
+    base = rng.integers(1, 9, size=(50, 3)).astype(float)
+    found = relative_saving(base, 0.8 * base, resamples=500)
+    assert (found.low, found.high) == pytest.approx((0.2, 0.2)), "both means from one draw"
+    one_start = relative_saving(_column([4.0] * 40), np.tile([2.0, 3.0, 4.0], (40, 1)))
+    assert (one_start.mean, one_start.seeds) == (pytest.approx(0.25), 3)
+    assert one_start.high - one_start.low > 0.3, "the seeds alone differ, and differ much"
+
+
+def test_nothing_is_saved_of_nothing() -> None:
+    with pytest.raises(ValueError, match="counts nothing"):
+        relative_saving([0.0, 0.0], [1.0, 0.0])
+    # A sample may happen to hold none of what the baseline counts.
+    found = relative_saving([0.0] * 3 + [1.0], [0.0] * 4, resamples=200)
+    assert (found.mean, found.low) == (1.0, 0.0)

@@ -1,41 +1,14 @@
 """Chains as a prefix tree: what holds of any policy, and where both kinds of growth end."""
 
 import random
-from collections import Counter
+from statistics import fmean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from wanderer import Wanderer, facts
 
-from mcts import Expansion, Node, SearchSettings, Tree, sample_chains, search
-
-
-class Wanderer:
-    """A policy of a few actions, most often the first, that ends somewhere; every third leaf is
-    unscored. What it draws depends on the seed, the node and the draw number alone."""
-
-    def __init__(self, seed: int, actions: int) -> None:
-        self.seed, self.actions = seed, actions
-        self.drawn: Counter[tuple[str, int]] = Counter()
-        self.evaluated: list[str] = []
-
-    async def expand(self, node: Node[str], draw: int) -> Expansion[str]:
-        self.drawn[node.path, draw] += 1
-        dice = random.Random(f"{self.seed}:{node.path}:{draw}")
-        key = min(dice.randrange(self.actions), dice.randrange(self.actions))
-        last = node.depth >= 4 or (key + node.depth) % 3 == 2
-        return Expansion(f"{node.state}{key}", last, key)
-
-    async def evaluate(self, node: Node[str]) -> float | None:
-        self.evaluated.append(node.path)
-        return None if node.id % 3 == 0 else int(node.state) % 7 / 7
-
-
-def facts(tree: Tree[str]) -> list[tuple[object, ...]]:
-    return [
-        (n.path, n.state, n.visits, n.scored, n.total, n.draws, n.duplicates, n.iteration)
-        for n in tree.nodes
-    ]
+from mcts import Expansion, Node, SearchSettings, sample_chains, search
 
 
 @given(st.integers(), st.integers(1, 5), st.integers(1, 40))
@@ -96,3 +69,72 @@ async def test_an_exhausted_tree_is_not_said_to_be_stopped() -> None:
     settings = SearchSettings(iterations=50, max_children=1)
     tree = await search("", policy.expand, policy.evaluate, settings, counted)
     assert asked == tree.root.visits < 50
+
+
+@given(st.integers(), st.integers(1, 5), st.integers(1, 6), st.integers(2, 3))
+async def test_every_state_of_a_chain_is_branched_or_says_the_same_every_time(
+    seed: int, actions: int, chains: int, branches: int
+) -> None:
+    alone, policy = Wanderer(seed, actions), Wanderer(seed, actions)
+    unbranched = SearchSettings(kind="chains", iterations=chains)
+    branched = unbranched.model_copy(update={"branches": branches})
+    visited = await sample_chains("", alone.expand, alone.evaluate, unbranched)
+    tree = await sample_chains("", policy.expand, policy.evaluate, branched)
+    assert [n.path for n in tree.nodes][: len(visited.nodes)] == [n.path for n in visited.nodes]
+    by_chains = {node.path for node in visited.nodes if not node.terminal}
+    for node in tree.nodes:
+        if node.path in by_chains:
+            assert len(node.children) >= branches or node.draws >= 2 * branches
+        if not node.terminal:
+            # So siblings are visited in the proportion in which the policy goes there.
+            assert node.draws == sum(child.visits for child in tree.children(node))
+            assert node.draws == len(node.children) + node.duplicates
+            assert node.draws >= node.visits
+    leaves = [node for node in tree.nodes if node.terminal]
+    assert tree.root.visits == chains
+    assert policy.evaluated == [leaf.path for leaf in leaves]
+    assert set(policy.drawn.values()) == {1}
+
+
+async def test_branches_begin_only_as_long_as_they_may() -> None:
+    policy, asked = Wanderer(7, 4), 0
+
+    def five_times() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked <= 5
+
+    settings = SearchSettings(kind="chains", iterations=3, branches=3)
+    tree = await sample_chains("", policy.expand, policy.evaluate, settings, five_times)
+    assert (asked, tree.root.visits) == (6, 3)
+    assert sum(node.visits for node in tree.nodes if node.terminal) == 5, "two branches"
+
+
+async def test_branches_do_not_make_episodes_look_longer_than_they_are() -> None:
+    """A chain's states are branched and a branch's are not: its length must not be its weight."""
+
+    async def steps_left(seed: int, branches: int) -> list[float]:
+        dice = random.Random(seed)
+
+        async def expand(node: Node[int], draw: int) -> Expansion[int]:
+            last = node.depth >= 9 or dice.random() < 0.4
+            return Expansion(node.state + 1, last, (last, dice.randrange(8)))
+
+        async def evaluate(node: Node[int]) -> float:
+            return 0.0
+
+        def mean(node: Node[int]) -> float:
+            children = tree.children(node)
+            visits = sum(child.visits for child in children)
+            return sum(c.visits * (1 + mean(c)) for c in children) / visits if visits else 0.0
+
+        settings = SearchSettings(kind="chains", iterations=1, branches=branches)
+        tree = await sample_chains(0, expand, evaluate, settings)
+        return [mean(child) for child in tree.children(tree.root) if not child.terminal]
+
+    expected = 0.0
+    for _ in range(9):
+        expected = 1 + 0.6 * expected
+    for branches in (2, 3):
+        found = [one for seed in range(1500) for one in await steps_left(seed, branches)]
+        assert fmean(found) == pytest.approx(expected, abs=0.12)

@@ -1,9 +1,10 @@
-"""Nothing that a question knows of its answer reaches a policy, in any stage."""
+"""Nothing that a question knows of its answer reaches a policy or a verifier, in any stage."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+from evo_world import EVO, evo_policy, words_alike
 from little_world import QUESTIONS, policy, recipe
 from loopback import serving
 
@@ -61,6 +62,32 @@ def test_no_gold_field_reaches_a_policy_or_a_pair(tmp_path: Path, monkeypatch: A
     assert len(oracle) == len(QUESTIONS)
     assert all(GOLD in one and CANARY not in one for one in oracle), "passages, and nothing else"
     for pair in (*trained, *_pairs(run, "relabelled/again/pairs")):
+        seen = [*pair.prompt, *pair.chosen, *pair.rejected]
+        assert not any(mark in message.content for message in seen for mark in (CANARY, GOLD))
+
+
+def test_no_gold_field_reaches_an_evo_rag_policy_its_verifier_or_a_pair(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+    monkeypatch.setattr("pipelines.worth._similarity", lambda: words_alike)
+    run = tmp_path / "run"
+    with serving(evo_policy, models=("policy", "verifier")) as endpoint:
+        served = {"engine": "openai", "model": "verifier", "base_url": endpoint.base_url}
+        config = recipe(tmp_path, endpoint.base_url, **EVO, verifier=served)
+        lines = "".join(json.dumps(marked(row)) + "\n" for row in QUESTIONS)
+        (tmp_path / "questions.jsonl").write_text(lines)
+        _stage("annotate", config, run)
+        _stage("relabel", config, run, "--label", "again", "--set", "evo_rag.stage=refinement")
+        asked = json.dumps(endpoint.requests)
+        models = {request["model"] for request in endpoint.requests}
+    assert models == {"policy", "verifier"}
+    assert CANARY not in asked
+    assert GOLD not in asked
+    trained = _pairs(run, "pairs"), _pairs(run, "relabelled/again/pairs")
+    assert all(trained)
+    for pair in (*trained[0], *trained[1]):
         seen = [*pair.prompt, *pair.chosen, *pair.rejected]
         assert not any(mark in message.content for message in seen for mark in (CANARY, GOLD))
 

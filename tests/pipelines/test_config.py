@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config import Recipe, load_recipe
+from pipelines.config import load_recipe
+from pipelines.recipe import Recipe
 from storage.errors import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+EVO = "name: x\nevo_rag: {}\nagent: {protocol: evo-rag}"
+"""A recipe of EVO-RAG that does not say yet how its trees are grown."""
 
 
 @pytest.mark.parametrize(
@@ -15,6 +18,33 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 )
 def test_every_shipped_recipe_loads(recipe: Path) -> None:
     assert load_recipe(recipe).name == recipe.stem
+
+
+def test_the_paper_s_side_of_every_evo_rag_decision_is_a_recipe() -> None:
+    ours, paper = (
+        load_recipe(REPOSITORY / "configs" / f"{name}.yaml")
+        for name in ("evo-rag", "evo-rag-paper")
+    )
+    # The recipe of one computer holds what we decided, the other what stands in the paper.
+    assert ours.evo_rag is not None
+    assert paper.evo_rag is not None
+    for setting, decided, printed in (
+        ("retrieval_bonus", "novel", "any"),
+        ("overlap_threshold", 0.8, 0.0),
+        ("horizon", None, 20),
+    ):
+        assert getattr(ours.evo_rag, setting) == decided
+        assert getattr(paper.evo_rag, setting) == printed
+    labels = [recipe.training.reward_model.labels for recipe in (ours, paper)]
+    assert labels == ["component", "total"]
+    assert (ours.training.dpo.reference, paper.training.dpo.reference) == ("start", "none")
+    assert (ours.retrieval.kind, paper.retrieval.kind) == ("bm25", "fusion")
+    assert paper.training.dpo.batch_size == 64
+    for recipe in (ours, paper):
+        assert (recipe.mcts.kind, recipe.mcts.iterations, recipe.mcts.branches) == ("chains", 4, 2)
+        assert (recipe.pairs.per_state, recipe.pairs.min_gap) == ("extremes", 0.2)
+    for rewards in (ours.evo_rag, paper.evo_rag):
+        assert (rewards.schedule, rewards.stage) == ("time-dynamic", "discovery")
 
 
 def problems(tmp_path: Path, text: str, *overrides: str) -> str:
@@ -65,11 +95,44 @@ def test_all_mistakes_are_named_with_line_and_nearest_key(tmp_path: Path) -> Non
         ("name: x\nmcts: {kind: chains}\nspre: {estimator: judge}\n", "only answers are"),
         ("name: x\nmcts: {max_output_tokens: 0}\n", "mcts.max_output_tokens"),
         ("name: x\nspre: {temperature: 0, rollouts: 2}\n", "all 2 rollouts of a node are one"),
+        ("name: x\nevo_rag: {}\nmcts: {kind: chains}\n", "set agent.protocol: evo-rag"),
+        (f"{EVO}\n", "set mcts.evaluator: playout, or mcts.kind: chains"),
+        (f"{EVO}\nmcts: {{evaluator: judge}}\njudge: {{}}\n", "keeps none of its steps"),
+        (f"{EVO}\nmcts: {{evaluator: playout}}\n", "set mcts.normalise: true"),
+        (f"{EVO}\nmcts: {{kind: chains}}\npairs: {{invalid: rejected}}\n", "pairs.invalid: drop"),
+        (f"{EVO}\nmcts: {{kind: chains, iterations: 1}}\n", "no step has a sibling"),
+        (
+            # Each of two chains, and three more draws at each of its ten states at the most.
+            f"{EVO}\nmcts: {{kind: chains, iterations: 2, branches: 2}}\n"
+            "pairs: {min_outcomes: 63}\n",
+            "at most 62 outcomes",
+        ),
+        (f"{EVO}\nmcts: {{kind: chains}}\nverifier: {{engine: openai}}\n", "verifier.base_url"),
+        (
+            f"{EVO}\nmcts: {{kind: chains}}\nlimits: {{max_usd: 1}}\n"
+            "verifier: {engine: openai, base_url: u}\n",
+            "price",
+        ),
+        ("name: x\nverifier: {}\n", "for the rewards of `evo_rag:`, which is not set"),
+        (
+            "name: x\nmcts: {evaluator: playout}\nspre: {estimator: rollout}\n",
+            "spre.estimator: monte_carlo",
+        ),
+        (
+            "name: x\nagent: {protocol: evo-rag}\nmcts: {kind: chains}\n"
+            "evo_rag: {schedule: answer-only, rewards: [step]}\n",
+            "so that nothing counts",
+        ),
+        ("name: x\nevo_rag: {rewards: []}\n", "evo_rag.rewards"),
+        ("name: x\nevo_rag: {rewards: [answers]}\n", "evo_rag.rewards.0"),
+        ("name: x\nevo_rag: {step_value: 1}\n", "evo_rag.step_value"),
+        ("name: x\nevo_rag: {horizons: 3}\n", "did you mean `horizon`?"),
         ("name: x\npairs: {min_gap: 1}\n", "pairs.min_gap"),
         ("name: x\npairs: {actions: [anwser]}\n", "pairs.actions.0"),
         ("name: x\npairs: {actions: []}\n", "pairs.actions"),
         ("name: x\npairs: {max_length_ratio: 0.5}\n", "pairs.max_length_ratio"),
         ("name: x\ntraining: {dpo: {batch_size: 8, micro_batch: 3}}\n", "training.dpo"),
+        ("name: x\ntraining: {warm_start: {traces: {detour: 0.1}}}\n", "is `reasonrag`; leave it"),
         ("name: x\ndata: {questions: q.jsonl}\n", "leave `questions` out"),
         ("name: ../../etc\n", "`name`"),
         ("name: x\nseed: 1\nseed: 2\n", "recipe.yaml:3: `seed` stands there twice"),
@@ -99,6 +162,20 @@ def test_a_mistake_of_form_hides_no_contradiction(tmp_path: Path) -> None:
     assert "price_per_million" not in told
 
 
+@pytest.mark.parametrize(
+    "growth",
+    [
+        "{kind: chains, iterations: 4, branches: 2}",
+        "{kind: chains, iterations: 1, branches: 2}",
+        "{evaluator: playout, normalise: true}",
+    ],
+)
+def test_evo_rag_s_trees_can_be_grown_so(tmp_path: Path, growth: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"{EVO}\nmcts: {growth}\nverifier: {{}}\npairs: {{min_outcomes: 9}}\n")
+    assert load_recipe(path).evo_rag is not None
+
+
 def test_overrides_reach_into_sections_and_are_checked(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text("name: x\nmcts: {iterations: 3}\n")
@@ -126,6 +203,10 @@ def test_dense_retrieval_without_its_packages_is_refused_before_anything_loads(
     assert "faiss" in told
     assert "EXTRAS=dense" in told
     assert "base_url" in told, "all mistakes at once"
+    told = problems(tmp_path, f"{EVO}\nmcts: {{kind: chains}}\n")
+    assert "evo_rag: measures how alike queries are" in told
+    assert "EXTRAS=dense" in told
+    assert "bm25" not in told, "no retriever does without the encoder of queries"
 
 
 def test_a_recipe_that_is_no_text_is_refused(tmp_path: Path) -> None:

@@ -12,10 +12,17 @@ from little_world import policy, recipe
 from loopback import serving
 from sample_records import a_pair
 
-from annotation.diagnosis import pair_figures
+from annotation.diagnosis import TreeFigures, pair_figures
 from annotation.survival import SurvivalRow
 from pipelines.cli import parser, run_stage
-from pipelines.verdicts import FEW_PAIRS, conclusion, of_pairs, of_survival, of_training
+from pipelines.verdicts import (
+    FEW_PAIRS,
+    conclusion,
+    of_pairs,
+    of_survival,
+    of_training,
+    of_trees,
+)
 from storage.ledger import Ledger
 from storage.manifest import load_manifest, remove_parts
 from storage.parts import read_parts
@@ -261,6 +268,16 @@ def test_what_survival_says(row: SurvivalRow | None, verdict: str, advice: str) 
     finding = of_survival(row, 40)
     assert finding.verdict == verdict
     assert advice in finding.advice
+
+
+def test_a_question_always_answered_alike_is_silent_only_where_answers_alone_count() -> None:
+    trees = TreeFigures(
+        questions=10, trees=10, states=50, spread=0.5, flat=0.1, right=0.5, wrong=0.3,
+        without_outcome=0.0, invalid_actions=0.0, invalid_rollouts=None,
+    )  # fmt: skip
+    for returns, verdict in ((False, "bad"), (True, "good")):
+        found = {one.what: one for one in of_trees(trees, 9, returns=returns)}
+        assert found["silent questions"].verdict == verdict
 
 
 def test_the_worst_finding_is_the_conclusion() -> None:

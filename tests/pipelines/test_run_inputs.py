@@ -12,8 +12,8 @@ from loopback import serving
 
 import agent.reasonrag
 from pipelines.cli import parser, run_stage
-from pipelines.config import Recipe
 from pipelines.inputs import model_digest
+from pipelines.recipe import Recipe
 from pipelines.run import open_run
 from storage.errors import ConfigError
 from storage.ledger import Ledger

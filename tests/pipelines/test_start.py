@@ -10,7 +10,7 @@ from engines.settings import ModelSettings
 from engines.vllm_weights import served_digest
 from engines.weights import policy_digest, policy_files
 from pipelines.cli import parser, run_stage
-from pipelines.config import Recipe
+from pipelines.recipe import Recipe
 from pipelines.run import existing_run, open_run
 from pipelines.start import rows_trained_on
 from storage.manifest import add_parts
@@ -64,6 +64,19 @@ def test_only_the_policy_that_drew_the_pairs_is_trained_on_them(
     # The same name for other weights, as after training the policy again.
     Path(ours).write_bytes(b"trained again")
     assert trained(run, ours, stage) == 2
+
+
+def test_off_policy_is_asked_for_and_said(
+    models: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (ours, other), run = models, tmp_path / "run"
+    drawn_by(run, ours, policy_digest(policy_files(ours), "f16"))
+    asked = ("--set", "training.dpo.off_policy=true")
+    assert trained(run, other, "train-dpo", *asked) == 0
+    assert f"off-policy: {ours} drew the rows, and {other} is" in capsys.readouterr().out
+    assert trained(run, ours, "train-dpo", *asked) == 0
+    assert "off-policy" not in capsys.readouterr().out, "the policy's own pairs are no exception"
+    assert trained(run, other, "train-sft", *asked) == 2, "it is DPO's setting"
 
 
 def test_a_policy_that_was_served_is_compared_as_it_was_served(

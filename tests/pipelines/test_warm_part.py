@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from pipelines.config import load_recipe
-from pipelines.warm_start import warm_part
+from pipelines.stage import Invocation
+from pipelines.warm_start import warm_part, warm_start
 
 
 def test_sets_of_a_mix_give_the_same_number_each() -> None:
@@ -15,3 +18,16 @@ def test_sets_of_a_mix_give_the_same_number_each() -> None:
 def test_a_single_set_gives_them_all() -> None:
     drawn = warm_part(load_recipe(Path("configs/atlas.yaml")), 200)
     assert (drawn.split, drawn.limit, drawn.mix) == ("warm", 200, ())
+
+
+@pytest.mark.parametrize(("recipe", "refusals"), [("atlas", 0), ("evo-rag", 4)])
+def test_a_question_without_an_answer_makes_a_trace_where_a_policy_can_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str, refusals: int
+) -> None:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path))
+    settings = load_recipe(Path(f"configs/{recipe}.yaml"), ["data.cities=500"])
+    call = Invocation(settings, tmp_path / "run", dry_run=True, limit=40)
+    counts = warm_start(call).totals["counts"]
+    assert counts.get("refusals: unanswerable", 0) == refusals
+    aside = sum(n for name, n in counts.items() if name.startswith("put aside"))
+    assert counts["traces"] + aside == 36 + refusals, "one question in ten has no answer"

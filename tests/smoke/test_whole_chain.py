@@ -31,6 +31,7 @@ SMALL = {
     "training.dpo.max_examples": 8,
     "training.dpo.batch_size": 4,
     "training.dpo.micro_batch": 2,
+    "training.dpo.epochs": 4,  # the first step of a training has a learning rate of 0
     "training.dpo.sft_weight": 0,  # so that the first loss is ln 2
     "evaluation.limit": 4,
     "evaluation.policies": "{dpo: 'models/{run}/dpo', start: '" + str(POLICY) + "'}",

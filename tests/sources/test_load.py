@@ -92,6 +92,24 @@ def test_a_mix_draws_from_each_and_caps_the_whole(tmp_path: Path) -> None:
     assert len(capped.questions) == 6 and len(capped.passages) == 19
 
 
+def test_what_is_skipped_is_what_a_shorter_sample_holds(tmp_path: Path) -> None:
+    path = write(tmp_path / "q.jsonl", rows("a", 40))
+    one = SetSettings(source="jsonl", questions=path, split=None)
+    for settings in (
+        {"source": "jsonl", "questions": path, "split": None},
+        {"mix": (one,)},
+        {"source": "atlas", "split": "train", "cities": 500},
+    ):
+        first, second, both = (
+            ids(load_data(DataSettings(limit=limit, skip=skip, **settings), 0))
+            for limit, skip in ((5, 0), (7, 5), (12, 0))
+        )
+        assert (len(first), len(second)) == (5, 7)
+        assert sorted(first + second) == sorted(both), "nothing twice, nothing between"
+    with pytest.raises(ConfigError, match=r"no questions are left .*jsonl: questions skipped: 40"):
+        load(path, split=None, skip=40)
+
+
 def test_one_id_in_two_sets_is_refused_naming_both(tmp_path: Path) -> None:
     paths = [write(tmp_path / name, rows("a", 3)) for name in ("1.jsonl", "2.jsonl")]
     same = [SetSettings(source="jsonl", questions=path, split=None) for path in paths]

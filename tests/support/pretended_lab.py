@@ -29,19 +29,28 @@ def gives_nothing(policy: str) -> dict[str, Any]:
     return {}
 
 
+def tells_nothing(command: Command) -> dict[str, Any]:
+    """Totals of a stage that nobody looks into."""
+    return {}
+
+
 @dataclass(frozen=True)
 class Pretended(Lab):
-    """`ran` holds the commands in their order; `scored` says how a policy did."""
+    """`ran` holds the commands in their order; `scored` says how a policy did, `told` what else a
+    stage gave."""
 
     ran: list[Command] = field(default_factory=list)
     scored: Callable[[str], dict[str, Any]] = gives_nothing
+    told: Callable[[Command], dict[str, Any]] = tells_nothing
 
     def branchwise(self, stage: str, *arguments: str, **given: Any) -> dict[str, Any]:
         settings, after = given.get("settings") or {}, given.get("after") or {}
-        self.ran.append(Command(stage, self.call.run.name, settings, arguments, after))
+        command = Command(stage, self.call.run.name, settings, arguments, after)
+        self.ran.append(command)
         policies = settings.get("evaluation.policies", {})
         rows = [{"policy": policy, **self.scored(policy)} for policy in policies]
-        return {"set": "s", "policies": rows, "product": f"{stage} {' '.join(arguments)}"}
+        product = f"{stage} {' '.join(arguments)}".strip()
+        return {"set": "s", "policies": rows, "product": product, **self.told(command)}
 
     def stages(self) -> list[str]:
         return [command.stage for command in self.ran]

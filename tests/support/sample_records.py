@@ -90,6 +90,7 @@ def a_prediction(**changes: Any) -> Prediction:
         "steps": 3,
         "searches": 1,
         "valid_searches": 1,
+        "backtracks": 0,
         "forced": False,
         "refused": False,
         "format_ok": True,

@@ -1,5 +1,7 @@
 """Which pairs are kept out of a training, in which order the others come, and what is scored."""
 
+import math
+
 import pytest
 
 from storage.errors import ConfigError
@@ -38,7 +40,11 @@ def test_the_score_is_what_the_chosen_step_gained_more() -> None:
     found = score(pairs, policy, start, beta=0.1)
     assert (found.pairs, found.accuracy) == (4, 2.5 / 4)
     assert found.margin == pytest.approx(0.1 * sum(gains) / 4)
-    assert score(pairs, start, start, beta=0.1).accuracy == 0.5
+    losses = [math.log(1 + math.exp(-0.1 * gain)) for gain in gains]
+    assert found.loss == pytest.approx(sum(losses) / 4)
+    untouched = score(pairs, start, start, beta=0.1)
+    assert (untouched.accuracy, untouched.loss) == (0.5, pytest.approx(math.log(2)))
+    assert score(pairs, policy, start, beta=1e6).loss == pytest.approx(1e6 / 4), "no overflow"
 
 
 def test_siblings_follow_each_other_in_another_order_every_epoch() -> None:

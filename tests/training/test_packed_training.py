@@ -15,6 +15,7 @@ from engines import weights
 from engines.sampling import Message
 from storage.records import ChatMessage, Pair
 from training import course
+from training.arguments import in_bfloat16
 from training.curves import curves, read_metrics
 from training.dpo import train_dpo
 from training.examples import StepExample
@@ -68,7 +69,7 @@ def pairs(n: int = 8) -> list[Pair]:
 
 def preference(**changes: Any) -> DpoSettings:
     fields = {"batch_size": 8, "micro_batch": 8, "epochs": 3, "lr": 5e-3, "save_every": 2}
-    return DpoSettings(**{**fields, **changes})
+    return DpoSettings(**{**fields, "precision": "float32", **changes})
 
 
 def curve(target: Path, *names: str) -> list[list[float]]:
@@ -102,6 +103,32 @@ def test_packed_preference_training_is_the_stock_one(
         curve(tmp_path / name, "tokens")[-1] for name in ("stock", "packed")
     )
     assert packed_tokens < stock_tokens / 2
+
+
+def test_in_bfloat16_the_same_is_learned_less_exactly(base: str, tmp_path: Path) -> None:
+    for precision in ("float32", "bfloat16"):
+        settings = preference(precision=precision)
+        train_dpo(pairs(), settings, start=base, target=tmp_path / precision, seed=0)
+    exact, rounded = (curve(tmp_path / name, "loss") for name in ("float32", "bfloat16"))
+    assert rounded != exact
+    for one, other in zip(rounded, exact, strict=True):
+        assert one == pytest.approx(other, abs=0.02)
+    assert rounded[-1][0] < 0.9 * rounded[0][0]
+
+
+@pytest.mark.parametrize("able", [{"avx512_bf16": True}, {"amx_bf16": True}])
+def test_bfloat16_is_chosen_where_the_processor_has_it(
+    able: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, **able})
+    assert in_bfloat16("auto")
+    assert not in_bfloat16("float32")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
+    assert not in_bfloat16("auto")
+    assert in_bfloat16("bfloat16")
 
 
 def test_the_supervised_term_keeps_the_chosen_step_likely(base: str, tmp_path: Path) -> None:
@@ -138,7 +165,9 @@ def test_packed_supervised_training_has_the_curve_of_the_padded_one(
     for packed in (True, False):
         train_on_steps(
             examples,
-            SftSettings(batch_size=4, micro_batch=2, lr=5e-3, epochs=2, packed=packed),
+            SftSettings(
+                batch_size=4, micro_batch=2, lr=5e-3, epochs=2, packed=packed, precision="float32"
+            ),
             kind="sft",
             start=base,
             target=tmp_path / str(packed),
@@ -206,7 +235,9 @@ def test_held_out_pairs_are_scored_and_not_trained_on(base: str, tmp_path: Path)
         target = tmp_path / str(packed)
         report = train_dpo(rows, settings, start=base, target=target, seed=1, say=said.append)
         record = json.loads((target / "training.json").read_text())["report"]
-        found.append([record[f"holdout_{name}"] for name in ("pairs", "accuracy", "margin")])
+        found.append(
+            [record[f"holdout_{name}"] for name in ("pairs", "accuracy", "margin", "loss")]
+        )
         assert report.holdout_pairs > 0
         assert (report.examples + report.holdout_pairs, report.dropped) == (len(rows), 0)
         assert f"{report.holdout_pairs} held-out pairs: accuracy" in said[-1]

@@ -82,7 +82,7 @@ def steps(n: int) -> list[StepExample]:
 
 def supervised(base: str, **changes: Any) -> WarmStartSettings:
     fields = {"base": base, "batch_size": 4, "micro_batch": 4, "lr": 5e-3, "save_every": 2}
-    return WarmStartSettings(**{**fields, **changes})
+    return WarmStartSettings(**{**fields, "precision": "float32", **changes})
 
 
 def pairs(n: int = 8) -> list[Pair]:
@@ -98,7 +98,7 @@ def pairs(n: int = 8) -> list[Pair]:
 
 def preference(**changes: Any) -> DpoSettings:
     fields = {"batch_size": 4, "micro_batch": 2, "epochs": 3, "lr": 5e-3}
-    return DpoSettings(**{**fields, **changes})
+    return DpoSettings(**{**fields, "precision": "float32", **changes})
 
 
 def losses(target: Path) -> list[float]:

@@ -5,9 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
+from engines import tree_attention
+from engines.prefix_tree import prefix_tree
+from engines.tree_attention import TREE_SDPA, subtrees
 from storage.errors import ConfigError
 from training.packing import Row, packed_batch, padded_batch
 from training.tree_attention import read_packed
@@ -48,6 +53,7 @@ def tiny(attention: str) -> Any:
     )
     plain = LlamaForCausalLM(config)
     read_packed(plain, "dpo")
+    assert plain.config._attn_implementation in (attention, TREE_SDPA, "flex_attention")
     plain.set_attn_implementation(attention)  # on a GPU it would always be FlexAttention
     lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
     return get_peft_model(plain, lora)
@@ -71,7 +77,7 @@ def gradients(model: Any, batch: Batch) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("attention", ["sdpa", "eager", "flex_attention"])
+@pytest.mark.parametrize("attention", ["sdpa", TREE_SDPA, "eager", "flex_attention"])
 def test_packed_log_probabilities_are_those_of_the_whole_sequences(attention: str) -> None:
     with torch.no_grad():
         whole = step_logps(tiny("sdpa"), padded_batch(ROWS, 0))
@@ -79,7 +85,7 @@ def test_packed_log_probabilities_are_those_of_the_whole_sequences(attention: st
     torch.testing.assert_close(packed, whole, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", ["sdpa", TREE_SDPA, "eager"])
 def test_packed_gradients_are_those_of_the_whole_sequences(attention: str) -> None:
     model = tiny(attention)
     whole, packed = gradients(model, padded_batch), gradients(model, packed_batch)
@@ -87,6 +93,42 @@ def test_packed_gradients_are_those_of_the_whole_sequences(attention: str) -> No
     assert all(gradient.abs().max() > 0 for gradient in whole.values())
     for name, gradient in whole.items():
         torch.testing.assert_close(packed[name], gradient, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple), min_size=1),
+    st.integers(1, 12),
+)
+def test_parts_of_a_tree_see_what_the_whole_tree_shows_them(
+    sequences: list[tuple[int, ...]], small: int
+) -> None:
+    ends = prefix_tree(sequences).ends
+    parts = subtrees(ends, small)
+    assert [at for part in parts for at in range(part.start, part.stop)] == list(range(len(ends)))
+    for part in parts:
+        spans = (*part.past, part[:2])
+        reach = {at for span in spans for at in range(*span)}
+        for token in range(part.start, part.stop):
+            assert reach >= {at for at in range(token + 1) if token < ends[at]}
+            assert reach.issuperset(range(*part[:2]))
+        if part.stop - part.start > small:
+            assert len(set(ends[part.start : part.stop])) == 1, "a large part is a single chain"
+
+
+def test_a_tree_is_read_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[tuple[int, int]] = []
+    real = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
+        lengths.append((query.shape[2], key.shape[2]))
+        return real(query, key, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    monkeypatch.setattr(tree_attention.subtrees, "__defaults__", (3,))
+    with torch.no_grad():
+        step_logps(tiny(TREE_SDPA), packed_batch(ROWS, 0))
+    # Tokens and what they may see: 1 2, 3 4 5 6, 9, and behind it 4 and 5 6 7 8; then 50 3.
+    assert lengths == [(2, 2), (4, 6), (1, 3), (1, 4), (4, 7), (2, 2)] * 3, "in each layer"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

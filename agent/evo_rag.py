@@ -1,0 +1,162 @@
+"""The EVO-RAG protocol: SEARCH, BACKTRACK, ANSWER or REFUSE, from all that was found so far.
+
+Source: EVO-RAG section 3.2, where a state is s_t = (q_<t, D_<t, A_<t): earlier sub-queries, their
+documents, and intermediate answers. Searches lie on a stack. A search adds its passages; every
+later step may begin with a note, the intermediate answer, which belongs to the search on top.
+BACKTRACK takes the search on top away with its passages and notes; its query is still shown, among
+those that were taken back. It is a step like any other, so a tree has no cycles.
+
+The prompt only grows at its end until something is taken back, so that an engine's prefix cache,
+and packed training, read its beginning once.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from agent.prompts import load_prompts, prompts_digest
+from agent.state import Action, ActionKind, Stage, State, Step
+from agent.tags import MAX_CONTENT_CHARS, fenced
+from engines.sampling import Message, Structure
+from storage.records import RetrievedPassage
+
+_EMPTY: dict[str, ActionKind] = {"<backtrack/>": "backtrack", "<refuse/>": "refuse"}
+_FILLED: tuple[ActionKind, ...] = ("search", "answer")
+_BODY = f"[^<>\\n]{{1,{MAX_CONTENT_CHARS}}}"
+_NOTE = f"<note>{_BODY}</note>"
+_LEADING_NOTE = re.compile(r"\s*<note>([^<>]*)</note>")
+_ACTION = re.compile(r"\s*<(search|answer)>([^<>]*)</(search|answer)>\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSearch:
+    """A search that no BACKTRACK has taken away: its query, what it brought, and the notes on it.
+
+    `number` counts the question's searches from 1, those that were taken back included.
+    """
+
+    number: int
+    query: str
+    passages: tuple[RetrievedPassage, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class EvoRAG:
+    """EVO-RAG's protocol (see module)."""
+
+    name: str = "evo-rag"
+    can_refuse: bool = True
+    prompts: dict[str, str] = field(default_factory=lambda: load_prompts("evo-rag"))
+
+    @cached_property
+    def prompt_hash(self) -> str:
+        return prompts_digest(self.prompts)
+
+    def messages(self, state: State, *, forced: bool) -> tuple[Message, ...]:
+        # A prompt offers what is allowed: without a search there is nothing to note or take back.
+        name = "forced" if forced else "step" if live_searches(state.steps) else "first"
+        return (Message("system", self.prompts[name]), Message("user", _user_text(state)))
+
+    def structure(self, state: State, *, forced: bool) -> Structure:
+        stack = live_searches(state.steps)
+        tags = [f"<{kind}>{_BODY}</{kind}>" for kind in _allowed(stack, forced) if kind in _FILLED]
+        tags += [tag for tag, kind in _EMPTY.items() if kind in _allowed(stack, forced)]
+        note = f"({_NOTE})?" if stack else ""
+        # No `|` inside a group: `engines.structure` cuts every alternative where its bound lies.
+        return Structure("regex", "|".join(note + tag for tag in tags))
+
+    def parse(self, state: State, text: str, *, forced: bool) -> Action:
+        stack = live_searches(state.steps)
+        note = _LEADING_NOTE.match(text)
+        if note and not stack:
+            return Action("invalid", "", "<note> is not allowed before a search")
+        if note and not note[1].strip():
+            return Action("invalid", "", "<note> is empty")
+        action = _read(text[note.end() :] if note else text)
+        if action.kind != "invalid" and action.kind not in _allowed(stack, forced):
+            return Action("invalid", "", f"<{action.kind}> is not allowed here")
+        return action
+
+    def query_of(self, action: Action) -> str | None:
+        return action.content if action.kind == "search" else None
+
+    def next_stage(self, state: State, action: Action) -> Stage:
+        return "reasoning" if action.kind in ("search", "backtrack") else "terminal"
+
+    def render(self, action: Action) -> str:
+        if action.kind in _FILLED:
+            return f"<{action.kind}>{action.content}</{action.kind}>"
+        return f"<{action.kind}/>"
+
+
+def with_note(note: str, rendered: str) -> str:
+    """A step's text that notes an intermediate answer first."""
+    return f"<note>{note}</note>{rendered}"
+
+
+def live_searches(steps: Sequence[Step]) -> tuple[LiveSearch, ...]:
+    """The stack of searches after `steps`, the oldest first."""
+    stack: list[LiveSearch] = []
+    searches = 0
+    for step in steps:
+        if stack and (note := note_of(step)):
+            top = stack.pop()
+            stack.append(LiveSearch(top.number, top.query, top.passages, (*top.notes, note)))
+        if step.action.kind == "search":
+            searches += 1
+            stack.append(LiveSearch(searches, step.action.content, step.passages))
+        elif step.action.kind == "backtrack" and stack:
+            stack.pop()
+    return tuple(stack)
+
+
+def note_of(step: Step) -> str | None:
+    """The intermediate answer that a step begins with."""
+    found = _LEADING_NOTE.match(step.text)
+    return found[1].strip() if found else None
+
+
+def _allowed(stack: Sequence[LiveSearch], forced: bool) -> tuple[ActionKind, ...]:
+    if forced:
+        return ("answer",)
+    return ("search", "answer", "refuse", *(("backtrack",) if stack else ()))
+
+
+def _read(text: str) -> Action:
+    """Exactly one action, with something in it where it has a content."""
+    if (kind := _EMPTY.get(text.strip())) is not None:
+        return Action(kind, "")
+    found = _ACTION.fullmatch(text)
+    if found is None or found[1] != found[3]:
+        return Action("invalid", "", "not one action")
+    if not found[2].strip():
+        return Action("invalid", "", f"<{found[1]}> is empty")
+    return Action("search" if found[1] == "search" else "answer", found[2].strip())
+
+
+def _user_text(state: State) -> str:
+    """Question, then the stack of searches, then the queries that were taken back."""
+    stack = live_searches(state.steps)
+    lines = [f"Question: {state.question}", *_shown(stack)]
+    kept = {search.number for search in stack}
+    queries = [step.action.content for step in state.steps if step.action.kind == "search"]
+    taken_back = [query for n, query in enumerate(queries, start=1) if n not in kept]
+    if taken_back:
+        lines.append(f"Taken back: {'; '.join(taken_back)}")
+    return "\n".join(lines)
+
+
+def _shown(stack: Sequence[LiveSearch]) -> Iterator[str]:
+    """A passage that an earlier search on the stack brought is only named again."""
+    shown: set[str] = set()
+    for search in stack:
+        yield f"Search: {search.query}"
+        for passage in search.passages:
+            again = passage.id in shown
+            yield fenced(passage.title, "as above" if again else passage.text)
+            shown.add(passage.id)
+        if not search.passages:
+            yield "(no passage found)"
+        yield from (f"Note: {note}" for note in search.notes)

@@ -1,0 +1,79 @@
+"""A reward model's scores where annotation uses them: in the search, and for pairs.
+
+In the search a node is worth what the model thinks of the step that led there, inner and terminal
+nodes alike, so that all values are on one scale. Labels are still what became of a node. For pairs
+(`pairs.score: reward_model`) a sibling is preferred by its score.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from agent.state import State
+from annotation.evaluators import Evaluator, NodeFacts
+from annotation.worth import Worth
+from rewards.labels import Label
+from rewards.reward_model import Prompt, RewardModel, prefix_of
+from storage.records import Question, TreeNode
+
+
+@dataclass(frozen=True)
+class RewardModelEvaluator:
+    """The score of the step that led to a state.
+
+    States are scored one by one, in another thread: what is read beside a step changes the last
+    bits of its vector, and the same seed would not give the same tree.
+
+    Attributes:
+        prompt: state → the messages that ask for its next step.
+    """
+
+    model: RewardModel
+    prompt: Prompt
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def evaluate(self, question: Question, state: State, path: str) -> NodeFacts:
+        step, t = prefix_of(state, self.prompt), state.depth - 1
+        async with self._turn:
+            [score] = await asyncio.to_thread(self.model.score, [step], [t])
+        too_long = "longer than the reward model reads" if score is None else None
+        return NodeFacts(score, unscored=too_long)
+
+
+@dataclass(frozen=True)
+class ScoredWorth:
+    """Another worth, whose finished trajectories are valued by an evaluator of inner nodes."""
+
+    worth: Worth
+    evaluator: Evaluator
+
+    async def finished(self, question: Question, state: State, path: str) -> NodeFacts:
+        facts = await self.worth.finished(question, state, path)
+        own = await self.evaluator.evaluate(question, state, path)
+        usage = facts.usage + own.usage
+        return replace(facts, value=own.value, unscored=own.unscored, usage=usage)
+
+    def labels(
+        self, question: Question, nodes: Sequence[TreeNode], states: Sequence[State]
+    ) -> list[Label]:
+        return self.worth.labels(question, nodes, states)
+
+
+def node_scores(
+    model: RewardModel, nodes: Sequence[TreeNode], states: Sequence[State], prompt: Prompt
+) -> list[float | None]:
+    """What a model thinks of the step that led to each node; null for the root.
+
+    Args:
+        nodes: one tree, in order of `node_id`.
+        states: theirs, in the same order.
+        prompt: state → the messages that ask for its next step.
+    """
+    made = [place for place, state in enumerate(states) if state.steps]
+    scores: list[float | None] = [None] * len(nodes)
+    if made:
+        steps = [prefix_of(states[place], prompt) for place in made]
+        times = [nodes[place].depth - 1 for place in made]
+        for place, score in zip(made, model.score(steps, times), strict=True):
+            scores[place] = score
+    return scores

@@ -1,0 +1,83 @@
+"""The refusal verifier: does the evidence in context suffice to answer the question?
+
+Source: EVO-RAG section 3.2, where an external model inspects the evidence and returns
+`enough_evidence` yes or no. It sees the question and the passages that no BACKTRACK took away,
+never the gold; so a policy may rightly refuse a question that has an answer which it did not find.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from agent.evo_rag import live_searches
+from agent.prompts import prompts_digest
+from agent.state import State
+from agent.tags import fenced
+from engines.sampling import (
+    CallIdentity,
+    Completion,
+    Engine,
+    Message,
+    SampleRequest,
+    Sampling,
+    Structure,
+    Usage,
+)
+from engines.settings import JudgeSettings
+from storage.records import Question
+
+_WORDS = {"yes": True, "no": False}
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """A model that says whether evidence suffices; `seed` is the run's."""
+
+    engine: Engine
+    settings: JudgeSettings
+    seed: int = 0
+
+    async def sufficient(
+        self, question: Question, state: State, path: str
+    ) -> tuple[bool | None, Usage]:
+        """Its word on the evidence of `state`, and what the call cost.
+
+        Null if the reply is not one of the two words: it is then no reward, of either sign.
+
+        Raises:
+            EndpointError: the verifier could not be asked.
+        """
+        can = self.engine.capabilities.structured_output
+        request = SampleRequest(
+            _messages(question, state),
+            Sampling(self.settings.temperature, self.settings.top_p, self.settings.max_new_tokens),
+            CallIdentity(
+                "verifier", question.id, f"verifier/{path}", 0, verifier_prompt_hash(), self.seed
+            ),
+            Structure("regex", "yes|no") if can else None,
+        )
+        reply = (await self.engine.sample(request))[0]
+        return _read(reply), reply.usage
+
+
+def verifier_prompt_hash() -> str:
+    """Hash of the verifier's prompt."""
+    return prompts_digest({"verifier": _prompt()})
+
+
+@cache
+def _prompt() -> str:
+    return files("annotation").joinpath("prompts/verifier.txt").read_text("utf-8").strip()
+
+
+def _messages(question: Question, state: State) -> tuple[Message, ...]:
+    shown = {p.id: p for live in live_searches(state.steps) for p in live.passages}
+    passages = [fenced(p.title, p.text) for p in shown.values()] or ["(no passage)"]
+    text = "\n".join([*passages, f"Question: {question.question}", "Do the passages suffice?"])
+    return (Message("system", _prompt()), Message("user", text))
+
+
+def _read(reply: Completion) -> bool | None:
+    if reply.finish_reason == "length":
+        return None
+    return _WORDS.get(reply.text.strip().rstrip(".").lower())

@@ -1,0 +1,108 @@
+"""How long does a reward model take to train on pairs whose steps are in the cache?
+
+    python -m benchmarks.reward_model [--pairs 10000] [--width 576] [--epochs 1]
+
+Makes up steps of 600 tokens, two a state, with random vectors in a cache of its own, and trains
+seven heads on comparisons of them: reading the cache, standardising, learning, measuring and
+writing are timed together, as `branchwise train-rm` does them when a run is trained on again. What
+the encoder takes to read the steps the first time is not in it.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from engines.backbone import Backbone, Tokens
+from engines.embedding import FrozenEncoder, Prefix
+from engines.sampling import Message
+from engines.weights import PACKAGED
+from rewards.settings import REWARDS, EvoRagSettings
+from storage.vectors import Vector
+from training.comparisons import Comparison
+from training.reward_model import Material, train_reward_model
+from training.settings import RewardModelSettings
+
+TOKENS = 600
+
+
+class MadeUp(FrozenEncoder):
+    """An encoder whose steps are numbers, each at the end of its own 600 tokens."""
+
+    def tokens(self, prefixes: Sequence[Prefix]) -> list[Tokens]:
+        """One sequence a step."""
+        return [(*range(TOKENS - 1), int(prefix.text)) for prefix in prefixes]
+
+
+class Noise(Backbone):
+    """A model that says something random of every sequence, at once."""
+
+    reads_trees, most_tokens = False, None
+
+    def __init__(self, width: int) -> None:
+        self._width, self._random = width, np.random.default_rng(0)
+
+    def last_states(
+        self, sequences: Sequence[Tokens], batch_tokens: int
+    ) -> Iterator[Mapping[Tokens, Vector]]:
+        """One vector a sequence."""
+        drawn = self._random.normal(size=(len(sequences), self._width)).astype(np.float32)
+        yield dict(zip(sequences, drawn, strict=True))
+
+
+def made_up(pairs: int) -> Material:
+    """So many comparisons, four a question, of twice as many steps."""
+    random, prompt = np.random.default_rng(1), (Message("user", "Where?"),)
+    gaps = random.normal(size=(pairs, len(REWARDS)))
+    comparisons = [
+        Comparison(
+            f"q{i // 4}",
+            i % 10,
+            2 * i,
+            2 * i + 1,
+            dict(zip(REWARDS, gaps[i].tolist(), strict=True)),
+            abs(float(gaps[i].sum())) + 0.3,
+        )
+        for i in range(pairs)
+    ]
+    steps = [Prefix(prompt, str(n)) for n in range(2 * pairs)]
+    return Material(steps, comparisons, EvoRagSettings(), horizon=10)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--pairs", type=int, default=10_000)
+    parser.add_argument("--width", type=int, default=576, help="of a vector; 4096 at 8B")
+    parser.add_argument("--epochs", type=int, default=RewardModelSettings().epochs)
+    options = parser.parse_args()
+    material = made_up(options.pairs)
+    settings = RewardModelSettings(epochs=options.epochs)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["BRANCHWISE_CACHE"] = folder
+        filling = MadeUp(PACKAGED)
+        filling._backbone = Noise(options.width)
+        filling.embed(filling.tokens(material.steps))
+        for target in ("first", "again"):
+            began = time.perf_counter()
+            report = train_reward_model(
+                material,
+                settings,
+                encoder=MadeUp(PACKAGED),
+                target=Path(folder) / target,
+                seed=0,
+                say=print,
+            )
+            seconds = time.perf_counter() - began
+            print(
+                f"{target}: {options.pairs} cached pairs of {len(material.steps)} steps, width "
+                f"{options.width}, {options.epochs} epochs: {seconds:.1f} s, of which "
+                f"{report.seconds:.1f} s learning"
+            )
+
+
+if __name__ == "__main__":
+    main()

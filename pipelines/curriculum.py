@@ -1,0 +1,138 @@
+"""`make curriculum`: Discovery, then Refinement, each in cycles (EVO-RAG sections 3.4 to 3.7).
+
+    branchwise curriculum --config configs/evo-rag.yaml --run datasets/evo-rag
+
+A cycle rolls out with the policy that it begins with, trains a reward model on all sibling pairs
+(`train-rm`), labels the roll-outs again by its scores where `pairs.score` is `reward_model`, trains
+the policy (`train-dpo`; start and reference are the policy that it begins with), and asks it
+questions of the part `dev`. The next cycle begins with the last one's policy and has questions that
+no earlier one had; Refinement begins with the best policy of Discovery, the start among them. A
+stage ends after `curriculum.cycles`, or when dev EM has not risen for `curriculum.patience` cycles.
+
+Every cycle is a run folder beside this one, and every stage of it a process of its own, noted in
+`curriculum/journal.jsonl`: interrupted at any point, the same command goes on. Table (terminal,
+Markdown, CSV) and plot lie beside the journal.
+"""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pipelines.curricula.cycle import Cycle, carry_out
+from pipelines.curricula.dev import STAGES, START, DevResult, StageName, asked_on_dev, best, stalled
+from pipelines.curricula.fit import planned, questions_of, require_fit
+from pipelines.curricula.report import write_course
+from pipelines.inputs import model_digest
+from pipelines.run import open_run
+from pipelines.stage import Invocation, Outcome
+from pipelines.studies.lab import Lab, StageStopped, Totals
+from storage.lock import RunLock
+
+
+def curriculum(call: Invocation) -> Outcome:
+    """Run the stage (see module)."""
+    recipe = call.recipe
+    require_fit(call)
+    announce(call)
+    course = Course(Lab(call, (recipe.seed,), call.run / "curriculum", "curriculum"))
+    if call.dry_run:
+        course.run()
+        return Outcome({"cycles": planned(recipe), "dry_run": True})
+    open_run(call.run, recipe, {}, {"policy": model_digest(recipe.policy, recipe)})
+    course.lab.folder.mkdir(exist_ok=True)
+    try:
+        with RunLock(course.lab.folder / "curriculum.lock"):
+            final = course.run()
+    except StageStopped as stopped:
+        call.say(f"curriculum: {stopped}")
+        return Outcome({**course.totals(), "stopped": str(stopped)}, stopped.exit_code)
+    call.say(f"curriculum: its policy is {final.model} ({final.name})")
+    return Outcome({**course.totals(), "final": asdict(final)})
+
+
+def announce(call: Invocation) -> None:
+    """Say what will happen before anything is paid for."""
+    settings = call.recipe.curriculum
+    call.say(
+        f"curriculum: cycles of Discovery up to {settings.cycles.discovery}, of Refinement up to "
+        f"{settings.cycles.refinement}; {questions_of(call.recipe)} questions each, "
+        f"{settings.dev_questions} dev questions; policy {call.recipe.policy.model}; run folders "
+        f"{call.run}, {call.run}-<stage>-<number>"
+    )
+    if call.dry_run:
+        call.say("as if every cycle were carried out, and the last one of Discovery were its best:")
+
+
+@dataclass
+class Course:
+    """The curriculum as far as it has come.
+
+    Attributes:
+        lab: where its stages run.
+        results: of every policy, the start first.
+        chosen: the best of either stage so far.
+        trained: totals of every policy's training, by its name.
+        places: cycles begun, with or without a result.
+        reward_model: folder of the last one that was trained.
+    """
+
+    lab: Lab
+    results: list[DevResult] = field(default_factory=list)
+    chosen: dict[StageName, DevResult] = field(default_factory=dict)
+    trained: dict[str, Totals] = field(default_factory=lambda: {START: {}})
+    places: int = 0
+    reward_model: str | None = None
+
+    def run(self) -> DevResult:
+        """Both stages, one after the other; the policy that they come to."""
+        result = asked_on_dev(self.lab, START, self.lab.recipe.policy.model)
+        self._note(result)
+        for stage in STAGES:
+            result = self._best_of(stage, result)
+        return result
+
+    def _best_of(self, stage: StageName, begins: DevResult) -> DevResult:
+        settings, results = self.lab.recipe.curriculum, [begins]
+        for number in range(1, getattr(settings.cycles, stage) + 1):
+            if self._ends(stage, results):
+                break
+            result = self._cycle(stage, number, results[-1])
+            if result is None:
+                break
+            results.append(result)
+            self.chosen[stage] = best(results)
+            self._note(result)
+        # Dry, there is nothing to go by.
+        return results[-1] if self.lab.call.dry_run else best(results)
+
+    def _ends(self, stage: StageName, results: list[DevResult]) -> bool:
+        patience = self.lab.recipe.curriculum.patience
+        if self.lab.call.dry_run or not stalled(results, patience):
+            return False
+        self.lab.call.say(f"curriculum: {stage} ends: no higher dev EM for {patience} cycles")
+        return True
+
+    def _cycle(self, stage: StageName, number: int, begins: DevResult) -> DevResult | None:
+        self.places += 1
+        searches = self.lab.recipe.mcts.evaluator == "reward_model"
+        asks = self.reward_model if searches else None
+        cycle = Cycle(stage, number, self.places, begins, asks)
+        self.lab.call.say(f"curriculum: {cycle.name}, begins with {cycle.begins.model}")
+        taught = carry_out(self.lab, cycle, self.trained[cycle.begins.name])
+        if taught.result is None:
+            self.lab.call.say(f"curriculum: {cycle.stage} ends: {cycle.name} has no pairs")
+        self.trained[cycle.name] = taught.totals
+        self.reward_model = taught.reward_model or self.reward_model
+        return taught.result
+
+    def _note(self, result: DevResult) -> None:
+        self.results.append(result)
+        if not self.lab.call.dry_run:
+            write_course(self.lab, self.results, self.chosen)
+
+    def totals(self) -> dict[str, Any]:
+        """For the JSON line."""
+        return {
+            "folder": str(self.lab.folder),
+            "policies": [asdict(result) for result in self.results],
+            "best": {stage: result.name for stage, result in self.chosen.items()},
+        }

@@ -1,0 +1,50 @@
+"""What a policy did on a test question, move by move, near-duplicate searches among it."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from evaluation.scoring import SEARCH_KINDS
+from rewards.evo_rag import Similarity
+from storage.records import Prediction
+
+NEAR = 0.8
+"""Cosine from which two sub-queries are near-duplicates, as in `evo_rag.overlap_threshold`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A step of a trajectory.
+
+    Attributes:
+        action: its kind.
+        content: query or answer; "" for an action that has none.
+        titles: of the passages that it brought.
+        alike: largest cosine to an earlier query; null for the first search and other actions.
+    """
+
+    action: str
+    content: str
+    titles: tuple[str, ...] = ()
+    alike: float | None = None
+
+    @property
+    def searches(self) -> bool:
+        return self.action in SEARCH_KINDS
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it searches for nearly what was searched for before."""
+        return self.alike is not None and self.alike >= NEAR
+
+
+def moves_of(row: Prediction, similarity: Similarity) -> Iterator[Move]:
+    """The moves of a trajectory, in order; queries that were taken back count as earlier ones."""
+    queries: list[str] = []
+    for step in json.loads(row.trajectory):
+        content, alike = step["content"], None
+        if step["action"] in SEARCH_KINDS:
+            alike = similarity(content, queries) if queries else None
+            queries.append(content)
+        titles = tuple(passage["title"] for passage in step["passages"])
+        yield Move(step["action"], content, titles, alike)

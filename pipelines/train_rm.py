@@ -1,0 +1,176 @@
+"""`make train-rm`: a reward model on a run's siblings (EVO-RAG section 3.3).
+
+    branchwise train-rm --run datasets/evo-rag
+
+Labels the stored trees under the recipe's `evo_rag:`, so that another schedule is a `--set` and
+grows nothing, and compares all siblings that differ in action or query and are far enough apart. A
+frozen encoder reads each step once; linear heads learn to order them. Prints how each head does on
+questions that were kept out, beside what the length of the texts alone would say. Writes
+`models/<run>/reward-model/`, or another folder beside it with `--name`.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.table import Table
+
+from agent.environment import prompter
+from agent.protocols import protocol_named
+from agent.replay import replay_tree
+from annotation.pairs import sibling_pairs
+from annotation.settings import PairSettings
+from engines.embedding import FrozenEncoder, Prefix, base_of
+from pipelines.inputs import replay_passages
+from pipelines.recipe import Recipe
+from pipelines.relabel import trees_of
+from pipelines.run import Run, existing_run
+from pipelines.stage import Invocation, Outcome
+from pipelines.start import rows_trained_on, trained_folder
+from pipelines.worth import worth_for
+from rewards.reward_model import KIND, prefix_of
+from rewards.settings import EvoRagSettings
+from storage.errors import ConfigError
+from storage.parts import read_parts
+from storage.records import Question, TreeNode
+from storage.schemas import table_to_records
+from training.comparisons import Comparison, head_names, orders, return_gaps
+from training.head_metrics import HeadMetrics, ModelMetrics
+from training.reward_model import Material, RewardModelReport, train_reward_model
+from training.settings import RewardModelSettings
+
+
+def train_rm(call: Invocation) -> Outcome:
+    """Run the stage (see module)."""
+    settings, run = call.recipe.training.reward_model, existing_run(call.run)
+    material, dropped = material_of(run, rewards_of(call), settings)
+    target, encoder = trained_folder(call, KIND), encoder_of(call.recipe)
+    pairs, heads = len(material.comparisons), pairs_by_head(material, settings)
+    call.say(
+        f"train-rm: {pairs} pairs of {len(material.steps)} steps, encoder {encoder} → {target}"
+    )
+    call.say(f"train-rm: pairs that a head learns from or is measured on: {_listed(heads)}")
+    call.say(f"train-rm: pairs dropped: {_listed(dropped)}")
+    if call.dry_run:
+        return Outcome({"pairs": pairs, "heads": heads, "dry_run": True})
+    report = train_reward_model(
+        material,
+        settings,
+        encoder=FrozenEncoder(encoder, batch_tokens=settings.batch_tokens, say=call.say),
+        target=target,
+        seed=call.recipe.seed,
+        say=call.say,
+        data=rows_trained_on(run, "trees"),
+    )
+    _tell(call, report, target)
+    return Outcome({"model": str(target), **report.as_json()})
+
+
+def rewards_of(call: Invocation) -> EvoRagSettings:
+    """The rewards that label the trees.
+
+    Raises:
+        ConfigError: the recipe has none that a step could be given.
+    """
+    if call.recipe.evo_rag is None:
+        raise ConfigError(
+            "train-rm: a reward model learns the rewards of `evo_rag:`, which is not set; grow the "
+            "trees with it and the protocol evo-rag"
+        )
+    return call.recipe.evo_rag
+
+
+def encoder_of(recipe: Recipe) -> str:
+    """What reads the steps: the recipe's encoder, or the base of its policy.
+
+    Raises:
+        ConfigError: the policy's weights are not on this machine, and no encoder is named.
+    """
+    named = recipe.training.reward_model.encoder
+    if named is not None:
+        return named
+    try:
+        return base_of(recipe.policy.trainable)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}; or say what is to read the steps: training.reward_model.encoder"
+        ) from error
+
+
+def material_of(
+    run: Run, evo_rag: EvoRagSettings, settings: RewardModelSettings
+) -> tuple[Material, Counter[str]]:
+    """What a run's trees have to teach under some rewards, and the pairs that were dropped.
+
+    Raises:
+        ConfigError: corpus or prompts are not those that the trees were grown with.
+    """
+    recipe = run.recipe.model_copy(update={"evo_rag": evo_rag})
+    protocol = protocol_named(recipe.agent.protocol)
+    prompt = prompter(protocol, recipe.agent.max_steps)
+    worth, passages = worth_for(recipe), replay_passages(run)
+    questions = {q.id: q for q in table_to_records(read_parts(run.folder, "questions"), Question)}
+    wanted = PairSettings(min_gap=settings.min_gap)
+    places: dict[Prefix, int] = {}
+    comparisons: list[Comparison] = []
+    dropped: Counter[str] = Counter()
+    for nodes in trees_of(table_to_records(read_parts(run.folder, "trees"), TreeNode)):
+        question = questions[nodes[0].question_id]
+        states = replay_tree(question.question, nodes, passages, protocol)
+        pairs, left_out = sibling_pairs(nodes, worth.labels(question, nodes, states), wanted)
+        dropped += left_out
+        for pair in pairs:
+            better, worse = (
+                places.setdefault(prefix_of(states[node.node_id], prompt), len(places))
+                for node in (pair.chosen, pair.rejected)
+            )
+            gaps = return_gaps(pair.chosen_label, pair.rejected_label)
+            t = pair.chosen.depth - 1
+            comparisons.append(Comparison(question.id, t, better, worse, gaps, pair.gap))
+    horizon = evo_rag.horizon or recipe.agent.max_steps
+    return Material(list(places), comparisons, evo_rag, horizon), dropped
+
+
+def pairs_by_head(material: Material, settings: RewardModelSettings) -> dict[str, int]:
+    """How many comparisons order each head."""
+    counted = (orders(material.comparisons, settings) != 0).sum(axis=0).tolist()
+    return dict(zip(head_names(settings), counted, strict=True))
+
+
+def _tell(call: Invocation, report: RewardModelReport, target: Path) -> None:
+    call.console.print(_table(report.metrics))
+    loss = report.metrics.loss
+    said = "no validation question has a pair" if loss is None else f"validation loss {loss:.3f}"
+    call.say(
+        f"wrote {target}: {report.trained} pairs of {report.questions} questions, "
+        f"{report.kept} of {report.validation_questions} kept for validation, {said}"
+    )
+
+
+def _table(metrics: ModelMetrics) -> Table:
+    table = Table(title="reward model on validation questions", title_justify="left", box=None)
+    for name in ("head", "trained on", "pairs", "loss", "accuracy", "length only"):
+        table.add_column(name, justify="left" if name == "head" else "right")
+    for row in (*metrics.heads, metrics.score):
+        table.add_row(*_cells(row))
+    return table
+
+
+def _cells(row: HeadMetrics) -> tuple[str, ...]:
+    length = f"{_shown(row.length_only)} ({row.prefers})"
+    return (
+        row.name,
+        str(row.trained),
+        str(row.pairs),
+        _shown(row.loss),
+        _shown(row.accuracy),
+        length if row.length_only is not None else "–",
+    )
+
+
+def _shown(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _listed(counted: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {n}" for name, n in counted.items()) or "none"

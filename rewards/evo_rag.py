@@ -1,0 +1,196 @@
+"""EVO-RAG's seven step rewards (section 3.2), unweighted: what one step earned, and for what.
+
+Each is a small pure function. A step is judged from what came before it (`Before`), itself, and
+the gold (`Gold`). t is the 0-based index of the policy call, BACKTRACK included, and is never
+reset; p(t) = t / T.
+
+Where the paper's own text would teach the wrong thing, the default differs and a setting holds the
+paper's side (`EvoRagSettings`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agent.evo_rag import live_searches
+from agent.state import Step
+from rewards.answers import exact_match, f1
+from rewards.settings import EvoRagSettings, RewardName
+from storage.records import Question
+
+EARLY = 0.3
+"""p(t) below which a search costs nothing (the retrieval action penalty)."""
+
+Similarity = Callable[[str, Sequence[str]], float]
+"""(query, other queries) → the largest cosine of their embeddings, in [-1, 1]."""
+
+Rewards = Mapping[RewardName, float | None]
+"""Raw value by name; null where it cannot be known, so that it leaves every sum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gold:
+    """What a question's rewards are measured by.
+
+    `documents` are the ids of the gold documents D*; null where they are not known.
+    """
+
+    answers: tuple[str, ...]
+    answerable: bool
+    documents: frozenset[str] | None
+
+    @classmethod
+    def of(cls, question: Question) -> "Gold":
+        documents = frozenset(question.supporting_ids) or None
+        return cls(question.answers, question.answerable, documents)
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What a step found when it was made.
+
+    Attributes:
+        t: policy calls made before.
+        queries: of all searches made before, taken back or not.
+        retrieved: ids of all passages that they brought.
+        context: ids of the passages that no BACKTRACK has taken away.
+    """
+
+    t: int
+    queries: tuple[str, ...]
+    retrieved: frozenset[str]
+    context: frozenset[str]
+
+    @classmethod
+    def of(cls, steps: Sequence[Step]) -> "Before":
+        searches = [step for step in steps if step.action.kind == "search"]
+        return cls(
+            t=len(steps),
+            queries=tuple(step.action.content for step in searches),
+            retrieved=frozenset(p.id for step in searches for p in step.passages),
+            context=frozenset(p.id for live in live_searches(steps) for p in live.passages),
+        )
+
+
+def retrieval_bonus(step: Step, before: Before, gold: Gold, *, novel: bool = True) -> float | None:
+    """r_ret: +1 if a SEARCH brings a gold document, −1 if it brings none, 0 for other actions.
+
+    With `novel` (ours) only a gold document that no earlier search brought earns +1, and one that
+    is known already 0; in the paper a hit repeated earns +1 again, with β = 2 more than a right
+    answer. Null for a SEARCH if no gold document is known, and on unanswerable questions (a source
+    may know half of their documents), where −1 would make any answer better than a search that
+    ends in a refusal.
+    """
+    if step.action.kind != "search":
+        return 0.0
+    if gold.documents is None or not gold.answerable:
+        return None
+    found = gold.documents & {passage.id for passage in step.passages}
+    if not found:
+        return -1.0
+    return 1.0 if not novel or found - before.retrieved else 0.0
+
+
+def sub_query_overlap(step: Step, before: Before, similarity: Similarity) -> float:
+    """r_dup = −max_{j<t} cos(q_t, q_j) for a SEARCH after the first; in [−1, 0].
+
+    Queries that were taken back count. A negative cosine is no overlap, where the paper's formula
+    would pay for it.
+    """
+    if step.action.kind != "search" or not before.queries:
+        return 0.0
+    return -max(0.0, similarity(step.action.content, before.queries))
+
+
+def retrieval_action(step: Step, p: float, overlap: float, *, threshold: float = 0.8) -> float:
+    """r_act: −1 for a late SEARCH (p ≥ 0.3) that overlaps with an earlier one, else 0.
+
+    Args:
+        p: progress of the episode, t / T.
+        overlap: r_dup of the same step.
+        threshold: the cosine from which queries overlap; 0 is the paper's 1[r_dup < 0], which
+            hits nearly every late search.
+    """
+    if step.action.kind != "search" or p < EARLY or overlap == 0.0:
+        return 0.0
+    return -1.0 if -overlap >= threshold else 0.0
+
+
+def backtrack_penalty(step: Step) -> float:
+    """r_bt = −1[a_t = BACKTRACK]."""
+    return -1.0 if step.action.kind == "backtrack" else 0.0
+
+
+def refusal_reward(step: Step, before: Before, *, sufficient: bool | None) -> float | None:
+    """r_ref: for REFUSE +1 if the evidence is insufficient, −1 otherwise; 0 for other actions.
+
+    A REFUSE before any SEARCH is −1 whatever the evidence: nothing was looked for, and refusing
+    at once would beat searching wherever searches seldom hit.
+
+    Args:
+        sufficient: whether the evidence in context suffices to answer; null if nobody could say.
+    """
+    if step.action.kind != "refuse":
+        return 0.0
+    if not before.queries:
+        return -1.0
+    return None if sufficient is None else -1.0 if sufficient else 1.0
+
+
+def sufficient_by_gold(before: Before, gold: Gold) -> bool | None:
+    """Without a verifier: whether an answerable question's gold documents are all in context.
+
+    Null for an answerable question whose gold documents are not known.
+    """
+    if not gold.answerable:
+        return False
+    return None if gold.documents is None else gold.documents <= before.context
+
+
+def step_cost(value: float = -1.0) -> float:
+    """r_step: the same for every step (section 3.2 also tried −0.5 and −2)."""
+    return value
+
+
+def answer_correctness(step: Step, gold: Gold) -> float:
+    """r_ans = ½ (EM + F1) of an ANSWER, in [0, 1]; 0 for other actions.
+
+    No answer is right where the question has none, even if the source names one (MuSiQue does).
+    """
+    if step.action.kind != "answer" or not gold.answerable:
+        return 0.0
+    said = step.action.content
+    return 0.5 * (exact_match(said, gold.answers) + f1(said, gold.answers))
+
+
+def step_rewards(
+    steps: Sequence[Step],
+    gold: Gold,
+    settings: EvoRagSettings,
+    *,
+    horizon: int,
+    similarity: Similarity,
+    verdict: bool | None = None,
+    verified: bool = False,
+) -> Rewards:
+    """All seven of the last of `steps`.
+
+    Args:
+        steps: a trajectory up to the step that is judged; at least that one.
+        horizon: T of p(t) = t / T, in policy calls.
+        verdict: the verifier's word on whether the evidence suffices; null if it gave none.
+        verified: whether a verifier is asked at all; if none is, the gold says.
+    """
+    step, before = steps[-1], Before.of(steps[:-1])
+    overlap = sub_query_overlap(step, before, similarity)
+    known = verdict if verified else sufficient_by_gold(before, gold)
+    return {
+        "retrieval": retrieval_bonus(step, before, gold, novel=settings.retrieval_bonus == "novel"),
+        "action": retrieval_action(
+            step, before.t / horizon, overlap, threshold=settings.overlap_threshold
+        ),
+        "overlap": overlap,
+        "backtrack": backtrack_penalty(step),
+        "refusal": refusal_reward(step, before, sufficient=known),
+        "step": step_cost(settings.step_value),
+        "answer": answer_correctness(step, gold),
+    }

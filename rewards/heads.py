@@ -1,0 +1,120 @@
+"""The heads of a reward model: linear functions of a step's vector, one a reward.
+
+Source: EVO-RAG section 3.3, seven parallel linear heads on a frozen encoder. They have no bias: in
+a comparison of two steps it would cancel. A vector is standardised before a head reads it and a
+head's output after, by mean and deviation over the training steps, so that heads can be added up.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rewards.schedule import Weights
+from rewards.settings import REWARDS
+from storage.atomic import atomic_path
+from storage.errors import StorageError
+
+Array = NDArray[np.float32]
+Learned = Literal["component", "total"]
+
+TOTAL = "total"
+"""Name of the one head of a single-head model, which learns the weighted total."""
+_ARRAYS = ("weight", "mean", "sd", "output_mean", "output_sd")
+
+
+@dataclass(frozen=True)
+class Heads:
+    """K heads on vectors of width d, all arrays in float32.
+
+    Attributes:
+        names: of the heads: the seven rewards, or `TOTAL` alone.
+        learned: whether each learned its own component's order, or all of them the total's.
+        weight: (K, d); zero for a head that had nothing to learn from.
+        mean, sd: (d,) of the training vectors.
+        output_mean, output_sd: (K,) of the outputs on them.
+    """
+
+    names: tuple[str, ...]
+    learned: Learned
+    weight: Array
+    mean: Array
+    sd: Array
+    output_mean: Array
+    output_sd: Array
+
+    def outputs(self, vectors: Array) -> Array:
+        """f_k(x) of each vector: (n, K)."""
+        standard: Array = (vectors - self.mean) / self.sd
+        found: Array = np.matmul(standard, self.weight.T)
+        return found
+
+    def standardised(self, vectors: Array) -> Array:
+        """The outputs with mean 0 and deviation 1 over the training steps: (n, K)."""
+        found: Array = (self.outputs(vectors) - self.output_mean) / self.output_sd
+        return found
+
+    def scores(self, vectors: Array, weights: Sequence[Weights]) -> Array:
+        """Σ_k w_k · head k of each vector: (n,).
+
+        Heads that learned the total have its weights in them already, so that it is their mean.
+
+        Args:
+            weights: one mapping a vector (`rewards.schedule`).
+        """
+        heads = self.standardised(vectors)
+        found: Array
+        if self.learned == TOTAL:
+            found = heads.mean(axis=1)
+        else:
+            scale = np.array([[one[name] for name in REWARDS] for one in weights], np.float32)
+            found = (scale.reshape(heads.shape) * heads).sum(axis=1)
+        return found
+
+    @property
+    def digest(self) -> str:
+        """Hash of names and weights (32 hex digits)."""
+        digest = hashlib.blake2b(json.dumps([self.names, self.learned]).encode(), digest_size=16)
+        for name in _ARRAYS:
+            digest.update(np.ascontiguousarray(getattr(self, name)).tobytes())
+        return digest.hexdigest()
+
+    def save(self, path: Path) -> None:
+        """Write them as safetensors.
+
+        Raises:
+            StorageError: the file system refused.
+        """
+        from safetensors.numpy import save_file
+
+        arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
+        # One key: safetensors writes several in any order, and equal heads are to be equal files.
+        about = {"heads": json.dumps({"names": self.names, "learned": self.learned})}
+        with atomic_path(path) as temporary:
+            save_file(arrays, str(temporary), about)
+
+    @classmethod
+    def load(cls, path: Path) -> "Heads":
+        """Read what `save` wrote.
+
+        Raises:
+            StorageError: it is not there, or no such file.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(str(path), "numpy") as file:
+                about = json.loads((file.metadata() or {})["heads"])
+                arrays = {name: file.get_tensor(name) for name in _ARRAYS}
+                learned: Learned = "total" if about["learned"] == TOTAL else "component"
+                return cls(names=tuple(about["names"]), learned=learned, **arrays)
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise StorageError(
+                f"{path}: cannot be read as the heads of a reward model ({error}); train it again "
+                "with `branchwise train-rm`"
+            ) from error

@@ -1,0 +1,40 @@
+"""What a node was worth, whatever reward says so."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from storage.records import Component
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A node's reward, or null; and on how many distinct outcomes it rests.
+
+    Attributes:
+        reward: in [0, 1] for SPRE; a weighted return, of any sign, for EVO-RAG.
+        components: named parts that are stored with the node and its pairs.
+        weighted: the parts that `reward` is the sum of, where it is one; null ones are in no sum.
+    """
+
+    reward: float | None
+    n_outcomes: int
+    components: tuple[Component, ...] = ()
+    weighted: Mapping[str, float | None] = field(default_factory=dict)
+
+
+def gap(one: Label, other: Label) -> float:
+    """How much more `one` is worth; both are labelled.
+
+    A part that is null for one of them leaves both sums: what nobody could say of one side is no
+    reason to prefer the other.
+    """
+    if one.reward is None or other.reward is None:
+        raise ValueError("a label without a reward is compared with nothing")
+    if not one.weighted:
+        return one.reward - other.reward
+    shared = [
+        mine - theirs
+        for name, mine in one.weighted.items()
+        if mine is not None and (theirs := other.weighted.get(name)) is not None
+    ]
+    return sum(shared)

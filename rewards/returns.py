@@ -1,0 +1,181 @@
+"""EVO-RAG's returns: what a step and everything after it came to, by component.
+
+Source: EVO-RAG section 3.3, R(x) = Σ_t w_t · r_t. Siblings compare w · r + G(child), undiscounted,
+where G of an inner node is the visit-weighted mean over its children of (w · r + G). Computed from
+stored trees alone, so that one set of trees serves every schedule and every subset of rewards.
+
+A component is stored twice for a node: under its name what this step alone earned (raw), and under
+`<name>_return` the raw rewards of this step and all that follow. Reward-model heads learn the
+second, which no schedule changes; a node's reward is the weighted sum.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agent.state import State, Step
+from rewards.evo_rag import Gold, Rewards, Similarity, step_rewards
+from rewards.labels import Label
+from rewards.schedule import weights
+from rewards.settings import REWARDS, EvoRagSettings
+from storage.records import NO_PARENT, Component, TreeNode
+
+RETURN = "_return"
+"""Ending of the components that are sums over a step and all that follow."""
+
+Parts = Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class EpisodeRewards:
+    """The seven rewards under a recipe's settings and its budget.
+
+    Attributes:
+        max_steps: `agent.max_steps`, the horizon where `evo_rag.horizon` gives none.
+        similarity: of sub-queries.
+        verified: whether refusals are shown to a verifier, so that one without its word has no
+            reward; if not, the gold says whether the evidence sufficed.
+    """
+
+    settings: EvoRagSettings
+    max_steps: int
+    similarity: Similarity
+    verified: bool = False
+
+    @property
+    def horizon(self) -> int:
+        """T of p(t) = t / T, in policy calls."""
+        return self.settings.horizon or self.max_steps
+
+    def raw(self, steps: Sequence[Step], gold: Gold, verdict: bool | None) -> Rewards:
+        """Of the last of `steps`, unweighted."""
+        return step_rewards(
+            steps,
+            gold,
+            self.settings,
+            horizon=self.horizon,
+            similarity=self.similarity,
+            verdict=verdict,
+            verified=self.verified,
+        )
+
+    def weighted(self, raw: Rewards, t: int) -> dict[str, float | None]:
+        """w_k(t) · r_k of a step; t is its 0-based index."""
+        scale = weights(self.settings, t / self.horizon)
+        return {name: _times(scale[name], raw[name]) for name in REWARDS}
+
+    def episode(self, steps: Sequence[Step], gold: Gold, verdict: bool | None = None) -> float:
+        """Σ_t w_t · r_t of a whole trajectory; what is null adds nothing.
+
+        Args:
+            verdict: the verifier's on its last step.
+        """
+        total = 0.0
+        for end in range(1, len(steps) + 1):
+            raw = self.raw(steps[:end], gold, verdict if end == len(steps) else None)
+            total += sum(value or 0.0 for value in self.weighted(raw, end - 1).values())
+        return total
+
+
+def label_returns(
+    nodes: Sequence[TreeNode],
+    states: Sequence[State],
+    gold: Gold,
+    rewards: EpisodeRewards,
+) -> list[Label]:
+    """Label every node of one tree with its return.
+
+    A node is labelled if a finished trajectory runs through it: invalid actions, states that the
+    search left open and the root have no label.
+
+    Args:
+        nodes: all nodes of the tree, in order of `node_id`.
+        states: theirs, in the same order.
+        gold: of the tree's question.
+
+    Returns:
+        One label a node, in the same order; `n_outcomes` counts the finished trajectories.
+    """
+    tree = _Returns(nodes, states, gold, rewards)
+    return [tree.label(place) for place in range(len(nodes))]
+
+
+class _Returns:
+    """Own rewards and returns of every node, from the leaves up."""
+
+    def __init__(
+        self,
+        nodes: Sequence[TreeNode],
+        states: Sequence[State],
+        gold: Gold,
+        rewards: EpisodeRewards,
+    ) -> None:
+        self._nodes = nodes
+        places = {node.node_id: place for place, node in enumerate(nodes)}
+        self._children: dict[int, list[int]] = defaultdict(list)
+        self._raw: dict[int, Rewards] = {}
+        self._weighted: dict[int, Parts] = {}
+        for place, (node, state) in enumerate(zip(nodes, states, strict=True)):
+            if node.parent_id == NO_PARENT:
+                continue
+            self._children[places[node.parent_id]].append(place)
+            self._raw[place] = rewards.raw(state.steps, gold, node.verdict)
+            self._weighted[place] = rewards.weighted(self._raw[place], node.depth - 1)
+        self._outcomes: dict[int, int] = {}
+        self._raw_return: dict[int, Parts] = {}
+        self._weighted_return: dict[int, Parts] = {}
+        for place in sorted(range(len(nodes)), key=lambda place: -nodes[place].depth):
+            self._add_up(place)
+
+    def _add_up(self, place: int) -> None:
+        node = self._nodes[place]
+        below = [child for child in self._children[place] if self._outcomes[child]]
+        if node.terminal:
+            self._outcomes[place] = int(node.action != "invalid")
+        else:
+            self._outcomes[place] = sum(self._outcomes[child] for child in below)
+        if node.parent_id == NO_PARENT or not self._outcomes[place]:
+            return
+        visits = [max(self._nodes[child].visits, 1) for child in below]
+        for own, returns in (
+            (self._raw[place], self._raw_return),
+            (self._weighted[place], self._weighted_return),
+        ):
+            after = [returns[child] for child in below]
+            returns[place] = {name: _plus(own[name], after, visits, name) for name in REWARDS}
+
+    def label(self, place: int) -> Label:
+        if place not in self._weighted_return:
+            return Label(None, 0)
+        own, total = self._raw[place], self._raw_return[place]
+        weighted = self._weighted_return[place]
+        return Label(
+            reward=sum(value for value in weighted.values() if value is not None),
+            n_outcomes=self._outcomes[place],
+            components=tuple(
+                Component(name=f"{name}{ending}", value=parts[name])
+                for parts, ending in ((own, ""), (total, RETURN))
+                for name in REWARDS
+            ),
+            weighted=weighted,
+        )
+
+
+def _plus(
+    own: float | None, after: Sequence[Parts], visits: Sequence[int], name: str
+) -> float | None:
+    """A step's own value and the visit-weighted mean of what followed; null if either is."""
+    if own is None or not after:
+        return own
+    known = [
+        (value, n)
+        for parts, n in zip(after, visits, strict=True)
+        if (value := parts[name]) is not None
+    ]
+    if not known:
+        return None
+    return own + sum(value * n for value, n in known) / sum(n for _, n in known)
+
+
+def _times(weight: float, value: float | None) -> float | None:
+    return None if value is None else weight * value

@@ -1,0 +1,168 @@
+"""A trained reward model: what it thinks of a step, before anybody knows what comes of it.
+
+Source: EVO-RAG section 3.3; the score is Σ_k w_k(t) · head k, with the schedule's weights at the
+step's own time. A model's folder holds `heads.safetensors` and `training.json`, which says which
+encoder the heads sit on:
+
+    {"kind": "reward-model", "encoder": "packaged", "encoder_digest": …, "heads_digest": …}
+
+`encoder` is "packaged", "hub:owner/name@revision" or a path relative to the folder.
+"""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent.state import State
+from engines.embedding import FrozenEncoder, Prefix, Say
+from engines.hub import HUB
+from engines.sampling import Message
+from engines.weights import PACKAGED
+from rewards.heads import Heads
+from rewards.schedule import weights
+from rewards.settings import EvoRagSettings
+from storage.errors import ConfigError
+from storage.text import digest_of, storable
+
+KIND = "reward-model"
+HEADS = "heads.safetensors"
+RECORD = "training.json"
+
+DIGITS = 4
+"""Decimals of a score: what is read beside a step, and by how many threads, changes later ones."""
+
+Prompt = Callable[[State], Sequence[Message]]
+"""State → the messages that ask for its next step."""
+
+
+class RewardModel:
+    """Scores steps under a recipe's schedule.
+
+    Attributes:
+        digest: of the heads and their encoder.
+    """
+
+    def __init__(
+        self,
+        heads: Heads,
+        encoder: FrozenEncoder,
+        settings: EvoRagSettings,
+        *,
+        horizon: int,
+        max_length: int,
+    ) -> None:
+        """Puts it together.
+
+        Args:
+            settings: schedule, stage and the rewards that count.
+            horizon: T of p(t) = t / T, in policy calls.
+            max_length: tokens of the longest step behind its prompt.
+        """
+        self.digest = digest_of(heads.digest, encoder.digest)
+        self._heads, self._encoder, self._max_length = heads, encoder, max_length
+        self._settings, self._horizon = settings, horizon
+
+    @classmethod
+    def load(
+        cls, folder: Path, settings: EvoRagSettings, horizon: int, say: Say | None = None
+    ) -> "RewardModel":
+        """The model that `branchwise train-rm` wrote; its encoder loads at the first step.
+
+        Raises:
+            ConfigError: there is none, or its encoder is missing or not what it was.
+            StorageError: its heads cannot be read, or belong to another training.
+        """
+        record = read_record(folder)
+        heads = Heads.load(folder / HEADS)
+        if heads.digest != record["heads_digest"]:
+            raise ConfigError(
+                f"{folder}: {HEADS} is not of the training that {RECORD} tells of; train it again "
+                "with `branchwise train-rm`"
+            )
+        encoder = FrozenEncoder(
+            encoder_name(folder, record["encoder"]),
+            batch_tokens=record["settings"]["batch_tokens"],
+            say=say,
+        )
+        if encoder.digest != record["encoder_digest"]:
+            raise ConfigError(
+                f"{folder}: its encoder {encoder.model} has other weights than it was trained on; "
+                "put them back, or train it again with `branchwise train-rm`"
+            )
+        longest = int(record["settings"]["max_length"])
+        return cls(heads, encoder, settings, horizon=horizon, max_length=longest)
+
+    def score(self, prefixes: Sequence[Prefix], t: Sequence[int]) -> list[float | None]:
+        """What the model thinks of each step; of no use but to compare.
+
+        Args:
+            prefixes: the steps.
+            t: 0-based index of the policy call that made each.
+
+        Returns:
+            One score a step, of any sign; null for one longer than the model was trained on.
+        """
+        tokens = self._encoder.tokens(prefixes)
+        places = [i for i, one in enumerate(tokens) if len(one) <= self._max_length]
+        found: list[float | None] = [None] * len(prefixes)
+        if places:
+            vectors = self._encoder.embed([tokens[i] for i in places])
+            scales = [weights(self._settings, t[i] / self._horizon) for i in places]
+            for i, score in zip(places, self._heads.scores(vectors, scales).tolist(), strict=True):
+                found[i] = round(score, DIGITS)
+        return found
+
+
+def prefix_of(state: State, prompt: Prompt) -> Prefix:
+    """The last step of `state`, behind the prompt that asked for it."""
+    step = state.steps[-1]
+    before = State(state.question, step.stage, state.steps[:-1])
+    # As both are read back from a stored tree, which then has the same scores.
+    asked = tuple(Message(m.role, storable(m.content)) for m in prompt(before))
+    return Prefix(asked, storable(step.text))
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """`training.json` of a reward model's folder.
+
+    Raises:
+        ConfigError: the folder holds no reward model.
+    """
+    path = folder / RECORD
+    try:
+        record: Any = json.loads(path.read_text(encoding="utf-8"))
+        is_ours = record["kind"] == KIND and {"encoder", "encoder_digest"} <= set(record)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{folder}: no reward model here ({error}); train one with `branchwise train-rm`, and "
+            "name its folder in `reward_model:`"
+        ) from error
+    if not is_ours:
+        raise ConfigError(f"{path}: tells of a `{record['kind']}`, not of a {KIND}")
+    return dict(record)
+
+
+def reward_model_digest(folder: Path) -> str:
+    """`RewardModel.digest` of a folder, without its encoder being looked for.
+
+    Raises:
+        ConfigError: the folder holds no reward model.
+    """
+    record = read_record(folder)
+    return digest_of(record["heads_digest"], record["encoder_digest"])
+
+
+def encoder_name(folder: Path, stored: str) -> str:
+    """The encoder that `training.json` of `folder` names, for `FrozenEncoder`."""
+    return stored if _is_name(stored) else str(folder / stored)
+
+
+def stored_encoder(folder: Path, encoder: str) -> str:
+    """How `training.json` of `folder` names an encoder."""
+    return encoder if _is_name(encoder) else os.path.relpath(encoder, folder)
+
+
+def _is_name(encoder: str) -> bool:
+    return encoder == PACKAGED or encoder.startswith(HUB)

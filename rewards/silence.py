@@ -1,0 +1,133 @@
+"""Which comparisons a schedule keeps, silences, or turns around, before a tree is grown.
+
+A pair is kept if its two returns differ by a threshold (EVO-RAG section 3.4: δ = 0.2). Where a
+weight is small the threshold silences what it is about: in Discovery κ is at most 0.1, so no right
+answer is ever preferred to a wrong one. Computed from little episodes by the rewards themselves.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal
+
+from agent.state import Action, ActionKind, Step
+from rewards.evo_rag import Gold
+from rewards.returns import EpisodeRewards
+from rewards.settings import EvoRagSettings
+from storage.records import RetrievedPassage
+
+Outcome = Literal["kept", "silenced", "turned"]
+
+GOLD = Gold(answers=("right",), answerable=True, documents=frozenset({"gold"}))
+"""One document holds the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two ways to go on from one state, of which the first should be preferred.
+
+    Attributes:
+        found: whether an earlier search brought the gold document; the others brought nothing.
+        earliest: policy calls before, at the least.
+    """
+
+    name: str
+    found: bool
+    better: tuple[Step, ...]
+    worse: tuple[Step, ...]
+    earliest: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A comparison at the 0-based policy call `t`.
+
+    Attributes:
+        gap: return of the better way minus that of the worse; below 0 the schedule prefers the
+            worse.
+        outcome: `kept` as it should be, `silenced` by the threshold, or kept `turned` around.
+    """
+
+    comparison: str
+    t: int
+    gap: float
+    outcome: Outcome
+
+
+def _step(kind: ActionKind, content: str = "", *, finds: bool = False) -> Step:
+    gold = RetrievedPassage(id="gold", title="", text="", score=0.0)
+    return Step("reasoning", "", Action(kind, content), passages=(gold,) if finds else ())
+
+
+RIGHT, WRONG = _step("answer", "right"), _step("answer", "wrong")
+FINDS, MISSES = _step("search", "query", finds=True), _step("search", "query")
+TAKE_BACK, REFUSE = _step("backtrack"), _step("refuse")
+
+COMPARISONS = (
+    Comparison("a right answer, a wrong one", True, (RIGHT,), (WRONG,)),
+    Comparison("a search that finds, one that misses", False, (FINDS,), (MISSES,), 0),
+    Comparison("refusing rightly, a wrong answer", False, (REFUSE,), (WRONG,)),
+    Comparison("a right answer, refusing wrongly", True, (RIGHT,), (REFUSE,)),
+    Comparison("a search that finds, taking back", False, (FINDS,), (TAKE_BACK,)),
+    Comparison("finding and answering, refusing", False, (FINDS, RIGHT), (REFUSE,)),
+    Comparison("answering, searching again first", True, (RIGHT,), (FINDS, RIGHT)),
+    Comparison("answering, taking back and refusing", True, (RIGHT,), (TAKE_BACK, REFUSE)),
+)
+
+
+def silence(
+    settings: EvoRagSettings, max_steps: int, *, min_gap: float = 0.2, overlap: float = 0.5
+) -> list[Compared]:
+    """All comparisons at every policy call at which both ways are open.
+
+    Args:
+        max_steps: calls in an episode, of which the last has to answer.
+        min_gap: smallest difference of returns that makes a pair.
+        overlap: cosine of any two sub-queries.
+    """
+    rewards = EpisodeRewards(settings, max_steps, lambda query, others: overlap)
+    compared = []
+    for comparison, t in product(COMPARISONS, range(max_steps)):
+        if t >= comparison.earliest and _fit(comparison, t, max_steps):
+            gap = _gap(comparison, t, rewards)
+            compared.append(Compared(comparison.name, t, gap, _outcome(gap, min_gap)))
+    return compared
+
+
+def counts(compared: Sequence[Compared]) -> Mapping[str, Counter[Outcome]]:
+    """How often each comparison is kept, silenced and turned, over the calls of an episode."""
+    found: dict[str, Counter[Outcome]] = defaultdict(Counter)
+    for one in compared:
+        found[one.comparison][one.outcome] += 1
+    return found
+
+
+def _fit(comparison: Comparison, t: int, max_steps: int) -> bool:
+    """Whether both ways end in time; the last call can only be an answer."""
+    ways = (comparison.better, comparison.worse)
+    return all(
+        t + i < max_steps - (step.action.kind != "answer")
+        for way in ways
+        for i, step in enumerate(way)
+    )
+
+
+def _gap(comparison: Comparison, t: int, rewards: EpisodeRewards) -> float:
+    before = tuple(_before(comparison, t))
+    better, worse = (
+        rewards.episode((*before, *way), GOLD) for way in (comparison.better, comparison.worse)
+    )
+    return better - worse
+
+
+def _before(comparison: Comparison, t: int) -> Iterator[Step]:
+    for i in range(t):
+        # The last one brought it, so that taking back takes it away.
+        yield FINDS if comparison.found and i == t - 1 else MISSES
+
+
+def _outcome(gap: float, min_gap: float) -> Outcome:
+    if abs(gap) < min_gap:
+        return "silenced"
+    return "kept" if gap > 0 else "turned"

@@ -1,0 +1,113 @@
+"""The refusal verifier: what it is shown, and that only its two words count."""
+
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import pytest
+from evo_world import Grove, step
+from sample_records import a_question
+
+from agent.state import State
+from annotation.verifier import Verifier, verifier_prompt_hash
+from engines.sampling import Capabilities, Completion, FinishReason, SampleRequest, Usage
+from engines.settings import JudgeSettings
+
+QUESTION = a_question(
+    answers=("CANARY",), supporting_ids=("CANARY",), supporting_titles=("CANARY",), type="CANARY"
+)
+
+
+@dataclass
+class Oracle:
+    """Says one thing, and keeps what it was asked."""
+
+    reply: str = "no"
+    finish: FinishReason = "stop"
+    capabilities: Capabilities = Capabilities(structured_output=True)
+    model: str = "oracle"
+    digest: str = "digest"
+    asked: list[SampleRequest] = field(default_factory=list)
+
+    async def sample(self, request: SampleRequest, n: int = 1) -> list[Completion]:
+        self.asked.append(request)
+        return [Completion(self.reply, self.finish, Usage(50, 0, 2), self.model)]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        return None
+
+
+def refused() -> State:
+    """Two searches of which the second was taken back, then one that brought nothing, a refusal."""
+    grove = Grove(QUESTION.question)
+    grove.chain(
+        0,
+        [
+            step("search", "Lyon", "lyon", "rhone"),
+            step("search", "Osaka", "osaka"),
+            step("backtrack", note="Lyon is in France"),
+            step("search", "Lyon again", "lyon"),
+            step("refuse"),
+        ],
+    )
+    return grove.states[-1]
+
+
+async def asked(engine: Oracle) -> tuple[bool | None, Usage]:
+    settings = JudgeSettings(temperature=0.0, max_new_tokens=5)
+    return await Verifier(engine, settings, seed=3).sufficient(QUESTION, refused(), "0/1")
+
+
+async def test_it_sees_the_question_and_the_passages_in_context_and_nothing_else() -> None:
+    engine = Oracle()
+    assert await asked(engine) == (False, Usage(50, 0, 2))
+    request = engine.asked[0]
+    system, user = (message.content for message in request.messages)
+    assert user.splitlines() == [
+        "<passage>lyon: about lyon</passage>",
+        "<passage>rhone: about rhone</passage>",
+        f"Question: {QUESTION.question}",
+        "Do the passages suffice?",
+    ]
+    assert "CANARY" not in system + user
+    name = request.identity
+    assert (name.role, name.path, name.seed) == ("verifier", "verifier/0/1", 3)
+    assert (name.question_id, name.prompt_hash) == (QUESTION.id, verifier_prompt_hash())
+
+
+async def test_nothing_in_context_is_said() -> None:
+    engine = Oracle()
+    await Verifier(engine, JudgeSettings()).sufficient(QUESTION, State("?"), "0")
+    assert engine.asked[0].messages[-1].content.splitlines()[0] == "(no passage)"
+
+
+@pytest.mark.parametrize(
+    ("reply", "word"),
+    [
+        ("yes", True), ("no", False), ("Yes.", True), (" NO\n", False),
+        ("", None), ("maybe", None), ("yes and no", None), ("no, it does not", None),
+        ("yes\nno", None),
+    ],
+)  # fmt: skip
+async def test_only_one_of_two_words_counts(reply: str, word: bool | None) -> None:
+    assert (await asked(Oracle(reply)))[0] is word
+
+
+async def test_a_reply_that_was_cut_is_no_word() -> None:
+    assert (await asked(Oracle("yes", finish="length")))[0] is None
+
+
+async def test_an_engine_is_held_to_the_two_words_where_it_can_be() -> None:
+    for can in (True, False):
+        engine = Oracle(capabilities=Capabilities(structured_output=can))
+        await asked(engine)
+        structure = engine.asked[0].structure
+        assert (structure.value if structure else None) == ("yes|no" if can else None)

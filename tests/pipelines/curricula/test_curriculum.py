@@ -1,0 +1,253 @@
+"""What a curriculum runs, in which order and on what, where stages are scripted."""
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pretended_lab import Command, Pretended, pretended
+
+from pipelines.curricula import report
+from pipelines.curricula.dev import DevResult
+from pipelines.curricula.fit import require_fit
+from pipelines.curriculum import Course
+from pipelines.evaluation_set import data_settings
+from pipelines.studies.lab import Lab, StageStopped
+from storage.errors import ConfigError
+
+SCORES = {"start": 0.3, "discovery-1": 0.5, "discovery-2": 0.4, "refinement-1": 0.6}
+
+
+def dev_row(policy: str) -> dict[str, Any]:
+    """Figures of a policy on dev, as an evaluation's totals have them."""
+    behaviour = {"searches": 3.0, "backtracks": 0.5, "refused": 0.1}
+    refusals = {"refusal_precision": 0.5, "refusal_recall": 0.4}
+    return {"n": 200, "em": SCORES.get(policy, 0.1), "f1": 0.5, **behaviour, **refusals}
+
+
+@dataclass(frozen=True)
+class Scripted(Pretended):
+    """`pairs` says how many pairs a run gives."""
+
+    pairs: Callable[[str], int] = field(default=lambda run: 7)
+
+    def branchwise(self, stage: str, *arguments: str, **given: Any) -> dict[str, Any]:
+        totals = super().branchwise(stage, *arguments, **given)
+        totals["product"] = f"{stage} of {self.call.run.name}"
+        return totals if stage == "eval" else {**totals, "pairs": self.pairs(self.call.run.name)}
+
+
+@pytest.fixture(autouse=True)
+def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "draw_course", lambda *_: None)
+
+
+def scripted(folder: Path, *settings: str, **more: Any) -> Scripted:
+    plain = pretended("evo-rag", folder / "evo", "curriculum.reward_model=false", *settings)
+    return Scripted(plain.call, (0,), plain.call.run / "curriculum", scored=dev_row, **more)
+
+
+def carried_out(lab: Scripted) -> tuple[Course, DevResult]:
+    course = Course(lab)
+    return course, course.run()
+
+
+def commands(lab: Scripted, stage: str) -> list[Command]:
+    return [one for one in lab.ran if one.stage == stage]
+
+
+def test_cycles_follow_one_another(tmp_path: Path) -> None:
+    lab = scripted(tmp_path, "curriculum.cycles.discovery=2", "curriculum.questions=20")
+    course, final = carried_out(lab)
+    assert [(one.stage, one.run) for one in lab.ran[:4]] == [
+        ("eval", "evo"),
+        ("annotate", "evo-discovery-1"),
+        ("train-dpo", "evo-discovery-1"),
+        ("eval", "evo-discovery-1"),
+    ]
+    grown = [one.settings for one in commands(lab, "annotate")]
+    assert [one["evo_rag.stage"] for one in grown] == ["discovery", "discovery", "refinement"]
+    assert [one["cycle"] for one in grown] == [1, 2, 3]
+    assert [(one["data.skip"], one["data.limit"]) for one in grown] == [(0, 20), (20, 20), (40, 20)]
+    assert [one.get("policy.model") for one in grown] == [
+        None,  # the recipe's
+        "models/evo-discovery-1/dpo",  # the last cycle's
+        "models/evo-discovery-1/dpo",  # the best of Discovery
+    ]
+    assert (final.name, final.model) == ("refinement-1", "models/evo-refinement-1/dpo")
+    assert course.totals()["best"] == {"discovery": "discovery-1", "refinement": "refinement-1"}
+    assert [one.begun_from for one in course.results] == [
+        None, "start", "discovery-1", "discovery-1",
+    ]  # fmt: skip
+
+
+def test_a_policy_is_trained_from_the_one_that_rolled_out(tmp_path: Path) -> None:
+    lab = scripted(tmp_path, "policy.weights=somewhere")
+    carried_out(lab)
+    for grown, trained in zip(commands(lab, "annotate"), commands(lab, "train-dpo"), strict=True):
+        for name in ("policy.model", "policy.weights", "evo_rag.stage"):
+            assert (name in grown.settings) == (name in trained.settings)
+            assert grown.settings.get(name) == trained.settings.get(name)
+        assert trained.after["product"] == f"annotate of {trained.run}"
+    first, second = commands(lab, "annotate")
+    assert "policy.weights" not in first.settings, "the start's weights are the recipe's"
+    assert second.settings["policy.weights"] is None, "a trained policy's are its own"
+    assert second.after["product"] == "train-dpo of evo-discovery-1"
+
+
+def test_all_policies_are_asked_the_same_of_dev(tmp_path: Path) -> None:
+    own_set = "evaluation.set={source: atlas, split: test}"
+    lab = scripted(tmp_path, "curriculum.dev_questions=50", own_set)
+    carried_out(lab)
+    asked = [data_settings(lab.recipe_with(one.settings)) for one in commands(lab, "eval")]
+    assert (asked[0].split, asked[0].limit, asked[0].skip) == ("dev", 50, 0)
+    assert asked == [asked[0]] * 3, "whatever a cycle skips"
+    assert lab.asked("dev") == ["start", "discovery-1", "refinement-1"]
+
+
+def test_a_stage_ends_when_dev_em_stalls(tmp_path: Path) -> None:
+    many = ("curriculum.cycles={discovery: 9, refinement: 9}", "curriculum.questions=10")
+    lab = scripted(tmp_path, *many)
+    _, final = carried_out(lab)
+    assert lab.asked("dev") == [
+        "start",
+        *(f"discovery-{n}" for n in (1, 2, 3)),  # 0.5, then 0.4 and 0.1
+        *(f"refinement-{n}" for n in (1, 2, 3)),
+    ]
+    grown = [one.settings for one in commands(lab, "annotate")]
+    assert [one["data.skip"] for one in grown] == [0, 10, 20, 30, 40, 50], "of those that were run"
+    assert final.name == "refinement-1"
+    assert "discovery ends: no higher dev EM for 2 cycles" in said(lab)
+
+
+def test_refinement_begins_with_the_start_if_discovery_only_harmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SCORES, "discovery-1", 0.2)
+    lab = scripted(tmp_path)
+    course, _ = carried_out(lab)
+    assert "policy.model" not in commands(lab, "annotate")[1].settings
+    assert commands(lab, "annotate")[1].after == {}
+    assert course.results[2].begun_from == "start"
+
+
+def test_a_cycle_without_pairs_ends_its_stage(tmp_path: Path) -> None:
+    more = {"pairs": lambda run: 0 if run.endswith("discovery-2") else 7}
+    lab = scripted(tmp_path, "curriculum.cycles.discovery=3", **more)
+    carried_out(lab)
+    assert lab.asked("dev") == ["start", "discovery-1", "refinement-1"]
+    last = commands(lab, "annotate")[-1]
+    assert (last.run, last.settings["cycle"]) == ("evo-refinement-1", 3)
+    assert "discovery ends: discovery-2 has no pairs" in said(lab)
+
+
+def test_a_stage_may_be_left_out(tmp_path: Path) -> None:
+    lab = scripted(tmp_path, "curriculum.cycles.discovery=0")
+    course, _ = carried_out(lab)
+    assert lab.asked("dev") == ["start", "refinement-1"]
+    assert list(course.chosen) == ["refinement"]
+
+
+def said(lab: Lab) -> str:
+    assert isinstance(lab.call.console.file, io.StringIO)
+    return lab.call.console.file.getvalue()
+
+
+def test_the_table_has_a_row_a_policy(tmp_path: Path) -> None:
+    lab = scripted(tmp_path)
+    carried_out(lab)
+    head, *rows = (lab.folder / "curriculum-cycles.csv").read_text().splitlines()
+    assert head.startswith("policy,begun from,model,best of,pairs,questions,EM,F1,searches,backtr")
+    assert rows == [
+        f"start,–,{lab.recipe.policy.model},,–,200,30.0,50.0,3.00,0.50,10.0,50.0,40.0",
+        "discovery-1,start,models/evo-discovery-1/dpo,discovery,"
+        "7,200,50.0,50.0,3.00,0.50,10.0,50.0,40.0",
+        "refinement-1,discovery-1,models/evo-refinement-1/dpo,refinement,"
+        "7,200,60.0,50.0,3.00,0.50,10.0,50.0,40.0",
+    ]
+    told = (lab.folder / "curriculum.md").read_text()
+    assert "| refinement-1 | discovery-1 | models/evo-refinement-1/dpo | refinement | 7 |" in told
+
+
+SCORED = ("curriculum.reward_model=true", "pairs.score=reward_model", "reward_model=any")
+
+
+def test_pairs_may_be_ordered_by_a_reward_model_that_learned_from_the_labels(
+    tmp_path: Path,
+) -> None:
+    lab = scripted(tmp_path, *SCORED)
+    carried_out(lab)
+    own = [one for one in lab.ran if one.run == "evo-refinement-1"]
+    assert [one.stage for one in own] == ["annotate", "train-rm", "relabel", "train-dpo", "eval"]
+    grown, learned, labelled, trained, _ = own
+    assert grown.settings["pairs.score"] == learned.settings["pairs.score"] == "labels"
+    assert "pairs.score" not in labelled.settings
+    assert labelled.settings["reward_model"] == "models/evo-refinement-1/reward-model"
+    assert labelled.arguments == trained.arguments == ("--label", "reward-model")
+    assert learned.after["product"] == "annotate of evo-refinement-1"
+    assert labelled.after["product"] == "train-rm of evo-refinement-1"
+    assert trained.after["product"] == "relabel of evo-refinement-1"
+
+
+def test_a_search_asks_the_last_cycle_s_reward_model(tmp_path: Path) -> None:
+    search = "mcts={kind: tree, evaluator: reward_model, normalise: true}"
+    lab = scripted(tmp_path, search, "reward_model=first", "curriculum.reward_model=true")
+    carried_out(lab)
+    first, second = commands(lab, "annotate")
+    assert "reward_model" not in first.settings, "the recipe's"
+    assert second.settings["reward_model"] == "models/evo-discovery-1/reward-model"
+
+
+@dataclass(frozen=True)
+class Poor(Scripted):
+    """No run has enough pairs for a reward model."""
+
+    def branchwise(self, stage: str, *arguments: str, **given: Any) -> dict[str, Any]:
+        if stage == "train-rm":
+            raise StageStopped("no pair is left to train a reward model on", 2)
+        return super().branchwise(stage, *arguments, **given)
+
+
+def test_a_reward_model_that_nothing_asks_may_have_nothing_to_learn(tmp_path: Path) -> None:
+    plain = scripted(tmp_path, SCORED[0])
+    lab = Poor(plain.call, (0,), plain.kept_in, scored=dev_row)
+    carried_out(lab)
+    assert lab.asked("dev") == ["start", "discovery-1", "refinement-1"]
+    assert "goes on without a reward model of this cycle: no pair is left" in said(lab)
+    search = "mcts={kind: tree, evaluator: reward_model, normalise: true}"
+    for asking in (SCORED, (SCORED[0], search, "reward_model=first")):
+        plain = scripted(tmp_path, *asking)
+        with pytest.raises(StageStopped, match="no pair is left"):
+            Course(Poor(plain.call, (0,), plain.kept_in, scored=dev_row)).run()
+
+
+def test_dev_without_an_answerable_question_is_refused(tmp_path: Path) -> None:
+    lab = replace(scripted(tmp_path), scored=lambda policy: {**dev_row(policy), "em": None})
+    with pytest.raises(ConfigError, match="none of the 200 questions of the part dev"):
+        Course(lab).run()
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (("evo_rag=null",), "weigh the rewards of `evo_rag:`, which is not set"),
+        (("evo_rag.schedule=none",), "schedule is `none`"),
+        ((*SCORED[1:], "curriculum.reward_model=false"), "curriculum.reward_model is false"),
+        (("data.limit=null",), "questions: say how many a cycle has"),
+        (("data.split=null",), "data.split of atlas is null"),
+        (("data.split=dev",), "data.split of atlas is dev"),
+        (("policy={engine: openai, base_url: http://x, model: m}",), "would not get the policies"),
+        (("data.limit=800", "data.types=[unanswerable]"), r"800 questions each, but there are \d"),
+    ],
+)
+def test_what_is_no_curriculum_is_refused_first(
+    settings: tuple[str, ...], told: str, tmp_path: Path
+) -> None:
+    more = ("agent.protocol=reasonrag", "mcts.kind=tree") if "null" in settings[0][:13] else ()
+    fitting = ("policy.model=packaged", "data.cities=500", *settings, *more)
+    call = pretended("evo-rag", tmp_path / "evo", *fitting).call
+    with pytest.raises(ConfigError, match=told):
+        require_fit(call)
+    assert not call.run.exists()

@@ -1,0 +1,184 @@
+"""EVO-RAG's trees through the stages: grown, stopped, resumed, relabelled, rebuilt."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evo_world import EVO, evo_policy, words_alike
+from fake_endpoint import FakeEndpoint
+from little_world import QUESTIONS, policy, recipe
+from loopback import serving
+
+from pipelines.cli import parser, run_stage
+from rewards.settings import REWARDS
+from storage.parts import read_parts
+from storage.records import Pair, TreeNode
+from storage.schemas import table_to_records
+
+GROWTHS = {
+    "chains": {"kind": "chains", "iterations": 6, "branches": 2},
+    "playout": {"evaluator": "playout", "iterations": 16, "max_children": 3, "normalise": True},
+}
+
+
+@pytest.fixture
+def endpoint() -> Iterator[FakeEndpoint]:
+    with serving(evo_policy, models=("policy", "verifier")) as served:
+        yield served
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+    monkeypatch.setattr("pipelines.worth._similarity", lambda: words_alike)
+
+
+def evo_recipe(folder: Path, base_url: str, growth: str, **changes: Any) -> Path:
+    """The little recipe with gold documents; the last question has no answer."""
+    served = {"engine": "openai", "model": "verifier", "base_url": base_url}
+    blocks = {**EVO, "mcts": GROWTHS[growth], "verifier": served, **changes}
+    config = recipe(folder, base_url, **blocks)
+    country = {"Paris": "france", "Tokyo": "japan", "Yen": "japan"}
+    rows = [{**row, "supporting_ids": [country[row["answers"][0]]]} for row in QUESTIONS]
+    rows[-1] = {**QUESTIONS[-1], "answers": [], "answerable": False}
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "questions.jsonl").write_text(lines)
+    return config
+
+
+def branchwise(stage: str, config: Path, run: Path, *more: str) -> int:
+    arguments = [stage, "--config", str(config), "--run", str(run), *more]
+    return run_stage(parser().parse_args(arguments))
+
+
+def nodes_of(run: Path, table: str = "trees") -> list[TreeNode]:
+    found = table_to_records(read_parts(run, table), TreeNode)
+    return sorted(found, key=lambda n: (n.tree_id, n.node_id))
+
+
+def pairs_of(run: Path, table: str = "pairs") -> list[Pair]:
+    found = table_to_records(read_parts(run, table), Pair)
+    return sorted(found, key=lambda p: (p.tree_id, p.chosen_node, p.rejected_node))
+
+
+def verifier_s_words(endpoint: FakeEndpoint) -> set[bool]:
+    """What the verifier was asked and said, of all refusals."""
+    asked = [r for r in endpoint.requests if r["model"] == "verifier"]
+    assert asked
+    return {evo_policy(request) == "yes" for request in asked}
+
+
+@pytest.mark.parametrize("growth", GROWTHS)
+def test_a_stopped_run_goes_on_to_the_same_trees_and_verify_makes_them_again(
+    growth: str, tmp_path: Path, endpoint: FakeEndpoint
+) -> None:
+    config, run, whole = evo_recipe(tmp_path, endpoint.base_url, growth), *(
+        tmp_path / name for name in ("run", "whole")
+    )  # fmt: skip
+    assert branchwise("annotate", config, whole) == 0
+    made = len(endpoint.requests)
+    assert branchwise("annotate", config, run, "--set", "limits.max_tokens=1000") == 3
+    assert branchwise("annotate", config, run) == 0
+    assert len(endpoint.requests) == 2 * made, "no call was made again"
+    nodes = nodes_of(run)
+    assert nodes == nodes_of(whole)
+    assert {n.question_id for n in nodes} == {q["id"] for q in QUESTIONS}, "unanswerable ones too"
+    verdicts = {n.verdict for n in nodes if n.action == "refuse"} - {None}
+    assert verdicts == verifier_s_words(endpoint), "which they are hangs on the endpoint's port"
+    assert pairs_of(run)
+    noted = json.loads((run / "provenance.json").read_text())["inputs"]
+    assert {"verifier", "verifier_prompts", "query_encoder"} <= set(noted), "what decides rewards"
+    card = (run / "README.md").read_text()
+    assert "Labels: EVO-RAG returns, `schedule: time-dynamic`, `stage: discovery`" in card
+    assert "SPRE" not in card
+    for part in (run / "trees").glob("*.parquet"):
+        part.unlink()
+    assert branchwise("verify", config, run) == 0
+    assert nodes_of(run) == nodes
+    assert len(endpoint.requests) == 2 * made
+
+
+def test_one_set_of_trees_serves_every_schedule(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+    config, run = evo_recipe(tmp_path, endpoint.base_url, "chains"), tmp_path / "run"
+    assert branchwise("annotate", config, run) == 0
+    made, grown = len(endpoint.requests), nodes_of(run)
+
+    def relabelled(label: str, *settings: str) -> tuple[list[TreeNode], list[Pair]]:
+        more = [word for setting in settings for word in ("--set", setting)]
+        assert branchwise("relabel", config, run, "--label", label, *more) == 0
+        labels, pairs = f"relabelled/{label}/labels", f"relabelled/{label}/pairs"
+        return nodes_of(run, labels), pairs_of(run, pairs)
+
+    assert relabelled("same") == (grown, pairs_of(run))
+    two_stage, _ = relabelled("two-stage", "evo_rag.schedule=two-stage")
+    assert [n.components for n in two_stage] == [n.components for n in grown]
+    assert [n.reward for n in two_stage] != [n.reward for n in grown]
+    # With weights that stand still a reward is the weighted sum of the returns; Start of table 1.
+    start = dict(zip(REWARDS, (2.0, 1.5, 0.1, 0.3, 0.5, 0.02, 0.05), strict=True))
+    for node in two_stage:
+        parts = {c.name: c.value for c in node.components}
+        if node.reward is not None:
+            total = sum(w * (parts[f"{name}_return"] or 0.0) for name, w in start.items())
+            assert node.reward == pytest.approx(total, abs=1e-5)
+    answers, _ = relabelled("answers", "evo_rag.schedule=answer-only")
+    assert {n.reward for n in answers if n.terminal and n.reward is not None} <= {0.0, 1.0}
+    assert relabelled("none", "evo_rag.schedule=none")[1] == []
+    steps, _ = relabelled("steps", "evo_rag.rewards=[step]", "evo_rag.schedule=two-stage")
+    finished = [n for n in steps if n.terminal and n.reward is not None]
+    assert [n.reward for n in finished] == pytest.approx([-0.02] * len(finished))
+    assert len(endpoint.requests) == made
+
+
+def test_a_pair_s_gap_is_that_of_what_both_sides_know(
+    tmp_path: Path, endpoint: FakeEndpoint
+) -> None:
+    config, run = evo_recipe(tmp_path, endpoint.base_url, "chains"), tmp_path / "run"
+    still = ("--set", "evo_rag.schedule=two-stage", "--set", "pairs.min_gap=0.05")
+    assert branchwise("annotate", config, run, *still) == 0
+    start = dict(zip(REWARDS, (2.0, 1.5, 0.1, 0.3, 0.5, 0.02, 0.05), strict=True))
+    partly_unknown = 0
+    for pair in pairs_of(run):
+        sides = (pair.chosen_components, pair.rejected_components)
+        one, other = ({c.name: c.value for c in side} for side in sides)
+        known = [
+            name for name in REWARDS
+            if one[f"{name}_return"] is not None and other[f"{name}_return"] is not None
+        ]  # fmt: skip
+        difference = [start[n] * (one[f"{n}_return"] - other[f"{n}_return"]) for n in known]
+        assert pair.reward_gap == pytest.approx(sum(difference), abs=1e-5)
+        assert pair.reward_gap >= 0.05
+        partly_unknown += len(known) < len(REWARDS)
+    assert partly_unknown, "of the unanswerable question no gold document is known"
+
+
+def test_a_diagnosis_does_not_hold_returns_against_the_answers_of_rollouts(
+    tmp_path: Path, endpoint: FakeEndpoint
+) -> None:
+    config, run = evo_recipe(tmp_path, endpoint.base_url, "chains"), tmp_path / "run"
+    assert branchwise("annotate", config, run) == 0
+    made = len(endpoint.requests)
+    assert branchwise("diagnose", config, run) == 0
+    assert len(endpoint.requests) == made
+    found = json.loads((run / "diagnosis.json").read_text())
+    told = {one["what"]: (one["figure"], one["advice"]) for one in found["findings"]}
+    assert told["label survival"][0] == "not looked at"
+    assert "differ in what they earn" in told["silent questions"][1]
+    # The same trees under ReasonRAG's labels are asked again.
+    spre = ("--set", "evo_rag=null", "--set", "verifier=null", "--set", "pairs.min_gap=0.01")
+    assert branchwise("relabel", config, run, "--label", "spre", *spre) == 0
+    assert branchwise("diagnose", config, run, "--label", "spre", "--sample", "2") == 0
+    assert len(endpoint.requests) > made
+
+
+def test_trees_of_another_protocol_are_not_labelled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    with serving(policy) as served:
+        assert branchwise("annotate", recipe(tmp_path, served.base_url), run) == 0
+        evo = evo_recipe(tmp_path, served.base_url, "chains")
+    assert branchwise("relabel", evo, run, "--label", "evo") == 2
+    assert "the trees are of reasonrag" in capsys.readouterr().out

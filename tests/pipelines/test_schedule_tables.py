@@ -1,0 +1,60 @@
+"""`branchwise schedule`: the weights of both stages by policy call, and what they silence."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipelines.cli import parser, run_stage
+from pipelines.run import refuse_unusable
+
+
+def schedule(run: Path, *more: str) -> int:
+    words = ("schedule", "--run", str(run), *more)
+    config = () if "--config" in more else ("--config", "configs/evo-rag.yaml")
+    return run_stage(parser().parse_args([*words, *config]))
+
+
+def rows_of(path: Path) -> list[list[str]]:
+    return [line.split(",") for line in path.read_text().splitlines()]
+
+
+def test_weights_by_policy_call_and_what_they_silence(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert schedule(run, "--set", "agent.max_steps=4", "--set", "evo_rag.horizon=2") == 0
+    head, *calls = rows_of(run / "study" / "schedule-refinement.csv")
+    answer = head.index("answer")
+    # Table 1: κ from 0.1 to 1.0 within T = 2 calls; what comes later is at the end.
+    told = [(row[0], row[1], row[answer]) for row in calls]
+    assert told == [
+        ("0", "0.00", "0.100"),
+        ("1", "0.50", "0.550"),
+        ("2", "1.00", "1.000"),
+        ("3", "1.00", "1.000"),
+    ]
+    first = rows_of(run / "study" / "schedule-discovery.csv")[1]
+    assert first[head.index("retrieval")] == "2.000"
+    assert (run / "study" / "schedule.svg").exists()
+    assert (
+        "Refinement: weights of the schedule time-dynamic"
+        in (run / "study" / "schedule.md").read_text()
+    )
+    refuse_unusable(run)  # it is still nobody's
+
+
+def test_what_is_silenced_is_counted_by_stage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert schedule(tmp_path / "run", "--dry-run", "--json") == 0
+    assert not (tmp_path / "run").exists()
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["comparisons"]
+    right_wrong = "a right answer, a wrong one"
+    assert found["discovery"][right_wrong] == {"silenced": 9}, "κ is at most 0.1"
+    assert found["refinement"][right_wrong] == {"silenced": 1, "kept": 8}
+
+
+def test_a_recipe_without_the_rewards_has_no_schedule(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert schedule(tmp_path / "run", "--config", "configs/atlas.yaml") == 2
+    assert "evo_rag: is not set" in capsys.readouterr().out

@@ -1,0 +1,239 @@
+"""`train-rm` on a little run: what it learns from, what it leaves, and what then asks the model."""
+
+import json
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_endpoint import FakeEndpoint
+from little_world import recipe
+from loopback import serving
+from tiny_llama import write_tiny_folder
+
+from engines import embedding
+from engines.weights import load_tokenizer
+from pipelines import worth
+from pipelines.cli import parser, run_stage
+from pipelines.contradictions import contradictions
+from pipelines.growing import LABELLING
+from pipelines.recipe import LATER, Recipe
+from rewards.settings import REWARDS
+from storage.parts import read_parts
+from storage.records import Pair, TreeNode
+from storage.schemas import table_to_records
+
+ANSWERS = ("Paris", "Tokyo", "Yen", "a long way from here")
+QUERIES = ("Lyon", "Osaka", "capital of France", "Japan", "currency")
+
+
+def policy(request: dict[str, Any]) -> str:
+    """Any of the four actions, by the request's seed alone."""
+    seed = int(request.get("seed", 0))
+    system, user = request["messages"][0]["content"], request["messages"][-1]["content"]
+    answer = f"<answer>{ANSWERS[seed % 4]}</answer>"
+    if "no searches left" in system:
+        return answer
+    search = f"<search>{QUERIES[seed % 5]}</search>"
+    if "Search:" not in user:
+        return (search, search, answer, "<refuse/>")[seed // 7 % 4]
+    return (search, answer, answer, "<backtrack/>", "<refuse/>")[seed // 7 % 5]
+
+
+class Words:
+    """The share of words that two queries have in common, in the place of an encoder."""
+
+    def __call__(self, query: str, others: Sequence[str]) -> float:
+        own = set(query.split())
+        return max(len(own & set(o.split())) / len(own | set(o.split())) for o in others)
+
+
+@pytest.fixture
+def endpoint() -> Iterator[FakeEndpoint]:
+    with serving(policy) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_folder(tmp_path_factory.mktemp("encoder") / "tiny")
+
+
+_tokenizer = cache(load_tokenizer)
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+    monkeypatch.setattr(embedding, "load_tokenizer", _tokenizer)
+    monkeypatch.setattr(worth, "_similarity", Words)
+    monkeypatch.chdir(tmp_path)  # models are written below the folder that a stage is run in
+
+
+@pytest.fixture
+def config(tmp_path: Path, endpoint: FakeEndpoint, encoder: Path) -> Path:
+    return recipe(
+        tmp_path,
+        endpoint.base_url,
+        agent={"max_steps": 6, "protocol": "evo-rag"},
+        retrieval={"top_k": 1},
+        mcts={"kind": "chains", "iterations": 10, "branches": 2},
+        evo_rag={"stage": "refinement"},
+        pairs={"per_state": "extremes", "min_gap": 0.2},
+        training={"reward_model": {"encoder": str(encoder), "validation": 0.3, "epochs": 3}},
+    )
+
+
+def branchwise(stage: str, config: Path, run: Path, *more: str) -> int:
+    arguments = [stage, "--config", str(config), "--run", str(run), *more]
+    return run_stage(parser().parse_args(arguments))
+
+
+def totals(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return found
+
+
+def pairs_of(run: Path, table: str = "pairs") -> list[Pair]:
+    return table_to_records(read_parts(run, table), Pair)
+
+
+def test_a_reward_model_is_trained_and_orders_pairs(
+    tmp_path: Path, config: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, folder = tmp_path / "run", tmp_path / "models" / "run" / "reward-model"
+    assert branchwise("annotate", config, run) == 0
+    asked = len(endpoint.requests)
+    capsys.readouterr()
+    assert branchwise("train-rm", config, run, "--dry-run", "--json") == 0
+    dry = totals(capsys)
+    assert dry["pairs"] > 10
+    assert set(dry["heads"]) == set(REWARDS)
+    assert 0 < dry["heads"]["answer"] <= dry["pairs"]
+    assert not folder.exists()
+    other = ("--set", "evo_rag.schedule=answer-only")
+    assert branchwise("train-rm", config, run, "--dry-run", "--json", *other) == 0
+    assert totals(capsys) != dry, "another schedule, other pairs, of one run"
+
+    assert branchwise("train-rm", config, run) == 0
+    told = capsys.readouterr().out
+    assert all(name in told for name in (*REWARDS, "length only", "validation loss"))
+    record = json.loads((folder / "training.json").read_text())
+    assert record["data"]["table"] == "trees"
+    measured = json.loads((folder / "metrics.json").read_text())
+    assert measured["pairs"]["trained"] + measured["pairs"]["validation"] == dry["pairs"]
+    first = (folder / "heads.safetensors").read_bytes()
+    assert branchwise("train-rm", config, run, "--name", "again") == 0
+    assert (folder.parent / "again" / "heads.safetensors").read_bytes() == first
+
+    scored = ("--set", "pairs.score=reward_model", "--set", f"reward_model={folder}")
+    assert branchwise("relabel", config, run, "--label", "scored", *scored) == 0
+    assert len(endpoint.requests) == asked, "neither trained nor relabelled with a call"
+    rewards = {(n.tree_id, n.node_id): n.reward for n in nodes_of(run)}
+    for pair in pairs_of(run, "relabelled/scored/pairs"):
+        assert pair.chosen_reward == rewards[pair.tree_id, pair.chosen_node]
+        high, low = (
+            {c.name: c.value for c in side}["score"]
+            for side in (pair.chosen_components, pair.rejected_components)
+        )
+        assert high is not None
+        assert low is not None
+        assert high - low >= 0.2
+    by_label = {(p.chosen_node, p.rejected_node) for p in pairs_of(run)}
+    by_score = {(p.chosen_node, p.rejected_node) for p in pairs_of(run, "relabelled/scored/pairs")}
+    assert by_label != by_score
+
+
+def nodes_of(run: Path) -> list[TreeNode]:
+    return table_to_records(read_parts(run, "trees"), TreeNode)
+
+
+def test_a_search_is_led_by_a_reward_model_and_replayed(
+    tmp_path: Path, config: Path, endpoint: FakeEndpoint
+) -> None:
+    folder = tmp_path / "models" / "run" / "reward-model"
+    assert branchwise("annotate", config, tmp_path / "run") == 0
+    assert branchwise("train-rm", config, tmp_path / "run") == 0
+    led, run = tmp_path / "led.yaml", tmp_path / "led"
+    search = {"evaluator": "reward_model", "iterations": 10, "max_children": 3, "normalise": True}
+    blocks = json.loads(config.read_text())
+    pairs = {"score": "reward_model"}
+    led.write_text(
+        json.dumps({**blocks, "mcts": search, "pairs": pairs, "reward_model": str(folder)})
+    )
+    assert branchwise("annotate", led, run) == 0
+    nodes, asked = nodes_of(run), len(endpoint.requests)
+    ends = [node for node in nodes if node.terminal]
+    worth_of_ends = {node.value for node in ends}
+    assert len(worth_of_ends) > 3
+    assert any(n.reward is not None and n.value != n.reward for n in ends), "labels are returns"
+    assert all(n.value is not None for n in nodes if n.visits and n.parent_id >= 0)
+    noted = json.loads((run / "provenance.json").read_text())["inputs"]
+    assert noted["reward_model"]
+    (run / "manifest.json").unlink()
+    assert branchwise("annotate", led, run) == 0
+    assert len(endpoint.requests) == asked
+    assert sorted(nodes_of(run), key=key) == sorted(nodes, key=key)
+
+    heads = json.loads((folder / "training.json").read_text())
+    (folder / "training.json").write_text(json.dumps(heads | {"encoder_digest": "0" * 32}))
+    assert branchwise("annotate", led, run) == 2, "another model is another run"
+
+
+def key(node: TreeNode) -> tuple[str, int]:
+    return node.tree_id, node.node_id
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"evo_rag": None, "agent": {"max_steps": 6}}, "`evo_rag:`, which is not set"),
+        ({"training": {}}, "training.reward_model.encoder"),
+        ({"pairs": {"score": "reward_model"}}, "there is no `reward_model:`"),
+        (
+            {"pairs": {"score": "reward_model"}, "reward_model": "nowhere"},
+            "nowhere: no reward model here",
+        ),
+    ],
+)
+def test_what_is_missing_is_named(
+    tmp_path: Path,
+    config: Path,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, Any],
+    says: str,
+) -> None:
+    run = tmp_path / "run"
+    assert branchwise("annotate", config, run, "--limit", "1") == 0
+    other = tmp_path / "other.yaml"
+    other.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    stage = "relabel" if "pairs" in changes else "train-rm"
+    assert branchwise(stage, other, run) == 2
+    assert says in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"mcts": {"evaluator": "reward_model", "normalise": True}}, "there is no `reward_model:`"),
+        ({"pairs": {"score": "reward_model"}, "reward_model": "rm", "evo_rag": None}, "`evo_rag:`"),
+        (
+            {"mcts": {"evaluator": "reward_model", "kind": "chains"}, "reward_model": "rm"},
+            "evaluates no step on the way",
+        ),
+    ],
+)
+def test_recipes_that_nothing_could_score_are_refused(changes: dict[str, Any], says: str) -> None:
+    blocks = {"name": "x", "agent": {"protocol": "evo-rag"}, "evo_rag": {}, **changes}
+    assert any(says in problem for problem in contradictions(Recipe.model_validate(blocks)))
+
+
+def test_a_recipe_that_asks_no_reward_model_keeps_its_digest() -> None:
+    plain = Recipe(name="x")
+    named = plain.model_copy(update={"reward_model": "models/x/reward-model"})
+    assert (plain.asked_reward_model, named.asked_reward_model) == (None, None)
+    assert "reward_model" in LATER
+    assert plain.digest("spre", "pairs") == plain.digest(*LABELLING)
+    assert named.digest(*LABELLING) != plain.digest(*LABELLING)

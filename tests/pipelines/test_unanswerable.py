@@ -1,0 +1,88 @@
+"""Questions without an answer, from annotation to the table, where the protocol can refuse."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from little_world import QUESTIONS, recipe
+from loopback import serving
+
+from pipelines.cli import parser, run_stage
+from storage.views import run_sql
+
+UNKNOWN = [
+    {"id": f"u{n}", "question": text, "answers": [], "answerable": False}
+    for n, text in enumerate(("Who is the mayor of Lyon?", "Who founded Osaka?"))
+]
+CAPITALS = {"Lyon": "Paris", "Osaka": "Tokyo"}
+
+
+def policy(request: dict[str, Any]) -> str:
+    """Searches, takes a search back, then answers; refuses one of the two that it should."""
+    user = request["messages"][-1]["content"]
+    if "Search: " not in user and "Taken back" not in user:
+        return "<search>capital</search>"
+    if "Taken back" not in user:
+        return "<note>Nothing found</note><backtrack/>"
+    if "Search: " not in user:
+        return "<search>Japan</search>"
+    if "mayor" in user:
+        return "<note>Nothing found</note><refuse/>"
+    return (
+        f"<note>a capital</note><answer>{CAPITALS['Lyon' if 'Lyon' in user else 'Osaka']}</answer>"
+    )
+
+
+def branchwise(stage: str, config: Path, run: Path, *more: str) -> int:
+    arguments = [stage, "--config", str(config), "--run", str(run), *more]
+    return run_stage(parser().parse_args(arguments))
+
+
+@pytest.mark.parametrize("protocol", ["evo-rag", "reasonrag"])
+def test_they_are_drawn_asked_and_counted_where_a_policy_can_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+    can_refuse = protocol == "evo-rag"
+    with serving(policy) as endpoint:
+        config = recipe(
+            tmp_path,
+            endpoint.base_url,
+            agent={"protocol": protocol, "max_steps": 6},
+            mcts={"kind": "chains", "iterations": 2},
+            evaluation={"bootstrap": 100, "set": asked(tmp_path)},
+        )
+        run, exam = tmp_path / "run", tmp_path / "exam"
+        assert branchwise("annotate", config, run) == 0
+        assert branchwise("eval", config, exam) == 0
+    grown = "select count(distinct question_id) from nodes where question_id like 'u%'"
+    assert run_sql(run, grown).rows[0][0] == (2 if can_refuse else 0)
+    (table,) = (exam / "eval").glob("*.md")
+    head, _, whole = table.read_text().splitlines()[2:5]
+    if not can_refuse:
+        assert "refusal" not in head
+        assert "backtracks" not in head
+        assert whole.startswith("| policy | all | 6 |")
+        return
+    cells = dict(zip(words(head), words(whole), strict=True))
+    told = ("n", "EM", "searches", "backtracks", "refused", "refusal precision", "refusal recall")
+    # Over the six that have an answer, four right; one of the eight is refused, and rightly.
+    assert [cells[name] for name in told] == ["8", "66.7", "2.0", "1.0", "12.5", "100.0", "50.0"]
+    sums = "select count(em), sum(backtracks), sum(refused::int) from predictions"
+    assert list(run_sql(exam, sums).rows) == [(6, 8, 1)]
+
+
+def asked(folder: Path) -> dict[str, Any]:
+    """All eight questions, as the set of annotation and evaluation."""
+    path = folder / "questions.jsonl"
+    return {"source": "jsonl", "questions": str(path), "split": None}
+
+
+def words(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+@pytest.fixture(autouse=True)
+def _eight_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("little_world.QUESTIONS", [*QUESTIONS, *UNKNOWN])

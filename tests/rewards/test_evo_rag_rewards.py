@@ -1,0 +1,269 @@
+"""EVO-RAG's seven rewards, each equation of section 3.2 worked by hand."""
+
+import pytest
+from sample_records import a_question
+
+from agent.state import Action, ActionKind, Step
+from rewards.evo_rag import (
+    Before,
+    Gold,
+    answer_correctness,
+    backtrack_penalty,
+    refusal_reward,
+    retrieval_action,
+    retrieval_bonus,
+    step_cost,
+    step_rewards,
+    sub_query_overlap,
+    sufficient_by_gold,
+)
+from rewards.settings import REWARDS, EvoRagSettings
+from storage.records import RetrievedPassage
+
+GOLD = Gold(("Paris",), answerable=True, documents=frozenset({"lyon", "france"}))
+UNKNOWN = Gold(("Paris",), answerable=True, documents=None)
+UNANSWERABLE = Gold((), answerable=False, documents=None)
+
+
+def step(kind: ActionKind, content: str = "", *found: str) -> Step:
+    passages = tuple(RetrievedPassage(id=p, title=p, text=p, score=1.0) for p in found)
+    return Step("reasoning", content, Action(kind, content), passages=passages)
+
+
+def search(query: str, *found: str) -> Step:
+    return step("search", query, *found)
+
+
+BACKTRACK, REFUSE = step("backtrack"), step("refuse")
+OTHERS = [BACKTRACK, REFUSE, step("answer", "Paris"), step("invalid")]
+
+
+def before(*steps: Step) -> Before:
+    return Before.of(steps)
+
+
+NOTHING = before()
+
+
+def same(query: str, others: object) -> float:
+    return 0.75
+
+
+def test_what_a_step_finds_is_read_from_all_steps_and_its_context_from_the_stack() -> None:
+    found = before(search("a", "lyon"), search("b", "osaka"), BACKTRACK, search("c"))
+    assert found.t == 4, "every policy call counts, BACKTRACK included"
+    assert found.queries == ("a", "b", "c"), "taken back or not"
+    assert found.retrieved == {"lyon", "osaka"}
+    assert found.context == {"lyon"}
+
+
+# Retrieval bonus: +1 if D_t ∩ D* ≠ ∅, −1 if it is empty, 0 for other actions.
+
+
+@pytest.mark.parametrize(
+    ("earlier", "found", "novel", "literal"),
+    [
+        ((), ("lyon", "osaka"), 1.0, 1.0),
+        ((), ("osaka",), -1.0, -1.0),
+        ((), (), -1.0, -1.0),
+        ((search("a", "lyon"),), ("lyon",), 0.0, 1.0),
+        ((search("a", "lyon"),), ("lyon", "france"), 1.0, 1.0),
+        ((search("a", "lyon"),), ("osaka",), -1.0, -1.0),
+        # What was taken back was found all the same.
+        ((search("a", "lyon"), BACKTRACK), ("lyon",), 0.0, 1.0),
+    ],
+)
+def test_retrieval_bonus(
+    earlier: tuple[Step, ...], found: tuple[str, ...], novel: float, literal: float
+) -> None:
+    made, known = search("b", *found), before(*earlier)
+    assert retrieval_bonus(made, known, GOLD) == novel
+    assert retrieval_bonus(made, known, GOLD, novel=False) == literal
+
+
+def test_retrieval_bonus_is_null_for_a_search_without_known_gold_and_0_for_other_actions() -> None:
+    half_known = Gold((), answerable=False, documents=frozenset({"lyon"}))
+    for gold in (UNKNOWN, UNANSWERABLE, half_known):
+        for made in (search("a", "lyon"), search("a")):
+            assert retrieval_bonus(made, NOTHING, gold) is None
+    assert [retrieval_bonus(s, NOTHING, g) for s in OTHERS for g in (GOLD, UNKNOWN)] == [0.0] * 8
+
+
+# Sub-query overlap: −max_{j<t} cos(q_t, q_j).
+
+
+def test_overlap_is_minus_the_largest_cosine_to_any_earlier_query() -> None:
+    cosines = {"a": 0.25, "b": 0.5, "c": -0.5}
+
+    def similarity(query: str, others: object) -> float:
+        assert query == "q"
+        assert isinstance(others, tuple)
+        return max(cosines[other] for other in others)
+
+    def overlap(*earlier: Step) -> float:
+        return sub_query_overlap(search("q"), before(*earlier), similarity)
+
+    assert overlap() == 0.0, "the first search overlaps with nothing"
+    assert overlap(search("a")) == -0.25
+    assert overlap(search("a"), search("b"), BACKTRACK) == -0.5, "taken back ones included"
+    assert overlap(search("c")) == 0.0, "where the paper's formula would pay 0.5"
+    for other in OTHERS:
+        assert sub_query_overlap(other, before(search("a")), similarity) == 0.0
+
+
+# Retrieval action penalty: 0 while p(t) < 0.3; then −1[r_dup < 0]; 0 for other actions.
+
+
+@pytest.mark.parametrize(
+    ("p", "overlap", "penalty", "literal"),
+    [
+        (0.0, -1.0, 0.0, 0.0),
+        (0.29, -1.0, 0.0, 0.0),
+        (0.3, -1.0, -1.0, -1.0),
+        (0.3, -0.8, -1.0, -1.0),
+        (0.3, -0.79, 0.0, -1.0),
+        (1.0, -0.01, 0.0, -1.0),
+        (1.0, 0.0, 0.0, 0.0),
+    ],
+)
+def test_retrieval_action(p: float, overlap: float, penalty: float, literal: float) -> None:
+    made = search("a")
+    assert retrieval_action(made, p, overlap) == penalty
+    assert retrieval_action(made, p, overlap, threshold=0.0) == literal
+    assert [retrieval_action(other, p, overlap, threshold=0.0) for other in OTHERS] == [0.0] * 4
+
+
+@pytest.mark.parametrize(("horizon", "last_free"), [(10, 2), (20, 5), (7, 2), (3, 0)])
+def test_the_clock_of_the_action_penalty_is_0_based_and_counts_every_call(
+    horizon: int, last_free: int
+) -> None:
+    """t / T ≥ 0.3 from the call with the index 0.3 T on, three searches taken back or not."""
+    for earlier in ((search("a"),), (search("a"), BACKTRACK)):
+        free = []
+        for t in range(len(earlier), horizon):
+            padded = (*earlier, *[BACKTRACK] * (t - len(earlier)))
+            rewards = step_rewards(
+                (*padded, search("a")), GOLD, EvoRagSettings(), horizon=horizon,
+                similarity=lambda query, others: 1.0,
+            )  # fmt: skip
+            free += [t] if rewards["action"] == 0.0 else []
+        assert free == list(range(len(earlier), last_free + 1))
+
+
+# Back-track penalty and step cost: −1[a_t = BACKTRACK], and −1.
+
+
+def test_backtrack_penalty_and_step_cost() -> None:
+    assert backtrack_penalty(BACKTRACK) == -1.0
+    others = [search("a"), step("answer", "x"), REFUSE, step("invalid")]
+    assert [backtrack_penalty(other) for other in others] == [0.0] * 4
+    assert [step_cost(), step_cost(-0.5), step_cost(-2.0)] == [-1.0, -0.5, -2.0]
+
+
+# Refusal: +1 where the evidence is insufficient, −1 where it suffices, 0 for other actions.
+
+
+def test_refusal_follows_the_evidence() -> None:
+    searched = before(search("a", "lyon"))
+    verdicts = (False, True, None)
+    found = [refusal_reward(REFUSE, searched, sufficient=word) for word in verdicts]
+    assert found == [1.0, -1.0, None]
+    at_once = [refusal_reward(REFUSE, NOTHING, sufficient=word) for word in verdicts]
+    assert at_once == [-1.0, -1.0, -1.0], "nothing was looked for"
+    taken_back = before(search("a", "lyon"), BACKTRACK)
+    assert refusal_reward(REFUSE, taken_back, sufficient=False) == 1.0, "it was looked for"
+    for other in (search("a"), BACKTRACK, step("answer", "x"), step("invalid")):
+        for word in verdicts:
+            assert refusal_reward(other, searched, sufficient=word) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("gold", "steps", "sufficient"),
+    [
+        (GOLD, [search("a", "lyon", "france", "osaka")], True),
+        (GOLD, [search("a", "lyon"), search("b", "france")], True),
+        (GOLD, [search("a", "lyon")], False),
+        (GOLD, [], False),
+        (GOLD, [search("a", "lyon"), search("b", "france"), BACKTRACK], False),
+        (UNANSWERABLE, [search("a", "lyon", "france")], False),
+        (UNKNOWN, [search("a", "lyon", "france")], None),
+    ],
+)
+def test_without_a_verifier_all_gold_documents_in_context_suffice(
+    gold: Gold, steps: list[Step], sufficient: bool | None
+) -> None:
+    assert sufficient_by_gold(before(*steps), gold) is sufficient
+
+
+def test_a_verifier_s_word_stands_whatever_the_gold_says_and_its_silence_is_no_reward() -> None:
+    def refused(gold: Gold, verdict: bool | None, *, verified: bool) -> float | None:
+        steps = (search("a", "lyon", "france"), REFUSE)
+        return step_rewards(
+            steps, gold, EvoRagSettings(), horizon=10, similarity=same, verdict=verdict,
+            verified=verified,
+        )["refusal"]  # fmt: skip
+
+    assert refused(GOLD, None, verified=False) == -1.0
+    assert refused(UNANSWERABLE, None, verified=False) == 1.0
+    assert refused(UNKNOWN, None, verified=False) is None
+    assert [refused(GOLD, word, verified=True) for word in (False, True, None)] == [1.0, -1.0, None]
+    assert refused(UNANSWERABLE, True, verified=True) == -1.0
+
+
+# Answer correctness: ½ (EM + F1).
+
+
+@pytest.mark.parametrize(
+    ("said", "golds", "worth"),
+    [
+        ("the Paris!", ("Paris",), 1.0),
+        ("Paris France", ("Paris",), 1 / 3),  # EM 0; precision 1/2, recall 1: F1 2/3
+        ("Rome", ("Paris",), 0.0),
+        ("Lutetia", ("Paris", "Lutetia"), 1.0),
+        ("yes Paris", ("yes",), 0.0),
+        ("Paris", (), 0.0),
+    ],
+)
+def test_answer_correctness(said: str, golds: tuple[str, ...], worth: float) -> None:
+    gold = Gold(golds, answerable=True, documents=None)
+    assert answer_correctness(step("answer", said), gold) == pytest.approx(worth)
+    for kind in ("search", "refuse", "invalid"):
+        assert answer_correctness(step(kind, said), gold) == 0.0
+
+
+def test_no_answer_to_a_question_without_one_is_right() -> None:
+    """Some sources name the answer of the question's answerable twin."""
+    gold = Gold(("Paris",), answerable=False, documents=None)
+    assert answer_correctness(step("answer", "Paris"), gold) == 0.0
+
+
+# All seven of one step.
+
+
+def test_all_seven_of_a_step_by_name() -> None:
+    earlier = (search("a", "lyon"), search("b", "osaka"), BACKTRACK)
+    settings, literal = EvoRagSettings(), EvoRagSettings(
+        retrieval_bonus="any", overlap_threshold=0.0, step_value=-2.0
+    )  # fmt: skip
+
+    def of(last: Step, settings: EvoRagSettings, horizon: int) -> list[float | None]:
+        steps = (*earlier, last)
+        rewards = step_rewards(steps, GOLD, settings, horizon=horizon, similarity=same)
+        assert list(rewards) == list(REWARDS)
+        return list(rewards.values())
+
+    # In order: retrieval, action, overlap, backtrack, refusal, step, answer; t is 3.
+    again = search("a", "lyon")
+    assert of(again, settings, 10) == [0.0, 0.0, -0.75, 0.0, 0.0, -1.0, 0.0]
+    assert of(again, literal, 10) == [1.0, -1.0, -0.75, 0.0, 0.0, -2.0, 0.0]
+    assert of(again, literal, 11) == [1.0, 0.0, -0.75, 0.0, 0.0, -2.0, 0.0]
+    assert of(BACKTRACK, settings, 10) == [0.0, 0.0, 0.0, -1.0, 0.0, -1.0, 0.0]
+    assert of(REFUSE, settings, 10) == [0.0, 0.0, 0.0, 0.0, 1.0, -1.0, 0.0]
+    assert of(step("answer", "Paris"), settings, 10) == [0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 1.0]
+
+
+def test_gold_is_read_from_the_question_and_from_nothing_else() -> None:
+    question = a_question(supporting_ids=("lyon", "lyon", "france"), supporting_titles=("Lyon",))
+    assert Gold.of(question) == GOLD
+    assert Gold.of(a_question(supporting_titles=("Lyon",))) == UNKNOWN
+    assert Gold.of(a_question(answers=(), answerable=False)) == UNANSWERABLE

@@ -1,0 +1,175 @@
+"""A reward model's scores: heads weighed at the step's own time, and nobody else's heads."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent.state import Action, State, Step
+from engines.embedding import Prefix
+from engines.sampling import Message
+from rewards import reward_model
+from rewards.heads import Heads
+from rewards.reward_model import RewardModel, prefix_of, reward_model_digest, stored_encoder
+from rewards.schedule import weights
+from rewards.settings import REWARDS, EvoRagSettings
+from storage.errors import BranchwiseError, ConfigError
+
+SETTINGS = EvoRagSettings(stage="discovery")
+ROWS = np.arange(21, dtype=np.float32).reshape(3, 7) ** 2
+
+
+class Reader:
+    """An encoder that knows three steps, by number."""
+
+    digest = "e" * 32
+
+    def __init__(self, model: str, **settings: Any) -> None:
+        self.model, self.settings = model, settings
+
+    def tokens(self, steps: Sequence[Prefix]) -> list[tuple[int, ...]]:
+        return [(int(step.text),) * (1 + len(step.messages)) for step in steps]
+
+    def embed(self, sequences: Sequence[tuple[int, ...]]) -> Any:
+        return np.stack([ROWS[one[0]] for one in sequences])
+
+
+def heads(**changes: Any) -> Heads:
+    """Head k reads column k alone, after and before a standardisation of its own."""
+    column = np.arange(1, 8, dtype=np.float32)
+    fields: dict[str, Any] = {
+        "names": REWARDS,
+        "learned": "component",
+        "weight": np.eye(7, dtype=np.float32),
+        "mean": column,
+        "sd": column * 2,
+        "output_mean": column / 10,
+        "output_sd": column * 3,
+    }
+    return Heads(**fields | changes)
+
+
+def write(folder: Path, kept: Heads, **changes: Any) -> Path:
+    kept.save(folder / "heads.safetensors")
+    record = {
+        "kind": "reward-model",
+        "encoder": "packaged",
+        "encoder_digest": Reader.digest,
+        "heads_digest": kept.digest,
+        "settings": {"batch_tokens": 64, "max_length": 2},
+    }
+    (folder / "training.json").write_text(json.dumps(record | changes))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reward_model, "FrozenEncoder", Reader)
+
+
+def step(number: int, messages: int = 1) -> Prefix:
+    return Prefix((Message("user", "Where?"),) * messages, str(number))
+
+
+def test_a_score_is_the_heads_weighed_at_the_step_s_own_time(tmp_path: Path) -> None:
+    model = RewardModel.load(write(tmp_path, heads()), SETTINGS, horizon=4)
+    scores = model.score([step(2), step(2), step(0)], [0, 3, 3])
+    for score, (row, t) in zip(scores, [(2, 0), (2, 3), (0, 3)], strict=True):
+        scale = weights(SETTINGS, t / 4)
+        by_hand = 0.0
+        for k, name in enumerate(REWARDS):
+            output = (ROWS[row][k] - (k + 1)) / (2 * (k + 1))
+            by_hand += scale[name] * (output - (k + 1) / 10) / (3 * (k + 1))
+        assert score == pytest.approx(by_hand, abs=1e-3)
+    assert scores[0] != scores[1], "a search late is not worth what it is early"
+
+
+def test_rewards_that_do_not_count_and_a_silent_head_say_nothing(tmp_path: Path) -> None:
+    folder = write(tmp_path, heads())
+    only = EvoRagSettings(stage="discovery", rewards=("step",))
+    [score] = RewardModel.load(folder, only, horizon=4).score([step(1)], [0])
+    k = REWARDS.index("step")
+    standard = ((ROWS[1][k] - (k + 1)) / (2 * (k + 1)) - (k + 1) / 10) / (3 * (k + 1))
+    assert score == pytest.approx(0.02 * standard, abs=1e-4)
+
+
+def test_a_model_of_the_total_has_its_weights_in_it(tmp_path: Path) -> None:
+    one = np.ones(1, np.float32)
+    single = heads(
+        names=("total",),
+        learned="total",
+        weight=np.full((1, 7), 0.5, np.float32),
+        output_mean=one,
+        output_sd=one * 2,
+    )
+    model = RewardModel.load(write(tmp_path, single), SETTINGS, horizon=4)
+    early, late = model.score([step(1), step(1)], [0, 3])
+    columns = np.arange(1, 8)
+    by_hand = (0.5 * ((ROWS[1] - columns) / (2 * columns)).sum() - 1) / 2
+    assert early == late == pytest.approx(by_hand, abs=1e-3)
+
+
+def test_a_step_that_is_too_long_has_no_score(tmp_path: Path) -> None:
+    model = RewardModel.load(write(tmp_path, heads()), SETTINGS, horizon=4)
+    found = model.score([step(1, messages=2), step(1)], [0, 0])
+    assert (found[0], found[1] is None) == (None, False)
+    assert model.score([step(1, messages=2)], [0]) == [None]
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        ("no folder", "no reward model here.*train-rm"),
+        ("a policy", "not of a reward-model"),
+        ("other heads", "is not of the training"),
+        ("cut heads", "cannot be read as the heads"),
+        ("other encoder", "other weights than it was trained on"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused(tmp_path: Path, harm: str, says: str) -> None:
+    folder = write(tmp_path, heads())
+    if harm == "no folder":
+        folder = tmp_path / "none"
+    elif harm == "a policy":
+        write(folder, heads(), kind="dpo")
+    elif harm == "other heads":
+        heads(weight=np.ones((7, 7), np.float32)).save(folder / "heads.safetensors")
+    elif harm == "cut heads":
+        content = (folder / "heads.safetensors").read_bytes()
+        (folder / "heads.safetensors").write_bytes(content[:-9])
+    else:
+        write(folder, heads(), encoder_digest="f" * 32)
+    with pytest.raises(BranchwiseError, match=says):
+        RewardModel.load(folder, SETTINGS, horizon=4)
+
+
+def test_its_digest_is_known_without_its_encoder(tmp_path: Path) -> None:
+    folder = write(tmp_path, heads())
+    assert RewardModel.load(folder, SETTINGS, horizon=4).digest == reward_model_digest(folder)
+    with pytest.raises(ConfigError):
+        reward_model_digest(tmp_path / "none")
+
+
+def test_an_encoder_is_found_from_wherever_the_folder_is_moved_with_it(tmp_path: Path) -> None:
+    folder, encoder = tmp_path / "models" / "rm", tmp_path / "models" / "bert"
+    assert stored_encoder(folder, str(encoder)) == "../bert"
+    assert stored_encoder(folder, "hub:a/b@c") == "hub:a/b@c"
+    folder.mkdir(parents=True)
+    model = RewardModel.load(write(folder, heads(), encoder="../bert"), SETTINGS, horizon=4)
+    assert Path(model._encoder.model).resolve() == encoder
+
+
+def test_a_step_stands_behind_the_prompt_that_asked_for_it() -> None:
+    first = Step("reasoning", "<search>Lyon</search>", Action("search", "Lyon"))
+    last = Step("reasoning", "<answer>half \ud83d</answer>", Action("answer", "half"))
+    state = State("Where?").after(first, "reasoning").after(last, "terminal")
+
+    def prompt(state: State) -> Sequence[Message]:
+        return [Message("user", f"{state.stage} {state.depth} {state.question}")]
+
+    assert prefix_of(state, prompt) == Prefix(
+        (Message("user", "reasoning 1 Where?"),), "<answer>half \ufffd</answer>"
+    )

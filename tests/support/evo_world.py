@@ -1,0 +1,114 @@
+"""Trees of EVO-RAG's steps, written down by hand."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent.evo_rag import EvoRAG, with_note
+from agent.state import Action, ActionKind, State, Step
+from rewards.evo_rag import Gold
+from rewards.returns import EpisodeRewards
+from rewards.settings import EvoRagSettings
+from storage.records import RetrievedPassage, TreeNode
+
+PROTOCOL = EvoRAG()
+GOLD = Gold(("Paris",), answerable=True, documents=frozenset({"lyon"}))
+
+
+def found(name: str) -> RetrievedPassage:
+    return RetrievedPassage(id=name, title=name, text=f"about {name}", score=1.0)
+
+
+def step(kind: ActionKind, content: str = "", *passages: str, note: str | None = None) -> Step:
+    """A step as the policy would have written it; `passages` by id."""
+    action = Action(kind, content)
+    text = PROTOCOL.render(action)
+    return Step(
+        "reasoning",
+        with_note(note, text) if note else text,
+        action,
+        passages=tuple(found(name) for name in passages),
+    )
+
+
+def rewards(
+    max_steps: int = 10, *, cosine: float = 0.5, verified: bool = False, **settings: Any
+) -> EpisodeRewards:
+    """Rewards where any two sub-queries are equally alike."""
+    return EpisodeRewards(
+        EvoRagSettings.model_validate(settings),
+        max_steps,
+        lambda query, others: cosine,
+        verified=verified,
+    )
+
+
+@dataclass
+class Grove:
+    """A tree by hand: `nodes` in order of id, and their `states`."""
+
+    question: str = "Capital of France?"
+    nodes: list[TreeNode] = field(default_factory=list)
+    states: list[State] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._append(State(self.question), -1, None, visits=1)
+
+    def add(self, parent: int, made: Step, visits: int = 1, **more: Any) -> int:
+        """Append a child of `parent`; returns its id."""
+        above = self.states[parent]
+        state = above.after(made, PROTOCOL.next_stage(above, made.action))
+        return self._append(state, parent, made, visits=visits, **more)
+
+    def chain(self, parent: int, made: Sequence[Step]) -> list[int]:
+        """Append a trajectory below `parent`; returns the ids of its nodes."""
+        ids = []
+        for one in made:
+            parent = self.add(parent, one)
+            ids.append(parent)
+        return ids
+
+    def _append(self, state: State, parent: int, made: Step | None, **more: Any) -> int:
+        fields = {
+            "tree_id": "t", "question_id": "q1", "source": "atlas", "seed": 0,
+            "node_id": len(self.nodes), "parent_id": parent, "depth": state.depth,
+            "stage": "reasoning", "terminal": state.terminal,
+            "action": made.action.kind if made else "", "text": made.text if made else "",
+            "content": made.action.content if made else "",
+        }  # fmt: skip
+        self.nodes.append(TreeNode.model_validate(fields | more))
+        self.states.append(state)
+        return len(self.nodes) - 1
+
+
+EVO: dict[str, Any] = {
+    "agent": {"protocol": "evo-rag", "max_steps": 6},
+    "mcts": {"kind": "chains", "iterations": 6, "branches": 2},
+    "evo_rag": {"stage": "discovery"},
+    "pairs": {"min_gap": 0.2},
+}
+"""Blocks of a recipe of EVO-RAG, for `little_world.recipe`."""
+
+
+def evo_policy(request: dict[str, Any]) -> str:
+    """Replies by the request alone, its seed included; also as the verifier of refusals."""
+    seed = int(request.get("seed", 0))
+    system, user = request["messages"][0]["content"], request["messages"][-1]["content"]
+    if "Do the passages suffice?" in user:
+        return "yes" if "capital" in user else "no"
+    answer = f"<answer>{('Paris', 'Tokyo', 'Yen')[seed % 3]}</answer>"
+    search = f"<search>{('Lyon', 'Osaka', 'capital', 'France', 'Japan')[seed % 5]}</search>"
+    if "no searches left" in system:
+        return answer
+    if "Search:" not in user:
+        return (search, search, search, "<refuse/>")[seed % 4]
+    note = "<note>The capital is Paris</note>" if seed % 2 else ""
+    return note + (search, answer, "<backtrack/>", answer, "<refuse/>", search, answer)[seed % 7]
+
+
+def words_alike(query: str, others: Sequence[str]) -> float:
+    """Share of common words, in place of an encoder that takes seconds to load."""
+    words = set(query.lower().split())
+    return max(
+        len(words & set(o.lower().split())) / len(words | set(o.lower().split())) for o in others
+    )

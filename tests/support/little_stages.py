@@ -1,0 +1,85 @@
+"""Stages of a curriculum that take no time: what a lab starts in the place of the real ones.
+
+    python -m little_stages <pid of the curriculum> <stage> --run … --set …
+
+Each one makes what is looked after, and says in LITTLE_LOG that it has begun and made it.
+LITTLE_DEATH, such as "2 begun" or "1 made", kills the curriculum when the second stage that it
+started has begun, or when the first one has made its product, before that can be noted.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from pipelines.cli import parser
+from pipelines.config import load_recipe
+from pipelines.recipe import Recipe
+from storage.manifest import add_parts
+from storage.parts import write_part
+from storage.schemas import rows_to_table, schema_of
+
+EM = {"start": 0.3, "discovery-1": 0.5, "refinement-1": 0.6}
+
+
+def main() -> None:
+    """Be a stage."""
+    study, options = int(sys.argv[1]), parser().parse_args(sys.argv[2:])
+    recipe = load_recipe(options.config, options.overrides)
+    say(study, "begun", f"{options.stage} {options.run.name}")
+    totals = made(options.stage, options.run, recipe)
+    say(study, "made", f"{options.stage} {options.run.name}")
+    print(json.dumps(totals))
+
+
+def say(study: int, event: str, what: str) -> None:
+    """Note an event; one that is the curriculum's death is also this stage's end."""
+    log = Path(os.environ["LITTLE_LOG"])
+    with log.open("a") as file:
+        file.write(f"{study} {event} {what}\n")
+    number = sum(line.startswith(f"{study} {event} ") for line in log.read_text().splitlines())
+    if os.environ["LITTLE_DEATH"] == f"{number} {event}":
+        os.kill(study, signal.SIGKILL)
+        sys.exit(1)
+
+
+def made(stage: str, run: Path, recipe: Recipe) -> dict[str, Any]:
+    """Make what the stage makes; its totals."""
+    run.mkdir(parents=True, exist_ok=True)
+    if stage == "annotate":
+        return {**parts(run, "questions", "trees", "pairs"), "pairs": 7}
+    if stage == "eval":
+        (policy,) = recipe.evaluation.policies
+        parts(run, f"eval/{policy}/s/predictions", f"eval/{policy}/s/failures")
+        return {"set": "s", "policies": [dev_row(policy)]}
+    return {"model": str(model(run, stage)), "pairs": 7}
+
+
+def parts(run: Path, *tables: str) -> dict[str, Any]:
+    """Tables without a row."""
+    for table in tables:
+        add_parts(run, [write_part(run, table, rows_to_table([], schema_of(table), "r"), 0)])
+    return {}
+
+
+def model(run: Path, stage: str) -> Path:
+    """A model of no use, beside the runs."""
+    folder = run.parent / "models" / run.name / stage
+    (folder / "adapter").mkdir(parents=True, exist_ok=True)
+    for weights in ("adapter/weights", "heads.safetensors"):
+        (folder / weights).write_text(run.name)
+    (folder / "training.json").write_text("{}")
+    return folder
+
+
+def dev_row(policy: str) -> dict[str, Any]:
+    """What an evaluation says of a policy."""
+    behaviour = {"searches": 3.0, "backtracks": 0.5, "refused": 0.1}
+    refusals = {"refusal_precision": None, "refusal_recall": None}
+    return {"policy": policy, "n": 9, "em": EM.get(policy, 0.1), "f1": 0.5, **behaviour, **refusals}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Comparisons of siblings: what the heads of a reward model learn from.
+
+Source: EVO-RAG section 3.3, x+ and x− are two branches of one state, and only comparisons with
+|R(x+) − R(x−)| ≥ 0.3 are kept. Head k learns the order of its own component's returns, which may
+be the other way round than the total's, or a tie, from which it learns nothing (the paper has all
+heads learn the total's: `labels: total`).
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rewards.heads import TOTAL
+from rewards.labels import Label
+from rewards.returns import RETURN
+from rewards.settings import REWARDS
+from training.settings import RewardModelSettings
+
+TIE = 1e-9
+"""Returns that differ by no more are equal; they are sums, which round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two siblings that differ in action or query.
+
+    Attributes:
+        better, worse: by the weighted total; their places in a list of steps.
+        t: 0-based index of the policy call that made them.
+        gaps: how much more the better one's return is, by reward; one that is null for either
+            side is not in it. What is negative, this reward would have the other way round.
+        total: how much more the weighted total is, > 0.
+    """
+
+    question_id: str
+    t: int
+    better: int
+    worse: int
+    gaps: Mapping[str, float]
+    total: float
+
+
+def return_gaps(one: Label, other: Label) -> dict[str, float]:
+    """By reward, how much more the return of `one` is, where it is known of both."""
+    returns = [
+        {
+            c.name.removesuffix(RETURN): c.value
+            for c in label.components
+            if c.name.endswith(RETURN) and c.value is not None
+        }
+        for label in (one, other)
+    ]
+    mine, theirs = returns
+    return {name: value - theirs[name] for name, value in mine.items() if name in theirs}
+
+
+def head_names(settings: RewardModelSettings) -> tuple[str, ...]:
+    """Names of the heads of a reward model, in order."""
+    return (TOTAL,) if settings.heads == "single" else REWARDS
+
+
+def orders(comparisons: Sequence[Comparison], settings: RewardModelSettings) -> NDArray[np.float32]:
+    """What every head learns of every comparison: (n, K).
+
+    +1 where its label is higher for the better side, −1 where it is lower, 0 where it is a tie or
+    not known.
+    """
+    names = head_names(settings)
+    if settings.heads == "single" or settings.labels == TOTAL:
+        gaps = [[one.total] * len(names) for one in comparisons]
+    else:
+        gaps = [[one.gaps.get(name, 0.0) for name in names] for one in comparisons]
+    found = np.array(gaps, np.float64).reshape(len(comparisons), len(names))
+    return (np.sign(found) * (np.abs(found) > TIE)).astype(np.float32)
+
+
+def split_questions(
+    comparisons: Iterable[Comparison], share: float, split: int = 0
+) -> tuple[list[Comparison], list[Comparison]]:
+    """Those to train on, and those of the questions that are kept for validation, in order.
+
+    Args:
+        share: of the questions, in [0, 0.5]; a hash of the question and `split` alone decides, so
+            that models of every seed and schedule are measured on the same ones.
+        split: another number keeps other questions.
+    """
+    trained: list[Comparison] = []
+    kept: list[Comparison] = []
+    for one in comparisons:
+        (kept if _draw(one.question_id, split) < share else trained).append(one)
+    return trained, kept
+
+
+def _draw(question_id: str, split: int) -> float:
+    """A number in [0, 1) that is the question's own in this split."""
+    drawn = f"{split}:{question_id}" if split else question_id
+    digest = hashlib.blake2b(f"validation:{drawn}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+def places(comparisons: Sequence[Comparison]) -> tuple[Any, Any]:
+    """Places of the better and of the worse sides: (n,) each."""
+    both = np.array([(one.better, one.worse) for one in comparisons], np.int64).reshape(-1, 2)
+    return both[:, 0], both[:, 1]

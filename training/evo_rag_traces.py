@@ -1,0 +1,134 @@
+"""A way to the answer in EVO-RAG's protocol that leaves something to shed.
+
+Needed searches, and beside them by chance (`TraceSettings`) what the rewards are about: a passage
+that was found is searched again, a wrong lead is followed, a search that brought nothing new is
+taken back, and a question is given up too early. What cannot be answered is refused after one to
+three searches.
+
+The step after a search begins with a note: the evidence, where the passage was shown, else a fixed
+word. So every later prompt shows what was found, and nothing is answered before it was.
+"""
+
+from training.hops import Hop
+from training.walk import MAX_TRIES, Walk
+
+NOTHING_FOUND = "Nothing found"
+"""Note on a search that brought no passage of use."""
+
+
+async def walk_evo_rag(walk: Walk) -> None:
+    """Walk one question to its answer or refusal, or note why it cannot be.
+
+    Raises:
+        RetrievalError: a search failed.
+    """
+    if not walk.question.answerable:
+        await _Way(walk).to_refusal()
+    elif not walk.hops:
+        walk.problem = "supporting passages are not in the corpus"
+    elif not walk.question.answers:
+        walk.problem = "no answer"
+    else:
+        await _Way(walk).to_answer()
+
+
+class _Way:
+    """A walk with what it has yet to note and to look for."""
+
+    def __init__(self, walk: Walk) -> None:
+        self._walk = walk
+        self._note: str | None = None
+        self._needed = len(walk.hops)
+        self._end = 1
+        self._leads: dict[str, bool] = {}  # titles as they were shown; whether still to follow
+
+    async def to_answer(self) -> None:
+        walk, hops = self._walk, self._walk.hops
+        walk.counts["hops"] += len(hops)
+        kept_up = len(hops)
+        if len(hops) > 1 and self._chance(walk.settings.give_up):
+            kept_up = walk.rng.randrange(1, len(hops))
+        for hop in hops[:kept_up]:
+            if not await self._find(hop):
+                self._refuse("refusals: nothing found")
+                return
+            await self._dally(hop)
+        if kept_up < len(hops):
+            self._refuse("refusals: given up")
+        else:
+            walk.answer(self._taken_note())
+
+    async def to_refusal(self) -> None:
+        walk = self._walk
+        wordings = walk.rng.sample(walk.wordings, min(MAX_TRIES, len(walk.wordings)))
+        if not wordings:
+            walk.problem = "no query"
+            return
+        self._needed, self._end = walk.rng.randint(1, len(wordings)), 2  # the last call must answer
+        for wording in wordings[: self._needed]:
+            await self._search(wording, "searches: unanswerable")
+            self._needed -= 1
+            if self._needed:
+                self._take_back()
+        self._refuse("refusals: unanswerable")
+
+    async def _find(self, hop: Hop) -> bool:
+        """Search in up to `MAX_TRIES` wordings until the hop's passage is shown."""
+        wordings = self._walk.rng.sample(hop.queries, min(MAX_TRIES, len(hop.queries)))
+        for tried, wording in enumerate(wordings, start=1):
+            if await self._search(wording, "searches: needed", hop):
+                self._needed -= 1
+                return True
+            self._walk.counts["searches: missed"] += 1
+            if tried < len(wordings):
+                self._take_back()
+        return False
+
+    async def _dally(self, hop: Hop) -> None:
+        """Do what the question does not need, as far as the budget lets it."""
+        walk = self._walk
+        if self._spare > 1 and self._chance(walk.settings.redundant):
+            await self._search(walk.rng.choice(hop.queries), "searches: redundant", hop)
+            self._take_back()
+        leads = [title for title, is_new in self._leads.items() if is_new]
+        if self._spare > 1 and leads and self._chance(walk.settings.detour):
+            lead = walk.rng.choice(leads)
+            self._leads[lead] = False
+            await self._search(lead, "searches: detours")
+            self._take_back()
+
+    async def _search(self, query: str, counted: str, hop: Hop | None = None) -> bool:
+        """Search, and see what is to be noted; whether the hop's passage is shown."""
+        walk = self._walk
+        found = await walk.search("search", query, self._taken_note())
+        walk.counts["searches"] += 1
+        walk.counts[counted] += 1
+        for passage in found:
+            if passage.title not in walk.question.supporting_titles:
+                self._leads.setdefault(passage.title, True)
+        shown = hop is not None and any(p.id == hop.passage_id for p in found)
+        self._note = walk.rng.choice(hop.evidence) if hop and shown else NOTHING_FOUND
+        return shown
+
+    def _take_back(self) -> None:
+        """By chance, take the last search back."""
+        if self._spare > 0 and self._chance(self._walk.settings.backtrack):
+            self._walk.step("backtrack", note=self._taken_note())
+            self._walk.counts["backtracks"] += 1
+
+    def _refuse(self, counted: str) -> None:
+        self._walk.step("refuse", note=self._taken_note())
+        self._walk.counts[counted] += 1
+
+    def _taken_note(self) -> str | None:
+        """What the next step notes: once, right after the search."""
+        note, self._note = self._note, None
+        return note
+
+    @property
+    def _spare(self) -> int:
+        """Steps that the needed searches and the end leave over."""
+        return self._walk.steps_left - self._needed - self._end
+
+    def _chance(self, share: float) -> bool:
+        return self._walk.rng.random() < share

@@ -1,0 +1,99 @@
+"""How the heads of a reward model learn: pairwise logistic loss on frozen vectors.
+
+Source: EVO-RAG section 3.3, L = −(1/7) Σ_k log σ(f_k(x+) − f_k(x−)). Each head has its own sides
+x+ and x− here (`training.comparisons.orders`) and its own pairs, and the mean is over the heads
+that have any. No parameter is shared, so a head learns the same whichever others there are: what
+is minimised is the sum, since a mean would make every step depend on how many heads have a pair in
+it.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from rewards.heads import Array, Heads
+from storage.errors import ConfigError
+from training.comparisons import Comparison, head_names, orders, places
+from training.settings import RewardModelSettings
+
+
+def fit_heads(
+    vectors: Array, comparisons: Sequence[Comparison], settings: RewardModelSettings, seed: int
+) -> Heads:
+    """Train all heads, in float32 on the CPU; the same arguments give the same bits.
+
+    Args:
+        vectors: (steps, d), which the comparisons point into.
+        comparisons: to learn from; at least one.
+        settings: heads, labels and optimiser.
+        seed: of the order of the pairs; weights begin at 0.
+
+    Raises:
+        ConfigError: no head has anything to learn.
+    """
+    import torch
+
+    signs = orders(comparisons, settings)
+    if not signs.any():
+        raise ConfigError(
+            f"none of {len(comparisons)} pairs orders any head: all their labels are ties or not "
+            "known; grow more trees, or lower training.reward_model.min_gap"
+        )
+    sides = places(comparisons)
+    used = np.unique(np.concatenate(sides))
+    better, worse = map(torch.from_numpy, sides)
+    mean, sd = _mean_and_sd(vectors[used])
+    inputs = torch.from_numpy((vectors - mean) / sd)
+    weight = torch.zeros(signs.shape[1], vectors.shape[1], requires_grad=True)
+    optimiser = torch.optim.AdamW([weight], settings.lr, weight_decay=settings.weight_decay)
+    batches = list(_batches(len(comparisons), settings, seed))
+    falling = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1 - step / len(batches))
+    for batch in batches:
+        margins = (inputs[better[batch]] - inputs[worse[batch]]) @ weight.T
+        optimiser.zero_grad()
+        head_losses(margins, torch.from_numpy(signs)[batch]).sum().backward()
+        optimiser.step()
+        falling.step()
+    learned = weight.detach().numpy()
+    output_mean, output_sd = _mean_and_sd(inputs[used].numpy() @ learned.T)
+    return Heads(
+        names=head_names(settings),
+        learned="total" if settings.heads == "single" else settings.labels,
+        weight=learned,
+        mean=mean,
+        sd=sd,
+        output_mean=output_mean,
+        output_sd=output_sd,
+    )
+
+
+def head_losses(margins: Any, signs: Any) -> Any:
+    """Each head's mean of −log σ(f(x+) − f(x−)) over its own pairs: (K,); 0 where it has none.
+
+    Args:
+        margins: f_k of the better side minus that of the worse one, (n, K).
+        signs: of `training.comparisons.orders`, (n, K).
+    """
+    from torch.nn.functional import softplus
+
+    said = signs.abs()
+    return (softplus(-signs * margins) * said).sum(0) / said.sum(0).clamp(min=1)
+
+
+def _batches(n: int, settings: RewardModelSettings, seed: int) -> Iterator[Any]:
+    """Places of the pairs of every step, each pair once an epoch."""
+    import torch
+
+    order = torch.Generator().manual_seed(seed)
+    for _ in range(settings.epochs):
+        shuffled = torch.randperm(n, generator=order)
+        for start in range(0, n, settings.batch_size):
+            yield shuffled[start : start + settings.batch_size]
+
+
+def _mean_and_sd(values: Array) -> tuple[Array, Array]:
+    """Of each column; a column that does not vary has a deviation of 1."""
+    exact = values.astype(np.float64)
+    mean, sd = exact.mean(axis=0), exact.std(axis=0)
+    return mean.astype(np.float32), np.where(sd > 1e-8, sd, 1.0).astype(np.float32)

@@ -1,0 +1,39 @@
+"""The shortest way to the answer in ReasonRAG's protocol: query, evidence, …, answer.
+
+A query that does not bring the passage is kept with the evidence "None" and tried again in other
+words: recovery as it really happens. Nothing is answered before its evidence was seen.
+"""
+
+from training.hops import Hop
+from training.walk import MAX_TRIES, Walk
+
+NOTHING_FOUND = "None"
+"""Evidence where no passage helps (the protocol's own word)."""
+
+
+async def walk_reasonrag(walk: Walk) -> None:
+    """Walk one question to its answer, or note why it cannot be.
+
+    Raises:
+        RetrievalError: a search failed.
+    """
+    if not walk.hops or not walk.question.answers:
+        walk.problem = "no answer" if walk.hops else "supporting passages are not in the corpus"
+        return
+    for hop in walk.hops:
+        if not await _take(walk, hop):
+            walk.problem = walk.problem or "no query wording brings the passage"
+            return
+    walk.answer()
+
+
+async def _take(walk: Walk, hop: Hop) -> bool:
+    """Search in up to `MAX_TRIES` wordings until the hop's passage is shown; copy its evidence."""
+    for wording in walk.rng.sample(hop.queries, min(MAX_TRIES, len(hop.queries))):
+        found = await walk.search("query", wording)
+        shown = any(passage.id == hop.passage_id for passage in found)
+        walk.counts["query found it" if shown else "query missed"] += 1
+        walk.step("evidence", walk.rng.choice(hop.evidence) if shown else NOTHING_FOUND)
+        if shown:
+            return True
+    return False

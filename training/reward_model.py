@@ -1,0 +1,197 @@
+"""Training a reward model: steps are read once by a frozen encoder, and linear heads learn on them.
+
+Source: EVO-RAG section 3.3. Writes a folder that `rewards.reward_model` loads:
+
+    heads.safetensors    the heads, with the standardisation of their inputs and outputs
+    metrics.json         each head on the validation questions, beside a length-only baseline
+    training.json        encoder, settings, seed and data, by digest; written last
+"""
+
+import json
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engines.embedding import FrozenEncoder, Prefix
+from rewards.heads import Heads
+from rewards.reward_model import HEADS, KIND, RECORD, stored_encoder
+from rewards.schedule import weights
+from rewards.settings import EvoRagSettings
+from storage.atomic import atomic_write_json
+from storage.errors import ConfigError
+from storage.text import digest_of_many
+from training.comparisons import Comparison, split_questions
+from training.curves import Say
+from training.head_metrics import ModelMetrics, Steps, measure
+from training.heads import fit_heads
+from training.lengths import within
+from training.settings import RewardModelSettings
+
+METRICS = "metrics.json"
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a reward model learns from.
+
+    Attributes:
+        steps: distinct, each behind its prompt.
+        comparisons: of siblings among them.
+        evo_rag: the rewards that labelled them.
+        horizon: T of p(t) = t / T, in policy calls.
+    """
+
+    steps: Sequence[Prefix]
+    comparisons: Sequence[Comparison]
+    evo_rag: EvoRagSettings
+    horizon: int
+
+    @property
+    def digest(self) -> str:
+        """Hash of all steps and comparisons, in their order."""
+        steps = (json.dumps([[m.content for m in s.messages], s.text]) for s in self.steps)
+        return digest_of_many([*steps, *map(repr, self.comparisons)])
+
+
+@dataclass(frozen=True)
+class RewardModelReport:
+    """How a training went.
+
+    Attributes:
+        trained, kept: pairs that were learned from, and measured on.
+        dropped: pairs with a step that was too long.
+        seconds: of training the heads; the encoder's reading is not in it.
+    """
+
+    metrics: ModelMetrics
+    trained: int
+    kept: int
+    dropped: int
+    questions: int
+    validation_questions: int
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """What `metrics.json` says."""
+        pairs = {"trained": self.trained, "validation": self.kept, "dropped": self.dropped}
+        questions = {"trained": self.questions, "validation": self.validation_questions}
+        return {"pairs": pairs, "questions": questions, **self.metrics.as_json()}
+
+
+def train_reward_model(
+    material: Material,
+    settings: RewardModelSettings,
+    *,
+    encoder: FrozenEncoder,
+    target: Path,
+    seed: int,
+    say: Say,
+    data: Mapping[str, Any] | None = None,
+) -> RewardModelReport:
+    """Train heads on `encoder` and write them to `target`.
+
+    Args:
+        material: steps and comparisons.
+        settings: see `training.settings.RewardModelSettings`.
+        encoder: stays as it is.
+        target: gets the files named above.
+        seed: of the order of the pairs.
+        say: told what a waiting person wants to know.
+        data: where the comparisons come from, as JSON; goes into `training.json`.
+
+    Raises:
+        ConfigError: there is nothing to learn from, or too many steps are too long.
+        StorageError: the cache or the target cannot be written.
+    """
+    fitting, vectors = _embedded(material, settings, encoder, say)
+    trained, kept = split_questions(fitting, settings.validation, settings.split)
+    if not trained:
+        raise ConfigError(
+            f"no pair is left to train a reward model on, of {len(material.comparisons)}: lower "
+            "training.reward_model.min_gap or validation, or annotate more questions"
+        )
+    began = time.monotonic()
+    heads = fit_heads(vectors, trained, settings, seed)
+    seconds = time.monotonic() - began
+    report = RewardModelReport(
+        metrics=measure(heads, _steps(material, vectors), trained, kept, settings),
+        trained=len(trained),
+        kept=len(kept),
+        dropped=len(material.comparisons) - len(fitting),
+        questions=len({one.question_id for one in trained}),
+        validation_questions=len({one.question_id for one in kept}),
+        seconds=round(seconds, 2),
+    )
+    _write(target, heads, report, _record(material, settings, encoder, target, seed, data))
+    return report
+
+
+def _embedded(
+    material: Material, settings: RewardModelSettings, encoder: FrozenEncoder, say: Say
+) -> tuple[list[Comparison], Any]:
+    """The comparisons whose steps fit, and all steps as vectors, (n, d).
+
+    What is too long, or in no comparison, has zeros, which nobody looks at.
+    """
+    if not material.comparisons:
+        return [], np.zeros((0, 0), np.float32)
+    tokens = encoder.tokens(material.steps)
+    limit, share = settings.max_length, settings.max_dropped_share
+    fit, lengths = within([len(one) for one in tokens], limit, share)
+    say(f"{KIND}: steps behind their prompts: {lengths}")
+    fits = frozenset(fit)
+    fitting = [one for one in material.comparisons if {one.better, one.worse} <= fits]
+    wanted = sorted({place for one in fitting for place in (one.better, one.worse)})
+    if not wanted:
+        return [], np.zeros((0, 0), np.float32)
+    read = encoder.embed([tokens[place] for place in wanted])
+    vectors = np.zeros((len(tokens), read.shape[1]), np.float32)
+    vectors[wanted] = read
+    return fitting, vectors
+
+
+def _steps(material: Material, vectors: Any) -> Steps:
+    lengths = np.array([len(step.text) for step in material.steps], np.int64)
+    times = {one.t for one in material.comparisons}
+    scales = {t: weights(material.evo_rag, t / material.horizon) for t in times}
+    return Steps(vectors, lengths, scales)
+
+
+def _record(
+    material: Material,
+    settings: RewardModelSettings,
+    encoder: FrozenEncoder,
+    target: Path,
+    seed: int,
+    data: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    return {
+        "kind": KIND,
+        "encoder": stored_encoder(target, encoder.model),
+        "encoder_digest": encoder.digest,
+        "settings": settings.model_dump(mode="json"),
+        "evo_rag": material.evo_rag.model_dump(mode="json"),
+        "horizon": material.horizon,
+        "seed": seed,
+        "data": data,
+        "data_digest": material.digest,
+        "versions": {name: version(name) for name in ("torch", "transformers")},
+        "python": platform.python_version(),
+    }
+
+
+def _write(
+    target: Path, heads: Heads, report: RewardModelReport, record: Mapping[str, Any]
+) -> None:
+    """All files; the record last, which says whose heads they are."""
+    heads.save(target / HEADS)
+    atomic_write_json(target / METRICS, report.as_json())
+    atomic_write_json(
+        target / RECORD, {**record, "heads_digest": heads.digest, "seconds": report.seconds}
+    )
