@@ -24,8 +24,6 @@ from storage.errors import EndpointError
 from storage.ledger import Ledger
 from storage.text import storable
 
-OnCall = Callable[[SampleRequest, Completion, bool], None]
-"""Told of every draw: its request, its completion, and whether it cost nothing."""
 BeforeCall = Callable[[], None]
 """Asked before every new call; raises `BudgetExceeded` where none may be made any more."""
 
@@ -48,13 +46,11 @@ class LedgeredEngine:
         engine: Engine,
         ledger: Ledger,
         price: Price | None = None,
-        on_call: OnCall | None = None,
         before_call: BeforeCall | None = None,
     ) -> None:
         self._engine = engine
         self._ledger = ledger
         self._price = price
-        self._on_call = on_call
         self._before_call = before_call
         self._under_way: dict[str, asyncio.Future[Completion]] = {}
         self.hits = 0
@@ -95,20 +91,18 @@ class LedgeredEngine:
         while True:
             stored = self._ledger.recall(request.identity.question_id, key)
             if stored is not None:
-                return self._told(request, _completion(stored), replayed=True)
+                return self._counted(_completion(stored), replayed=True)
             under_way = self._under_way.get(key)
             if under_way is None:
-                return self._told(request, await self._lead(key, request), replayed=False)
+                return self._counted(await self._lead(key, request), replayed=False)
             await asyncio.wait([under_way])
             # Cancelled with the task that made the call: then this one makes it.
             if not under_way.cancelled():
-                return self._told(request, under_way.result(), replayed=True)
+                return self._counted(under_way.result(), replayed=True)
 
-    def _told(self, request: SampleRequest, completion: Completion, replayed: bool) -> Completion:
+    def _counted(self, completion: Completion, *, replayed: bool) -> Completion:
         self.hits += replayed
         self.misses += not replayed
-        if self._on_call is not None:
-            self._on_call(request, completion, replayed)
         return completion
 
     async def _lead(self, key: str, request: SampleRequest) -> Completion:

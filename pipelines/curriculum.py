@@ -14,7 +14,9 @@ Every cycle is a run folder beside this one, and every stage of it a process of 
 Markdown, CSV) and plot lie beside the journal.
 """
 
+import json
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pipelines.curricula.cycle import Cycle, carry_out
@@ -22,9 +24,10 @@ from pipelines.curricula.dev import STAGES, START, DevResult, StageName, asked_o
 from pipelines.curricula.fit import planned, questions_of, require_fit
 from pipelines.curricula.report import write_course
 from pipelines.inputs import model_digest
-from pipelines.run import open_run
+from pipelines.run import open_run, refuse_changed
 from pipelines.stage import Invocation, Outcome
 from pipelines.studies.lab import Lab, StageStopped, Totals
+from storage.atomic import atomic_write_json
 from storage.lock import RunLock
 
 
@@ -37,16 +40,33 @@ def curriculum(call: Invocation) -> Outcome:
     if call.dry_run:
         course.run()
         return Outcome({"cycles": planned(recipe), "dry_run": True})
-    open_run(call.run, recipe, {}, {"policy": model_digest(recipe.policy, recipe)})
+    open_run(call.run, recipe, {})
     course.lab.folder.mkdir(exist_ok=True)
     try:
         with RunLock(course.lab.folder / "curriculum.lock"):
+            keep_start(course.lab.folder / "start.json", model_digest(recipe.policy, recipe))
             final = course.run()
     except StageStopped as stopped:
         call.say(f"curriculum: {stopped}")
         return Outcome({**course.totals(), "stopped": str(stopped)}, stopped.exit_code)
     call.say(f"curriculum: its policy is {final.model} ({final.name})")
     return Outcome({**course.totals(), "final": asdict(final)})
+
+
+def keep_start(noted: Path, digest: str) -> None:
+    """All cycles come from one start, whatever its name.
+
+    It is noted beside the journal, not as an input of the run folder: rows that `annotate` writes
+    there under the same recipe come from inputs of their own.
+
+    Raises:
+        ConfigError: the curriculum was begun with another one.
+    """
+    begins = {"policy": digest}
+    if noted.exists():
+        refuse_changed(noted.parent, json.loads(noted.read_text("utf-8")), begins)
+    else:
+        atomic_write_json(noted, begins)
 
 
 def announce(call: Invocation) -> None:

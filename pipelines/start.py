@@ -1,5 +1,6 @@
 """What a training starts from, and what it is taught: noted, and made to belong together."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from pipelines.assemble import model_folder
 from pipelines.inputs import model_digest
 from pipelines.run import Run
 from pipelines.stage import Invocation, checked_name
+from rewards.reward_model import KIND as REWARD_MODEL
 from storage.errors import ConfigError
 from storage.manifest import load_manifest
 from storage.parts import read_parts
@@ -89,12 +91,29 @@ def trained_folder(call: Invocation, kind: str) -> Path:
 
     Raises:
         ConfigError: the name cannot be a folder's, or is the warm start's, which is no training
-            on pairs and may be what this one starts from.
+            on pairs and may be what this one starts from; or the folder holds a policy where a
+            reward model is to go, or the reverse.
     """
     name = checked_name(call.options.get("name") or kind)
     if name == WARM_START:
         raise ConfigError(f"--name {name} is the folder of `make warm-start`; choose another")
-    return model_folder(call.run, name)
+    target = model_folder(call.run, name)
+    held = _kind_in(target)
+    if held is not None and (held == REWARD_MODEL) != (kind == REWARD_MODEL):
+        raise ConfigError(
+            f"{target} holds what a training of the kind {held} left, and one of the kind {kind} "
+            "would write over it: give another --name, or remove the folder"
+        )
+    return target
+
+
+def _kind_in(folder: Path) -> str | None:
+    """The kind of training that a model folder is of; null if it does not say."""
+    try:
+        record: Any = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return record.get("kind") if isinstance(record, dict) else None
 
 
 def rows_trained_on(run: Run, table: str) -> dict[str, Any]:

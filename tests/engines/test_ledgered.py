@@ -80,20 +80,18 @@ class CountingEngine:
 
 
 async def test_draws_differ_and_a_replay_makes_no_call(tmp_path: Path) -> None:
-    told: list[bool] = []
     async with Ledger(tmp_path / "l") as ledger:
         engine = CountingEngine(lambda number: f"cut {number} \ud83d")
-        ledgered = LedgeredEngine(
-            engine, ledger, Price(input=1, cached=0.5, output=2), lambda r, c, hit: told.append(hit)
-        )
+        ledgered = LedgeredEngine(engine, ledger, Price(input=1, cached=0.5, output=2))
         first = await ledgered.sample(REQUEST, 3)
         assert sorted(c.text for c in first) == ["cut 1 \ufffd", "cut 2 \ufffd", "cut 3 \ufffd"]
         assert [r.identity.draw for r in engine.asked] == [0, 1, 2]
+        assert (ledgered.hits, ledgered.misses) == (0, 3)
         assert ledger.totals().cost_usd == pytest.approx(3 * (60 + 20 + 20) / 1e6)
         assert not ledgered.capabilities.logprobs  # the ledger keeps none, so none are promised
     async with Ledger(tmp_path / "l") as ledger:
         silent = CountingEngine()
-        resumed = LedgeredEngine(silent, ledger, on_call=lambda r, c, hit: told.append(hit))
+        resumed = LedgeredEngine(silent, ledger)
         assert await resumed.sample(REQUEST, 3) == first
         assert (silent.asked, resumed.hits, resumed.misses) == ([], 3, 0)
         # Another place in the tree, other messages or another engine are other calls.
@@ -104,17 +102,19 @@ async def test_draws_differ_and_a_replay_makes_no_call(tmp_path: Path) -> None:
         silent.digest = "trained"
         assert (await resumed.sample(REQUEST))[0].text == "3"
         assert ledger.totals().unpriced == 3
-    assert told == [False] * 3 + [True] * 3 + [False] * 3
+        assert (resumed.hits, resumed.misses) == (3, 3)
 
 
 async def test_a_reply_is_stored_before_anybody_sees_it(tmp_path: Path) -> None:
     async with Ledger(tmp_path / "l") as ledger:
         engine = CountingEngine()
-        seen: list[int] = []
-        ledgered = LedgeredEngine(
-            engine, ledger, on_call=lambda *_: seen.append(ledger.totals().calls)
-        )
-        await ledgered.sample(REQUEST, 2)
+        ledgered = LedgeredEngine(engine, ledger)
+
+        async def stored_when_seen(request: SampleRequest) -> int:
+            await ledgered.sample(request)
+            return ledger.totals().calls
+
+        seen = await asyncio.gather(*map(stored_when_seen, REQUEST.draws(2)))
         assert min(seen) >= 1
         assert ledger.totals().calls == 2
 
@@ -175,12 +175,10 @@ from engines.ledgered import LedgeredEngine
 from storage.ledger import Ledger
 from test_ledgered import REQUEST, CountingEngine
 
-def die_at_first_use(request, completion, replayed):
-    os.kill(os.getpid(), signal.SIGKILL)
-
 async def main():
     ledger = Ledger(Path(sys.argv[1]))
-    await LedgeredEngine(CountingEngine(), ledger, on_call=die_at_first_use).sample(REQUEST)
+    await LedgeredEngine(CountingEngine(), ledger).sample(REQUEST)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(main())
 """

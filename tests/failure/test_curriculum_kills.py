@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from stages import Ended, Stages
 
+from pipelines.run import noted_inputs
 from pipelines.studies.journal import Event, Journal
 
 pytestmark = pytest.mark.failure
@@ -103,6 +104,7 @@ def test_whatever_kills_it_nothing_is_done_twice(desk: Desk) -> None:
     whole = desk.log()
     assert desk.start().code == 0
     assert desk.log() == whole, "a finished curriculum starts nothing"
+    assert noted_inputs(desk.run) == {}, "its folder may be given rows under the same recipe"
 
 
 def test_another_recipe_is_refused(desk: Desk) -> None:

@@ -139,3 +139,27 @@ def test_rows_are_known_by_their_content(tmp_path: Path) -> None:
     assert one == same
     assert (one["run"], one["table"], one["rows"]) == ("run", "pairs", 1)
     assert one["digest"] != other["digest"]
+
+
+@pytest.mark.parametrize(("held", "stage", "code"), [
+    ("reward-model", "train-dpo", 2),
+    ("sft", "train-dpo", 0),
+    ("dpo", "train-rm", 2),
+])  # fmt: skip
+def test_a_policy_and_a_reward_model_do_not_share_a_folder(
+    held: str,
+    stage: str,
+    code: int,
+    models: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("pipelines.start.model_folder", lambda run, name: tmp_path / name)
+    monkeypatch.setattr("pipelines.train_rm.material_of", lambda *_: (None, None))
+    monkeypatch.setattr("pipelines.train_rm.rewards_of", lambda _: None)
+    drawn_by(tmp_path / "run", "served", "a1b2", "openai")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "training.json").write_text(json.dumps({"kind": held}))
+    assert trained(tmp_path / "run", models[0], stage, "--name", "taken") == code
+    assert ("taken holds" in capsys.readouterr().out) == (code == 2)
