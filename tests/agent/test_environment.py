@@ -1,17 +1,12 @@
 """The environment: steps, budget, retrieval, and no gold in any prompt."""
 
-from collections.abc import Callable
-from types import TracebackType
-from typing import Self
+from scripted_engine import ScriptedEngine, ScriptedRetriever
 
 from agent.environment import Environment
 from agent.reasonrag import ReasonRAG
 from agent.settings import AgentSettings
 from agent.state import State
 from engines.sampling import (
-    Capabilities,
-    Completion,
-    FinishReason,
     SampleRequest,
     Sampling,
     Usage,
@@ -19,53 +14,13 @@ from engines.sampling import (
 from storage.records import RetrievedPassage
 
 
-class ScriptedEngine:
-    """Replies by a function of the request; keeps what it was asked."""
-
-    model = "scripted"
-    digest = "0"
-    capabilities = Capabilities(structured_output=True)
-
-    def __init__(
-        self, reply: Callable[[SampleRequest], str], finish: FinishReason = "stop"
-    ) -> None:
-        self.reply = reply
-        self.finish = finish
-        self.asked: list[SampleRequest] = []
-
-    async def sample(self, request: SampleRequest, n: int = 1) -> list[Completion]:
-        self.asked += request.draws(n)
-        usage = Usage(10, 0, 5)
-        return [Completion(self.reply(r), self.finish, usage, self.model) for r in request.draws(n)]
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        return None
-
-
-class OnePassage:
-    """A retriever that keeps its queries."""
-
-    digest = "0"
-
-    def __init__(self) -> None:
-        self.queries: list[str] = []
-
-    async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
-        self.queries.append(query)
-        return [RetrievedPassage(id="p", title="T", text="Paris is in France.", score=1.0)]
+def one_passage(_: str) -> list[RetrievedPassage]:
+    return [RetrievedPassage(id="p", title="T", text="Paris is in France.", score=1.0)]
 
 
 def world(engine: ScriptedEngine, max_steps: int = 10) -> Environment:
     settings = AgentSettings(max_steps=max_steps)
-    return Environment(ReasonRAG(), engine, OnePassage(), settings, top_k=3)
+    return Environment(ReasonRAG(), engine, ScriptedRetriever(one_passage), settings, top_k=3)
 
 
 def by_stage(request: SampleRequest) -> str:
@@ -82,7 +37,7 @@ async def test_a_trajectory_goes_through_the_stages() -> None:
     assert [s.action.kind for s in end.state.steps] == ["query", "evidence", "answer"]
     assert end.state.answer == "France"
     assert end.stop_reason == "answer"
-    assert end.usage == Usage(30, 0, 15)
+    assert end.usage == Usage(300, 0, 30)
     keys = {(r.identity.path, r.identity.draw) for r in engine.asked}
     assert len(keys) == 3, "every call has a name of its own"
 

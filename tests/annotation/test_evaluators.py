@@ -1,31 +1,26 @@
 """Rollouts of one node: together, and what becomes of the others when one ends early."""
 
 import asyncio
-from types import TracebackType
-from typing import Self
 
 import pytest
 from sample_records import a_question
+from scripted_engine import ScriptedEngine, ScriptedRetriever
 
 from agent.environment import Environment
 from agent.reasonrag import ReasonRAG
 from agent.settings import AgentSettings
 from agent.state import State
 from annotation.evaluators import RolloutEvaluator
-from engines.sampling import Capabilities, Completion, SampleRequest, Sampling, Usage
+from engines.sampling import Completion, SampleRequest, Sampling
 from rewards.settings import SpreSettings
 from storage.errors import BudgetExceeded, EndpointError
-from storage.records import RetrievedPassage
 
 
-class Faulty:
+class Faulty(ScriptedEngine):
     """Draw 0 meets `fault` once draw 1 is under way; draw 1 is answered when `answer` is set."""
 
-    model = "faulty"
-    digest = "digest"
-    capabilities = Capabilities()
-
     def __init__(self, fault: Exception) -> None:
+        super().__init__(lambda _: "<answer>Paris</answer>")
         self.fault = fault
         self.under_way = asyncio.Event()
         self.answer = asyncio.Event()
@@ -44,29 +39,11 @@ class Faulty:
             self.cancelled += 1
             raise
         self.answered += 1
-        return [Completion("<answer>Paris</answer>", "stop", Usage(), self.model)]
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        return None
-
-
-class Shelf:
-    digest = "shelf"
-
-    async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
-        return []
+        return await super().sample(request, n)
 
 
 async def rolled_out(engine: Faulty) -> None:
-    environment = Environment(ReasonRAG(), engine, Shelf(), AgentSettings(), top_k=1)
+    environment = Environment(ReasonRAG(), engine, ScriptedRetriever(), AgentSettings(), top_k=1)
     evaluator = RolloutEvaluator(environment, Sampling(), SpreSettings(rollouts=2))
     question = a_question()
     await evaluator.evaluate(question, State(question.question), "0")

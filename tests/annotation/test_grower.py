@@ -1,12 +1,11 @@
 """Trees and chains of one question: who is asked, under which name, and for how many tokens."""
 
 import hashlib
-from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
+from dataclasses import dataclass
 
 import pytest
 from sample_records import a_question
+from scripted_engine import ScriptedEngine, ScriptedRetriever
 
 from agent.environment import Environment
 from agent.reasonrag import ReasonRAG
@@ -15,46 +14,22 @@ from agent.state import State
 from annotation.evaluators import NodeFacts, RolloutEvaluator
 from annotation.grower import GrownTree, grow
 from annotation.worth import SpreWorth
-from engines.sampling import CallIdentity, Capabilities, Completion, SampleRequest, Sampling, Usage
+from engines.sampling import Capabilities, SampleRequest, Sampling, Usage
 from mcts import SearchSettings
 from rewards.settings import SpreSettings
-from storage.records import Question, RetrievedPassage
+from storage.records import Question
 
 REPLIES = ("<query>France</query>", "<answer>Paris</answer>", "<query>Lyon</query>", "well, well")
 
 
-@dataclass
-class Dice:
+def dice() -> ScriptedEngine:
     """Replies by the name of the call alone; every reply has ten tokens."""
 
-    model = "dice"
-    digest = "digest"
-    capabilities = Capabilities()
-    asked: list[CallIdentity] = field(default_factory=list)
+    def reply(request: SampleRequest) -> str:
+        name = f"{request.identity.path}:{request.identity.draw}"
+        return REPLIES[hashlib.blake2b(name.encode()).digest()[0] % len(REPLIES)]
 
-    async def sample(self, request: SampleRequest, n: int = 1) -> list[Completion]:
-        name = request.identity
-        self.asked.append(name)
-        thrown = hashlib.blake2b(f"{name.path}:{name.draw}".encode()).digest()[0]
-        return [Completion(REPLIES[thrown % len(REPLIES)], "stop", Usage(100, 0, 10), self.model)]
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        return None
-
-
-class Shelf:
-    digest = "shelf"
-
-    async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
-        return []
+    return ScriptedEngine(reply, capabilities=Capabilities())
 
 
 @dataclass
@@ -65,9 +40,11 @@ class CostlyJudge:
         return NodeFacts(0.5, judge_score=0.5, usage=Usage(1000, 0, 1000))
 
 
-async def grown(**settings: object) -> tuple[GrownTree, Dice]:
-    engine, spre = Dice(), SpreSettings(rollouts=2)
-    environment = Environment(ReasonRAG(), engine, Shelf(), AgentSettings(max_steps=5), top_k=1)
+async def grown(**settings: object) -> tuple[GrownTree, ScriptedEngine]:
+    engine, spre = dice(), SpreSettings(rollouts=2)
+    environment = Environment(
+        ReasonRAG(), engine, ScriptedRetriever(), AgentSettings(max_steps=5), top_k=1
+    )
     rollouts = RolloutEvaluator(environment, Sampling(), spre)
     search = SearchSettings(**settings)
     evaluator = CostlyJudge() if search.evaluator == "judge" else rollouts
@@ -78,8 +55,9 @@ async def grown(**settings: object) -> tuple[GrownTree, Dice]:
 async def test_chains_ask_the_policy_only_and_never_twice_under_one_name() -> None:
     tree, engine = await grown(kind="chains", iterations=20)
     assert tree.tree.root.visits == 20
-    assert {name.path.partition("/")[0] for name in engine.asked} == {"tree"}
-    assert len(set(engine.asked)) == len(engine.asked) == len(tree.moves)
+    names = [request.identity for request in engine.asked]
+    assert {name.path.partition("/")[0] for name in names} == {"tree"}
+    assert len(set(names)) == len(names) == len(tree.moves)
     assert tree.tree.duplicates, "or nothing here is about prefix trees"
     assert set(tree.facts) == {node.id for node in tree.tree.nodes if node.terminal}
     again, _ = await grown(kind="chains", iterations=20)

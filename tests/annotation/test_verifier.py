@@ -1,16 +1,15 @@
 """The refusal verifier: what it is shown, and that only its two words count."""
 
-from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
+from typing import Any
 
 import pytest
 from evo_world import Grove, step
 from sample_records import a_question
+from scripted_engine import ScriptedEngine
 
 from agent.state import State
 from annotation.verifier import Verifier, verifier_prompt_hash
-from engines.sampling import Capabilities, Completion, FinishReason, SampleRequest, Usage
+from engines.sampling import Capabilities, FinishReason, Usage
 from engines.settings import JudgeSettings
 
 QUESTION = a_question(
@@ -18,31 +17,9 @@ QUESTION = a_question(
 )
 
 
-@dataclass
-class Oracle:
-    """Says one thing, and keeps what it was asked."""
-
-    reply: str = "no"
-    finish: FinishReason = "stop"
-    capabilities: Capabilities = Capabilities(structured_output=True)
-    model: str = "oracle"
-    digest: str = "digest"
-    asked: list[SampleRequest] = field(default_factory=list)
-
-    async def sample(self, request: SampleRequest, n: int = 1) -> list[Completion]:
-        self.asked.append(request)
-        return [Completion(self.reply, self.finish, Usage(50, 0, 2), self.model)]
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        return None
+def oracle(reply: str = "no", finish: FinishReason = "stop", **more: Any) -> ScriptedEngine:
+    """Says one thing."""
+    return ScriptedEngine(lambda _: reply, finish, usage=Usage(50, 0, 2), **more)
 
 
 def refused() -> State:
@@ -61,13 +38,13 @@ def refused() -> State:
     return grove.states[-1]
 
 
-async def asked(engine: Oracle) -> tuple[bool | None, Usage]:
+async def asked(engine: ScriptedEngine) -> tuple[bool | None, Usage]:
     settings = JudgeSettings(temperature=0.0, max_new_tokens=5)
     return await Verifier(engine, settings, seed=3).sufficient(QUESTION, refused(), "0/1")
 
 
 async def test_it_sees_the_question_and_the_passages_in_context_and_nothing_else() -> None:
-    engine = Oracle()
+    engine = oracle()
     assert await asked(engine) == (False, Usage(50, 0, 2))
     request = engine.asked[0]
     system, user = (message.content for message in request.messages)
@@ -84,7 +61,7 @@ async def test_it_sees_the_question_and_the_passages_in_context_and_nothing_else
 
 
 async def test_nothing_in_context_is_said() -> None:
-    engine = Oracle()
+    engine = oracle()
     await Verifier(engine, JudgeSettings()).sufficient(QUESTION, State("?"), "0")
     assert engine.asked[0].messages[-1].content.splitlines()[0] == "(no passage)"
 
@@ -98,16 +75,16 @@ async def test_nothing_in_context_is_said() -> None:
     ],
 )  # fmt: skip
 async def test_only_one_of_two_words_counts(reply: str, word: bool | None) -> None:
-    assert (await asked(Oracle(reply)))[0] is word
+    assert (await asked(oracle(reply)))[0] is word
 
 
 async def test_a_reply_that_was_cut_is_no_word() -> None:
-    assert (await asked(Oracle("yes", finish="length")))[0] is None
+    assert (await asked(oracle("yes", finish="length")))[0] is None
 
 
 async def test_an_engine_is_held_to_the_two_words_where_it_can_be() -> None:
     for can in (True, False):
-        engine = Oracle(capabilities=Capabilities(structured_output=can))
+        engine = oracle(capabilities=Capabilities(structured_output=can))
         await asked(engine)
         structure = engine.asked[0].structure
         assert (structure.value if structure else None) == ("yes|no" if can else None)

@@ -2,13 +2,12 @@
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Self
+from dataclasses import replace
 
 import pytest
 from evo_world import GOLD, Grove, rewards, step
 from sample_records import a_question
+from scripted_engine import ScriptedEngine, ScriptedRetriever
 
 from agent.environment import Environment
 from agent.evo_rag import EvoRAG
@@ -20,7 +19,7 @@ from annotation.rows import Provenance, tree_rows
 from annotation.settings import PairSettings
 from annotation.verifier import Verifier
 from annotation.worth import EvoRagWorth, SpreWorth
-from engines.sampling import Capabilities, Completion, SampleRequest, Sampling, Usage
+from engines.sampling import Capabilities, SampleRequest, Sampling
 from engines.settings import JudgeSettings
 from mcts import SearchSettings
 from rewards.labels import Label
@@ -43,50 +42,33 @@ STEPS = (
 )  # fmt: skip
 
 
-@dataclass
-class Dice:
+def dice(replies: tuple[str, ...] = STEPS) -> ScriptedEngine:
     """Steps, or the verifier's words, by the name of the call alone."""
 
-    replies: tuple[str, ...] = STEPS
-    model: str = "dice"
-    digest: str = "digest"
-    capabilities: Capabilities = Capabilities()
-    asked: list[SampleRequest] = field(default_factory=list)
-
-    async def sample(self, request: SampleRequest, n: int = 1) -> list[Completion]:
-        self.asked.append(request)
+    def reply(request: SampleRequest) -> str:
         name = f"{request.identity.path}:{request.identity.draw}"
         thrown = hashlib.blake2b(name.encode()).digest()[0]
-        text = self.replies[thrown % len(self.replies)]
-        if "Search:" in request.messages[-1].content and thrown > 200:
-            text = f"<note>seen</note>{text}"
         if "no searches left" in request.messages[0].content:
-            text = "<answer>Paris</answer>"
-        return [Completion(text, "stop", Usage(100, 0, 10), self.model)]
+            return "<answer>Paris</answer>"
+        text = replies[thrown % len(replies)]
+        noted = "Search:" in request.messages[-1].content and thrown > 200
+        return f"<note>seen</note>{text}" if noted else text
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        return None
+    return ScriptedEngine(reply, capabilities=Capabilities())
 
 
-class Shelf:
-    digest = "shelf"
-
-    async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
-        found = [one for name, one in CORPUS.items() if name in query.lower()]
-        return [RetrievedPassage(**one.model_dump(), score=1.5) for one in found]
+def named(query: str) -> list[RetrievedPassage]:
+    found = [one for name, one in CORPUS.items() if name in query.lower()]
+    return [RetrievedPassage(**one.model_dump(), score=1.5) for one in found]
 
 
-async def grown(worth: EvoRagWorth | SpreWorth, **search: object) -> tuple[GrownTree, Dice]:
-    policy = Dice()
-    environment = Environment(EvoRAG(), policy, Shelf(), AgentSettings(max_steps=6), top_k=1)
+async def grown(
+    worth: EvoRagWorth | SpreWorth, **search: object
+) -> tuple[GrownTree, ScriptedEngine]:
+    policy = dice()
+    environment = Environment(
+        EvoRAG(), policy, ScriptedRetriever(named), AgentSettings(max_steps=6), top_k=1
+    )
     settings = SearchSettings.model_validate({"iterations": 80, "max_children": 5, **search})
     tree = await grow(QUESTION, environment, None, settings, worth, Sampling())
     return tree, policy
@@ -151,8 +133,8 @@ async def test_only_finished_trajectories_are_valued_and_every_label_rests_on_th
         assert (label.reward is None) == (not below)
 
 
-def verifying(*words: str) -> tuple[EvoRagWorth, Dice]:
-    engine = Dice(words)
+def verifying(*words: str) -> tuple[EvoRagWorth, ScriptedEngine]:
+    engine = dice(words)
     verifier = Verifier(engine, JudgeSettings())
     return EvoRagWorth(rewards(max_steps=6, verified=True), verifier), engine
 

@@ -1,15 +1,15 @@
 """Baselines: what each reader is shown, how its rows count, and the most frequent answer."""
 
 import json
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine, ScriptedRetriever
 
 from agent.environment import Environment
 from agent.reading import Reading
 from agent.settings import AgentSettings
-from engines.sampling import Capabilities, Completion, SampleRequest, Sampling, Usage
+from engines.sampling import SampleRequest, Sampling, Usage
 from evaluation.baselines import (
     answer_alike,
     gold_passages,
@@ -26,47 +26,21 @@ CORPUS = {
 }
 
 
-class Reader:
+def reading() -> ScriptedEngine:
     """Answers with the last passage that it is shown."""
 
-    model = "reader"
-    digest = "digest"
-    capabilities = Capabilities(structured_output=True)
-
-    def __init__(self) -> None:
-        self.asked: list[SampleRequest] = []
-
-    async def sample(self, request: SampleRequest, n: int = 1) -> list[Completion]:
-        self.asked.append(request)
+    def reply(request: SampleRequest) -> str:
         shown = [line for line in request.messages[-1].content.splitlines() if "text of" in line]
-        said = shown[-1][-11] if shown else "nothing"
-        return [Completion(f"<answer>{said}</answer>", "stop", Usage(10, 0, 2), self.model)]
+        return f"<answer>{shown[-1][-11] if shown else 'nothing'}</answer>"
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        return None
+    return ScriptedEngine(reply, usage=Usage(10, 0, 2))
 
 
-class Shelf:
-    """Finds "a" and "b" for everything, whatever is needed."""
-
-    digest = "shelf"
-
-    def __init__(self) -> None:
-        self.searched: list[tuple[str, int]] = []
-
-    async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
-        self.searched.append((query, top_k))
-        if "broken" in query:
-            raise RetrievalError("the search server is gone")
-        return [RetrievedPassage(**CORPUS[name].model_dump(), score=1.0) for name in ("a", "b")]
+def a_and_b(query: str) -> list[RetrievedPassage]:
+    """For everything, whatever is needed."""
+    if "broken" in query:
+        raise RetrievalError("the search server is gone")
+    return [RetrievedPassage(**CORPUS[name].model_dump(), score=1.0) for name in ("a", "b")]
 
 
 def question(qid: str = "q", *answers: str, **changes: Any) -> Question:
@@ -75,9 +49,11 @@ def question(qid: str = "q", *answers: str, **changes: Any) -> Question:
 
 
 async def asked(
-    begin: Begin, reader: Reader, *questions: Question, draw: int = 0
+    begin: Begin, reader: ScriptedEngine, *questions: Question, draw: int = 0
 ) -> list[Prediction]:
-    environment = Environment(Reading(), reader, Shelf(), AgentSettings(), top_k=3, seed=7)
+    environment = Environment(
+        Reading(), reader, ScriptedRetriever(a_and_b), AgentSettings(), top_k=3, seed=7
+    )
     found = await evaluate(
         questions or [question()],
         environment,
@@ -91,7 +67,7 @@ async def asked(
 
 
 async def test_closed_book_sees_the_question_alone() -> None:
-    reader = Reader()
+    reader = reading()
     (row,) = await asked(from_question, reader, draw=2)
     assert (row.prediction, row.em) == ("nothing", 0.0)
     assert (row.steps, row.searches, row.supporting_recall) == (1, 0, 0.0)
@@ -101,9 +77,9 @@ async def test_closed_book_sees_the_question_alone() -> None:
 
 
 async def test_one_shot_searches_once_with_the_question() -> None:
-    reader, shelf = Reader(), Shelf()
+    reader, shelf = reading(), ScriptedRetriever(a_and_b)
     (row,) = await asked(one_search(shelf, 2), reader)
-    assert shelf.searched == [("q?", 2)]
+    assert shelf.queries == [("q?", 2)]
     assert (row.prediction, row.em) == ("b", 0.0)
     assert (row.steps, row.searches, row.valid_searches) == (1, 1, 1), "a search is no step"
     assert row.supporting_recall == 0.5
@@ -114,13 +90,15 @@ async def test_one_shot_searches_once_with_the_question() -> None:
 
 
 async def test_a_search_that_fails_is_a_failed_question() -> None:
-    environment = Environment(Reading(), Reader(), Shelf(), AgentSettings(), top_k=3)
+    environment = Environment(
+        Reading(), reading(), ScriptedRetriever(a_and_b), AgentSettings(), top_k=3
+    )
     found = await evaluate(
         [question("broken"), question("whole")],
         environment,
         policy="one-shot",
         sampling=Sampling(),
-        begin=one_search(Shelf(), 2),
+        begin=one_search(ScriptedRetriever(a_and_b), 2),
     )
     assert [row.question_id for row in found.predictions] == ["whole"]
     assert [(f.question_id, f.stage, f.kind) for f in found.failures] == [
@@ -129,7 +107,7 @@ async def test_a_search_that_fails_is_a_failed_question() -> None:
 
 
 async def test_the_oracle_is_shown_the_gold_passages() -> None:
-    reader = Reader()
+    reader = reading()
     (row,) = await asked(gold_passages(CORPUS), reader)
     assert (row.prediction, row.em, row.supporting_recall, row.steps) == ("c", 1.0, 1.0, 1)
     shown = reader.asked[0].messages[-1].content

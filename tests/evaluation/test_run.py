@@ -1,17 +1,16 @@
 """From questions to predictions, over the real environment and protocol."""
 
 import json
-from types import TracebackType
-from typing import Self
 
 import pytest
+from scripted_engine import ScriptedEngine, ScriptedRetriever
 
 from agent.environment import Environment
 from agent.evo_rag import EvoRAG
 from agent.protocol import AgentProtocol
 from agent.reasonrag import ReasonRAG
 from agent.settings import AgentSettings
-from engines.sampling import Capabilities, Completion, SampleRequest, Sampling, Usage
+from engines.sampling import Capabilities, SampleRequest, Sampling, Usage
 from evaluation.comparison import compare
 from evaluation.run import evaluate
 from evaluation.scoring import valid_searches
@@ -19,39 +18,21 @@ from storage.errors import BudgetExceeded, EndpointError
 from storage.records import Question, RetrievedPassage
 
 
-class Script:
+def script(replies: dict[str, list[str | Exception]]) -> ScriptedEngine:
     """Replies by the question's id and the number of its call."""
+    left = {key: iter(texts) for key, texts in replies.items()}
 
-    model = "scripted"
-    digest = "digest"
-    capabilities = Capabilities()
+    def reply(request: SampleRequest) -> str:
+        said = next(left[request.identity.question_id])
+        if isinstance(said, Exception):
+            raise said
+        return said
 
-    def __init__(self, replies: dict[str, list[str | Exception]]) -> None:
-        self.replies = {key: list(texts) for key, texts in replies.items()}
-
-    async def sample(self, request: SampleRequest, n: int = 1) -> list[Completion]:
-        reply = self.replies[request.identity.question_id].pop(0)
-        if isinstance(reply, Exception):
-            raise reply
-        return [Completion(reply, "stop", Usage(10, 4, 2), self.model)]
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        return None
+    return ScriptedEngine(reply, capabilities=Capabilities(), usage=Usage(10, 4, 2))
 
 
-class Shelf:
-    digest = "shelf"
-
-    async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
-        return [RetrievedPassage(id="p-" + query[:1], title="T", text="…", score=1.0)]
+def by_first_letter(query: str) -> list[RetrievedPassage]:
+    return [RetrievedPassage(id="p-" + query[:1], title="T", text="…", score=1.0)]
 
 
 def question(qid: str, *, answerable: bool = True) -> Question:
@@ -71,7 +52,8 @@ def environment(
     protocol: AgentProtocol | None = None,
 ) -> Environment:
     spoken, budget = protocol or ReasonRAG(), AgentSettings(max_steps=max_steps)
-    return Environment(spoken, Script(replies), Shelf(), budget, top_k=1, seed=7)
+    shelf = ScriptedRetriever(by_first_letter)
+    return Environment(spoken, script(replies), shelf, budget, top_k=1, seed=7)
 
 
 SAMPLING = Sampling(temperature=0.0)

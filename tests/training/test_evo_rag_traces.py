@@ -3,17 +3,16 @@
 import re
 from collections.abc import Iterator
 from itertools import pairwise
-from types import TracebackType
-from typing import Self
 
 import pytest
 from sample_records import a_question
+from scripted_engine import ScriptedEngine
 
 from agent.environment import Environment, Trajectory
 from agent.evo_rag import EvoRAG, live_searches, note_of
 from agent.settings import AgentSettings
 from agent.state import State
-from engines.sampling import Capabilities, Completion, SampleRequest, Sampling, Usage
+from engines.sampling import Sampling
 from retrieval.index import open_retriever
 from retrieval.interface import Retriever
 from retrieval.settings import RetrievalSettings
@@ -200,31 +199,6 @@ def test_queries_about_name_the_longest_title_that_the_question_names() -> None:
     assert queries_about(nameless, titles) == ("first kings", nameless.question.replace("  ", " "))
 
 
-class Script:
-    """Says one target after the other; keeps the prompts."""
-
-    model, digest, capabilities = "scripted", "0", Capabilities()
-
-    def __init__(self, targets: list[str]) -> None:
-        self._targets = iter(targets)
-        self.asked: list[SampleRequest] = []
-
-    async def sample(self, request: SampleRequest, n: int = 1) -> list[Completion]:
-        self.asked.append(request)
-        return [Completion(next(self._targets), "stop", Usage(), self.model)]
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        return None
-
-
 Atlas = tuple[dict[str, Question], dict[str, Passage], Retriever]
 
 
@@ -240,7 +214,8 @@ async def replayed(
     question: Question, examples: list[StepExample], retriever: Retriever
 ) -> Trajectory:
     """What the environment makes of a trace; its prompts are those of the examples."""
-    script = Script([example.target for example in examples])
+    targets = iter([example.target for example in examples])
+    script = ScriptedEngine(lambda _: next(targets))
     environment = Environment(PROTOCOL, script, retriever, AgentSettings(max_steps=10), TOP_K)
     state = State(question.question)
     done = await environment.trajectory(state, Sampling(), question_id=question.id, path="")
