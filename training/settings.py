@@ -24,8 +24,8 @@ class OptimiserSettings(Settings):
         max_length: tokens of the longest example; longer ones are counted and dropped.
         max_dropped_share: above this share of dropped examples the stage refuses to train.
         precision: that layers compute in; weights, their updates and the loss stay in float32.
-            "auto" is bfloat16 where the GPU or the processor multiplies in it (AVX512-BF16, AMX),
-            and float32 elsewhere, where it would be slower.
+            "auto" is bfloat16 where a GPU or the processor multiplies faster in it (AMX, AMD's
+            AVX512-BF16), and float32 elsewhere.
         packed: read what the prompts of a micro-batch begin with once for all of them: the same
             training within float error, in a fraction of the time. Not every model can.
         report_to: where the curves also go, beside `metrics.jsonl`.

@@ -116,19 +116,28 @@ def test_in_bfloat16_the_same_is_learned_less_exactly(base: str, tmp_path: Path)
     assert rounded[-1][0] < 0.9 * rounded[0][0]
 
 
-@pytest.mark.parametrize("able", [{"avx512_bf16": True}, {"amx_bf16": True}])
-def test_bfloat16_is_chosen_where_the_processor_has_it(
-    able: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("able", "faster"),
+    [
+        ({"cpu_name": "AMD EPYC", "avx512_bf16": True}, True),
+        ({"cpu_name": "Intel Xeon", "avx512_bf16": True}, False),
+        ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_bf16": True}, True),
+        ({"cpu_name": "AMD EPYC", "avx512_bf16": False}, False),
+        ({"architecture": "aarch64"}, False),
+    ],
+)
+def test_bfloat16_is_chosen_where_the_processor_is_faster_in_it(
+    able: dict[str, Any], faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, **able})
-    assert in_bfloat16("auto")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
+    assert in_bfloat16("auto") == faster
     assert not in_bfloat16("float32")
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
-    assert not in_bfloat16("auto")
     assert in_bfloat16("bfloat16")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert in_bfloat16("auto")
 
 
 def test_the_supervised_term_keeps_the_chosen_step_likely(base: str, tmp_path: Path) -> None:
