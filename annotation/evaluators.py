@@ -19,6 +19,9 @@ from rewards.spre import trajectory_digest
 from storage.errors import BudgetExceeded
 from storage.records import Question, Rollout
 
+ROLLOUTS = "rollout"
+"""Where the ledger keeps the draws of a tree's rollouts: `rollout/<path of the node>`."""
+
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
@@ -68,7 +71,7 @@ class RolloutEvaluator:
     environment: Environment
     sampling: Sampling
     spre: SpreSettings
-    root: str = "rollout"
+    root: str = ROLLOUTS
 
     async def evaluate(self, question: Question, state: State, path: str) -> NodeFacts:
         trajectories = await self._trajectories(question, state, path)

@@ -11,6 +11,9 @@ from mcts import Expansion, Node, SearchSettings, Tree, sample_chains, search
 from rewards.answers import normalise
 from storage.records import Question
 
+CHILDREN = "tree"
+"""Where the ledger keeps the draws of a tree's nodes: `tree/<path of the parent>`."""
+
 
 @dataclass
 class GrownTree:
@@ -63,7 +66,7 @@ async def grow(
 
     async def expand(node: Node[State], draw: int) -> Expansion[State]:
         move = await environment.act(
-            node.state, sampling, question_id=question.id, path=f"tree/{node.path}", draw=draw
+            node.state, sampling, question_id=question.id, path=f"{CHILDREN}/{node.path}", draw=draw
         )
         grown.moves[f"{node.path}/{draw}".lstrip("/")] = move
         action = move.step.action

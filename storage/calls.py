@@ -146,6 +146,10 @@ SUM_CALLS = (
     "coalesce(sum(output_tokens), 0), total(cost_usd), count(*) - count(cost_usd) "
     "FROM calls WHERE error IS NULL"
 )
+SUM_GENERATED = (
+    "SELECT question_id, sum(output_tokens) FROM calls "
+    "WHERE error IS NULL AND substr(path, 1, instr(path, '/') - 1) = ? GROUP BY question_id"
+)
 PUT_QUESTION = (
     "INSERT INTO questions (question_id, status, detail, part) VALUES (?, ?, ?, ?) "
     "ON CONFLICT (question_id) DO UPDATE SET status = excluded.status, "

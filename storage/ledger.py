@@ -9,6 +9,7 @@ workers that it starts write their calls to the same database (`shared`).
 import os
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,7 @@ from storage.calls import (
     PUT_ENGINE,
     PUT_QUESTION,
     SUM_CALLS,
+    SUM_GENERATED,
     Call,
     QuestionRow,
     QuestionStatus,
@@ -109,6 +111,13 @@ class Ledger:
     def models(self, policy_digest: str) -> dict[str, int]:
         """Who answered an engine's calls by its own account, and how often."""
         return dict(self._rows(COUNT_MODELS, (policy_digest,)))
+
+    def generated(self, *roots: str) -> Counter[str]:
+        """Tokens that calls generated, by question, of those whose path begins with a root."""
+        found: Counter[str] = Counter()
+        for root in roots:
+            found.update(dict(self._rows(SUM_GENERATED, (root,))))
+        return found
 
     def note_engine(self, policy_digest: str, capabilities: str) -> None:
         """Keep what an engine can do (JSON), which decides how requests to it look."""

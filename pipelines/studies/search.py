@@ -6,10 +6,10 @@ spend on more chains. Compared: pairs kept, the share whose order survives 8 fre
 and the gain of process DPO on the part `dev`. Chains lie in a run folder of their own beside.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
+from annotation.evaluators import ROLLOUTS
+from annotation.grower import CHILDREN
 from annotation.survival import SurvivalRow, sample_pairs, survival_table
 from evaluation.sheet import NONE, Sheet, number, percent
 from pipelines.run import existing_run
@@ -25,7 +25,7 @@ from pipelines.studies.report import (
 )
 from pipelines.survival import roll_fresh
 from pipelines.train_dpo import pairs_of
-from storage.parts import read_parts
+from storage.ledger import Ledger
 
 ASKED = {"evaluation.part": "dev", "evaluation.limit": 300, "policy.precision": "q8_0"}
 JUDGED = 100
@@ -80,7 +80,8 @@ def _row(kind: Kind) -> tuple[str, ...]:
     if rolled.owed:
         raise StageStopped(f"stopped: {rolled.reason}", rolled.exit_code)
     found = survival_table(sample, rolled.fresh, run.recipe.spre)
-    tokens = generated_tokens(run.folder)
+    with Ledger(run.ledger) as ledger:
+        tokens = ledger.generated(CHILDREN, ROLLOUTS)
     return (
         kind.name,
         str(len(tokens)),
@@ -97,14 +98,3 @@ def _survival_cells(row: SurvivalRow | None) -> tuple[str, ...]:
     low, high = (percent(bound) for bound in row.kept_interval)
     kept = f"{percent(row.kept)} [{low}, {high}]"
     return (str(row.pairs), kept, percent(row.reversed), percent(row.tied))
-
-
-def generated_tokens(run: Path) -> Mapping[str, int]:
-    """Tokens that the policy generated, by tree: of its nodes and their rollouts."""
-    table = read_parts(run, "trees", ["tree_id", "output_tokens"])
-    spent: dict[str, int] = {}
-    for tree, tokens in zip(
-        table["tree_id"].to_pylist(), table["output_tokens"].to_pylist(), strict=True
-    ):
-        spent[tree] = spent.get(tree, 0) + tokens
-    return spent

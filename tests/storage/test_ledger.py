@@ -10,43 +10,25 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sample_records import a_call
 
-from storage.calls import Call, QuestionRow, Totals
+from storage.calls import QuestionRow, Totals
 from storage.errors import ConfigError, StorageError
 from storage.ledger import LEDGER_VERSION, Ledger
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-CALL = Call(
-    key="k1",
-    role="policy",
-    model="m",
-    policy_digest="d",
-    question_id="q",
-    path="tree/0",
-    draw=0,
-    prompt_digest="p",
-    text="<answer>Zoë\0 \U0001f600</answer>",
-    finish_reason="stop",
-    stop_reason=None,
-    input_tokens=10,
-    cached_tokens=4,
-    output_tokens=5,
-    cost_usd=0.25,
-    latency_s=0.5,
-    attempts=1,
-    error=None,
-    at="2026-01-01T00:00:00+00:00",
-)
+CALL = a_call()
 
 
 def _child(script: str, path: Path) -> "subprocess.Popen[bytes]":
+    folders = (REPOSITORY, REPOSITORY / "tests" / "support", Path(__file__).parent)
     return subprocess.Popen(
         [sys.executable, "-c", script, str(path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{Path(__file__).parent}"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))},
     )
 
 
@@ -67,6 +49,21 @@ def test_rows_come_back_and_totals_are_cumulative(tmp_path: Path) -> None:
     with Ledger(path) as ledger:
         assert ledger.get("k1") == CALL
         assert ledger.totals() == Totals(502, 5020, 2008, 2510, 501 * 0.25, 1)
+
+
+async def test_what_was_generated_is_told_by_where_it_was_asked(tmp_path: Path) -> None:
+    calls = [
+        replace(CALL, key="1", path="tree/0", output_tokens=5),
+        replace(CALL, key="2", path="rollout/0/1", output_tokens=7),
+        replace(CALL, key="3", path="tree/", question_id="q2", output_tokens=1),
+        replace(CALL, key="4", path="treehouse/0", output_tokens=100),
+        replace(CALL, key="5", path="tree/9", output_tokens=100, error="it broke"),
+    ]
+    async with Ledger(tmp_path / "l") as ledger:
+        for call in calls:
+            await ledger.put(call)
+        assert ledger.generated("tree", "rollout") == {"q1": 12, "q2": 1}
+        assert ledger.generated("fresh") == {}
 
 
 async def test_a_stored_reply_stays_and_an_error_gives_way(tmp_path: Path) -> None:

@@ -4,31 +4,12 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from storage.calls import Call
+from sample_records import a_call
+
 from storage.ledger import Ledger
 from storage.stored_keys import StoredKeys
 
-CALL = Call(
-    key="k1",
-    role="policy",
-    model="served",
-    policy_digest="digest",
-    question_id="q1",
-    path="tree/0",
-    draw=0,
-    prompt_digest="prompt",
-    text="Paris",
-    finish_reason="stop",
-    stop_reason=None,
-    input_tokens=12,
-    cached_tokens=0,
-    output_tokens=3,
-    cost_usd=None,
-    latency_s=0.1,
-    attempts=1,
-    error=None,
-    at="2026-01-01T00:00:00.000+00:00",
-)
+CALL = a_call()
 
 
 async def test_what_was_stored_before_and_meanwhile_is_recalled(tmp_path: Path) -> None:

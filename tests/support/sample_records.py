@@ -1,7 +1,9 @@
 """Plausible records for tests that care about one field of them."""
 
+from dataclasses import replace
 from typing import Any
 
+from storage.calls import Call
 from storage.records import ChatMessage, Component, Pair, Prediction, Question, TreeNode
 
 
@@ -102,3 +104,14 @@ def a_prediction(**changes: Any) -> Prediction:
         "latency_s": 0.1,
     }
     return Prediction.model_validate(fields | changes)
+
+
+def a_call(**changes: Any) -> Call:
+    """A policy's call of a tree, with an answer that no text format takes for granted."""
+    call = Call(
+        key="k1", role="policy", model="m", policy_digest="d", question_id="q1", path="tree/0",
+        draw=0, prompt_digest="p", text="<answer>Zoë\0 \U0001f600</answer>", finish_reason="stop",
+        stop_reason=None, input_tokens=10, cached_tokens=4, output_tokens=5, cost_usd=0.25,
+        latency_s=0.5, attempts=1, error=None, at="2026-01-01T00:00:00+00:00",
+    )  # fmt: skip
+    return replace(call, **changes)

@@ -1,17 +1,19 @@
 """What the study `search` promises: two runs of the same budget, judged and trained alike."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pretended_lab import Pretended, pretended
-from sample_records import a_node, a_pair, a_prediction
+from sample_records import a_call, a_node, a_pair, a_prediction
 
 from annotation.survival import Fresh
 from pipelines.run import open_run
 from pipelines.studies import arms, search
 from pipelines.studies.lab import StageStopped
 from pipelines.survival import Rolled
+from storage.ledger import Ledger
 from storage.manifest import add_parts
 from storage.parts import write_part
 from storage.records import FreshRollouts, Record, Rollout
@@ -24,9 +26,7 @@ def grown(lab: Pretended, kind: str) -> None:
     """Two trees of three nodes, and a pair of each."""
     run = open_run(search.beside(lab, kind).call.run, lab.recipe, {})
     trees = [
-        a_node(tree_id=tree, question_id=tree, node_id=n, output_tokens=10 * n)
-        for tree in ("t1", "t2")
-        for n in range(3)
+        a_node(tree_id=tree, question_id=tree, node_id=n) for tree in ("t1", "t2") for n in range(3)
     ]
     pairs = [a_pair(tree_id=t, question_id=t, pair_id=f"p-{t}") for t in ("t1", "t2")]
     tables: dict[str, list[Any]] = {"trees": trees, "pairs": pairs}
@@ -34,6 +34,18 @@ def grown(lab: Pretended, kind: str) -> None:
         records: list[Record] = rows
         content = rows_to_table(records, schema_of(table), run.id)
         add_parts(run.folder, [write_part(run.folder, table, content, 0)])
+    asyncio.run(called(run.ledger))
+
+
+async def called(ledger: Path) -> None:
+    """30 tokens for a child and its rollout, and others that are none of the search's."""
+    spent = {"tree/0": 10, "rollout/0/1": 20, "fresh/t1/1": 100, "eval/dpo": 100}
+    async with Ledger(ledger) as opened:
+        for tree in ("t1", "t2"):
+            for path, tokens in spent.items():
+                key = f"{tree} {path}"
+                call = a_call(key=key, question_id=tree, path=path, output_tokens=tokens)
+                await opened.put(call)
 
 
 def ended(answer: str) -> Rollout:
