@@ -248,6 +248,18 @@ def test_how_far_a_policy_moved(tmp_path: Path, kl: float, margin: float, verdic
     assert " ".join(judged) == verdicts
 
 
+@pytest.mark.parametrize(
+    ("outcomes", "gap", "verdict"), [(1, 0.3, "watch"), (1, 0.6, "good"), (2, 0.3, "good")]
+)
+def test_one_outcome_is_no_fault_where_gaps_are_large(
+    outcomes: int, gap: float, verdict: str
+) -> None:
+    said = {"chosen_action": "query", "rejected_action": "query"}
+    pairs = [a_pair(**said, chosen_outcomes=outcomes, rejected_outcomes=outcomes, reward_gap=gap)]
+    found = {one.what: one for one in of_pairs(pair_figures(pairs))}
+    assert found["one-outcome pairs"].verdict == verdict
+
+
 def survived(decided: float, low: float, high: float) -> SurvivalRow:
     return SurvivalRow(
         "all", 40, 30, decided, 1 - decided, 0.0, (low, high), decided, (low, high), 0.5, 0.2, 0.1
@@ -258,9 +270,9 @@ def survived(decided: float, low: float, high: float) -> SurvivalRow:
     ("row", "verdict", "advice"),
     [
         (survived(0.9, 0.8, 0.97), "good", "usual"),
-        (survived(0.7, 0.6, 0.8), "watch", "min_outcomes"),
+        (survived(0.7, 0.6, 0.8), "watch", "min_gap"),
         (survived(0.7, 0.4, 0.9), "watch", "--sample"),
-        (survived(0.5, 0.4, 0.6), "bad", "min_outcomes"),
+        (survived(0.5, 0.4, 0.6), "bad", "min_gap"),
         (None, "watch", "--sample"),
     ],
 )
