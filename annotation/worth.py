@@ -63,12 +63,15 @@ class EvoRagWorth:
 
     async def finished(self, question: Question, state: State, path: str) -> NodeFacts:
         verdict, usage = None, Usage()
-        # A refusal before any search is wrong whatever the verifier would say.
-        searched = any(step.action.kind == "search" for step in state.steps)
-        if self.verifier is not None and state.refused and searched:
+        if self.verifier is not None and state.refused and self._open(state):
             verdict, usage = await self.verifier.sufficient(question, state, path)
         value = self.rewards.episode(state.steps, Gold.of(question), verdict)
         return NodeFacts(value, verdict=verdict, usage=usage)
+
+    def _open(self, state: State) -> bool:
+        """Whether the evidence decides on a refusal: before any search it may be wrong anyway."""
+        judged = self.rewards.settings.early_refusal == "judged"
+        return judged or any(step.action.kind == "search" for step in state.steps)
 
     def labels(
         self, question: Question, nodes: Sequence[TreeNode], states: Sequence[State]

@@ -120,18 +120,20 @@ def backtrack_penalty(step: Step) -> float:
     return -1.0 if step.action.kind == "backtrack" else 0.0
 
 
-def refusal_reward(step: Step, before: Before, *, sufficient: bool | None) -> float | None:
+def refusal_reward(
+    step: Step, before: Before, *, sufficient: bool | None, early_wrong: bool = True
+) -> float | None:
     """r_ref: for REFUSE +1 if the evidence is insufficient, −1 otherwise; 0 for other actions.
 
-    A REFUSE before any SEARCH is −1 whatever the evidence: nothing was looked for, and refusing
-    at once would beat searching wherever searches seldom hit.
+    With `early_wrong` (ours) a REFUSE before any SEARCH is −1 whatever the evidence: nothing was
+    looked for, and refusing at once would beat searching wherever searches seldom hit.
 
     Args:
         sufficient: whether the evidence in context suffices to answer; null if nobody could say.
     """
     if step.action.kind != "refuse":
         return 0.0
-    if not before.queries:
+    if early_wrong and not before.queries:
         return -1.0
     return None if sufficient is None else -1.0 if sufficient else 1.0
 
@@ -190,7 +192,9 @@ def step_rewards(
         ),
         "overlap": overlap,
         "backtrack": backtrack_penalty(step),
-        "refusal": refusal_reward(step, before, sufficient=known),
+        "refusal": refusal_reward(
+            step, before, sufficient=known, early_wrong=settings.early_refusal == "wrong"
+        ),
         "step": step_cost(settings.step_value),
         "answer": answer_correctness(step, gold),
     }

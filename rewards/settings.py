@@ -46,6 +46,8 @@ class EvoRagSettings(Settings):
         horizon: T of the progress t / T, in policy calls; null takes `agent.max_steps`, so that
             an episode lives to see the late weights (the paper: 20).
         retrieval_bonus: `novel` pays a gold document once, `any` (the paper) every time.
+        early_refusal: a REFUSE before any SEARCH is `wrong`, or `judged` by the evidence as any
+            other (the paper), so that it is right, there being none.
         overlap_threshold: cosine from which a late search is redundant; 0 is the paper's, which
             hits nearly every late search.
         step_value: raw value of a step (the paper also tried −0.5 and −2).
@@ -56,5 +58,6 @@ class EvoRagSettings(Settings):
     rewards: tuple[RewardName, ...] | None = Field(default=None, min_length=1)
     horizon: int | None = Field(default=None, ge=1)
     retrieval_bonus: Literal["novel", "any"] = "novel"
+    early_refusal: Literal["wrong", "judged"] = "wrong"
     overlap_threshold: float = Field(default=0.8, ge=0, le=1)
     step_value: float = Field(default=-1.0, le=0)

@@ -3,6 +3,7 @@
 import hashlib
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from evo_world import GOLD, Grove, rewards, step
@@ -133,10 +134,10 @@ async def test_only_finished_trajectories_are_valued_and_every_label_rests_on_th
         assert (label.reward is None) == (not below)
 
 
-def verifying(*words: str) -> tuple[EvoRagWorth, ScriptedEngine]:
+def verifying(*words: str, **settings: Any) -> tuple[EvoRagWorth, ScriptedEngine]:
     engine = dice(words)
     verifier = Verifier(engine, JudgeSettings())
-    return EvoRagWorth(rewards(max_steps=6, verified=True), verifier), engine
+    return EvoRagWorth(rewards(max_steps=6, verified=True, **settings), verifier), engine
 
 
 async def test_a_verifier_is_asked_of_refusals_after_a_search_and_its_word_is_stored() -> None:
@@ -169,6 +170,16 @@ async def test_a_verifier_is_asked_of_refusals_after_a_search_and_its_word_is_st
         if not asked:
             value = {c.name: c.value for c in labels[node_id].components}["refusal"]
             assert value == -1.0
+
+
+async def test_by_the_paper_a_verifier_decides_on_refusing_at_once_too() -> None:
+    worth, engine = verifying("no", early_refusal="judged")
+    grove = Grove()
+    grove.add(0, step("refuse"))
+    facts = await worth.finished(QUESTION, grove.states[1], "0")
+    assert (len(engine.asked), facts.verdict) == (1, False)
+    # Refinement: ρ 0.5, η 0.05.
+    assert facts.value == pytest.approx(0.5 - 0.05)
 
 
 async def test_without_a_verifier_the_gold_documents_say() -> None:

@@ -170,6 +170,10 @@ def test_refusal_follows_the_evidence() -> None:
     assert found == [1.0, -1.0, None]
     at_once = [refusal_reward(REFUSE, NOTHING, sufficient=word) for word in verdicts]
     assert at_once == [-1.0, -1.0, -1.0], "nothing was looked for"
+    literal = [
+        refusal_reward(REFUSE, NOTHING, sufficient=word, early_wrong=False) for word in verdicts
+    ]
+    assert literal == [1.0, -1.0, None], "the paper asks the verifier alone"
     taken_back = before(search("a", "lyon"), BACKTRACK)
     assert refusal_reward(REFUSE, taken_back, sufficient=False) == 1.0, "it was looked for"
     for other in (search("a"), BACKTRACK, step("answer", "x"), step("invalid")):

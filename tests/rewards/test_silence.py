@@ -7,7 +7,12 @@ import pytest
 from rewards.settings import EvoRagSettings
 from rewards.silence import COMPARISONS, Compared, counts, silence
 
-LITERAL = {"retrieval_bonus": "any", "overlap_threshold": 0.0, "horizon": 20}
+LITERAL = {
+    "retrieval_bonus": "any",
+    "early_refusal": "judged",
+    "overlap_threshold": 0.0,
+    "horizon": 20,
+}
 """The paper's side of every setting."""
 
 SANE = (
