@@ -33,9 +33,6 @@ from engines.structure import relaxed, within_bounds
 from engines.weights import policy_digest, policy_files
 from storage.errors import ConfigError, EndpointError
 
-CACHE_GIB = 1
-"""Memory of the key-value cache: about 46,000 tokens of the packaged model."""
-
 BATCHED_TOKENS = 256
 """Most tokens (prefill and decode together) in one step."""
 
@@ -46,8 +43,15 @@ EPYC, slower on a Xeon without AMX), and then 43 of 50 greedy answers are those 
 instead of all 50."""
 
 
-def embedded_engine(settings: ModelSettings, max_batch: int = 32) -> "OpenVINOEngine":
+def embedded_engine(
+    settings: ModelSettings, max_batch: int = 32, cache_gib: int = 1
+) -> "OpenVINOEngine":
     """The engine for `policy:` or `judge:` settings; converts weights once, into the cache.
+
+    Args:
+        max_batch: most generations at once.
+        cache_gib: memory of the key-value cache; one GiB is some 46,000 tokens of the packaged
+            model.
 
     Raises:
         ConfigError: the model or a package is missing.
@@ -60,6 +64,7 @@ def embedded_engine(settings: ModelSettings, max_batch: int = 32) -> "OpenVINOEn
         digest=policy_digest(files, settings.precision),
         precision=settings.precision,
         max_batch=max_batch,
+        cache_gib=cache_gib,
     )
 
 
@@ -73,13 +78,21 @@ class OpenVINOEngine:
     """
 
     def __init__(
-        self, gguf: Path, *, model: str, digest: str, precision: str, max_batch: int = 32
+        self,
+        gguf: Path,
+        *,
+        model: str,
+        digest: str,
+        precision: str,
+        max_batch: int = 32,
+        cache_gib: int = 1,
     ) -> None:
         self.model = model
         self.digest = digest
         self.precision = precision
         self._gguf = gguf
         self._max_batch = max_batch
+        self._cache_gib = cache_gib
         self._batch: BatchingThread | None = None
         self._tokenizer: Any = None
         self._template = ""
@@ -199,7 +212,7 @@ class OpenVINOEngine:
         scheduler.enable_prefix_caching = True
         scheduler.max_num_seqs = self._max_batch
         scheduler.max_num_batched_tokens = BATCHED_TOKENS
-        scheduler.cache_size = CACHE_GIB
+        scheduler.cache_size = self._cache_gib
         try:
             pipeline = genai.ContinuousBatchingPipeline(
                 str(self._gguf), scheduler, "CPU", PROPERTIES, {}

@@ -58,7 +58,10 @@ def engine_for(
     if model.engine == "openvino":
         from engines.openvino import embedded_engine
 
-        return embedded_engine(model, max_batch=min(recipe.limits.max_concurrency, 64))
+        limits = recipe.limits
+        return embedded_engine(
+            model, max_batch=min(limits.max_concurrency, 64), cache_gib=limits.cache_gib
+        )
     from engines.openai import OpenAIEngine
 
     connect = partial(

@@ -61,8 +61,10 @@ class LimitSettings(Settings):
     Attributes:
         max_concurrency: most calls in flight at one endpoint, which may get fewer (see the guide).
         max_questions_in_flight: questions being worked on; more than calls, or slots go idle.
-            Null: 256 at an endpoint, and 24 in the embedded engine, whose prompt cache of some
-            46,000 tokens holds few more.
+            Null: 256 at an endpoint, and 24 in the embedded engine, whose cache holds few more.
+        cache_gib: of the embedded engine's key-value cache, which it fills as it goes; a judge in
+            it has one of its own. One GiB holds some 46,000 tokens of the packaged model. What a
+            tree's prompts share is read anew where they do not fit.
         timeout_s: of one attempt at a call.
         deadline_s: of one call with all its attempts and the waits between them; no less than
             `timeout_s` counts.
@@ -74,6 +76,7 @@ class LimitSettings(Settings):
 
     max_concurrency: int = Field(default=64, ge=1)
     max_questions_in_flight: int | None = Field(default=None, ge=1)
+    cache_gib: int = Field(default=4, ge=1)
     timeout_s: float = Field(default=120.0, gt=0)
     deadline_s: float = Field(default=900.0, gt=0)
     max_usd: float | None = Field(default=None, gt=0)
