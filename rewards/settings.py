@@ -47,7 +47,8 @@ class EvoRagSettings(Settings):
             an episode lives to see the late weights (the paper: 20).
         retrieval_bonus: `novel` pays a gold document once, `any` (the paper) every time.
         early_refusal: a REFUSE before any SEARCH is `wrong`, or `judged` by the evidence as any
-            other (the paper), so that it is right, there being none.
+            other (the paper), so that it is right, there being none. A verifier's word on it is in
+            trees that were grown with `judged` alone; elsewhere it is null.
         overlap_threshold: cosine from which a late search is redundant; 0 is the paper's, which
             hits nearly every late search.
         step_value: raw value of a step (the paper also tried −0.5 and −2).

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.assemble import engine_for
 from pipelines.config import load_recipe
 from pipelines.recipe import Recipe
 from storage.errors import ConfigError
@@ -229,3 +230,15 @@ def test_the_embedded_engine_is_given_no_more_questions_than_its_cache_holds() -
     said = Recipe.model_validate({"name": "x", "limits": {"max_questions_in_flight": 7}})
     asked = [recipe.questions_in_flight for recipe in (embedded, served, said)]
     assert asked == [24, 256, 7]
+
+
+def test_the_embedded_engine_gets_the_cache_that_the_recipe_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[dict[str, object]] = []
+    monkeypatch.setattr(
+        "engines.openvino.embedded_engine", lambda model, **limits: given.append(limits)
+    )
+    recipe = Recipe.model_validate({"name": "x", "limits": {"cache_gib": 7, "max_concurrency": 3}})
+    engine_for(recipe.policy, recipe)
+    assert given == [{"max_batch": 3, "cache_gib": 7}]
