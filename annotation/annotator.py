@@ -21,6 +21,7 @@ from annotation.settings import PairSettings
 from annotation.worth import Worth
 from engines.sampling import Sampling, Usage
 from mcts import SearchSettings
+from rewards.guessing import guessable
 from rewards.reward_model import RewardModel
 from storage.errors import (
     BranchwiseError,
@@ -86,7 +87,9 @@ class Annotator:
         rows = tree_rows(question, grown, self.provenance)
         states = [node.state for node in grown.tree.nodes]
         labels = self.worth.labels(question, rows, states)
-        pairs, dropped = sibling_pairs(rows, labels, self.pairs, await self._scores(rows, states))
+        scores = await self._scores(rows, states)
+        luck = guessable(question.question, question.answers)
+        pairs, dropped = sibling_pairs(rows, labels, self.pairs, scores, guessable=luck)
         counts = Counter({f"pair dropped: {reason}": n for reason, n in dropped.items()})
         counts["duplicate siblings"] = grown.tree.duplicates
         counts["invalid actions"] = sum(row.action == "invalid" for row in rows)

@@ -12,6 +12,7 @@ import numpy as np
 
 from annotation import likeness
 from annotation.survival import Interval, wilson
+from rewards.guessing import guessable
 from storage.proguide import content_of
 from storage.records import NO_PARENT, Pair, TreeNode
 
@@ -37,6 +38,7 @@ class PairFigures:
         near_duplicates: both sides do the same with nearly the same words (`similarity`).
         repeated: the same prompt and replies stand in an earlier pair.
         contradicted: another pair has the same prompt and replies the other way round.
+        guessable: of questions whose answer can be guessed (`rewards.guessing`).
         actions: number of pairs by (depth, chosen action, rejected action).
     """
 
@@ -51,6 +53,7 @@ class PairFigures:
     near_duplicates: float
     repeated: float
     contradicted: float
+    guessable: float
     actions: tuple[tuple[int, str, str, int], ...]
 
 
@@ -76,6 +79,7 @@ def pair_figures(pairs: Sequence[Pair]) -> PairFigures | None:
         near_duplicates=sum(similarity(pair) >= NEAR for pair in pairs) / n,
         repeated=1 - len(orders) / n,
         contradicted=sum(_order(pair, flipped=True) in orders for pair in pairs) / n,
+        guessable=sum(guessable(pair.question, pair.answers) for pair in pairs) / n,
         actions=tuple((*what, count) for what, count in sorted(mix.items())),
     )
 

@@ -67,6 +67,8 @@ def sibling_pairs(
     labels: Sequence[Label],
     settings: PairSettings,
     scores: Sequence[float | None] | None = None,
+    *,
+    guessable: bool = False,
 ) -> tuple[list[SiblingPair], Counter[str]]:
     """All pairs of siblings that make a preference, and why the others do not.
 
@@ -76,12 +78,13 @@ def sibling_pairs(
         settings: gap, evidence, what becomes of invalid actions, and which pairs are chosen.
         scores: theirs by a reward model, in the same order; with `score: reward_model` they decide
             which side of a pair is better, and by how much, and are a component of its labels.
+        guessable: whether the tree's question is (`rewards.guessing`).
 
     Returns:
         Pairs in order of parent and siblings, and counts of what was dropped, by the first reason
         of: `unlabelled`, `unscored`, `chosen_invalid`, `few_outcomes`, `same_content`, `small_gap`,
-        `other_action`, `unlike_actions`, `unlike_lengths`, `same_words`, `not_extreme`,
-        `over_max_per_question`.
+        `other_action`, `unlike_actions`, `unlike_lengths`, `same_words`, `guessable`,
+        `not_extreme`, `over_max_per_question`.
     """
     families: dict[int, list[_Sibling]] = defaultdict(list)
     for node, label, score in zip(nodes, labels, scores or [None] * len(nodes), strict=True):
@@ -97,6 +100,9 @@ def sibling_pairs(
                 pairs.append(pair)
             else:
                 dropped[pair] += 1
+    if guessable and settings.guessable == "drop":
+        dropped["guessable"] = len(pairs)
+        pairs = []
     chosen, passed_over = _choose(pairs, settings)
     if settings.order == "shuffled":
         chosen = [pair.turned if _falls_other_way(pair) else pair for pair in chosen]

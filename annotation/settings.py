@@ -11,7 +11,7 @@ from storage.settings import Settings
 class PairSettings(Settings):
     """Which siblings become a preference pair.
 
-    The last seven choose among the pairs that the first three allow; at their defaults they choose
+    The last eight choose among the pairs that the first three allow; at their defaults they choose
     all. They are for controls (what if the order meant nothing, or only answers were compared?)
     and for data that no state, question or length should dominate.
 
@@ -30,6 +30,9 @@ class PairSettings(Settings):
         max_similarity: most that the words of two contents of one kind of action may have in
             common (Jaccard), in [0, 1); null: anything. Siblings that say the same in other words
             get an order, too, but it is rarely about anything.
+        guessable: `drop` leaves out the pairs of questions whose answer is yes or no or stands in
+            the question (`rewards.guessing`): right by luck counts as right there, so their labels
+            say less of the steps before.
         per_state: `all` pairs of siblings, or the `extremes`: the one pair of a state with the
             largest gap, its best against its worst.
         max_per_question: pairs of one question's tree, those with the largest gap; null: all.
@@ -38,6 +41,8 @@ class PairSettings(Settings):
         order: `earned` puts the higher label first; `shuffled` tosses a coin for every pair that
             was chosen so, whatever its labels. Rewards and all else go with their side, so a
             pair's `reward_gap` may then be negative, and an invalid action may be preferred.
+        confirmed: of the pairs that all this leaves, only those whose order holds under the fresh
+            rollouts of the run (`branchwise diagnose` draws them), so for `relabel` alone.
     """
 
     min_gap: float = Field(default=0.01, ge=0, lt=1)
@@ -47,7 +52,9 @@ class PairSettings(Settings):
     same_action: bool = False
     max_length_ratio: float | None = Field(default=None, ge=1)
     max_similarity: float | None = Field(default=None, ge=0, lt=1)
+    guessable: Literal["keep", "drop"] = "keep"
     per_state: Literal["all", "extremes"] = "all"
     max_per_question: int | None = Field(default=None, ge=1)
     score: Literal["labels", "reward_model"] = "labels"
     order: Literal["earned", "shuffled"] = "earned"
+    confirmed: bool = False

@@ -17,7 +17,7 @@ from statistics import fmean
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
 
-from pipelines.relabel import trees_of
+from annotation.rows import trees_of
 from storage.manifest import load_manifest
 from storage.parts import read_parts
 from storage.records import TreeNode

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from agent.environment import Trajectory
 from agent.state import Step
-from evaluation.guessing import guessable
 from rewards.answers import cover_em, exact_match, f1, normalise, supporting_recall
+from rewards.guessing import guessable
 from storage.records import Prediction, Question
 
 SEARCH_KINDS = frozenset({"query", "search"})

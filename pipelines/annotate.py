@@ -31,7 +31,7 @@ from pipelines.workers import Order, Workforce, refuse_needless, share_of
 from retrieval.interface import Retriever
 from sources.load import Data
 from storage.calls import Totals
-from storage.errors import StorageError
+from storage.errors import ConfigError, StorageError
 from storage.ledger import Ledger
 from storage.parts import question_ids, read_parts
 from storage.records import Question
@@ -43,6 +43,7 @@ OFF_PROTOCOL_SHARE = 0.9
 def annotate(call: Invocation) -> Outcome:
     """Run the stage (see module)."""
     recipe = limited(call.recipe, call.limit)
+    refuse_confirmed(recipe)
     data = open_data(recipe)
     announce(call, recipe, data)
     refuse_needless(recipe, call.options.get("workers") or 1)
@@ -64,6 +65,19 @@ def limited(recipe: Recipe, limit: int | None) -> Recipe:
     if limit is None:
         return recipe
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"limit": limit})})
+
+
+def refuse_confirmed(recipe: Recipe) -> None:
+    """Fresh rollouts come after the trees.
+
+    Raises:
+        ConfigError: pairs are to be confirmed by them.
+    """
+    if recipe.pairs.confirmed:
+        raise ConfigError(
+            "pairs.confirmed: there are no fresh rollouts before there are trees: annotate without "
+            "it, then `branchwise diagnose`, then `branchwise relabel --set pairs.confirmed=true`"
+        )
 
 
 def announce(call: Invocation, recipe: Recipe, data: Data) -> None:

@@ -8,17 +8,17 @@ reward settings unless `--label` gives one.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby
 
 from agent.environment import prompter
 from agent.protocols import protocol_named
 from agent.replay import replay_tree
 from annotation.pairs import sibling_pairs
-from annotation.rows import Provenance, labelled, pair_rows
+from annotation.rows import Provenance, labelled, pair_rows, trees_of
 from annotation.scoring import node_scores
+from annotation.survival import Fresh, survives
 from annotation.worth import Worth
 from pipelines.growing import LABELLING
 from pipelines.inputs import replay_passages
@@ -26,8 +26,11 @@ from pipelines.recipe import Recipe
 from pipelines.reward_model import reward_model_for
 from pipelines.run import Run, existing_run
 from pipelines.stage import Invocation, Outcome, checked_name
+from pipelines.survival import stored_fresh
 from pipelines.worth import worth_for
+from rewards.guessing import guessable
 from rewards.reward_model import RewardModel
+from storage.errors import ConfigError
 from storage.manifest import add_parts
 from storage.parts import read_parts, write_part
 from storage.records import Pair, Passage, Question, Record, TreeNode
@@ -46,7 +49,8 @@ def _relabel(call: Invocation, run: Run) -> Outcome:
     recipe = run.recipe.model_copy(update=labelling)
     label = checked_name(call.options.get("label") or recipe.digest(*LABELLING))
     questions = {q.id: q for q in table_to_records(read_parts(call.run, "questions"), Question)}
-    relabeller = Relabeller(recipe, questions, replay_passages(run))
+    fresh = fresh_for(run, recipe) if recipe.pairs.confirmed else {}
+    relabeller = Relabeller(recipe, questions, replay_passages(run), fresh)
     nodes, pairs = [], []
     for tree in trees_of(table_to_records(read_parts(call.run, "trees"), TreeNode)):
         labels, found = relabeller.tree(tree)
@@ -60,11 +64,23 @@ def _relabel(call: Invocation, run: Run) -> Outcome:
     return Outcome({"label": label, "pairs": len(pairs), "dropped": dict(relabeller.dropped)})
 
 
-def trees_of(nodes: Iterable[TreeNode]) -> Iterable[list[TreeNode]]:
-    """Nodes by tree, each in order of node id."""
-    ordered = sorted(nodes, key=lambda n: (n.tree_id, n.node_id))
-    for _, tree in groupby(ordered, key=lambda n: n.tree_id):
-        yield list(tree)
+def fresh_for(run: Run, recipe: Recipe) -> Fresh:
+    """What `pairs.confirmed` goes by.
+
+    Raises:
+        ConfigError: there is nothing, or it says nothing of these labels.
+    """
+    if recipe.evo_rag is not None:
+        raise ConfigError(
+            "pairs.confirmed: EVO-RAG's rewards prefer more than right answers, and fresh rollouts "
+            "tell of answers alone; leave it out"
+        )
+    if fresh := stored_fresh(run):
+        return fresh
+    raise ConfigError(
+        f"{run.folder}: pairs.confirmed wants fresh rollouts, and there are none: "
+        "`branchwise diagnose --sample N` draws those of N pairs"
+    )
 
 
 def commit(run: Run, tables: Mapping[str, Sequence[Record]]) -> None:
@@ -85,6 +101,7 @@ class Relabeller:
     recipe: Recipe
     questions: Mapping[str, Question]
     passages: Mapping[str, Passage]
+    fresh: Fresh = field(default_factory=dict)
     dropped: Counter[str] = field(default_factory=Counter)
 
     @cached_property
@@ -106,11 +123,24 @@ class Relabeller:
         labels = self._worth.labels(question, rows, states)
         prompt = prompter(protocol, recipe.agent.max_steps)
         scores = node_scores(self._model, rows, states, prompt) if self._model else None
-        pairs, dropped = sibling_pairs(rows, labels, recipe.pairs, scores)
+        luck = guessable(question.question, question.answers)
+        pairs, dropped = sibling_pairs(rows, labels, recipe.pairs, scores, guessable=luck)
         self.dropped.update(dropped)
-        return labelled(rows, labels), pair_rows(
-            question, pairs, states, prompt, self._provenance(root)
-        )
+        found = pair_rows(question, pairs, states, prompt, self._provenance(root))
+        return labelled(rows, labels), self._confirmed(found)
+
+    def _confirmed(self, pairs: list[Pair]) -> list[Pair]:
+        """Those that fresh rollouts bear out, where `pairs.confirmed` asks for it."""
+        if not self.recipe.pairs.confirmed:
+            return pairs
+        kept = []
+        for pair in pairs:
+            held = survives(pair, self.fresh, self.recipe.spre)
+            if held == "kept":
+                kept.append(pair)
+            else:
+                self.dropped[f"fresh_{held or 'missing'}"] += 1
+        return kept
 
     def _provenance(self, root: TreeNode) -> Provenance:
         recipe = self.recipe

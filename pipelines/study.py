@@ -24,6 +24,7 @@ STUDIES = {
     "real-dpo": "pipelines.studies.real_dpo",
     "labels": "pipelines.studies.labels",
     "search": "pipelines.studies.search",
+    "recipes": "pipelines.studies.recipes",
     "evo-schedules": "pipelines.studies.evo_schedules",
     "evo-single": "pipelines.studies.evo_single",
     "evo-heads": "pipelines.studies.evo_heads",
@@ -36,16 +37,17 @@ SHARED = {name: "evo-studies" for name in STUDIES if name.startswith("evo-")}
 """Studies that read the same trees, and the recipe (so the run folder, too) that they share."""
 
 SEEDS = {
+    "recipes": (0,),
     "evo-schedules": (0,),
     "evo-single": (0,),
     "evo-heads": (0, 1, 2, 3, 4),
     "evo-combinations": (0,),
     "evo-step-value": (0, 1),
 }
-"""How many trainings two cores finish within an hour; the other studies take three."""
+"""Fewer or more trainings than three, for what two cores finish in a reasonable time."""
 
-LOOKS_AT_A_RUN = frozenset({"labels"})
-"""Studies that grow no trees of their own."""
+LOOKS_AT_A_RUN = frozenset({"labels", "recipes"})
+"""Studies of the trees of a run that is there."""
 
 
 def study(call: Invocation) -> Outcome:

@@ -15,12 +15,12 @@ import pyarrow.compute as pc
 from agent.protocols import protocol_named
 from agent.replay import replay_tree
 from annotation.fresh import FreshRoller
+from annotation.rows import trees_of
 from engines.sampling import Sampling
 from pipelines.assemble import environment_for, open_index, opened, sampling_for
 from pipelines.inputs import model_digest, replay_passages
 from pipelines.progress import Progress
 from pipelines.recipe import Recipe
-from pipelines.relabel import trees_of
 from pipelines.run import Run
 from pipelines.stage import Gate, Invocation
 from retrieval.interface import Retriever

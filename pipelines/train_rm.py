@@ -19,11 +19,11 @@ from agent.environment import prompter
 from agent.protocols import protocol_named
 from agent.replay import replay_tree
 from annotation.pairs import sibling_pairs
+from annotation.rows import trees_of
 from annotation.settings import PairSettings
 from engines.embedding import FrozenEncoder, Prefix, base_of
 from pipelines.inputs import replay_passages
 from pipelines.recipe import Recipe
-from pipelines.relabel import trees_of
 from pipelines.run import Run, existing_run
 from pipelines.stage import Invocation, Outcome
 from pipelines.start import rows_trained_on, trained_folder

@@ -9,8 +9,8 @@ trajectories. Writes `models/<run>/sft/`, or another folder beside it with `--na
 from agent.environment import prompter
 from agent.protocols import protocol_named
 from agent.replay import replay_tree
+from annotation.rows import trees_of
 from pipelines.inputs import replay_passages
-from pipelines.relabel import trees_of
 from pipelines.run import Run, existing_run
 from pipelines.stage import Invocation, Outcome
 from pipelines.start import checked_start, rows_trained_on, trained_folder

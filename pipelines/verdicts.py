@@ -33,6 +33,7 @@ LONGER_BY = 0.1
 """So far from a half, longer or shorter can be learnt in place of better."""
 MANY_NEAR = 0.2
 MUCH_REPEATED, MUCH_CONTRADICTED = 0.1, 0.01
+MANY_GUESSABLE = 0.5
 ONE_KIND = 0.95
 MUCH_INVALID = 0.1
 UNMOVED_KL, FAR_KL = 0.01, 5.0
@@ -109,6 +110,15 @@ def of_pairs(pairs: PairFigures | None) -> Iterator[Finding]:
         f"{pairs.repeated:.0%}; {pairs.contradicted:.0%} stand there both ways round",
         "labels differ between trees of one question: more iterations, a higher pairs.min_gap",
         "next to none is usual",
+    )
+    yield _graded(
+        False,
+        pairs.guessable > MANY_GUESSABLE,
+        "guessable questions",
+        f"{pairs.guessable:.0%} are of questions whose answer is yes, no or named in them",
+        "right by luck counts as right there; pairs.guessable=drop (`branchwise relabel`) leaves "
+        "them out",
+        f"under {MANY_GUESSABLE:.0%} is usual",
     )
     yield _of_actions(pairs)
 

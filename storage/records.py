@@ -215,7 +215,7 @@ class Prediction(Record):
     """One policy's answer to one question: a row of `predictions`.
 
     `evaluation` is the name of the table that it belongs to (`eval/<evaluation>.md`), `guessable`
-    whether the question gives its answer away (`evaluation.guessing`). `backtracks` counts the
+    whether the question gives its answer away (`rewards.guessing`). `backtracks` counts the
     searches that were taken back; null in rows of older versions.
     """
 

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
+from annotation.rows import trees_of
 from annotation.settings import PairSettings
 from annotation.survival import Fresh, SurvivalRow, fresh_value, sample_pairs, survival_table
 from evaluation.sheet import NONE, Sheet, number, percent
 from pipelines.inputs import replay_passages
-from pipelines.relabel import Relabeller, trees_of
+from pipelines.relabel import Relabeller
 from pipelines.run import Run, existing_run
 from pipelines.studies.lab import Lab, StageStopped
 from pipelines.studies.report import Bar, draw, write_sheets

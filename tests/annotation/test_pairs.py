@@ -128,6 +128,19 @@ def test_pairs_are_chosen_and_the_others_counted(
     assert rewarded(**settings) == (pairs, dropped)
 
 
+@pytest.mark.parametrize(
+    ("setting", "can_be", "kept"), [("drop", True, 0), ("drop", False, 1), ("keep", True, 1)]
+)
+def test_pairs_of_a_question_that_can_be_guessed_are_left_out_where_asked(
+    setting: str, can_be: bool, kept: int
+) -> None:
+    nodes = [ROOT, node(1, "query", "a"), node(2, "query", "b")]
+    settings = PairSettings.model_validate({"guessable": setting})
+    labels = [Label(None, 0), Label(0.2, 3), Label(0.9, 3)]
+    pairs, dropped = sibling_pairs(nodes, labels, settings, guessable=can_be)
+    assert (len(pairs), dropped["guessable"]) == (kept, 1 - kept)
+
+
 def test_a_reply_without_text_is_unlike_any_other() -> None:
     invalid, query = (
         (node(1, "invalid", ""), Label(None, 0)),

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from loopback import serving
 from sample_records import a_pair
 
 from annotation.diagnosis import TreeFigures, pair_figures
-from annotation.survival import SurvivalRow
+from annotation.survival import SurvivalRow, survives
 from pipelines.cli import parser, run_stage
+from pipelines.run import existing_run
 from pipelines.verdicts import (
     FEW_PAIRS,
     conclusion,
@@ -297,3 +299,50 @@ def test_the_worst_finding_is_the_conclusion() -> None:
     findings = list(of_pairs(pair_figures(many[:3])))
     assert conclusion(findings).startswith("as it is, this run is not likely to teach")
     assert next(of_pairs(pair_figures(many))).verdict == "good"
+
+
+def test_confirmed_pairs_are_those_that_fresh_rollouts_bear_out(
+    run: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    confirmed = ("--label", "confirmed", "--set", "pairs.confirmed=true")
+    assert branchwise("relabel", run, *confirmed) == 2
+    assert "branchwise diagnose --sample N" in capsys.readouterr().out
+    assert branchwise("diagnose", run, "--sample", 6, "--rollouts", 2) == 0
+    capsys.readouterr()
+    assert branchwise("relabel", run, *confirmed, "--json") == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    every = table_to_records(read_parts(run, "pairs"), Pair)
+    kept = table_to_records(read_parts(run, "relabelled/confirmed/pairs"), Pair)
+    spre, fresh = existing_run(run).recipe.spre, longest(run)
+    said = {pair.pair_id: survives(pair, fresh, spre) for pair in every}
+    assert {pair.pair_id for pair in kept} == {i for i, held in said.items() if held == "kept"}
+    told = Counter(held for held in said.values())
+    assert (told["kept"], told[None]) == (found["pairs"], found["dropped"]["fresh_missing"])
+    assert found["dropped"].get("fresh_tied", 0) == told["tied"]
+    assert found["dropped"].get("fresh_reversed", 0) == told["reversed"]
+    assert told["kept"]
+    assert told[None], "six of the pairs were looked at again"
+
+
+def test_nothing_is_confirmed_before_there_are_trees(
+    tmp_path: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, folder = recipe(tmp_path, endpoint.base_url), tmp_path / "new"
+    more = ("--config", config, "--set", "pairs.confirmed=true")
+    assert branchwise("annotate", folder, *more) == 2
+    assert "branchwise relabel --set pairs.confirmed=true" in capsys.readouterr().out
+    assert not folder.exists()
+    assert endpoint.requests == []
+
+
+@pytest.mark.parametrize(
+    ("question", "share", "verdict"),
+    [("Is Oslo large?", "100%", "watch"), ("Where?", "0%", "good")],
+)
+def test_pairs_of_questions_that_can_be_guessed_are_told(
+    question: str, share: str, verdict: str
+) -> None:
+    pair = a_pair(question=question, answers=("yes" if verdict == "watch" else "Oslo",))
+    (told,) = (one for one in of_pairs(pair_figures([pair])) if one.what == "guessable questions")
+    assert told.figure.startswith(share)
+    assert told.verdict == verdict

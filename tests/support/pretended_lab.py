@@ -22,6 +22,7 @@ class Command:
     settings: Mapping[str, Any]
     arguments: tuple[str, ...]
     after: Mapping[str, Any]
+    policy: str
 
 
 def gives_nothing(policy: str) -> dict[str, Any]:
@@ -45,7 +46,9 @@ class Pretended(Lab):
 
     def branchwise(self, stage: str, *arguments: str, **given: Any) -> dict[str, Any]:
         settings, after = given.get("settings") or {}, given.get("after") or {}
-        command = Command(stage, self.call.run.name, settings, arguments, after)
+        command = Command(
+            stage, self.call.run.name, settings, arguments, after, self.recipe.policy.model
+        )
         self.ran.append(command)
         policies = settings.get("evaluation.policies", {})
         rows = [{"policy": policy, **self.scored(policy)} for policy in policies]

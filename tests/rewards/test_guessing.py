@@ -2,7 +2,7 @@
 
 import pytest
 
-from evaluation.guessing import guessable
+from rewards.guessing import guessable
 
 
 @pytest.mark.parametrize(
