@@ -16,7 +16,8 @@ class PairSettings(Settings):
     and for data that no state, question or length should dominate.
 
     Attributes:
-        min_gap: smallest difference of the two labels, [0, 1).
+        min_gap: smallest difference of the two labels, [0, 1); under `score: reward_model` of the
+            two scores, which are weighted sums of standardised heads and no returns.
         min_outcomes: distinct completed trajectories that each side's label must rest on; the
             estimator decides which count. A final answer's label is exact, so its own is enough.
         invalid: whether an invalid action may be the rejected side (labelled 0) or is dropped.

@@ -11,6 +11,7 @@ BENCHMARKS = (
     "annotation_throughput",
     "call_rate",
     "resident_memory",
+    "reward_model",
     "ledger_resume",
     "injected_passages",
 )

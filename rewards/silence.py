@@ -2,20 +2,21 @@
 
 A pair is kept if its two returns differ by a threshold (EVO-RAG section 3.4: δ = 0.2). Where a
 weight is small the threshold silences what it is about: in Discovery κ is at most 0.1, so no right
-answer is ever preferred to a wrong one. Computed from little episodes by the rewards themselves.
+answer is ever preferred to a wrong one. Computed from little episodes by the rewards themselves;
+`silenced_siblings` counts the same among the siblings of stored trees.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, permutations, product
 from typing import Literal
 
 from agent.state import Action, ActionKind, Step
 from rewards.evo_rag import Gold
 from rewards.returns import EpisodeRewards
 from rewards.settings import EvoRagSettings
-from storage.records import RetrievedPassage
+from storage.records import NO_PARENT, RetrievedPassage, TreeNode
 
 Outcome = Literal["kept", "silenced", "turned"]
 
@@ -76,8 +77,16 @@ COMPARISONS = (
 )
 
 
+ASSUMED_OVERLAP = 0.5
+"""Cosine of any two sub-queries of the little episodes."""
+
+
 def silence(
-    settings: EvoRagSettings, max_steps: int, *, min_gap: float = 0.2, overlap: float = 0.5
+    settings: EvoRagSettings,
+    max_steps: int,
+    *,
+    min_gap: float = 0.2,
+    overlap: float = ASSUMED_OVERLAP,
 ) -> list[Compared]:
     """All comparisons at every policy call at which both ways are open.
 
@@ -101,6 +110,49 @@ def counts(compared: Sequence[Compared]) -> Mapping[str, Counter[Outcome]]:
     for one in compared:
         found[one.comparison][one.outcome] += 1
     return found
+
+
+SIBLINGS = (
+    "a right answer, a wrong one",
+    "a right answer, refusing wrongly",
+    "refusing rightly, a wrong answer",
+)
+"""Final steps of one state of which one is better, whatever came before."""
+
+
+def silenced_siblings(
+    nodes: Iterable[TreeNode], answerable: Mapping[str, bool], min_gap: float
+) -> Mapping[str, Counter[Outcome]]:
+    """How often each of `SIBLINGS` is kept, silenced and turned among labelled siblings.
+
+    Args:
+        nodes: of trees as some schedule labels them, with their returns as `reward`.
+        answerable: of every question, by id.
+        min_gap: smallest difference of returns that makes a pair.
+    """
+    families: dict[tuple[str, int], list[TreeNode]] = defaultdict(list)
+    for node in nodes:
+        if node.reward is not None and node.parent_id != NO_PARENT:
+            families[node.tree_id, node.parent_id].append(node)
+    found: dict[str, Counter[Outcome]] = defaultdict(Counter)
+    for better, worse in chain.from_iterable(permutations(f, 2) for f in families.values()):
+        kind = _known_order(better, worse, answerable[better.question_id])
+        if kind is not None and better.reward is not None and worse.reward is not None:
+            found[kind][_outcome(better.reward - worse.reward, min_gap)] += 1
+    return found
+
+
+def _known_order(better: TreeNode, worse: TreeNode, answerable: bool) -> str | None:
+    """The one of `SIBLINGS` that two final steps are, if the first is the better one."""
+    right = better.action == "answer" and better.em == 1.0 and answerable
+    wrong = worse.action == "answer" and not (worse.em == 1.0 and answerable)
+    if right and wrong:
+        return SIBLINGS[0]
+    if right and worse.action == "refuse":
+        return SIBLINGS[1]
+    if better.action == "refuse" and wrong and not answerable:
+        return SIBLINGS[2]
+    return None
 
 
 def _fit(comparison: Comparison, t: int, max_steps: int) -> bool:

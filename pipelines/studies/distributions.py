@@ -38,13 +38,14 @@ class Distribution:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """How many, their mean, and `QUANTILES`."""
+        """How many, their mean and standard deviation, and `QUANTILES`."""
         if not self.values:
-            return ("0", *(NONE for _ in range(len(QUANTILES) + 1)))
+            return ("0", *(NONE for _ in range(len(QUANTILES) + 2)))
         points = np.quantile(self.values, list(QUANTILES.values()))
         return (
             str(len(self.values)),
             number(float(np.mean(self.values)), 2),
+            number(float(np.std(self.values)), 2),
             *(number(float(point)) for point in points),
         )
 
@@ -68,7 +69,7 @@ def _paths(done: Examined, similarity: Similarity) -> Iterator[list[Move]]:
 
 def distribution_sheet(found: Sequence[Distribution]) -> Sheet:
     """A row a quantity and arm."""
-    head = ("quantity", "arm", "n", "mean", *QUANTILES)
+    head = ("quantity", "arm", "n", "mean", "SD", *QUANTILES)
     rows = tuple((one.quantity, one.arm, *one.cells) for one in found)
     return Sheet("Distributions (all seeds together)", head, rows, names=2)
 

@@ -8,10 +8,12 @@ ones among them, once, greedily, in the recipe's precision.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from pipelines.recipe import Recipe
 from pipelines.studies.arms import Arm, Examined
+from retrieval.similarity import QuerySimilarity
 
 TEST = {"evaluation.part": "test"}
 FEWEST = 20
@@ -40,6 +42,12 @@ def two_steps(schedule: str, paper: str = "") -> Arm:
     discovery = dpo(f"discovery-{schedule}", schedule=schedule, stage="discovery")
     refinement = dpo(schedule, paper, schedule=schedule)
     return replace(refinement, before=discovery, training={"off_policy": True})
+
+
+@cache
+def query_similarity() -> QuerySimilarity:
+    """One for all seeds: what was encoded once need not be again."""
+    return QuerySimilarity()
 
 
 FULL = dpo("full")

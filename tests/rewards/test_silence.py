@@ -3,9 +3,11 @@
 from collections import Counter
 
 import pytest
+from sample_records import a_node
 
 from rewards.settings import EvoRagSettings
-from rewards.silence import COMPARISONS, Compared, counts, silence
+from rewards.silence import COMPARISONS, SIBLINGS, Compared, counts, silence, silenced_siblings
+from storage.records import TreeNode
 
 LITERAL = {
     "retrieval_bonus": "any",
@@ -177,3 +179,36 @@ def test_in_discovery_throwing_the_evidence_away_to_refuse_beats_a_right_answer(
     assert found.gap < 0
     assert found.outcome == "silenced"
     assert min(gaps(name, stage="refinement")) > 0.2
+
+
+def final(node: int, action: str, em: float, reward: float | None, question: str = "q") -> TreeNode:
+    return a_node(
+        tree_id=question, question_id=question, node_id=node, parent_id=1,
+        action=action, em=em, reward=reward, terminal=action != "search",
+    )  # fmt: skip
+
+
+def test_siblings_of_stored_trees_are_judged_by_their_returns() -> None:
+    nodes = [
+        final(2, "answer", 1.0, 1.0),
+        final(3, "answer", 0.0, 0.85),  # 0.15 less than the right one
+        final(4, "refuse", 0.0, 1.5),
+        final(5, "search", 0.0, -9.0),  # nobody knows what should come of it
+        final(6, "answer", 0.0, None),
+        final(2, "refuse", 0.0, 0.5, "none"),
+        final(3, "answer", 0.0, 0.1, "none"),
+        final(4, "answer", 1.0, 0.2, "none"),  # there is no right answer
+    ]
+    found = silenced_siblings(nodes, {"q": True, "none": False}, min_gap=0.2)
+    assert found == {
+        SIBLINGS[0]: Counter({"silenced": 1}),
+        SIBLINGS[1]: Counter({"turned": 1}),
+        SIBLINGS[2]: Counter({"kept": 2}),
+    }
+
+
+def test_steps_of_different_states_are_no_siblings() -> None:
+    one, other = final(2, "answer", 1.0, 1.0), final(3, "answer", 0.0, 0.0)
+    apart = [one, other.model_copy(update={"parent_id": 2})]
+    assert silenced_siblings(apart, {"q": True}, 0.2) == {}
+    assert silenced_siblings([one, other], {"q": True}, 0.2) == {SIBLINGS[0]: {"kept": 1}}

@@ -2,6 +2,7 @@
 
 import csv
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -41,13 +42,17 @@ def answers(policy: str) -> list[Prediction]:
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
     monkeypatch.setattr(arms, "predictions_of", lambda lab, policy, *_: answers(policy))
+    seen = {"a right answer, a wrong one": Counter({"kept": 3, "silenced": 1})}
+    monkeypatch.setattr(evo_schedules, "_judged", lambda run, label, *_: seen)
     asked = tuple(a_question(id=f"q{n}", answerable=n < 12) for n in range(14))
     monkeypatch.setattr(evo_schedules, "evaluation_data", lambda _: Data(asked, (), {}))
-    monkeypatch.setattr(evo_schedules, "query_similarity", lambda: words_alike)
+    for module in (evo_schedules, evo_combinations):
+        monkeypatch.setattr(module, "query_similarity", lambda: words_alike)
     return shared(tmp_path)
 
 
 def shared(folder: Path, **more: Any) -> Pretended:
+    (folder / "run").mkdir(exist_ok=True)
     return pretended("evo-studies", folder / "run", kept_in=folder / "kept", **more)
 
 
@@ -86,14 +91,13 @@ def test_studies_of_one_run_do_not_write_over_each_other() -> None:
 def test_refinement_goes_on_from_discovery(lab: Pretended) -> None:
     evo_schedules.evo_schedules(lab)
     labels = {one.arguments[1]: one.settings for one in lab.ran if one.stage == "relabel"}
-    for schedule in ("static", "two-stage", "time-dynamic"):
+    for schedule in ("answer-only", "static", "two-stage", "time-dynamic"):
         first, second = f"discovery-{schedule}", schedule
         for label, stage in ((first, "discovery"), (second, "refinement")):
             staged = {"evo_rag.schedule": schedule, "evo_rag.stage": stage}
             assert labels[label] == staged
-    assert labels["answer-only"]["evo_rag.schedule"] == "answer-only"
     order = [named(one) for one in trainings(lab)]
-    assert order[:3] == ["answer-only-0", "discovery-static-0", "static-0"]
+    assert order[:3] == ["discovery-answer-only-0", "answer-only-0", "discovery-static-0"]
     by_name = {named(one): one for one in trainings(lab)}
     for seed in (0, 1):
         one, two = by_name[f"discovery-two-stage-{seed}"], by_name[f"two-stage-{seed}"]
@@ -104,7 +108,6 @@ def test_refinement_goes_on_from_discovery(lab: Pretended) -> None:
             "policy.weights": None,
             "training.dpo.off_policy": True,
         }
-    assert "off_policy" not in str(by_name["answer-only-0"].settings)
     assert set(lab.asked("test")) == {
         START,
         *(f"{arm}-{seed}" for arm in (*labels,) if "discovery" not in arm for seed in (0, 1)),
@@ -151,8 +154,10 @@ def test_a_second_step_has_no_divergence_from_the_policy_of_the_trees(
     own = shared(tmp_path, told=told)
     evo_schedules.evo_schedules(own)
     rows = {row["arm"]: row for row in table(own, "evo-schedules-arms")}
-    assert (rows["answer-only"]["KL"], rows["answer-only"]["margin"]) == ("0.500", "0.20")
     assert (rows["time-dynamic"]["KL"], rows["time-dynamic"]["margin"]) == ("–", "0.20")
+    evo_combinations.evo_combinations(own)
+    rows = {row["arm"]: row for row in table(own, "evo-combinations-arms")}
+    assert (rows["best-2"]["KL"], rows["best-2"]["margin"]) == ("0.500", "0.20"), "one step"
     first = (own.folder / "evo-schedules.md").read_text().splitlines()[0]
     assert "are those of the second alone" in first
     assert "over those that can be answered" in first
@@ -187,6 +192,9 @@ def test_what_schedules_silence_traces_and_distributions_are_kept(lab: Pretended
     assert right["answer-only"] == "9, 0, 0"
     assert right["two-stage, discovery"] == right["static"] == "0, 9, 0", "κ is 0.1 at most"
     assert right["two-stage, refinement"] == "9, 0, 0"
+    first, *others = table(lab, "evo-schedules-siblings-of-the-trees")
+    assert (first["two-stage"], first["discovery-two-stage"]) == ("3, 1, 0", "3, 1, 0")
+    assert {row["two-stage"] for row in others} == {"–"}
     traces = (lab.folder / "evo-schedules-traces.md").read_text()
     assert "| step | answer-only | two-stage | time-dynamic |" in traces
     assert "cannot be answered" in traces
@@ -204,6 +212,9 @@ def test_combinations_and_step_values_are_rewards_by_name(lab: Pretended) -> Non
         "efficiency": ["backtrack", "step"],
         "full": None,
     }
+    spread = table(lab, "evo-combinations-distributions")
+    assert {row["arm"] for row in spread} == {arm.name for arm in evo_combinations.ARMS}
+    assert {row["SD"] for row in spread if row["quantity"] == "searches a question"} == {"0.00"}
     lab.ran.clear()
     evo_step_value.evo_step_value(lab)
     labels = {one.arguments[1]: one.settings for one in lab.ran if one.stage == "relabel"}
