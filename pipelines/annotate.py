@@ -25,6 +25,7 @@ from pipelines.inputs import inputs_of
 from pipelines.preflight import require, servers, weights
 from pipelines.progress import Progress
 from pipelines.recipe import Recipe
+from pipelines.reward_model import other_total
 from pipelines.run import Run, open_run, refuse_unusable
 from pipelines.stage import DONE, TOO_MANY_FAILURES, Gate, Invocation, Outcome
 from pipelines.workers import Order, Workforce, refuse_needless, share_of
@@ -50,6 +51,8 @@ def annotate(call: Invocation) -> Outcome:
     # Before the run folder has a recipe in it, which the mended command would not be let change.
     refuse_unusable(call.run)
     require(weights(recipe))
+    if told := other_total(recipe):
+        call.say(told)
     if call.dry_run:
         return Outcome({"questions": len(data.questions), "dry_run": True})
     if _owing(call.run, data):

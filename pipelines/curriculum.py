@@ -21,7 +21,7 @@ from typing import Any
 
 from pipelines.curricula.cycle import Cycle, carry_out
 from pipelines.curricula.dev import STAGES, START, DevResult, StageName, asked_on_dev, best, stalled
-from pipelines.curricula.fit import planned, questions_of, require_fit
+from pipelines.curricula.fit import FITS, planned, questions_of, require_fit
 from pipelines.curricula.report import write_course
 from pipelines.inputs import model_digest
 from pipelines.run import open_run, refuse_changed
@@ -36,7 +36,7 @@ def curriculum(call: Invocation) -> Outcome:
     recipe = call.recipe
     require_fit(call)
     announce(call)
-    course = Course(Lab(call, (recipe.seed,), call.run / "curriculum", "curriculum"))
+    course = Course(Lab(call, (recipe.seed,), call.run / "curriculum", "curriculum", FITS))
     if call.dry_run:
         course.run()
         return Outcome({"cycles": planned(recipe), "dry_run": True})
@@ -50,6 +50,9 @@ def curriculum(call: Invocation) -> Outcome:
         call.say(f"curriculum: {stopped}")
         return Outcome({**course.totals(), "stopped": str(stopped)}, stopped.exit_code)
     call.say(f"curriculum: its policy is {final.model} ({final.name})")
+    if final.name != START:
+        call.say(f"ask it the test: branchwise eval --run {call.run}-{final.name}")
+        call.say(f"take it away:    branchwise export --model {final.model}")
     return Outcome({**course.totals(), "final": asdict(final)})
 
 

@@ -22,6 +22,7 @@ from retrieval.interface import Retriever
 from rewards.reward_model import RewardModel
 from storage.ledger import Ledger
 from storage.records import Question
+from storage.text import digest_of
 
 LABELLING = ("spre", "evo_rag", "pairs", "reward_model")
 """Blocks of the recipe that decide labels and pairs."""
@@ -91,6 +92,7 @@ def annotator_for(
     """The annotator that the recipe describes; judge and verifier are there if it asks them."""
     environment = environment_for(recipe, policy, retriever)
     reward_model = reward_model_for(recipe)
+    scored_by = reward_model if recipe.pairs.score == "reward_model" else None
     worth: Worth = worth_for(recipe, verifier)
     evaluator = _evaluator(recipe, environment, judge, reward_model)
     if isinstance(evaluator, RewardModelEvaluator):
@@ -109,11 +111,17 @@ def annotator_for(
             policy_digest=policy.digest,
             judge_model=recipe.asked_judge.model if recipe.asked_judge else None,
             prompt_hash=environment.protocol.prompt_hash,
-            label_digest=recipe.digest(*LABELLING),
+            label_digest=label_digest(recipe, scored_by),
             config_digest=recipe.decisive_digest,
         ),
-        scored_by=reward_model if recipe.pairs.score == "reward_model" else None,
+        scored_by=scored_by,
     )
+
+
+def label_digest(recipe: Recipe, scored_by: RewardModel | None) -> str:
+    """Hash of what decides labels and pairs: the settings, and the model that orders the pairs."""
+    settings = recipe.digest(*LABELLING)
+    return settings if scored_by is None else digest_of(settings, scored_by.digest)[:12]
 
 
 def _evaluator(

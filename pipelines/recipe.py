@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from functools import reduce
 from typing import Any
 
 from pydantic import Field
@@ -163,9 +164,17 @@ class Recipe(Settings):
         """Hash of all that decides what rows mean (12 hex digits)."""
         return self.digest(*sorted(set(type(self).model_fields) - MAY_CHANGE))
 
-    def digest(self, *blocks: str) -> str:
-        """Hash of the named blocks, or of the whole recipe (12 hex digits); see `LATER`."""
+    def digest(self, *blocks: str, without: Collection[str] = ()) -> str:
+        """Hash of the named blocks, or of the whole recipe (12 hex digits); see `LATER`.
+
+        Args:
+            blocks: their names; none for all.
+            without: settings that do not count, such as `training.dpo.micro_batch`.
+        """
         content = self.model_dump(mode="json", include=set(blocks) if blocks else None)
+        for path in without:
+            *blocks_of_it, last = path.split(".")
+            reduce(dict.__getitem__, blocks_of_it, content).pop(last)
         for path, before in LATER.items():
             block, _, name = path.partition(".")
             within, key = (content.get(block, {}), name) if name else (content, block)

@@ -20,10 +20,10 @@ from annotation.rows import Provenance, labelled, pair_rows, trees_of
 from annotation.scoring import node_scores
 from annotation.survival import Fresh, survives
 from annotation.worth import Worth
-from pipelines.growing import LABELLING
+from pipelines.growing import LABELLING, label_digest
 from pipelines.inputs import replay_passages
 from pipelines.recipe import Recipe
-from pipelines.reward_model import reward_model_for
+from pipelines.reward_model import other_total, reward_model_for
 from pipelines.run import Run, existing_run
 from pipelines.stage import Invocation, Outcome, checked_name
 from pipelines.survival import stored_fresh
@@ -51,6 +51,8 @@ def _relabel(call: Invocation, run: Run) -> Outcome:
     questions = {q.id: q for q in table_to_records(read_parts(call.run, "questions"), Question)}
     fresh = fresh_for(run, recipe) if recipe.pairs.confirmed else {}
     relabeller = Relabeller(recipe, questions, replay_passages(run), fresh)
+    if told := other_total(recipe):
+        call.say(told)
     nodes, pairs = [], []
     for tree in trees_of(table_to_records(read_parts(call.run, "trees"), TreeNode)):
         labels, found = relabeller.tree(tree)
@@ -151,6 +153,6 @@ class Relabeller:
             policy_digest=root.policy_digest,
             judge_model=recipe.asked_judge.model if recipe.asked_judge else None,
             prompt_hash=root.prompt_hash,
-            label_digest=recipe.digest(*LABELLING),
+            label_digest=label_digest(recipe, self._model),
             config_digest=recipe.decisive_digest,
         )

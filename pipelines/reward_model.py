@@ -4,7 +4,31 @@ from pathlib import Path
 
 from engines.embedding import Say
 from pipelines.recipe import Recipe
-from rewards.reward_model import RewardModel
+from rewards.reward_model import RewardModel, read_record
+from rewards.settings import EvoRagSettings
+
+
+def other_total(recipe: Recipe) -> str | None:
+    """What to know of a model whose heads learned a total: its weights stay as they were then.
+
+    Null where the recipe asks no such model, or weighs as it did when the model was trained.
+    """
+    if recipe.asked_reward_model is None or recipe.evo_rag is None:
+        return None
+    record = read_record(Path(recipe.asked_reward_model))
+    learned = record["settings"]
+    if learned["heads"] == "multi" and learned["labels"] == "component":
+        return None
+    then, now = EvoRagSettings.model_validate(record["evo_rag"]), recipe.evo_rag
+    others = [
+        name for name in EvoRagSettings.model_fields if getattr(then, name) != getattr(now, name)
+    ]
+    if not others:
+        return None
+    return (
+        f"reward model {recipe.asked_reward_model}: it learned the total of other rewards, and "
+        f"orders by that, whatever evo_rag says now ({', '.join(others)})"
+    )
 
 
 def reward_model_for(recipe: Recipe, say: Say | None = None) -> RewardModel | None:

@@ -20,8 +20,8 @@ from pipelines.stage import Invocation, Outcome
 from pipelines.study import require_matplotlib
 from rewards.schedule import Weights, weights
 from rewards.settings import REWARDS, EvoRagSettings
+from rewards.silence import ASSUMED_OVERLAP, counts, silence
 from rewards.silence import Outcome as Verdict
-from rewards.silence import counts, silence
 from storage.atomic import atomic_write_text
 from storage.errors import ConfigError
 
@@ -86,7 +86,8 @@ def comparison_sheet(recipe: Recipe, stages: ByStage) -> Sheet:
         for name in by_stage[STAGES[0]]
     )
     head = ("better, worse", *(f"{stage}: {verdict}" for stage in stages for verdict in VERDICTS))
-    return Sheet(f"Comparisons at a gap of {recipe.pairs.min_gap} (policy calls)", head, rows)
+    at = f"at a gap of {recipe.pairs.min_gap}, sub-queries at a cosine of {ASSUMED_OVERLAP}"
+    return Sheet(f"Comparisons {at} (policy calls)", head, rows)
 
 
 def _counts(recipe: Recipe, settings: EvoRagSettings) -> Mapping[str, Counter[Verdict]]:

@@ -11,8 +11,18 @@ from pipelines.stage import Invocation
 from pipelines.study import require_matplotlib
 from storage.errors import ConfigError
 
-MAY_CHANGE = ("limits.", "curriculum.cycles.refinement")
-"""What a curriculum that goes on may set anew: nothing that is done depends on it."""
+FITS = (
+    "training.dpo.max_length",
+    "training.dpo.max_dropped_share",
+    "training.dpo.micro_batch",
+    "training.reward_model.max_length",
+    "training.reward_model.max_dropped_share",
+    "training.reward_model.batch_tokens",
+)
+"""What lets a training go on that stopped for want of memory or of room for its prompts."""
+
+MAY_CHANGE = ("limits.", "curriculum.cycles.refinement", *FITS)
+"""What a curriculum that goes on may set anew: no cycle that is done is done again for it."""
 
 
 def require_fit(call: Invocation) -> None:

@@ -50,12 +50,14 @@ class Lab:
         seeds: of the trainings.
         kept_in: where journal and tables lie; null takes `study/` of the run folder.
         title: what its lines begin with.
+        fits: settings that may be others when it goes on, and what has finished stays.
     """
 
     call: Invocation
     seeds: tuple[int, ...]
     kept_in: Path | None = None
     title: str = "study"
+    fits: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -123,7 +125,8 @@ class Lab:
     @property
     def _deciding(self) -> str:
         """Digest of the recipe without what may be raised after a stop."""
-        return self.recipe.digest(*(set(Recipe.model_fields) - {"limits", "curriculum"}))
+        blocks = set(Recipe.model_fields) - {"limits", "curriculum"}
+        return self.recipe.digest(*blocks, without=self.fits)
 
     def _kept(self, key: str, stage: str) -> Totals | None:
         """What a finished stage gave; null if there is none, or its product is not there."""

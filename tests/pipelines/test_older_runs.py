@@ -52,6 +52,8 @@ def test_a_setting_that_came_since_counts_once_it_is_used(path: str) -> None:
         "temperature": 0.5,
         "max_similarity": 0.5,
         "same_action": True,
+        "guessable": "drop",
+        "confirmed": True,
         "kind": "chains",
         "per_state": "extremes",
         "order": "shuffled",

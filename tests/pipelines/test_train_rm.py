@@ -141,9 +141,38 @@ def test_a_reward_model_is_trained_and_orders_pairs(
         assert high is not None
         assert low is not None
         assert high - low >= 0.2
+    (digest,) = {pair.label_digest for pair in pairs_of(run, "relabelled/scored/pairs")}
+    assert branchwise("train-rm", config, run, "--set", "training.reward_model.epochs=1") == 0
+    assert branchwise("relabel", config, run, "--label", "rescored", *scored) == 0
+    again = {pair.label_digest for pair in pairs_of(run, "relabelled/rescored/pairs")}
+    assert digest not in again, "another model under the same name"
     by_label = {(p.chosen_node, p.rejected_node) for p in pairs_of(run)}
     by_score = {(p.chosen_node, p.rejected_node) for p in pairs_of(run, "relabelled/scored/pairs")}
     assert by_label != by_score
+
+
+def test_a_model_of_another_total_says_so(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, folder = tmp_path / "run", tmp_path / "models" / "run" / "total"
+    assert branchwise("annotate", config, run) == 0
+    scored = ("--set", "pairs.score=reward_model", "--set", f"reward_model={folder}")
+    other = ("--set", "evo_rag.schedule=answer-only", "--set", "evo_rag.stage=refinement")
+    told = "it learned the total of other rewards, and orders by that"
+
+    def said(*settings: str) -> str:
+        assert branchwise("relabel", config, run, "--label", "x", *scored, *settings) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    for heads, knows_weights in (
+        ("labels=total", False),
+        ("heads=single", False),
+        ("epochs=1", True),
+    ):
+        more = ("--name", "total", "--set", f"training.reward_model.{heads}")
+        assert branchwise("train-rm", config, run, *more) == 0
+        assert told not in said()
+        assert (told not in said(*other)) == knows_weights
 
 
 def nodes_of(run: Path) -> list[TreeNode]:

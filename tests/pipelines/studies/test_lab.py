@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,20 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree("configs", tmp_path / "configs")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def test_what_lets_a_stage_fit_repeats_nothing(own_folder: Path, stages: list[str]) -> None:
+    def going_on(*settings: str) -> None:
+        fits = ("training.dpo.micro_batch",)
+        replace(lab(own_folder, *settings), fits=fits).branchwise("relabel")
+
+    going_on()
+    going_on("training.dpo.micro_batch=1")
+    assert stages == ["relabel"]
+    going_on("training.dpo.lr=1")
+    assert stages == ["relabel"] * 2
+    lab(own_folder, "training.dpo.micro_batch=1").branchwise("relabel")
+    assert stages == ["relabel"] * 3, "in a study all arms fit alike"
 
 
 def test_a_noted_command_can_be_pasted(own_folder: Path, stages: list[str]) -> None:
