@@ -120,7 +120,7 @@ def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
     if name == "export":
         one.add_argument("--model", default=None, help="model folder; default models/<run>/dpo")
     if name == "serve":
-        one.add_argument("--role", choices=("policy", "judge"), default="policy")
+        one.add_argument("--role", choices=("policy", "judge", "verifier"), default="policy")
         one.add_argument("--port", type=_count, metavar="N", help="default: one that is free")
     if name in {"train-sft", "train-dpo"}:
         one.add_argument("--label", default=None, help="train on relabelled pairs")

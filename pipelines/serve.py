@@ -1,4 +1,4 @@
-"""`make serve`: a vLLM server for the recipe's policy or judge, until it is stopped.
+"""`make serve`: a vLLM server for the recipe's policy, judge or verifier, until it is stopped.
 
     branchwise serve --config configs/atlas.yaml --role policy --port 8000
 
@@ -34,11 +34,13 @@ def served_settings(recipe: Recipe, role: str) -> ModelSettings:
     """The block to serve, whatever engine it names; of an endpoint's model the named weights.
 
     Raises:
-        ConfigError: the recipe has no judge.
+        ConfigError: the recipe has no such block.
     """
-    block = recipe.policy if role == "policy" else recipe.judge
+    block: ModelSettings | None = getattr(recipe, role)
     if block is None:
-        raise ConfigError("--role judge: the recipe has no `judge:`; add one, or serve the policy")
+        raise ConfigError(
+            f"--role {role}: the recipe has no `{role}:`; add one, or serve the policy"
+        )
     is_remote = block.engine == "openai"
     return block.model_copy(update={"model": block.trainable}) if is_remote else block
 

@@ -14,6 +14,8 @@ import pytest
 
 from engines.vllm_command import VARIABLE
 from pipelines.cli import main
+from pipelines.config import load_recipe
+from pipelines.serve import served_settings
 from storage.manifest import load_manifest
 from storage.parts import read_parts
 
@@ -86,10 +88,19 @@ def test_serve_says_where_and_ends_with_its_server(recipe: Path, sent: signal.Si
     os.close(reading)
 
 
+@pytest.mark.parametrize("role", ["judge", "verifier"])
 def test_serve_needs_the_role_that_it_is_asked_for(
-    recipe: Path, capsys: pytest.CaptureFixture[str]
+    recipe: Path, role: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["serve", "--config", str(recipe), "--role", "judge"])
+        main(["serve", "--config", str(recipe), "--role", role])
     assert ended.value.code == 2
-    assert "no `judge:`" in capsys.readouterr().out
+    assert f"no `{role}:`" in capsys.readouterr().out
+
+
+def test_each_role_serves_its_own_block() -> None:
+    address = "http://127.0.0.1:1/v1"
+    verifier = f"{{engine: openai, base_url: '{address}', model: m, weights: hub:o/m}}"
+    recipe = load_recipe(Path("configs/evo-rag.yaml"), [f"verifier={verifier}"])
+    assert served_settings(recipe, "policy").model == recipe.policy.model
+    assert served_settings(recipe, "verifier").model == "hub:o/m"
