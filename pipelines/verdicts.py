@@ -39,6 +39,8 @@ MUCH_INVALID = 0.1
 UNMOVED_KL, FAR_KL = 0.01, 5.0
 """Nats a step: under the first the policy answers as before; a step of some ten tokens that lost
 five nats is hardly ever drawn any more, and what it was good for is forgotten."""
+UNMOVED_MARGIN = 0.01
+"""A tenth of a nat between the two steps of a pair, at the usual beta."""
 LOW_ACCURACY, MEMORISED = 0.6, 0.98
 LEAST_CORRELATION = 0.97
 """Of the logits' change before and after export; the export itself refuses below 0.9."""
@@ -269,7 +271,7 @@ def of_survival(row: SurvivalRow | None, asked: int) -> Finding:
 def of_training(moved: Movement) -> Iterator[Finding]:
     """Findings on a preference training."""
     kl, margin, accuracy = moved.kl, moved.margin, moved.accuracy
-    loss = f"{_shown(moved.first_loss)} → {_shown(moved.loss)}, {moved.steps} steps"
+    loss = f"{moved.losses}, {moved.steps} steps"
     stuck = None not in (moved.first_loss, moved.loss) and _fell(moved) <= 0
     yield _graded(
         stuck,
@@ -280,15 +282,17 @@ def of_training(moved: Movement) -> Iterator[Finding]:
         "a fall is usual",
     )
     if kl is not None:
+        # An estimate: likelier chosen steps (`sft_weight`) pull it down, below 0 even.
+        unmoved = abs(kl) < UNMOVED_KL and (margin or 0.0) < UNMOVED_MARGIN
         yield _graded(
-            kl < UNMOVED_KL,
+            unmoved,
             kl > FAR_KL,
             "KL to the start",
             f"{kl:.3f} nats a step",
             "the policy did not move: a higher training.dpo.lr or more epochs"
-            if kl < UNMOVED_KL
+            if unmoved
             else "the policy moved far: a lower training.dpo.lr, fewer epochs, a higher beta",
-            f"{UNMOVED_KL} to {FAR_KL:.0f} is usual",
+            f"up to {FAR_KL:.0f} is usual",
         )
     if margin is not None and accuracy is not None:
         yield _graded(
@@ -321,7 +325,3 @@ def _fell(moved: Movement) -> float:
 
 def _between(interval: Interval) -> str:
     return f"({interval[0]:.0%}–{interval[1]:.0%})"
-
-
-def _shown(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"

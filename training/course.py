@@ -20,6 +20,7 @@ from training.checkpoints import forget_checkpoints, latest_checkpoint
 from training.curves import Say, curves, read_metrics
 from training.holdout import HoldoutScore
 from training.lengths import within
+from training.movement import movement_of
 from training.report import TrainingReport, write_training_record
 from training.settings import OptimiserSettings
 
@@ -121,8 +122,7 @@ class Course:
             dropped=given - len(examples),
             steps=trainer.state.global_step,
             seconds=round(max(seconds, lines[-1]["seconds"] if lines else 0.0), 1),
-            first=lines[0] if lines else {},
-            last=lines[-1] if lines else {},
+            movement=movement_of(self.target),
             lengths=lengths,
             holdout_pairs=holdout.pairs if holdout else 0,
             holdout_accuracy=holdout.accuracy if holdout else None,

@@ -1,4 +1,4 @@
-"""How far a preference training moved its policy, read from the curve that it left."""
+"""How far a training moved its policy, read from the curve that it left."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,15 +7,16 @@ from typing import Any
 
 from training.curves import read_metrics
 
-_LAST_SHARE = 0.1
+LAST_SHARE = 0.25
+"""Of the steps. The last one alone is seldom a whole batch, and three pairs say nothing."""
 _LEAST_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Movement:
-    """Of one training; all but the first loss are means over its last tenth of steps.
+    """Of one training; all but the first loss are means over its last quarter of steps.
 
-    One step's batch is too few pairs to go by. Null is what the trainer did not log.
+    In a training of one epoch those pairs were new to it. Null is what the trainer did not log.
 
     Attributes:
         kl: nats a step of the policy, see `training.dpo.train_dpo`.
@@ -30,13 +31,19 @@ class Movement:
     margin: float | None
     accuracy: float | None
 
+    @property
+    def losses(self) -> str:
+        """The first and the last one, in words."""
+        first, last = ("–" if x is None else f"{x:.3f}" for x in (self.first_loss, self.loss))
+        return f"{first} → {last}"
+
 
 def movement_of(model: Path) -> Movement | None:
     """The movement that `metrics.jsonl` of a model folder shows; null without such a curve."""
     lines = read_metrics(model)
     if not lines:
         return None
-    last = lines[-max(_LEAST_STEPS, round(len(lines) * _LAST_SHARE)) :]
+    last = lines[-max(_LEAST_STEPS, round(len(lines) * LAST_SHARE)) :]
     return Movement(
         steps=int(lines[-1]["step"]),
         first_loss=_mean(lines[:1], "loss"),

@@ -4,13 +4,14 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from engines.weights import policy_digest, policy_files
 from storage.atomic import atomic_write_json
+from training.movement import Movement
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class TrainingReport:
     Attributes:
         examples: trained on.
         dropped: too long, or over `max_examples`.
-        first, last: the first and the last line of `metrics.jsonl`.
+        movement: what the curve says of the training's end; null where it has no line.
         seconds: of training, all attempts.
         lengths: how long the examples are, in words.
         holdout_pairs, holdout_accuracy, holdout_margin, holdout_loss: of the pairs that were kept
@@ -32,8 +33,7 @@ class TrainingReport:
     dropped: int
     steps: int
     seconds: float
-    first: dict[str, float] = field(default_factory=dict)
-    last: dict[str, float] = field(default_factory=dict)
+    movement: Movement | None = None
     lengths: str = ""
     holdout_pairs: int = 0
     holdout_accuracy: float | None = None
@@ -42,11 +42,9 @@ class TrainingReport:
 
     def summary(self) -> str:
         """One line."""
-        return (
-            f"{self.examples} examples, {self.steps} steps, {self.seconds:.0f} s, "
-            f"loss {self.first.get('loss', float('nan')):.3f} → "
-            f"{self.last.get('loss', float('nan')):.3f}"
-        )
+        moved = self.movement
+        loss = f", loss {moved.losses} (last quarter)" if moved else ""
+        return f"{self.examples} examples, {self.steps} steps, {self.seconds:.0f} s{loss}"
 
     def totals(self) -> dict[str, Any]:
         """For `--json`."""

@@ -240,9 +240,9 @@ def _training_cells(done: Examined) -> tuple[str, ...]:
         number(learned("examples"), 0),
         number(learned("steps"), 0),
         number(learned("seconds"), 0),
-        number(None if off_policy else learned("last", "kl"), 3),
-        number(learned("last", "margin"), 2),
-        number(learned("last", "accuracy"), 2),
+        number(None if off_policy else learned("movement", "kl"), 3),
+        number(learned("movement", "margin"), 2),
+        number(learned("movement", "accuracy"), 2),
     )
 
 

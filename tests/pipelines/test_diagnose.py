@@ -241,13 +241,28 @@ def test_a_training_is_read_where_it_lies(tmp_path: Path, run: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kl", "margin", "verdicts"),
-    [(0.5, 0.3, "good good"), (0.001, 0.3, "bad good"), (9.0, -0.1, "watch bad")],
+    [
+        (0.5, 0.3, "good good"),
+        (0.001, 0.003, "bad good"),
+        (0.001, 0.3, "good good"),
+        (-0.2, 0.003, "good good"),
+        (9.0, -0.1, "watch bad"),
+    ],
 )
 def test_how_far_a_policy_moved(tmp_path: Path, kl: float, margin: float, verdicts: str) -> None:
     moved = movement_of(trained(tmp_path / "model", kl, margin))
     assert moved is not None
     _, *judged = (one.verdict for one in of_training(moved))
     assert " ".join(judged) == verdicts
+
+
+def test_a_last_batch_of_a_few_pairs_does_not_speak_for_the_training(tmp_path: Path) -> None:
+    folder = trained(tmp_path / "model", kl=0.4, margin=0.2)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 12, "loss": 0.9, "kl": -0.5, "margin": -0.1}) + "\n")
+    moved = movement_of(folder)
+    assert moved is not None
+    assert (moved.kl, moved.margin) == (pytest.approx(0.1), pytest.approx(0.1))
 
 
 @pytest.mark.parametrize(

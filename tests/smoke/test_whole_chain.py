@@ -55,7 +55,7 @@ def test_from_questions_to_a_table(tmp_path: Path) -> None:
     assert counted["rows"] == 1
 
     trained = branchwise(tmp_path, "train-dpo", run)
-    assert trained["first"]["loss"] == pytest.approx(0.6931, abs=2e-3), "ln 2: the start is merged"
+    assert trained["movement"]["first_loss"] == pytest.approx(0.6931, abs=2e-3), "start merged"
     adapter = tmp_path / "models" / "smoke" / "dpo" / "adapter" / "adapter_model.safetensors"
     assert adapter.is_file()
 

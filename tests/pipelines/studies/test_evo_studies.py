@@ -149,7 +149,7 @@ def test_a_second_step_has_no_divergence_from_the_policy_of_the_trees(
     tmp_path: Path, lab: Pretended
 ) -> None:
     def told(command: Command) -> dict[str, Any]:
-        return {"last": {"kl": 0.5, "margin": 0.2}} if command.stage == "train-dpo" else {}
+        return {"movement": {"kl": 0.5, "margin": 0.2}} if command.stage == "train-dpo" else {}
 
     own = shared(tmp_path, told=told)
     evo_schedules.evo_schedules(own)

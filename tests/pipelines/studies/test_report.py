@@ -20,7 +20,7 @@ def examined(name: str, *by_seed: str, trainer: bool = True) -> Examined:
         ]
         for seed, answers in enumerate(by_seed)
     }
-    totals = [{"examples": 10, "last": {"kl": 0.5}} for _ in by_seed]
+    totals = [{"examples": 10, "movement": {"kl": 0.5}} for _ in by_seed]
     return Examined(arm, rows, totals if trainer else [], [])
 
 
