@@ -150,7 +150,8 @@ def _known_order(better: TreeNode, worse: TreeNode, answerable: bool) -> str | N
         return SIBLINGS[0]
     if right and worse.action == "refuse":
         return SIBLINGS[1]
-    if better.action == "refuse" and wrong and not answerable:
+    # A refusal before any search is a mistake of its own (`evo_rag.early_refusal`).
+    if better.action == "refuse" and better.depth > 1 and wrong and not answerable:
         return SIBLINGS[2]
     return None
 

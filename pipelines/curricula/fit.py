@@ -8,16 +8,16 @@ from pipelines.preflight import require, weights
 from pipelines.recipe import Recipe
 from pipelines.run import existing_run, flat, refuse_changed, refuse_unusable
 from pipelines.stage import Invocation
+from pipelines.studies.lab import AT_ONCE
 from pipelines.study import require_matplotlib
 from storage.errors import ConfigError
 
 FITS = (
+    *AT_ONCE,
     "training.dpo.max_length",
     "training.dpo.max_dropped_share",
-    "training.dpo.micro_batch",
     "training.reward_model.max_length",
     "training.reward_model.max_dropped_share",
-    "training.reward_model.batch_tokens",
 )
 """What lets a training go on that stopped for want of memory or of room for its prompts."""
 

@@ -67,8 +67,8 @@ class Examined:
     Attributes:
         predictions: by seed; a single one where nothing is trained. Questions that failed are
             among them, `Unanswered`.
-        trainings, evaluations: totals of each, in the order of the seeds; of the last training
-            where there is one before it.
+        trainings, evaluations: totals of each, in the order of the seeds. Where there is a
+            training before it, pairs, steps and seconds are those of both.
         left_out: why there is nothing of all that; null where there is.
     """
 
@@ -103,7 +103,16 @@ def trained(lab: Lab, arm: Arm, seed: int, trees: Totals | None = None) -> tuple
         settings={"seed": seed, **start, **{f"{block}.{k}": v for k, v in arm.training.items()}},
         after=together(labelled, *before) if before else labelled,
     )
-    return str(model_folder(lab.call.run, name)), totals
+    return str(model_folder(lab.call.run, name)), _summed(totals, before)
+
+
+def _summed(last: Totals, before: Sequence[Totals]) -> Totals:
+    """Totals of the last training, with what all of them cost."""
+    cost = ("examples", "steps", "seconds")
+    return {
+        **last,
+        **{key: sum(one[key] for one in (last, *before)) for key in cost if key in last},
+    }
 
 
 def _begins(

@@ -80,8 +80,8 @@ SAVED = (
 )
 
 IN_TWO_STEPS = (
-    "All arms but the start learn in two steps; pairs, steps, seconds, margin and accuracy are "
-    "those of the second alone."
+    "All arms but the start learn in two steps, one pass over the pairs of each; pairs, steps and "
+    "seconds are those of both, margin and accuracy of the second."
 )
 """What a reader of the arms' table has to know."""
 
@@ -143,7 +143,7 @@ def sibling_sheet(lab: Lab) -> Sheet:
     rows = tuple(
         (kind, *(_told(column.get(kind)) for column in columns.values())) for kind in SIBLINGS
     )
-    title = "Siblings of the trees (pairs: kept, silenced, turned)"
+    title = "Siblings of the trees (all, pairs or not: kept, silenced, turned)"
     return Sheet(title, ("better, worse", *columns), rows)
 
 

@@ -98,7 +98,7 @@ def preference(lab: Lab, reward: RewardName, grown: Totals) -> Preference:
         return Preference(reward, siblings)
     name = f"prefers-{reward}"
     totals = lab.branchwise("train-rm", "--name", name, settings=settings, after=grown)
-    agent = dpo(f"only-{reward}", PAPERS[reward], rewards=[reward])
+    agent = dpo(f"only-{reward}", rewards=[reward])
     folder = str(model_folder(lab.call.run, name))
     scored = {**agent.pairs, "pairs.score": "reward_model", "reward_model": folder}
     arm = replace(agent, pairs=scored, training={"holdout": HOLDOUT}, made_of=totals)

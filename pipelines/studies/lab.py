@@ -32,6 +32,13 @@ Totals = Mapping[str, Any]
 CHILD = "pipelines.studies.child"
 """The module that a stage's process runs."""
 
+AT_ONCE = (
+    "training.dpo.micro_batch",
+    "training.sft.micro_batch",
+    "training.reward_model.batch_tokens",
+)
+"""How much a training holds in memory: it comes to the same weights, but for rounding."""
+
 
 class StageStopped(BranchwiseError):
     """A stage of a study ended early; `exit_code` is the stage's own."""
@@ -57,7 +64,7 @@ class Lab:
     seeds: tuple[int, ...]
     kept_in: Path | None = None
     title: str = "study"
-    fits: tuple[str, ...] = ()
+    fits: tuple[str, ...] = AT_ONCE
 
     @property
     def folder(self) -> Path:

@@ -114,7 +114,7 @@ def look_again(lab: Lab) -> None:
 def second_round(lab: Lab, best: Arm) -> Examined:
     """Trees by the policy that an arm trained with the first seed, and the recipe on them."""
     folder, totals = trained(lab, best, lab.seeds[0])
-    own = beside(lab, SECOND_ROUND)
+    own = beside(lab, f"{SECOND_ROUND}-{best.name}-{lab.seeds[0]}")
     if not lab.call.dry_run:
         grown_by = {"policy.model": folder, "policy.weights": None}
         own = replace(own, call=replace(own.call, recipe=lab.recipe_with(grown_by)))

@@ -23,7 +23,6 @@ Key = tuple[str, str]
 """Source and id of a question."""
 PAPER = "paper (other models and data)"
 """Head of the column with a paper's own figures."""
-CLAIM_AXIS = "EM, points (95 % interval over questions and seeds)"
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,8 @@ class Finding:
     """A claim as measured, in [−1, 1].
 
     Attributes:
-        em, f1: mean difference over questions and seeds, with the interval over both.
+        em, f1: mean difference over questions and seeds, with the interval over both; of a single
+            training an arm the interval is over questions alone.
         p: of the permutation test on EM; `adjusted` by Holm within its family.
         disagree: share of questions (mean over seeds) that one of both alone answers right.
     """
@@ -96,7 +96,8 @@ def write_report(
     sheets = [arm_sheet(done), claim_sheet(found)]
     if strata:
         sheets.append(stratum_sheet(done, strata))
-    draw(claim_bars(found), lab.folder / f"{name}.svg")
+    axis = f"EM, points (95 % interval over {covered([one.em for one in found])})"
+    draw(claim_bars(found), lab.folder / f"{name}.svg", axis)
     write_sheets(lab, name, [*sheets, *more], about)
 
 
@@ -252,6 +253,13 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
+def covered(intervals: Iterable[Interval]) -> str:
+    """What the intervals of a table are over, in words."""
+    if max((one.seeds for one in intervals), default=1) > 1:
+        return "questions and seeds"
+    return "questions; one training an arm, so nothing is said of others"
+
+
 def claim_sheet(found: Sequence[Finding]) -> Sheet:
     """Every claim, the primary ones marked."""
     head = ("difference", "EM [95 %]", "p", "p (Holm)", "F1 [95 %]", "disagree %", "questions")
@@ -267,7 +275,8 @@ def claim_sheet(found: Sequence[Finding]) -> Sheet:
         )
         for one in found
     )
-    sheet = Sheet("Claims (points; paired over questions and seeds)", head, rows)
+    title = f"Claims (points; intervals over {covered([one.em for one in found])})"
+    sheet = Sheet(title, head, rows)
     return sheet.with_column(PAPER, [one.claim.paper for one in found])
 
 
@@ -315,7 +324,7 @@ def claim_bars(found: Sequence[Finding]) -> list[Bar]:
     ]
 
 
-def draw(bars: Sequence[Bar], path: Path, axis: str = CLAIM_AXIS, rest: float = 0.0) -> None:
+def draw(bars: Sequence[Bar], path: Path, axis: str, rest: float = 0.0) -> None:
     """A forest plot as SVG.
 
     Args:

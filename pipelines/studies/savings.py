@@ -5,14 +5,20 @@ in EM, and with whether that is shown to be no loss: its interval lies above −
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from evaluation.sheet import NONE, Sheet, number, percent
-from evaluation.significance import Interval, crossed_bootstrap, relative_saving
+from evaluation.significance import (
+    Interval,
+    crossed_bootstrap,
+    holm,
+    permutation_p,
+    relative_saving,
+)
 from evaluation.tables import interval
 from pipelines.studies.arms import Examined
-from pipelines.studies.report import PAPER, Claim, Key, scores, shared_questions
+from pipelines.studies.report import PAPER, Claim, Key, covered, scores, shared_questions
 from storage.records import Prediction
 
 MARGIN = 0.02
@@ -28,6 +34,8 @@ class Saving:
     Attributes:
         base, own: means a question of what is counted, over the questions that neither failed on.
         share: 1 − own / base; null where the baseline counts nothing.
+        p: of the permutation test on the counts, by Holm over all savings of the table; 1 where
+            there is no share.
         em: difference in EM over the answerable questions, failed ones as wrong.
     """
 
@@ -35,6 +43,7 @@ class Saving:
     base: float
     own: float
     share: Interval | None
+    p: float
     em: Interval
 
     @property
@@ -50,11 +59,13 @@ def savings(
 ) -> list[Saving]:
     """The claims whose arms were examined; `seed` is of the intervals' draws."""
     arms = {one.arm.name: one for one in done if one.predictions}
-    return [
+    found = [
         _saving(claim, arms[claim.arm], arms[claim.baseline], seed, counted)
         for claim in claims
         if {claim.arm, claim.baseline} <= arms.keys()
     ]
+    adjusted = holm([one.p for one in found])
+    return [replace(one, p=p) for one, p in zip(found, adjusted, strict=True)]
 
 
 def _saving(claim: Claim, arm: Examined, base: Examined, seed: int, counted: Counted) -> Saving:
@@ -68,6 +79,7 @@ def _saving(claim: Claim, arm: Examined, base: Examined, seed: int, counted: Cou
         base=float(before.mean()) if answered else 0.0,
         own=float(after.mean()) if answered else 0.0,
         share=relative_saving(before, after, seed=seed) if counts else None,
+        p=permutation_p(before, after, seed=seed) if counts else 1.0,
         em=crossed_bootstrap(*em, seed=seed),
     )
 
@@ -85,7 +97,7 @@ def answered_questions(done: Sequence[Examined]) -> set[Key]:
 def saving_sheet(found: Sequence[Saving], counted: Counted = "searches") -> Sheet:
     """A row a claim."""
     head = (
-        "arm", "against", counted, f"{counted} there", "saved % [95 %]", "EM [95 %]",
+        "arm", "against", counted, f"{counted} there", "saved % [95 %]", "p (Holm)", "EM [95 %]",
         f"EM lower by < {percent(MARGIN)}", "questions",
     )  # fmt: skip
     rows = tuple(
@@ -95,12 +107,14 @@ def saving_sheet(found: Sequence[Saving], counted: Counted = "searches") -> Shee
             number(one.own, 2),
             number(one.base, 2),
             interval(one.share) if one.share else NONE,
+            f"{one.p:.4f}" if one.share else NONE,
             interval(one.em),
             one.no_lower,
             str(one.share.n if one.share else 0),
         )
         for one in found
     )
-    title = f"{counted.capitalize()} (a question; intervals over questions and seeds)"
+    shares = [one.share for one in found if one.share]
+    title = f"{counted.capitalize()} (a question; intervals over {covered(shares)})"
     sheet = Sheet(title, head, rows, names=2)
     return sheet.with_column(PAPER, [one.claim.paper for one in found])

@@ -19,6 +19,7 @@ from pipelines.studies.report import (
     Claim,
     claim_bars,
     claim_sheet,
+    covered,
     draw,
     findings,
     write_sheets,
@@ -62,7 +63,8 @@ def search(lab: Lab) -> None:
         Claim("dpo-chains", START),
     )
     found = findings(arms, claims, lab.recipe.seed)
-    draw(claim_bars(found), lab.folder / "search.svg")
+    axis = f"EM, points (95 % interval over {covered([one.em for one in found])})"
+    draw(claim_bars(found), lab.folder / "search.svg", axis)
     write_sheets(lab, "search", [sheet, claim_sheet(found)])
 
 

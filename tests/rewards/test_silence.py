@@ -183,7 +183,7 @@ def test_in_discovery_throwing_the_evidence_away_to_refuse_beats_a_right_answer(
 
 def final(node: int, action: str, em: float, reward: float | None, question: str = "q") -> TreeNode:
     return a_node(
-        tree_id=question, question_id=question, node_id=node, parent_id=1,
+        tree_id=question, question_id=question, node_id=node, parent_id=1, depth=2,
         action=action, em=em, reward=reward, terminal=action != "search",
     )  # fmt: skip
 
@@ -205,6 +205,13 @@ def test_siblings_of_stored_trees_are_judged_by_their_returns() -> None:
         SIBLINGS[1]: Counter({"turned": 1}),
         SIBLINGS[2]: Counter({"kept": 2}),
     }
+
+
+def test_refusing_before_any_search_is_never_the_right_step() -> None:
+    steps = final(2, "refuse", 0.0, -0.55, "none"), final(3, "answer", 0.0, -0.05, "none")
+    early = [one.model_copy(update={"parent_id": 0, "depth": 1}) for one in steps]
+    assert silenced_siblings(early, {"none": False}, 0.2) == {}
+    assert silenced_siblings(steps, {"none": False}, 0.2) == {SIBLINGS[2]: {"turned": 1}}
 
 
 def test_steps_of_different_states_are_no_siblings() -> None:

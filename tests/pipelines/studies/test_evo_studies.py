@@ -149,17 +149,21 @@ def test_a_second_step_has_no_divergence_from_the_policy_of_the_trees(
     tmp_path: Path, lab: Pretended
 ) -> None:
     def told(command: Command) -> dict[str, Any]:
-        return {"movement": {"kl": 0.5, "margin": 0.2}} if command.stage == "train-dpo" else {}
+        moved = {"movement": {"kl": 0.5, "margin": 0.2}, "examples": 60, "steps": 8, "seconds": 9.0}
+        return moved if command.stage == "train-dpo" else {}
 
     own = shared(tmp_path, told=told)
     evo_schedules.evo_schedules(own)
     rows = {row["arm"]: row for row in table(own, "evo-schedules-arms")}
     assert (rows["time-dynamic"]["KL"], rows["time-dynamic"]["margin"]) == ("–", "0.20")
+    both = [rows["time-dynamic"][name] for name in ("pairs", "steps trained", "train s")]
+    assert both == ["120", "16", "18"], "of Discovery and of Refinement"
     evo_combinations.evo_combinations(own)
     rows = {row["arm"]: row for row in table(own, "evo-combinations-arms")}
     assert (rows["best-2"]["KL"], rows["best-2"]["margin"]) == ("0.500", "0.20"), "one step"
+    assert rows["best-2"]["pairs"] == "60"
     first = (own.folder / "evo-schedules.md").read_text().splitlines()[0]
-    assert "are those of the second alone" in first
+    assert "margin and accuracy of the second" in first
     assert "over those that can be answered" in first
 
 

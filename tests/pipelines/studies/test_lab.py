@@ -128,16 +128,20 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_what_lets_a_stage_fit_repeats_nothing(own_folder: Path, stages: list[str]) -> None:
     def going_on(*settings: str) -> None:
-        fits = ("training.dpo.micro_batch",)
+        fits = ("training.dpo.max_length",)
         replace(lab(own_folder, *settings), fits=fits).branchwise("relabel")
 
     going_on()
-    going_on("training.dpo.micro_batch=1")
+    going_on("training.dpo.max_length=2048")
     assert stages == ["relabel"]
     going_on("training.dpo.lr=1")
     assert stages == ["relabel"] * 2
-    lab(own_folder, "training.dpo.micro_batch=1").branchwise("relabel")
-    assert stages == ["relabel"] * 3, "in a study all arms fit alike"
+    lab(own_folder, "training.dpo.max_length=2048").branchwise("relabel")
+    assert stages == ["relabel"] * 3, "in a study all arms see the same"
+    lab(own_folder, "training.dpo.max_length=2048", "training.dpo.micro_batch=1").branchwise(
+        "relabel"
+    )
+    assert stages == ["relabel"] * 3, "but for rounding"
 
 
 def test_a_noted_command_can_be_pasted(own_folder: Path, stages: list[str]) -> None:

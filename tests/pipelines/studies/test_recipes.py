@@ -75,7 +75,7 @@ def test_every_arm_changes_one_thing(tmp_path: Path, looked_at: list[int]) -> No
 def test_the_second_round_is_grown_by_the_best_policy(tmp_path: Path, looked_at: list[int]) -> None:
     lab = lab_of(tmp_path)
     recipes.recipes(lab)
-    own = [command for command in lab.ran if command.run == "real-dpo-second-round"]
+    own = [command for command in lab.ran if command.run == "real-dpo-second-round-higher-rate-0"]
     assert [command.stage for command in own] == ["annotate", "relabel", "train-dpo", "eval"]
     assert {command.policy for command in own} == {"models/real-dpo/higher-rate-0"}
     assert own[0].after["product"].startswith("train-dpo"), "other weights, other trees"

@@ -35,6 +35,15 @@ def test_differences_are_the_arm_s_minus_the_baseline_s() -> None:
     assert found.p == pytest.approx(2 / 2**7), "7 questions moved, all one way"
 
 
+def test_one_training_an_arm_says_nothing_of_others() -> None:
+    start = examined("warm-start", "0000", trainer=False)
+    claims = [Claim("dpo", "warm-start")]
+    for seeds, told in ((1, "one training an arm"), (2, "over questions and seeds)")):
+        dpo = examined("dpo", *["0110"] * seeds)
+        found = findings({"warm-start": start, "dpo": dpo}, claims, 0)
+        assert told in claim_sheet(found).title
+
+
 def test_holm_is_over_the_family() -> None:
     arms = {
         "warm-start": examined("warm-start", "0" * 12, trainer=False),

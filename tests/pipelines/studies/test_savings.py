@@ -64,4 +64,13 @@ def test_a_failed_question_costs_em_and_is_not_counted() -> None:
 def test_who_never_searched_leaves_nothing_to_save() -> None:
     arms = [examined("base", 0, "11"), examined("arm", 1, "11")]
     found = savings(arms, [Claim("arm", "base")], 0)
-    assert saving_sheet(found).rows[0][4] == "–"
+    row = dict(zip(saving_sheet(found).head, saving_sheet(found).rows[0], strict=True))
+    assert (row["saved % [95 %]"], row["p (Holm)"]) == ("–", "–")
+
+
+def test_savings_are_corrected_for_their_number() -> None:
+    arms = [examined("base", 4, "1" * 8), examined("arm", 3, "1" * 8), examined("more", 5, "1" * 8)]
+    alone = savings(arms, [Claim("arm", "base")], 0)
+    both = savings(arms, [Claim("arm", "base"), Claim("more", "base")], 0)
+    assert alone[0].p == pytest.approx(2 / 2**9), "9 questions, all one way"
+    assert [one.p for one in both] == pytest.approx([2 * alone[0].p] * 2)
