@@ -27,7 +27,12 @@ OURS = frozenset(
 
 
 class Price(Settings):
-    """Price in US dollars per million tokens."""
+    """Price in US dollars per million tokens.
+
+    Attributes:
+        input: of prompts.
+        output: of completions.
+    """
 
     input: float = Field(default=0.0, ge=0)
     cached: float | None = Field(default=None, ge=0, description="null: the input price")
@@ -45,13 +50,19 @@ class ModelSettings(Settings):
             vLLM finds by itself; for `openai` the served name.
         weights: for training, where the weights of a served model are: a folder or
             "hub:owner/name"; null: `model` itself.
-        base_url, api_key_env: the endpoint and the environment variable that holds its key. For
-            `vllm` null starts a server, and an address is that of one that `branchwise serve`
-            started; its key is in VLLM_API_KEY, if it has one.
+        base_url: of the endpoint. For `vllm` null starts a server, and an address is that of one
+            that `branchwise serve` started.
+        api_key_env: the environment variable that holds the endpoint's key (for `vllm` it is
+            VLLM_API_KEY, if there is one).
+        temperature, top_p: it is drawn at.
+        max_new_tokens: of one completion; a step that is cut there is an invalid action.
         precision: weights of the embedded engine.
         dtype: what vLLM computes in; "auto" is float32 in its CPU build, elsewhere its own choice.
         server_args: more arguments for the vLLM server, one a word.
-        structured_output: how an `openai` endpoint takes a constraint; "auto" asks it once.
+        structured_output: how an `openai` endpoint takes a constraint; "auto" asks it once. Actions
+            are constrained by vLLM's form alone; elsewhere the model writes freely, and what is no
+            action is counted as invalid. The judge's verdict takes either form.
+        price_per_million: US dollars; what is not priced costs nothing.
     """
 
     engine: Literal["openvino", "openai", "vllm"] = "openvino"

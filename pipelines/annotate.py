@@ -163,6 +163,7 @@ def _close(
     call.say(
         f"{totals['questions_done']} questions done, {totals['questions_failed']} failed, "
         f"{totals['pairs']} pairs, {totals['calls']} calls in the ledger"
+        + (f", {totals['cost_usd']:,.4f} USD" if totals["cost_usd"] else "")
     )
     if not totals["pairs"] and (complaint := off_protocol(call.run, recipe.policy.model)):
         call.say(complaint)

@@ -46,6 +46,7 @@ class Stage:
 
 STAGES = {
     "doctor": Stage("pipelines.doctor", "doctor", "check this machine and the recipe"),
+    "settings": Stage("pipelines.settings_page", "settings_page", "every setting, and its default"),
     "data": Stage("pipelines.data", "data", "read questions and corpus, and count them"),
     "index": Stage("pipelines.data", "index", "build the index"),
     "warm-start": Stage("pipelines.warm_start", "warm_start", "supervised start on gold traces"),
@@ -69,7 +70,7 @@ STAGES = {
 }
 LIMITED = frozenset({"warm-start", "annotate", "eval", "all"})
 """Stages that work through questions."""
-READ_ONLY = frozenset({"doctor", "data", "inspect"})
+READ_ONLY = frozenset({"doctor", "settings", "data", "inspect"})
 """Stages that write nothing, so that there is nothing to try out dry."""
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from pipelines.preflight import Check, data_files, problems, servers, weights
+from pipelines.preflight import Check, data_files, evaluated, problems, servers, weights
 from pipelines.recipe import Recipe
 from pipelines.run import environment_facts, refuse_unusable
 from pipelines.stage import BAD_INPUT, DONE, Invocation, Outcome
@@ -48,7 +48,8 @@ def doctor(call: Invocation) -> Outcome:
 def problems_of(recipe: Recipe, run: Path) -> Iterator[str]:
     """What would stop this recipe here."""
     folder: Check = ("run", partial(refuse_unusable, run))
-    yield from problems(chain([folder], data_files(recipe), weights(recipe), servers(recipe)))
+    needs = (data_files(recipe), weights(recipe), servers(recipe), evaluated(recipe, run))
+    yield from problems(chain([folder], *needs))
     if recipe.retrieval.kind in {"dense", "fusion"}:
         for module in NEEDS["dense"]:
             if find_spec(module) is None:

@@ -8,7 +8,7 @@ from typing import Any
 from agent.protocols import protocol_named
 from pipelines.assemble import open_data
 from pipelines.inputs import model_digest, questions_digest
-from pipelines.recipe import Recipe
+from pipelines.recipe import Recipe, identity
 from retrieval.interface import Retriever
 from sources.load import Data
 from sources.parts import folded_question
@@ -63,14 +63,15 @@ def deciding_settings(
     Baselines and the draw are left out where there are none and it is the first, so that the
     names of evaluations without them do not depend on this version.
     """
-    unused = {"model", "temperature", "price_per_million"}
+    policy = identity(recipe.policy.model_dump(mode="json", exclude={"model", "temperature"}))
+    policy.pop("price_per_million")
     answering = {
         name: recipe.policy.model_copy(update={"model": model}) for name, model in policies.items()
     }
     return {
         **recipe.model_dump(mode="json", include={"seed", "retrieval", "agent"}),
         "data": data_settings(recipe, limit).model_dump(mode="json", exclude={"skip"}),
-        "policy": recipe.policy.model_dump(mode="json", exclude=unused),
+        "policy": policy,
         "temperature": recipe.evaluation.temperature,
         "policies": {
             name: {"model": policy.model, "digest": model_digest(policy, recipe)}

@@ -56,6 +56,14 @@ def _there(path: str, setting: str) -> None:
     faults.raise_any()
 
 
+def evaluated(recipe: Recipe, run: Path) -> Iterator[Check]:
+    """What an evaluation asks an endpoint for, by the names that it serves them under."""
+    if recipe.policy.engine == "openai":
+        for name, model in recipe.evaluation.policies.items():
+            asked = recipe.policy.model_copy(update={"model": model.replace("{run}", run.name)})
+            yield f"evaluation.policies.{name}", partial(_reach, asked, recipe)
+
+
 def weights(recipe: Recipe) -> Iterator[Check]:
     """Files of the models that run on this machine."""
     for role, model in _models(recipe):

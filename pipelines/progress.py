@@ -82,6 +82,8 @@ class Progress:
                 f"{made.input_tokens:,}/{made.cached_tokens:,}/{made.output_tokens:,}"
             ),
         }
+        if made.cost_usd:
+            facts["USD"] = f"{made.cost_usd:,.4f}"
         if self.grows:
             facts["pairs"] = str(self.pairs)
             facts["mean reward"] = "–" if reward is None else f"{reward:.3f}"

@@ -28,6 +28,30 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,60}$"
 MAY_CHANGE = frozenset({"limits", "training", "evaluation", "curriculum"})
 """Blocks that a resumed annotation may set anew; everything else decides what rows mean."""
 
+MODELS = ("policy", "judge", "verifier")
+"""Blocks that name a model."""
+
+
+def decisive(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a recipe, given as plain values, that decides what rows mean."""
+    kept = {name: block for name, block in recipe.items() if name not in MAY_CHANGE}
+    models = {name: kept[name] for name in MODELS if isinstance(kept.get(name), Mapping)}
+    return kept | {name: identity(model) for name, model in models.items()}
+
+
+def identity(model: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides what a model says: its settings, with price and key as if they were not set.
+
+    Neither does the address of a vLLM server, which goes by its weights; that of any other
+    endpoint is all there is to tell it by.
+    """
+    passing = {"price_per_million", "api_key_env"}
+    if model.get("engine") == "vllm":
+        passing.add("base_url")
+    defaults = ModelSettings().model_dump(mode="json")
+    return {**model, **{name: defaults[name] for name in passing & model.keys()}}
+
+
 LATER: Mapping[str, Any] = {
     "cycle": 0,
     "data.skip": 0,
@@ -71,9 +95,10 @@ class LimitSettings(Settings):
         timeout_s: of one attempt at a call.
         deadline_s: of one call with all its attempts and the waits between them; no less than
             `timeout_s` counts.
-        max_usd, max_tokens: of the run, all attempts and stages together; it drains and exits 3
-            when one is reached.
-        max_hours: of one attempt; likewise.
+        max_usd, max_tokens: of one run folder, all attempts and stages together (each cycle of a
+            curriculum is a run folder of its own); the stage drains and exits 3 when one is
+            reached. Only what has a `price_per_million` costs.
+        max_hours: of one attempt at one stage; likewise.
         max_failed_share: above this share of failed questions a stage exits 4.
     """
 
@@ -105,6 +130,8 @@ class Recipe(Settings):
     """Everything a run is made of; `config.yaml` of a run folder holds the resolved one.
 
     Attributes:
+        name: of the run: its folders are `datasets/<name>` and `models/<name>`.
+        seed: of sample, search and training.
         spre: labels of ReasonRAG, where there is no `evo_rag`.
         evo_rag: labels of EVO-RAG; null: ReasonRAG's.
         verifier: says of a refusal whether the evidence sufficed; null: the gold documents say.
@@ -162,7 +189,7 @@ class Recipe(Settings):
     @property
     def decisive_digest(self) -> str:
         """Hash of all that decides what rows mean (12 hex digits)."""
-        return self.digest(*sorted(set(type(self).model_fields) - MAY_CHANGE))
+        return _hash(decisive(self.model_dump(mode="json")))
 
     def digest(self, *blocks: str, without: Collection[str] = ()) -> str:
         """Hash of the named blocks, or of the whole recipe (12 hex digits); see `LATER`.
@@ -175,10 +202,15 @@ class Recipe(Settings):
         for path in without:
             *blocks_of_it, last = path.split(".")
             reduce(dict.__getitem__, blocks_of_it, content).pop(last)
-        for path, before in LATER.items():
-            block, _, name = path.partition(".")
-            within, key = (content.get(block, {}), name) if name else (content, block)
-            if key in within and within[key] == before:
-                del within[key]
-        canonical = json.dumps(content, sort_keys=True, ensure_ascii=False)
-        return hashlib.blake2b(canonical.encode(), digest_size=6).hexdigest()
+        return _hash(content)
+
+
+def _hash(content: dict[str, Any]) -> str:
+    """Of settings as plain values, those of `LATER` left out where they do what was done before."""
+    for path, before in LATER.items():
+        block, _, name = path.partition(".")
+        within, key = (content.get(block, {}), name) if name else (content, block)
+        if key in within and within[key] == before:
+            del within[key]
+    canonical = json.dumps(content, sort_keys=True, ensure_ascii=False)
+    return hashlib.blake2b(canonical.encode(), digest_size=6).hexdigest()

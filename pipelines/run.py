@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from pipelines.recipe import MAY_CHANGE, Recipe
+from pipelines.recipe import Recipe, decisive
 from storage.atomic import atomic_write_json, atomic_write_text, is_temporary
 from storage.errors import ConfigError, StorageError
 from storage.lock import RunLock, lock_path
@@ -206,8 +206,8 @@ def _make(folder: Path) -> None:
 def _refuse_changes(folder: Path, recipe: Recipe) -> None:
     old = _kept(folder)
     if old is not None:
-        new = _decisive(recipe.model_dump(mode="json"))
-        refuse_changed(folder, flat(_completed(_decisive(old))), flat(new))
+        new = decisive(recipe.model_dump(mode="json"))
+        refuse_changed(folder, flat(_completed(decisive(old))), flat(new))
 
 
 def _completed(kept: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -216,13 +216,9 @@ def _completed(kept: Mapping[str, Any]) -> Mapping[str, Any]:
     As it stands where today's settings cannot hold it: whatever does not fit is then a change.
     """
     try:
-        return _decisive(Recipe.model_validate(kept).model_dump(mode="json"))
+        return decisive(Recipe.model_validate(kept).model_dump(mode="json"))
     except ValidationError:
         return kept
-
-
-def _decisive(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: block for name, block in recipe.items() if name not in MAY_CHANGE}
 
 
 def refuse_changed(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ class DenseSettings(Settings):
             hub name.
         preset: fills in pooling, prefixes and normalisation for a family of encoders.
         pooling, query_prefix, passage_prefix, normalise: override the preset where not null.
+        batch_size: texts that are encoded at once.
     """
 
     model: str = "packaged"
@@ -27,7 +28,14 @@ class DenseSettings(Settings):
 
 
 class RetrievalSettings(Settings):
-    """How passages are found. `url` is the search server of kind `http`."""
+    """How passages are found.
+
+    Attributes:
+        kind: `bm25`; `dense` vectors; `fusion` of both by reciprocal ranks; or `http`, a search
+            server that speaks Search-R1's protocol.
+        top_k: passages that a search brings.
+        url: of the search server.
+    """
 
     kind: Literal["bm25", "dense", "fusion", "http"] = "bm25"
     top_k: int = Field(default=3, ge=1, le=100)

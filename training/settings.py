@@ -8,7 +8,13 @@ from storage.settings import Settings
 
 
 class LoraSettings(Settings):
-    """Low-rank adapter on all linear layers."""
+    """Low-rank adapter on all linear layers.
+
+    Attributes:
+        r: rank.
+        alpha: its change is multiplied by alpha / r.
+        dropout: share of its inputs left out in training.
+    """
 
     r: int = Field(default=16, ge=1)
     alpha: int = Field(default=32, ge=1)
@@ -20,7 +26,11 @@ class OptimiserSettings(Settings):
 
     Attributes:
         lr: peak learning rate, falling linearly to 0 after `warmup_share` of the steps.
+        epochs: passes over the examples.
         batch_size: examples a step; `micro_batch` of them at a time.
+        micro_batch: examples in memory at once; a larger one shares more prompts.
+        warmup_share: of the steps, in which the learning rate rises from 0.
+        max_examples: the first so many that fit; null for all.
         max_length: tokens of the longest example; longer ones are counted and dropped.
         max_dropped_share: above this share of dropped examples the stage refuses to train.
         precision: that layers compute in; weights, their updates and the loss stay in float32.
@@ -88,7 +98,11 @@ class WarmStartSettings(OptimiserSettings):
 
 
 class SftSettings(OptimiserSettings):
-    """Supervised training on chosen steps, or on right trajectories (ReasonRAG table 3)."""
+    """Supervised training (ReasonRAG table 3).
+
+    Attributes:
+        examples: `chosen` steps of the pairs, or all steps of `right` trajectories.
+    """
 
     lr: float = Field(default=1e-4, gt=0)
     examples: Literal["chosen", "right"] = "chosen"
@@ -137,8 +151,10 @@ class RewardModelSettings(Settings):
         min_gap: smallest difference of the weighted totals of two siblings, [0, 1).
         validation: share of the questions whose pairs are not trained on but measured.
         split: which questions those are: another number, other ones.
-        epochs, lr, weight_decay, batch_size: of AdamW on the heads, over pairs; the learning rate
-            falls linearly to 0. The paper's one epoch is of many more pairs than a small run has.
+        epochs: passes over the pairs; the paper's one is over many more than a small run has.
+        lr: of AdamW on the heads, falling linearly to 0.
+        weight_decay: of AdamW on the heads.
+        batch_size: pairs a step.
         max_length: tokens of the longest step behind its prompt; pairs with a longer one are
             counted and dropped.
         max_dropped_share: above this share of such steps the stage refuses to train.

@@ -6,7 +6,12 @@ from storage.settings import Settings
 
 
 class CycleCounts(Settings):
-    """The most cycles of either stage; 0 leaves a stage out."""
+    """The most cycles of either stage; 0 leaves a stage out.
+
+    Attributes:
+        discovery: first.
+        refinement: second.
+    """
 
     discovery: int = Field(default=1, ge=0)
     refinement: int = Field(default=1, ge=0)

@@ -31,12 +31,20 @@ def test_all_that_would_stop_a_recipe_is_named_at_once(
             retrieval=dead,
             judge=judge,
             mcts={"evaluator": "judge"},
+            evaluation={"policies": {"base": "policy", "dpo": "models/{run}/dpo"}},
         )
         (tmp_path / "questions.jsonl").unlink()
         (tmp_path / "corpus.jsonl").unlink()
         assert doctor(config, config) == 2
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem:")]
     blocks = [line.split(": ")[1] for line in told]
-    assert sorted(blocks) == ["data", "data", "judge", "retrieval", "run"]
+    assert sorted(blocks) == [
+        "data",
+        "data",
+        "evaluation.policies.dpo",
+        "judge",
+        "retrieval",
+        "run",
+    ]
     for named in ("questions.jsonl", "corpus.jsonl", "127.0.0.1:9", str(config), "'none'"):
         assert any(named in line for line in told)

@@ -84,6 +84,26 @@ def test_what_today_s_settings_cannot_hold_is_a_change(run: Path) -> None:
         open_run(run, recipe(), {})
 
 
+def test_price_and_key_may_be_named_when_a_run_goes_on(run: Path) -> None:
+    before = existing_run(run).id
+    policy = {"price_per_million": {"input": 0.1}, "api_key_env": "OTHER_KEY"}
+    assert open_run(run, recipe(policy=policy), {}).id == before
+    assert open_run(run, recipe(), {}).id == before
+
+
+@pytest.mark.parametrize("engine", ["vllm", "openai"])
+def test_a_vllm_server_may_move_and_no_other_endpoint(tmp_path: Path, engine: str) -> None:
+    def at(port: int) -> Recipe:
+        return recipe(policy={"engine": engine, "base_url": f"http://127.0.0.1:{port}/v1"})
+
+    before = open_run(tmp_path / "run", at(8000), {}).id
+    if engine == "vllm":
+        assert open_run(tmp_path / "run", at(8001), {}).id == before
+    else:
+        with pytest.raises(ConfigError, match=r"policy.base_url: was '.*:8000/v1', now"):
+            open_run(tmp_path / "run", at(8001), {})
+
+
 def test_what_may_change_is_not_asked_for(run: Path) -> None:
     kept = yaml.safe_load(OLDER.read_text())
     write(run, {**kept, "training": {"gone": 1}})

@@ -40,6 +40,14 @@ async def test_the_plain_line_tells_this_attempt_s_rate_and_calls(
     ]
 
 
+def test_what_calls_cost_is_told_where_they_cost_something() -> None:
+    spent = Totals(900, 1_000_000, 5_000, 20_000, cost_usd=3.0)
+    shown = Progress("annotate", 40, spent=lambda: spent)
+    assert "USD" not in shown.facts(), "paid for by an earlier attempt"
+    spent += Totals(2, 2_400, 400, 60, cost_usd=0.0125)
+    assert shown.facts()["USD"] == "0.0125"
+
+
 def test_the_closing_table_has_every_reason_as_it_was_written(console: Console) -> None:
     shown = Progress("annotate", 1)
     shown.counts = Counter({"pair dropped: small_gap": 1234, "data: [set] questions read": 6})
