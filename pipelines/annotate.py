@@ -21,7 +21,7 @@ from pipelines.assemble import open_data, open_index
 from pipelines.card import described, labelled_by, write_card
 from pipelines.commit import Committer
 from pipelines.growing import grown_here
-from pipelines.inputs import inputs_of
+from pipelines.inputs import asks_more, inputs_of
 from pipelines.preflight import require, servers, weights
 from pipelines.progress import Progress
 from pipelines.recipe import Recipe
@@ -59,7 +59,8 @@ def annotate(call: Invocation) -> Outcome:
         require(servers(recipe))
     retriever = open_index(recipe, data.passages)
     inputs = inputs_of(recipe, data, retriever)
-    run = open_run(call.run, recipe, {"data": data.notes}, inputs)
+    grown = ("questions",) if asks_more(call.run, data.questions) else ()
+    run = open_run(call.run, recipe, {"data": data.notes}, inputs, grown)
     return asyncio.run(_annotate(call, run, data, retriever))
 
 

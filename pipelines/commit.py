@@ -45,7 +45,7 @@ class Committer:
 
     def owed(self) -> list[Question]:
         """Questions without a committed tree, in the run's order; failed ones are tried again."""
-        if not load_manifest(self.run.folder).of("questions"):
+        if question_ids(self.run.folder, "questions") != {q.id for q in self.questions}:
             self.write_questions()
         done = question_ids(self.run.folder, "trees")
         owed = [q for q in self.questions if q.id not in done]

@@ -16,12 +16,13 @@ from engines.vllm_weights import served_digest
 from engines.weights import policy_digest, policy_files
 from pipelines.assemble import engine_for, open_data
 from pipelines.recipe import Recipe
-from pipelines.run import Run, refuse_other_inputs
+from pipelines.run import Run, noted_inputs, refuse_other_inputs
 from retrieval.interface import Retriever
 from retrieval.passages import corpus_hash
 from retrieval.similarity import QuerySimilarity
 from rewards.reward_model import reward_model_digest
 from sources.load import Data
+from storage.parts import question_ids
 from storage.records import Passage, Question
 from storage.text import digest_of, digest_of_many
 
@@ -75,6 +76,14 @@ def questions_digest(questions: Sequence[Question]) -> str:
     """Hash of every field of every question, in their order."""
     dumped = (json.dumps(q.model_dump(), sort_keys=True, default=str) for q in questions)
     return digest_of_many(dumped)
+
+
+def asks_more(run: Path, questions: Sequence[Question]) -> bool:
+    """Whether a run's questions are among these, each as it was, and there are others too."""
+    kept = question_ids(run, "questions") if run.is_dir() else set()
+    same = [question for question in questions if question.id in kept]
+    begun = noted_inputs(run).get("questions") if kept else None
+    return len(kept) == len(same) < len(questions) and questions_digest(same) == begun
 
 
 def model_digest(model: ModelSettings, recipe: Recipe) -> str:

@@ -33,10 +33,16 @@ MODELS = ("policy", "judge", "verifier")
 
 
 def decisive(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a recipe, given as plain values, that decides what rows mean."""
+    """The part of a recipe, given as plain values, that decides what rows mean.
+
+    How many questions there are says nothing of any of them: `pipelines.inputs` looks after them.
+    """
     kept = {name: block for name, block in recipe.items() if name not in MAY_CHANGE}
-    models = {name: kept[name] for name in MODELS if isinstance(kept.get(name), Mapping)}
-    return kept | {name: identity(model) for name, model in models.items()}
+    blocks = {name: block for name, block in kept.items() if isinstance(block, Mapping)}
+    kept |= {name: identity(blocks[name]) for name in MODELS if name in blocks}
+    if "data" in blocks:
+        kept["data"] = {name: value for name, value in blocks["data"].items() if name != "limit"}
+    return kept
 
 
 def identity(model: Mapping[str, Any]) -> dict[str, Any]:

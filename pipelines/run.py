@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -70,6 +70,7 @@ def open_run(
     recipe: Recipe,
     facts: Mapping[str, Any],
     inputs: Mapping[str, str] | None = None,
+    grown: Collection[str] = (),
 ) -> Run:
     """Create the run folder, or continue it if it holds this very run.
 
@@ -79,6 +80,7 @@ def open_run(
         facts: for `provenance.json`, where it does not say them yet.
         inputs: what the rows will come from, by digest (see `pipelines.inputs`); a run keeps
             those that it was begun with. Null: no rows will come.
+        grown: names of inputs that are those from before and more, so that it goes on with them.
 
     Raises:
         ConfigError: the folder cannot be used, or holds another run (every changed setting and
@@ -90,17 +92,25 @@ def open_run(
     _make(folder)
     with run.held():
         _refuse_changes(folder, recipe)
-        refuse_other_inputs(folder, inputs or {})
+        given = inputs or {}
+        refuse_other_inputs(folder, {name: given[name] for name in given if name not in grown})
         atomic_write_text(folder / "config.yaml", dump_recipe(recipe))
         _make(folder / "logs")
-        _note(folder, facts, inputs or {})
+        _note(folder, facts, given, grown)
     return run
 
 
-def _note(folder: Path, facts: Mapping[str, Any], inputs: Mapping[str, str]) -> None:
-    """Complete `provenance.json`; what it says already, of the first attempt, stays."""
+def _note(
+    folder: Path, facts: Mapping[str, Any], inputs: Mapping[str, str], grown: Collection[str]
+) -> None:
+    """Complete `provenance.json`; what it says already, of the first attempt, stays.
+
+    But for what has grown, and the facts, which are of that.
+    """
     noted = _provenance(folder)
-    begun = noted.get(INPUTS) or dict(inputs)
+    begun = (noted.get(INPUTS) or dict(inputs)) | {name: inputs[name] for name in grown}
+    if grown:
+        noted = {name: value for name, value in noted.items() if name not in facts}
     new = {**(noted or environment_facts()), **facts, **noted, INPUTS: begun}
     if new != noted:
         atomic_write_json(folder / "provenance.json", new)

@@ -14,7 +14,7 @@ from pipelines.run import existing_run, open_run
 from storage.errors import ConfigError
 
 OLDER = Path(__file__).parent / "older_run.yaml"
-DIGEST = "faab2e1ca58b"
+DIGEST = "f804e1a2d6a0"
 """`config_digest` of the rows that version 0.1.0 wrote into that run."""
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import pytest
 from fake_endpoint import FakeEndpoint
 from little_world import PASSAGES, QUESTIONS, policy, recipe
@@ -12,6 +13,7 @@ from loopback import serving
 
 import agent.reasonrag
 from pipelines.cli import parser, run_stage
+from pipelines.commit import Committer
 from pipelines.inputs import model_digest
 from pipelines.recipe import Recipe
 from pipelines.run import open_run
@@ -98,6 +100,63 @@ def test_a_file_that_changed_under_its_name_is_refused(
     recipe(tmp_path, endpoint.base_url)  # restored
     assert branchwise("annotate", config, run) == 0
     assert question_ids(run, "trees") == {question["id"] for question in QUESTIONS}
+
+
+def test_a_pilot_goes_on_with_more_questions_and_pays_for_none_twice(
+    tmp_path: Path, config: Path, endpoint: FakeEndpoint
+) -> None:
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    assert branchwise("annotate", config, run, "--limit", "2") == 0
+    pilot = read_parts(run, "trees").sort_by([("tree_id", "ascending"), ("node_id", "ascending")])
+    assert len(question_ids(run, "questions")) == 2
+    paid = len(endpoint.requests)
+    assert branchwise("annotate", config, run) == 0
+    more = len(endpoint.requests) - paid
+    noted = json.loads((run / "provenance.json").read_text())
+    assert branchwise("annotate", config, whole) == 0
+    assert more + paid == len(endpoint.requests) - more - paid, "as many as all at once"
+    alone = json.loads((whole / "provenance.json").read_text())
+    assert noted["inputs"] == alone["inputs"]
+    assert noted["data"] == alone["data"]
+    for table in ("questions", "trees", "pairs"):
+        found = [read_parts(one, table).drop_columns(["run_id"]) for one in (run, whole)]
+        order = [(name, "ascending") for name in found[0].column_names if name.endswith("_id")]
+        assert found[0].sort_by(order).equals(found[1].sort_by(order))
+    kept = read_parts(run, "trees").filter(
+        pc.is_in(pc.field("question_id"), pilot["question_id"].combine_chunks())
+    )
+    assert kept.sort_by([("tree_id", "ascending"), ("node_id", "ascending")]).equals(pilot)
+    assert branchwise("verify", config, run) == 0
+
+
+def test_a_run_does_not_go_on_with_fewer_questions_or_with_changed_ones(
+    tmp_path: Path, config: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert branchwise("annotate", config, run, "--limit", "4") == 0
+    made = len(endpoint.requests)
+    assert branchwise("annotate", config, run, "--limit", "3") == 2
+    assert "questions: was '" in capsys.readouterr().out
+    one = next(q for q in QUESTIONS if q["id"] in question_ids(run, "questions"))
+    changed = [{**q, "question": "Where?"} if q is one else q for q in QUESTIONS]
+    rows(tmp_path / "questions.jsonl", changed)
+    assert branchwise("annotate", config, run) == 2
+    assert "questions: was '" in capsys.readouterr().out
+    assert len(endpoint.requests) == made
+
+
+def test_a_run_that_was_killed_as_it_grew_still_grows(
+    tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    assert branchwise("annotate", config, run, "--limit", "2") == 0
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        # Between the note of its new questions and their table.
+        patch.setattr(Committer, "write_questions", lambda _: (_ for _ in ()).throw(MemoryError))
+        branchwise("annotate", config, run)
+    assert len(question_ids(run, "questions")) == 2
+    assert branchwise("annotate", config, run) == 0
+    assert question_ids(run, "questions") == {question["id"] for question in QUESTIONS}
 
 
 def test_other_weights_under_the_same_name_are_another_policy(tmp_path: Path) -> None:
