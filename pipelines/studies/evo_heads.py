@@ -11,8 +11,8 @@ paper's difference is made of, it is not the number of heads. The loss of `compo
 seven other orders, some of them easy, and says nothing beside theirs. What can be compared is how
 often a model's score orders siblings by the total.
 
-Time on two cores: trees 7 minutes, once for all studies; reading the steps some 5, once; then half
-a minute a model, 15 of them with five seeds, the default: 20 minutes. A dozen validation questions
+Time on two cores: trees 12 minutes, once for all studies; reading the steps some 5, once; then half
+a minute a model, 15 of them with five seeds, the default: 25 minutes. A dozen validation questions
 give an accuracy that is good to several points; the deviation over the splits says how good.
 """
 

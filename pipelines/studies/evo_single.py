@@ -12,9 +12,9 @@ of DPO. A reward model learns from siblings whose returns differ at all (`LEAST_
 the step penalty weighs 0.05 to 0.10, and would be left with next to nothing. A reward that too few
 siblings differ in has a row that says so.
 
-Time on two cores: trees 7 minutes, once for all studies; reading the steps for the reward models
-some 5, once for all five; a training of some 160 pairs 3, an evaluation of 300 questions 3½: just
-under an hour with one seed, the default. Some 40 held-out pairs of a dozen questions tell 75 % from
+Time on two cores: trees 12 minutes, once for all studies; reading the steps for the reward models
+some 5, once for all five; a training of some 150 pairs 3, an evaluation of 200 questions 4: just
+under an hour with one seed, the default. Some 35 held-out pairs of a dozen questions tell 75 % from
 50 %, not 55 % from 54 %; `--seeds 0 1 2` holds out other questions with each, and takes an hour
 more.
 """
