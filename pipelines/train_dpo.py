@@ -12,7 +12,8 @@ from pipelines.run import Run, existing_run
 from pipelines.stage import Invocation, Outcome, checked_name
 from pipelines.start import checked_start, rows_trained_on, trained_folder
 from storage.errors import ConfigError
-from storage.parts import read_parts
+from storage.manifest import load_manifest
+from storage.parts import question_ids, read_parts
 from storage.records import Pair
 from storage.schemas import table_to_records
 from training.dpo import train_dpo as train
@@ -51,8 +52,9 @@ def pairs_of(run: Run, table: str) -> list[Pair]:
     """The pairs of a run.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: there are none, or they are a relabelling's that lacks questions grown since.
     """
+    _refuse_outgrown(run, table)
     pairs = table_to_records(read_parts(run.folder, table), Pair)
     if not pairs:
         raise ConfigError(
@@ -60,3 +62,15 @@ def pairs_of(run: Run, table: str) -> list[Pair]:
             "smaller pairs.min_outcomes"
         )
     return pairs
+
+
+def _refuse_outgrown(run: Run, table: str) -> None:
+    folder, _, _ = table.rpartition("/")
+    if not folder or not load_manifest(run.folder).of(table):
+        return
+    since = question_ids(run.folder, "trees") - question_ids(run.folder, f"{folder}/labels")
+    if since:
+        raise ConfigError(
+            f"{run.folder}: {len(since)} questions were grown since {folder} was made; run "
+            f"`branchwise relabel --label {folder.rpartition('/')[2]}` again, with its settings"
+        )

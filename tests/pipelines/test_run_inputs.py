@@ -16,7 +16,8 @@ from pipelines.cli import parser, run_stage
 from pipelines.commit import Committer
 from pipelines.inputs import model_digest
 from pipelines.recipe import Recipe
-from pipelines.run import open_run
+from pipelines.run import existing_run, open_run
+from pipelines.train_dpo import pairs_of, pairs_table
 from storage.errors import ConfigError
 from storage.ledger import Ledger
 from storage.parts import question_ids, read_parts
@@ -127,6 +128,21 @@ def test_a_pilot_goes_on_with_more_questions_and_pays_for_none_twice(
     )
     assert kept.sort_by([("tree_id", "ascending"), ("node_id", "ascending")]).equals(pilot)
     assert branchwise("verify", config, run) == 0
+
+
+def test_a_relabelling_that_the_run_has_outgrown_is_not_trained_on(
+    tmp_path: Path, config: Path
+) -> None:
+    run = tmp_path / "run"
+    assert branchwise("annotate", config, run, "--limit", "4") == 0
+    assert branchwise("relabel", config, run, "--label", "other") == 0
+    table = pairs_table("other")
+    few = pairs_of(existing_run(run), table)
+    assert branchwise("annotate", config, run) == 0
+    with pytest.raises(ConfigError, match=r"2 questions were grown since .*relabel --label other"):
+        pairs_of(existing_run(run), table)
+    assert branchwise("relabel", config, run, "--label", "other") == 0
+    assert len(pairs_of(existing_run(run), table)) > len(few)
 
 
 def test_a_run_does_not_go_on_with_fewer_questions_or_with_changed_ones(
