@@ -19,7 +19,8 @@ def other_total(recipe: Recipe) -> str | None:
     learned = record["settings"]
     if learned["heads"] == "multi" and learned["labels"] == "component":
         return None
-    then, now = EvoRagSettings.model_validate(record["evo_rag"]), recipe.evo_rag
+    then = EvoRagSettings.model_validate(record["evo_rag"] | {"horizon": record["horizon"]})
+    now = recipe.evo_rag.model_copy(update={"horizon": _horizon(recipe.evo_rag, recipe)})
     others = [
         name for name in EvoRagSettings.model_fields if getattr(then, name) != getattr(now, name)
     ]
@@ -39,5 +40,10 @@ def reward_model_for(recipe: Recipe, say: Say | None = None) -> RewardModel | No
     """
     if recipe.asked_reward_model is None or recipe.evo_rag is None:
         return None
-    horizon = recipe.evo_rag.horizon or recipe.agent.max_steps
+    horizon = _horizon(recipe.evo_rag, recipe)
     return RewardModel.load(Path(recipe.asked_reward_model), recipe.evo_rag, horizon, say)
+
+
+def _horizon(settings: EvoRagSettings, recipe: Recipe) -> int:
+    """T of p(t) = t / T, in policy calls."""
+    return settings.horizon or recipe.agent.max_steps

@@ -10,13 +10,13 @@ from evo_world import GOLD, Grove, rewards, step
 from sample_records import a_question
 from scripted_engine import ScriptedEngine, ScriptedRetriever
 
-from agent.environment import Environment
+from agent.environment import Environment, prompter
 from agent.evo_rag import EvoRAG
 from agent.replay import replay_tree
 from agent.settings import AgentSettings
 from annotation.grower import GrownTree, grow
 from annotation.pairs import sibling_pairs
-from annotation.rows import Provenance, tree_rows
+from annotation.rows import Provenance, pair_rows, tree_rows
 from annotation.settings import PairSettings
 from annotation.verifier import Verifier
 from annotation.worth import EvoRagWorth, SpreWorth
@@ -254,3 +254,15 @@ def test_a_pair_s_gap_leaves_out_what_is_null_for_one_side() -> None:
     labels = [Label(None, 0), Label(None, 0), one, other, Label(None, 0)]
     (pair,), _ = sibling_pairs(grove.nodes, labels, PairSettings())
     assert (pair.chosen.node_id, pair.gap) == (3, pytest.approx(0.4))
+
+
+def test_a_pair_s_prompt_is_the_one_that_asked_for_both_sides() -> None:
+    grove = Grove()
+    grove.chain(0, [step("search", "Lyon", "lyon"), step("answer", "Paris")])
+    grove.chain(0, [step("search", "Osaka", "osaka"), step("answer", "Rome")])
+    labels = label_returns(grove.nodes, grove.states, GOLD, rewards(schedule="static"))
+    pairs, _ = sibling_pairs(grove.nodes, labels, PairSettings(min_gap=0.2))
+    prompt = prompter(EvoRAG(), 6)
+    (row,) = pair_rows(QUESTION, pairs, grove.states, prompt, PROVENANCE)
+    assert (row.chosen_node, row.rejected_node) == (1, 3)
+    assert [m.content for m in row.prompt] == [m.content for m in prompt(grove.states[0])]

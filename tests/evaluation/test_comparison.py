@@ -105,6 +105,8 @@ def test_a_failed_question_is_wrong_not_absent() -> None:
     whole = rows["own", "all"]
     assert (whole.n, whole.failed, whole.answerable, whole.em) == (3, 2, 2, 0.5)
     assert (whole.steps, whole.refusal_recall) == (3.0, 0.0)
+    assert (whole.f1, whole.cover_em) == (0.5, 0.5)
+    assert whole.refusal_precision is None, "nothing was refused"
     assert (rows["own", "type single"].em, rows["own", "type single"].steps) == (0.0, None)
     assert {(d.stratum, d.interval.n) for d in found.differences if d.metric == "em"} == {
         ("all", 2)
@@ -208,3 +210,27 @@ def test_print() -> None:
     text = console.export_text()
     assert "evil[bold]| [31m" in text
     assert "\x1b" not in text
+
+
+def test_where_everything_can_be_answered_refusals_have_no_precision() -> None:
+    (only,) = compare({"p": [row("a", "p", 0.0, refused=True), row("b", "p", 1.0)]}).rows
+    assert (only.refused, only.refusal_precision, only.refusal_recall) == (0.5, None, None)
+
+
+def test_an_end_without_an_answer_is_no_refusal() -> None:
+    own = [
+        row("a", "p", None, f1=None, prediction=None, format_ok=False),  # cut short, not refused
+        row("b", "p", None, f1=None, prediction=None, refused=True),
+        row("c", "p", 0.0, prediction=None, refused=True),
+    ]
+    (only,) = compare({"p": own}).rows
+    assert (only.refusal_precision, only.refusal_recall) == (0.5, 0.5)
+    assert only.refused == pytest.approx(2 / 3)
+
+
+def test_a_question_is_paired_with_itself_under_the_same_seed() -> None:
+    base = [row("a", "base", 0.0, seed=0), row("a", "base", 1.0, seed=1)]
+    own = [row("a", "own", 0.0, seed=1), row("a", "own", 1.0, seed=0)]
+    found = compare({"base": base, "own": own}, resamples=2000)
+    em = next(d for d in found.differences if d.metric == "em").interval
+    assert (em.low, em.high) == (-1.0, 1.0)  # one up, one down: a mispairing has -1 and 0

@@ -51,6 +51,10 @@ def test_what_is_silenced_is_counted_by_stage(
     right_wrong = "a right answer, a wrong one"
     assert found["discovery"][right_wrong] == {"silenced": 9}, "κ is at most 0.1"
     assert found["refinement"][right_wrong] == {"silenced": 1, "kept": 8}
+    wider = ("--dry-run", "--json", "--set", "pairs.min_gap=0.3")
+    assert schedule(tmp_path / "run", *wider) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["comparisons"]
+    assert found["refinement"][right_wrong] == {"silenced": 2, "kept": 7}
 
 
 def test_a_recipe_without_the_rewards_has_no_schedule(

@@ -19,10 +19,16 @@ from pipelines.cli import parser, run_stage
 from pipelines.contradictions import contradictions
 from pipelines.growing import LABELLING
 from pipelines.recipe import LATER, Recipe
-from rewards.settings import REWARDS
+from pipelines.reward_model import reward_model_for
+from pipelines.run import existing_run
+from pipelines.train_rm import material_of
+from rewards.reward_model import RewardModel
+from rewards.schedule import weights
+from rewards.settings import REWARDS, EvoRagSettings
 from storage.parts import read_parts
 from storage.records import Pair, TreeNode
 from storage.schemas import table_to_records
+from training.settings import RewardModelSettings
 
 ANSWERS = ("Paris", "Tokyo", "Yen", "a long way from here")
 QUERIES = ("Lyon", "Osaka", "capital of France", "Japan", "currency")
@@ -173,6 +179,10 @@ def test_a_model_of_another_total_says_so(
         assert branchwise("train-rm", config, run, *more) == 0
         assert told not in said()
         assert (told not in said(*other)) == knows_weights
+        assert told not in said("--set", "evo_rag.horizon=6"), "as many as agent.max_steps"
+        longer = said("--set", "evo_rag.horizon=20")
+        assert (told not in longer) == knows_weights
+        assert knows_weights or "(horizon)" in longer
 
 
 def nodes_of(run: Path) -> list[TreeNode]:
@@ -266,3 +276,33 @@ def test_a_recipe_that_asks_no_reward_model_keeps_its_digest() -> None:
     assert "reward_model" in LATER
     assert plain.digest("spre", "pairs") == plain.digest(*LABELLING)
     assert named.digest(*LABELLING) != plain.digest(*LABELLING)
+
+
+def test_a_model_learns_the_pairs_that_the_labels_make(tmp_path: Path, config: Path) -> None:
+    run, still = tmp_path / "run", {"schedule": "two-stage", "stage": "refinement", "horizon": 20}
+    assert branchwise("annotate", config, run) == 0
+    same = ("--set", f"evo_rag={json.dumps(still)}", "--set", "pairs={min_gap: 0.3}")
+    assert branchwise("relabel", config, run, "--label", "all", *same) == 0
+    evo = EvoRagSettings.model_validate(still)
+    material, _ = material_of(existing_run(run), evo, RewardModelSettings(min_gap=0.3))
+    assert (material.horizon, material.evo_rag) == (20, evo)
+    assert sorted(
+        (c.question_id, material.steps[c.better].text, material.steps[c.worse].text, c.t,
+         round(c.total, 4)) for c in material.comparisons
+    ) == sorted(
+        (p.question_id, p.chosen[0].content, p.rejected[0].content, p.depth - 1,
+         round(p.reward_gap, 4)) for p in pairs_of(run, "relabelled/all/pairs")
+    )  # fmt: skip
+    scale = weights(evo, 0.0)  # which stand still
+    for one in material.comparisons:
+        assert one.total == pytest.approx(sum(scale[k] * gap for k, gap in one.gaps.items()))
+
+
+def test_a_model_is_asked_on_the_clock_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(RewardModel, "load", lambda *given: asked.append(given))
+    blocks = {"pairs": {"score": "reward_model"}, "reward_model": "rm", "agent": {"max_steps": 6}}
+    for horizon in (None, 20):
+        evo = {"horizon": horizon, "stage": "discovery"}
+        reward_model_for(Recipe.model_validate({"name": "x", "evo_rag": evo, **blocks}))
+    assert [(given[1].stage, given[2]) for given in asked] == [("discovery", 6), ("discovery", 20)]

@@ -173,3 +173,16 @@ def test_a_step_stands_behind_the_prompt_that_asked_for_it() -> None:
     assert prefix_of(state, prompt) == Prefix(
         (Message("user", "reasoning 1 Where?"),), "<answer>half \ufffd</answer>"
     )
+
+
+def test_a_step_without_a_score_takes_nobody_s_time(tmp_path: Path) -> None:
+    model = RewardModel.load(write(tmp_path, heads()), SETTINGS, horizon=4)
+    [late] = model.score([step(2)], [3])
+    assert model.score([step(1, messages=2), step(2)], [0, 3]) == [None, late]
+    assert late == round(late or 0.0, 4), "further decimals hang on the machine"
+
+
+def test_heads_of_another_standardisation_are_others() -> None:
+    arrays = ("weight", "mean", "sd", "output_mean", "output_sd")
+    others = [heads(**{name: getattr(heads(), name) + 1}) for name in arrays]
+    assert len({one.digest for one in (heads(), *others)}) == 6

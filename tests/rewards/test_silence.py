@@ -219,3 +219,8 @@ def test_steps_of_different_states_are_no_siblings() -> None:
     apart = [one, other.model_copy(update={"parent_id": 2})]
     assert silenced_siblings(apart, {"q": True}, 0.2) == {}
     assert silenced_siblings([one, other], {"q": True}, 0.2) == {SIBLINGS[0]: {"kept": 1}}
+
+
+def test_a_gap_as_wide_as_the_threshold_is_kept() -> None:
+    one, other = final(2, "answer", 1.0, 0.75), final(3, "answer", 0.0, 0.5)
+    assert silenced_siblings([one, other], {"q": True}, 0.25) == {SIBLINGS[0]: {"kept": 1}}

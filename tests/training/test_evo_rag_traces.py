@@ -112,6 +112,8 @@ async def test_what_is_needless_never_costs_the_answer(shelf: Retriever, max_ste
     made = await traces_of(shelf, two_hops(), max_steps=max_steps)
     assert made.counts["traces"] == 1
     assert made.examples[-1].target.endswith("<answer>Sol</answer>")
+    needless = made.counts["searches: redundant"] + made.counts["searches: detours"]
+    assert made.counts["backtracks"] == needless, "there is room to take it back"
     assert len({e.messages for e in made.examples}) <= max_steps
 
 

@@ -23,7 +23,7 @@ from storage.records import Component
 from training.comparisons import Comparison, orders, return_gaps, split_questions
 from training.head_metrics import Steps, measure
 from training.heads import fit_heads, head_losses
-from training.reward_model import Material, train_reward_model
+from training.reward_model import Material, _steps, train_reward_model
 from training.settings import RewardModelSettings
 
 WIDTH = 24
@@ -244,7 +244,7 @@ def test_a_training_leaves_heads_metrics_and_what_they_were_made_of(tmp_path: Pa
     kept = json.loads((tmp_path / "rm" / "metrics.json").read_text())
     assert kept["loss"] == report.metrics.loss
     assert list(kept["heads"]) == list(REWARDS)
-    assert kept["score"]["accuracy"] > 0.8
+    assert kept["score"]["accuracy"] > 0.6, "of pairs that it could learn"
     train_reward_model(material, settings, **made | {"target": tmp_path / "2"}, say=said.append)
     assert read_record(tmp_path / "2") | {"seconds": 0} == record | {"seconds": 0}
     long = [replace(material.comparisons[0], better=n, worse=7) for n in range(7)]
@@ -262,3 +262,52 @@ def test_seven_heads_on_the_total_are_one_head() -> None:
     seven = fit_heads(found, learned, SETTINGS.model_copy(update={"labels": "total"}), seed=0)
     assert seven.weight.shape == (7, WIDTH)
     assert np.allclose(seven.weight, one.weight, rtol=1e-4, atol=1e-6)
+
+
+def test_statistics_are_of_the_steps_that_were_learned() -> None:
+    found = vectors()
+    learned = [one for one in comparisons(found) if max(one.better, one.worse) < 20]
+    heads = fit_heads(found, learned, SETTINGS, seed=0)
+    used = sorted({place for one in learned for place in (one.better, one.worse)})
+    assert 2 < len(used) <= 20
+    assert heads.mean == pytest.approx(found[used].mean(axis=0), rel=1e-5, abs=1e-5)
+    assert heads.sd == pytest.approx(found[used].std(axis=0), rel=1e-5)
+    scores = heads.standardised(found[used])
+    assert scores.mean(axis=0) == pytest.approx(np.zeros(len(REWARDS)), abs=1e-3)
+
+
+def test_weights_decay_as_told() -> None:
+    found = vectors()
+    sizes = [
+        float(np.abs(fit_heads(found, comparisons(found), told, seed=0).weight).sum())
+        for told in (SETTINGS.model_copy(update={"weight_decay": w}) for w in (0.0, 1.0, 10.0))
+    ]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) == 3
+
+
+def test_length_is_that_of_the_policy_s_own_text() -> None:
+    steps = [Prefix((Message("user", "Where?" * n),), "x" * (9 - n)) for n in range(3)]
+    asked = [Comparison("q", 2, 0, 1, {}, 1.0)]
+    found = _steps(Material(steps, asked, EvoRagSettings(), horizon=10), vectors(3))
+    assert found.lengths.tolist() == [9, 8, 7]
+    assert found.weights == {2: weights(EvoRagSettings(), 0.2)}
+
+
+def test_the_settings_say_what_is_kept_for_validation(tmp_path: Path) -> None:
+    found = vectors(80)
+    prompt = (Message("user", "Where?"),)
+    steps = [Prefix(prompt, f"0{n}") for n in range(len(found))]
+    material = Material(steps, comparisons(found), EvoRagSettings(), horizon=10)
+    for changes in ({"validation": 0.5}, {"validation": 0.0}, {"split": 1}, {"split": 2}):
+        told = SETTINGS.model_copy(update=changes)
+        made: dict[str, Any] = {"encoder": Reader(found), "target": tmp_path, "seed": 0}
+        report = train_reward_model(material, told, **made, say=str)
+        kept = split_questions(material.comparisons, told.validation, told.split)[1]
+        assert report.kept == len(kept)
+        assert report.validation_questions == len({one.question_id for one in kept})
+    digests = set()
+    for seed in (0, 1):
+        train_reward_model(material, SETTINGS, **made | {"seed": seed}, say=str)
+        digests.add(read_record(tmp_path)["heads_digest"])
+    assert len(digests) == 2, "the seed orders the pairs"

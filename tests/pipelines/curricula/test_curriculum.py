@@ -2,17 +2,19 @@
 
 import io
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pretended_lab import Command, Pretended, pretended
 
-from pipelines.curricula import report
+from pipelines.curricula import fit, report
 from pipelines.curricula.dev import DevResult
 from pipelines.curricula.fit import require_fit
-from pipelines.curriculum import Course
+from pipelines.curriculum import Course, curriculum
 from pipelines.evaluation_set import data_settings
 from pipelines.studies.lab import Lab, StageStopped
 from storage.errors import ConfigError
@@ -110,7 +112,11 @@ def test_all_policies_are_asked_the_same_of_dev(tmp_path: Path) -> None:
 def test_a_stage_ends_when_dev_em_stalls(tmp_path: Path) -> None:
     many = ("curriculum.cycles={discovery: 9, refinement: 9}", "curriculum.questions=10")
     lab = scripted(tmp_path, *many)
-    _, final = carried_out(lab)
+    course, final = carried_out(lab)
+    assert [one.begun_from for one in course.results[1:]] == [
+        "start", "discovery-1", "discovery-2",  # the last one's, better or not
+        "discovery-1", "refinement-1", "refinement-2",
+    ]  # fmt: skip
     assert lab.asked("dev") == [
         "start",
         *(f"discovery-{n}" for n in (1, 2, 3)),  # 0.5, then 0.4 and 0.1
@@ -131,6 +137,7 @@ def test_refinement_begins_with_the_start_if_discovery_only_harmed(
     assert "policy.model" not in commands(lab, "annotate")[1].settings
     assert commands(lab, "annotate")[1].after == {}
     assert course.results[2].begun_from == "start"
+    assert course.totals()["best"]["discovery"] == "start"
 
 
 def test_a_cycle_without_pairs_ends_its_stage(tmp_path: Path) -> None:
@@ -204,9 +211,11 @@ def test_a_search_asks_the_last_cycle_s_reward_model(tmp_path: Path) -> None:
 class Poor(Scripted):
     """No run has enough pairs for a reward model."""
 
+    code: int = 2
+
     def branchwise(self, stage: str, *arguments: str, **given: Any) -> dict[str, Any]:
         if stage == "train-rm":
-            raise StageStopped("no pair is left to train a reward model on", 2)
+            raise StageStopped("no pair is left to train a reward model on", self.code)
         return super().branchwise(stage, *arguments, **given)
 
 
@@ -216,6 +225,8 @@ def test_a_reward_model_that_nothing_asks_may_have_nothing_to_learn(tmp_path: Pa
     carried_out(lab)
     assert lab.asked("dev") == ["start", "discovery-1", "refinement-1"]
     assert "goes on without a reward model of this cycle: no pair is left" in said(lab)
+    with pytest.raises(StageStopped, match="no pair is left"):
+        Course(Poor(plain.call, (0,), plain.kept_in, scored=dev_row, code=130)).run()
     search = "mcts={kind: tree, evaluator: reward_model, normalise: true}"
     for asking in (SCORED, (SCORED[0], search, "reward_model=first")):
         plain = scripted(tmp_path, *asking)
@@ -251,3 +262,74 @@ def test_what_is_no_curriculum_is_refused_first(
     with pytest.raises(ConfigError, match=told):
         require_fit(call)
     assert not call.run.exists()
+
+
+def test_a_cycle_that_trains_no_reward_model_leaves_the_one_before(tmp_path: Path) -> None:
+    search = "mcts={kind: tree, evaluator: reward_model, normalise: true}"
+    more = {"pairs": lambda run: 0 if run.endswith("discovery-2") else 7}
+    asks = (search, "reward_model=first", "curriculum.reward_model=true")
+    lab = scripted(tmp_path, *asks, "curriculum.cycles.discovery=2", **more)
+    carried_out(lab)
+    asked = [one.settings.get("reward_model") for one in commands(lab, "annotate")]
+    assert asked == [None, *["models/evo-discovery-1/reward-model"] * 2]
+    learned = [one.run for one in commands(lab, "train-rm")]
+    assert learned == ["evo-discovery-1", "evo-refinement-1"], "nothing without a pair"
+
+
+def test_cycles_begin_behind_what_the_recipe_skips(tmp_path: Path) -> None:
+    lab = scripted(tmp_path, "data.skip=100", "curriculum.questions=20")
+    carried_out(lab)
+    assert [one.settings["data.skip"] for one in commands(lab, "annotate")] == [100, 120]
+
+
+def test_there_are_just_as_many_questions_as_the_cycles_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit, "open_data", lambda *_: SimpleNamespace(questions=range(40)))
+    for each, enough in ((20, True), (21, False)):
+        more = ("policy.model=packaged", f"curriculum.questions={each}")
+        call = pretended("evo-rag", tmp_path / "evo", *more).call
+        with nullcontext() if enough else pytest.raises(ConfigError, match="2 cycles of 21"):
+            require_fit(call)
+
+
+def test_a_curriculum_ends_with_the_code_of_the_stage_that_stopped_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(course: Course) -> DevResult:
+        raise StageStopped("annotate: stopped", 3)
+
+    monkeypatch.setattr(Course, "run", stop)
+    monkeypatch.setattr("pipelines.curriculum.require_fit", lambda call: None)
+    monkeypatch.setattr("pipelines.curriculum.model_digest", lambda *_: "d")
+    outcome = curriculum(scripted(tmp_path).call)
+    assert (outcome.exit_code, outcome.totals["stopped"]) == (3, "annotate: stopped")
+
+
+def test_pairs_are_ordered_by_the_cycle_s_own_model_whatever_the_search_asked(
+    tmp_path: Path,
+) -> None:
+    search = "mcts={kind: tree, evaluator: reward_model, normalise: true}"
+    lab = scripted(tmp_path, *SCORED, search)
+    carried_out(lab)
+    asked = [one.settings["reward_model"] for one in commands(lab, "relabel")]
+    assert asked == [f"models/evo-{cycle}-1/reward-model" for cycle in ("discovery", "refinement")]
+
+
+def test_a_stage_has_its_patience_though_its_first_cycle_harms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SCORES, "discovery-1", 0.2)
+    monkeypatch.setitem(SCORES, "discovery-2", 0.6)
+    lab = scripted(tmp_path, "curriculum.cycles.discovery=2", "curriculum.questions=10")
+    course, _ = carried_out(lab)
+    assert course.totals()["best"]["discovery"] == "discovery-2"
+
+
+def test_only_cycles_that_come_last_may_become_more(tmp_path: Path) -> None:
+    def steady(setting: str) -> dict[str, Any]:
+        return fit._steady(pretended("evo-rag", tmp_path / "evo", setting).call.recipe)
+
+    begun = steady("name=evo-rag")
+    assert steady("curriculum.cycles.refinement=9") == begun
+    assert steady("curriculum.cycles.discovery=9") != begun
