@@ -26,6 +26,7 @@ STUDIES = {
     "search": "pipelines.studies.search",
     "recipes": "pipelines.studies.recipes",
     "evo-schedules": "pipelines.studies.evo_schedules",
+    "evo-literal": "pipelines.studies.evo_literal",
     "evo-single": "pipelines.studies.evo_single",
     "evo-heads": "pipelines.studies.evo_heads",
     "evo-combinations": "pipelines.studies.evo_combinations",
@@ -39,6 +40,7 @@ SHARED = {name: "evo-studies" for name in STUDIES if name.startswith("evo-")}
 SEEDS = {
     "recipes": (0,),
     "evo-schedules": (0,),
+    "evo-literal": (0, 1),
     "evo-single": (0,),
     "evo-heads": (0, 1, 2, 3, 4),
     "evo-combinations": (0,),

@@ -34,14 +34,21 @@ def dpo(name: str, paper: str = "", **rewards: object) -> Arm:
     return Arm(name, "train-dpo", {**TIME_DYNAMIC, **named}, fewest=FEWEST, paper=paper)
 
 
-def two_steps(schedule: str, paper: str = "") -> Arm:
+def two_steps(name: str, paper: str = "", *, schedule: str, **rewards: object) -> Arm:
     """A schedule learned as in the curriculum: Discovery, then Refinement from what that gave.
 
     The trees are the same in both steps, so those of the second are not its policy's own.
     """
-    discovery = dpo(f"discovery-{schedule}", schedule=schedule, stage="discovery")
-    refinement = dpo(schedule, paper, schedule=schedule)
+    discovery = dpo(f"discovery-{name}", "", schedule=schedule, stage="discovery", **rewards)
+    refinement = dpo(name, paper, schedule=schedule, **rewards)
     return replace(refinement, before=discovery, training={"off_policy": True})
+
+
+IN_TWO_STEPS = (
+    "All arms but the start learn in two steps, one pass over the pairs of each; pairs, steps and "
+    "seconds are those of both, margin and accuracy of the second."
+)
+"""What a reader of the arms' table has to know of `two_steps`."""
 
 
 @cache

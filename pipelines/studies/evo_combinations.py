@@ -17,6 +17,7 @@ from pipelines.studies.arms import START, Arm, examined
 from pipelines.studies.distributions import distribution_sheet, distributions, draw_distributions
 from pipelines.studies.evo import FULL, TEST, about, dpo, full, query_similarity
 from pipelines.studies.lab import Lab
+from pipelines.studies.labellings import agreement_sheet, leaning_sheet
 from pipelines.studies.report import Claim, write_report
 from pipelines.studies.savings import saving_sheet, savings
 
@@ -62,5 +63,6 @@ def evo_combinations(lab: Lab) -> None:
             spread = distributions(done, query_similarity())
             draw_distributions(spread, lab.folder / f"{NAME}-distributions.svg")
             saved = saving_sheet(savings(done, SAVED, lab.recipe.seed))
-            more = [saved, distribution_sheet(spread)]
+            taught = leaning_sheet(lab.call.run, ARMS), agreement_sheet(lab.call.run, ARMS, CLAIMS)
+            more = [saved, distribution_sheet(spread), *taught]
             write_report(lab, NAME, done, CLAIMS, more=more, about=about(lab.recipe, done))

@@ -30,8 +30,9 @@ from pipelines.evaluation_set import evaluation_data
 from pipelines.recipe import Recipe
 from pipelines.studies.arms import START, Arm, Examined, examined
 from pipelines.studies.distributions import distribution_sheet, distributions, draw_distributions
-from pipelines.studies.evo import TEST, about, query_similarity, two_steps
+from pipelines.studies.evo import IN_TWO_STEPS, TEST, about, query_similarity, two_steps
 from pipelines.studies.lab import Lab
+from pipelines.studies.labellings import agreement_sheet, labels_of, leaning_sheet
 from pipelines.studies.report import Claim, write_report
 from pipelines.studies.savings import saving_sheet, savings
 from pipelines.studies.traces import trace_text
@@ -54,10 +55,10 @@ NAME = "evo-schedules"
 
 ARMS = (
     Arm(START, paper="EM 53.1, F1 66.7 (section 4.2)"),
-    two_steps("answer-only", "EM 53.1, F1 66.7 (section 5.1)"),
-    two_steps("static"),
-    two_steps("two-stage", "EM 55.9, F1 69.5"),
-    two_steps("time-dynamic", "EM 57.6, F1 71.5"),
+    two_steps("answer-only", schedule="answer-only", paper="EM 53.1, F1 66.7 (section 5.1)"),
+    two_steps("static", schedule="static"),
+    two_steps("two-stage", schedule="two-stage", paper="EM 55.9, F1 69.5"),
+    two_steps("time-dynamic", schedule="time-dynamic", paper="EM 57.6, F1 71.5"),
 )
 """Paper: Qwen3-8B, table 4."""
 
@@ -78,12 +79,6 @@ SAVED = (
     Claim("static", START),
     Claim("answer-only", START),
 )
-
-IN_TWO_STEPS = (
-    "All arms but the start learn in two steps, one pass over the pairs of each; pairs, steps and "
-    "seconds are those of both, margin and accuracy of the second."
-)
-"""What a reader of the arms' table has to know."""
 
 TRACED = ("answer-only", "two-stage", "time-dynamic")
 """The columns of table 7."""
@@ -106,6 +101,8 @@ def _write(lab: Lab, done: Sequence[Examined]) -> None:
         distribution_sheet(spread),
         silence_sheet(lab.recipe),
         sibling_sheet(lab),
+        leaning_sheet(lab.call.run, ARMS),
+        agreement_sheet(lab.call.run, ARMS, CLAIMS),
     )
     told = f"{about(lab.recipe, done)} {IN_TWO_STEPS}"
     write_report(lab, NAME, done, CLAIMS, more=more, about=told)
@@ -137,9 +134,8 @@ def sibling_sheet(lab: Lab) -> Sheet:
     run = lab.call.run
     table = table_to_records(read_parts(run, "questions"), Question)
     answerable = {one.id: one.answerable for one in table}
-    taught = [step for arm in ARMS for step in (arm.before, arm) if step is not None]
-    labels = [step.label or step.name for step in taught if step.trainer]
-    columns = {label: _judged(run, label, answerable, lab.recipe.pairs.min_gap) for label in labels}
+    min_gap = lab.recipe.pairs.min_gap
+    columns = {label: _judged(run, label, answerable, min_gap) for label in labels_of(ARMS)}
     rows = tuple(
         (kind, *(_told(column.get(kind)) for column in columns.values())) for kind in SIBLINGS
     )

@@ -15,6 +15,7 @@ some 6 % of the steps and a difference of 6 points of EM, so not the paper's 0.3
 from pipelines.studies.arms import START, Arm, examined
 from pipelines.studies.evo import TEST, about, dpo, full
 from pipelines.studies.lab import Lab
+from pipelines.studies.labellings import agreement_sheet
 from pipelines.studies.report import Claim, write_report
 from pipelines.studies.savings import saving_sheet, savings
 
@@ -49,4 +50,5 @@ def evo_step_value(lab: Lab) -> None:
     for done in examined(lab, ARMS, TEST, grown):
         if not lab.call.dry_run:
             saved = saving_sheet(savings(done, SAVED, lab.recipe.seed, "steps"), "steps")
-            write_report(lab, NAME, done, CLAIMS, more=[saved], about=about(lab.recipe, done))
+            more = [saved, agreement_sheet(lab.call.run, ARMS, CLAIMS)]
+            write_report(lab, NAME, done, CLAIMS, more=more, about=about(lab.recipe, done))

@@ -19,6 +19,7 @@ from pipelines.studies import (
     arms,
     evo_combinations,
     evo_heads,
+    evo_literal,
     evo_schedules,
     evo_single,
     evo_step_value,
@@ -70,7 +71,7 @@ def named(command: Command) -> str:
 
 
 def all_arms() -> Iterator[Arm]:
-    for module in (evo_schedules, evo_combinations, evo_step_value):
+    for module in (evo_schedules, evo_literal, evo_combinations, evo_step_value):
         for arm in module.ARMS:
             yield from (one for one in (arm.before, arm) if one is not None)
 
@@ -112,6 +113,32 @@ def test_refinement_goes_on_from_discovery(lab: Pretended) -> None:
         START,
         *(f"{arm}-{seed}" for arm in (*labels,) if "discovery" not in arm for seed in (0, 1)),
     }
+
+
+def test_the_letter_changes_two_rewards_in_both_steps(lab: Pretended) -> None:
+    evo_literal.evo_literal(lab)
+    labels = {one.arguments[1]: one.settings for one in lab.ran if one.stage == "relabel"}
+    literal = {"evo_rag.retrieval_bonus": "any", "evo_rag.overlap_threshold": 0.0}
+    for schedule in ("two-stage", "time-dynamic"):
+        for label, stage in (
+            (f"discovery-{schedule}-literal", "discovery"),
+            (f"{schedule}-literal", "refinement"),
+        ):
+            staged = {"evo_rag.schedule": schedule, "evo_rag.stage": stage}
+            assert labels.pop(label) == literal | staged
+    assert not labels
+    assert [named(one) for one in trainings(lab)][:2] == [
+        "discovery-two-stage-literal-0",
+        "two-stage-literal-0",
+    ]
+    rows = table(lab, "evo-literal-pairs-in-common")
+    assert [row["labelling"] for row in rows] == [
+        "discovery-time-dynamic-literal",
+        "time-dynamic-literal",
+    ]
+    assert [row["against"] for row in table(lab, "evo-literal-searches")] == [
+        "two-stage-literal", START, START
+    ]  # fmt: skip
 
 
 def test_a_second_step_is_made_of_its_pairs_and_of_the_first(lab: Pretended) -> None:
