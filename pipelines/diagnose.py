@@ -4,10 +4,10 @@
     branchwise diagnose --run datasets/atlas --no-model
 
 Looks at pairs and trees as they lie there, rolls both sides of a sample of pairs out afresh to see
-whether their order holds (not under EVO-RAG's rewards, which prefer more than right answers), and
-reads the curve of `models/<run>/dpo` where it was trained. Prints a line a figure with what it
-means, and writes `diagnosis.json` and `diagnosis.md` (of a relabelling: into its folder). The
-rollouts are in the ledger and in `survival/`: none is paid for twice.
+whether their order holds under the rewards that labelled them (not under EVO-RAG's, which prefer
+more than right answers), and reads the curve of `models/<run>/dpo` where it was trained. Prints a
+line a figure with what it means, and writes `diagnosis.json` and `diagnosis.md` (of a relabelling:
+into its folder). The rollouts are in the ledger and in `survival/`: none is paid for twice.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,6 +27,7 @@ from annotation.survival import (
     survival_table,
 )
 from pipelines.assemble import model_folder
+from pipelines.labelling import labelling_of
 from pipelines.run import Run, existing_run
 from pipelines.stage import DONE, TOO_MANY_FAILURES, Invocation, Outcome
 from pipelines.survival import Rolled, roll_fresh
@@ -78,6 +79,7 @@ def diagnose(call: Invocation) -> Outcome:
     table = pairs_table(label)
     _refuse_absent(run, table, label)
     pairs = table_to_records(read_parts(run.folder, table), Pair)
+    spre = labelling_of(run, label).spre
     nodes = table_to_records(
         read_parts(run.folder, f"relabelled/{label}/labels" if label else "trees"), TreeNode
     )
@@ -98,7 +100,7 @@ def diagnose(call: Invocation) -> Outcome:
     if returns:
         found.findings.append(UNROLLED)
     if rolled is not None:
-        _judge_labels(found, sample, rolled.fresh, call.recipe.spre)
+        _judge_labels(found, sample, rolled.fresh, spre)
     found.findings += _training(call, found)
     _report(call, found, run.folder / Path(table).parent)
     return Outcome(found.totals(), _exit_code(call, sample, rolled))

@@ -3,8 +3,8 @@
     branchwise relabel --run datasets/atlas --set spre.estimator=tree --set pairs.min_outcomes=1
 
 Trees keep the facts (judge scores, rollouts, answers), so a label is arithmetic. Writes
-`relabelled/<label>/labels` and `relabelled/<label>/pairs`; the label's name is the digest of the
-reward settings unless `--label` gives one.
+`relabelled/<label>/labels`, `relabelled/<label>/pairs`, and the settings that they were made with;
+the label's name is the digest of those settings unless `--label` gives one.
 """
 
 from collections import Counter
@@ -22,6 +22,7 @@ from annotation.survival import Fresh, survives
 from annotation.worth import Worth
 from pipelines.growing import LABELLING, label_digest
 from pipelines.inputs import replay_passages
+from pipelines.labelling import keep_labelling
 from pipelines.recipe import Recipe
 from pipelines.reward_model import other_total, reward_model_for
 from pipelines.run import Run, existing_run
@@ -59,6 +60,7 @@ def _relabel(call: Invocation, run: Run) -> Outcome:
         nodes += labels
         pairs += found
     if not call.dry_run:
+        keep_labelling(run, label, recipe)
         commit(run, {f"relabelled/{label}/labels": nodes, f"relabelled/{label}/pairs": pairs})
     done = "would relabel" if call.dry_run else "relabelled"
     call.say(f"{done} {len(nodes)} nodes as `{label}`: {len(pairs)} pairs")

@@ -7,16 +7,17 @@ from typing import Any
 
 from training.curves import read_metrics
 
-LAST_SHARE = 0.25
-"""Of the steps. The last one alone is seldom a whole batch, and three pairs say nothing."""
+SHARE = 0.25
+"""Of the steps, at either end. One alone is a batch, and the last one seldom a whole one: its loss
+is of its pairs more than of the training, the more so with a supervised term in it."""
 _LEAST_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Movement:
-    """Of one training; all but the first loss are means over its last quarter of steps.
+    """Of one training: means over its last quarter of steps, and the loss of its first quarter.
 
-    In a training of one epoch those pairs were new to it. Null is what the trainer did not log.
+    In a training of one epoch the last pairs were new to it. Null is what the trainer did not log.
 
     Attributes:
         kl: nats a step of the policy, see `training.dpo.train_dpo`.
@@ -43,10 +44,11 @@ def movement_of(model: Path) -> Movement | None:
     lines = read_metrics(model)
     if not lines:
         return None
-    last = lines[-max(_LEAST_STEPS, round(len(lines) * LAST_SHARE)) :]
+    end = max(_LEAST_STEPS, round(len(lines) * SHARE))
+    first, last = lines[:end], lines[-end:]
     return Movement(
         steps=int(lines[-1]["step"]),
-        first_loss=_mean(lines[:1], "loss"),
+        first_loss=_mean(first, "loss"),
         loss=_mean(last, "loss"),
         kl=_mean(last, "kl"),
         margin=_mean(last, "margin"),

@@ -14,9 +14,10 @@ from loopback import serving
 from sample_records import a_pair
 
 from annotation.diagnosis import TreeFigures, pair_figures
-from annotation.survival import SurvivalRow, survives
+from annotation.survival import SurvivalRow, survival_table, survives
 from pipelines.cli import parser, run_stage
 from pipelines.run import existing_run
+from pipelines.survival import stored_fresh
 from pipelines.verdicts import (
     FEW_PAIRS,
     conclusion,
@@ -31,7 +32,7 @@ from storage.parts import read_parts
 from storage.proguide import write_proguide
 from storage.records import FreshRollouts, Pair, TreeNode
 from storage.schemas import table_to_records
-from training.movement import movement_of
+from training.movement import Movement, movement_of
 
 
 @pytest.fixture
@@ -189,6 +190,27 @@ def test_a_relabelling_is_judged_by_its_own_labels(
     assert "no relabelling is called 'strikt'" in capsys.readouterr().out
 
 
+def test_fresh_rollouts_are_worth_what_the_labels_own_rewards_make_of_them(
+    run: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sampled = ("--label", "halved", "--sample", 50, "--rollouts", 2)
+    assert branchwise("relabel", run, "--label", "halved", "--set", "spre.alpha=0.5") == 0
+    assert branchwise("diagnose", run, *sampled) == 0
+    (judged,) = diagnosis(run / "relabelled" / "halved")["survival"]["all"]
+    pairs = table_to_records(read_parts(run, "relabelled/halved/pairs"), Pair)
+    fresh, spre = stored_fresh(existing_run(run)), existing_run(run).recipe.spre
+    gap_at = {
+        alpha: survival_table(pairs, fresh, spre.model_copy(update={"alpha": alpha}))[0].fresh_gap
+        for alpha in (0.5, 0.9)
+    }
+    assert judged["fresh_gap"] == pytest.approx(gap_at[0.5])
+    assert gap_at[0.5] != pytest.approx(gap_at[0.9], abs=1e-3)
+    (run / "relabelled" / "halved" / "labelling.yaml").unlink()
+    capsys.readouterr()
+    assert branchwise("diagnose", run, *sampled) == 2
+    assert "make it again with `branchwise relabel --label halved`" in capsys.readouterr().out
+
+
 def test_a_run_without_pairs_is_told_why_it_cannot_teach(
     run: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -230,7 +252,7 @@ def test_a_training_is_read_where_it_lies(tmp_path: Path, run: Path) -> None:
     assert branchwise("diagnose", run, "--no-model") == 0
     assert diagnosis(run)["training"] == {
         "steps": 11,
-        "first_loss": 0.693,
+        "first_loss": pytest.approx((0.693 + 0.6 + 0.6) / 3),  # a quarter of the steps
         "loss": 0.6,
         "kl": 0.5,
         "margin": pytest.approx(0.3),
@@ -277,9 +299,27 @@ def test_one_outcome_is_no_fault_where_gaps_are_large(
     assert found["one-outcome pairs"].verdict == verdict
 
 
-def survived(decided: float, low: float, high: float) -> SurvivalRow:
+@pytest.mark.parametrize(("first", "verdict"), [(0.7, "good"), (0.5, "watch")])
+def test_a_loss_that_did_not_fall_condemns_no_training(first: float, verdict: str) -> None:
+    moved = Movement(40, first_loss=first, loss=0.6, kl=0.5, margin=0.3, accuracy=0.8)
+    loss = next(of_training(moved))
+    assert (loss.what, loss.verdict) == ("training loss", verdict)
+
+
+def survived(decided: float, low: float, high: float, afresh: float = 0.15) -> SurvivalRow:
     return SurvivalRow(
-        "all", 40, 30, decided, 1 - decided, 0.0, (low, high), decided, (low, high), 0.5, 0.2, 0.1
+        "all",
+        40,
+        30,
+        decided,
+        1 - decided,
+        0.0,
+        (low, high),
+        decided,
+        (low, high),
+        0.5,
+        0.2,
+        afresh,
     )
 
 
@@ -290,6 +330,8 @@ def survived(decided: float, low: float, high: float) -> SurvivalRow:
         (survived(0.7, 0.6, 0.8), "watch", "min_gap"),
         (survived(0.7, 0.4, 0.9), "watch", "--sample"),
         (survived(0.5, 0.4, 0.6), "bad", "min_gap"),
+        (survived(0.9, 0.8, 0.97, afresh=0.09), "watch", "a larger base"),
+        (survived(0.7, 0.6, 0.8, afresh=0.09), "watch", "min_gap"),
         (None, "watch", "--sample"),
     ],
 )

@@ -1,0 +1,48 @@
+"""What a relabelling was made with, kept beside it as `relabelled/<label>/labelling.yaml`.
+
+Fresh rollouts are worth what the labels' own rewards make of them; another α would compare a label
+with something that it never claimed.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from pipelines.growing import LABELLING
+from pipelines.recipe import Recipe
+from pipelines.run import Run
+from storage.atomic import atomic_write_text
+from storage.errors import ConfigError
+
+
+def keep_labelling(run: Run, label: str, recipe: Recipe) -> None:
+    """Note the blocks of `recipe` that decide labels and pairs."""
+    blocks = recipe.model_dump(mode="json", include=set(LABELLING))
+    path = _path(run, label)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write_text(path, yaml.safe_dump(blocks, sort_keys=False, allow_unicode=True))
+
+
+def labelling_of(run: Run, label: str | None) -> Recipe:
+    """The run's recipe as its labels were made; null: those of `annotate`.
+
+    Raises:
+        ConfigError: what was noted of the relabelling is not there, or cannot be read.
+    """
+    if label is None:
+        return run.recipe
+    path = _path(run, label)
+    try:
+        noted: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return Recipe.model_validate(run.recipe.model_dump(mode="json") | dict(noted))
+    except (OSError, ValueError, TypeError, ValidationError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"{path}: cannot be read as the settings of a relabelling ({error}); make it again "
+            f"with `branchwise relabel --label {label}` and its settings, which asks no model"
+        ) from error
+
+
+def _path(run: Run, label: str) -> Path:
+    return run.folder / "relabelled" / label / "labelling.yaml"
