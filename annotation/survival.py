@@ -107,6 +107,7 @@ class SurvivalRow:
         luck: the share kept that an order without any meaning would come to, half of what is not
             tied.
         label_gap, fresh_gap: mean gap by the labels and by fresh rollouts: what of it is real.
+        fresh_gap_interval: of `fresh_gap`, resampling questions.
     """
 
     group: str
@@ -121,6 +122,7 @@ class SurvivalRow:
     luck: float
     label_gap: float
     fresh_gap: float
+    fresh_gap_interval: Interval
 
 
 def _outcomes(pair: Pair) -> str:
@@ -183,8 +185,10 @@ def _row(
     counts: dict[str, dict[Verdict, int]] = defaultdict(
         lambda: {"kept": 0, "reversed": 0, "tied": 0}
     )
+    gaps: dict[str, float] = defaultdict(float)
     for pair, gap in judged:
         counts[pair.question_id][_verdict(gap)] += 1
+        gaps[pair.question_id] += gap
     kept, reverse, tied = (
         np.array([count[verdict] for count in counts.values()], dtype=float)
         for verdict in ("kept", "reversed", "tied")
@@ -197,28 +201,41 @@ def _row(
         kept=float(kept.sum() / n),
         reversed=float(reverse.sum() / n),
         tied=float(tied.sum() / n),
-        kept_interval=_interval(kept, decided + tied, resamples, seed),
+        kept_interval=_share_interval(kept, decided + tied, resamples, seed),
         decided=float(kept.sum() / decided.sum()) if decided.any() else None,
-        decided_interval=_interval(kept, decided, resamples, seed) if decided.any() else None,
+        decided_interval=_share_interval(kept, decided, resamples, seed) if decided.any() else None,
         luck=float(decided.sum() / n / 2),
         label_gap=fmean(pair.reward_gap for pair, _ in judged),
         fresh_gap=fmean(gap for _, gap in judged),
+        fresh_gap_interval=_interval(
+            np.array([gaps[question] for question in counts]), decided + tied, resamples, seed
+        ),
     )
 
 
-def _interval(hits: np.ndarray, tries: np.ndarray, resamples: int, seed: int) -> Interval:
-    """Percentile bootstrap of Σ hits / Σ tries over questions; shape (questions,) both.
+def _share_interval(hits: np.ndarray, tries: np.ndarray, resamples: int, seed: int) -> Interval:
+    """Bootstrap interval of the share Σ hits / Σ tries over questions; shape (questions,) both.
 
     Where every resample says the same (one question, or all kept), that is no certainty:
     Wilson's interval then, a question counting as one observation.
     """
     asked = tries > 0
     hits, tries = hits[asked], tries[asked]
-    n = len(tries)
-    drawn = np.random.default_rng(seed).multinomial(n, [1 / n] * n, size=resamples)
-    low, high = np.percentile((drawn @ hits) / (drawn @ tries), [2.5, 97.5])
+    low, high = _interval(hits, tries, resamples, seed)
     if low == high:
-        return wilson(float(hits.sum() / tries.sum()), n)
+        return wilson(float(hits.sum() / tries.sum()), len(tries))
+    return low, high
+
+
+def _interval(sums: np.ndarray, counts: np.ndarray, resamples: int, seed: int) -> Interval:
+    """Percentile bootstrap of the mean Σ sums / Σ counts over questions, all with a count above 0.
+
+    Args:
+        sums, counts: shape (questions,) both.
+    """
+    n = len(counts)
+    drawn = np.random.default_rng(seed).multinomial(n, [1 / n] * n, size=resamples)
+    low, high = np.percentile((drawn @ sums) / (drawn @ counts), [2.5, 97.5])
     return float(low), float(high)
 
 

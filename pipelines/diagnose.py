@@ -192,7 +192,7 @@ def markdown(found: Diagnosis) -> str:
         lines += ["", "## Label survival", ""]
         lines += _rows(
             ("by", "group", "pairs", "questions", "kept", "95 %", "luck", "reversed", "tied",
-             "of decided", "label gap", "fresh gap")
+             "of decided", "label gap", "fresh gap", "its 95 %")
         )  # fmt: skip
         lines += [_survival_line(by, row) for by, rows in found.survival.items() for row in rows]
     return "\n".join(lines) + "\n"
@@ -207,12 +207,12 @@ def _cells(one: Finding) -> list[str]:
 
 
 def _survival_line(by: str, row: SurvivalRow) -> str:
-    low, high = row.kept_interval
+    (low, high), (gap_low, gap_high) = row.kept_interval, row.fresh_gap_interval
     decided = "–" if row.decided is None else f"{row.decided:.0%}"
     return (
         f"| {by} | {row.group} | {row.pairs} | {row.questions} | {row.kept:.0%} | "
         f"{low:.0%}–{high:.0%} | {row.luck:.0%} | {row.reversed:.0%} | {row.tied:.0%} | "
-        f"{decided} | {row.label_gap:.3f} | {row.fresh_gap:.3f} |"
+        f"{decided} | {row.label_gap:.3f} | {row.fresh_gap:.3f} | {gap_low:.3f} to {gap_high:.3f} |"
     )
 
 

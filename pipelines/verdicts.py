@@ -272,7 +272,8 @@ def of_survival(row: SurvivalRow | None, asked: int) -> Finding:
         "label survival",
         f"{row.decided:.0%} {_between(row.decided_interval)} of the decided keep their order; of "
         f"{row.pairs}: {row.kept:.0%} kept (luck {row.luck:.0%}), {row.reversed:.0%} reversed, "
-        f"{row.tied:.0%} tied; mean gap {row.label_gap:.2f}, afresh {row.fresh_gap:.2f}",
+        f"{row.tied:.0%} tied; mean gap {row.label_gap:.2f}, afresh {row.fresh_gap:.2f} "
+        f"({row.fresh_gap_interval[0]:.2f} to {row.fresh_gap_interval[1]:.2f})",
         advice,
         f"{GOOD_SURVIVAL:.0%} or more, and half of the gap afresh, are usual",
     )

@@ -101,6 +101,7 @@ def test_a_table_has_shares_with_intervals_over_questions() -> None:
     assert (row.decided, row.luck) == (0.5, 0.4)
     assert row.decided_interval == (0.0, 1.0), "eight pairs, but only two questions"
     assert (row.label_gap, row.fresh_gap) == (pytest.approx(0.5), pytest.approx(0.0))
+    assert row.fresh_gap_interval == (-1.0, 1.0), "one question alone, or the other"
     assert survival_table(pairs, by_node(*rows[:2]), NO_COST)[0].pairs == 1, "the rest unjudged"
 
 
