@@ -307,20 +307,8 @@ def test_a_loss_that_did_not_fall_condemns_no_training(first: float, verdict: st
 
 
 def survived(decided: float, low: float, high: float, afresh: float = 0.15) -> SurvivalRow:
-    return SurvivalRow(
-        "all",
-        40,
-        30,
-        decided,
-        1 - decided,
-        0.0,
-        (low, high),
-        decided,
-        (low, high),
-        0.5,
-        0.2,
-        afresh,
-    )
+    kept = (decided, 1 - decided, 0.0, (low, high), decided, (low, high), 0.5)
+    return SurvivalRow("all", 40, 30, *kept, 0.2, afresh, (afresh - 0.05, afresh + 0.05))
 
 
 @pytest.mark.parametrize(
