@@ -1,7 +1,8 @@
 """`make study STUDY=atlas-dpo`: does process DPO make the embedded policy better?
 
-One set of trees over questions of the part `train`. On the part `dev` the recipes of DPO and of SFT
-are chosen among their candidates (one seed, Q8_0). Then every arm is trained with every seed and
+One set of trees over questions of the part `train`. The recipes of DPO and of SFT were chosen by
+hand on the part `dev` (docs/results.md, *Learning log*); where there is more than one candidate of
+either, the study asks `dev` itself (one seed, Q8_0). Then every arm is trained with every seed and
 asked the same questions of the part `test` once, greedily, in F16. Primary comparisons: process DPO
 against the warm start and against SFT on the chosen steps (Holm over both).
 
