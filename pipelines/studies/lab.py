@@ -103,7 +103,7 @@ class Lab:
             StageStopped: it did not end with exit code 0, or the study was asked to stop.
         """
         words = (stage, "--run", str(self.call.run), *arguments, *overrides(settings or {}))
-        key = command_key((*words, str((after or {}).get(PRODUCT, ""))), self._deciding)
+        key = command_key((*words, str((after or {}).get(PRODUCT, ""))), self.deciding)
         kept = self._kept(key, stage)
         if kept is not None:
             return kept
@@ -130,7 +130,7 @@ class Lab:
         return totals
 
     @property
-    def _deciding(self) -> str:
+    def deciding(self) -> str:
         """Digest of the recipe without what may be raised after a stop."""
         blocks = set(Recipe.model_fields) - {"limits", "curriculum"}
         return self.recipe.digest(*blocks, without=self.fits)

@@ -22,9 +22,9 @@ from evaluation.sheet import NONE, Sheet, number, percent
 from pipelines.inputs import replay_passages
 from pipelines.relabel import Relabeller
 from pipelines.run import Run, existing_run
-from pipelines.studies.lab import Lab, StageStopped
+from pipelines.studies.lab import Lab
 from pipelines.studies.report import Bar, draw, write_sheets
-from pipelines.survival import roll_fresh
+from pipelines.studies.second_look import second_look
 from rewards.labels import Label
 from rewards.settings import Estimator, SpreSettings
 from rewards.spre import label_tree
@@ -58,8 +58,8 @@ def labels(lab: Lab) -> None:
     lab.call.say(f"study: {len(sample)} pairs of siblings, {ROLLOUTS} fresh rollouts a side")
     if lab.call.dry_run:
         return
-    fresh = _rolled(lab, run, sample, ROLLOUTS, None)
-    greedy = _rolled(lab, run, sample, 1, 0.0)
+    fresh = second_look(lab, run, sample, ROLLOUTS).fresh
+    greedy = second_look(lab, run, sample, 1, 0.0).fresh
     answers = {pair.tree_id: pair.answers for pair in sample}
     found = []
     for alpha in ALPHAS:
@@ -85,17 +85,6 @@ def comparisons(run: Run, trees: Sequence[Sequence[TreeNode]]) -> list[Pair]:
     questions = {q.id: q for q in table_to_records(read_parts(run.folder, "questions"), Question)}
     relabeller = Relabeller(recipe, questions, replay_passages(run))
     return list(chain.from_iterable(relabeller.tree(tree)[1] for tree in trees))
-
-
-def _rolled(
-    lab: Lab, run: Run, sample: Sequence[Pair], rollouts: int, temperature: float | None
-) -> Fresh:
-    rolled = roll_fresh(lab.call, run, sample, rollouts, temperature)
-    if rolled.owed:
-        raise StageStopped(f"stopped: {rolled.reason}", rolled.exit_code)
-    if rolled.failed:
-        lab.call.say(f"study: trees left out, which failed: {dict(rolled.failed)}")
-    return rolled.fresh
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from dataclasses import replace
 
 from pipelines.run import existing_run
 from pipelines.studies.arms import START, Arm, Examined, examined, trained
-from pipelines.studies.lab import Lab, StageStopped, Totals, beside
+from pipelines.studies.lab import Lab, Totals, beside
 from pipelines.studies.real_dpo import DPO
 from pipelines.studies.report import Claim, Stratum, write_report
-from pipelines.survival import roll_fresh
+from pipelines.studies.second_look import second_look
 from pipelines.train_dpo import pairs_of, pairs_table
 
 DEV = {"evaluation.part": "dev", "evaluation.limit": 400}
@@ -105,10 +105,7 @@ def look_again(lab: Lab) -> None:
         StageStopped: a limit or a signal came first.
     """
     run = existing_run(lab.call.run)
-    rolled = roll_fresh(lab.call, run, pairs_of(run, pairs_table(DPO.name)), FRESH)
-    if rolled.owed:
-        why = f"fresh rollouts: {rolled.reason}; the same command goes on from here"
-        raise StageStopped(why, rolled.exit_code)
+    second_look(lab, run, pairs_of(run, pairs_table(DPO.name)), FRESH)
 
 
 def second_round(lab: Lab, best: Arm) -> Examined:

@@ -242,7 +242,7 @@ def _training_cells(done: Examined) -> tuple[str, ...]:
         number(learned("steps"), 0),
         number(learned("seconds"), 0),
         number(None if off_policy else learned("movement", "kl"), 3),
-        number(learned("movement", "margin"), 2),
+        number(learned("movement", "margin"), 3),
         number(learned("movement", "accuracy"), 2),
     )
 
@@ -302,7 +302,8 @@ def run_sheet(lab: Lab) -> Sheet:
         )
         for one in lab.journal.started()
     )
-    return Sheet("All runs started", ("command", "attempts", "seconds", "exit code"), rows)
+    title = "All runs started (by whatever study keeps this journal)"
+    return Sheet(title, ("command", "attempts", "seconds", "exit code"), rows)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ from annotation.survival import SurvivalRow, sample_pairs, survival_table
 from evaluation.sheet import NONE, Sheet, number, percent
 from pipelines.run import existing_run
 from pipelines.studies.arms import START, Arm, Examined, examined
-from pipelines.studies.lab import Lab, StageStopped, beside
+from pipelines.studies.lab import Lab, beside
 from pipelines.studies.report import (
     Claim,
+    arm_sheet,
     claim_bars,
     claim_sheet,
     covered,
@@ -24,7 +25,7 @@ from pipelines.studies.report import (
     findings,
     write_sheets,
 )
-from pipelines.survival import roll_fresh
+from pipelines.studies.second_look import second_look
 from pipelines.train_dpo import pairs_of
 from storage.ledger import Ledger
 
@@ -65,7 +66,7 @@ def search(lab: Lab) -> None:
     found = findings(arms, claims, lab.recipe.seed)
     axis = f"EM, points (95 % interval over {covered([one.em for one in found])})"
     draw(claim_bars(found), lab.folder / "search.svg", axis)
-    write_sheets(lab, "search", [sheet, claim_sheet(found)])
+    write_sheets(lab, "search", [sheet, arm_sheet(list(arms.values())), claim_sheet(found)])
 
 
 HEAD = (
@@ -78,9 +79,7 @@ def _row(kind: Kind) -> tuple[str, ...]:
     run = existing_run(kind.lab.call.run)
     pairs = pairs_of(run, "pairs")
     sample = sample_pairs(pairs, JUDGED, run.recipe.seed)
-    rolled = roll_fresh(kind.lab.call, run, sample)
-    if rolled.owed:
-        raise StageStopped(f"stopped: {rolled.reason}", rolled.exit_code)
+    rolled = second_look(kind.lab, run, sample)
     found = survival_table(sample, rolled.fresh, run.recipe.spre)
     with Ledger(run.ledger) as ledger:
         tokens = ledger.generated(CHILDREN, ROLLOUTS)

@@ -182,12 +182,12 @@ def test_a_second_step_has_no_divergence_from_the_policy_of_the_trees(
     own = shared(tmp_path, told=told)
     evo_schedules.evo_schedules(own)
     rows = {row["arm"]: row for row in table(own, "evo-schedules-arms")}
-    assert (rows["time-dynamic"]["KL"], rows["time-dynamic"]["margin"]) == ("–", "0.20")
+    assert (rows["time-dynamic"]["KL"], rows["time-dynamic"]["margin"]) == ("–", "0.200")
     both = [rows["time-dynamic"][name] for name in ("pairs", "steps trained", "train s")]
     assert both == ["120", "16", "18"], "of Discovery and of Refinement"
     evo_combinations.evo_combinations(own)
     rows = {row["arm"]: row for row in table(own, "evo-combinations-arms")}
-    assert (rows["best-2"]["KL"], rows["best-2"]["margin"]) == ("0.500", "0.20"), "one step"
+    assert (rows["best-2"]["KL"], rows["best-2"]["margin"]) == ("0.500", "0.200"), "one step"
     assert rows["best-2"]["pairs"] == "60"
     first = (own.folder / "evo-schedules.md").read_text().splitlines()[0]
     assert "margin and accuracy of the second" in first

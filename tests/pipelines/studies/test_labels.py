@@ -89,9 +89,15 @@ def test_a_limit_stops_the_study_and_it_goes_on(
         spent = ledger.totals()
     limit = spent.input_tokens + spent.output_tokens + 1
     assert study(run, "--set", f"limits.max_tokens={limit}") == 3
-    assert f"study labels: stopped: limits.max_tokens {limit:,} reached" in capsys.readouterr().out
+    said = f"study labels: fresh rollouts: limits.max_tokens {limit:,} reached; the same command"
+    assert said in capsys.readouterr().out
     assert not (run / "study" / "labels.md").exists()
     assert study(run) == 0
+    runs = (run / "study" / "labels.md").read_text().partition("All runs started")[2]
+    sampled, greedy = [line for line in runs.splitlines() if "fresh rollouts, " in line]
+    assert "| 2 |" in sampled, "the attempt that was stopped is told"
+    assert "1 a side at a temperature of 0, of" in greedy
+    assert "| 1 |" in greedy
 
 
 def test_in_order_takes_the_estimator_s_word() -> None:

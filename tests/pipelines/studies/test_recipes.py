@@ -1,13 +1,14 @@
 """What the study `recipes` promises: one thing changed at a time, dev alone, a second round."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pretended_lab import Command, Pretended, pretended
 from sample_records import a_prediction
 
-from pipelines.studies import arms, recipes
+from pipelines.studies import arms, recipes, second_look
 from pipelines.studies.lab import StageStopped
 from pipelines.survival import Rolled
 from storage.records import Prediction
@@ -28,14 +29,14 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rollouts a side were asked for."""
     asked: list[int] = []
 
-    def roll_fresh(call: object, run: object, pairs: object, rollouts: int) -> Rolled:
+    def roll_fresh(call: object, run: object, pairs: object, rollouts: int, _: object) -> Rolled:
         asked.append(rollouts)
         return Rolled({})
 
     monkeypatch.setattr(arms, "predictions_of", lambda lab, policy, *_: answers(policy))
-    monkeypatch.setattr(recipes, "existing_run", lambda folder: folder)
+    monkeypatch.setattr(recipes, "existing_run", lambda folder: SimpleNamespace(folder=folder))
     monkeypatch.setattr(recipes, "pairs_of", lambda run, table: [])
-    monkeypatch.setattr(recipes, "roll_fresh", roll_fresh)
+    monkeypatch.setattr(second_look, "roll_fresh", roll_fresh)
     return asked
 
 
@@ -85,7 +86,7 @@ def test_a_second_look_that_is_stopped_stops_the_study(
     tmp_path: Path, looked_at: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rolled = Rolled({}, owed=3, reason="limits.max_usd is reached", exit_code=3)
-    monkeypatch.setattr(recipes, "roll_fresh", lambda *_: rolled)
+    monkeypatch.setattr(second_look, "roll_fresh", lambda *_: rolled)
     lab = lab_of(tmp_path)
     with pytest.raises(StageStopped, match=r"max_usd is reached; the same command") as stopped:
         recipes.recipes(lab)

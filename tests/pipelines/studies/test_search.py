@@ -10,7 +10,7 @@ from sample_records import a_call, a_node, a_pair, a_prediction
 
 from annotation.survival import Fresh
 from pipelines.run import open_run
-from pipelines.studies import arms, search
+from pipelines.studies import arms, search, second_look
 from pipelines.studies.lab import StageStopped
 from pipelines.survival import Rolled
 from storage.ledger import Ledger
@@ -78,7 +78,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
         right = 1 if run.folder.name.endswith("tree") else 2
         return Rolled(dict(fresh({right: "Paris", 3 - right: "Rome"})))
 
-    monkeypatch.setattr(search, "roll_fresh", rolled)
+    monkeypatch.setattr(second_look, "roll_fresh", rolled)
     rows = [a_prediction(question_id=f"q{n}", em=float(n % 2)) for n in range(20)]
     monkeypatch.setattr(arms, "predictions_of", lambda *_: rows)
     found = pretended("search", tmp_path / "search")
@@ -103,7 +103,12 @@ def test_what_a_search_gave_is_counted_and_looked_at_again(lab: Pretended) -> No
     assert tree[:6] == ["tree", "2", "30", "2", "2", "2"]
     assert tree[6].strip('"').startswith("100.0 [")
     assert chains[-2:] == ["100.0", "0.0"], "all of its orders are reversed"
-    assert "dpo-tree − dpo-chains (primary)" in (lab.folder / "search.md").read_text()
+    text = (lab.folder / "search.md").read_text()
+    assert "dpo-tree − dpo-chains (primary)" in text
+    for kind in KINDS:
+        assert f"fresh rollouts, 8 a side, of 2 pairs of {lab.call.run}-{kind} | 1 |" in text
+    trained = (lab.folder / "search-arms.csv").read_text().splitlines()[1:]
+    assert [row.split(",")[0] for row in trained] == ["warm-start", "dpo-tree", "dpo-chains"]
     assert (lab.folder / "search.svg").exists()
 
 
@@ -111,8 +116,10 @@ def test_a_stop_of_the_rollouts_is_the_study_s(
     lab: Pretended, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped = Rolled({}, owed=2, reason="interrupted", exit_code=130)
-    monkeypatch.setattr(search, "roll_fresh", lambda *_: stopped)
+    monkeypatch.setattr(second_look, "roll_fresh", lambda *_: stopped)
     with pytest.raises(StageStopped, match="interrupted") as error:
         search.search(lab)
     assert error.value.exit_code == 130
+    (attempt,) = [one for one in lab.journal.started() if "fresh rollouts" in one.command]
+    assert attempt.exit_code == 130, "what was stopped is not passed over in silence"
     assert not (lab.folder / "search.md").exists()
