@@ -142,7 +142,7 @@ class Committer:
     def _answered_as(self) -> Counter[str]:
         """Replies of endpoints that name another model than the one that was asked."""
         recipe, counts = self.run.recipe, Counter[str]()
-        for model in (recipe.policy, recipe.asked_judge):
+        for model in (recipe.policy, recipe.asked_judge, recipe.asked_verifier):
             if model is not None and model.engine == "openai":
                 for name, n in self.ledger.models(model_digest(model, recipe)).items():
                     if name != model.model:

@@ -15,6 +15,7 @@ Markdown, CSV) and plot lie beside the journal.
 """
 
 import json
+import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from pipelines.curricula.report import write_course
 from pipelines.inputs import model_digest
 from pipelines.run import open_run, refuse_changed
 from pipelines.stage import Invocation, Outcome
-from pipelines.studies.lab import Lab, StageStopped, Totals
+from pipelines.studies.lab import Lab, StageStopped, Totals, overrides
 from storage.atomic import atomic_write_json
 from storage.lock import RunLock
 
@@ -51,9 +52,16 @@ def curriculum(call: Invocation) -> Outcome:
         return Outcome({**course.totals(), "stopped": str(stopped)}, stopped.exit_code)
     call.say(f"curriculum: its policy is {final.model} ({final.name})")
     if final.name != START:
-        call.say(f"ask it the test: branchwise eval --run {call.run}-{final.name}")
+        call.say(f"ask it the test: {exam_command(call, final)}")
         call.say(f"take it away:    branchwise export --model {final.model}")
     return Outcome({**course.totals(), "final": asdict(final)})
+
+
+def exam_command(call: Invocation, final: DevResult) -> str:
+    """What asks the start and the curriculum's policy the test, as a person would type it."""
+    policies = {START: call.recipe.policy.trainable, final.name: final.model}
+    asked = overrides({"evaluation.policies": policies})
+    return shlex.join(("branchwise", "eval", "--run", f"{call.run}-{final.name}", *asked))
 
 
 def keep_start(noted: Path, digest: str) -> None:

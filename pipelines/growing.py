@@ -119,9 +119,17 @@ def annotator_for(
 
 
 def label_digest(recipe: Recipe, scored_by: RewardModel | None) -> str:
-    """Hash of what decides labels and pairs: the settings, and the model that orders the pairs."""
-    settings = recipe.digest(*LABELLING)
-    return settings if scored_by is None else digest_of(settings, scored_by.digest)[:12]
+    """Hash of what decides labels and pairs: the settings, and the model that orders the pairs.
+
+    Of EVO-RAG's also the budget, which is the horizon where no other is set, and whether a verifier
+    decides on refusals.
+    """
+    decides = [recipe.digest(*LABELLING)]
+    if recipe.evo_rag is not None:
+        decides += [str(recipe.agent.max_steps), str(recipe.verifier is not None)]
+    if scored_by is not None:
+        decides.append(scored_by.digest)
+    return decides[0] if len(decides) == 1 else digest_of(*decides)[:12]
 
 
 def _evaluator(

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from agent.environment import prompter
 from agent.protocols import protocol_named
@@ -46,7 +47,9 @@ def relabel(call: Invocation) -> Outcome:
 
 
 def _relabel(call: Invocation, run: Run) -> Outcome:
-    labelling = {block: getattr(call.recipe, block) for block in LABELLING}
+    labelling: dict[str, Any] = {block: getattr(call.recipe, block) for block in LABELLING}
+    if call.recipe.verifier is None:
+        labelling["verifier"] = None  # the gold says then; another one would have to be asked
     recipe = run.recipe.model_copy(update=labelling)
     label = checked_name(call.options.get("label") or recipe.digest(*LABELLING))
     questions = {q.id: q for q in table_to_records(read_parts(call.run, "questions"), Question)}

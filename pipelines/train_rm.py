@@ -25,7 +25,7 @@ from engines.embedding import FrozenEncoder, Prefix, base_of
 from pipelines.inputs import replay_passages
 from pipelines.recipe import Recipe
 from pipelines.run import Run, existing_run
-from pipelines.stage import Invocation, Outcome
+from pipelines.stage import BAD_INPUT, Invocation, Outcome
 from pipelines.start import rows_trained_on, trained_folder
 from pipelines.worth import worth_for
 from rewards.reward_model import KIND, prefix_of
@@ -36,8 +36,16 @@ from storage.records import Question, TreeNode
 from storage.schemas import table_to_records
 from training.comparisons import Comparison, head_names, orders, return_gaps
 from training.head_metrics import HeadMetrics, ModelMetrics
-from training.reward_model import Material, RewardModelReport, train_reward_model
+from training.reward_model import (
+    Material,
+    NothingToLearn,
+    RewardModelReport,
+    train_reward_model,
+)
 from training.settings import RewardModelSettings
+
+UNTAUGHT = "untaught"
+"""Key of the totals that says why no model was made, where there was nothing to learn."""
 
 
 def train_rm(call: Invocation) -> Outcome:
@@ -53,15 +61,19 @@ def train_rm(call: Invocation) -> Outcome:
     call.say(f"train-rm: pairs dropped: {_listed(dropped)}")
     if call.dry_run:
         return Outcome({"pairs": pairs, "heads": heads, "dry_run": True})
-    report = train_reward_model(
-        material,
-        settings,
-        encoder=FrozenEncoder(encoder, batch_tokens=settings.batch_tokens, say=call.say),
-        target=target,
-        seed=call.recipe.seed,
-        say=call.say,
-        data=rows_trained_on(run, "trees"),
-    )
+    try:
+        report = train_reward_model(
+            material,
+            settings,
+            encoder=FrozenEncoder(encoder, batch_tokens=settings.batch_tokens, say=call.say),
+            target=target,
+            seed=call.recipe.seed,
+            say=call.say,
+            data=rows_trained_on(run, "trees"),
+        )
+    except NothingToLearn as nothing:
+        call.say(f"train-rm: {nothing}")
+        return Outcome({UNTAUGHT: str(nothing)}, BAD_INPUT)
     _tell(call, report, target)
     return Outcome({"model": str(target), **report.as_json()})
 

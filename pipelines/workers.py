@@ -74,8 +74,8 @@ def refuse_needless(recipe: Recipe, workers: int) -> None:
     Raises:
         ConfigError: a model runs in this process, on all of its cores.
     """
-    models = [model for model in (recipe.policy, recipe.asked_judge) if model is not None]
-    local = [model for model in models if model.base_url is None]
+    asked = (recipe.policy, recipe.asked_judge, recipe.asked_verifier)
+    local = [model for model in asked if model is not None and model.base_url is None]
     if workers > 1 and local:
         raise ConfigError(
             f"--workers {workers}: {local[0].engine}:{local[0].model} would be started once a "

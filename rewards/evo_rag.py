@@ -71,18 +71,27 @@ class Before:
         )
 
 
-def retrieval_bonus(step: Step, before: Before, gold: Gold, *, novel: bool = True) -> float | None:
+def retrieval_bonus(
+    step: Step,
+    before: Before,
+    gold: Gold,
+    *,
+    novel: bool = True,
+    unanswerable_missed: bool = False,
+) -> float | None:
     """r_ret: +1 if a SEARCH brings a gold document, −1 if it brings none, 0 for other actions.
 
     With `novel` (ours) only a gold document that no earlier search brought earns +1, and one that
     is known already 0; in the paper a hit repeated earns +1 again, with β = 2 more than a right
     answer. Null for a SEARCH if no gold document is known, and on unanswerable questions (a source
     may know half of their documents), where −1 would make any answer better than a search that
-    ends in a refusal.
+    ends in a refusal. With `unanswerable_missed` (the paper) it is −1 there.
     """
     if step.action.kind != "search":
         return 0.0
-    if gold.documents is None or not gold.answerable:
+    if not gold.answerable:
+        return -1.0 if unanswerable_missed else None
+    if gold.documents is None:
         return None
     found = gold.documents & {passage.id for passage in step.passages}
     if not found:
@@ -90,15 +99,18 @@ def retrieval_bonus(step: Step, before: Before, gold: Gold, *, novel: bool = Tru
     return 1.0 if not novel or found - before.retrieved else 0.0
 
 
-def sub_query_overlap(step: Step, before: Before, similarity: Similarity) -> float:
+def sub_query_overlap(
+    step: Step, before: Before, similarity: Similarity, *, negative_earns: bool = False
+) -> float:
     """r_dup = −max_{j<t} cos(q_t, q_j) for a SEARCH after the first; in [−1, 0].
 
-    Queries that were taken back count. A negative cosine is no overlap, where the paper's formula
-    would pay for it.
+    Queries that were taken back count. A negative cosine is no overlap; with `negative_earns` the
+    paper's formula pays for it, up to 1.
     """
     if step.action.kind != "search" or not before.queries:
         return 0.0
-    return -max(0.0, similarity(step.action.content, before.queries))
+    cosine = similarity(step.action.content, before.queries)
+    return -cosine if negative_earns else -max(0.0, cosine)
 
 
 def retrieval_action(step: Step, p: float, overlap: float, *, threshold: float = 0.8) -> float:
@@ -110,7 +122,7 @@ def retrieval_action(step: Step, p: float, overlap: float, *, threshold: float =
         threshold: the cosine from which queries overlap; 0 is the paper's 1[r_dup < 0], which
             hits nearly every late search.
     """
-    if step.action.kind != "search" or p < EARLY or overlap == 0.0:
+    if step.action.kind != "search" or p < EARLY or overlap >= 0.0:
         return 0.0
     return -1.0 if -overlap >= threshold else 0.0
 
@@ -183,10 +195,18 @@ def step_rewards(
         verified: whether a verifier is asked at all; if none is, the gold says.
     """
     step, before = steps[-1], Before.of(steps[:-1])
-    overlap = sub_query_overlap(step, before, similarity)
+    overlap = sub_query_overlap(
+        step, before, similarity, negative_earns=settings.negative_cosine == "earns"
+    )
     known = verdict if verified else sufficient_by_gold(before, gold)
     return {
-        "retrieval": retrieval_bonus(step, before, gold, novel=settings.retrieval_bonus == "novel"),
+        "retrieval": retrieval_bonus(
+            step,
+            before,
+            gold,
+            novel=settings.retrieval_bonus == "novel",
+            unanswerable_missed=settings.unanswerable_search == "missed",
+        ),
         "action": retrieval_action(
             step, before.t / horizon, overlap, threshold=settings.overlap_threshold
         ),

@@ -146,7 +146,8 @@ class _Returns:
 
     def label(self, place: int) -> Label:
         if place not in self._weighted_return:
-            return Label(None, 0)
+            earned = self._raw.get(place, {})
+            return Label(None, 0, tuple(Component(name=k, value=v) for k, v in earned.items()))
         own, total = self._raw[place], self._raw_return[place]
         weighted = self._weighted_return[place]
         return Label(

@@ -49,6 +49,11 @@ class EvoRagSettings(Settings):
         early_refusal: a REFUSE before any SEARCH is `wrong`, or `judged` by the evidence as any
             other (the paper), so that it is right, there being none. A verifier's word on it is in
             trees that were grown with `judged` alone; elsewhere it is null.
+        unanswerable_search: a SEARCH on a question without an answer earns what is `unknown`, or
+            has `missed` as any that brings no gold document (the paper), so that every answer is
+            better there than a search that ends in a refusal.
+        negative_cosine: a query unlike all earlier ones is `ignored` by the overlap, or `earns`
+            what its largest cosine is below 0 (the paper).
         overlap_threshold: cosine from which a late search is redundant; 0 is the paper's, which
             hits nearly every late search.
         step_value: raw value of a step (the paper also tried −0.5 and −2).
@@ -60,5 +65,7 @@ class EvoRagSettings(Settings):
     horizon: int | None = Field(default=None, ge=1)
     retrieval_bonus: Literal["novel", "any"] = "novel"
     early_refusal: Literal["wrong", "judged"] = "wrong"
+    unanswerable_search: Literal["unknown", "missed"] = "unknown"
+    negative_cosine: Literal["ignored", "earns"] = "ignored"
     overlap_threshold: float = Field(default=0.8, ge=0, le=1)
     step_value: float = Field(default=-1.0, le=0)

@@ -36,6 +36,10 @@ from training.settings import RewardModelSettings
 METRICS = "metrics.json"
 
 
+class NothingToLearn(ConfigError):
+    """No pair orders any head."""
+
+
 @dataclass(frozen=True)
 class Material:
     """What a reward model learns from.
@@ -106,13 +110,14 @@ def train_reward_model(
         data: where the comparisons come from, as JSON; goes into `training.json`.
 
     Raises:
-        ConfigError: there is nothing to learn from, or too many steps are too long.
+        NothingToLearn: no pair is left.
+        ConfigError: too many steps are too long.
         StorageError: the cache or the target cannot be written.
     """
     fitting, vectors = _embedded(material, settings, encoder, say)
     trained, kept = split_questions(fitting, settings.validation, settings.split)
     if not trained:
-        raise ConfigError(
+        raise NothingToLearn(
             f"no pair is left to train a reward model on, of {len(material.comparisons)}: lower "
             "training.reward_model.min_gap or validation, or annotate more questions"
         )

@@ -13,8 +13,8 @@ from pipelines.assemble import model_folder
 from pipelines.curricula.dev import START, DevResult, StageName, asked_on_dev
 from pipelines.curricula.fit import questions_of
 from pipelines.recipe import Recipe
-from pipelines.stage import BAD_INPUT
 from pipelines.studies.lab import Lab, StageStopped, Totals, beside
+from pipelines.train_rm import UNTAUGHT
 
 REWARD_MODEL = "reward-model"
 """Name of a cycle's reward model, and of the relabelling by its scores."""
@@ -112,10 +112,10 @@ def _pairs(
         learned = own.branchwise("train-rm", settings=by_label, after=grown)
     except StageStopped as stopped:
         # A few pairs may teach the policy and no reward model, which need not end what asks none.
-        asks = scored or recipe.mcts.evaluator == "reward_model"
-        if asks or stopped.exit_code != BAD_INPUT:
+        why = stopped.totals.get(UNTAUGHT)
+        if why is None or scored or recipe.mcts.evaluator == "reward_model":
             raise
-        own.call.say(f"{own.title}: goes on without a reward model of this cycle: {stopped}")
+        own.call.say(f"{own.title}: goes on without a reward model of this cycle: {why}")
         return grown, (), None
     model = str(model_folder(own.call.run, REWARD_MODEL))
     if not scored:

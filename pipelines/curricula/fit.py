@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from engines.weights import policy_files
 from pipelines.assemble import open_data
 from pipelines.preflight import require, weights
 from pipelines.recipe import Recipe
@@ -10,6 +11,7 @@ from pipelines.run import existing_run, flat, refuse_changed, refuse_unusable
 from pipelines.stage import Invocation
 from pipelines.studies.lab import AT_ONCE
 from pipelines.study import require_matplotlib
+from pipelines.train_rm import encoder_of
 from storage.errors import ConfigError
 
 FITS = (
@@ -42,6 +44,8 @@ def require_fit(call: Invocation) -> None:
     # The model that scores pairs is each cycle's own, whatever folder the recipe names.
     by_label = recipe.pairs.model_copy(update={"score": "labels"})
     require(weights(recipe.model_copy(update={"pairs": by_label})))
+    if recipe.curriculum.reward_model:
+        policy_files(encoder_of(recipe))
     _require_questions(recipe)
 
 

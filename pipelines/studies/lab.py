@@ -41,11 +41,12 @@ AT_ONCE = (
 
 
 class StageStopped(BranchwiseError):
-    """A stage of a study ended early; `exit_code` is the stage's own."""
+    """A stage of a study ended early; `exit_code` and `totals` are the stage's own."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
+    def __init__(self, message: str, exit_code: int, totals: Totals | None = None) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+        self.totals = totals or {}
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,8 @@ class Ended:
         else:
             code, how = self.code, f"ended with exit code {self.code}"
         if code:
-            raise StageStopped(f"{command} {how}; the same command goes on from here", code)
+            told = f"{command} {how}; the same command goes on from here"
+            raise StageStopped(told, code, self.totals)
 
 
 def _run(words: Sequence[str]) -> Ended:

@@ -132,6 +132,37 @@ def test_one_set_of_trees_serves_every_schedule(tmp_path: Path, endpoint: FakeEn
     assert len(endpoint.requests) == made
 
 
+def test_without_its_verifier_the_gold_says_of_the_same_trees(
+    tmp_path: Path, endpoint: FakeEndpoint
+) -> None:
+    config, run = evo_recipe(tmp_path, endpoint.base_url, "chains"), tmp_path / "run"
+    assert branchwise("annotate", config, run) == 0
+    made = len(endpoint.requests)
+    more = ("--label", "gold", "--set", "verifier=null", "--set", "pairs.min_gap=0.05")
+    assert branchwise("relabel", config, run, *more) == 0
+    assert branchwise("relabel", config, run, "--label", "same", *more[4:]) == 0
+    unanswerable = QUESTIONS[-1]["id"]
+
+    def refused(label: str) -> set[float | None]:
+        """What refusals of the unanswerable question earned after a search."""
+        return {
+            part.value
+            for node in nodes_of(run, f"relabelled/{label}/labels")
+            for part in node.components
+            if node.question_id == unanswerable and node.action == "refuse" and node.depth > 1
+            and part.name == "refusal"
+        }  # fmt: skip
+
+    assert refused("gold") == {1.0}, "nothing suffices where there is no answer"
+    assert refused("same") <= {1.0, -1.0}
+    digests = [
+        {pair.label_digest for pair in pairs_of(run, f"relabelled/{label}/pairs")}
+        for label in ("gold", "same")
+    ]
+    assert digests[0].isdisjoint(digests[1])
+    assert len(endpoint.requests) == made
+
+
 def test_a_pair_s_gap_is_that_of_what_both_sides_know(
     tmp_path: Path, endpoint: FakeEndpoint
 ) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evo_world import EVO, evo_policy, words_alike
 from fake_endpoint import completion, failure
 from little_world import policy, recipe
 from loopback import serving
@@ -84,3 +85,21 @@ def test_a_reply_of_another_model_is_a_warning(
         assert annotate(recipe(tmp_path, endpoint.base_url), run) == 0
         told = closing_table(capsys.readouterr().out)
     assert told["warning: policy answered as policy-2026[bold]"] == len(endpoint.requests)
+
+
+def test_so_is_one_of_another_verifier(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.worth._similarity", lambda: words_alike)
+
+    def gateway(request: dict[str, Any]) -> dict[str, Any]:
+        answers_as = "cheaper" if request["model"] == "verifier" else "policy"
+        return completion(evo_policy(request), model=answers_as)
+
+    with serving(gateway, models=("policy", "verifier")) as endpoint:
+        served = {"engine": "openai", "model": "verifier", "base_url": endpoint.base_url}
+        blocks = {**EVO, "verifier": served}
+        assert annotate(recipe(tmp_path, endpoint.base_url, **blocks), tmp_path / "run") == 0
+        told = closing_table(capsys.readouterr().out)
+        asked = sum(request["model"] == "verifier" for request in endpoint.requests)
+    assert told["warning: verifier answered as cheaper"] == asked > 0

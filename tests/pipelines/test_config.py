@@ -32,6 +32,8 @@ def test_the_paper_s_side_of_every_evo_rag_decision_is_a_recipe() -> None:
     for setting, decided, printed in (
         ("retrieval_bonus", "novel", "any"),
         ("early_refusal", "wrong", "judged"),
+        ("unanswerable_search", "unknown", "missed"),
+        ("negative_cosine", "ignored", "earns"),
         ("overlap_threshold", 0.8, 0.0),
         ("horizon", None, 20),
     ):

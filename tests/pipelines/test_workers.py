@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evo_world import EVO
 from fake_endpoint import failure
 from little_world import policy, recipe
 from loopback import serving
@@ -113,3 +114,7 @@ def test_workers_are_for_endpoints(tmp_path: Path, capsys: pytest.CaptureFixture
     assert annotate(config, tmp_path / "run", "--workers", "2") == 2
     assert "--workers 2" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
+    verified = {**EVO, "verifier": local}
+    config = recipe(tmp_path, "http://127.0.0.1:1/v1", **verified)
+    assert annotate(config, tmp_path / "run", "--workers", "2") == 2
+    assert "openvino:packaged would be started once a worker" in capsys.readouterr().out

@@ -86,6 +86,8 @@ def test_retrieval_bonus_is_null_for_a_search_without_known_gold_and_0_for_other
     for gold in (UNKNOWN, UNANSWERABLE, half_known):
         for made in (search("a", "lyon"), search("a")):
             assert retrieval_bonus(made, NOTHING, gold) is None
+            literal = retrieval_bonus(made, NOTHING, gold, unanswerable_missed=True)
+            assert literal == (-1.0 if gold.answerable is False else None)
     assert [retrieval_bonus(s, NOTHING, g) for s in OTHERS for g in (GOLD, UNKNOWN)] == [0.0] * 8
 
 
@@ -106,7 +108,9 @@ def test_overlap_is_minus_the_largest_cosine_to_any_earlier_query() -> None:
     assert overlap() == 0.0, "the first search overlaps with nothing"
     assert overlap(search("a")) == -0.25
     assert overlap(search("a"), search("b"), BACKTRACK) == -0.5, "taken back ones included"
-    assert overlap(search("c")) == 0.0, "where the paper's formula would pay 0.5"
+    assert overlap(search("c")) == 0.0
+    printed = sub_query_overlap(search("q"), before(search("c")), similarity, negative_earns=True)
+    assert printed == 0.5, "the paper's formula pays for it"
     for other in OTHERS:
         assert sub_query_overlap(other, before(search("a")), similarity) == 0.0
 
@@ -123,6 +127,7 @@ def test_overlap_is_minus_the_largest_cosine_to_any_earlier_query() -> None:
         (0.3, -0.8, -1.0, -1.0),
         (0.3, -0.79, 0.0, -1.0),
         (1.0, -0.01, 0.0, -1.0),
+        (1.0, 0.5, 0.0, 0.0),
         (1.0, 0.0, 0.0, 0.0),
     ],
 )

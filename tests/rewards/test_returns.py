@@ -157,7 +157,9 @@ def test_invalid_ends_and_open_states_have_no_label_and_lend_none() -> None:
     scale = rewards(schedule="static")
     assert returns(grove, scale)[:6] == returns(tree(), scale)
     assert returns(grove, scale)[6:] == [None, None, None]
-    assert labels(grove, scale)[6] == Label(None, 0)
+    unlabelled = labels(grove, scale)[6]
+    assert (unlabelled.reward, unlabelled.n_outcomes) == (None, 0)
+    assert [part.name for part in unlabelled.components] == list(REWARDS), "what it earned itself"
 
 
 # What is null for one side leaves both sums.

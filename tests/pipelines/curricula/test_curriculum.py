@@ -1,6 +1,8 @@
 """What a curriculum runs, in which order and on what, where stages are scripted."""
 
 import io
+import json
+import shlex
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -14,9 +16,10 @@ from pretended_lab import Command, Pretended, pretended
 from pipelines.curricula import fit, report
 from pipelines.curricula.dev import DevResult
 from pipelines.curricula.fit import require_fit
-from pipelines.curriculum import Course, curriculum
+from pipelines.curriculum import Course, curriculum, exam_command
 from pipelines.evaluation_set import data_settings
 from pipelines.studies.lab import Lab, StageStopped
+from pipelines.train_rm import UNTAUGHT
 from storage.errors import ConfigError
 
 SCORES = {"start": 0.3, "discovery-1": 0.5, "discovery-2": 0.4, "refinement-1": 0.6}
@@ -162,6 +165,21 @@ def said(lab: Lab) -> str:
     return lab.call.console.file.getvalue()
 
 
+def test_the_test_is_asked_of_the_curriculum_s_policy_whatever_the_recipe_names(
+    tmp_path: Path,
+) -> None:
+    lab = scripted(tmp_path)
+    _, final = carried_out(lab)
+    program, stage, _, run, _, setting = shlex.split(exam_command(lab.call, final))
+    assert (program, stage) == ("branchwise", "eval")
+    assert run == f"{lab.call.run}-{final.name}"
+    name, _, policies = setting.partition("=")
+    assert name == "evaluation.policies"
+    start = lab.recipe.policy.model
+    assert json.loads(policies) == {"start": start, final.name: final.model}
+    assert final.model != start
+
+
 def test_the_table_has_a_row_a_policy(tmp_path: Path) -> None:
     lab = scripted(tmp_path)
     carried_out(lab)
@@ -209,13 +227,14 @@ def test_a_search_asks_the_last_cycle_s_reward_model(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Poor(Scripted):
-    """No run has enough pairs for a reward model."""
+    """No run has enough pairs for a reward model; or its stage fails for another reason."""
 
-    code: int = 2
+    untaught: bool = True
 
     def branchwise(self, stage: str, *arguments: str, **given: Any) -> dict[str, Any]:
         if stage == "train-rm":
-            raise StageStopped("no pair is left to train a reward model on", self.code)
+            why = {UNTAUGHT: "no pair is left"} if self.untaught else {}
+            raise StageStopped("train-rm ended with exit code 2", 2, why)
         return super().branchwise(stage, *arguments, **given)
 
 
@@ -225,12 +244,12 @@ def test_a_reward_model_that_nothing_asks_may_have_nothing_to_learn(tmp_path: Pa
     carried_out(lab)
     assert lab.asked("dev") == ["start", "discovery-1", "refinement-1"]
     assert "goes on without a reward model of this cycle: no pair is left" in said(lab)
-    with pytest.raises(StageStopped, match="no pair is left"):
-        Course(Poor(plain.call, (0,), plain.kept_in, scored=dev_row, code=130)).run()
+    with pytest.raises(StageStopped, match="exit code 2"):
+        Course(Poor(plain.call, (0,), plain.kept_in, scored=dev_row, untaught=False)).run()
     search = "mcts={kind: tree, evaluator: reward_model, normalise: true}"
     for asking in (SCORED, (SCORED[0], search, "reward_model=first")):
         plain = scripted(tmp_path, *asking)
-        with pytest.raises(StageStopped, match="no pair is left"):
+        with pytest.raises(StageStopped, match="exit code 2"):
             Course(Poor(plain.call, (0,), plain.kept_in, scored=dev_row)).run()
 
 
@@ -246,6 +265,7 @@ def test_dev_without_an_answerable_question_is_refused(tmp_path: Path) -> None:
         (("evo_rag=null",), "weigh the rewards of `evo_rag:`, which is not set"),
         (("evo_rag.schedule=none",), "schedule is `none`"),
         ((*SCORED[1:], "curriculum.reward_model=false"), "curriculum.reward_model is false"),
+        (("training.reward_model.encoder=nowhere",), "nowhere"),
         (("data.limit=null",), "questions: say how many a cycle has"),
         (("data.split=null",), "data.split of atlas is null"),
         (("data.split=dev",), "data.split of atlas is dev"),
