@@ -5,6 +5,7 @@ from pathlib import Path
 
 from evaluation.sheet import NONE, Sheet, number, percent
 from pipelines.curricula.dev import DevResult, StageName
+from pipelines.schedule import draw_weights, settings_of
 from pipelines.studies.lab import Lab
 from pipelines.studies.report import write_sheets
 
@@ -24,7 +25,7 @@ PANELS: Mapping[str, Mapping[str, str]] = {
 def write_course(
     lab: Lab, results: Sequence[DevResult], chosen: Mapping[StageName, DevResult]
 ) -> None:
-    """Print the table, and keep it and the plot beside the journal.
+    """Print the table, and keep it, its plot and one of the schedule beside the journal.
 
     Args:
         lab: of the curriculum.
@@ -32,6 +33,7 @@ def write_course(
         chosen: the best of the stages that have ended.
     """
     draw_course(results, lab.folder / "curriculum.svg")
+    draw_weights(lab.recipe, settings_of(lab.recipe), lab.folder / "curriculum-weights.svg")
     write_sheets(lab, "curriculum", [course_sheet(results, chosen)])
 
 

@@ -28,6 +28,7 @@ from evaluation.sheet import NONE, Sheet
 from pipelines.curricula.dev import STAGES
 from pipelines.evaluation_set import evaluation_data
 from pipelines.recipe import Recipe
+from pipelines.schedule import draw_weights, settings_of
 from pipelines.studies.arms import START, Arm, Examined, examined
 from pipelines.studies.distributions import distribution_sheet, distributions, draw_distributions
 from pipelines.studies.evo import IN_TWO_STEPS, TEST, about, query_similarity, two_steps
@@ -96,6 +97,7 @@ def evo_schedules(lab: Lab) -> None:
 def _write(lab: Lab, done: Sequence[Examined]) -> None:
     spread = distributions(done, query_similarity())
     draw_distributions(spread, lab.folder / f"{NAME}-distributions.svg")
+    draw_weights(lab.recipe, settings_of(lab.recipe), lab.folder / f"{NAME}-weights.svg")
     more = (
         saving_sheet(savings(done, SAVED, lab.recipe.seed)),
         distribution_sheet(spread),

@@ -47,6 +47,7 @@ class Scripted(Pretended):
 @pytest.fixture(autouse=True)
 def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "draw_course", lambda *_: None)
+    monkeypatch.setattr(report, "draw_weights", lambda *_: None)
 
 
 def scripted(folder: Path, *settings: str, **more: Any) -> Scripted:

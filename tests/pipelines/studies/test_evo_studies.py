@@ -230,7 +230,8 @@ def test_what_schedules_silence_traces_and_distributions_are_kept(lab: Pretended
     assert "| step | answer-only | two-stage | time-dynamic |" in traces
     assert "cannot be answered" in traces
     assert table(lab, "evo-schedules-distributions")[0]["arm"] == START
-    assert (lab.folder / "evo-schedules-distributions.svg").exists()
+    for plot in ("distributions", "weights"):
+        assert (lab.folder / f"evo-schedules-{plot}.svg").exists()
 
 
 def test_combinations_and_step_values_are_rewards_by_name(lab: Pretended) -> None:
