@@ -19,7 +19,7 @@ from pipelines.studies.evo import FULL, TEST, about, dpo, full, query_similarity
 from pipelines.studies.lab import Lab
 from pipelines.studies.labellings import agreement_sheet, leaning_sheet
 from pipelines.studies.report import Claim, write_report
-from pipelines.studies.savings import saving_sheet, savings
+from pipelines.studies.savings import saving_sheet, saving_size, savings
 
 NAME = "evo-combinations"
 
@@ -62,7 +62,8 @@ def evo_combinations(lab: Lab) -> None:
         if not lab.call.dry_run:
             spread = distributions(done, query_similarity())
             draw_distributions(spread, lab.folder / f"{NAME}-distributions.svg")
-            saved = saving_sheet(savings(done, SAVED, lab.recipe.seed))
+            saved = savings(done, SAVED, lab.recipe.seed)
             taught = leaning_sheet(lab.call.run, ARMS), agreement_sheet(lab.call.run, ARMS, CLAIMS)
-            more = [saved, distribution_sheet(spread), *taught]
-            write_report(lab, NAME, done, CLAIMS, more=more, about=about(lab.recipe, done))
+            more = [saving_sheet(saved), distribution_sheet(spread), *taught]
+            told = f"{about(lab.recipe, done)} {saving_size(saved)}"
+            write_report(lab, NAME, done, CLAIMS, more=more, about=told)

@@ -16,7 +16,7 @@ from pipelines.studies.evo import IN_TWO_STEPS, TEST, about, two_steps
 from pipelines.studies.lab import Lab
 from pipelines.studies.labellings import agreement_sheet, leaning_sheet
 from pipelines.studies.report import Claim, write_report
-from pipelines.studies.savings import saving_sheet, savings
+from pipelines.studies.savings import saving_sheet, saving_size, savings
 
 NAME = "evo-literal"
 
@@ -47,10 +47,11 @@ def evo_literal(lab: Lab) -> None:
     grown = lab.branchwise("annotate")
     for done in examined(lab, ARMS, TEST, grown):
         if not lab.call.dry_run:
+            saved = savings(done, SAVED, lab.recipe.seed)
             more = (
-                saving_sheet(savings(done, SAVED, lab.recipe.seed)),
+                saving_sheet(saved),
                 leaning_sheet(lab.call.run, ARMS),
                 agreement_sheet(lab.call.run, ARMS, CLAIMS),
             )
-            told = f"{about(lab.recipe, done)} {IN_TWO_STEPS}"
+            told = f"{about(lab.recipe, done)} {IN_TWO_STEPS} {saving_size(saved)}"
             write_report(lab, NAME, done, CLAIMS, more=more, about=told)

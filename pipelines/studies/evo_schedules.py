@@ -35,7 +35,7 @@ from pipelines.studies.evo import IN_TWO_STEPS, TEST, about, query_similarity, t
 from pipelines.studies.lab import Lab
 from pipelines.studies.labellings import agreement_sheet, labels_of, leaning_sheet
 from pipelines.studies.report import Claim, write_report
-from pipelines.studies.savings import saving_sheet, savings
+from pipelines.studies.savings import saving_sheet, saving_size, savings
 from pipelines.studies.traces import trace_text
 from rewards.settings import EvoRagSettings
 from rewards.silence import (
@@ -98,15 +98,16 @@ def _write(lab: Lab, done: Sequence[Examined]) -> None:
     spread = distributions(done, query_similarity())
     draw_distributions(spread, lab.folder / f"{NAME}-distributions.svg")
     draw_weights(lab.recipe, settings_of(lab.recipe), lab.folder / f"{NAME}-weights.svg")
+    saved = savings(done, SAVED, lab.recipe.seed)
     more = (
-        saving_sheet(savings(done, SAVED, lab.recipe.seed)),
+        saving_sheet(saved),
         distribution_sheet(spread),
         silence_sheet(lab.recipe),
         sibling_sheet(lab),
         leaning_sheet(lab.call.run, ARMS),
         agreement_sheet(lab.call.run, ARMS, CLAIMS),
     )
-    told = f"{about(lab.recipe, done)} {IN_TWO_STEPS}"
+    told = f"{about(lab.recipe, done)} {IN_TWO_STEPS} {saving_size(saved)}"
     write_report(lab, NAME, done, CLAIMS, more=more, about=told)
     traced = [one for one in done if one.arm.name in TRACED]
     questions = evaluation_data(lab.recipe_with(TEST)).questions

@@ -17,7 +17,7 @@ from pipelines.studies.evo import TEST, about, dpo, full
 from pipelines.studies.lab import Lab
 from pipelines.studies.labellings import agreement_sheet
 from pipelines.studies.report import Claim, write_report
-from pipelines.studies.savings import saving_sheet, savings
+from pipelines.studies.savings import saving_sheet, saving_size, savings
 
 NAME = "evo-step-value"
 
@@ -49,6 +49,7 @@ def evo_step_value(lab: Lab) -> None:
     grown = lab.branchwise("annotate")
     for done in examined(lab, ARMS, TEST, grown):
         if not lab.call.dry_run:
-            saved = saving_sheet(savings(done, SAVED, lab.recipe.seed, "steps"), "steps")
-            more = [saved, agreement_sheet(lab.call.run, ARMS, CLAIMS)]
-            write_report(lab, NAME, done, CLAIMS, more=more, about=about(lab.recipe, done))
+            saved = savings(done, SAVED, lab.recipe.seed, "steps")
+            more = [saving_sheet(saved, "steps"), agreement_sheet(lab.call.run, ARMS, CLAIMS)]
+            told = f"{about(lab.recipe, done)} {saving_size(saved, 'steps')}"
+            write_report(lab, NAME, done, CLAIMS, more=more, about=told)

@@ -98,7 +98,9 @@ def write_report(
         sheets.append(stratum_sheet(done, strata))
     axis = f"EM, points (95 % interval over {covered([one.em for one in found])})"
     draw(claim_bars(found), lab.folder / f"{name}.svg", axis)
-    write_sheets(lab, name, [*sheets, *more], about)
+    write_sheets(
+        lab, name, [*sheets, *more], f"{about} {size_of([one.em for one in found])}".strip()
+    )
 
 
 def write_sheets(lab: Lab, name: str, sheets: Sequence[Sheet], about: str = "") -> None:
@@ -258,6 +260,26 @@ def covered(intervals: Iterable[Interval]) -> str:
     if max((one.seeds for one in intervals), default=1) > 1:
         return "questions and seeds"
     return "questions; one training an arm, so nothing is said of others"
+
+
+def size_of(
+    intervals: Sequence[Interval], what: str = "a difference in EM", unit: str = "points"
+) -> str:
+    """What a table of this size can show, in words: effects as large as its intervals are wide.
+
+    Args:
+        intervals: of the table, in [−1, 1]; the widest speaks for all.
+        what: is measured.
+        unit: of it, a hundredth each.
+    """
+    widest = max(intervals, key=lambda one: one.high - one.low, default=None)
+    if widest is None:
+        return ""
+    half = 50 * (widest.high - widest.low)
+    return (
+        f"{widest.n} questions show {what} from {half:.1f} {unit} on (half the widest interval); "
+        "a smaller one cannot be told from none."
+    )
 
 
 def claim_sheet(found: Sequence[Finding]) -> Sheet:

@@ -18,7 +18,7 @@ from evaluation.significance import (
 )
 from evaluation.tables import interval
 from pipelines.studies.arms import Examined
-from pipelines.studies.report import PAPER, Claim, Key, covered, scores, shared_questions
+from pipelines.studies.report import PAPER, Claim, Key, covered, scores, shared_questions, size_of
 from storage.records import Prediction
 
 MARGIN = 0.02
@@ -92,6 +92,12 @@ def answered_questions(done: Sequence[Examined]) -> set[Key]:
         for rows in one.predictions.values()
     ]
     return set.intersection(*ended) if ended else set()
+
+
+def saving_size(found: Sequence[Saving], counted: Counted = "searches") -> str:
+    """What a table of savings can show, in words."""
+    shares = [one.share for one in found if one.share]
+    return size_of(shares, f"a saving of {counted}", "%")
 
 
 def saving_sheet(found: Sequence[Saving], counted: Counted = "searches") -> Sheet:

@@ -5,8 +5,17 @@ import pytest
 from sample_records import a_prediction, a_question
 
 from evaluation.scoring import score_failure
+from evaluation.significance import Interval
 from pipelines.studies.arms import Arm, Examined
-from pipelines.studies.report import Claim, Stratum, arm_sheet, claim_sheet, findings, scores
+from pipelines.studies.report import (
+    Claim,
+    Stratum,
+    arm_sheet,
+    claim_sheet,
+    findings,
+    scores,
+    size_of,
+)
 from pipelines.studies.report import stratum_sheet as strata_of
 
 
@@ -42,6 +51,15 @@ def test_one_training_an_arm_says_nothing_of_others() -> None:
         dpo = examined("dpo", *["0110"] * seeds)
         found = findings({"warm-start": start, "dpo": dpo}, claims, 0)
         assert told in claim_sheet(found).title
+
+
+def test_a_table_says_how_small_a_difference_its_size_shows() -> None:
+    narrow, wide = Interval(0.05, 0.04, 0.06, 180), Interval(0.0, -0.04, 0.05, 180)
+    assert size_of([narrow, wide]).startswith(
+        "180 questions show a difference in EM from 4.5 points on"
+    )
+    assert "a saving of steps from 1.0 % on" in size_of([narrow], "a saving of steps", "%")
+    assert size_of([]) == ""
 
 
 def test_holm_is_over_the_family() -> None:
