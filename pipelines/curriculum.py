@@ -22,13 +22,14 @@ from typing import Any
 
 from pipelines.curricula.cycle import Cycle, carry_out
 from pipelines.curricula.dev import STAGES, START, DevResult, StageName, asked_on_dev, best, stalled
-from pipelines.curricula.fit import FITS, planned, questions_of, require_fit
+from pipelines.curricula.fit import BEGUN, FITS, FOLDER, planned, questions_of, require_fit
 from pipelines.curricula.report import write_course
 from pipelines.inputs import model_digest
-from pipelines.run import open_run, refuse_changed
+from pipelines.recipe import Recipe
+from pipelines.run import dump_recipe, open_run, refuse_changed
 from pipelines.stage import Invocation, Outcome
 from pipelines.studies.lab import Lab, StageStopped, Totals, overrides
-from storage.atomic import atomic_write_json
+from storage.atomic import atomic_write_json, atomic_write_text
 from storage.lock import RunLock
 
 
@@ -37,7 +38,7 @@ def curriculum(call: Invocation) -> Outcome:
     recipe = call.recipe
     require_fit(call)
     announce(call)
-    course = Course(Lab(call, (recipe.seed,), call.run / "curriculum", "curriculum", FITS))
+    course = Course(Lab(call, (recipe.seed,), call.run / FOLDER, "curriculum", FITS))
     if call.dry_run:
         course.run()
         return Outcome({"cycles": planned(recipe), "dry_run": True})
@@ -45,7 +46,7 @@ def curriculum(call: Invocation) -> Outcome:
     course.lab.folder.mkdir(exist_ok=True)
     try:
         with RunLock(course.lab.folder / "curriculum.lock"):
-            keep_start(course.lab.folder / "start.json", model_digest(recipe.policy, recipe))
+            keep_beginning(course.lab.folder, recipe, model_digest(recipe.policy, recipe))
             final = course.run()
     except StageStopped as stopped:
         call.say(f"curriculum: {stopped}")
@@ -64,20 +65,27 @@ def exam_command(call: Invocation, final: DevResult) -> str:
     return shlex.join(("branchwise", "eval", "--run", f"{call.run}-{final.name}", *asked))
 
 
-def keep_start(noted: Path, digest: str) -> None:
-    """All cycles come from one start, whatever its name.
+def keep_beginning(folder: Path, recipe: Recipe, digest: str) -> None:
+    """Note the recipe, and the start that all cycles come from, whatever its name.
 
-    It is noted beside the journal, not as an input of the run folder: rows that `annotate` writes
-    there under the same recipe come from inputs of their own.
+    Beside the journal, not in the run folder: what `annotate` makes there on its own comes from
+    settings and inputs of its own.
+
+    Args:
+        folder: of the curriculum.
+        recipe: `require_fit` has compared it with the one that is there.
+        digest: of the start's weights.
 
     Raises:
-        ConfigError: the curriculum was begun with another one.
+        ConfigError: the curriculum was begun with another start.
     """
-    begins = {"policy": digest}
+    begins, noted = {"policy": digest}, folder / "start.json"
     if noted.exists():
-        refuse_changed(noted.parent, json.loads(noted.read_text("utf-8")), begins)
+        refuse_changed(folder, json.loads(noted.read_text("utf-8")), begins)
     else:
         atomic_write_json(noted, begins)
+    if not (folder / BEGUN).exists():
+        atomic_write_text(folder / BEGUN, dump_recipe(recipe))
 
 
 def announce(call: Invocation) -> None:

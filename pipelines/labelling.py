@@ -4,6 +4,7 @@ Fresh rollouts are worth what the labels' own rewards make of them; another α w
 with something that it never claimed.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,23 @@ from pipelines.recipe import Recipe
 from pipelines.run import Run
 from storage.atomic import atomic_write_text
 from storage.errors import ConfigError
+
+
+def labelled_by(run: Run, recipe: Recipe, blocks: Collection[str] = LABELLING) -> Recipe:
+    """The run's recipe with what decides labels taken from another one.
+
+    A verifier is the run's own, whose verdicts the trees keep. One of null lets the gold documents
+    say in its place; any other would have to be asked.
+
+    Args:
+        run: whose trees are labelled.
+        recipe: with the wanted settings.
+        blocks: those that are taken.
+    """
+    taken: dict[str, Any] = {block: getattr(recipe, block) for block in blocks}
+    if recipe.verifier is None:
+        taken["verifier"] = None
+    return run.recipe.model_copy(update=taken)
 
 
 def keep_labelling(run: Run, label: str, recipe: Recipe) -> None:

@@ -64,6 +64,24 @@ def evaluated(recipe: Recipe, run: Path) -> Iterator[Check]:
             yield f"evaluation.policies.{name}", partial(_reach, asked, recipe)
 
 
+def cannot_be_asked(policy: ModelSettings) -> str | None:
+    """Why a policy that is yet to be trained could not be asked under these settings, if so.
+
+    A server that somebody else has started serves what it was started with.
+    """
+    if policy.engine == "openai":
+        return (
+            "policy.engine is `openai`, whose server would not get the policies that are trained: "
+            "use openvino or vllm"
+        )
+    if policy.engine == "vllm" and policy.base_url is not None:
+        return (
+            "policy.base_url names a server that is there, which would not get the policies that "
+            "are trained: set it to null, so that every stage starts a server of its own"
+        )
+    return None
+
+
 def weights(recipe: Recipe) -> Iterator[Check]:
     """Files of the models that run on this machine."""
     for role, model in _models(recipe):

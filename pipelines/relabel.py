@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from agent.environment import prompter
 from agent.protocols import protocol_named
@@ -23,7 +22,7 @@ from annotation.survival import Fresh, survives
 from annotation.worth import Worth
 from pipelines.growing import LABELLING, label_digest
 from pipelines.inputs import replay_passages
-from pipelines.labelling import keep_labelling
+from pipelines.labelling import keep_labelling, labelled_by
 from pipelines.recipe import Recipe
 from pipelines.reward_model import other_total, reward_model_for
 from pipelines.run import Run, existing_run
@@ -47,10 +46,7 @@ def relabel(call: Invocation) -> Outcome:
 
 
 def _relabel(call: Invocation, run: Run) -> Outcome:
-    labelling: dict[str, Any] = {block: getattr(call.recipe, block) for block in LABELLING}
-    if call.recipe.verifier is None:
-        labelling["verifier"] = None  # the gold says then; another one would have to be asked
-    recipe = run.recipe.model_copy(update=labelling)
+    recipe = labelled_by(run, call.recipe)
     label = checked_name(call.options.get("label") or recipe.digest(*LABELLING))
     questions = {q.id: q for q in table_to_records(read_parts(call.run, "questions"), Question)}
     fresh = fresh_for(run, recipe) if recipe.pairs.confirmed else {}

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
+from pipelines.preflight import cannot_be_asked
 from pipelines.run import STUDY, existing_run, refuse_unusable
 from pipelines.stage import Invocation, Outcome
 from pipelines.studies.lab import Lab, StageStopped
@@ -48,6 +49,9 @@ SEEDS = {
 }
 """Fewer or more trainings than three, for what two cores finish in a reasonable time."""
 
+ASKS_NO_TRAINED_POLICY = frozenset({"labels", "evo-heads"})
+"""Studies whose policy may be one that somebody else serves."""
+
 LOOKS_AT_A_RUN = frozenset({"labels", "recipes"})
 """Studies of the trees of a run that is there."""
 
@@ -60,6 +64,9 @@ def study(call: Invocation) -> Outcome:
     if name in LOOKS_AT_A_RUN:
         existing_run(call.run)
     require_matplotlib()
+    fault = None if name in ASKS_NO_TRAINED_POLICY else cannot_be_asked(call.recipe.policy)
+    if fault:
+        raise ConfigError(f"study {name}: {fault}")
     kept_in = call.run / STUDY / name if name in SHARED else None
     lab = Lab(call, seeds_of(call), kept_in)
     try:

@@ -23,6 +23,7 @@ from annotation.rows import trees_of
 from annotation.settings import PairSettings
 from engines.embedding import FrozenEncoder, Prefix, base_of
 from pipelines.inputs import replay_passages
+from pipelines.labelling import labelled_by
 from pipelines.recipe import Recipe
 from pipelines.run import Run, existing_run
 from pipelines.stage import BAD_INPUT, Invocation, Outcome
@@ -51,7 +52,7 @@ UNTAUGHT = "untaught"
 def train_rm(call: Invocation) -> Outcome:
     """Run the stage (see module)."""
     settings, run = call.recipe.training.reward_model, existing_run(call.run)
-    material, dropped = material_of(run, rewards_of(call), settings)
+    material, dropped = material_of(run, labels_of(call, run), settings)
     target, encoder = trained_folder(call, KIND), encoder_of(call.recipe)
     pairs, heads = len(material.comparisons), pairs_by_head(material, settings)
     call.say(
@@ -78,8 +79,8 @@ def train_rm(call: Invocation) -> Outcome:
     return Outcome({"model": str(target), **report.as_json()})
 
 
-def rewards_of(call: Invocation) -> EvoRagSettings:
-    """The rewards that label the trees.
+def labels_of(call: Invocation, run: Run) -> Recipe:
+    """The run's recipe with the rewards that are to label its trees.
 
     Raises:
         ConfigError: the recipe has none that a step could be given.
@@ -89,7 +90,7 @@ def rewards_of(call: Invocation) -> EvoRagSettings:
             "train-rm: a reward model learns the rewards of `evo_rag:`, which is not set; grow the "
             "trees with it and the protocol evo-rag"
         )
-    return call.recipe.evo_rag
+    return labelled_by(run, call.recipe, ("evo_rag",))
 
 
 def encoder_of(recipe: Recipe) -> str:
@@ -110,14 +111,19 @@ def encoder_of(recipe: Recipe) -> str:
 
 
 def material_of(
-    run: Run, evo_rag: EvoRagSettings, settings: RewardModelSettings
+    run: Run, recipe: Recipe, settings: RewardModelSettings
 ) -> tuple[Material, Counter[str]]:
     """What a run's trees have to teach under some rewards, and the pairs that were dropped.
+
+    Args:
+        run: with the trees.
+        recipe: of the run, with the `evo_rag:` that is to label them.
+        settings: of the reward model.
 
     Raises:
         ConfigError: corpus or prompts are not those that the trees were grown with.
     """
-    recipe = run.recipe.model_copy(update={"evo_rag": evo_rag})
+    evo_rag = recipe.evo_rag or EvoRagSettings()
     protocol = protocol_named(recipe.agent.protocol)
     prompt = prompter(protocol, recipe.agent.max_steps)
     worth, passages = worth_for(recipe), replay_passages(run)

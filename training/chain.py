@@ -64,4 +64,6 @@ def save_adapter(model: Any, target: Path) -> None:
     (target / "adapter" / "README.md").unlink(missing_ok=True)
     path = target / "adapter" / "adapter_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(config["target_modules"], list):
+        config["target_modules"].sort()  # written from a set, so in another order every time
     atomic_write_json(path, config | {"base_model_name_or_path": None})

@@ -90,7 +90,7 @@ def carry_out(lab: Lab, cycle: Cycle, before: Totals) -> Taught:
     trained = own.branchwise("train-dpo", *label, settings=settings, after=pairs)
     model = str(model_folder(own.call.run, "dpo"))
     result = asked_on_dev(own, cycle.name, model, settings=settings, after=trained)
-    begun = replace(result, begun_from=cycle.begins.name, pairs=trained.get("pairs"))
+    begun = replace(result, begun_from=cycle.begins.name, pairs=trained.get("examples"))
     return Taught(begun, trained, reward_model)
 
 

@@ -5,9 +5,10 @@ from typing import Any
 
 from engines.weights import policy_files
 from pipelines.assemble import open_data
-from pipelines.preflight import require, weights
+from pipelines.config import load_recipe
+from pipelines.preflight import cannot_be_asked, require, weights
 from pipelines.recipe import Recipe
-from pipelines.run import existing_run, flat, refuse_changed, refuse_unusable
+from pipelines.run import flat, refuse_changed, refuse_unusable
 from pipelines.stage import Invocation
 from pipelines.studies.lab import AT_ONCE
 from pipelines.study import require_matplotlib
@@ -22,6 +23,11 @@ FITS = (
     "training.reward_model.max_dropped_share",
 )
 """What lets a training go on that stopped for want of memory or of room for its prompts."""
+
+FOLDER = "curriculum"
+"""Of the run folder: journal, tables, and what the curriculum was begun with."""
+BEGUN = "begun.yaml"
+"""The recipe that it was begun with; `config.yaml` is that of the stage that last used the run."""
 
 MAY_CHANGE = ("limits.", "curriculum.cycles.refinement", *FITS)
 """What a curriculum that goes on may set anew: no cycle that is done is done again for it."""
@@ -39,8 +45,9 @@ def require_fit(call: Invocation) -> None:
         raise ConfigError("\n".join(faults))
     require_matplotlib()
     refuse_unusable(call.run)
-    if (call.run / "config.yaml").exists():
-        refuse_changed(call.run, _steady(existing_run(call.run).recipe), _steady(recipe))
+    begun = call.run / FOLDER / BEGUN
+    if begun.exists():
+        refuse_changed(call.run, _steady(load_recipe(begun)), _steady(recipe))
     # The model that scores pairs is each cycle's own, whatever folder the recipe names.
     by_label = recipe.pairs.model_copy(update={"score": "labels"})
     require(weights(recipe.model_copy(update={"pairs": by_label})))
@@ -69,11 +76,8 @@ def _faults(recipe: Recipe) -> Iterator[str]:
             "pairs.score is `reward_model`, each cycle's own, but curriculum.reward_model is "
             "false: set it to true, or pairs.score to labels"
         )
-    if recipe.policy.engine == "openai":
-        yield (
-            "policy.engine is `openai`, whose server would not get the policies that the cycles "
-            "train: use openvino or vllm"
-        )
+    if fault := cannot_be_asked(recipe.policy):
+        yield fault
     if not questions_of(recipe):
         yield (
             "curriculum.questions and data.limit are null, so that the first cycle would take all "

@@ -97,14 +97,14 @@ def answered_questions(done: Sequence[Examined]) -> set[Key]:
 def saving_size(found: Sequence[Saving], counted: Counted = "searches") -> str:
     """What a table of savings can show, in words."""
     shares = [one.share for one in found if one.share]
-    return size_of(shares, f"a saving of {counted}", "%")
+    return size_of(shares, f"saving of {counted}", "%")
 
 
 def saving_sheet(found: Sequence[Saving], counted: Counted = "searches") -> Sheet:
     """A row a claim."""
     head = (
         "arm", "against", counted, f"{counted} there", "saved % [95 %]", "p (Holm)", "EM [95 %]",
-        f"EM lower by < {percent(MARGIN)}", "questions",
+        f"EM lower by < {percent(MARGIN)}", "questions", "answerable",
     )  # fmt: skip
     rows = tuple(
         (
@@ -117,6 +117,7 @@ def saving_sheet(found: Sequence[Saving], counted: Counted = "searches") -> Shee
             interval(one.em),
             one.no_lower,
             str(one.share.n if one.share else 0),
+            str(one.em.n),
         )
         for one in found
     )

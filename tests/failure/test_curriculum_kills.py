@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from stages import Ended, Stages
 
-from pipelines.run import noted_inputs
+from pipelines.config import load_recipe
+from pipelines.run import dump_recipe, noted_inputs
 from pipelines.studies.journal import Event, Journal
 
 pytestmark = pytest.mark.failure
@@ -121,6 +122,20 @@ def test_another_recipe_is_refused(desk: Desk) -> None:
     assert refused.code == 2
     assert "policy: was" in refused.said
     assert desk.log() == said
+
+
+def test_what_annotate_does_in_its_folder_is_not_what_it_was_begun_with(desk: Desk) -> None:
+    assert desk.start(death="2 begun").code == -signal.SIGKILL
+    of_another_stage = load_recipe(
+        desk.run / "config.yaml", ("data.limit=1", "training.dpo.lr=0.5")
+    )
+    (desk.run / "config.yaml").write_text(dump_recipe(of_another_stage))
+    refused = desk.start("training.dpo.lr=0.5")
+    assert refused.code == 2
+    assert "training.dpo.lr: was 0.0001, now 0.5" in refused.said
+    finished = desk.start()
+    assert finished.code == 0, finished.said
+    assert desk.noted() == STEPS
 
 
 def test_limits_and_refinement_may_be_raised(desk: Desk) -> None:

@@ -12,10 +12,14 @@ from little_world import QUESTIONS, policy, recipe
 from loopback import serving
 
 from pipelines.cli import parser, run_stage
+from pipelines.labelling import labelled_by
+from pipelines.run import existing_run
+from pipelines.train_rm import material_of
 from rewards.settings import REWARDS
 from storage.parts import read_parts
 from storage.records import Pair, TreeNode
 from storage.schemas import table_to_records
+from training.settings import RewardModelSettings
 
 GROWTHS = {
     "chains": {"kind": "chains", "iterations": 6, "branches": 2},
@@ -132,9 +136,23 @@ def test_one_set_of_trees_serves_every_schedule(tmp_path: Path, endpoint: FakeEn
     assert len(endpoint.requests) == made
 
 
+@pytest.fixture
+def giving_up() -> Iterator[FakeEndpoint]:
+    """An endpoint whose policy refuses what cannot be answered after its first search."""
+
+    def policy_of(request: dict[str, Any]) -> str:
+        user = request["messages"][-1]["content"]
+        hopeless = QUESTIONS[-1]["question"] in user and "Search:" in user
+        return "<refuse/>" if hopeless and "suffice?" not in user else evo_policy(request)
+
+    with serving(policy_of, models=("policy", "verifier")) as served:
+        yield served
+
+
 def test_without_its_verifier_the_gold_says_of_the_same_trees(
-    tmp_path: Path, endpoint: FakeEndpoint
+    tmp_path: Path, giving_up: FakeEndpoint
 ) -> None:
+    endpoint = giving_up
     config, run = evo_recipe(tmp_path, endpoint.base_url, "chains"), tmp_path / "run"
     assert branchwise("annotate", config, run) == 0
     made = len(endpoint.requests)
@@ -160,6 +178,13 @@ def test_without_its_verifier_the_gold_says_of_the_same_trees(
         for label in ("gold", "same")
     ]
     assert digests[0].isdisjoint(digests[1])
+    settings, grown = RewardModelSettings(min_gap=0.05), existing_run(run)
+    without = grown.recipe.model_copy(update={"verifier": None})
+    for label, rewards in (("gold", without), ("same", grown.recipe)):
+        material, _ = material_of(grown, labelled_by(grown, rewards, ("evo_rag",)), settings)
+        gaps = sorted(pair.total for pair in material.comparisons)
+        told = sorted(pair.reward_gap for pair in pairs_of(run, f"relabelled/{label}/pairs"))
+        assert gaps == pytest.approx(told, abs=1e-5), "as relabel has it"
     assert len(endpoint.requests) == made
 
 

@@ -49,12 +49,12 @@ def made(stage: str, run: Path, recipe: Recipe) -> dict[str, Any]:
     """Make what the stage makes; its totals."""
     run.mkdir(parents=True, exist_ok=True)
     if stage == "annotate":
-        return {**parts(run, "questions", "trees", "pairs"), "pairs": 7}
+        return {**parts(run, "questions", "trees", "pairs"), "pairs": 9}
     if stage == "eval":
         (policy,) = recipe.evaluation.policies
         parts(run, f"eval/{policy}/s/predictions", f"eval/{policy}/s/failures")
         return {"set": "s", "policies": [dev_row(policy)]}
-    return {"model": str(model(run, stage)), "pairs": 7}
+    return {"model": str(model(run, stage)), "pairs": 9, "examples": 7}
 
 
 def parts(run: Path, *tables: str) -> dict[str, Any]:

@@ -286,4 +286,5 @@ def test_an_export_of_the_untrained_policy_is_refused(
 def test_no_file_of_a_model_folder_names_a_path_of_the_machine(started: Path) -> None:
     config = json.loads((started / "adapter" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] is None
+    assert config["target_modules"] == sorted(config["target_modules"]), "in one order every time"
     assert not (started / "adapter" / "README.md").exists()

@@ -41,7 +41,11 @@ class Scripted(Pretended):
     def branchwise(self, stage: str, *arguments: str, **given: Any) -> dict[str, Any]:
         totals = super().branchwise(stage, *arguments, **given)
         totals["product"] = f"{stage} of {self.call.run.name}"
-        return totals if stage == "eval" else {**totals, "pairs": self.pairs(self.call.run.name)}
+        if stage == "eval":
+            return totals
+        pairs = self.pairs(self.call.run.name)
+        trained_on = {"examples": pairs - 2} if stage == "train-dpo" else {}
+        return {**totals, "pairs": pairs, **trained_on}
 
 
 @pytest.fixture(autouse=True)
@@ -189,12 +193,12 @@ def test_the_table_has_a_row_a_policy(tmp_path: Path) -> None:
     assert rows == [
         f"start,–,{lab.recipe.policy.model},,–,200,30.0,50.0,3.00,0.50,10.0,50.0,40.0",
         "discovery-1,start,models/evo-discovery-1/dpo,discovery,"
-        "7,200,50.0,50.0,3.00,0.50,10.0,50.0,40.0",
+        "5,200,50.0,50.0,3.00,0.50,10.0,50.0,40.0",
         "refinement-1,discovery-1,models/evo-refinement-1/dpo,refinement,"
-        "7,200,60.0,50.0,3.00,0.50,10.0,50.0,40.0",
+        "5,200,60.0,50.0,3.00,0.50,10.0,50.0,40.0",
     ]
     told = (lab.folder / "curriculum.md").read_text()
-    assert "| refinement-1 | discovery-1 | models/evo-refinement-1/dpo | refinement | 7 |" in told
+    assert "| refinement-1 | discovery-1 | models/evo-refinement-1/dpo | refinement | 5 |" in told
 
 
 SCORED = ("curriculum.reward_model=true", "pairs.score=reward_model", "reward_model=any")
@@ -271,6 +275,7 @@ def test_dev_without_an_answerable_question_is_refused(tmp_path: Path) -> None:
         (("data.split=null",), "data.split of atlas is null"),
         (("data.split=dev",), "data.split of atlas is dev"),
         (("policy={engine: openai, base_url: http://x, model: m}",), "would not get the policies"),
+        (("policy={engine: vllm, base_url: http://x}",), "base_url names a server that is there"),
         (("data.limit=800", "data.types=[unanswerable]"), r"800 questions each, but there are \d"),
     ],
 )

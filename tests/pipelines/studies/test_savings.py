@@ -33,7 +33,7 @@ def test_three_searches_for_four_are_a_quarter_saved() -> None:
     assert (one["searches"], one["searches there"]) == ("3.00", "4.00")
     assert one["saved % [95 %]"] == "+25.0 [+25.0, +25.0] *"
     assert one["EM [95 %]"].startswith("+12.5 ["), "one of four answers, under one of two seeds"
-    assert one["questions"] == "5", "the unanswerable one is searched for, too"
+    assert (one["questions"], one["answerable"]) == ("5", "4"), "what has no answer is searched for"
     assert one["paper (other models and data)"] == "15 %"
     assert other["saved % [95 %]"] == "-50.0 [-50.0, -50.0] *", "searching more saves less than 0"
     assert other["paper (other models and data)"] == "–"

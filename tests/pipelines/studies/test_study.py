@@ -37,6 +37,15 @@ def test_names_seeds_and_folders_are_checked_first(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_server_that_is_there_would_not_get_what_a_study_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = "policy={engine: vllm, model: smollm2, base_url: http://localhost:1}"
+    assert study(tmp_path / "run", "--set", there) == 2
+    assert "study little: policy.base_url names a server that is there" in capsys.readouterr().out
+    assert not (tmp_path / "run").exists()
+
+
 def test_plots_are_asked_for_before_the_trees(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
