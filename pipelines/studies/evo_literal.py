@@ -1,4 +1,4 @@
-"""`make study STUDY=evo-literal`: do the schedules differ under the rewards as printed?
+"""`make study STUDY=evo-literal`: do the schedules differ with two equations as printed?
 
 `evo-schedules` with two equations read to the letter (EVO-RAG section 3.2): every hit earns the
 retrieval bonus, one that is there already too, and every late search that has anything in common
