@@ -11,9 +11,9 @@ paper's difference is made of, it is not the number of heads. The loss of `compo
 seven other orders, some of them easy, and says nothing beside theirs. What can be compared is how
 often a model's score orders siblings by the total.
 
-Time on two cores: trees 12 minutes, once for all studies; reading the steps some 5, once; then half
-a minute a model, 15 of them with five seeds, the default: 25 minutes. A dozen validation questions
-give an accuracy that is good to several points; the deviation over the splits says how good.
+Time on two cores: trees 10 minutes, once for all studies; then 9: reading the steps 3, once, and
+half a minute a model, 15 of them with five seeds, the default. A dozen validation questions give an
+accuracy that is good to several points; the deviation over the splits says how good.
 """
 
 from collections.abc import Mapping, Sequence

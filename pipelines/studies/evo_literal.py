@@ -6,9 +6,8 @@ with an earlier one counts as redundant. There a search that only repeats itself
 bonus weighs 2.0, so Discovery under `two-stage` teaches to go on where `time-dynamic` does not: of
 all readings the one in which a schedule has most to say. Two steps from one warm start, as there.
 
-Time on two cores: trees 12 minutes, once for all studies; a seed 4 trainings of 180 pairs, 3
-minutes each, and 2 evaluations of 200 questions, 4 minutes each. What 200 questions can show is
-what they can in `evo-schedules`.
+Time on two cores: trees 10 minutes, once for all studies; then 25 a seed (4 trainings of 180 pairs
+and 2 evaluations of 200 questions, 4 and 3 minutes each), of which there are two by default.
 """
 
 from pipelines.studies.arms import START, Arm, examined
