@@ -15,7 +15,7 @@ some 6 % of the steps and a difference of 6 points of EM, so not the paper's 0.3
 from pipelines.studies.arms import START, Arm, examined
 from pipelines.studies.evo import TEST, about, dpo, full
 from pipelines.studies.lab import Lab
-from pipelines.studies.labellings import agreement_sheet
+from pipelines.studies.labellings import agreement_sheet, leaning_sheet
 from pipelines.studies.report import Claim, write_report
 from pipelines.studies.savings import saving_sheet, saving_size, savings
 
@@ -50,6 +50,10 @@ def evo_step_value(lab: Lab) -> None:
     for done in examined(lab, ARMS, TEST, grown):
         if not lab.call.dry_run:
             saved = savings(done, SAVED, lab.recipe.seed, "steps")
-            more = [saving_sheet(saved, "steps"), agreement_sheet(lab.call.run, ARMS, CLAIMS)]
+            more = (
+                saving_sheet(saved, "steps"),
+                leaning_sheet(lab.call.run, ARMS),
+                agreement_sheet(lab.call.run, ARMS, CLAIMS),
+            )
             told = f"{about(lab.recipe, done)} {saving_size(saved, 'steps')}"
             write_report(lab, NAME, done, CLAIMS, more=more, about=told)

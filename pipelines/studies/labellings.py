@@ -4,8 +4,10 @@ What two arms are taught alike no test can tell apart, however many questions it
 before a comparison of policies is believed, or paid for.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 from evaluation.sheet import Sheet, percent
@@ -28,12 +30,15 @@ class Labelling:
         orders: all of them.
         to_stop, to_go_on: how many prefer an end to going on, and the reverse. In the others both
             sides are of one kind.
+        by_actions: share that a rule orders which knows both actions and nothing of their text, in
+            [0.5, 1]; null without pairs.
     """
 
     name: str
     orders: frozenset[Order]
     to_stop: int
     to_go_on: int
+    by_actions: float | None
 
 
 def labelling(run: Path, name: str) -> Labelling:
@@ -46,7 +51,30 @@ def labelling(run: Path, name: str) -> Labelling:
         frozenset((row["tree_id"], row["chosen_node"], row["rejected_node"]) for row in rows),
         to_stop=ends.count((True, False)),
         to_go_on=ends.count((False, True)),
+        by_actions=by_actions([(row["chosen_action"], row["rejected_action"]) for row in rows]),
     )
+
+
+def by_actions(pairs: Sequence[tuple[str, str]]) -> float | None:
+    """The share of pairs that the best rule on actions alone orders.
+
+    The rule is made on these very pairs: of every two actions it prefers the one that they prefer
+    more often, and of a pair of one action it guesses, which is right half the time. A policy that
+    orders no larger share of such pairs need have learned nothing of queries and answers.
+
+    Args:
+        pairs: chosen and rejected action.
+
+    Returns:
+        In [0.5, 1]; null without pairs.
+    """
+    if not pairs:
+        return None
+    found = Counter(pairs)
+    of_one = sum(count for (chosen, rejected), count in found.items() if chosen == rejected)
+    each_two = combinations({action for pair in pairs for action in pair}, 2)
+    ordered = sum(max(found[one, other], found[other, one]) for one, other in each_two)
+    return (ordered + of_one / 2) / len(pairs)
 
 
 def labels_of(arms: Iterable[Arm]) -> list[str]:
@@ -64,10 +92,14 @@ def leaning_sheet(run: Path, arms: Iterable[Arm]) -> Sheet:
             str(one.to_stop),
             str(one.to_go_on),
             str(len(one.orders) - one.to_stop - one.to_go_on),
+            percent(one.by_actions),
         )
         for one in found
     )
-    head = ("labelling", "pairs", "stop over going on", "going on over stop", "of one kind")
+    head = (
+        "labelling", "pairs", "stop over going on", "going on over stop", "of one kind",
+        "by actions alone %",
+    )  # fmt: skip
     return Sheet("Which way the pairs lean (an answer or a refusal stops)", head, rows)
 
 

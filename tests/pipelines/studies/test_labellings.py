@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import pytest
 from sample_records import a_pair
 
 from pipelines.studies.arms import START, Arm
-from pipelines.studies.labellings import agreement_sheet, labels_of, leaning_sheet
+from pipelines.studies.labellings import agreement_sheet, by_actions, labels_of, leaning_sheet
 from pipelines.studies.report import Claim
 from storage.manifest import add_parts
 from storage.parts import write_part
@@ -55,7 +56,38 @@ def test_a_pair_is_the_same_only_the_same_way_round_in_the_same_tree(tmp_path: P
     # Of six pairs that either has, one is the same, and one the other way round.
     assert sheet.rows == (("first", "second", "4", "3", "1", "1", "16.7"),)
     leaning = leaning_sheet(tmp_path, (Arm(START), ONE, single))
-    assert leaning.rows == (("first", "4", "2", "1", "1"), ("second", "3", "2", "0", "1"))
+    assert [row[:5] for row in leaning.rows] == [
+        ("first", "4", "2", "1", "1"),
+        ("second", "3", "2", "0", "1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "share"),
+    [
+        ([("answer", "search")] * 3 + [("search", "answer")], 0.75),
+        # Each two actions have a rule of their own.
+        ([("answer", "search"), ("search", "refuse"), ("refuse", "answer")], 1.0),
+        # Of two of one kind it has to guess.
+        ([("answer", "search"), ("search", "search")] * 2, 0.75),
+        ([("search", "search")] * 9 + [("answer", "search")], 0.55),
+        ([], None),
+    ],
+)
+def test_a_rule_on_actions_alone_orders_the_commoner_way(
+    pairs: list[tuple[str, str]], share: float | None
+) -> None:
+    assert by_actions(pairs) == (None if share is None else pytest.approx(share))
+
+
+def test_what_actions_alone_order_stands_beside_a_labelling(tmp_path: Path) -> None:
+    answers = [("t1", 1, "answer", 2, "search"), ("t2", 1, "answer", 2, "search")]
+    labelled(tmp_path, "first", *answers, ("t3", 1, "search", 2, "search"))
+    leaning = leaning_sheet(tmp_path, (ONE, OTHER))
+    shares = dict(
+        zip([row[0] for row in leaning.rows], [row[-1] for row in leaning.rows], strict=True)
+    )
+    assert (shares["first"], shares["second"]) == ("83.3", "–")
 
 
 def test_steps_are_compared_in_their_order_and_shared_ones_not_at_all(tmp_path: Path) -> None:
