@@ -16,7 +16,11 @@ from storage.parts import question_ids
 
 pytestmark = pytest.mark.failure
 
-LITTLE = {"pipelines.study.STUDIES": {"little": "little_study"}}
+LITTLE = {
+    "pipelines.study.STUDIES": {"little": "little_study"},
+    "pipelines.study.ASKS_NO_TRAINED_POLICY": ["little"],
+}
+"""It trains nothing, so its policy may be the test's endpoint."""
 
 
 @pytest.fixture(scope="module")
