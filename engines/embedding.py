@@ -25,12 +25,13 @@ from engines.weights import (
     policy_digest,
     policy_files,
 )
-from storage.cache import cache_folder
+from storage.cache import cache_room
 from storage.errors import ConfigError
 from storage.vectors import Vector, VectorCache
 
 Say = Callable[[str], None]
 
+_log = logging.getLogger(__name__)
 _WORTH_A_WORD = 500
 """Steps that take a while, so that somebody waits to hear how far it is."""
 
@@ -77,7 +78,8 @@ class FrozenEncoder:
             model: "packaged", "hub:owner/name", or a folder with any encoder or decoder of
                 transformers, or with a policy.
             batch_tokens: read at once; see `engines.backbone`.
-            say: told how far long work is, and of a damaged cache; null: the log.
+            say: told how far long work is, and of a damaged cache; None: the log, of which only the
+                latter is shown.
 
         Raises:
             ConfigError: nothing usable there.
@@ -87,7 +89,8 @@ class FrozenEncoder:
         self.model = from_hub or model
         self.digest = policy_digest(self._files, "f32")
         self._batch_tokens = batch_tokens
-        self._say = say or logging.getLogger("engines").info
+        self._say = say or _log.info
+        self._warn = say or _log.warning
         self._tokenizer: Any = None
         self._backbone: Backbone | None = None
         self._lock = threading.Lock()
@@ -112,12 +115,13 @@ class FrozenEncoder:
         """Vectors of shape (len(sequences), width), at least one; equal sequences are read once.
 
         Raises:
-            ConfigError: the model cannot be loaded, or reads no sequence as long as one of these.
+            ConfigError: the model cannot be loaded, reads no sequence as long as one of these, or
+                others can write into the cache.
             StorageError: the cache cannot be read or written.
         """
         keys = {one: _key(self.digest, one) for one in sequences}
-        path = cache_folder() / "embeddings" / f"{self.digest}.sqlite"
-        with self._lock, VectorCache(path, self._say) as cache:
+        path = cache_room("embeddings") / f"{self.digest}.sqlite"
+        with self._lock, VectorCache(path, self._warn) as cache:
             found = cache.get(list(keys.values()))
             missing = [one for one, key in keys.items() if key not in found]
             for read in self._read(missing):

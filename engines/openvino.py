@@ -31,6 +31,7 @@ from engines.sampling import (
 from engines.settings import ModelSettings
 from engines.structure import relaxed, within_bounds
 from engines.weights import policy_digest, policy_files
+from storage.cache import Say
 from storage.errors import ConfigError, EndpointError
 
 BATCHED_TOKENS = 256
@@ -44,7 +45,7 @@ instead of all 50."""
 
 
 def embedded_engine(
-    settings: ModelSettings, max_batch: int = 32, cache_gib: int = 1
+    settings: ModelSettings, max_batch: int = 32, cache_gib: int = 1, say: Say | None = None
 ) -> "OpenVINOEngine":
     """The engine for `policy:` or `judge:` settings; converts weights once, into the cache.
 
@@ -52,12 +53,14 @@ def embedded_engine(
         max_batch: most generations at once.
         cache_gib: memory of the key-value cache; one GiB is some 46,000 tokens of the packaged
             model.
+        say: told, in a line, if converted weights were damaged and are made again.
 
     Raises:
-        ConfigError: the model or a package is missing.
+        ConfigError: the model or a package is missing, or others can write into the cache.
+        StorageError: the cache cannot be written.
     """
     files = policy_files(settings.model)
-    gguf = ready_gguf(files, settings.precision)
+    gguf = ready_gguf(files, settings.precision, say)
     return OpenVINOEngine(
         gguf,
         model=settings.model,

@@ -13,33 +13,45 @@ from engines.gguf import (
     rewrite_gguf,
 )
 from engines.weights import PolicyFiles, load_policy, packaged_gguf, policy_digest
-from storage.cache import cache_folder
+from storage.cache import Say, cache_room, open_entry
+from storage.file_seal import file_fault
 
+_NAME = "policy.gguf"
 _log = logging.getLogger(__name__)
 
 
-def ready_gguf(files: PolicyFiles, precision: Precision) -> Path:
+def ready_gguf(files: PolicyFiles, precision: Precision, say: Say | None = None) -> Path:
     """A GGUF file with exactly this policy in this precision.
 
-    The folder's own `policy.gguf` if it was made from these weights, else the cache's, which is
-    written on first use (seconds for packaged weights, half a minute for adapters).
+    The folder's own `policy.gguf` if it was made from these weights and is as `export` wrote it,
+    else the cache's, which is written on first use (seconds for packaged weights, half a minute for
+    adapters). Both are compared with their seals: a changed bit would give other trees under the
+    same digest.
+
+    Args:
+        files: the policy.
+        precision: of the matrices.
+        say: told, in a line, what is not used or made again; None: the log.
 
     Raises:
-        ConfigError: weights or a package are missing.
+        ConfigError: weights or a package are missing, or others can write into the cache.
         StorageError: the cache cannot be written.
     """
     digest = policy_digest(files, precision)
     if files.gguf is not None and files.gguf != files.base:
-        if gguf_metadata(files.gguf, DIGEST_KEY) == (digest,):
+        fault = file_fault(files.gguf)
+        if fault is None and gguf_metadata(files.gguf, DIGEST_KEY) == (digest,):
             return files.gguf
-        _log.warning("%s was not made from the weights beside it: not used", files.gguf)
+        why = "it was not made from the weights beside it" if fault is None else fault
+        (say or _log.warning)(f"{files.gguf} is not used: {why}; `branchwise export` writes it")
     plain = not files.adapters and files.base.is_file()
     if plain and gguf_precision(files.base) == precision:
         return files.base
-    target = cache_folder() / "gguf" / f"{digest}.gguf"
-    if not target.is_file():
-        write_policy_gguf(files, precision, target)
-    return target
+
+    def build(new: Path) -> None:
+        write_policy_gguf(files, precision, new / _NAME)
+
+    return open_entry(cache_room("gguf") / digest, build, say) / _NAME
 
 
 def write_policy_gguf(

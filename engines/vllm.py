@@ -54,7 +54,7 @@ def server_for(
         ConfigError: vLLM, the weights or a package are missing.
         StorageError: the cache cannot be written.
     """
-    vllm, served = installed_vllm(), ready_weights(settings)
+    vllm, served = installed_vllm(), ready_weights(settings, say)
     return VllmServer(
         partial(_command, vllm, served, settings),
         server_environment(vllm, served, os.environ),

@@ -22,8 +22,7 @@ from engines.weights import (
     policy_digest,
     policy_files,
 )
-from storage.atomic import atomic_folder
-from storage.cache import cache_folder
+from storage.cache import Say, cache_room, open_entry
 from storage.errors import ConfigError
 from storage.text import digest_of
 
@@ -87,11 +86,16 @@ def served_files(model: str) -> PolicyFiles | None:
     return policy_files(model) if ours or lost else None
 
 
-def ready_weights(settings: ModelSettings) -> Served:
+def ready_weights(settings: ModelSettings, say: Say | None = None) -> Served:
     """What to serve, with everything written that has to be (up to minutes, the first time).
 
+    Args:
+        settings: the model.
+        say: told, in a line, if merged weights were damaged and are made again; None: the log.
+
     Raises:
-        ConfigError: weights or a package are missing, or an adapter does not fit.
+        ConfigError: weights or a package are missing, an adapter does not fit, or others can
+            write into the cache.
         StorageError: the cache cannot be written.
     """
     files = served_files(settings.model)
@@ -100,7 +104,7 @@ def ready_weights(settings: ModelSettings) -> Served:
     last = files.adapters[-1] if files.adapters else None
     rank = _lora_rank(last) if last is not None else None
     below = replace(files, adapters=files.adapters[:-1]) if rank else files
-    folder = _safetensors(below)
+    folder = _safetensors(below, say)
     adapter = last if rank else None
     return Served(served_name(settings), str(folder), adapter, rank or 0, _context(folder))
 
@@ -122,17 +126,17 @@ def _lora_rank(adapter: Path) -> int | None:
     return next((rank for rank in RANKS if rank >= int(config["r"])), None)
 
 
-def _safetensors(files: PolicyFiles) -> Path:
+def _safetensors(files: PolicyFiles, say: Say | None) -> Path:
     """A folder with these weights merged, and with a tokenizer: their own, else the cache's."""
     if not files.adapters and files.base.is_dir() and has_tokenizer(files.base):
         return files.base.resolve()
-    target = cache_folder() / "safetensors" / policy_digest(files, _CACHED_AS)
-    if not target.is_dir():
+
+    def build(new: Path) -> None:
         model, tokenizer = load_policy(files)
-        with atomic_folder(target) as folder:
-            tokenizer.save_pretrained(str(folder))
-            model.save_pretrained(str(folder))
-    return target
+        tokenizer.save_pretrained(str(new))
+        model.save_pretrained(str(new))
+
+    return open_entry(cache_room("safetensors") / policy_digest(files, _CACHED_AS), build, say)
 
 
 def _context(folder: Path) -> int | None:

@@ -57,7 +57,7 @@ def annotate(call: Invocation) -> Outcome:
         return Outcome({"questions": len(data.questions), "dry_run": True})
     if _owing(call.run, data):
         require(servers(recipe))
-    retriever = open_index(recipe, data.passages)
+    retriever = open_index(recipe, data.passages, call.say)
     inputs = inputs_of(recipe, data, retriever)
     grown = ("questions",) if asks_more(call.run, data.questions) else ()
     run = open_run(call.run, recipe, {"data": data.notes}, inputs, grown)

@@ -16,7 +16,7 @@ from pipelines.recipe import Recipe
 from retrieval.interface import Retriever
 from sources.load import Data, load_data
 from sources.settings import DataSettings
-from storage.cache import cache_folder
+from storage.cache import cache_room
 from storage.ledger import Ledger
 from storage.records import Passage
 
@@ -32,11 +32,14 @@ def open_data(recipe: Recipe, settings: DataSettings | None = None) -> Data:
     return load_data(settings or recipe.data, recipe.seed, answerable_only=not can_refuse)
 
 
-def open_index(recipe: Recipe, passages: tuple[Passage, ...]) -> Retriever:
-    """The retriever of the recipe; its index is built the first time."""
+def open_index(recipe: Recipe, passages: tuple[Passage, ...], say: Say | None = None) -> Retriever:
+    """The retriever of the recipe; its index is built the first time.
+
+    `say` is told, in a line, if the index was damaged and is made again.
+    """
     from retrieval.index import open_retriever
 
-    return open_retriever(recipe.retrieval, list(passages), cache_folder() / "indexes")
+    return open_retriever(recipe.retrieval, list(passages), say=say)
 
 
 def engine_for(
@@ -53,14 +56,18 @@ def engine_for(
         recipe: whose limits count.
         logs: folder for the log of a server that the engine starts; null for the cache's.
         before_call: asked before every attempt at an endpoint (see `engines.ledgered`).
-        say: told, in a line, when an endpoint is in trouble and when it is back.
+        say: told, in a line, when an endpoint is in trouble and when it is back, and when weights
+            in the cache were damaged.
     """
     if model.engine == "openvino":
         from engines.openvino import embedded_engine
 
         limits = recipe.limits
         return embedded_engine(
-            model, max_batch=min(limits.max_concurrency, 64), cache_gib=limits.cache_gib
+            model,
+            max_batch=min(limits.max_concurrency, 64),
+            cache_gib=limits.cache_gib,
+            say=say,
         )
     from engines.openai import OpenAIEngine
 
@@ -81,7 +88,7 @@ def engine_for(
 
 def server_logs() -> Path:
     """Where servers write that belong to no run."""
-    return cache_folder() / "logs"
+    return cache_room("logs")
 
 
 @asynccontextmanager

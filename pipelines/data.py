@@ -36,6 +36,6 @@ def index(call: Invocation) -> Outcome:
     if call.dry_run:
         call.say(f"index: the {named} would be built, or found built")
         return Outcome({"passages": len(found.passages), "dry_run": True})
-    retriever = open_index(call.recipe, found.passages)
+    retriever = open_index(call.recipe, found.passages, call.say)
     call.say(f"{named} is ready")
     return Outcome({"passages": len(found.passages), "index_digest": retriever.digest})

@@ -18,6 +18,7 @@ from pipelines.preflight import Check, data_files, evaluated, problems, servers,
 from pipelines.recipe import Recipe
 from pipelines.run import environment_facts, refuse_unusable
 from pipelines.stage import BAD_INPUT, DONE, Invocation, Outcome
+from storage.cache import refuse_shared_cache
 
 NEEDS = {
     "cpu": ("openvino_genai", "transformers", "gguf"),
@@ -48,8 +49,9 @@ def doctor(call: Invocation) -> Outcome:
 def problems_of(recipe: Recipe, run: Path) -> Iterator[str]:
     """What would stop this recipe here."""
     folder: Check = ("run", partial(refuse_unusable, run))
+    cache: Check = ("cache", refuse_shared_cache)
     needs = (data_files(recipe), weights(recipe), servers(recipe), evaluated(recipe, run))
-    yield from problems(chain([folder], *needs))
+    yield from problems(chain([folder, cache], *needs))
     if recipe.retrieval.kind in {"dense", "fusion"}:
         for module in NEEDS["dense"]:
             if find_spec(module) is None:

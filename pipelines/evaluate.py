@@ -54,7 +54,7 @@ def evaluate(call: Invocation) -> Outcome:
     if call.dry_run:
         return Outcome({"questions": len(data.questions), "dry_run": True})
     refuse_overlap(call.run, data.questions)
-    retriever = open_index(recipe, data.passages)
+    retriever = open_index(recipe, data.passages, call.say)
     run = evaluated_run(call, retriever)
     beside = baselines_of(recipe, call.run, data)
     settings = deciding_settings(recipe, call.limit, policies, data, retriever, beside.deciding)

@@ -94,7 +94,7 @@ def roll_fresh(
     recipe = run.recipe.model_copy(update={"limits": call.recipe.limits})
     sampling = sampling_for(recipe.policy, temperature)
     passages = replay_passages(run)
-    retriever = open_index(recipe, tuple(passages.values()))
+    retriever = open_index(recipe, tuple(passages.values()), call.say)
     _refuse_other_policy(recipe, [tree.nodes[0] for tree in trees])
     with Ledger(run.ledger) as ledger:
         gate = Gate(recipe.limits, ledger.totals)

@@ -72,7 +72,7 @@ def _remedy(part: PartInfo) -> str:
 
 def _from_ledger(call: Invocation, run: Run, ledger: Ledger, bad: Iterable[PartInfo]) -> list[str]:
     data = open_data(run.recipe)
-    retriever = open_index(run.recipe, data.passages)
+    retriever = open_index(run.recipe, data.passages, call.say)
     refuse_other_inputs(run.folder, inputs_of(run.recipe, data, retriever))
     committer = Committer(run, ledger, data.questions, data.notes)
     committer.write_questions()

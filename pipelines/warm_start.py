@@ -32,7 +32,7 @@ def warm_start(call: Invocation) -> Outcome:
     questions = [q for q in data.questions if q.answerable or protocol.can_refuse]
     target = model_folder(call.run, "warm-start")
     call.say(f"warm-start: {len(questions)} questions of the part `warm` → {target}")
-    retriever = open_index(recipe, data.passages)
+    retriever = open_index(recipe, data.passages, call.say)
     traces = asyncio.run(
         build_traces(
             questions,

@@ -264,7 +264,7 @@ async def _work(order: Order, line: Connection, leave: "Leave", following: Any) 
     data = open_data(order.recipe)
     by_id = {question.id: question for question in data.questions}
     owed = claimed([by_id[identity] for identity in order.owed], following)
-    retriever = open_index(order.recipe, data.passages)
+    retriever = open_index(order.recipe, data.passages, line.send)
     with Ledger(order.ledger, shared=True) as ledger:
         progress = Progress("worker", len(order.owed))
         growing = grown_here(order.recipe, owed, retriever, ledger, leave, progress, line.send)

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 
 from retrieval.passages import Scores, best_rows, retrieved
-from storage.errors import RetrievalError
 from storage.records import Passage, RetrievedPassage
 
 TOKENISER = "words-1"
@@ -61,31 +60,16 @@ class Bm25Retriever:
     """Searches a memory-mapped BM25 index; about a millisecond, so it runs on the event loop."""
 
     def __init__(self, folder: Path, passages: Sequence[Passage], digest: str) -> None:
-        """Opens what `build_bm25` wrote.
+        """Maps what `build_bm25` wrote, and what is still as it was then (`storage.cache`).
 
         Args:
             folder: the index.
             passages: the same passages, in the same order.
             digest: what identifies corpus and settings.
-
-        Raises:
-            RetrievalError: the index is damaged or belongs to other passages.
         """
         import bm25s
 
-        try:
-            index = bm25s.BM25.load(folder, mmap=True, show_progress=False)
-        except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
-            # Without numpy's own words, which advise to load such a file unsafely.
-            raise RetrievalError(
-                f"cannot read the BM25 index {folder} ({type(error).__name__}): "
-                "delete the folder and it is built anew"
-            ) from error
-        if index.scores["num_docs"] != len(passages):
-            raise RetrievalError(
-                f"the BM25 index {folder} has {index.scores['num_docs']} passages, "
-                f"the corpus {len(passages)}: delete the folder and it is built anew"
-            )
+        index = bm25s.BM25.load(folder, mmap=True, show_progress=False)
         self._weights = index.scores["data"]
         self._rows = index.scores["indices"]
         self._starts = np.asarray(index.scores["indptr"])

@@ -10,7 +10,6 @@ import numpy as np
 
 from retrieval.encoder import Encoder, Vectors
 from retrieval.passages import Rows, Scores, best_rows, retrieved
-from storage.errors import RetrievalError
 from storage.records import Passage, RetrievedPassage
 
 VECTORS = "vectors.npy"
@@ -42,32 +41,15 @@ class DenseRetriever:
     def __init__(
         self, folder: Path, passages: Sequence[Passage], encoder: Encoder, digest: str
     ) -> None:
-        """Maps what `build_dense` wrote.
+        """Maps what `build_dense` wrote, and what is still as it was then (`storage.cache`).
 
         Args:
             folder: the index.
             passages: the same passages, in the same order.
             encoder: the encoder that built it.
             digest: what identifies corpus and settings.
-
-        Raises:
-            RetrievalError: the index is damaged or belongs to other passages.
         """
-        path = folder / VECTORS
-        try:
-            vectors = np.asarray(np.load(path, mmap_mode="r"))
-        except (OSError, EOFError, ValueError) as error:
-            # Without numpy's own words, which advise to load such a file unsafely.
-            raise RetrievalError(
-                f"cannot read the dense index {folder} ({type(error).__name__}): "
-                "delete the folder and it is built anew"
-            ) from error
-        if len(vectors) != len(passages):
-            raise RetrievalError(
-                f"the dense index {folder} has {len(vectors)} passages, the corpus "
-                f"{len(passages)}: delete the folder and it is built anew"
-            )
-        self._vectors: Vectors = vectors
+        self._vectors: Vectors = np.asarray(np.load(folder / VECTORS, mmap_mode="r"))
         self._passages = passages
         self._encoder = encoder
         self._digest = digest

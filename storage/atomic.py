@@ -14,7 +14,6 @@ survives a power cut. Accepted in exchange:
 import json
 import os
 import secrets
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,9 +37,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
         temporary = _temporary_beside(path)
         try:
             yield temporary
-            _sync(temporary)
+            sync(temporary)
             temporary.replace(path)
-            _sync(path.parent)
+            sync(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
@@ -48,38 +47,6 @@ def atomic_path(path: Path) -> Iterator[Path]:
         raise StorageError(
             f"cannot write {path}: {reason}; no torn file was left. "
             "Make room or mend the permissions, then run the same command again"
-        ) from error
-
-
-@contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder beside `path`; it takes the name `path` when the block ends well.
-
-    For what can be made again: where somebody else was faster, theirs stays.
-
-    Raises:
-        StorageError: the file system refused, with the path.
-    """
-    temporary = path.with_name(f".{path.name[:40]}-{secrets.token_hex(6)}.tmp")
-    try:
-        temporary.mkdir(parents=True)
-        try:
-            yield temporary
-            for written in (*temporary.rglob("*"), temporary):
-                _sync(written)
-            try:
-                temporary.rename(path)
-            except OSError:
-                if not path.is_dir():
-                    raise
-            _sync(path.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise StorageError(
-            f"cannot write {path}: {reason}. Make room or mend the permissions, then run the same "
-            "command again"
         ) from error
 
 
@@ -105,6 +72,19 @@ def atomic_write_json(path: Path, value: Any) -> None:
     atomic_write_text(path, text + "\n")
 
 
+def sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's names, are on disk.
+
+    Raises:
+        OSError: the file system refused.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def is_temporary(path: Path) -> bool:
     """Whether a file is one that a killed writer left behind; nothing ever reads it."""
     return path.name.startswith(".") and path.suffix == ".tmp"
@@ -116,12 +96,3 @@ def _temporary_beside(path: Path) -> Path:
     temporary = path.with_name(f".{path.name[:40]}-{secrets.token_hex(6)}.tmp")
     temporary.touch(exist_ok=False)
     return temporary
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file's content, or a folder's names, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -2,15 +2,17 @@
 
 SQLite in WAL mode: what was put is there whole or not at all, whoever is killed, and several
 processes may read and write at once. What cannot be read as it was written is computed again, and
-said: a row that fails its check counts as missing, and a database that SQLite cannot read is begun
-anew.
+said: a row that fails its check counts as missing, and a database that SQLite cannot read, or that
+is not a file of this user, is replaced by an empty one. Every row brings its hash, so unlike other
+entries of the cache (`storage.cache`) a database needs no seal, which it would outgrow.
 """
 
-import fcntl
 import hashlib
+import os
 import sqlite3
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -18,6 +20,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from storage.cache import file_lock, remove
 from storage.errors import StorageError
 
 Vector = NDArray[np.float32]
@@ -27,6 +30,26 @@ BUSY_S = 60.0
 """How long a write waits for those of other processes."""
 _AT_ONCE = 500
 """Keys in one query; SQLite takes no more than 32,766."""
+_CHECKED_WHOLE = 2**30
+"""Most bytes of a database that is checked whole, once a process (half a second). Only that finds
+damage to the order of keys, which hides vectors and changes none."""
+_NOT_DAMAGE = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_PROTOCOL,
+    }
+)
+"""What the file system and other processes do."""
+
+_checked: set[tuple[Path, int]] = set()
+"""Path and inode of the databases that were checked whole in this process."""
 _CREATE = "CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB, hash BLOB)"
 _PUT = "INSERT OR REPLACE INTO vectors VALUES (?, ?, ?)"
 
@@ -45,7 +68,9 @@ class VectorCache:
             StorageError: the file system refused.
         """
         self._path, self._say = path, say
+        self._lock = path.with_name(f"{path.name}.lock")
         self._connection: sqlite3.Connection | None = None
+        self._inode = 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -58,7 +83,7 @@ class VectorCache:
             StorageError: the database cannot be read, though it is not damaged.
         """
         rows = self._done(lambda connection: list(_rows(connection, keys)))
-        sound = [(key, vector) for key, vector, hash_ in rows if hash_ == _hash(key, vector)]
+        sound = [(row[0], row[1]) for row in rows if _is_sound(*row)]
         if len(sound) < len(rows):
             self._say(
                 f"{self._path}: {len(rows) - len(sound)} vectors are damaged and computed again"
@@ -81,37 +106,42 @@ class VectorCache:
         self._done(write)
 
     def _done(self, work: Callable[[sqlite3.Connection], Found], again: bool = False) -> Found:
-        """What `work` gives; a damaged database is begun anew first."""
+        """What `work` gives; a damaged database is replaced first."""
         try:
             if self._connection is None:
                 # Two that make a database at once would find it locked, however long they wait.
-                with self._alone():
+                with file_lock(self._lock):
                     self._connection = _connect(self._path)
+                    self._inode = self._path.stat().st_ino
             return work(self._connection)
         except (sqlite3.Error, OSError) as error:
-            if again or not _is_damage(error):
-                raise StorageError(
-                    f"{self._path}: {error}. Make room or mend the permissions, or set "
-                    "BRANCHWISE_CACHE to a folder on a local disk; then run the command again"
-                ) from error
-            self._begin_anew(error)
+            if again or not _is_damage(self._path, error):
+                raise self._storage_error(error) from error
+            try:
+                self._start_over(error)
+            except OSError as refused:
+                raise self._storage_error(refused) from refused
         return self._done(work, again=True)
 
-    def _begin_anew(self, damage: Exception) -> None:
-        self.close()
-        with self._alone():
-            if _sound(self._path):
-                return  # another process was faster
-            for suffix in ("", "-wal", "-shm"):
-                self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
-        self._say(f"{self._path}: damaged ({damage}); its vectors are computed again")
+    def _storage_error(self, error: Exception) -> StorageError:
+        return StorageError(
+            f"{self._path}: {error}. Make room or mend the permissions, or set BRANCHWISE_CACHE to "
+            "a folder on a local disk; then run the command again"
+        )
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """The block, with no other process in it."""
-        with self._path.with_name(self._path.name + ".lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+    def _start_over(self, damage: Exception) -> None:
+        with file_lock(self._lock):
+            # Our connection keeps the number of the damaged file from being given to another one.
+            if self._connection is None:
+                faster = _is_readable(self._path)
+            else:
+                faster = self._path.exists() and self._path.stat().st_ino != self._inode
+            if not faster:
+                for part in _parts(self._path):
+                    remove(part)
+        self.close()
+        if not faster:
+            self._say(f"{self._path}: damaged ({damage}); its vectors are computed again")
 
     def close(self) -> None:
         """A second time does nothing."""
@@ -131,17 +161,47 @@ class VectorCache:
         self.close()
 
 
+def _parts(path: Path) -> list[Path]:
+    """The files that SQLite reads for a database."""
+    return [path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm", "-journal")]
+
+
 def _connect(path: Path) -> sqlite3.Connection:
+    """A connection to a sound database, which is made if it is missing.
+
+    Raises:
+        sqlite3.Error: it is damaged, or SQLite cannot read or write it now.
+        OSError: it cannot be looked at.
+    """
+    for part in _parts(path):
+        if os.path.lexists(part) and not _own_file(part.lstat()):
+            raise sqlite3.DatabaseError(f"{part.name} is not a regular file of this user")
     connection = sqlite3.connect(path, timeout=BUSY_S)
     try:
+        connection.text_factory = bytes  # damage may declare a vector to be text
         connection.execute("PRAGMA journal_mode = WAL")
         # A power cut may cost the last vectors, which a ledger could not afford.
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(_CREATE)
+        _check_whole(path, connection)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _own_file(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+
+
+def _check_whole(path: Path, connection: sqlite3.Connection) -> None:
+    status = path.stat()
+    if status.st_size > _CHECKED_WHOLE or (path, status.st_ino) in _checked:
+        return
+    (told,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if told != b"ok":
+        raise sqlite3.DatabaseError(told.decode(errors="replace"))
+    _checked.add((path, status.st_ino))
 
 
 def _rows(connection: sqlite3.Connection, keys: Sequence[bytes]) -> Iterator[Any]:
@@ -152,20 +212,29 @@ def _rows(connection: sqlite3.Connection, keys: Sequence[bytes]) -> Iterator[Any
         yield from connection.execute(sql, some)
 
 
-def _sound(path: Path) -> bool:
-    """Whether SQLite can read the whole database."""
+def _is_sound(key: Any, vector: Any, hash_: Any) -> bool:
+    # What is not bytes was damaged, too: a number in the place of a vector, say.
+    return isinstance(key, bytes) and isinstance(vector, bytes) and hash_ == _hash(key, vector)
+
+
+def _is_readable(path: Path) -> bool:
+    """Whether SQLite can read the database."""
     with suppress(sqlite3.Error):
-        connection = _connect(path)
-        try:
-            return bool(connection.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok")
-        finally:
-            connection.close()
+        _connect(path).close()
+        return True
     return False
 
 
-def _is_damage(error: Exception) -> bool:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says where in SQLite
-    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+def _is_damage(path: Path, error: Exception) -> bool:
+    # A ProgrammingError is a mistake of the program's.
+    if not isinstance(error, sqlite3.DatabaseError) or isinstance(error, sqlite3.ProgrammingError):
+        return False
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+    if code == sqlite3.SQLITE_IOERR_SHORT_READ:
+        return True
+    if code & 0xFF == sqlite3.SQLITE_READONLY:  # by what the header says, or by the file system
+        return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    return code & 0xFF not in _NOT_DAMAGE
 
 
 def _hash(key: bytes, vector: bytes) -> bytes:

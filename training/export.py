@@ -25,6 +25,7 @@ from engines.weights import (
     policy_files,
 )
 from storage.errors import ConfigError, StorageError
+from storage.file_seal import seal_file
 from training.arguments import quiet
 
 LEAST_CORRELATION = 0.9
@@ -191,6 +192,8 @@ def _write_merged(model: Any, tokenizer: Any, target: Path) -> None:
 def _write_gguf(model: Any, base: Path, target: Path, precision: Precision) -> str | None:
     """`policy.gguf`, marked with the digest of the folder it lies in so that engines use it.
 
+    Its seal lies beside it: of a file that changed later, no engine would see it.
+
     Returns why it was not written, if `base` is no model that the embedded engine can run.
     """
     source = base if base.is_file() else packaged_gguf()
@@ -199,6 +202,7 @@ def _write_gguf(model: Any, base: Path, target: Path, precision: Precision) -> s
         export_gguf(model, source, target / GGUF, precision, digest=digest)
     except ConfigError as error:
         return str(error)
+    seal_file(target / GGUF)
     return None
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from storage.atomic import atomic_path
-from storage.cache import cache_folder
+from storage.cache import cache_room, open_entry
 from training.packing import Row
 
 _VERSION = "branchwise-reference-1"
+_LOGPS = "logps.npy"
 
 
 def reference_logps(
@@ -31,23 +31,24 @@ def reference_logps(
         rows: steps with their prompts; equal ones count once.
         start: digest of the start and of the precision that it is run in.
         compute: asks the start.
-        say: told whether they were computed or read.
+        say: told whether they were computed or read, and what was damaged.
 
     Raises:
+        ConfigError: others can write into the cache.
         StorageError: they cannot be written.
     """
     ordered = sorted(set(rows))
-    key = _key(ordered, start)
-    path = cache_folder() / "reference" / f"{key}.safetensors"
-    kept = _read(path, key, len(ordered))
-    if kept is None:
-        spoiled = " (the file was damaged)" if path.exists() else ""
+    how = "read from"
+
+    def build(new: Path) -> None:
+        nonlocal how
         found = compute(ordered)
-        kept = np.array([found[row] for row in ordered], dtype=np.float64)
-        _write(path, key, kept)
-        say(f"reference: {len(ordered)} steps computed{spoiled}, kept in {path}")
-    else:
-        say(f"reference: {len(ordered)} steps read from {path}")
+        np.save(new / _LOGPS, np.array([found[row] for row in ordered], dtype=np.float64))
+        how = "computed, kept in"
+
+    entry = open_entry(cache_room("reference") / _key(ordered, start), build, say)
+    say(f"reference: {len(ordered)} steps {how} {entry}")
+    kept = np.load(entry / _LOGPS)
     return dict(zip(ordered, kept.tolist(), strict=True))
 
 
@@ -56,28 +57,3 @@ def _key(rows: Sequence[Row], start: str) -> str:
     for row in rows:
         digest.update(json.dumps(row).encode() + b"\n")
     return digest.hexdigest()
-
-
-def _check(key: str, values: np.ndarray) -> str:
-    return hashlib.blake2b(key.encode() + values.tobytes(), digest_size=16).hexdigest()
-
-
-def _read(path: Path, key: str, n: int) -> np.ndarray | None:
-    """What was kept; null where there is nothing, or not what was written."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(str(path), "numpy") as file:
-            values: np.ndarray = file.get_tensor("logps")
-            check = (file.metadata() or {}).get("check")
-    except (OSError, SafetensorError):
-        return None
-    sound = values.shape == (n,) and check == _check(key, values)
-    return values if sound else None
-
-
-def _write(path: Path, key: str, values: np.ndarray) -> None:
-    from safetensors.numpy import save_file
-
-    with atomic_path(path) as temporary:
-        save_file({"logps": values}, str(temporary), {"check": _check(key, values)})

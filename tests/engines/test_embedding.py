@@ -137,7 +137,10 @@ def test_a_stopped_reading_goes_on_where_it_was(
 
 
 def test_a_damaged_vector_is_read_again_and_said(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder, said = str(write_tiny_folder(tmp_path / "tiny")), list[str]()
     first = FrozenEncoder(folder).embed(SEQUENCES)
@@ -150,6 +153,10 @@ def test_a_damaged_vector_is_read_again_and_said(
     assert len(counted.read) == 1
     np.testing.assert_allclose(again, first, atol=1e-5)
     assert "damaged" in said[0]
+    path.write_bytes(b"no database")
+    with caplog.at_level("WARNING"):
+        np.testing.assert_allclose(FrozenEncoder(folder).embed(SEQUENCES), first, atol=1e-5)
+    assert "damaged" in caplog.text
 
 
 def test_a_step_is_read_as_the_tokens_that_a_policy_is_trained_on(

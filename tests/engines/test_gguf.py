@@ -2,15 +2,18 @@
 
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
+from damage import HARMS, Harm, cut, emptied, flipped, lost
 
 from engines.gguf import DIGEST_KEY, export_gguf, gguf_metadata, gguf_precision, rewrite_gguf
 from engines.policy_gguf import ready_gguf, write_policy_gguf
 from engines.weights import PolicyFiles, packaged_gguf, policy_digest, policy_files
 from storage.errors import ConfigError
+from storage.file_seal import SEAL, seal_file
 
 SIZES = {
     "vocab_size": 64,
@@ -134,12 +137,70 @@ def test_policy_gguf_beside_other_weights_is_not_used(
     monkeypatch.setattr("engines.policy_gguf.load_policy", lambda files: (llama, None))
     files = policy_files(str(folder))
     made = ready_gguf(files, "f16")
-    assert made.parent == tmp_path / "cache" / "gguf"
+    assert made.parent.parent == tmp_path / "cache" / "gguf"
     write_policy_gguf(files, "f16", folder / "policy.gguf", llama)
+    seal_file(folder / "policy.gguf")
     assert ready_gguf(policy_files(str(folder)), "f16") == folder / "policy.gguf"
-    assert ready_gguf(policy_files(str(folder)), "q8_0").parent == tmp_path / "cache" / "gguf"
+    eighth = ready_gguf(policy_files(str(folder)), "q8_0")
+    assert eighth.parent.parent == tmp_path / "cache" / "gguf"
     (folder / "model.safetensors").write_bytes(b"newer weights")
     assert ready_gguf(policy_files(str(folder)), "f16") != folder / "policy.gguf"
+
+
+@pytest.fixture
+def policy(
+    llama: Any, metadata: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> PolicyFiles:
+    """Merged weights, with a cache of one's own."""
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("engines.policy_gguf.packaged_gguf", lambda: metadata)
+    monkeypatch.setattr("engines.policy_gguf.load_policy", lambda files: (llama, None))
+    llama.save_pretrained(tmp_path / "policy")
+    return policy_files(str(tmp_path / "policy"))
+
+
+def test_bits_that_flip_in_the_cache_reach_no_engine(policy: PolicyFiles) -> None:
+    random, said = Random(0), list[str]()
+    made = ready_gguf(policy, "f16", said.append)
+    whole = made.read_bytes()
+    for bits in (1, 1, 1, 300, 300):
+        flipped(made, random, bits)
+        assert ready_gguf(policy, "f16", said.append) == made
+        assert made.read_bytes() == whole
+        assert "policy.gguf has other content than was written" in said.pop()
+        assert said == []
+
+
+@pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
+def test_a_cached_file_that_is_not_as_it_was_written(policy: PolicyFiles, harm: Harm) -> None:
+    said = list[str]()
+    made = ready_gguf(policy, "f16", said.append)
+    whole = made.read_bytes()
+    for n, name in enumerate(("policy.gguf", SEAL)):
+        harm(made.with_name(name), Random(n))
+        assert ready_gguf(policy, "f16", said.append).read_bytes() == whole
+        assert "made again" in said.pop()
+        assert said == []
+
+
+@pytest.mark.parametrize("harm", [flipped, cut, emptied, lost], ids=lambda harm: harm.__name__)
+def test_an_export_that_changed_is_not_used(
+    policy: PolicyFiles, harm: Harm, llama: Any, tmp_path: Path
+) -> None:
+    exported = tmp_path / "policy" / "policy.gguf"
+    for n, name in enumerate(("policy.gguf", "policy.gguf.seal")):
+        write_policy_gguf(policy, "f16", exported, llama)
+        seal_file(exported)
+        whole = exported.read_bytes()
+        assert ready_gguf(policy_files(policy.model), "f16", pytest.fail) == exported
+        harm(exported.with_name(name), Random(n))
+        said = list[str]()
+        used = ready_gguf(policy_files(policy.model), "f16", said.append)
+        assert used != exported
+        assert used.read_bytes() == whole
+        if exported.exists():
+            assert f"{exported} is not used: " in said[0]
+            assert "branchwise export" in said[0]
 
 
 def adapter(folder: Path, content: bytes, **config: Any) -> None:

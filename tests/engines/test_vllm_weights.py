@@ -3,9 +3,11 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+from damage import HARMS, Harm
 from tiny_llama import write_tiny_folder
 
 from engines.settings import ModelSettings
@@ -77,6 +79,29 @@ def test_all_but_the_last_adapter_is_merged_once(
 
     monkeypatch.setattr("engines.vllm_weights.load_policy", lambda *_: pytest.fail("not cached"))
     assert ready(chain / "dpo") == served
+
+
+@pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
+def test_merged_weights_that_changed_on_disk_are_merged_again(
+    chain: Path, tmp_path: Path, harm: Harm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merged, said = list[int](), list[str]()
+
+    def load(files: Any) -> Any:
+        merged.append(len(files.adapters))
+        return Saved("model.safetensors"), Saved("config.json")
+
+    monkeypatch.setattr("engines.vllm_weights.load_policy", load)
+    settings = ModelSettings(engine="vllm", model=str(chain / "dpo"))
+    served = ready_weights(settings, said.append)
+    names = sorted(path.name for path in Path(served.weights).iterdir())
+    for n, name in enumerate(names):
+        harm(Path(served.weights) / name, Random(n))
+        assert ready_weights(settings, said.append) == served
+        assert sorted(path.name for path in Path(served.weights).iterdir()) == names
+        assert (Path(served.weights) / "model.safetensors").read_text() == "{}"
+        assert "made again" in said.pop()
+    assert (merged, said) == ([1] * (1 + len(names)), [])
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,7 @@ def test_the_embedded_engine_gets_the_cache_that_the_recipe_allows(
 ) -> None:
     given: list[dict[str, object]] = []
     monkeypatch.setattr(
-        "engines.openvino.embedded_engine", lambda model, **limits: given.append(limits)
+        "engines.openvino.embedded_engine", lambda model, say, **limits: given.append(limits)
     )
     recipe = Recipe.model_validate({"name": "x", "limits": {"cache_gib": 7, "max_concurrency": 3}})
     engine_for(recipe.policy, recipe)

@@ -1,15 +1,11 @@
-"""Opening a retriever: built once, keyed by everything that decides a result, never torn."""
+"""Opening a retriever: built once, and keyed by everything that decides a result."""
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from retrieval import index
-from retrieval.index import built_once, corpus_hash, open_retriever
+from retrieval.index import corpus_hash, open_retriever
 from retrieval.settings import RetrievalSettings
 from storage.errors import ConfigError, StorageError
 from storage.records import Passage, RetrievedPassage
@@ -39,29 +35,6 @@ def test_corpus_hash_keeps_fields_apart() -> None:
     right = [Passage(id="ab", title="c", text="d")]
     assert corpus_hash(left) != corpus_hash(right)
     assert corpus_hash(CORPUS) == corpus_hash(CORPUS[::-1])
-
-
-def test_a_kill_while_building_leaves_no_index(tmp_path: Path) -> None:
-    script = (
-        "import os, signal, sys; from pathlib import Path\n"
-        "from retrieval.index import built_once\n"
-        "def build(new):\n"
-        "    (new / 'half').write_text('half')\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "built_once(Path(sys.argv[1]), build)\n"
-    )
-    folder = tmp_path / "index"
-    root = Path(__file__).parents[2]
-    killed = subprocess.run(
-        [sys.executable, "-c", script, str(folder)],
-        check=False,
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)},
-    )
-    assert killed.returncode == -signal.SIGKILL
-    assert not folder.exists()
-    built_once(folder, lambda new: (new / "whole").write_text("whole") and None)
-    assert [path.name for path in folder.iterdir()] == ["whole"]
 
 
 def test_a_cache_that_is_a_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 
 import pytest
+from damage import HARMS, Harm
 
 from training.packing import Row
 from training.reference import reference_logps
@@ -40,20 +42,27 @@ def test_they_are_computed_once_for_all_orders_and_never_for_another_start() -> 
     assert start.asked == 4
 
 
-@pytest.mark.parametrize("harm", ["cut", "flipped", "emptied", "another's"])
-def test_a_damaged_file_is_not_trusted(cache: Path, harm: str) -> None:
+@pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
+def test_a_damaged_file_is_not_trusted(cache: Path, harm: Harm) -> None:
     start, said = Start(), list[str]()
     first = reference_logps(ROWS, "a", start, said.append)
-    [path] = (cache / "reference").iterdir()
-    content = path.read_bytes()
-    if harm == "another's":
-        other = [Row((1,), (n,)) for n in range(3)]
-        reference_logps(other, "a", start, said.append)
-        content = next(p for p in path.parent.iterdir() if p != path).read_bytes()
-    else:
-        content = {"cut": content[:-4], "flipped": content[:-1] + b"\x00", "emptied": b""}[harm]
-    path.write_bytes(content)
-    said.clear()
+    [entry] = (path for path in (cache / "reference").iterdir() if path.is_dir())
+    for n, name in enumerate(sorted(path.name for path in entry.iterdir())):
+        harm(entry / name, Random(n))
+        said.clear()
+        assert reference_logps(ROWS, "a", start, said.append) == first
+        assert ["damaged" in said[0], "computed" in said[1]] == [True, True]
+        assert reference_logps(ROWS, "a", start, said.append) == first
+        assert "read from" in said[-1]
+
+
+def test_what_is_anothers_is_not_trusted(cache: Path) -> None:
+    start, said = Start(), list[str]()
+    first = reference_logps(ROWS, "a", start, said.append)
+    [entry] = (path for path in (cache / "reference").iterdir() if path.is_dir())
+    entry.rename(cache / "first")
+    reference_logps([Row((1,), (n,)) for n in range(3)], "a", start, said.append)
+    [other] = (path for path in (cache / "reference").iterdir() if path.is_dir())
+    other.rename(entry)
     assert reference_logps(ROWS, "a", start, said.append) == first
-    assert "damaged" in said[0]
-    assert "read from" in (reference_logps(ROWS, "a", start, said.append) and said[-1])
+    assert "damaged" in said[-2]

@@ -1,0 +1,85 @@
+"""Caches that changed on disk, or that others can change: the same rows, or a sentence.
+
+What befalls single entries is in `tests/storage/test_cache.py` and beside every reader.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from damage import Harm, cut, device, fifo, flipped
+from durable import World, opened_world, rows_of
+from stages import Ended, Stages
+
+pytestmark = pytest.mark.failure
+
+
+@pytest.fixture(scope="module")
+def own_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A world whose cache no other module uses."""
+    folder = tmp_path_factory.mktemp("caches")
+    with Stages(folder) as stages, opened_world(folder, stages) as world:
+        yield world
+
+
+def index_of(world: World) -> Path:
+    [index] = (world.recipe.parent / "cache" / "indexes").glob("bm25-*[0-9a-f]")
+    return index
+
+
+def annotated(world: World, run: Path, *more: object) -> Ended:
+    ended = world.annotate(run, *more)
+    assert "Traceback" not in ended.said
+    return ended
+
+
+def as_before(world: World, run: Path, *more: object) -> None:
+    ended = annotated(world, run, *more)
+    assert ended.code == 0, ended.said
+    assert ended.said.count("damaged, so it is made again") == 1
+    for table in ("trees", "pairs"):
+        assert rows_of(run, table) == rows_of(world.whole, table)
+
+
+@pytest.mark.parametrize("harm", [flipped, cut, fifo, device], ids=lambda harm: harm.__name__)
+def test_a_damaged_index_is_made_again_with_a_line(
+    harm: Harm, own_world: World, tmp_path: Path
+) -> None:
+    for n, path in enumerate(sorted(index_of(own_world).iterdir())):
+        harm(path, Random(n))
+        as_before(own_world, tmp_path / str(n) / "run")
+
+
+def test_workers_find_it_mended(own_world: World, tmp_path: Path) -> None:
+    flipped(index_of(own_world) / "data.csc.index.npy", Random(0), bits=5)
+    as_before(own_world, tmp_path / "run", "--workers", 2)
+
+
+@pytest.mark.parametrize("whose", ["everybody's", "somebody else's"])
+def test_a_cache_of_others_stops_before_any_call(
+    whose: str, own_world: World, tmp_path: Path
+) -> None:
+    if whose == "somebody else's" and os.geteuid() != 0:
+        pytest.skip("only root can give a folder to somebody else")
+    cache = own_world.recipe.parent / "cache"
+    before = cache.stat()
+    try:
+        if whose == "everybody's":
+            cache.chmod(0o777)
+        else:
+            os.chown(cache, 4321, -1)
+        calls = len(own_world.seeds)
+        ended = annotated(own_world, tmp_path / "run")
+        seen = own_world.stages.run("doctor", "--config", own_world.recipe)
+    finally:
+        cache.chmod(before.st_mode & 0o7777)
+        os.chown(cache, before.st_uid, before.st_gid)
+    assert ended.code == 2, ended.said
+    assert "BRANCHWISE_CACHE" in ended.said
+    assert str(cache) in ended.said
+    assert len(own_world.seeds) == calls
+    assert not (tmp_path / "run" / "config.yaml").exists()
+    assert seen.code == 2
+    assert f"problem: cache: the cache folder {cache}" in seen.said

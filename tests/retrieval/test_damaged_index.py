@@ -1,0 +1,102 @@
+"""An index whose files changed on disk gives what an undamaged one gives, and says a line."""
+
+import asyncio
+import importlib.util
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from damage import HARMS, Harm, flipped
+
+from retrieval.encoder import Vectors
+from retrieval.index import open_retriever
+from retrieval.settings import RetrievalSettings
+from storage.file_seal import SEAL
+from storage.records import Passage, RetrievedPassage
+
+WORDS = ["red", "green", "blue", "fox", "hen", "wolf", "river", "hill"]
+QUERIES = [*WORDS, "red fox", "a green hill by the blue river"]
+CORPUS = [
+    Passage(id=f"p{i:02}", title=WORDS[i % 8], text=" ".join(Random(i).choices(WORDS, k=1 + i % 9)))
+    for i in range(40)
+]
+
+needs_dense = pytest.mark.skipif(
+    importlib.util.find_spec("faiss") is None
+    or importlib.util.find_spec("sentence_transformers") is None,
+    reason="the extra `dense` is not installed",
+)
+KINDS = ["bm25", pytest.param("dense", marks=needs_dense)]
+
+
+class WordCounts:
+    """Stands for the encoder: a vector counts the words of a text."""
+
+    identity = "word counts"
+
+    def __init__(self, settings: object) -> None: ...
+
+    def encode_passages(self, texts: Sequence[str]) -> Vectors:
+        return np.array([[text.split().count(word) for word in WORDS] for text in texts], "f4")
+
+    encode_queries = encode_passages
+
+
+@pytest.fixture(autouse=True)
+def _encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retrieval.encoder.Encoder", WordCounts)
+
+
+def found(kind: str, cache: Path, said: list[str]) -> list[list[RetrievedPassage]]:
+    settings = RetrievalSettings.model_validate({"kind": kind})
+    retriever = open_retriever(settings, CORPUS, cache, said.append)
+
+    async def asked() -> list[list[RetrievedPassage]]:
+        return [await retriever.search(query, 5) for query in QUERIES]
+
+    return asyncio.run(asked())
+
+
+def files_of(cache: Path) -> list[Path]:
+    return sorted(path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bits_that_flip_anywhere_change_no_answer(kind: str, tmp_path: Path) -> None:
+    random, said = Random(0), list[str]()
+    whole = found(kind, tmp_path, said)
+    for path in files_of(tmp_path):
+        for _ in range(6):
+            flipped(path, random)
+            assert found(kind, tmp_path, said) == whole
+            assert len(said) == 1, "one line, and only one"
+            assert path.name in said[0] or path.name == SEAL, "a seal accuses a file"
+            said.clear()
+            assert found(kind, tmp_path, said) == whole
+            assert said == [], "it was made again for good"
+
+
+@pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_that_are_not_as_they_were_written(kind: str, harm: Harm, tmp_path: Path) -> None:
+    random, said = Random(1), list[str]()
+    whole = found(kind, tmp_path, said)
+    for path in files_of(tmp_path):
+        harm(path, random)
+        assert found(kind, tmp_path, said) == whole
+        assert ["made again" in line for line in said] == [True]
+        said.clear()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to somebody else")
+def test_an_index_of_somebody_else_is_not_used(kind: str, tmp_path: Path) -> None:
+    said = list[str]()
+    whole = found(kind, tmp_path, said)
+    for path in files_of(tmp_path):
+        os.chown(path, 4321, -1)
+        assert found(kind, tmp_path, said) == whole
+        assert "belongs to" in said.pop()

@@ -1,0 +1,290 @@
+"""Entries of the cache: whole, as they were written, and their user's alone."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from random import Random
+
+import pytest
+from damage import HARMS, Harm, fifo, flipped
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from storage import file_seal
+from storage.cache import cache_folder, cache_room, open_entry
+from storage.errors import ConfigError, StorageError
+from storage.file_seal import SEAL, file_fault, seal_file
+
+SMALL = {"one.npy": b"first" * 20, "deeper/two.json": b'{"k": [1, 2]}', "empty": b""}
+
+only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+def fill(folder: Path) -> None:
+    for name, content in SMALL.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def opened(entry: Path, said: list[str] | None = None) -> dict[str, bytes]:
+    found = open_entry(entry, fill, (said if said is not None else []).append)
+    assert found == entry
+    names = (path.relative_to(found).as_posix() for path in found.rglob("*") if path.is_file())
+    return {name: (found / name).read_bytes() for name in names if name != SEAL}
+
+
+def not_built(folder: Path) -> None:
+    pytest.fail("a sound entry was built again")
+
+
+def test_an_entry_is_built_once(tmp_path: Path) -> None:
+    assert opened(tmp_path / "room" / "entry") == SMALL
+    open_entry(tmp_path / "room" / "entry", not_built)
+    names = sorted(path.name for path in (tmp_path / "room").iterdir())
+    assert names == ["entry", "entry.lock"], "nothing else is left"
+    assert (tmp_path / "room" / "entry").stat().st_mode & 0o777 == 0o700
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(places=st.lists(st.integers(0), min_size=1, max_size=4, unique=True))
+def test_bits_that_flip_anywhere_are_found(tmp_path: Path, places: list[int]) -> None:
+    entry, said = tmp_path / "entry", list[str]()
+    opened(entry)
+    files = sorted(path for path in entry.rglob("*") if path.is_file() and path.stat().st_size)
+    whole = b"".join(path.read_bytes() for path in files)
+    changed = bytearray(whole)
+    for place in {place % (8 * len(whole)) for place in places}:
+        changed[place // 8] ^= 1 << place % 8
+    for path in files:
+        n = path.stat().st_size
+        path.write_bytes(changed[:n])
+        del changed[:n]
+    assert opened(entry, said) == SMALL
+    assert ["made again" in line for line in said] == [True]
+
+
+@pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
+@pytest.mark.parametrize("name", ["one.npy", "deeper/two.json", SEAL])
+def test_what_befalls_a_file_is_told_and_mended(name: str, harm: Harm, tmp_path: Path) -> None:
+    entry, said = tmp_path / "room" / "entry", list[str]()
+    opened(entry)
+    harm(entry / name, Random(2))
+    assert opened(entry, said) == SMALL
+    assert [line.startswith(f"{entry}: damaged, so it is made again (") for line in said] == [True]
+    assert Path(name).name in said[0] or name == SEAL, "a seal may accuse a file"
+    open_entry(entry, not_built)
+    assert sorted(path.name for path in entry.parent.iterdir() if path.suffix == ".tmp") == []
+
+
+@pytest.mark.parametrize("instead", ["file", "fifo", "dangling", "link to a sound one"])
+def test_what_is_no_folder_is_replaced(instead: str, tmp_path: Path) -> None:
+    entry, said = tmp_path / "room" / "entry", list[str]()
+    opened(entry)
+    entry.rename(tmp_path / "entry")
+    if instead == "file":
+        entry.write_bytes(b"x")
+    elif instead == "fifo":
+        os.mkfifo(entry)
+    else:
+        entry.symlink_to(tmp_path / ("nowhere" if instead == "dangling" else "entry"))
+    assert opened(entry, said) == SMALL
+    assert "not a folder" in said[0]
+    assert not entry.is_symlink()
+
+
+def test_an_entry_in_the_place_of_another_is_told(tmp_path: Path) -> None:
+    said = list[str]()
+    opened(tmp_path / "one")
+    (tmp_path / "one").rename(tmp_path / "two")
+    assert opened(tmp_path / "two", said) == SMALL
+    assert "not the seal of it" in said[0]
+
+
+@only_root
+@pytest.mark.parametrize("whose", ["", "one.npy", "deeper", SEAL])
+def test_an_entry_of_somebody_else_is_not_used(whose: str, tmp_path: Path) -> None:
+    entry, said = tmp_path / "entry", list[str]()
+    opened(entry)
+    os.chown(entry / whose, 4321, -1)
+    assert opened(entry, said) == SMALL
+    assert "belongs to another user (uid 4321)" in said[0]
+    assert entry.stat().st_uid == os.geteuid()
+
+
+def test_files_of_many_blocks_are_compared_to_the_last_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_seal, "_BLOCK", 1000)
+    content = Random(0).randbytes(12_345)
+    entry, random = tmp_path / "entry", Random(1)
+
+    def build(folder: Path) -> None:
+        (folder / "large").write_bytes(content)
+
+    open_entry(entry, build)
+    for _ in range(20):
+        said = list[str]()
+        flipped(entry / "large", random)
+        open_entry(entry, build, said.append)
+        assert "large has other content" in said[0]
+        assert (entry / "large").read_bytes() == content
+
+
+def test_what_was_compared_is_read_once_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = tmp_path / "entry"
+    opened(entry)
+    open_entry(entry, not_built)
+    monkeypatch.setattr(file_seal, "_hash_file", lambda *_: pytest.fail("read a second time"))
+    open_entry(entry, not_built)
+    (entry / "one.npy").write_bytes(SMALL["one.npy"])  # looks other than it did
+    with pytest.raises(pytest.fail.Exception, match="a second time"):
+        open_entry(entry, not_built)
+
+
+def test_a_kill_while_building_leaves_no_entry(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from storage.cache import open_entry\n"
+        "def build(new):\n"
+        "    (new / 'half').write_text('half')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "open_entry(Path(sys.argv[1]), build)\n"
+    )
+    root = Path(__file__).parents[2]
+    killed = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "room" / "entry")],
+        check=False,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert not (tmp_path / "room" / "entry").exists()
+    said = list[str]()
+    assert opened(tmp_path / "room" / "entry", said) == SMALL
+    assert said == [], "what was never whole was not damaged"
+    assert len(list((tmp_path / "room").iterdir())) == 2, "the killed one's files are gone"
+
+
+def _open_at_once(entry: Path, ready: Barrier, log: Path) -> None:
+    def build(folder: Path) -> None:
+        with log.open("a") as file:
+            file.write("built\n")
+        fill(folder)
+
+    ready.wait(60)
+    open_entry(entry, build, lambda line: None)
+    assert opened(entry) == SMALL
+
+
+@pytest.mark.parametrize("before", ["missing", "damaged"])
+def test_processes_that_want_one_entry_at_once_build_it_once(before: str, tmp_path: Path) -> None:
+    entry, log, fork = tmp_path / "entry", tmp_path / "log", multiprocessing.get_context("fork")
+    for n in range(5):
+        entry = tmp_path / f"entry-{n}"
+        if before == "damaged":
+            opened(entry)
+            fifo(entry / "one.npy", Random(0))
+        ready = fork.Barrier(4)
+        children = [fork.Process(target=_open_at_once, args=(entry, ready, log)) for _ in range(4)]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+        assert [child.exitcode for child in children] == [0] * 4
+        assert log.read_text() == "built\n" * (n + 1)
+
+
+def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    def full(folder: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(StorageError, match=r"room/entry.*No space.*BRANCHWISE_CACHE"):
+        open_entry(tmp_path / "room" / "entry", full)
+    assert [path.name for path in (tmp_path / "room").iterdir()] == ["entry.lock"]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_a_new_cache_is_its_users_alone(cache: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        assert cache_room("gguf") == cache / "gguf"
+    finally:
+        os.umask(before)
+    for folder in (cache, cache / "gguf"):
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert cache_room("gguf") == cache / "gguf"
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
+@pytest.mark.parametrize("where", ["", "gguf"])
+def test_a_cache_that_others_can_write_is_not_used(where: str, mode: int, cache: Path) -> None:
+    cache_room("gguf")
+    (cache / where).chmod(mode)
+    with pytest.raises(ConfigError, match=r"can be written by others.*BRANCHWISE_CACHE"):
+        cache_room("gguf")
+    (cache / where).chmod(0o755)
+    cache_room("gguf")
+
+
+@only_root
+@pytest.mark.parametrize("where", ["", "gguf"])
+def test_a_cache_of_somebody_else_is_not_used(where: str, cache: Path) -> None:
+    cache_room("gguf")
+    os.chown(cache / where, 4321, -1)
+    with pytest.raises(ConfigError, match=r"belongs to uid 4321.*BRANCHWISE_CACHE"):
+        cache_room("gguf")
+
+
+@only_root
+def test_a_link_is_followed_if_both_ends_are_ours(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir(mode=0o700)
+    cache.symlink_to(tmp_path / "disk")
+    cache_room("gguf")
+    os.chown(cache, 4321, -1, follow_symlinks=False)
+    with pytest.raises(ConfigError, match="is a link that uid 4321 made"):
+        cache_room("gguf")
+    os.chown(cache, os.geteuid(), -1, follow_symlinks=False)
+    os.chown(tmp_path / "disk", 4321, -1)
+    with pytest.raises(ConfigError, match="belongs to uid 4321"):
+        cache_room("gguf")
+
+
+def test_a_user_without_a_home_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("BRANCHWISE_CACHE", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(ConfigError, match="BRANCHWISE_CACHE"):
+        cache_folder()
+
+
+def test_a_sealed_file_is_its_own_and_its_seals(tmp_path: Path) -> None:
+    path, random = tmp_path / "policy.gguf", Random(3)
+    content = random.randbytes(5000)
+    path.write_bytes(content)
+    assert file_fault(path) == "policy.gguf.seal is missing"
+    seal_file(path)
+    assert file_fault(path) is None
+    for harmed in (path, tmp_path / "policy.gguf.seal"):
+        kept = harmed.read_bytes()
+        for _ in range(10):
+            flipped(harmed, random)
+            assert file_fault(path)
+            harmed.write_bytes(kept)
+            assert file_fault(path) is None
+    for seal in ("[]", "[" * 10**5, json.dumps({"format": 1, "name": path.name, "files": {}})):
+        (tmp_path / "policy.gguf.seal").write_text(seal)
+        assert file_fault(path)

@@ -1,0 +1,76 @@
+"""What can befall the files of a folder: bits that flip, and files that are cut, lost or others.
+
+for harm in HARMS:
+    harm(one_file, random)
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+Harm = Callable[[Path, Random], None]
+
+
+def flipped(path: Path, random: Random, bits: int = 1) -> None:
+    """Some bits, wherever they are; size and modification time stay."""
+    before = path.stat()
+    content = bytearray(path.read_bytes())
+    for place in random.sample(range(8 * len(content)), bits):
+        content[place // 8] ^= 1 << place % 8
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def cut(path: Path, random: Random) -> None:
+    path.write_bytes(path.read_bytes()[: random.randrange(1, path.stat().st_size)])
+
+
+def emptied(path: Path, random: Random) -> None:
+    path.write_bytes(b"")
+
+
+def lost(path: Path, random: Random) -> None:
+    path.unlink()
+
+
+def another_beside(path: Path, random: Random) -> None:
+    path.with_name(f"also-{path.name}").write_bytes(path.read_bytes())
+
+
+def fifo(path: Path, random: Random) -> None:
+    """Whoever opens it to read waits for somebody who writes."""
+    path.unlink()
+    os.mkfifo(path)
+
+
+def device(path: Path, random: Random) -> None:
+    """Whoever reads it whole is never done."""
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def link(path: Path, random: Random) -> None:
+    """The very same bytes, but where others may change them."""
+    moved = path.parent.parent / f"moved-{random.randrange(10**9)}"
+    path.rename(moved)
+    path.symlink_to(moved)
+
+
+def folder(path: Path, random: Random) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+HARMS: tuple[Harm, ...] = (
+    flipped,
+    cut,
+    emptied,
+    lost,
+    another_beside,
+    fifo,
+    device,
+    link,
+    folder,
+)
+"""All of them, a file at a time."""
