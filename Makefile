@@ -5,12 +5,13 @@ SHELL := bash
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
-CONFIG ?=
-RUN    ?=
-ARGS   ?=
-EXTRAS ?=
-# Where pip finds a CPU build of torch, on machines where the plain one would pull CUDA.
-TORCH_INDEX ?=
+# What the user gives is never run. `value` takes it word for word, so that `make` expands none of
+# it, and it reaches the programs through the environment, so that no shell reads it as its own text.
+# Two are for the shell on purpose: ARGS (words of the stage's command line) and PYTHON (a command).
+# TORCH_INDEX says where pip finds a build of torch for CPUs, where the plain one would pull CUDA.
+TAKEN := CONFIG RUN SQL STUDY ARGS EXTRAS TORCH_INDEX BRANCHWISE_VLLM_PYTHON
+$(foreach name,$(TAKEN),$(eval override $(name) := $$(value $(name))))
+export $(TAKEN)
 
 VENV := .venv
 BIN  := $(VENV)/bin
@@ -19,20 +20,15 @@ PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PINNED := $(PIP) --require-hashes --constraint constraints.txt
 
 PINNED_EXTRAS := cpu train dense study dev
-
-# User text reaches the programs through the environment, never through shell text.
-export RUN SQL CONFIG STUDY TORCH_INDEX
-STAGE = "$(BIN)/branchwise" $@ $(if $(CONFIG),--config "$$CONFIG") $(if $(RUN),--run "$$RUN") $(ARGS)
-# The recipe that `branchwise` takes: the named one, else the run's own, else the default; EVO-RAG's
-# studies share one.
-SHARED := $(if $(filter evo-%,$(STUDY)),configs/evo-studies.yaml)
-RECIPE := $(or $(CONFIG),$(if $(RUN),$(wildcard $(RUN)/config.yaml)),$(SHARED),configs/atlas.yaml)
+ifneq ($(filter-out $(PINNED_EXTRAS),$(EXTRAS)),)
+$(error EXTRAS: choose of $(PINNED_EXTRAS))
+endif
 
 .PHONY: help setup doctor clean data index warm-start annotate relabel diagnose verify inspect export-pairs \
         import-pairs train-sft train-dpo train-rm export eval serve curriculum schedule study all test test-fast test-failure test-vllm lint bench constraints
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
 # One stamp an extra: it is younger than the files that pin it, or the extra is installed again.
 $(BIN)/python:
@@ -88,19 +84,19 @@ TRAIN := $(CPU) $(VENV)/train.done
 
 setup: $(TRAIN) $(EXTRAS:%=$(VENV)/%.done) ## install what the default recipe needs; EXTRAS="dense" more
 
-# EVO-RAG compares queries by the encoder that dense retrieval has; a run's own recipe says null.
-DENSE := $(if $(shell grep -sE 'kind: *(dense|fusion)|^evo_rag: *([^n ]|$$)' "$(RECIPE)"),$(VENV)/dense.done)
+# A recipe may need more. Which recipe, and what it says, is Python's to know (it reads ARGS, too).
+GIVEN = $(strip $@ $(if $(filter study,$@),--name="$$STUDY") $(if $(CONFIG),--config="$$CONFIG") $(if $(RUN),--run="$$RUN"))
+define STAGE
+@for extra in $$("$(BIN)/python" -m pipelines.extras $(GIVEN)); do $(MAKE) --no-print-directory "$(VENV)/$$extra.done"; done
+"$(BIN)/branchwise" $(GIVEN) $(ARGS)
+endef
 
-doctor data index annotate relabel diagnose verify inspect export-pairs import-pairs eval serve: $(CPU) $(DENSE)
+doctor data index annotate relabel diagnose verify inspect export-pairs import-pairs eval serve: $(CPU)
 	$(STAGE)
-warm-start train-sft train-dpo train-rm export all: $(TRAIN) $(DENSE)
+warm-start train-sft train-dpo train-rm export all: $(TRAIN)
 	$(STAGE)
-
-curriculum schedule: $(TRAIN) $(DENSE) $(VENV)/study.done
+curriculum schedule study: $(TRAIN) $(VENV)/study.done
 	$(STAGE)
-
-study: $(TRAIN) $(DENSE) $(VENV)/study.done ## a recorded experiment: STUDY=atlas-dpo, evo-schedules, …
-	"$(BIN)/branchwise" study --name "$$STUDY" $(if $(CONFIG),--config "$$CONFIG") $(if $(RUN),--run "$$RUN") $(ARGS)
 
 # What the pattern above runs, for `make help`.
 doctor:       ## check this machine and the recipe
@@ -122,6 +118,7 @@ eval:         ## compare policies on a question set
 serve:        ## vLLM for the recipe's policy, or ARGS="--role judge --port 8000"
 curriculum:   ## Discovery, then Refinement, in cycles: CONFIG=configs/evo-rag.yaml
 schedule:     ## what EVO-RAG's rewards weigh over an episode, and what that silences
+study:        ## a recorded experiment: STUDY=atlas-dpo, evo-schedules, …
 all:          ## annotate, train-dpo, eval
 
 DEV := $(TRAIN) $(VENV)/dense.done $(VENV)/study.done $(VENV)/dev.done
@@ -139,7 +136,6 @@ test-failure: $(DEV) ## what a run must survive: all of it, with what `make test
 # vLLM has an environment of its own: it wants another transformers than the trainers. The list is
 # whole, and pip adds nothing to it (see there).
 VLLM     := .venv-vllm
-VLLM_PYTHON := $(or $(BRANCHWISE_VLLM_PYTHON),$(CURDIR)/$(VLLM)/bin/python)
 VLLM_PIP := $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps
 
 $(VLLM)/done: constraints-vllm.txt
@@ -154,7 +150,8 @@ endif
 	@touch $@
 
 test-vllm: $(DEV) $(if $(BRANCHWISE_VLLM_PYTHON),,$(VLLM)/done) ## the chain on a real vLLM server, on the CPU
-	TQDM_DISABLE=1 BRANCHWISE_VLLM_PYTHON="$(VLLM_PYTHON)" $(BIN)/python -m pytest tests/vllm -m vllm -s $(ARGS)
+	TQDM_DISABLE=1 BRANCHWISE_VLLM_PYTHON="$${BRANCHWISE_VLLM_PYTHON:-$$PWD/$(VLLM)/bin/python}" \
+	    $(BIN)/python -m pytest tests/vllm -m vllm -s $(ARGS)
 
 lint: $(DEV) ## ruff, mypy strict, import-linter
 	$(BIN)/ruff check .
