@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+VARIABLES = ("CONFIG", "RUN", "SQL", "STUDY", "ARGS", "EXTRAS")
 STAMPS = ("first", "package", "torch", "cpu", "train", "study")
 DENSE = "retrieval:\n  kind: dense\n"
 
@@ -75,7 +76,8 @@ class Checkout:
 
     def make(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run `make`, without what a `make` around the tests hands down."""
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
+        handed_down = ("MAKE", "MFLAGS", "TORCH_INDEX", "BRANCHWISE", *VARIABLES)
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(handed_down)}
         return subprocess.run(
             ["make", *arguments],
             cwd=self.folder,
