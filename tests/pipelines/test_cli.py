@@ -1,6 +1,5 @@
 """The command line: whose recipe a stage takes, and options that mean what they say."""
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +11,6 @@ from sample_records import a_pair
 
 from pipelines.cli import parser, run_stage
 from storage.proguide import write_proguide
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -92,24 +89,3 @@ def test_an_option_that_would_do_nothing_is_refused(
         branchwise(*arguments)
     assert ended.value.code == 2
     assert says in capsys.readouterr().err
-
-
-def planned(target: str, *variables: str) -> str:
-    """What `make` would run where nothing is set up yet."""
-    return subprocess.run(
-        ["make", "--dry-run", "--directory", REPOSITORY, target, "VENV=absent", *variables],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-
-
-def test_make_leaves_the_recipe_to_the_run(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("retrieval:\n  kind: dense\n")
-    plan = planned("annotate", f"RUN={tmp_path}")
-    assert "--run" in plan
-    assert "--config" not in plan
-    assert "setting up: dense" in plan, "the run's recipe decides what it needs"
-    plan = planned("annotate", f"RUN={tmp_path}", "CONFIG=configs/atlas.yaml")
-    assert '--config "$CONFIG"' in plan
-    assert "setting up: dense" not in plan

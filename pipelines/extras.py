@@ -1,0 +1,63 @@
+"""Which extras a recipe needs beside those that its stage always has: what the Makefile asks.
+
+    ARGS="--limit 20" python -m pipelines.extras annotate --run=datasets/mine
+
+Prints the names, one a line, out of a fixed list. The stage, its recipe and the run are given as to
+`branchwise`; ARGS holds the shell words that the stage is given beside them. Where anything is
+wrong with those or with the recipe, nothing is printed: the stage itself says so a moment later.
+"""
+
+import os
+import shlex
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+
+from pipelines.cli import parser, recipe_file
+from pipelines.config import outline
+from pipelines.recipe import Recipe
+from storage.errors import ConfigError
+
+
+def extras_of(recipe: Recipe) -> tuple[str, ...]:
+    """Names of the extras that a recipe needs, as in pyproject.toml."""
+    # EVO-RAG compares queries by the encoder that dense retrieval has.
+    dense = recipe.retrieval.kind in ("dense", "fusion") or recipe.evo_rag is not None
+    return ("dense",) if dense else ()
+
+
+def needed(given: Sequence[str], shell_words: str = "") -> tuple[str, ...]:
+    """Extras for a command line of `branchwise`, or none where it or its recipe is at fault.
+
+    Args:
+        given: the stage and its arguments.
+        shell_words: more arguments, as a shell would read them; redirections change nothing.
+    """
+    options = _options([*given, *_words(shell_words)])
+    if options is None:
+        return ()
+    try:
+        return extras_of(outline(recipe_file(options), options.overrides))
+    except ConfigError:
+        return ()
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text, comments=True)
+    except ValueError:
+        return []
+
+
+def _options(words: Sequence[str]) -> Namespace | None:
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        try:
+            return parser().parse_known_args(words)[0]
+        except SystemExit:
+            return None
+
+
+if __name__ == "__main__":
+    print(*needed(sys.argv[1:], os.environ.get("ARGS", "")), sep="\n")

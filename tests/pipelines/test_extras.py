@@ -1,0 +1,102 @@
+"""Which extras a recipe needs: of the recipe that the stage will take, with what ARGS changes."""
+
+from pathlib import Path
+
+import pytest
+
+from pipelines import contradictions
+from pipelines.config import load_recipe, outline
+from pipelines.extras import extras_of, needed
+from storage.errors import ConfigError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+RECIPES = sorted((REPOSITORY / "configs").glob("*.yaml"))
+DENSE, SPARSE = ("name: x\nretrieval:\n  kind: dense\n", "name: x\n")
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name, text in (
+        ("configs/atlas.yaml", SPARSE),
+        ("dense.yaml", DENSE),
+        ("bm25.yaml", SPARSE),
+    ):
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    for run, text in (("dense-run", DENSE), ("bm25-run", SPARSE)):
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "config.yaml").write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("given", "dense"),
+    [
+        ("annotate", False),
+        ("annotate --config=dense.yaml", True),
+        ("annotate --run=dense-run", True),
+        ("annotate --run=dense-run --config=bm25.yaml", False),
+        ("annotate --run=bm25-run --config=dense.yaml", True),
+        ("annotate --run=new-run", False),
+        ("study --name=evo-heads --run=bm25-run", True),
+        ("study --name=evo-heads --config=bm25.yaml", False),
+        ("study --name=labels --run=dense-run", True),
+        ("study --name=../dense --run=bm25-run", True),
+        ("study --name=" + "x" * 5000, False),
+        ("annotate --config=nowhere.yaml", False),
+        ("no-stage --config=dense.yaml", False),
+        ("import-pairs --config=dense.yaml", False),
+        ("", False),
+    ],
+)
+def test_the_recipe_that_the_stage_will_take_decides(
+    given: str, dense: bool, own_folder: Path
+) -> None:
+    (own_folder / "configs" / "evo-studies.yaml").write_text("name: x\nevo_rag: {}\n")
+    assert needed(given.split()) == (("dense",) if dense else ())
+
+
+@pytest.mark.parametrize(
+    ("words", "dense"),
+    [
+        ("--set retrieval.kind=fusion", True),
+        ("--limit 20 --set 'retrieval.kind=dense' --set mcts.c=2", True),
+        ("--set evo_rag={}", True),
+        ("--set retrieval.kind=dense | tee log 2>&1", True),
+        ("--config dense.yaml", True),
+        ("--limit 20 # --set retrieval.kind=dense", False),
+        ("--set retrieval.kind=unknown", False),
+        ("--help", False),
+        ("'", False),
+        ("", False),
+    ],
+)
+def test_what_the_arguments_change_counts(
+    words: str, dense: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert needed(["annotate"], words) == (("dense",) if dense else ())
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("text", ["", "[", "- a", "name: x\nretrieval: 5\n", "\x00"])
+def test_a_faulty_recipe_is_left_to_the_stage(text: str, own_folder: Path) -> None:
+    (own_folder / "faulty.yaml").write_text(text)
+    assert needed(["annotate", "--config=faulty.yaml"]) == ()
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
+def test_an_extra_that_a_recipe_lacks_is_one_that_make_installs(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> None:
+        raise ConfigError("not installed here: run `make setup EXTRAS=dense`")
+
+    monkeypatch.setattr(contradictions, "require_dense_extra", missing)
+    try:
+        load_recipe(file)
+        lacking = False
+    except ConfigError as error:
+        lacking = "EXTRAS=dense" in str(error)
+    assert (extras_of(outline(file)) == ("dense",)) == lacking
