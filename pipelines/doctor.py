@@ -18,6 +18,7 @@ from pipelines.preflight import Check, data_files, evaluated, problems, servers,
 from pipelines.recipe import Recipe
 from pipelines.run import environment_facts, refuse_unusable
 from pipelines.stage import BAD_INPUT, DONE, Invocation, Outcome
+from storage.inert import inert
 
 NEEDS = {
     "cpu": ("openvino_genai", "transformers", "gguf"),
@@ -33,7 +34,7 @@ def doctor(call: Invocation) -> Outcome:
     free = shutil.disk_usage(".").free / 2**30
     for name, value in {**facts, "free disk": f"{free:.0f} GiB"}.items():
         if name not in {"created", "command"}:
-            table.add_row(Text(name, style="dim"), Text(_plain(value)))
+            table.add_row(Text(name, style="dim"), Text(inert(_plain(value))))
     call.console.print(table)
     for extra, modules in NEEDS.items():
         missing = [module for module in modules if find_spec(module) is None]
