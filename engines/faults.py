@@ -10,6 +10,7 @@ from urllib.parse import urlsplit, urlunsplit
 from engines.retry import FaultKind, PassingFault
 from engines.retry_after import epoch_s, retry_after_s
 from storage.errors import EndpointError
+from storage.inert import one_line
 
 _LONGEST_DETAIL = 300
 _LONGEST_LOOKED_AT = 20_000
@@ -27,7 +28,7 @@ def shown_url(url: str) -> str:
 
 
 def redacted(text: str, key: str | None) -> str:
-    """`text` on one line, printable, cut to a message's length, without `key` and URLs' users.
+    """`text` on one line, inert, cut to a message's length, without `key` and URLs' users.
 
     Give it the whole text: half a key would not be found.
     """
@@ -35,7 +36,7 @@ def redacted(text: str, key: str | None) -> str:
     if key:
         text = re.sub(_anyhow(key), "[key]", text)
     text = _USER_IN_URL.sub("[user]@", text)
-    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    line = one_line(text)
     return line if len(line) <= _LONGEST_DETAIL else line[:_LONGEST_DETAIL] + "…"
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engines.chat import StructuredForm
+from storage.inert import inert
 
 UNKNOWN_VERSION = (0,)
 """vLLM that does not tell its version."""
@@ -37,7 +38,7 @@ class ServerFacts:
     def models_shown(self) -> str:
         """The first models, for a message."""
         more = ", …" if len(self.models) > _SHOWN else ""
-        return (", ".join(self.models[:_SHOWN]) or "none") + more
+        return (", ".join(map(inert, self.models[:_SHOWN])) or "none") + more
 
 
 def read_models(reply: Any) -> ServerFacts | None:

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Self
 
 from storage.errors import BranchwiseError, ConfigError, EndpointError, StorageError
+from storage.inert import inert
 
 START_LIMIT_S = 1800.0
 """Until a server must be healthy: large weights and compiling take minutes."""
@@ -273,8 +274,8 @@ class VllmServer:
                 text = file.read().decode("utf-8", "replace")
         except OSError as error:
             return f"; its log {self.log} cannot be read: {error}"
-        lines = [_printable(line) for line in text.splitlines() if not _NOISE.search(line)]
-        lines = [line for line in lines if line]
+        lines = [inert(line.rstrip()) for line in text.splitlines() if not _NOISE.search(line)]
+        lines = [line[:_LINE_SHOWN] for line in lines if line]
         errors = [line for line in lines[:-_LAST_LINES] if _ERROR.search(line)]
         shown = [*dict.fromkeys(errors[-_ERRORS:]), *lines[-_LAST_LINES:]]
         return "".join([f"; from its log {self.log}:", *(f"\n  {line}" for line in shown)])
@@ -292,7 +293,3 @@ def _refuse_taken(port: int) -> None:
             probe.bind(("127.0.0.1", port))
         except (OSError, OverflowError) as error:
             raise ConfigError(f"port {port} cannot be used: {error}") from error
-
-
-def _printable(line: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in line).rstrip()[:_LINE_SHOWN]

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
+from storage.inert import inert
+
 NONE = "–"
 """What a cell without a value says."""
 
@@ -37,23 +39,24 @@ class Sheet:
 
     def text(self) -> Table:
         """For `console.print`. Cells are text: markup or escapes in them stay inert."""
-        table = Table(title=Text(printable(self.title)), title_justify="left")
+        table = Table(title=Text(inert(self.title)), title_justify="left")
         for number, name in enumerate(self.head):
-            table.add_column(name, justify="left" if number < self.names else "right")
+            table.add_column(Text(inert(name)), justify="left" if number < self.names else "right")
         for row in self.rows:
-            table.add_row(*(Text(printable(cell)) for cell in row))
+            table.add_row(*(Text(inert(cell)) for cell in row))
         return table
 
     def markdown(self) -> str:
         """As GitHub Markdown."""
         rule = tuple("---" if n < self.names else "---:" for n in range(len(self.head)))
         lines = [_markdown_line(row) for row in (self.head, rule, *self.rows)]
-        return f"**{printable(self.title)}**\n\n" + "\n".join(lines) + "\n"
+        return f"**{inert(self.title)}**\n\n" + "\n".join(lines) + "\n"
 
     def csv(self) -> str:
         """Comma-separated, with the head; no title."""
         written = io.StringIO()
-        csv.writer(written, lineterminator="\n").writerows([self.head, *self.rows])
+        lines = [[inert(cell) for cell in row] for row in (self.head, *self.rows)]
+        csv.writer(written, lineterminator="\n").writerows(lines)
         return written.getvalue()
 
 
@@ -73,10 +76,10 @@ def number(value: float | None, digits: int = 1) -> str:
     return NONE if value is None else f"{value:.{digits}f}"
 
 
-def printable(text: str) -> str:
-    """`text` with a blank for everything that a terminal would act on."""
-    return "".join(c if c.isprintable() else " " for c in text)
+def markdown_cell(text: str) -> str:
+    """`text` as a cell of a Markdown table: on one line, and within its column."""
+    return inert(text).replace("|", "\\|")
 
 
 def _markdown_line(cells: tuple[str, ...]) -> str:
-    return "| " + " | ".join(printable(c).replace("|", "\\|") for c in cells) + " |"
+    return "| " + " | ".join(map(markdown_cell, cells)) + " |"

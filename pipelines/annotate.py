@@ -33,6 +33,7 @@ from retrieval.interface import Retriever
 from sources.load import Data
 from storage.calls import Totals
 from storage.errors import ConfigError, StorageError
+from storage.inert import inert
 from storage.ledger import Ledger
 from storage.parts import question_ids, read_parts
 from storage.records import Question
@@ -90,7 +91,8 @@ def announce(call: Invocation, recipe: Recipe, data: Data) -> None:
         f"annotate: {len(data.questions)} questions over {len(data.passages):,} passages, "
         f"{described(recipe.mcts)}, labels: {labelled_by(recipe)}"
     )
-    call.say(f"policy {recipe.policy.engine}:{recipe.policy.model}; run folder {call.run}")
+    policy = f"{recipe.policy.engine}:{inert(recipe.policy.model)}"
+    call.say(f"policy {policy}; run folder {inert(str(call.run))}")
     for note, count in sorted(data.notes.items()):
         call.say(f"data: {note}: {count}")
 
@@ -184,10 +186,9 @@ def off_protocol(run: Path, model: str) -> str | None:
     invalid = replies.filter(pc.field("action") == "invalid")["text"]
     if not len(invalid) or len(invalid) < OFF_PROTOCOL_SHARE * len(replies):
         return None
-    # As a literal: a model's escape sequences must not reach the terminal.
-    first = repr(invalid[0].as_py()[:200])
+    first = inert(invalid[0].as_py()[:200])
     return (
         f"no pairs: {len(invalid)} of {len(replies)} replies of {model} were no action of the "
-        f"protocol, such as {first}. Give another policy.model, teach this one with "
+        f"protocol, such as '{first}'. Give another policy.model, teach this one with "
         "`make warm-start`, or let its server constrain what it writes (policy.structured_output)"
     )

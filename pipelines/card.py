@@ -6,10 +6,12 @@ import pyarrow as pa
 
 from agent.protocols import protocol_named
 from annotation.settings import PairSettings
+from evaluation.sheet import markdown_cell
 from mcts import SearchSettings
 from pipelines.recipe import Recipe
 from pipelines.run import Run, installed_version, noted_inputs, repository
 from storage.atomic import atomic_write_text
+from storage.inert import inert
 from storage.manifest import load_manifest
 from storage.parts import read_parts
 
@@ -21,23 +23,26 @@ def write_card(run: Run) -> None:
     licences = read_parts(run.folder, "questions", ["source", "licence"])
     template = (repository() / "datasets" / "cards" / "run.md").read_text(encoding="utf-8")
     trees = sum(part.questions for part in manifest.of("trees"))
+    facts = {
+        "name": run.folder.name,
+        "version": installed_version("branchwise"),
+        "trees": trees,
+        "nodes": manifest.rows("trees"),
+        "pairs": manifest.rows("pairs"),
+        "questions": licences.num_rows,
+        "policy": recipe.policy.model,
+        "policy_digest": noted_inputs(run.folder)["policy"],
+        "protocol": recipe.agent.protocol,
+        "prompt_hash": protocol_named(recipe.agent.protocol).prompt_hash,
+        "search": described(recipe.mcts),
+        "labels": labelled_by(recipe),
+        "min_gap": recipe.pairs.min_gap,
+        "min_outcomes": recipe.pairs.min_outcomes,
+        "chosen": chosen_by(recipe.pairs),
+    }
     card = template.format(
-        name=run.folder.name,
-        version=installed_version("branchwise"),
-        trees=trees,
-        nodes=manifest.rows("trees"),
-        pairs=manifest.rows("pairs"),
-        questions=licences.num_rows,
         sources="\n".join(_source_lines(licences)),
-        policy=recipe.policy.model,
-        policy_digest=noted_inputs(run.folder)["policy"],
-        protocol=recipe.agent.protocol,
-        prompt_hash=protocol_named(recipe.agent.protocol).prompt_hash,
-        search=described(recipe.mcts),
-        labels=labelled_by(recipe),
-        min_gap=recipe.pairs.min_gap,
-        min_outcomes=recipe.pairs.min_outcomes,
-        chosen=chosen_by(recipe.pairs),
+        **{name: inert(str(fact)) for name, fact in facts.items()},
     )
     atomic_write_text(run.folder / "README.md", card)
 
@@ -75,4 +80,7 @@ def chosen_by(pairs: PairSettings) -> str:
 def _source_lines(licences: pa.Table) -> list[str]:
     rows = licences.to_pylist()
     count = Counter((row["source"], row["licence"] or "not stated") for row in rows)
-    return [f"| {source} | {n} | {licence} |" for (source, licence), n in sorted(count.items())]
+    return [
+        f"| {markdown_cell(source)} | {n} | {markdown_cell(licence)} |"
+        for (source, licence), n in sorted(count.items())
+    ]

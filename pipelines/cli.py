@@ -13,10 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from storage.inert import guard_streams, inert, inert_json
+from storage.text import storable
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from pipelines.terminal import Terminal
 
 QUIET = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -30,9 +33,6 @@ QUIET = {
 
 DEFAULT_RECIPE = Path("configs/atlas.yaml")
 """Without `--config`, where `--run` names no run that has a recipe of its own."""
-
-PIPED_WIDTH = 200
-"""Columns where nobody's window sets them: in a file or a pipe a cut table is lost."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,17 @@ READ_ONLY = frozenset({"doctor", "settings", "data", "inspect"})
 """Stages that write nothing, so that there is nothing to try out dry."""
 
 
+class Arguments(argparse.ArgumentParser):
+    """A parser whose complaints are one line, whatever it was given."""
+
+    def error(self, message: str) -> NoReturn:
+        """Complain, and exit with code 2."""
+        super().error(inert(message))
+
+
 def parser() -> argparse.ArgumentParser:
     """The argument parser; light, so that `--help` answers at once."""
-    top = argparse.ArgumentParser(
+    top = Arguments(
         prog="branchwise",
         description="Grow reasoning trees over your documents, prune them into process "
         "preferences, train a search-and-answer policy.",
@@ -138,40 +146,51 @@ def _count(text: str) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `branchwise`."""
-    options = parser().parse_args(arguments)
+    guard_streams()
+    words = sys.argv[1:] if arguments is None else arguments
+    top = parser()
+    _refuse_bytes(top, words)
+    options = top.parse_args(words)
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     sys.exit(run_stage(options))
 
 
+def _refuse_bytes(top: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """Arguments must be text: tables, hashes and requests hold nothing else."""
+    for word in words:
+        if storable(word) != word:
+            shown = os.fsencode(word).decode(errors="backslashreplace")
+            top.error(
+                f"{shown}: is not text in the encoding of this locale "
+                f"({sys.getfilesystemencoding()}): rename the file, or set LANG to another locale"
+            )
+
+
 def run_stage(options: argparse.Namespace) -> int:
     """Run one stage; errors that a user can mend are told in words."""
-    from rich.console import Console
-
+    from pipelines.terminal import Terminal
     from storage.errors import BranchwiseError, BudgetExceeded, ConfigError
 
-    console = Console(stderr=options.json)
-    if not console.is_terminal:
-        console.width = PIPED_WIDTH
+    console = Terminal(stderr=options.json)
     try:
         return _run(options, console)
     except ConfigError as error:
-        console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        console.say(f"error: {error}")
         return 2
     except BudgetExceeded as error:
-        console.print(f"stopped: {error}", markup=False, highlight=False, soft_wrap=True)
+        console.say(f"stopped: {error}")
         return 3
     except BranchwiseError as error:
-        kind = type(error).__name__
-        console.print(f"{kind}: {error}", markup=False, highlight=False, soft_wrap=True)
+        console.say(f"{type(error).__name__}: {error}")
         return 1
     except KeyboardInterrupt:
-        console.print("interrupted; run the same command again to continue")
+        console.say("interrupted; run the same command again to continue")
         return 130
 
 
-def _run(options: argparse.Namespace, console: "Console") -> int:
+def _run(options: argparse.Namespace, console: "Terminal") -> int:
     from pipelines.config import load_recipe
     from pipelines.stage import Invocation
 
@@ -189,8 +208,13 @@ def _run(options: argparse.Namespace, console: "Console") -> int:
     stage = STAGES[options.stage]
     outcome = getattr(import_module(stage.module), stage.function)(call)
     if options.json:
-        print(json.dumps(outcome.totals, default=str))
+        print(json_line(outcome.totals))
     return int(outcome.exit_code)
+
+
+def json_line(totals: Any) -> str:
+    """Totals as the JSON of `--json`: one line of ASCII that may be shown as it is."""
+    return inert_json(json.dumps(totals, default=str))
 
 
 def recipe_file(options: argparse.Namespace) -> Path:

@@ -14,6 +14,7 @@ from annotation.annotator import Annotated
 from pipelines.inputs import model_digest
 from pipelines.run import Run
 from storage.calls import QuestionRow
+from storage.inert import inert
 from storage.ledger import Ledger
 from storage.manifest import PartInfo, add_parts, load_manifest, remove_parts
 from storage.parts import number_of, question_ids, read_parts, write_part
@@ -146,7 +147,7 @@ class Committer:
             if model is not None and model.engine == "openai":
                 for name, n in self.ledger.models(model_digest(model, recipe)).items():
                     if name != model.model:
-                        counts[f"warning: {model.model} answered as {name}"] += n
+                        counts[f"warning: {model.model} answered as {inert(name)}"] += n
         return counts
 
     def _write_failures(self) -> list[Failure]:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pipelines.contradictions import contradictions
 from pipelines.recipe import Recipe
 from storage.errors import ConfigError
+from storage.inert import inert
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -26,7 +27,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     recipe, problems, unsound = _read(path, overrides)
     problems += [f"{path}: {problem}" for problem in contradictions(recipe, unsound)]
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise ConfigError("\n".join(map(inert, problems)))
     return recipe
 
 

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from pipelines.assemble import open_data, open_index
 from pipelines.stage import Invocation, Outcome
+from storage.inert import inert
 
 
 def data(call: Invocation) -> Outcome:
@@ -20,7 +21,7 @@ def data(call: Invocation) -> Outcome:
     for column in ("source", "part", "type", "hops", "n"):
         table.add_column(column)
     for kind, count in sorted(by_kind.items(), key=str):
-        table.add_row(*(Text("–" if part is None else str(part)) for part in (*kind, count)))
+        table.add_row(*(Text("–" if part is None else inert(str(part))) for part in (*kind, count)))
     call.console.print(table)
     call.say(f"{len(found.passages):,} passages")
     for note, count in sorted(found.notes.items()):

@@ -26,6 +26,7 @@ from annotation.survival import (
     sample_pairs,
     survival_table,
 )
+from evaluation.sheet import markdown_cell
 from pipelines.assemble import model_folder
 from pipelines.labelling import labelling_of
 from pipelines.run import Run, existing_run
@@ -46,6 +47,7 @@ from rewards.returns import RETURN
 from rewards.settings import SpreSettings
 from storage.atomic import atomic_write_json, atomic_write_text
 from storage.errors import ConfigError, StorageError
+from storage.inert import inert
 from storage.manifest import load_manifest
 from storage.parts import read_parts
 from storage.records import Pair, TreeNode
@@ -172,20 +174,21 @@ def _report(call: Invocation, found: Diagnosis, folder: Path) -> None:
 
 def _table(found: Diagnosis) -> Table:
     table = Table(
-        title=f"can {found.run} teach?", title_justify="left", box=None, header_style="bold"
+        title=f"can {inert(found.run)} teach?", title_justify="left", box=None, header_style="bold"
     )
     for column in ("what", "figure", "verdict", "what is usual, or what to do"):
         table.add_column(column)
     for one in found.findings:
         verdict = Text(one.verdict, style=STYLES.get(one.verdict, "dim"))
-        table.add_row(Text(one.what), Text(one.figure), verdict, Text(one.advice))
+        what, figure, advice = (Text(inert(t)) for t in (one.what, one.figure, one.advice))
+        table.add_row(what, figure, verdict, advice)
     return table
 
 
 def markdown(found: Diagnosis) -> str:
     """The findings, and label survival by every facet, as Markdown tables."""
     title = found.run if found.label is None else f"{found.run}, labels `{found.label}`"
-    lines = [f"# Can {title} teach?", "", f"Conclusion: {conclusion(found.findings)}.", ""]
+    lines = [f"# Can {inert(title)} teach?", "", f"Conclusion: {conclusion(found.findings)}.", ""]
     lines += _rows(("what", "figure", "verdict", "what is usual, or what to do"))
     lines += ["| " + " | ".join(_cells(one)) + " |" for one in found.findings]
     if found.survival:
@@ -203,14 +206,14 @@ def _rows(columns: Sequence[str]) -> list[str]:
 
 
 def _cells(one: Finding) -> list[str]:
-    return [text.replace("|", "\\|") for text in (one.what, one.figure, one.verdict, one.advice)]
+    return [markdown_cell(text) for text in (one.what, one.figure, one.verdict, one.advice)]
 
 
 def _survival_line(by: str, row: SurvivalRow) -> str:
     (low, high), (gap_low, gap_high) = row.kept_interval, row.fresh_gap_interval
     decided = "–" if row.decided is None else f"{row.decided:.0%}"
     return (
-        f"| {by} | {row.group} | {row.pairs} | {row.questions} | {row.kept:.0%} | "
+        f"| {by} | {markdown_cell(row.group)} | {row.pairs} | {row.questions} | {row.kept:.0%} | "
         f"{low:.0%}–{high:.0%} | {row.luck:.0%} | {row.reversed:.0%} | {row.tied:.0%} | "
         f"{decided} | {row.label_gap:.3f} | {row.fresh_gap:.3f} | {gap_low:.3f} to {gap_high:.3f} |"
     )

@@ -19,6 +19,7 @@ from pipelines.recipe import Recipe
 from pipelines.run import environment_facts, refuse_unusable
 from pipelines.stage import BAD_INPUT, DONE, Invocation, Outcome
 from storage.cache import refuse_shared_cache
+from storage.inert import inert
 
 NEEDS = {
     "cpu": ("openvino_genai", "transformers", "gguf"),
@@ -34,7 +35,7 @@ def doctor(call: Invocation) -> Outcome:
     free = shutil.disk_usage(".").free / 2**30
     for name, value in {**facts, "free disk": f"{free:.0f} GiB"}.items():
         if name not in {"created", "command"}:
-            table.add_row(Text(name, style="dim"), Text(_plain(value)))
+            table.add_row(Text(name, style="dim"), Text(inert(_plain(value))))
     call.console.print(table)
     for extra, modules in NEEDS.items():
         missing = [module for module in modules if find_spec(module) is None]

@@ -14,13 +14,15 @@ from rich.text import Text
 
 from pipelines.run import existing_run
 from pipelines.stage import Invocation, Outcome
+from storage.inert import inert, inert_lines
+from storage.text import storable
 from storage.views import QueryResult, canned_queries, run_sql
 
 
 def inspect(call: Invocation) -> Outcome:
     """Run the stage (see module)."""
     run = existing_run(call.run)
-    asked = os.environ.get("SQL", "").strip()
+    asked = storable(os.environ.get("SQL", "")).strip()
     if asked:
         result = run_sql(run.folder, asked)
         call.console.print(as_table(result))
@@ -31,10 +33,10 @@ def inspect(call: Invocation) -> Outcome:
 
 
 def as_table(result: QueryResult, title: str | None = None) -> Table:
-    """A result as a table; model text is shown as text, never as markup."""
+    """A result as a table; a text keeps its line breaks, within its cell."""
     table = Table(title=title, title_justify="left", header_style="bold")
     for column in result.columns:
-        table.add_column(Text(column))
+        table.add_column(Text(inert(column)))
     for row in result.rows:
         table.add_row(*(Text(_shown(value)) for value in row))
     return table
@@ -43,5 +45,4 @@ def as_table(result: QueryResult, title: str | None = None) -> Table:
 def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.3f}".rstrip("0").rstrip(".")
-    text = "" if value is None else str(value)
-    return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)
+    return "" if value is None else inert_lines(str(value))

@@ -16,6 +16,7 @@ from pipelines.recipe import Recipe
 from pipelines.run import Run
 from storage.atomic import atomic_write_text
 from storage.errors import ConfigError
+from storage.inert import inert_yaml
 
 
 def labelled_by(run: Run, recipe: Recipe, blocks: Collection[str] = LABELLING) -> Recipe:
@@ -40,7 +41,7 @@ def keep_labelling(run: Run, label: str, recipe: Recipe) -> None:
     blocks = recipe.model_dump(mode="json", include=set(LABELLING))
     path = _path(run, label)
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write_text(path, yaml.safe_dump(blocks, sort_keys=False, allow_unicode=True))
+    atomic_write_text(path, inert_yaml(blocks))
 
 
 def labelling_of(run: Run, label: str | None) -> Recipe:

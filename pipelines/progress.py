@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from pipelines.terminal import Terminal, printing_above
 from storage.calls import Totals
+from storage.inert import inert
 
 PLAIN_EVERY_S = 30.0
 LIVE_EVERY_S = 0.5
@@ -102,7 +103,7 @@ class Progress:
         return table
 
     @asynccontextmanager
-    async def shown(self, console: Console) -> AsyncIterator[None]:
+    async def shown(self, console: Terminal) -> AsyncIterator[None]:
         """Show the progress until the block ends."""
         ticking = asyncio.create_task(
             self._live(console) if console.is_terminal else self._plain(console)
@@ -112,18 +113,26 @@ class Progress:
         finally:
             ticking.cancel()
             await asyncio.gather(ticking, return_exceptions=True)
-            console.print(self.line(), markup=False, highlight=False, soft_wrap=True)
+            console.say(self.line())
 
-    async def _live(self, console: Console) -> None:
-        with Live(self.table(), console=console, transient=True, auto_refresh=False) as live:
+    async def _live(self, console: Terminal) -> None:
+        live = Live(
+            self.table(),
+            console=console,
+            transient=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        with live, printing_above(console):
             while True:
                 live.update(self.table(), refresh=True)
                 await asyncio.sleep(LIVE_EVERY_S)
 
-    async def _plain(self, console: Console) -> None:
+    async def _plain(self, console: Terminal) -> None:
         while True:
             await asyncio.sleep(PLAIN_EVERY_S)
-            console.print(self.line(), markup=False, highlight=False, soft_wrap=True)
+            console.say(self.line())
 
     def closing_table(self) -> Table:
         """Everything dropped or noted, by reason."""
@@ -131,7 +140,7 @@ class Progress:
         table.add_column("what")
         table.add_column("n", justify="right")
         for name, count in sorted(self.counts.items()):
-            table.add_row(Text(name), Text(f"{count:,}"))
+            table.add_row(Text(inert(name)), Text(f"{count:,}"))
         return table
 
 

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from pipelines.recipe import Recipe, decisive
 from storage.atomic import atomic_write_json, atomic_write_text, is_temporary
 from storage.errors import ConfigError, StorageError
+from storage.inert import inert_yaml
 from storage.lock import RunLock, lock_path
 
 LEDGER = "ledger.sqlite"
@@ -172,7 +173,7 @@ def _unreadable(folder: Path, reason: str) -> ConfigError:
 
 def dump_recipe(recipe: Recipe) -> str:
     """The resolved recipe as YAML."""
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return inert_yaml(recipe.model_dump(mode="json"))
 
 
 def refuse_unusable(folder: Path) -> None:

@@ -81,5 +81,6 @@ def _announce(call: Invocation, settings: ModelSettings, server: VllmServer) -> 
     url = server.base_url
     call.say(
         f"serving {settings.model} at {url}\n  served model: {server.model}\n  in a recipe: "
-        f'{{engine: vllm, model: {settings.model}, base_url: "{url}"}}\nCtrl-C stops it'
+        f'{{engine: vllm, model: {settings.model}, base_url: "{url}"}}'
     )
+    call.say("Ctrl-C stops it")

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from pipelines.recipe import NAME_PATTERN, LimitSettings, Recipe
+from pipelines.terminal import Terminal
 from storage.calls import Totals
 from storage.errors import BudgetExceeded, ConfigError
 from storage.records import Question
@@ -50,12 +49,12 @@ class Invocation:
     resume: bool = False
     dry_run: bool = False
     limit: int | None = None
-    console: Console = field(default_factory=Console)
+    console: Terminal = field(default_factory=Terminal)
     options: dict[str, Any] = field(default_factory=dict)
 
     def say(self, text: str) -> None:
-        """Print one line as it is."""
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        """Print a message as it is."""
+        self.console.say(text)
 
 
 @dataclass(frozen=True)

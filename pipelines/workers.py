@@ -29,6 +29,7 @@ from pipelines.recipe import Recipe
 from pipelines.stage import Gate
 from storage.calls import Totals
 from storage.errors import BranchwiseError, BudgetExceeded, ConfigError
+from storage.inert import guard_streams
 from storage.ledger import Ledger
 from storage.records import Question
 
@@ -238,6 +239,7 @@ def work(order: Order, line: Connection, word: Any, following: Any) -> None:
     """What a worker does, from its first line to its last."""
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, signal.SIG_IGN)  # the parent is asked, and tells us
+    guard_streams()
     _end_with_parent()
     try:
         asyncio.run(_work(order, line, Leave(word), following))

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from storage.errors import ConfigError, RetrievalError
+from storage.inert import one_line
 from storage.records import RetrievedPassage
 
 
@@ -112,7 +113,7 @@ class HttpRetriever:
 
 def _shown(text: str) -> str:
     """The beginning of a server's words, harmless to a terminal."""
-    return "".join(c if c.isprintable() else " " for c in text[:200])
+    return one_line(text[:200])
 
 
 def _passage(hit: dict[str, Any]) -> RetrievedPassage:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import StorageError
+from storage.inert import inert_json
 
 
 @contextmanager
@@ -69,7 +70,7 @@ def atomic_write_json(path: Path, value: Any) -> None:
         ValueError: `value` holds NaN or an infinity, which JSON has no word for.
     """
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
-    atomic_write_text(path, text + "\n")
+    atomic_write_text(path, inert_json(text) + "\n")
 
 
 def sync(path: Path) -> None:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from storage.atomic import atomic_path
 from storage.errors import ConfigError
+from storage.inert import inert_json
 from storage.json_records import read_json_records
 from storage.reading import Faults
 from storage.records import ChatMessage, Pair, pair_id
@@ -170,7 +171,7 @@ def write_proguide(path: Path, pairs: Iterable[Pair]) -> int:
     with atomic_path(path) as temporary, _open_new(temporary, packed) as file:
         file.write("" if lines else "[")
         for count, pair in enumerate(pairs, start=1):
-            text = json.dumps(to_proguide(pair).model_dump(), ensure_ascii=False)
+            text = inert_json(json.dumps(to_proguide(pair).model_dump(), ensure_ascii=False))
             file.write(f"{text}\n" if lines else f"{',' if count > 1 else ''}\n{text}")
         file.write("" if lines else "\n]\n")
     return count

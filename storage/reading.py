@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TextIO
 
 from storage.errors import ConfigError
+from storage.inert import inert
 
 
 class Faults:
@@ -20,7 +21,7 @@ class Faults:
         """Notes that `what` is wrong at `place`."""
         self.count += 1
         if self.count <= self.shown:
-            self._messages.append(f"{place}: {what}")
+            self._messages.append(inert(f"{place}: {what}"))
 
     def raise_any(self) -> None:
         """Raises what was noted, if anything was.

@@ -1,9 +1,31 @@
 """Base of every room's settings; `pipelines.recipe` composes them into one recipe."""
 
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, field_validator
+
+from storage.text import storable
 
 
 class Settings(BaseModel):
     """Immutable, and strict: an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _refuse_halves(cls, value: Any) -> Any:
+        r"""YAML's "\ud800" is half of a character, which no file, hash or request can hold."""
+        if any(storable(text) != text for text in _texts_in(value)):
+            raise ValueError("holds half of a character (a lone surrogate); write it whole")
+        return value
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, tuple):
+        yield from (text for one in value for text in _texts_in(one))
+    elif isinstance(value, dict):
+        yield from (text for pair in value.items() for one in pair for text in _texts_in(one))

@@ -17,6 +17,7 @@ from evaluation.tables import interval
 from pipelines.studies.arms import Examined, mean_of
 from pipelines.studies.lab import Lab
 from storage.atomic import atomic_write_text
+from storage.inert import inert
 from storage.records import Prediction
 
 Key = tuple[str, str]
@@ -111,7 +112,7 @@ def write_sheets(lab: Lab, name: str, sheets: Sequence[Sheet], about: str = "") 
         lab.call.console.print(sheet.text())
         slug = sheet.title.split(" (")[0].lower().replace(" ", "-")
         atomic_write_text(lab.folder / f"{name}-{slug}.csv", sheet.csv())
-    parts = [f"{about}\n"] if about else []
+    parts = [f"{inert(about)}\n"] if about else []
     parts += [sheet.markdown() for sheet in (*sheets, run_sheet(lab))]
     atomic_write_text(lab.folder / f"{name}.md", "\n".join(parts))
     lab.call.say(f"{lab.title}: tables and plot in {lab.folder}")

@@ -6,11 +6,12 @@ They are picked for their difference, so they show what an arm can do, not what 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
-from evaluation.sheet import Sheet, printable
+from evaluation.sheet import Sheet
 from pipelines.studies.arms import Examined
 from pipelines.studies.report import Key
 from pipelines.studies.trajectories import NEAR, Move, moves_of
 from rewards.evo_rag import Similarity
+from storage.inert import inert
 from storage.records import Prediction, Question
 
 ANSWERABLE, UNANSWERABLE = 3, 1
@@ -39,7 +40,7 @@ def trace_text(
     for key in telling(shared):
         question = known[key]
         gold = "; ".join(question.answers) if question.answerable else "cannot be answered"
-        parts.append(f"### {printable(question.question)}\n\nGold: {printable(gold)}\n")
+        parts.append(f"### {inert(question.question)}\n\nGold: {inert(gold)}\n")
         parts.append(_sheet(question, shared[key], similarity).markdown())
     return "\n".join(parts)
 

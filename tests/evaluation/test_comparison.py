@@ -204,11 +204,11 @@ def test_print() -> None:
     found = compare({"base": base, name: own}, resamples=100)
     markdown = render_markdown(found)
     assert "| base | all | 2 | 0 | 50.0 | 50.0 | 50.0 | 50.0 | 3.0 |" in markdown
-    assert "| evil[bold]\\| [31m − base | all | 2 | +50.0 [0.0, +100.0] |" in markdown
+    assert "| evil[bold]\\|\\x1b[31m − base | all | 2 | +50.0 [0.0, +100.0] |" in markdown
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(render_table(found))
     text = console.export_text()
-    assert "evil[bold]| [31m" in text
+    assert "evil[bold]|\\x1b[31m" in text
     assert "\x1b" not in text
 
 

@@ -4,25 +4,25 @@ import io
 from collections import Counter
 
 import pytest
-from rich.console import Console
 
 from pipelines import progress
 from pipelines.progress import Progress
+from pipelines.terminal import Terminal
 from storage.calls import Totals
 
 
 @pytest.fixture
-def console() -> Console:
-    return Console(file=io.StringIO(), width=200)
+def console() -> Terminal:
+    return Terminal(io.StringIO())
 
 
-def said(console: Console) -> list[str]:
+def said(console: Terminal) -> list[str]:
     assert isinstance(console.file, io.StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
 async def test_the_plain_line_tells_this_attempt_s_rate_and_calls(
-    console: Console, monkeypatch: pytest.MonkeyPatch
+    console: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress.time, "monotonic", lambda: 1020.0)
     spent = Totals(900, 1_000_000, 5_000, 20_000)  # by earlier attempts
@@ -48,7 +48,7 @@ def test_what_calls_cost_is_told_where_they_cost_something() -> None:
     assert shown.facts()["USD"] == "0.0125"
 
 
-def test_the_closing_table_has_every_reason_as_it_was_written(console: Console) -> None:
+def test_the_closing_table_has_every_reason_as_it_was_written(console: Terminal) -> None:
     shown = Progress("annotate", 1)
     shown.counts = Counter({"pair dropped: small_gap": 1234, "data: [set] questions read": 6})
     console.print(shown.closing_table())

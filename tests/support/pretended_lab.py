@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from pipelines.config import load_recipe
 from pipelines.stage import Invocation
 from pipelines.studies.lab import Lab
+from pipelines.terminal import Terminal
 
 
 @dataclass(frozen=True)
@@ -71,5 +70,5 @@ class Pretended(Lab):
 def pretended(name: str, run: Path, *settings: str, **more: Any) -> Pretended:
     """A lab with a study's own recipe."""
     recipe = load_recipe(Path("configs") / f"{name}.yaml", settings)
-    console = Console(file=io.StringIO(), width=200)
+    console = Terminal(io.StringIO())
     return Pretended(Invocation(recipe, run, console=console), (0, 1), **more)

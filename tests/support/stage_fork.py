@@ -67,6 +67,9 @@ def _run(order: dict[str, Any]) -> None:
     output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for descriptor, into in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(descriptor, into)
+    # Streams of its own, as a process has that began with these descriptors.
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", 1, encoding="utf-8", closefd=False)  # noqa: SIM115
     os.environ.update(order["environment"])
     code = 1
     try:

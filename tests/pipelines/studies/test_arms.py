@@ -8,7 +8,6 @@ import pytest
 from fake_endpoint import failure
 from little_world import QUESTIONS, policy, recipe
 from loopback import serving
-from rich.console import Console
 
 from evaluation.scoring import Unanswered
 from pipelines.config import load_recipe
@@ -16,6 +15,7 @@ from pipelines.stage import Invocation
 from pipelines.studies.arms import START, Arm, examined
 from pipelines.studies.lab import Lab
 from pipelines.studies.report import arm_sheet
+from pipelines.terminal import Terminal
 
 
 def test_a_failed_question_is_among_the_predictions(
@@ -32,7 +32,7 @@ def test_a_failed_question_is_among_the_predictions(
     with serving(unlucky) as endpoint:
         blocks = {"limits": {"max_failed_share": 0.5}, "evaluation": {"set": questions}}
         config = recipe(tmp_path, endpoint.base_url, **blocks)
-        console = Console(file=io.StringIO(), width=200)
+        console = Terminal(io.StringIO())
         lab = Lab(Invocation(load_recipe(config), tmp_path / "run", console=console), (0,))
         ((start,),) = examined(lab, (Arm(START),), {"evaluation.limit": 6})
     rows = start.predictions[0]

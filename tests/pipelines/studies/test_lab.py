@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from sample_records import a_node, a_pair
 
 from pipelines.cli import parser
@@ -19,6 +18,7 @@ from pipelines.stage import Invocation
 from pipelines.studies import lab as lab_module
 from pipelines.studies.journal import Event, Journal, command_key
 from pipelines.studies.lab import Ended, Lab, StageStopped, overrides
+from pipelines.terminal import Terminal
 from storage.manifest import add_parts, load_manifest
 from storage.parts import write_part
 from storage.schemas import rows_to_table, schema_of
@@ -26,7 +26,7 @@ from storage.schemas import rows_to_table, schema_of
 
 def lab(folder: Path, *settings: str, dry_run: bool = False) -> Lab:
     recipe = load_recipe(Path("configs/atlas.yaml"), ["data.cities=500", *settings])
-    console = Console(file=io.StringIO(), width=200)
+    console = Terminal(io.StringIO())
     return Lab(Invocation(recipe, folder / "run", dry_run=dry_run, console=console), (0,))
 
 

@@ -1,0 +1,81 @@
+"""The console that every stage prints through: its styles are ours, and all text is inert.
+
+Rich styles text by escape sequences, so what it writes cannot be made inert as a whole. `Terminal`
+does it where text and style are still apart: as a string comes in, before widths are measured, and
+once more as the segments of whatever was printed go out. Markup, emoji codes and highlighting are
+off: a bracket in a question is a bracket.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import IO, Any, TextIO, cast
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.file_proxy import FileProxy
+from rich.segment import Segment
+from rich.text import Text
+
+from storage.inert import InertStream, bare, inert_lines
+
+PIPED_WIDTH = 200
+"""Columns where no window sets them: in a file or a pipe a cut table is lost."""
+
+
+class Terminal(Console):
+    """See module."""
+
+    def __init__(self, file: IO[str] | None = None, *, stderr: bool = False) -> None:
+        """Print to `file`; null: to standard output, or to standard error."""
+        stream = file or bare(sys.stderr if stderr else sys.stdout)
+        super().__init__(file=stream, markup=False, emoji=False, highlight=False)
+        if not self.is_terminal:
+            self.width = PIPED_WIDTH
+
+    def say(self, text: str) -> None:
+        """Print a message as it is.
+
+        Its later lines are indented: whatever a field of it holds, a line that begins at the
+        margin is one that a stage has said.
+        """
+        first, *others = text.split("\n")
+        indented = (line if line[:1] in {"", " "} else f"  {line}" for line in others)
+        self.print("\n".join((first, *indented)), soft_wrap=True)
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        """A string as text that is measured as it will be shown."""
+        return super().render_str(inert_lines(text), **how)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Segments whose text is inert and links nowhere; control codes are Rich's own."""
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            if style and style.link:
+                style = style.update_link(None)
+            yield segment if control else Segment(inert_lines(text), style)
+
+
+@contextmanager
+def printing_above(console: Console) -> Iterator[None]:
+    """While a live display is shown, what is printed past the console appears above it.
+
+    Rich can do so by itself, but would carry out the colours and links that it finds in there.
+    """
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (_above(console, stream) for stream in before)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+def _above(console: Console, stream: Any) -> Any:
+    """Through the console where both are a window; what goes to a file still goes there."""
+    if stream is None or not (console.is_terminal and stream.isatty()):
+        return stream
+    return InertStream(cast(TextIO, FileProxy(console, stream)))

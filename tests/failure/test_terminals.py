@@ -1,0 +1,470 @@
+"""Whatever a stranger wrote, in any field that is ever shown: a terminal shows it, and no more.
+
+Every stage that prints runs as a process of its own on a pseudo-terminal. What reaches it must be
+text, our own styles and the moves of the live display; see `pseudo_terminal.refuse_harm`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from fake_endpoint import FakeEndpoint, completion, failure
+from little_world import PASSAGES, QUESTIONS, policy, recipe
+from loopback import serving
+from pseudo_terminal import HOSTILE, PseudoTerminal, refuse_harm
+from stages import REPOSITORY, Ended, Stages
+
+from storage.manifest import add_parts, load_manifest
+from storage.parts import read_parts, write_part
+from storage.records import Pair
+from storage.schemas import SCHEMAS, table_to_records
+from storage.views import VIEWS
+
+pytestmark = pytest.mark.failure
+
+NAME = HOSTILE.replace("/", "|")
+"""As the name of a file or folder."""
+MODEL, JUDGE = f"policy{HOSTILE}", f"judge{HOSTILE}"
+
+
+def possessed(request: dict[str, Any]) -> Any:
+    """Good answers in bad words: all other fields, queries, some replies and the critiques.
+
+    The last question is refused, with an error to match.
+    """
+    said = {"model": HOSTILE, "finish_reason": HOSTILE, "id": HOSTILE, "object": HOSTILE}
+    if request["model"] == JUDGE:
+        score = len(request["messages"][-1]["content"]) % 3 / 2
+        return completion(json.dumps({"critique": HOSTILE, "score": score}), **said)
+    if QUESTIONS[-1]["question"] in request["messages"][-1]["content"]:
+        return failure(400, HOSTILE)
+    if not request.get("seed", 0) % 10:
+        return completion(HOSTILE, **said)
+    reply = policy(request)
+    return completion(reply.replace("</query", f" {HOSTILE}</query"), **said)
+
+
+@dataclass
+class World:
+    """A hostile recipe, its endpoint, and the run made of both."""
+
+    endpoint: FakeEndpoint
+    recipe: Path
+    run: Path
+    stages: Stages
+
+    def on_terminal(self, *arguments: object, **more: Any) -> tuple[Ended, PseudoTerminal]:
+        """Run a stage on a terminal of its own."""
+        environment = PseudoTerminal.environment | more.pop("environment", {})
+        with PseudoTerminal() as terminal:
+            ended = self.stages.run(
+                *arguments, output=terminal.path, environment=environment, **more
+            )
+        return ended, terminal
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, stages: Stages) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("hostile")
+    with serving(possessed, models=(MODEL, JUDGE, HOSTILE)) as endpoint:
+        at_endpoint = {"engine": "openai", "base_url": endpoint.base_url}
+        config = recipe(
+            folder,
+            endpoint.base_url,
+            policy={"model": MODEL, **at_endpoint},
+            judge={"model": JUDGE, **at_endpoint},
+            mcts={"iterations": 20, "max_children": 3, "evaluator": "judge"},
+            evaluation={
+                "policies": {"p": MODEL, "q": MODEL},
+                "bootstrap": 100,
+                "set": {
+                    "source": "jsonl",
+                    "questions": str(folder / "exam.jsonl"),
+                    "split": None,
+                },
+            },
+            limits={"max_failed_share": 1.0},
+        )
+        corpus = [{key: f"{text} {HOSTILE}" for key, text in row.items()} for row in PASSAGES]
+        asked = [
+            {
+                "id": f"{row['id']} {HOSTILE}",
+                "question": f"{row['question']} {HOSTILE}",
+                "answers": [*row["answers"], HOSTILE],
+                "type": HOSTILE,
+                "licence": HOSTILE,
+                HOSTILE: HOSTILE,
+            }
+            for row in QUESTIONS
+        ]
+        exam = [
+            {**row, "id": f"{row['id']}?", "question": f"So, {row['question']}"} for row in asked
+        ]
+        for name, rows in (("corpus", corpus), ("questions", asked), ("exam", exam[:2])):
+            (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        yield World(endpoint, config, folder / NAME, stages)
+
+
+@pytest.fixture(scope="module")
+def annotated(world: World) -> PseudoTerminal:
+    """The terminal that the run was annotated on."""
+    ended, terminal = world.on_terminal("annotate", "--config", world.recipe, "--run", world.run)
+    assert ended.code == 0, terminal.said
+    return terminal
+
+
+@pytest.fixture(scope="module")
+def run(world: World, annotated: PseudoTerminal) -> Path:
+    """The run."""
+    return world.run
+
+
+def test_what_an_endpoint_says_is_text(annotated: PseudoTerminal) -> None:
+    annotated.harmless("annotate: counted", "answered as \\x1b]0;pwned\\x07")
+
+
+def test_the_files_of_a_run_can_be_shown(world: World, run: Path) -> None:
+    pairs = table_to_records(read_parts(run, "pairs"), Pair)
+    assert any(HOSTILE in pair.chosen[0].content for pair in pairs), "data is kept as it was"
+    assert read_parts(run, "failures").num_rows == 1
+    for stage in (["eval"], ["diagnose", "--no-model"]):
+        assert world.stages.run(*stage, "--run", run).code == 0
+    texts = {
+        path.name: path.read_bytes().decode("utf-8")
+        for path in run.rglob("*")
+        if path.suffix in {".csv", ".json", ".jsonl", ".md", ".yaml"}
+    }
+    for name, text in texts.items():
+        refuse_harm(text.replace("\r\n", "\n"))
+        known = {"README.md", "config.yaml", "diagnosis.md"}
+        assert ("pwned" in text) >= (name in known), name
+
+
+def of_the_run(*arguments: str) -> list[str]:
+    return [*arguments, "--run", "RUN"]
+
+
+STAGES = {
+    "doctor": (["doctor", "--config", "CONFIG", "--run", "RUN"], "can run here"),
+    "data": (["data", "--config", "CONFIG"], "pwned"),
+    "data as JSON": (["data", "--config", "CONFIG", "--json"], "pwned"),
+    "index": (["index", "--config", "CONFIG"], "is ready"),
+    "again": (of_the_run("annotate"), "pwned"),
+    "workers": (
+        ["annotate", "--workers", "2", "--config", "CONFIG", "--run", "FOLDER/run"],
+        "pwned",
+    ),
+    "dry run": (of_the_run("annotate", "--dry-run"), "annotate"),
+    "relabel": (of_the_run("relabel", "--label", "same"), "relabelled"),
+    "bad label": (of_the_run("relabel", "--label", HOSTILE), "pwned"),
+    "diagnose": (of_the_run("diagnose", "--no-model"), "pwned"),
+    "no relabelling": (of_the_run("diagnose", "--no-model", "--label", HOSTILE), "pwned"),
+    "no model": (of_the_run("diagnose", "--no-model", "--model", HOSTILE), "pwned"),
+    "verify": (of_the_run("verify"), "as they were committed"),
+    "eval": (of_the_run("eval"), "Differences"),
+    "export-pairs": (of_the_run("export-pairs", "--file", "FOLDER/out.json"), "wrote"),
+    "export to": (of_the_run("export-pairs", "--file", f"FOLDER/no/{NAME}.json"), "pwned"),
+    "inspect": (of_the_run("inspect"), "pwned"),
+    "changed": (of_the_run("annotate", "--set", f"policy.model='{NAME}'"), "pwned"),
+    "schedule": (of_the_run("schedule", "--dry-run"), "evo_rag"),
+    "warm-start": (of_the_run("warm-start", "--dry-run"), "pwned"),
+    "train-sft": (of_the_run("train-sft", "--dry-run"), "pwned"),
+    "train-dpo": (of_the_run("train-dpo", "--dry-run"), "pwned"),
+    "train-rm": (of_the_run("train-rm", "--dry-run"), "error: "),
+    "export model": (of_the_run("export", "--model", HOSTILE), "pwned"),
+    "serve": (of_the_run("serve", "--role", "judge", "--dry-run"), "pwned"),
+    "curriculum": (of_the_run("curriculum", "--dry-run"), "error: "),
+    "all": (of_the_run("all", "--dry-run"), "pwned"),
+    "settings": (["settings", "--config", "CONFIG"], "Settings"),
+    "study": (["study", "--name", HOSTILE, "--config", "CONFIG"], "pwned"),
+    "stage": ([HOSTILE], "pwned"),
+    "option": (["data", HOSTILE], "pwned"),
+    "count": (["annotate", "--limit", HOSTILE], "pwned"),
+    "no recipe": (["data", "--config", HOSTILE], "pwned"),
+    "no run": (["inspect", "--config", "CONFIG", "--run", HOSTILE], "pwned"),
+    "--set": (["data", "--config", "CONFIG", "--set", HOSTILE], "pwned"),
+    "--set key": (["data", "--config", "CONFIG", "--set", f"mcts.{HOSTILE}=1"], "pwned"),
+    "--set value": (["data", "--config", "CONFIG", "--set", f"mcts.c='{HOSTILE}'"], "pwned"),
+}
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_shows_a_stranger_s_words_as_text(
+    name: str, world: World, run: Path, tmp_path: Path
+) -> None:
+    arguments, shown = STAGES[name]
+    stands_for = {"RUN": str(run), "CONFIG": str(world.recipe)}
+    words = [stands_for.get(word, word.replace("FOLDER", str(tmp_path))) for word in arguments]
+    ended, terminal = world.on_terminal(*words)
+    assert "Traceback" not in terminal.said
+    assert ended.code in {0, 2} or name == "export to", terminal.said
+    terminal.harmless(shown)
+
+
+def test_names_that_a_server_gives_are_text(world: World, tmp_path: Path) -> None:
+    for stage in ("doctor", "annotate"):
+        ended, terminal = world.on_terminal(
+            stage, "--config", world.recipe, "--run", tmp_path / "run", "--set", "policy.model=none"
+        )
+        assert ended.code in {1, 2}, terminal.said
+        terminal.harmless("it has: ", "pwned")
+
+
+def test_an_error_of_an_endpoint_is_text(world: World, tmp_path: Path) -> None:
+    def refusing(request: dict[str, Any]) -> Any:
+        return failure(402, HOSTILE)
+
+    world.endpoint.script, before = refusing, world.endpoint.script
+    try:
+        ended, terminal = world.on_terminal(
+            "annotate", "--config", world.recipe, "--run", tmp_path / "run"
+        )
+    finally:
+        world.endpoint.script = before
+    assert ended.code == 1, terminal.said
+    terminal.harmless("no credit left", "pwned")
+
+
+HOSTILE_RECIPES = {
+    "a key": json.dumps({HOSTILE: 1, "mcts": {HOSTILE: 1}}),
+    "a value": json.dumps({"name": HOSTILE, "mcts": {"selection": HOSTILE}}),
+    "a path": json.dumps({"name": "x", "data": {"source": "jsonl", "questions": HOSTILE}}),
+    "half a character": json.dumps({"name": "x", "policy": {"model": "pwned \ud800"}}),
+    "twice": f"{{{json.dumps(HOSTILE)}: 1, {json.dumps(HOSTILE)}: 2}}",
+    "no YAML": f"name: [{HOSTILE}",
+    "no YAML either": f'"{NAME.encode("unicode_escape").decode()}": [\n*{"pwned"}',
+    "a tag": f"name: !{'pwned%1B%5B2J'} x",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_RECIPES)
+def test_what_a_recipe_holds_is_text(name: str, world: World, tmp_path: Path) -> None:
+    config = tmp_path / f"{NAME}.yaml"
+    config.write_text(HOSTILE_RECIPES[name], encoding="utf-8")
+    ended, terminal = world.on_terminal("data", "--config", config, "--run", tmp_path / "run")
+    assert ended.code == 2, terminal.said
+    terminal.harmless("error: ", "pwned")
+
+
+@pytest.fixture(scope="module")
+def filled(world: World, run: Path) -> Path:
+    """A run whose every text, of every column of every table, is hostile."""
+    folder = run.parent / "filled"
+    folder.mkdir()
+    (folder / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
+    for table in VIEWS.values():
+        schema = SCHEMAS[table]
+        row = {field.name: hostile_value(field.type) for field in schema}
+        at = f"eval/p/{NAME}/predictions" if table == "predictions" else table
+        part = write_part(folder, at, pa.Table.from_pylist([row], schema=schema), 0)
+        add_parts(folder, [part])
+    return folder
+
+
+def hostile_value(kind: pa.DataType) -> Any:
+    """A value of this type, all of whose texts are hostile."""
+    if pa.types.is_string(kind):
+        return HOSTILE
+    if pa.types.is_list(kind):
+        return [hostile_value(kind.value_type)]
+    if pa.types.is_struct(kind):
+        return {field.name: hostile_value(field.type) for field in kind}
+    return True if pa.types.is_boolean(kind) else 1
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_column_is_shown_as_text(view: str, world: World, filled: Path) -> None:
+    for sql in (f"select * from {view}", f"summarize {view}"):
+        ended, terminal = world.on_terminal(
+            "inspect", "--run", filled, environment={"SQL": sql, "COLUMNS": "20000"}
+        )
+        assert ended.code == 0, terminal.said
+        terminal.harmless()
+
+
+def test_canned_queries_show_every_column_as_text(world: World, filled: Path) -> None:
+    ended, terminal = world.on_terminal("inspect", "--run", filled)
+    assert ended.code == 0, terminal.said
+    terminal.harmless()
+
+
+QUOTED = HOSTILE.replace('"', '""')
+HOSTILE_SQL = {
+    "a heading": (f'select 1 as "{QUOTED}"', 0),
+    "a syntax error": (f"selekt {HOSTILE}", 2),
+    "an unknown column": (f'select "{QUOTED}" from pairs', 2),
+    "a failing cast": ("select question::int from pairs", 2),
+    "an error of its own": ("select error(question) from pairs", 2),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_SQL)
+def test_sql_and_its_errors_are_text(name: str, world: World, filled: Path) -> None:
+    sql, code = HOSTILE_SQL[name]
+    ended, terminal = world.on_terminal("inspect", "--run", filled, environment={"SQL": sql})
+    assert ended.code == code, terminal.said
+    terminal.harmless("pwned")
+
+
+def test_damage_is_told_as_text(world: World, filled: Path, tmp_path: Path) -> None:
+    victim = load_manifest(filled).of("pairs")[0]
+    whole = (filled / victim.path).read_bytes()
+    (filled / victim.path).write_bytes(whole[:-1])
+    try:
+        for arguments in (("verify", "--dry-run"), ("inspect",), ("export-pairs", "--file", NAME)):
+            ended, terminal = world.on_terminal(*arguments, "--run", filled)
+            assert ended.code == 1, terminal.said
+            terminal.harmless(str(filled / victim.path))
+    finally:
+        (filled / victim.path).write_bytes(whole)
+
+
+def test_a_published_file_is_text_both_ways(world: World, run: Path, tmp_path: Path) -> None:
+    exported, config = tmp_path / f"{NAME}.json", ("--config", world.recipe)
+    ended, terminal = world.on_terminal("export-pairs", "--run", run, "--file", exported)
+    assert ended.code == 0, terminal.said
+    terminal.harmless()
+    refuse_harm(exported.read_text("utf-8"))
+    to = ("--run", tmp_path / NAME)
+    ended, terminal = world.on_terminal("import-pairs", *config, *to, "--file", exported)
+    assert ended.code == 0, terminal.said
+    terminal.harmless()
+    back = table_to_records(read_parts(tmp_path / NAME, "pairs"), Pair)
+    assert any(HOSTILE in pair.chosen[0].content for pair in back), "escapes are read back"
+    exported.write_text(json.dumps([{HOSTILE: HOSTILE, "layer": HOSTILE}]))
+    ended, terminal = world.on_terminal(
+        "import-pairs", *config, "--run", tmp_path / "other", "--file", exported
+    )
+    assert ended.code == 2, terminal.said
+    terminal.harmless()
+
+
+@pytest.mark.parametrize("field", ["id", "question", "answers", "type", HOSTILE])
+def test_faults_of_question_files_are_text(field: str, world: World, tmp_path: Path) -> None:
+    broken = tmp_path / f"{NAME}.jsonl"
+    row = {"id": HOSTILE, "question": HOSTILE, "answers": ["x"], field: {HOSTILE: HOSTILE}}
+    same = {"id": HOSTILE, "question": HOSTILE, "answers": ["x"]}
+    rows = (row, same, {**same, "question": "else"})
+    broken.write_text("".join(json.dumps(row) + "\n" for row in rows) + HOSTILE)
+    setting = f"data.questions={json.dumps(str(broken))}"
+    ended, terminal = world.on_terminal("data", "--config", world.recipe, "--set", setting)
+    assert ended.code == 2, terminal.said
+    terminal.harmless()
+
+
+PRINTED = f"""
+import logging, sys, threading, warnings
+from storage.inert import guard_streams
+guard_streams()
+said = {HOSTILE!r}
+print(said, said, sep=said)
+print(said, file=sys.stderr)
+sys.stdout.writelines([said, "\\n"])
+warnings.warn(said)
+logging.getLogger(said).warning(said)
+logging.basicConfig()
+logging.getLogger(said).error("%s", said)
+thread = threading.Thread(target=lambda: {{}}[said])
+thread.start()
+thread.join()
+"""
+"""Ways to print that pass by the console; the last one is an error that no one foresaw."""
+LIVE = r"""
+import asyncio
+from pipelines.progress import Progress
+from pipelines.terminal import Terminal
+
+async def shown():
+    async with Progress(said, 1).shown(Terminal()):
+        await asyncio.sleep(0)
+        print(said, flush=True)
+        print("\x1b[38;5;213mcolour \x1b]8;;evil\x1b\\link")
+        warnings.warn(said, stacklevel=2)
+        logging.getLogger(said).error(said)
+    assert type(sys.stdout).__name__ == "InertStream"
+
+asyncio.run(shown())
+"""
+
+
+@pytest.mark.parametrize("more", ["", LIVE, "raise RuntimeError(said)"])
+def test_whoever_prints_prints_text(more: str) -> None:
+    with PseudoTerminal() as terminal:
+        done = subprocess.run(
+            # Whoever prints begins lines of their own.
+            [sys.executable, "-c", (PRINTED + more).replace("FORGED", "printed")],
+            stdin=subprocess.DEVNULL,
+            stdout=terminal.descriptor,
+            stderr=terminal.descriptor,
+            env={**os.environ, **terminal.environment, "PYTHONPATH": str(REPOSITORY)},
+            check=False,
+        )
+    assert done.returncode == ("raise" in more), terminal.said
+    terminal.harmless("UserWarning: \\x1b]0;pwned", "KeyError", "ERROR:")
+    assert ("\\x1b[38;5;213mcolour" in terminal.said) is (more == LIVE)
+
+
+NARROW = {
+    "latin-1": {"PYTHONIOENCODING": "latin-1"},
+    "C": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+}
+"""Terminals and pipes that cannot hold what we print: box drawings, minus signs, other scripts."""
+
+
+@pytest.mark.parametrize("encoding", NARROW)
+def test_an_encoding_that_lacks_a_character_ends_no_stage(
+    encoding: str, world: World, run: Path, tmp_path: Path
+) -> None:
+    row = {"id": "ø", "question": "ما هي عاصمة 日本 é?", "answers": ["東京"], "type": "日本"}
+    little: tuple[object, ...] = ("--config", world.recipe)
+    for name, setting in (("ask", "data.questions"), ("exam", "evaluation.set.questions")):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text(json.dumps({**row, "id": name, "question": f"{name} {row['question']}"}))
+        little += ("--set", f"{setting}={path}")
+    for arguments, code, shown in (
+        (("data", *little), 0, r"\u65e5\u672c"),
+        (("data", *little, "--json"), 0, '"questions": 1'),
+        (("annotate", *little, "--run", tmp_path / "run", "--json"), 0, '"questions_done": 1'),
+        (("inspect", "--run", tmp_path / "run"), 0, "Questions"),
+        (("eval", *little, "--run", tmp_path / "run"), 0, r"\u2212"),
+        (("settings", *little), 0, r"\u2265"),
+        (("data", *little, "--set", "日本=1"), 2, r"\u65e5\u672c"),
+        (("日本",), 2, r"\u65e5\u672c"),
+        (("data", "--config", "日本"), 2, r"\u65e5\u672c"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "pipelines.cli", *map(str, arguments)],
+            cwd=REPOSITORY,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(REPOSITORY),
+                "BRANCHWISE_CACHE": str(tmp_path / "cache"),
+                "OPENAI_API_KEY": "test-key",
+                **NARROW[encoding],
+            },
+            capture_output=True,
+            check=False,
+        )
+        said = (done.stdout + done.stderr).decode("latin-1")
+        assert done.returncode == code, said
+        assert "Traceback" not in said
+        refuse_harm(said)
+        assert shown in said, said
+        if "--json" in arguments:
+            assert json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_name_that_is_not_unicode_ends_no_stage(world: World, tmp_path: Path) -> None:
+    name = os.fsdecode(b"run-\xff\x9b31m")
+    ended, terminal = world.on_terminal(
+        "annotate", "--config", world.recipe, "--run", tmp_path / name
+    )
+    assert ended.code in {0, 2}, terminal.said
+    terminal.harmless(r"run-\xff\x9b31m: is not text")

@@ -1,0 +1,107 @@
+"""Text that a terminal might act on, spelled out, and what is left as it is."""
+
+import io
+import json
+import re
+import sys
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.inert import (
+    InertStream,
+    bare,
+    guard_streams,
+    inert,
+    inert_json,
+    inert_lines,
+    inert_yaml,
+    one_line,
+)
+
+ANY = st.text(st.characters(codec=None) | st.sampled_from("\x1b\x9b\x85\u202e\u2028\ud800\r\n"))
+ACTED_ON = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+@given(ANY)
+def test_a_field_is_one_line_that_nothing_acts_on(text: str) -> None:
+    assert not ACTED_ON.search(inert(text))
+    assert len(inert(text).splitlines()) <= 1
+    assert inert(inert(text)) == inert(text)
+
+
+@given(ANY)
+def test_lines_stay_lines(text: str) -> None:
+    assert inert_lines(text).split("\n") == [inert(line) for line in text.split("\n")]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31m\a\x7f\x9b", r"\x1b[31m\x07\x7f\x9b"),
+        ("a\r\nb\tc", r"a\r\nb\tc"),
+        ("\u202eab\u2066\u061c\u2028\ufeff", r"\u202eab\u2066\u061c\u2028\ufeff"),
+        ("\ud800\U000e0041\ue000", r"\ud800\U000e0041\ue000"),
+        ("👩‍👩‍👧 ❤️ می‌خواهم e\u0301 a\u00a0b\u3000c \\x1b", None),
+        ("日本 العربية − ≥ │", None),
+    ],
+)
+def test_what_is_spelled_out(text: str, shown: str | None) -> None:
+    assert inert(text) == (text if shown is None else shown)
+
+
+def test_white_space_is_folded() -> None:
+    assert one_line(" a\r\n\tb\u2028c\x1b ") == r"a b c\x1b"
+
+
+values = st.recursive(
+    st.none() | ANY, lambda inner: st.lists(inner) | st.dictionaries(ANY, inner), max_leaves=8
+)
+
+
+@given(values, st.sampled_from([None, 2]), st.booleans())
+def test_json_means_what_it_meant(value: object, indent: int | None, escaped: bool) -> None:
+    text = inert_json(json.dumps(value, indent=indent, ensure_ascii=escaped))
+    assert not ACTED_ON.search(text.replace("\n", ""))
+    # As JSON reads it: two halves that stand side by side are one character.
+    assert json.loads(text) == json.loads(json.dumps(value))
+
+
+@given(st.dictionaries(st.text(), st.text()))
+def test_yaml_means_what_it_meant(value: dict[str, str]) -> None:
+    text = inert_yaml(value)
+    assert not ACTED_ON.search(text.replace("\n", ""))
+    assert yaml.safe_load(text) == value
+
+
+def test_yaml_that_can_be_shown_is_readable() -> None:
+    assert inert_yaml({"b": "日本", "a": 1}) == "b: 日本\na: 1\n"
+
+
+def test_streams_are_guarded_once_and_spell_out_what_they_cannot_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("stdout", "stderr"):
+        narrow = io.TextIOWrapper(io.BytesIO(), "latin-1", write_through=True)
+        monkeypatch.setattr(sys, name, narrow)
+    monkeypatch.setenv("PYTHON_COLORS", "1")
+    inner = sys.stdout
+    guard_streams()
+    guard_streams()
+    assert isinstance(sys.stdout, InertStream)
+    assert bare(sys.stdout) is inner
+    print("é 日 \x1b[2J\n", end="")
+    sys.stdout.writelines(["a\r", "b\n"])
+    assert sys.stdout.buffer.getvalue() == b"\xe9 \\u65e5 \\x1b[2J\na\\rb\n"
+
+
+def test_a_process_without_streams_has_none_to_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHON_COLORS", "1")
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    guard_streams()
+    assert sys.stdout is None
