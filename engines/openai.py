@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from engines.chat import ReplyReader, StructuredForm, chat_body, longest_text, read_reply
 from engines.client import checked_url, key_in, new_client
-from engines.faults import in_words, shown_url
+from engines.faults import in_words
 from engines.retry import RetryPolicy, once
 from engines.sampling import (
     CallIdentity,
@@ -32,6 +32,7 @@ from engines.server import ServerFacts, read_models, read_version
 from engines.settings import ModelSettings
 from engines.traffic import Traffic, TrafficSettings, traffic_to
 from storage.errors import EndpointError
+from storage.http import Redirected, ReplyTooLarge, shown_url
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -47,7 +48,7 @@ class OpenAIEngine:
     made with the same bounds and used in the same event loop.
 
     Raises:
-        ConfigError: `base_url` is missing, is no HTTP address, or holds credentials.
+        ConfigError: `base_url` is missing, is no HTTP address, or holds credentials or a query.
     """
 
     def __init__(
@@ -219,6 +220,8 @@ class OpenAIEngine:
             OSError,
             ValueError,
             RecursionError,
+            Redirected,
+            ReplyTooLarge,
         ) as fault:
             if isinstance(fault, openai.APIStatusError):
                 self._reached()
