@@ -16,10 +16,50 @@ _FINISH: dict[str, FinishReason] = {
 
 
 _MOST_TOKENS = 10**9
+OVERLONG = "overlong"
+"""The stop reason of a completion that was too long to be kept; its text is empty."""
+_SHORTEST_LIMIT = 2**16
+_CHARACTERS_A_TOKEN = 64
+_LONGEST_LABEL = 1000
 
 
 class UnreadableReply(ValueError):
     """A reply with status 200 that is not a chat completion."""
+
+
+class ReplyReader:
+    """Reads the JSON of replies.
+
+    Attributes:
+        repeating: replies so far with an object that names a key twice; the last one counts.
+    """
+
+    def __init__(self) -> None:
+        self.repeating = 0
+        self._repeats = False
+        self._decoder = json.JSONDecoder(object_pairs_hook=self._object)
+
+    def read(self, body: bytes) -> Any:
+        """The JSON value in `body`.
+
+        Raises:
+            ValueError, RecursionError: it is no JSON that Python reads.
+        """
+        self._repeats = False
+        value = self._decoder.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
+        self.repeating += self._repeats
+        return value
+
+    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) != len(pairs):
+            self._repeats = True
+        return made
+
+
+def longest_text(max_new_tokens: int) -> int:
+    """Characters that a completion may have: far above what so many tokens can be."""
+    return max(_SHORTEST_LIMIT, _CHARACTERS_A_TOKEN * max_new_tokens)
 
 
 def chat_body(
@@ -46,11 +86,20 @@ def chat_body(
     return body
 
 
-def read_reply(reply: Any, *, model: str, latency_s: float) -> Completion:
+def read_reply(
+    reply: Any, *, model: str, latency_s: float, longest: int = _SHORTEST_LIMIT
+) -> Completion:
     """The `Completion` in the JSON of a reply, of any shape that endpoints send.
 
     A refusal, or a turn of reasoning alone (no content), is an empty text: what was not said is
-    never put into the model's mouth.
+    never put into the model's mouth. So is a text longer than so many tokens can be, which would
+    fill ledger and rows; its stop reason is `OVERLONG`, because cut it would be another text.
+
+    Args:
+        reply: the JSON.
+        model: its name where the reply does not say one.
+        latency_s: of the call.
+        longest: characters that the text may have (`longest_text`).
 
     Raises:
         UnreadableReply: no choice with a message in it, or its content is no text.
@@ -64,11 +113,13 @@ def read_reply(reply: Any, *, model: str, latency_s: float) -> Completion:
         raise UnreadableReply(f"no choice with a text in {reply or type(reply).__name__!r}")
     refused = bool(message.get("refusal"))
     said = choice.get("finish_reason")
+    if content and len(content) > longest:
+        content, said, choice = "", "length", {"finish_reason": OVERLONG}
     return Completion(
         text=_storable(content) if content and not refused else "",
         finish_reason="content_filter" if refused else _FINISH.get(str(said), "unknown"),
         usage=_usage(_mapping(reply.get("usage"))),
-        model=_storable(str(reply.get("model") or model)),
+        model=_label(reply.get("model") or model),
         stop_reason=_stop_reason(choice, refused=refused),
         latency_s=latency_s,
     )
@@ -114,7 +165,13 @@ def _stop_reason(choice: dict[str, Any], *, refused: bool) -> str | None:
         return "refusal"
     stop = choice.get("stop_reason")
     raw = stop if stop is not None else choice.get("finish_reason")
-    return None if raw is None else _storable(str(raw))
+    return None if raw is None else _label(raw)
+
+
+def _label(value: Any) -> str:
+    """A name beside the completion, as it is kept; the end of a very long one is left out."""
+    text = str(value)
+    return _storable(text if len(text) <= _LONGEST_LABEL else text[:_LONGEST_LABEL] + "…")
 
 
 def _sendable(text: str) -> str:

@@ -5,11 +5,11 @@ import errno
 import re
 import time
 from collections.abc import Iterator
-from urllib.parse import urlsplit, urlunsplit
 
 from engines.retry import FaultKind, PassingFault
 from engines.retry_after import epoch_s, retry_after_s
 from storage.errors import EndpointError
+from storage.http import Redirected, ReplyTooLarge
 from storage.inert import one_line
 
 _LONGEST_DETAIL = 300
@@ -17,14 +17,8 @@ _LONGEST_LOOKED_AT = 20_000
 _PASSING_STATUS = frozenset({408, 409, 425, 429})
 _OVERLOAD_STATUS = frozenset({429, 503, 529})
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+_REDIRECT_REMEDY = "if prompts and key are meant to go there, set base_url to that address"
 _USER_IN_URL = re.compile(r"(?<=://)[^/\s]+@")
-
-
-def shown_url(url: str) -> str:
-    """`url` without credentials and query, fit for messages and digests."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
 
 
 def redacted(text: str, key: str | None) -> str:
@@ -52,22 +46,32 @@ def _in_url(character: str) -> str:
 def in_words(fault: Exception, *, url: str, key: str | None, key_env: str) -> Exception:
     """The `EndpointError` (or `PassingFault` around one) that says what `fault` means.
 
-    A refused connection, 401, 403 and an exhausted account are fatal. The server's own words are
-    left out of 401 and 403: they tend to repeat the key.
+    A refused connection, a redirect, 401, 403 and an exhausted account are fatal. The server's own
+    words are left out of 401 and 403: they tend to repeat the key.
     """
     import openai
 
     if isinstance(fault, openai.APIStatusError):
         return _status_in_words(fault, url, key, key_env)
-    unconnected = _unconnected_in_words(fault, url)
-    if unconnected is not None:
-        return unconnected
+    lasting = _unusable_in_words(fault, url, key) or _unconnected_in_words(fault, url)
+    if lasting is not None:
+        return lasting
     if (cause := _broken(fault)) is not None:
         return PassingFault(EndpointError(f"the connection to {url} broke ({cause})"))
     if isinstance(fault, openai.APITimeoutError | TimeoutError | asyncio.TimeoutError):
         return PassingFault(EndpointError(f"{url} did not answer in time (limits.timeout_s)"))
     detail = redacted(f"{type(fault).__name__}: {fault}", key)
     return PassingFault(EndpointError(f"{url} answered something unreadable ({detail})"))
+
+
+def _unusable_in_words(fault: Exception, url: str, key: str | None) -> Exception | None:
+    """The error for a reply that is refused whatever it says; null for any other fault."""
+    if isinstance(fault, Redirected):
+        text = f"{url} answered {fault.status}, a redirect to {redacted(fault.target, key)}"
+        return EndpointError(f"{text}; none is followed: {_REDIRECT_REMEDY}", fatal=True)
+    if isinstance(fault, ReplyTooLarge):  # asked again, it would be paid again
+        return EndpointError(f"{url} {fault}")
+    return None
 
 
 def _unconnected_in_words(fault: Exception, url: str) -> Exception | None:
@@ -80,6 +84,11 @@ def _unconnected_in_words(fault: Exception, url: str) -> Exception | None:
         return EndpointError(text, fatal=True)
     if _refused(fault):
         text = f"nothing answers at {url}: start the server there, or correct base_url"
+        if _at_proxy(fault):
+            text = (
+                f"the proxy that the environment names for {url} does not answer: correct "
+                "HTTP_PROXY or HTTPS_PROXY, or name the host in NO_PROXY"
+            )
         return PassingFault(EndpointError(text, fatal=True), "refused")
     return None
 
@@ -138,6 +147,12 @@ def _refused(fault: BaseException) -> bool:
 
     never_connected = (aiohttp.ClientConnectorError, ConnectionRefusedError)
     return any(isinstance(cause, never_connected) for cause in _causes(fault))
+
+
+def _at_proxy(fault: BaseException) -> bool:
+    import aiohttp
+
+    return any(isinstance(cause, aiohttp.ClientProxyConnectionError) for cause in _causes(fault))
 
 
 def _untrusted(fault: BaseException) -> bool:

@@ -14,9 +14,9 @@ from hashlib import blake2b
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from engines.chat import StructuredForm, chat_body, read_reply
+from engines.chat import ReplyReader, StructuredForm, chat_body, longest_text, read_reply
 from engines.client import checked_url, key_in, new_client
-from engines.faults import in_words, shown_url
+from engines.faults import in_words
 from engines.retry import RetryPolicy, once
 from engines.sampling import (
     CallIdentity,
@@ -32,6 +32,7 @@ from engines.server import ServerFacts, read_models, read_version
 from engines.settings import ModelSettings
 from engines.traffic import Traffic, TrafficSettings, traffic_to
 from storage.errors import EndpointError
+from storage.http import Redirected, ReplyTooLarge, shown_url
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -47,7 +48,7 @@ class OpenAIEngine:
     made with the same bounds and used in the same event loop.
 
     Raises:
-        ConfigError: `base_url` is missing, is no HTTP address, or holds credentials.
+        ConfigError: `base_url` is missing, is no HTTP address, or holds credentials or a query.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class OpenAIEngine:
         self._before_attempt = before_attempt
         asked = settings.structured_output
         self._form: StructuredForm = "none" if asked == "auto" else asked
+        self._reader = ReplyReader()
         self._client: AsyncOpenAI | None = None
         self._traffic: Traffic | None = None
         self._known_as = known_as or settings.model
@@ -181,7 +183,9 @@ class OpenAIEngine:
         reply = await self._asked(self._posted(body))
         try:
             latency_s = time.perf_counter() - begin
-            return read_reply(reply, model=self._settings.model, latency_s=latency_s)
+            longest = longest_text(request.sampling.max_new_tokens)
+            model = self._settings.model
+            return read_reply(reply, model=model, latency_s=latency_s, longest=longest)
         except ValueError as fault:
             raise self._in_words(fault) from None
 
@@ -196,7 +200,7 @@ class OpenAIEngine:
         response = await self._connected().post(
             "/chat/completions", body=body, cast_to=httpx2.Response
         )
-        return response.json()
+        return self._reader.read(response.content)
 
     async def _asked(self, call: Any, timeout_s: float | None = None) -> Any:
         """Await one call to the endpoint under the time limit; faults come out in words."""
@@ -216,6 +220,8 @@ class OpenAIEngine:
             OSError,
             ValueError,
             RecursionError,
+            Redirected,
+            ReplyTooLarge,
         ) as fault:
             if isinstance(fault, openai.APIStatusError):
                 self._reached()
@@ -256,13 +262,15 @@ class OpenAIEngine:
 
     async def _get(self, path: str) -> Any:
         """JSON at `path`; null where there is no such page."""
+        import httpx2
         import openai
 
         async def fetched() -> Any:
             try:
-                return await self._connected().get(path, cast_to=object)
+                page = await self._connected().get(path, cast_to=httpx2.Response)
             except (openai.NotFoundError, openai.UnprocessableEntityError):
                 return None
+            return self._reader.read(page.content)
 
         return await self._asked(fetched(), min(self._timeout_s, _PREFLIGHT_TIMEOUT_S))
 
@@ -290,3 +298,12 @@ class OpenAIEngine:
         client, self._client, self._traffic = self._client, None, None
         if client is not None:
             await client.close()
+            self._tell_of_repeated_keys()
+
+    def _tell_of_repeated_keys(self) -> None:
+        count, self._reader.repeating = self._reader.repeating, 0
+        if count and self._on_event is not None:
+            self._on_event(
+                f"warning: {count:,} replies of {self._url} name a key twice in one JSON object; "
+                "the last one counts, and another reader may have taken the first"
+            )

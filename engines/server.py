@@ -11,7 +11,7 @@ UNKNOWN_VERSION = (0,)
 """vLLM that does not tell its version."""
 
 _OPENAI_OWNERS = frozenset({"openai", "openai-internal", "system"})
-_SHOWN = 10
+_SHOWN, _LONGEST_SHOWN = 10, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,8 @@ class ServerFacts:
     def models_shown(self) -> str:
         """The first models, for a message."""
         more = ", …" if len(self.models) > _SHOWN else ""
-        return (", ".join(map(inert, self.models[:_SHOWN])) or "none") + more
+        shown = ", ".join(inert(name[:_LONGEST_SHOWN]) for name in self.models[:_SHOWN])
+        return (shown or "none") + more
 
 
 def read_models(reply: Any) -> ServerFacts | None:

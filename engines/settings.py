@@ -1,9 +1,11 @@
 """What `policy:` and `judge:` in a recipe may say."""
 
+import re
 from typing import Literal, get_args
 
 from pydantic import Field, field_validator
 
+from storage.secret_names import names_secret
 from storage.settings import Settings
 
 Precision = Literal["f16", "q8_0"]
@@ -24,6 +26,9 @@ OURS = frozenset(
     }
 )
 """Arguments of a vLLM server that Branchwise sets itself."""
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_KEY = re.compile(r"(?i:sk|pk|rk|gsk|hf|ghp)_(?=.*[a-z0-9])[A-Za-z0-9]{16,}")
+"""A vendor's key that has the shape of a variable's name."""
 
 
 class Price(Settings):
@@ -50,10 +55,10 @@ class ModelSettings(Settings):
             vLLM finds by itself; for `openai` the served name.
         weights: for training, where the weights of a served model are: a folder or
             "hub:owner/name"; null: `model` itself.
-        base_url: of the endpoint. For `vllm` null starts a server, and an address is that of one
-            that `branchwise serve` started.
-        api_key_env: the environment variable that holds the endpoint's key (for `vllm` it is
-            VLLM_API_KEY, if there is one).
+        base_url: of the endpoint, without a query. For `vllm` null starts a server, and an address
+            is that of one that `branchwise serve` started.
+        api_key_env: name of the environment variable that holds the endpoint's key (for `vllm` it
+            is VLLM_API_KEY, if there is one); never the key itself.
         temperature, top_p: it is drawn at.
         max_new_tokens: of one completion; a step that is cut there is an invalid action.
         precision: weights of the embedded engine.
@@ -82,10 +87,27 @@ class ModelSettings(Settings):
     @field_validator("server_args")
     @classmethod
     def _refuse_ours(cls, words: tuple[str, ...]) -> tuple[str, ...]:
-        taken = sorted(OURS & {word.partition("=")[0].replace("_", "-") for word in words})
+        flags = {word.partition("=")[0].replace("_", "-") for word in words}
+        taken = sorted(OURS & flags)
         if taken:
             raise ValueError(f"{', '.join(taken)}: set by Branchwise itself; leave it out")
+        secret = sorted(flag for flag in flags if flag.startswith("--") and names_secret(flag))
+        if secret:
+            raise ValueError(
+                f"{', '.join(secret)}: would be written to the run's config.yaml; put it into the "
+                "environment (HF_TOKEN for the hub, VLLM_API_KEY for the server)"
+            )
         return words
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _refuse_key(cls, name: str) -> str:
+        if not _VARIABLE.fullmatch(name) or _KEY.fullmatch(name):
+            raise ValueError(
+                "not the name of an environment variable: put the key into one, such as "
+                "OPENAI_API_KEY, and give its name"
+            )
+        return name
 
     @property
     def trainable(self) -> str:

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Self
 
 from storage.errors import BranchwiseError, ConfigError, EndpointError, StorageError
+from storage.http import HttpClient, Redirected, ReplyTooLarge
 from storage.inert import inert
 
 START_LIMIT_S = 1800.0
@@ -258,12 +259,11 @@ class VllmServer:
         """Whether it says that it is healthy."""
         import aiohttp
 
-        timeout = aiohttp.ClientTimeout(total=LOOK_TIMEOUT_S)
         url = f"http://127.0.0.1:{self._port}/health"
         try:
-            async with aiohttp.ClientSession(timeout=timeout) as client, client.get(url) as reply:
-                return reply.status == 200
-        except (aiohttp.ClientError, OSError, TimeoutError):
+            async with asyncio.timeout(LOOK_TIMEOUT_S), HttpClient(url) as http:
+                return (await http.ask("GET", url)).status == 200
+        except (aiohttp.ClientError, OSError, Redirected, ReplyTooLarge):
             return False
 
     def _last_words(self) -> str:

@@ -22,7 +22,7 @@ from pipelines.card import described, labelled_by, write_card
 from pipelines.commit import Committer
 from pipelines.growing import grown_here
 from pipelines.inputs import asks_more, inputs_of
-from pipelines.preflight import require, servers, weights
+from pipelines.preflight import overheard, require, servers, weights
 from pipelines.progress import Progress
 from pipelines.recipe import Recipe
 from pipelines.reward_model import other_total
@@ -95,6 +95,8 @@ def announce(call: Invocation, recipe: Recipe, data: Data) -> None:
     call.say(f"policy {policy}; run folder {inert(str(call.run))}")
     for note, count in sorted(data.notes.items()):
         call.say(f"data: {note}: {count}")
+    for line in overheard(recipe):
+        call.say(f"note: {line}")
 
 
 def _owing(run: Path, data: Data) -> bool:

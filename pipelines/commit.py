@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from annotation.annotator import Annotated
+from engines.chat import OVERLONG
 from pipelines.inputs import model_digest
 from pipelines.run import Run
 from storage.calls import QuestionRow
@@ -138,6 +139,8 @@ class Committer:
             counts.update(part.counts)
         counts.update(f"question failed: {failure.kind}" for failure in failures)
         counts.update(self._answered_as())
+        if overlong := self.ledger.ended_with(OVERLONG):
+            counts["warning: replies far above max_new_tokens, kept as empty"] = overlong
         return dict(counts)
 
     def _answered_as(self) -> Counter[str]:

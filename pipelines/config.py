@@ -16,6 +16,10 @@ from pipelines.contradictions import contradictions
 from pipelines.recipe import Recipe
 from storage.errors import ConfigError
 from storage.inert import inert
+from storage.secret_names import REDACTED, names_secret, redacted_setting
+
+_MAY_HOLD_KEYS = frozenset({"api_key_env", "base_url", "server_args", "url"})
+"""Settings whose value no message repeats: keys are put there by mistake."""
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -81,11 +85,11 @@ def _override(values: dict[str, Any], item: str) -> str | None:
     """Apply one `a.b=value` in place; returns what is wrong with it, if anything."""
     key, equals, raw = item.partition("=")
     if not equals or not key:
-        return f"--set {item}: write it as --set section.key=value"
+        return f"--set {redacted_setting(item)}: write it as --set section.key=value"
     try:
         value = yaml.safe_load(raw)
     except yaml.YAMLError:
-        return f"--set {item}: the value is not valid YAML; quote it"
+        return f"--set {redacted_setting(item)}: the value is not valid YAML; quote it"
     *sections, last = key.split(".")
     for section in sections:
         inner = values.get(section)
@@ -141,7 +145,16 @@ def _explain(
         return f"{place}: `{key}` is not a setting{hint}"
     if error["type"] == "missing":
         return f"{path}: `{key}` is missing"
-    return f"{place}: `{key}`: {error['msg']} (given: {error['input']!r})"
+    return f"{place}: `{key}`: {error['msg']} (given: {_shown(location[-1], error['input'])!r})"
+
+
+def _shown(name: str, value: Any) -> Any:
+    """What was given for a setting, without what may be a key."""
+    if names_secret(name) or name in _MAY_HOLD_KEYS:
+        return REDACTED
+    if isinstance(value, dict):
+        return {key: _shown(str(key), inner) for key, inner in value.items()}
+    return value
 
 
 def _valid_keys(section: Sequence[str]) -> list[str]:

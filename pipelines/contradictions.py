@@ -1,11 +1,15 @@
 """Combinations of settings that cannot work, each with its remedy; found before a stage begins."""
 
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 
+from engines.client import checked_url as endpoint_address
 from engines.settings import ModelSettings
 from pipelines.recipe import Recipe
 from retrieval.encoder import require_dense_extra
+from retrieval.settings import checked_url as search_address
 from storage.errors import ConfigError
+from storage.secret_names import names_secret
 from training.settings import TraceSettings
 
 
@@ -164,9 +168,11 @@ def _retrieval(recipe: Recipe) -> Iterator[str]:
         yield from _said(require_dense_extra)
     if retrieval.kind == "http" and not retrieval.url:
         yield "retrieval.kind is `http` but retrieval.url is not set"
+    if retrieval.url:  # asked or not, it would be written to the run's recipe
+        yield from _said(partial(search_address, retrieval.url))
 
 
-def _said(check: Callable[[], None]) -> list[str]:
+def _said(check: Callable[[], object]) -> list[str]:
     """What a check complains of, if anything."""
     try:
         check()
@@ -190,6 +196,8 @@ def _verifier_endpoint(recipe: Recipe) -> Iterator[str]:
 def _endpoint(role: str, model: ModelSettings | None) -> Iterator[str]:
     if model and model.engine == "openai" and not model.base_url:
         yield f"{role}.engine is `openai` but {role}.base_url is not set"
+    if model and model.base_url:  # asked or not, it would be written to the run's recipe
+        yield from (f"{role}: {fault}" for fault in _said(partial(endpoint_address, model)))
 
 
 def _prices(recipe: Recipe) -> Iterator[str]:
@@ -220,6 +228,11 @@ def _evaluation(recipe: Recipe) -> Iterator[str]:
                 f"evaluation.policies.{name} has the name of a baseline that stands beside it; "
                 "give the policy another one"
             )
+    for policy in filter(names_secret, evaluation.policies):
+        yield (
+            f"evaluation.policies.{policy} has the name of a secret, and a run's config.yaml holds "
+            "none: give the policy another one"
+        )
 
 
 def _curriculum(recipe: Recipe) -> Iterator[str]:

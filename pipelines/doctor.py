@@ -14,7 +14,15 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from pipelines.preflight import Check, data_files, evaluated, problems, servers, weights
+from pipelines.preflight import (
+    Check,
+    data_files,
+    evaluated,
+    overheard,
+    problems,
+    servers,
+    weights,
+)
 from pipelines.recipe import Recipe
 from pipelines.run import environment_facts, refuse_unusable
 from pipelines.stage import BAD_INPUT, DONE, Invocation, Outcome
@@ -43,6 +51,8 @@ def doctor(call: Invocation) -> Outcome:
     found = list(problems_of(call.recipe, call.run))
     for problem in found:
         call.say(f"problem: {problem}")
+    for line in overheard(call.recipe):
+        call.say(f"note: {line}")
     call.say("the recipe can run here" if not found else "mend these first")
     return Outcome({"problems": found}, BAD_INPUT if found else DONE)
 

@@ -29,6 +29,7 @@ from pipelines.evaluation_set import (
     set_name,
 )
 from pipelines.exam import Exam
+from pipelines.preflight import overheard
 from pipelines.recipe import Recipe
 from pipelines.run import Run, open_run
 from pipelines.stage import DONE, TOO_MANY_FAILURES, Gate, Invocation, Outcome
@@ -51,6 +52,8 @@ def evaluate(call: Invocation) -> Outcome:
         f"policies {', '.join(f'{name} ({model})' for name, model in policies.items())}"
         + "".join(f", {name}" for name in recipe.evaluation.baselines)
     )
+    for line in overheard(recipe):
+        call.say(f"note: {line}")
     if call.dry_run:
         return Outcome({"questions": len(data.questions), "dry_run": True})
     refuse_overlap(call.run, data.questions)

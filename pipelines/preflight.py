@@ -5,8 +5,10 @@ A check is a block of the recipe and a call that raises where the block names wh
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from engines.settings import ModelSettings
 from engines.vllm_command import installed_vllm
@@ -16,7 +18,8 @@ from pipelines.assemble import engine_for
 from pipelines.recipe import Recipe
 from rewards.reward_model import reward_model_digest
 from sources.files import existing
-from storage.errors import BranchwiseError
+from storage.errors import BranchwiseError, ConfigError
+from storage.http import proxy_for, shown_url
 from storage.reading import Faults
 
 Check = tuple[str, Callable[[], object]]
@@ -102,6 +105,27 @@ def servers(recipe: Recipe) -> Iterator[Check]:
             yield role, partial(_reach, model, recipe)
     if recipe.retrieval.kind == "http":
         yield "retrieval", partial(_search, recipe.retrieval.url or "")
+
+
+def overheard(recipe: Recipe) -> Iterator[str]:
+    """Which servers are asked in the clear through a proxy of the environment, a line each."""
+    if recipe.retrieval.kind == "http":
+        yield from _overheard("retrieval.url", recipe.retrieval.url, "query and passage")
+    for role, model in _models(recipe):
+        if model.engine != "openvino":
+            yield from _overheard(f"{role}.base_url", model.base_url, "prompt, reply and the key")
+
+
+def _overheard(setting: str, url: str | None, seen: str) -> Iterator[str]:
+    if url is None or urlsplit(url).scheme != "http":
+        return
+    with suppress(ConfigError):  # `servers` complains of what is no proxy
+        if (proxy := proxy_for(url)) is not None:
+            yield (
+                f"{setting}: {shown_url(url)} is asked through the proxy {proxy.address} of the "
+                f"environment, which can read every {seen} because the address is http: use "
+                "https, or name the host in NO_PROXY"
+            )
 
 
 def _models(recipe: Recipe) -> Iterator[tuple[str, ModelSettings]]:

@@ -21,6 +21,7 @@ from storage.atomic import atomic_write_json, atomic_write_text, is_temporary
 from storage.errors import ConfigError, StorageError
 from storage.inert import inert_yaml
 from storage.lock import RunLock, lock_path
+from storage.secret_names import redacted_command
 
 LEDGER = "ledger.sqlite"
 STUDY = "study"
@@ -292,7 +293,7 @@ def environment_facts() -> dict[str, Any]:
         "cpu_flags": _cpu_flags(),
         "git_revision": _git_revision(),
         "versions": {name: installed_version(name) for name in VERSIONED},
-        "command": sys.argv,
+        "command": redacted_command(sys.argv),
     }
 
 

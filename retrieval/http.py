@@ -7,35 +7,17 @@ quotes, a line break, and the text.
 
 import asyncio
 import hashlib
-import ipaddress
 import json
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 
-from storage.errors import ConfigError, RetrievalError
+from retrieval.settings import checked_url
+from storage.errors import RetrievalError
+from storage.http import HttpClient, Redirected, Reply, ReplyTooLarge
 from storage.inert import one_line
 from storage.records import RetrievedPassage
-
-
-def is_loopback(url: str) -> bool:
-    """Whether `url` names this machine (such calls must never go through a proxy)."""
-    host = urlsplit(url).hostname or ""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _is_http(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # an open bracket, a port above 65535
-        return False
 
 
 class HttpRetriever:
@@ -53,16 +35,9 @@ class HttpRetriever:
             timeout_s: limit of one call, above zero.
 
         Raises:
-            ConfigError: not a http(s) url, or one that holds credentials.
+            ConfigError: not a http(s) url, or one that holds credentials or a query.
         """
-        if not _is_http(url):
-            raise ConfigError(
-                f"retrieval.url {url!r} is no http address; "
-                "it should look like http://127.0.0.1:8001/retrieve"
-            )
-        if urlsplit(url).username or urlsplit(url).password:
-            # It would stand in the run's recipe and in messages; a search server has no key.
-            raise ConfigError("retrieval.url holds credentials: leave the part before the @ out")
+        url = checked_url(url)
         self._url = url if urlsplit(url).path.strip("/") else url.rstrip("/") + "/retrieve"
         self._timeout_s = timeout_s
 
@@ -86,29 +61,35 @@ class HttpRetriever:
         return sorted(kept, key=lambda passage: (-passage.score, passage.id))[:top_k]
 
     async def _post(self, body: dict[str, Any]) -> Any:
+        reply = await self._answer(json.dumps(body).encode())
+        text = reply.body.decode(errors="replace")
+        if reply.status != 200:
+            raise RetrievalError(f"{self._url} answered {reply.status}: {_shown(text)}")
         try:
-            async with (
-                aiohttp.ClientSession(
-                    timeout=aiohttp.ClientTimeout(total=self._timeout_s),
-                    trust_env=not is_loopback(self._url),
-                ) as session,
-                session.post(self._url, json=body) as response,
-            ):
-                status, text = response.status, await response.text(errors="replace")
-        except asyncio.TimeoutError as error:  # noqa: UP041 (aiohttp raises a subclass)
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise RetrievalError(f"{self._url} answered no JSON: {_shown(text)}") from error
+
+    async def _answer(self, body: bytes) -> Reply:
+        headers = {"Content-Type": "application/json"}
+        try:
+            async with asyncio.timeout(self._timeout_s), HttpClient(self._url) as http:
+                return await http.ask("POST", self._url, headers=headers, body=body)
+        except Redirected as redirect:
+            raise RetrievalError(
+                f"{self._url} {redirect}; none is followed: if queries are meant to go there, set "
+                "retrieval.url to that address"
+            ) from None
+        except ReplyTooLarge as error:
+            raise RetrievalError(f"{self._url} {error}: lower retrieval.top_k") from None
+        except TimeoutError as error:
             raise RetrievalError(
                 f"{self._url} did not answer within {self._timeout_s:g} s"
             ) from error
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, OSError) as error:
             raise RetrievalError(
-                f"cannot reach the search server {self._url}: {error}; is it running?"
+                f"cannot reach the search server {self._url}: {_shown(str(error))}; is it running?"
             ) from error
-        if status != 200:
-            raise RetrievalError(f"{self._url} answered {status}: {_shown(text)}")
-        try:
-            return json.loads(text)
-        except ValueError as error:
-            raise RetrievalError(f"{self._url} answered no JSON: {_shown(text)}") from error
 
 
 def _shown(text: str) -> str:

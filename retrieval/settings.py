@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from storage.http import checked_address
 from storage.settings import Settings
 
 
@@ -34,7 +35,7 @@ class RetrievalSettings(Settings):
         kind: `bm25`; `dense` vectors; `fusion` of both by reciprocal ranks; or `http`, a search
             server that speaks Search-R1's protocol.
         top_k: passages that a search brings.
-        url: of the search server.
+        url: of the search server, without a query.
     """
 
     kind: Literal["bm25", "dense", "fusion", "http"] = "bm25"
@@ -42,3 +43,13 @@ class RetrievalSettings(Settings):
     dense: DenseSettings = DenseSettings()
     rrf_k: int = Field(default=60, ge=1, description="constant of reciprocal-rank fusion")
     url: str | None = None
+
+
+def checked_url(url: str | None) -> str:
+    """The address of a search server.
+
+    Raises:
+        ConfigError: it is missing, no HTTP address, or holds credentials or a query.
+    """
+    example = "http://127.0.0.1:8001/retrieve"
+    return checked_address(url, "retrieval.url", example, "a search server is sent no key")

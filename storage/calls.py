@@ -141,6 +141,7 @@ GET_ENGINE = "SELECT capabilities FROM engines WHERE policy_digest = ?"
 COUNT_MODELS = (
     "SELECT model, count(*) FROM calls WHERE policy_digest = ? AND error IS NULL GROUP BY model"
 )
+COUNT_ENDED = "SELECT count(*) FROM calls WHERE stop_reason = ? AND error IS NULL"
 SUM_CALLS = (
     "SELECT count(*), coalesce(sum(input_tokens), 0), coalesce(sum(cached_tokens), 0), "
     "coalesce(sum(output_tokens), 0), total(cost_usd), count(*) - count(cost_usd) "

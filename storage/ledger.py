@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from storage.calls import (
+    COUNT_ENDED,
     COUNT_MODELS,
     CREATE,
     GET_CALL,
@@ -111,6 +112,10 @@ class Ledger:
     def models(self, policy_digest: str) -> dict[str, int]:
         """Who answered an engine's calls by its own account, and how often."""
         return dict(self._rows(COUNT_MODELS, (policy_digest,)))
+
+    def ended_with(self, stop_reason: str) -> int:
+        """How many replies ended for this reason."""
+        return int(self._rows(COUNT_ENDED, (stop_reason,))[0][0])
 
     def generated(self, *roots: str) -> Counter[str]:
         """Tokens that calls generated, by question, of those whose path begins with a root."""

@@ -11,7 +11,10 @@ from storage.text import storable
 class Settings(BaseModel):
     """Immutable, and strict: an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # What was given may be a key that stands in the wrong place: no message of pydantic's says it.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True
+    )
 
     @field_validator("*")
     @classmethod

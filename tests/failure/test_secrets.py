@@ -84,13 +84,47 @@ def test_a_wrong_key_is_not_repeated(world: World) -> None:
     assert not world.whole.exists()
 
 
-@pytest.mark.parametrize("setting", ["policy.base_url", "retrieval.url"])
-def test_a_url_that_holds_a_key_is_refused(setting: str, world: World) -> None:
-    url = f"http://user:{CANARY}@127.0.0.1:9/v1"
-    kind = ("--set", "retrieval.kind=http") if setting.startswith("retrieval") else ()
-    refused = world.annotate(
-        world.whole, *kind, "--set", f"{setting}={url}", environment=ENVIRONMENT
-    )
+ADDRESSES = ("policy.base_url", "judge.base_url", "verifier.base_url", "retrieval.url")
+
+
+@pytest.mark.parametrize("setting", ADDRESSES)
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"http://user:{CANARY}@127.0.0.1:9/v1",
+        f"http://127.0.0.1:9/v1?api-version=1&key={CANARY}",
+        f"http://127.0.0.1:9/v1#{CANARY}",
+    ],
+)
+def test_a_url_that_holds_a_key_is_refused(setting: str, url: str, world: World) -> None:
+    """Whether it is asked or not: it would stand in the run's recipe."""
+    refused = world.annotate(world.whole, "--set", f"{setting}={url}", environment=ENVIRONMENT)
+    assert refused.code == 2, refused.said
+    assert setting.rpartition(".")[2] in refused.said
+    assert CANARY not in refused.said
+    assert not world.whole.exists()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        f"policy.api_key={CANARY}",
+        f"policy.api_key: {CANARY}",
+        f"policy.apiKey=[{CANARY}",
+        f"token={CANARY}",
+        f"evaluation.policies.secret={CANARY}",
+        f"policy={{api_key: {CANARY}, temperature: hot}}",
+        f"policy.password={{a: {CANARY}}}",
+        f"policy.api_key_env=sk-{CANARY}",
+        f"policy.api_key_env=hf_{CANARY}0123456789abcdef",
+        f"policy.api_key_env=[{CANARY}]",
+        f"policy.base_url=[{CANARY}]",
+        f"policy.server_args=[--api-key, {CANARY}]",
+        f"policy.server_args=[--hf-token={CANARY}]",
+    ],
+)
+def test_a_key_among_the_settings_is_refused_and_not_repeated(override: str, world: World) -> None:
+    refused = world.annotate(world.whole, "--set", override, environment=ENVIRONMENT)
     assert refused.code == 2, refused.said
     assert CANARY not in refused.said
     assert not world.whole.exists()

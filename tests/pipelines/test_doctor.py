@@ -48,3 +48,32 @@ def test_all_that_would_stop_a_recipe_is_named_at_once(
     ]
     for named in ("questions.jsonl", "corpus.jsonl", "127.0.0.1:9", str(config), "'none'"):
         assert any(named in line for line in told)
+
+
+def test_a_proxy_that_would_read_prompts_and_key_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://me:hunter2@127.0.0.1:9")
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
+
+    def told(stage: str, **blocks: object) -> list[str]:
+        config = recipe(tmp_path, "http://model.example/v1", **blocks)
+        more = ["--dry-run"] if stage != "doctor" else []
+        arguments = [stage, "--config", str(config), "--run", str(tmp_path / "run"), *more]
+        run_stage(parser().parse_args(arguments))
+        said = capsys.readouterr().out
+        assert "hunter2" not in said
+        return [line for line in said.splitlines() if line.startswith("note:")]
+
+    search = {"kind": "http", "url": "http://search.example"}
+    both = told("doctor", retrieval=search)
+    assert [line.split(":")[1] for line in both] == [" retrieval.url", " policy.base_url"]
+    assert all("the proxy http://127.0.0.1:9" in line for line in both)
+    assert "the key" in both[1]
+    assert len(told("annotate")) == len(told("eval")) == 1
+    secure = {"engine": "openai", "model": "policy", "base_url": "https://model.example/v1"}
+    assert told("annotate", policy=secure) == []
+    monkeypatch.setenv("no_proxy", "model.example")
+    assert told("annotate") == []

@@ -9,7 +9,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval.http import HttpRetriever, is_loopback, join_contents, split_contents
+from retrieval.http import HttpRetriever, join_contents, split_contents
 from retrieval.index import open_retriever
 from retrieval.server import serving
 from retrieval.settings import RetrievalSettings
@@ -84,11 +84,3 @@ async def test_no_server() -> None:
 def test_contents_round_trip(title: str, text: str) -> None:
     one_line = " ".join(title.splitlines()).strip()
     assert split_contents(join_contents(one_line, text)) == (one_line, text)
-
-
-def test_loopback() -> None:
-    assert is_loopback("http://localhost:1/x")
-    assert is_loopback("http://127.8.0.1/x")
-    assert is_loopback("http://[::1]:1")
-    assert not is_loopback("http://localhost.example.org/")
-    assert not is_loopback("https://10.0.0.1")

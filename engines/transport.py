@@ -1,0 +1,26 @@
+"""The `openai` package on our HTTP (`storage.http`), in place of a transport of its own."""
+
+import httpx2
+
+from storage.http import HttpClient
+
+
+class Transport(httpx2.AsyncBaseTransport):
+    """Carries the package's requests to one server."""
+
+    def __init__(self, http: HttpClient) -> None:
+        self._http = http
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send `request`; the reply is there whole.
+
+        Raises:
+            Redirected, ReplyTooLarge, aiohttp.ClientError, OSError: see `HttpClient.ask`.
+        """
+        reply = await self._http.ask(
+            request.method, str(request.url), headers=request.headers, body=request.content or None
+        )
+        return httpx2.Response(reply.status, headers=reply.headers, content=reply.body)
+
+    async def aclose(self) -> None:
+        await self._http.close()

@@ -1,0 +1,343 @@
+"""How Branchwise talks HTTP, whoever is asked: a model endpoint, a search server, a vLLM server.
+
+No redirect is followed, because it would carry prompts, gold answers and the key to a host that
+the recipe does not name. No cookie is kept. A reply is refused once it has unpacked to more than
+`LARGEST_REPLY` bytes. A proxy of the environment is used for other machines, never for this one.
+"""
+
+import ipaddress
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
+
+from storage.errors import ConfigError
+
+if TYPE_CHECKING:
+    import ssl
+
+    import aiohttp
+
+LARGEST_REPLY = 8 * 2**20
+"""Bytes, unpacked: no completion and no list of passages comes near; JSON takes many times more."""
+LONGEST_COMPLAINT = 2**16
+"""Bytes of an error's body that are read; the rest is left unread."""
+
+_KEEP_ALIVE_S = 5.0
+_LONGEST_HOST = 100
+_SHOWABLE_HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?")
+_SHORT_IPV4 = re.compile(r"[0-9a-fx.]+")
+
+
+class Redirected(Exception):
+    """A server answered with a redirect, which is not followed.
+
+    Attributes:
+        status: of the reply, 300 to 399.
+        target: where it points: scheme and host alone, harmless to a terminal.
+    """
+
+    def __init__(self, status: int, target: str) -> None:
+        super().__init__(f"answered {status}, a redirect to {target}")
+        self.status = status
+        self.target = target
+
+
+class ReplyTooLarge(Exception):
+    """A reply unpacks to more than `LARGEST_REPLY` bytes; the rest of it was not read."""
+
+    def __init__(self) -> None:
+        super().__init__(f"answered with more than {LARGEST_REPLY:,} bytes (unpacked)")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole reply; of an error, the first `LONGEST_COMPLAINT` bytes of the body.
+
+    Attributes:
+        status: any but that of a redirect.
+        headers: as they came, cookies and what described the packing left out.
+        body: unpacked.
+    """
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """A proxy of the environment; `address` has no credentials in it."""
+
+    address: str
+    user: str = ""
+    password: str = ""
+
+
+class HttpClient:
+    """Asks one server; made, used and closed in one event loop.
+
+    It has no time limit of its own: put `asyncio.timeout` around a call.
+    """
+
+    def __init__(self, url: str, connections: int = 0) -> None:
+        """No connection is made yet.
+
+        Args:
+            url: of the server, or of any of its pages.
+            connections: at once, at most; 0: as many as there are calls.
+
+        Raises:
+            ConfigError: the environment names certificates or a proxy that cannot be used.
+        """
+        import aiohttp
+
+        secure = urlsplit(url).scheme == "https"
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=connections,
+                keepalive_timeout=_KEEP_ALIVE_S,
+                ssl=_trust() if secure else True,
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
+        )
+        self._through = _through(proxy_for(url))
+
+    async def ask(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+    ) -> Reply:
+        """One request, and the whole reply to it.
+
+        Raises:
+            Redirected: it is a redirect.
+            ReplyTooLarge: it is larger than a reply may be.
+            aiohttp.ClientError, OSError: it did not come, or not whole.
+        """
+        async with self._session.request(
+            method, url, headers=headers, data=body, allow_redirects=False, **self._through
+        ) as response:
+            if 300 <= response.status < 400 and "Location" in response.headers:
+                response.close()
+                raise Redirected(response.status, _target(url, response.headers["Location"]))
+            packed = await _unpacked(response)
+            kept = [pair for pair in response.raw_headers if pair[0].lower() not in _NOT_KEPT]
+            return Reply(response.status, kept, packed)
+
+    async def close(self) -> None:
+        """Cut the connections."""
+        await self._session.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+_NOT_KEPT = frozenset(
+    {b"set-cookie", b"set-cookie2", b"content-encoding", b"content-length", b"transfer-encoding"}
+)
+
+
+async def _unpacked(response: "aiohttp.ClientResponse") -> bytes:
+    """The body, as far as it is read.
+
+    In pieces: aiohttp unpacks no more at once than is taken from it, except for `read()`.
+    """
+    parts: list[bytes] = []
+    size, failed = 0, response.status >= 400
+    most = LONGEST_COMPLAINT if failed else LARGEST_REPLY
+    async for part in response.content.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > most:
+            response.close()
+            if not failed:
+                raise ReplyTooLarge
+            return b"".join(parts)[:most]
+    return b"".join(parts)
+
+
+def _target(url: str, location: str) -> str:
+    """Scheme and host of a redirect's target; a server may write anything there."""
+    try:
+        parts = urlsplit(urljoin(url, location))
+        host = parts.netloc.rpartition("@")[2]
+    except ValueError:
+        return "an address that cannot be read"
+    readable = len(host) <= _LONGEST_HOST and _SHOWABLE_HOST.fullmatch(host)
+    if parts.scheme not in ("http", "https") or not readable:
+        return "an address that cannot be read"
+    if (parts.scheme, host) == urlsplit(url)[:2]:
+        return f"another path of {parts.scheme}://{host}"
+    return f"{parts.scheme}://{host}"
+
+
+def shown_url(url: str) -> str:
+    """`url` without credentials, query and fragment, fit for messages and digests."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # an open bracket
+        return "an address that cannot be read"
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
+
+
+def checked_address(url: str | None, setting: str, example: str, remedy: str) -> str:
+    """The address that a setting names.
+
+    Args:
+        url: its value.
+        setting: its name, for messages.
+        example: of an address.
+        remedy: where what does not belong into an address should go instead.
+
+    Raises:
+        ConfigError: it is missing, no HTTP address, or has credentials, a query or a fragment,
+            which would be written to the run's recipe. No message repeats those.
+    """
+    url = url or ""
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018  (refused only when it is read)
+    except ValueError:  # its words may hold a part of a password
+        raise ConfigError(
+            f"{setting} is malformed (an open bracket, or a port that is no number up to 65535): "
+            f"it should look like {example}"
+        ) from None
+    if parts.username or parts.password:
+        raise ConfigError(f"{setting} holds credentials before the @: leave them out; {remedy}")
+    if "?" in url or "#" in url:
+        raise ConfigError(
+            f"{setting} holds a query (what follows `?` or `#`), which would be written to the "
+            f"run's config.yaml: leave it out; {remedy}"
+        )
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+        shown = "holds an @" if "@" in url else f"is {shown_url(url) or 'missing'}"
+        raise ConfigError(f"{setting} {shown}: give an http or https address, such as {example}")
+    if (whole := _spelt_out(parts.hostname)) is not None:
+        raise ConfigError(f"{setting} has the short host {parts.hostname}: write {whole}")
+    return url
+
+
+def _spelt_out(host: str) -> str | None:
+    """The address that a short form (127.1, 0x7f000001) stands for; null for any other host.
+
+    aiohttp takes none; other programs take them for this machine, or for a name.
+    """
+    if not _SHORT_IPV4.fullmatch(host) or _ip(host) is not None:
+        return None
+    try:
+        return socket.inet_ntoa(socket.inet_aton(host))
+    except OSError:
+        return None
+
+
+def is_loopback(url: str) -> bool:
+    """Whether `url` names this machine: 127.0.0.0/8, ::1, localhost, or no address in particular.
+
+    No proxy is asked for that.
+    """
+    host = (urlsplit(url).hostname or "").rstrip(".")
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    address = _ip(host)
+    return address is not None and (address.is_loopback or address.is_unspecified)
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    # ::ffff:127.0.0.1 is 127.0.0.1, which Python knows since 3.13.
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def proxy_for(url: str) -> Proxy | None:
+    """The proxy that the environment names for `url`; null for this machine, or if there is none.
+
+    Read here and not by aiohttp, which would also look for a password in ~/.netrc.
+
+    Raises:
+        ConfigError: it is no HTTP proxy.
+    """
+    from urllib.request import getproxies
+
+    if is_loopback(url):
+        return None
+    proxies, parts = getproxies(), urlsplit(url)
+    named = proxies.get(parts.scheme) or proxies.get("all")
+    if not named or _goes_direct(parts.hostname or "", parts.netloc, proxies.get("no", "")):
+        return None
+    try:
+        proxy = urlsplit(named if "://" in named else f"http://{named}")
+        usable = proxy.scheme in ("http", "https") and proxy.hostname and proxy.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ConfigError(
+            f"the proxy for {shown_url(url)} in the environment ({parts.scheme.upper()}_PROXY or "
+            "ALL_PROXY) is not the address of an HTTP proxy: correct it, or name the host in "
+            "NO_PROXY"
+        )
+    address = f"{proxy.scheme}://{proxy.netloc.rpartition('@')[2]}"
+    return Proxy(address, unquote(proxy.username or ""), unquote(proxy.password or ""))
+
+
+def _goes_direct(host: str, netloc: str, exempt: str) -> bool:
+    """Whether NO_PROXY (or the system) exempts a host, by name, suffix, address or network."""
+    from urllib.request import proxy_bypass
+
+    if proxy_bypass(netloc.rpartition("@")[2]) or proxy_bypass(host):
+        return True
+    address = _ip(host)
+    return address is not None and any(
+        address in network for network in map(_network, exempt.split(",")) if network is not None
+    )
+
+
+def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+    try:
+        return ipaddress.ip_network(text.strip(), strict=False)
+    except ValueError:
+        return None
+
+
+def _through(proxy: Proxy | None) -> dict[str, Any]:
+    """How a request is told to take a proxy."""
+    if proxy is None:
+        return {}
+    import aiohttp
+
+    named = proxy.user or proxy.password
+    login = aiohttp.BasicAuth(proxy.user, proxy.password) if named else None
+    return {"proxy": proxy.address, "proxy_auth": login}
+
+
+def _trust() -> "ssl.SSLContext":
+    """The certificates that are trusted, for this machine and all others."""
+    return _trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+
+
+@cache
+def _trusted(file: str | None, folder: str | None) -> "ssl.SSLContext":
+    import httpx2
+
+    try:
+        return httpx2.create_ssl_context()  # reads the two variables
+    except OSError as error:  # an unreadable file, or one without a certificate
+        raise ConfigError(
+            f"SSL_CERT_FILE ({file or 'not set'}) or SSL_CERT_DIR ({folder or 'not set'}) cannot "
+            f"be read as certificates ({error.strerror or error}): correct it, or unset it"
+        ) from error

@@ -1,0 +1,50 @@
+"""Names that are those of secrets: what stands under one is neither kept nor repeated."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+REDACTED = "[redacted]"
+
+_LOWER_TO_UPPER = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_LAST_WORD = re.compile(
+    r"(?:^|[^a-z0-9])(?:\w*(?:password|passphrase|passwd|secret|credential|authorization)s?"
+    r"|\w*apikeys?|keys?|token|bearer|pwd|auth)$"
+)
+_SETTING = re.compile(
+    r"(?P<name>(?:--\w[\w-]*=)?[^\s=:{}]+)(?P<is>\s*[=:]\s*)(?P<value>.+)", re.DOTALL
+)
+_IN_URL = re.compile(r"(?<=://)[^/\s@]+(?=@)|(?<=\?).+", re.DOTALL)
+
+
+def names_secret(name: str) -> bool:
+    """Whether a setting or an option of this name holds a secret, by its last word.
+
+    `policy.api_key`, `--hf-token` and `accessToken` do; `max_tokens`, `api_key_env` and
+    `prefill-token-threshold` do not.
+    """
+    snake = _LOWER_TO_UPPER.sub("_", name).lower().replace("_", "-")
+    return _LAST_WORD.search(snake.rstrip("-")) is not None
+
+
+def redacted_setting(word: str) -> str:
+    """`word`, a command line's `a.b=value`, without the value if its name is that of a secret."""
+    found = _SETTING.fullmatch(word)
+    if found is None or not names_secret(found["name"]):
+        return word
+    return f"{found['name']}{found['is']}{REDACTED}"
+
+
+def redacted_command(words: Sequence[str]) -> list[str]:
+    """A command line as it may be kept."""
+    return list(_kept(words))
+
+
+def _kept(words: Sequence[str]) -> Iterator[str]:
+    before = ""
+    for word in words:
+        if before.startswith("-") and "=" not in before and names_secret(before):
+            yield REDACTED
+        else:
+            kept = redacted_setting(word)
+            yield _IN_URL.sub(REDACTED, kept) if "://" in kept else kept
+        before = word
