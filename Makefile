@@ -163,14 +163,16 @@ bench: $(DEV) ## every measured comparison
 	$(BIN)/python -m benchmarks $(ARGS)
 
 # uv (which is no part of the environment) writes down the hashes of all files of the pinned versions.
-# It does not see builds of torch that lie elsewhere: the one for CPUs that our tests run on is added.
+# It does not see builds of torch that lie elsewhere: the one for CPUs that our tests run on (2.13.0,
+# CPython 3.11, x86-64 Linux) is added; its hash changes with torch's version.
 UV := uv pip compile --quiet --generate-hashes --python-version 3.11 --no-annotate --no-header
-WITH_CPU_TORCH := sed '/^torch==/a\    --hash=sha256:6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b \\'
+CPU_TORCH := --hash=sha256:6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b
+WITH_CPU_TORCH := sed '/$(CPU_TORCH)/d; /^torch==/a\    $(CPU_TORCH) \\'
 OF_CUDA := /^[a-z]/h; G; /\n(nvidia|cuda|triton)/
 # What follows a file's own comment is written again.
 rewritten = { grep '^\#' $(1); $(2); } >$(VENV)/rewritten.txt && mv $(VENV)/rewritten.txt $(1)
 
-constraints: ## pins and their hashes, by uv; ARGS="--upgrade-package NAME" moves a version
+constraints: | $(BIN)/python ## pins and their hashes, by uv; ARGS="--upgrade-package NAME" moves a version
 	cat constraints.txt constraints-cuda.txt >$(VENV)/pins.txt
 	$(UV) --universal $(PINNED_EXTRAS:%=--extra %) pyproject.toml $(ARGS) --output-file $(VENV)/pins.txt >$(VENV)/uv.log
 	$(call rewritten,constraints.txt,$(WITH_CPU_TORCH) $(VENV)/pins.txt | sed -E '$(OF_CUDA)d; s/\n.*//')

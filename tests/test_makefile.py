@@ -280,8 +280,10 @@ def set_up(
             for name, pin in pins.items()
         )
     )
-    for stamp in {*STAMPS} - {extra}:
-        (checkout.folder / ".venv" / f"{stamp}.done").touch()
+    # In their order: one that is older than what it needs would be set up again.
+    for stamp in STAMPS:
+        if stamp != extra:
+            (checkout.folder / ".venv" / f"{stamp}.done").touch()
     return checkout.make(
         f".venv/{extra}.done",
         REAL_PIP="yes",
