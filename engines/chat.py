@@ -3,7 +3,8 @@
 import json
 from typing import Any, Literal
 
-from engines.sampling import Completion, FinishReason, SampleRequest, Structure, Usage
+from engines.sampling import Completion, FinishReason, SampleRequest, Structure
+from engines.usage import TokenCounter, usage_of
 
 StructuredForm = Literal["vllm", "vllm-guided", "json_schema", "none"]
 """How an endpoint takes a constraint. `vllm-guided` is vLLM before 0.11 (`guided_regex`)."""
@@ -13,9 +14,6 @@ _FINISH: dict[str, FinishReason] = {
     "length": "length",
     "content_filter": "content_filter",
 }
-
-
-_MOST_TOKENS = 10**9
 
 
 class UnreadableReply(ValueError):
@@ -46,11 +44,20 @@ def chat_body(
     return body
 
 
-def read_reply(reply: Any, *, model: str, latency_s: float) -> Completion:
+def read_reply(
+    reply: Any, request: SampleRequest, *, model: str, latency_s: float, counter: TokenCounter
+) -> Completion:
     """The `Completion` in the JSON of a reply, of any shape that endpoints send.
 
     A refusal, or a turn of reasoning alone (no content), is an empty text: what was not said is
     never put into the model's mouth.
+
+    Args:
+        reply: the JSON.
+        request: what was asked.
+        model: its name, where the reply names none.
+        latency_s: how long it took.
+        counter: counts the tokens that the reply does not (see `engines.usage`).
 
     Raises:
         UnreadableReply: no choice with a message in it, or its content is no text.
@@ -63,11 +70,13 @@ def read_reply(reply: Any, *, model: str, latency_s: float) -> Completion:
     if not message or not isinstance(content, str | None):
         raise UnreadableReply(f"no choice with a text in {reply or type(reply).__name__!r}")
     refused = bool(message.get("refusal"))
-    said = choice.get("finish_reason")
+    text = _storable(content) if content and not refused else ""
+    said = _FINISH.get(str(choice.get("finish_reason")), "unknown")
+    finish: FinishReason = "content_filter" if refused else said
     return Completion(
-        text=_storable(content) if content and not refused else "",
-        finish_reason="content_filter" if refused else _FINISH.get(str(said), "unknown"),
-        usage=_usage(_mapping(reply.get("usage"))),
+        text=text,
+        finish_reason=finish,
+        usage=usage_of(reply.get("usage"), request, text, finish, counter),
         model=_storable(str(reply.get("model") or model)),
         stop_reason=_stop_reason(choice, refused=refused),
         latency_s=latency_s,
@@ -88,24 +97,6 @@ def _constraint(structure: Structure, form: StructuredForm) -> dict[str, Any]:
 
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _usage(usage: dict[str, Any]) -> Usage:
-    """Token counts; what the endpoint does not report, or reports wildly, counts as 0."""
-    input_tokens = _count(usage.get("prompt_tokens"))
-    details = _mapping(usage.get("prompt_tokens_details"))
-    return Usage(
-        input_tokens=input_tokens,
-        # More than all would make a call cost less than nothing.
-        cached_tokens=min(_count(details.get("cached_tokens")), input_tokens),
-        output_tokens=_count(usage.get("completion_tokens")),
-    )
-
-
-def _count(value: Any) -> int:
-    """A number of tokens; JSON as Python reads it may hold NaN, or more than a ledger can."""
-    usable = isinstance(value, int | float) and 0 <= value <= _MOST_TOKENS
-    return int(value) if usable else 0
 
 
 def _stop_reason(choice: dict[str, Any], *, refused: bool) -> str | None:
