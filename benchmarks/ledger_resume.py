@@ -31,6 +31,7 @@ from pipelines.commit import QUESTIONS_A_PART
 from pipelines.run import LEDGER
 from pipelines.stage import DONE, LIMIT_REACHED
 from storage.calls import CALL_COLUMNS, QuestionRow
+from storage.checksums import checksum
 from storage.ledger import Ledger
 from storage.manifest import add_parts, load_manifest
 from storage.parts import read_parts, write_part
@@ -39,10 +40,13 @@ IN_FLIGHT = 256
 POLL_S = 0.2
 OWN = {"key": "lower(hex(randomblob(16)))", "question_id": "copies.question_id"}
 """What a copied call has of its own."""
+NAMES = ", ".join(CALL_COLUMNS)
 COPY = (
-    f"INSERT INTO main.calls ({', '.join(CALL_COLUMNS)}) "
-    f"SELECT {', '.join(OWN.get(name, name) for name in CALL_COLUMNS)} "
-    "FROM copies JOIN finished.calls AS of ON of.question_id = copies.of"
+    # Made once, or a copy's random key would be another one in its checksum.
+    f"WITH made ({NAMES}) AS MATERIALIZED "
+    f"(SELECT {', '.join(OWN.get(name, name) for name in CALL_COLUMNS)} "
+    "FROM copies JOIN finished.calls AS of ON of.question_id = copies.of) "
+    f"INSERT INTO main.calls ({NAMES}, checksum) SELECT {NAMES}, checksum({NAMES}) FROM made"
 )
 
 
@@ -91,6 +95,7 @@ def copy_calls(
     connection.execute("ATTACH ? AS finished", (str(finished / LEDGER),))
     connection.execute("CREATE TEMP TABLE copies (question_id TEXT, of TEXT)")
     connection.executemany("INSERT INTO copies VALUES (?, ?)", copies)
+    connection.create_function("checksum", -1, lambda *values: checksum(values))
     connection.execute(COPY)
     connection.commit()
 

@@ -3,7 +3,8 @@
 import json
 from typing import Any, Literal
 
-from engines.sampling import Completion, FinishReason, SampleRequest, Structure, Usage
+from engines.sampling import Completion, FinishReason, SampleRequest, Structure
+from engines.usage import TokenCounter, usage_of
 
 StructuredForm = Literal["vllm", "vllm-guided", "json_schema", "none"]
 """How an endpoint takes a constraint. `vllm-guided` is vLLM before 0.11 (`guided_regex`)."""
@@ -15,7 +16,6 @@ _FINISH: dict[str, FinishReason] = {
 }
 
 
-_MOST_TOKENS = 10**9
 OVERLONG = "overlong"
 """The stop reason of a completion that was too long to be kept; its text is empty."""
 _SHORTEST_LIMIT = 2**16
@@ -87,7 +87,13 @@ def chat_body(
 
 
 def read_reply(
-    reply: Any, *, model: str, latency_s: float, longest: int = _SHORTEST_LIMIT
+    reply: Any,
+    request: SampleRequest,
+    *,
+    model: str,
+    latency_s: float,
+    counter: TokenCounter,
+    longest: int = _SHORTEST_LIMIT,
 ) -> Completion:
     """The `Completion` in the JSON of a reply, of any shape that endpoints send.
 
@@ -97,8 +103,10 @@ def read_reply(
 
     Args:
         reply: the JSON.
-        model: its name where the reply does not say one.
-        latency_s: of the call.
+        request: what was asked.
+        model: its name, where the reply names none.
+        latency_s: how long it took.
+        counter: counts the tokens that the reply does not (see `engines.usage`).
         longest: characters that the text may have (`longest_text`).
 
     Raises:
@@ -112,13 +120,15 @@ def read_reply(
     if not message or not isinstance(content, str | None):
         raise UnreadableReply(f"no choice with a text in {reply or type(reply).__name__!r}")
     refused = bool(message.get("refusal"))
-    said = choice.get("finish_reason")
-    if content and len(content) > longest:
-        content, said, choice = "", "length", {"finish_reason": OVERLONG}
+    text = _storable(content) if content and not refused else ""
+    said = "content_filter" if refused else _FINISH.get(str(choice.get("finish_reason")), "unknown")
+    usage = usage_of(reply.get("usage"), request, text, said, counter)
+    if len(text) > longest:
+        text, said, choice = "", "length", {"finish_reason": OVERLONG}
     return Completion(
-        text=_storable(content) if content and not refused else "",
-        finish_reason="content_filter" if refused else _FINISH.get(str(said), "unknown"),
-        usage=_usage(_mapping(reply.get("usage"))),
+        text=text,
+        finish_reason=said,
+        usage=usage,
         model=_label(reply.get("model") or model),
         stop_reason=_stop_reason(choice, refused=refused),
         latency_s=latency_s,
@@ -139,24 +149,6 @@ def _constraint(structure: Structure, form: StructuredForm) -> dict[str, Any]:
 
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _usage(usage: dict[str, Any]) -> Usage:
-    """Token counts; what the endpoint does not report, or reports wildly, counts as 0."""
-    input_tokens = _count(usage.get("prompt_tokens"))
-    details = _mapping(usage.get("prompt_tokens_details"))
-    return Usage(
-        input_tokens=input_tokens,
-        # More than all would make a call cost less than nothing.
-        cached_tokens=min(_count(details.get("cached_tokens")), input_tokens),
-        output_tokens=_count(usage.get("completion_tokens")),
-    )
-
-
-def _count(value: Any) -> int:
-    """A number of tokens; JSON as Python reads it may hold NaN, or more than a ledger can."""
-    usable = isinstance(value, int | float) and 0 <= value <= _MOST_TOKENS
-    return int(value) if usable else 0
 
 
 def _stop_reason(choice: dict[str, Any], *, refused: bool) -> str | None:

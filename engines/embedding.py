@@ -19,11 +19,9 @@ from engines.chat_template import prompt_ids, target_ids
 from engines.sampling import Message
 from engines.weights import (
     PACKAGED,
-    has_tokenizer,
-    load_tokenizer,
-    packaged_gguf,
     policy_digest,
     policy_files,
+    tokenizer_of,
 )
 from storage.cache import cache_room
 from storage.errors import ConfigError
@@ -100,7 +98,7 @@ class FrozenEncoder:
         template, as the bare texts between the model's own marks."""
         with self._lock:
             if self._tokenizer is None:
-                self._tokenizer = self._load_tokenizer()
+                self._tokenizer = tokenizer_of(self._files.base)
             if not self._tokenizer.chat_template:
                 return [tuple(self._tokenizer(_bare(prefix))["input_ids"]) for prefix in prefixes]
             # Siblings share their prompt, which is most of the work.
@@ -152,16 +150,6 @@ class FrozenEncoder:
                 f"prompt has {longest}; set training.reward_model.max_length to {limit} or less, "
                 "or take another training.reward_model.encoder"
             )
-
-    def _load_tokenizer(self) -> Any:
-        base = self._files.base
-        if not base.is_dir():
-            return load_tokenizer(base)
-        if not has_tokenizer(base):
-            return load_tokenizer(packaged_gguf())
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(str(base))
 
 
 def _bare(prefix: Prefix) -> str:

@@ -10,8 +10,12 @@ _NAME = re.compile(r"hub:(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+)
 _FILES = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "vocab.txt", "tokenizer.model"]
 
 
-def hub_folder(name: str) -> Path:
+def hub_folder(name: str, *, download: bool = True) -> Path:
     """The local copy of a hub model; downloaded the first time, then read without the network.
+
+    Args:
+        name: `hub:owner/name`.
+        download: whether it may be; else only a copy that is there already counts.
 
     Raises:
         ConfigError: not a hub name, no such model, or the hub cannot be reached.
@@ -21,7 +25,7 @@ def hub_folder(name: str) -> Path:
         raise ConfigError(f"{name!r}: write a hub model as hub:owner/name or hub:owner/name@branch")
     from huggingface_hub import snapshot_download
 
-    def download(*, local_files_only: bool) -> Path:
+    def fetched(*, local_files_only: bool) -> Path:
         folder = snapshot_download(
             named["repository"],
             revision=named["revision"],
@@ -31,11 +35,12 @@ def hub_folder(name: str) -> Path:
         return Path(folder)
 
     try:
-        return download(local_files_only=True)
-    except (OSError, ValueError):
-        pass  # not here yet
+        return fetched(local_files_only=True)
+    except (OSError, ValueError) as error:
+        if not download:
+            raise ConfigError(f"{name} is not on this machine") from error
     try:
-        return download(local_files_only=False)
+        return fetched(local_files_only=False)
     except Exception as error:  # the hub's client raises a dozen unrelated types
         raise ConfigError(
             f"cannot load {name} from the Hugging Face hub ({type(error).__name__}: {error}); "

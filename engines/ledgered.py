@@ -15,6 +15,7 @@ from engines.sampling import (
     FinishReason,
     SampleRequest,
     Usage,
+    UsageBasis,
     call_key,
     prompt_digest,
 )
@@ -153,8 +154,9 @@ class LedgeredEngine:
             input_tokens=usage.input_tokens,
             cached_tokens=usage.cached_tokens,
             output_tokens=usage.output_tokens,
+            usage_basis=usage.basis,
             cost_usd=cost_usd(usage, self._price) if error is None else None,
-            latency_s=completion.latency_s,
+            latency_s=float(completion.latency_s),  # as the column gives it back, see checksums
             attempts=completion.attempts,
             error=error,
             at=datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -194,12 +196,19 @@ def _completion(call: Call) -> Completion:
     return Completion(
         text=call.text,
         finish_reason=_finish_reason(call.finish_reason),
-        usage=Usage(call.input_tokens, call.cached_tokens, call.output_tokens),
+        usage=Usage(
+            call.input_tokens, call.cached_tokens, call.output_tokens, _basis(call.usage_basis)
+        ),
         model=call.model,
         stop_reason=call.stop_reason,
         latency_s=call.latency_s,
         attempts=call.attempts,
     )
+
+
+def _basis(stored: str) -> UsageBasis:
+    known: tuple[UsageBasis, ...] = get_args(UsageBasis)
+    return next((basis for basis in known if basis == stored), "bytes")
 
 
 def _finish_reason(stored: str) -> FinishReason:

@@ -31,6 +31,7 @@ from engines.sampling import (
 from engines.server import ServerFacts, read_models, read_version
 from engines.settings import ModelSettings
 from engines.traffic import Traffic, TrafficSettings, traffic_to
+from engines.usage import Counting
 from storage.errors import EndpointError
 from storage.http import Redirected, ReplyTooLarge, shown_url
 
@@ -91,6 +92,7 @@ class OpenAIEngine:
         asked = settings.structured_output
         self._form: StructuredForm = "none" if asked == "auto" else asked
         self._reader = ReplyReader()
+        self._counting = Counting(settings.weights)
         self._client: AsyncOpenAI | None = None
         self._traffic: Traffic | None = None
         self._known_as = known_as or settings.model
@@ -181,13 +183,32 @@ class OpenAIEngine:
         body = chat_body(request, model=self._settings.model, seed=seed, form=self._form)
         begin = time.perf_counter()
         reply = await self._asked(self._posted(body))
+        latency_s = time.perf_counter() - begin
+        said = self._read(reply, request, latency_s)
+        if said.usage.basis != "reported" and not self._counting.settled:
+            await self._counting.settle(self._tell_usage)
+            said = self._read(reply, request, latency_s)
+        return said
+
+    def _read(self, reply: Any, request: SampleRequest, latency_s: float) -> Completion:
         try:
-            latency_s = time.perf_counter() - begin
-            longest = longest_text(request.sampling.max_new_tokens)
-            model = self._settings.model
-            return read_reply(reply, model=model, latency_s=latency_s, longest=longest)
+            return read_reply(
+                reply,
+                request,
+                model=self._settings.model,
+                latency_s=latency_s,
+                counter=self._counting.counter,
+                longest=longest_text(request.sampling.max_new_tokens),
+            )
         except ValueError as fault:
             raise self._in_words(fault) from None
+
+    def _tell_usage(self, rests_on: str) -> None:
+        if self._on_event is not None:
+            self._on_event(
+                f"{self._url} reports no usable token counts for {self._known_as}: {rests_on}; "
+                "limits and costs rest on that"
+            )
 
     async def _posted(self, body: dict[str, Any]) -> Any:
         """The JSON of the reply.

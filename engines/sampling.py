@@ -10,10 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, get_args
 
 Role = Literal["system", "user", "assistant"]
 FinishReason = Literal["stop", "length", "content_filter", "unknown"]
+UsageBasis = Literal["reported", "tokenizer", "bytes"]
+"""What token counts rest on, from the surest to the roughest: the engine's own report, a tokenizer
+of ours, or an upper estimate from bytes (`engines.usage`)."""
+_ROUGHNESS: tuple[UsageBasis, ...] = get_args(UsageBasis)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +90,23 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of a call; `cached_tokens` are the part of the input served from a cache."""
+    """Token counts of a call; `cached_tokens` are the part of the input served from a cache.
+
+    `basis` is that of the roughest count among them.
+    """
 
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    basis: UsageBasis = "reported"
 
     def __add__(self, other: "Usage") -> "Usage":
+        same = self.basis == other.basis
         return Usage(
             self.input_tokens + other.input_tokens,
             self.cached_tokens + other.cached_tokens,
             self.output_tokens + other.output_tokens,
+            self.basis if same else max(self.basis, other.basis, key=_ROUGHNESS.index),
         )
 
 

@@ -54,7 +54,8 @@ class ModelSettings(Settings):
             a folder with an adapter, merged weights or a GGUF file; for `vllm` also a name that
             vLLM finds by itself; for `openai` the served name.
         weights: for training, where the weights of a served model are: a folder or
-            "hub:owner/name"; null: `model` itself.
+            "hub:owner/name"; null: `model` itself. Their tokenizer, if it is on this machine,
+            counts the tokens that an endpoint does not report.
         base_url: of the endpoint, without a query. For `vllm` null starts a server, and an address
             is that of one that `branchwise serve` started.
         api_key_env: name of the environment variable that holds the endpoint's key (for `vllm` it
@@ -67,7 +68,8 @@ class ModelSettings(Settings):
         structured_output: how an `openai` endpoint takes a constraint; "auto" asks it once. Actions
             are constrained by vLLM's form alone; elsewhere the model writes freely, and what is no
             action is counted as invalid. The judge's verdict takes either form.
-        price_per_million: US dollars; what is not priced costs nothing.
+        price_per_million: US dollars; what is not priced costs nothing. `limits.max_usd` needs it
+            for every model at an endpoint.
     """
 
     engine: Literal["openvino", "openai", "vllm"] = "openvino"

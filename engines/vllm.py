@@ -171,6 +171,7 @@ class VllmEngine:
                 "engine": "openai",
                 "base_url": url,
                 "model": self._asked_as,
+                "weights": self._settings.trainable,
                 "api_key_env": KEY_VARIABLE,
                 "structured_output": "vllm",
             }

@@ -79,8 +79,12 @@ def packaged_gguf() -> Path:
     )
 
 
-def policy_files(model: str) -> PolicyFiles:
+def policy_files(model: str, *, download: bool = True) -> PolicyFiles:
     """What `model` ("packaged", a .gguf file, a policy folder or "hub:owner/name") names.
+
+    Args:
+        model: as the user wrote it.
+        download: whether a hub model that is not on this machine is fetched.
 
     Raises:
         ConfigError: nothing usable there.
@@ -88,7 +92,7 @@ def policy_files(model: str) -> PolicyFiles:
     if model == PACKAGED:
         return PolicyFiles(model, packaged_gguf())
     if model.startswith(HUB):
-        folder = hub_folder(model)
+        folder = hub_folder(model, download=download)
         return PolicyFiles(model, folder, hub=pinned_name(model, folder))
     path = Path(model).expanduser()
     if path.suffix == ".gguf" and path.is_file():
@@ -98,14 +102,14 @@ def policy_files(model: str) -> PolicyFiles:
             f"model {model!r} does not exist; give {PACKAGED!r}, a .gguf file, a policy folder or "
             "hub:owner/name"
         )
-    return _folder_files(model, path)
+    return _folder_files(model, path, download)
 
 
-def _folder_files(model: str, folder: Path) -> PolicyFiles:
+def _folder_files(model: str, folder: Path, download: bool) -> PolicyFiles:
     gguf = folder / "policy.gguf"
     ready = gguf if gguf.is_file() else None
     if (folder / "adapter" / _ADAPTER_WEIGHTS).is_file():
-        below = _training_record(folder)
+        below = _training_record(folder, download)
         adapters = (*below.adapters, folder / "adapter")
         return PolicyFiles(model, below.base, adapters, ready, below.hub)
     if _weight_files(folder):
@@ -132,7 +136,7 @@ def _weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(shards)]
 
 
-def _training_record(folder: Path) -> PolicyFiles:
+def _training_record(folder: Path, download: bool) -> PolicyFiles:
     """What a folder's adapter sits on, from its `training.json`."""
     path = folder / "training.json"
     try:
@@ -147,7 +151,8 @@ def _training_record(folder: Path) -> PolicyFiles:
     for adapter in adapters:
         if not (adapter / _ADAPTER_WEIGHTS).is_file():
             raise ConfigError(f"{path} names an adapter that is missing: {adapter}")
-    below = policy_files(base if base.startswith((PACKAGED, HUB)) else str(folder / base))
+    named = base if base.startswith((PACKAGED, HUB)) else str(folder / base)
+    below = policy_files(named, download=download)
     return replace(below, adapters=(*below.adapters, *adapters))
 
 
@@ -241,12 +246,10 @@ def merge_adapter(model: Any, adapter: Path) -> Any:
 def _load_weights(base: Path, dtype: str) -> tuple[Any, Any]:
     if base.is_file():
         return _load_gguf(base, dtype)
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(str(base), dtype=_torch_dtype(dtype))
-    if has_tokenizer(base):
-        return model.eval(), AutoTokenizer.from_pretrained(str(base))
-    return model.eval(), load_tokenizer(packaged_gguf())
+    return model.eval(), tokenizer_of(base)
 
 
 def _load_gguf(path: Path, dtype: str) -> tuple[Any, Any]:
@@ -263,6 +266,17 @@ def _load_gguf(path: Path, dtype: str) -> tuple[Any, Any]:
             delattr(owner, name)
     model.is_quantized = False
     return model.eval(), load_tokenizer(path)
+
+
+def tokenizer_of(base: Path) -> Any:
+    """The tokenizer of base weights, for transformers: their own, else the packaged one."""
+    if not base.is_dir():
+        return load_tokenizer(base)
+    if not has_tokenizer(base):
+        return load_tokenizer(packaged_gguf())
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(base), trust_remote_code=False)
 
 
 def load_tokenizer(gguf: Path) -> Any:

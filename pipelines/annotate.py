@@ -11,7 +11,6 @@ are replayed, and the same seed gives the same trees.
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, suppress
-from functools import partial
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -27,11 +26,11 @@ from pipelines.progress import Progress
 from pipelines.recipe import Recipe
 from pipelines.reward_model import other_total
 from pipelines.run import Run, open_run, refuse_unusable
+from pipelines.spending import in_words
 from pipelines.stage import DONE, TOO_MANY_FAILURES, Gate, Invocation, Outcome
 from pipelines.workers import Order, Workforce, refuse_needless, share_of
 from retrieval.interface import Retriever
 from sources.load import Data
-from storage.calls import Totals
 from storage.errors import ConfigError, StorageError
 from storage.inert import inert
 from storage.ledger import Ledger
@@ -110,8 +109,8 @@ async def _annotate(call: Invocation, run: Run, data: Data, retriever: Retriever
     with Ledger(run.ledger) as ledger:
         committer = Committer(run, ledger, data.questions, data.notes)
         owed = committer.owed()
-        workforce = _workforce(call, run, owed)
-        spent = partial(_spent, ledger, workforce)
+        workforce = _workforce(call, run, owed, ledger)
+        spent = workforce.spent if workforce else ledger.totals
         gate = Gate(recipe.limits, spent)
         progress = Progress("annotate", len(data.questions), grows=True, spent=spent)
         progress.done = progress.resumed_from = len(data.questions) - len(owed)
@@ -131,20 +130,19 @@ async def _annotate(call: Invocation, run: Run, data: Data, retriever: Retriever
                 raise
             totals = committer.finish()
             write_card(run)
-    return _close(call, recipe, progress, gate, totals)
+        spent_in_words = list(in_words(ledger, recipe.limits))
+    return _close(call, recipe, progress, gate, totals, spent_in_words)
 
 
-def _workforce(call: Invocation, run: Run, owed: Sequence[Question]) -> Workforce | None:
+def _workforce(
+    call: Invocation, run: Run, owed: Sequence[Question], ledger: Ledger
+) -> Workforce | None:
     """The workers that `--workers` asks for; null for one process."""
     workers = min(call.options.get("workers") or 1, len(owed))
     if workers < 2:
         return None
     order = Order(run.ledger, share_of(run.recipe, workers), tuple(q.id for q in owed))
-    return Workforce(order, workers)
-
-
-def _spent(ledger: Ledger, workforce: Workforce | None) -> Totals:
-    return ledger.totals() + workforce.spent if workforce else ledger.totals()
+    return Workforce(order, workers, ledger)
 
 
 async def _commit(
@@ -160,16 +158,22 @@ async def _commit(
 
 
 def _close(
-    call: Invocation, recipe: Recipe, progress: Progress, gate: Gate, totals: dict[str, object]
+    call: Invocation,
+    recipe: Recipe,
+    progress: Progress,
+    gate: Gate,
+    totals: dict[str, object],
+    spent_in_words: Sequence[str],
 ) -> Outcome:
     """Closing table and exit code."""
     progress.counts.update(totals["counts"])  # type: ignore[call-overload]
     call.console.print(progress.closing_table())
     call.say(
         f"{totals['questions_done']} questions done, {totals['questions_failed']} failed, "
-        f"{totals['pairs']} pairs, {totals['calls']} calls in the ledger"
-        + (f", {totals['cost_usd']:,.4f} USD" if totals["cost_usd"] else "")
+        f"{totals['pairs']} pairs, {spent_in_words[0]}"
     )
+    for line in spent_in_words[1:]:
+        call.say(line)
     if not totals["pairs"] and (complaint := off_protocol(call.run, recipe.policy.model)):
         call.say(complaint)
     if gate.reason:

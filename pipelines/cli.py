@@ -53,7 +53,7 @@ STAGES = {
     "annotate": Stage("pipelines.annotate", "annotate", "grow trees, label, write pairs"),
     "relabel": Stage("pipelines.relabel", "relabel", "label a finished run again, without a call"),
     "diagnose": Stage("pipelines.diagnose", "diagnose", "say whether a run can teach"),
-    "verify": Stage("pipelines.verify", "verify", "check the run's parts, and mend them"),
+    "verify": Stage("pipelines.verify", "verify", "check parts and ledger, and mend them"),
     "inspect": Stage("pipelines.inspect", "inspect", "DuckDB on the run"),
     "export-pairs": Stage("pipelines.proguide", "export_pairs", "pairs as RAG-ProGuide JSON"),
     "import-pairs": Stage("pipelines.proguide", "import_pairs", "RAG-ProGuide JSON as a run"),
@@ -114,6 +114,12 @@ def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
         one.add_argument("--workers", type=_count, metavar="N", help="processes at an endpoint")
     if name == "relabel":
         one.add_argument("--label", default=None, help="name of the relabelling")
+    if name == "verify":
+        one.add_argument(
+            "--drop-damaged",
+            action="store_true",
+            help="take damaged rows out of the ledger; their calls are paid again",
+        )
     if name == "diagnose":
         one.add_argument("--sample", type=_count, default=40, metavar="N", help="pairs rolled out")
         one.add_argument("--rollouts", type=_count, default=8, metavar="N", help="a side of a pair")

@@ -7,18 +7,19 @@ committed when the run died is replayed from the ledger at no cost.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from annotation.annotator import Annotated
 from engines.chat import OVERLONG
 from pipelines.inputs import model_digest
 from pipelines.run import Run
+from pipelines.spending import estimates, spending
 from storage.calls import QuestionRow
 from storage.inert import inert
 from storage.ledger import Ledger
 from storage.manifest import PartInfo, add_parts, load_manifest, remove_parts
-from storage.parts import number_of, question_ids, read_parts, write_part
+from storage.parts import Part, number_of, part_of, question_ids, read_parts
 from storage.records import Failure, Question
 from storage.schemas import rows_to_table, schema_of, table_to_records
 
@@ -56,7 +57,11 @@ class Committer:
 
     def write_questions(self) -> None:
         """Commit every field of every question."""
-        add_parts(self.run.folder, [self._part("questions", self.questions, None)])
+        self._write([self.questions_part()])
+
+    def questions_part(self) -> Part:
+        """Every field of every question, as a part that is not written yet."""
+        return self._part("questions", self.questions, None)
 
     def forget(self, number: int) -> None:
         """Let a part go, and owe its questions."""
@@ -94,21 +99,31 @@ class Committer:
 
     def commit(self, number: int, annotated: Iterable[Annotated]) -> None:
         """Commit these questions as the part with this number."""
-        # In order of id, so that a part's content does not depend on who finished first.
-        batch = sorted(annotated, key=lambda a: a.question.id)
-        trees = self._part("trees", [n for a in batch for n in a.nodes], number)
-        pairs = self._part("pairs", [p for a in batch for p in a.pairs], number)
+        batch = _in_order(annotated)
+        trees, pairs = self.grown_parts(number, batch)
         # With the part, so that attempts add up, and what was not committed is not counted twice.
         counts = dict(sum((a.counts for a in batch), Counter[str]()))
-        add_parts(self.run.folder, [trees.model_copy(update={"counts": counts}), pairs])
+        trees = replace(trees, info=trees.info.model_copy(update={"counts": counts}))
+        self._write([trees, pairs])
         self.ledger.set_questions(
             QuestionRow(a.question.id, "done", part=f"{number:05d}") for a in batch
         )
 
-    def _part(self, table: str, rows: Sequence[Any], number: int | None) -> PartInfo:
-        return write_part(
-            self.run.folder, table, rows_to_table(rows, schema_of(table), self.run.id), number
+    def grown_parts(self, number: int, annotated: Iterable[Annotated]) -> tuple[Part, Part]:
+        """Trees and pairs of these questions, as parts that are not written yet."""
+        batch = _in_order(annotated)
+        return (
+            self._part("trees", [n for a in batch for n in a.nodes], number),
+            self._part("pairs", [p for a in batch for p in a.pairs], number),
         )
+
+    def _write(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            part.write(self.run.folder)
+        add_parts(self.run.folder, [part.info for part in parts])
+
+    def _part(self, table: str, rows: Sequence[Any], number: int | None) -> Part:
+        return part_of(table, rows_to_table(rows, schema_of(table), self.run.id), number)
 
     def finish(self) -> dict[str, Any]:
         """Commit the rest and the failures; the run's totals over all attempts."""
@@ -116,7 +131,6 @@ class Committer:
         failures = self._write_failures()
         manifest = load_manifest(self.run.folder)
         done = len(question_ids(self.run.folder, "trees"))
-        spent = self.ledger.totals()
         return {
             "run": str(self.run.folder),
             "questions": len(self.questions),
@@ -124,11 +138,7 @@ class Committer:
             "questions_failed": len(failures),
             "nodes": manifest.rows("trees"),
             "pairs": manifest.rows("pairs"),
-            "calls": spent.calls,
-            "input_tokens": spent.input_tokens,
-            "cached_tokens": spent.cached_tokens,
-            "output_tokens": spent.output_tokens,
-            "cost_usd": spent.cost_usd,
+            **spending(self.ledger.totals()),
             "counts": self._counts(failures),
         }
 
@@ -141,6 +151,7 @@ class Committer:
         counts.update(self._answered_as())
         if overlong := self.ledger.ended_with(OVERLONG):
             counts["warning: replies far above max_new_tokens, kept as empty"] = overlong
+        counts.update({f"tokens {words}": n for words, n in estimates(self.ledger).items()})
         return dict(counts)
 
     def _answered_as(self) -> Counter[str]:
@@ -160,5 +171,10 @@ class Committer:
         latest = {f.question_id: f for f in (*old, *self._failures) if f.question_id not in done}
         rows = [latest[key] for key in sorted(latest)]
         if old or rows:
-            add_parts(self.run.folder, [self._part("failures", rows, None)])
+            self._write([self._part("failures", rows, None)])
         return rows
+
+
+def _in_order(annotated: Iterable[Annotated]) -> list[Annotated]:
+    """By id, so that a part's content does not depend on who finished first."""
+    return sorted(annotated, key=lambda one: one.question.id)

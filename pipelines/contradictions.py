@@ -201,10 +201,25 @@ def _endpoint(role: str, model: ModelSettings | None) -> Iterator[str]:
 
 
 def _prices(recipe: Recipe) -> Iterator[str]:
-    asked = (recipe.policy, recipe.asked_judge, recipe.asked_verifier)
-    remote = [model for model in asked if model and model.engine == "openai"]
-    if recipe.limits.max_usd and any(model.price_per_million is None for model in remote):
-        yield "limits.max_usd needs price_per_million on the models that cost money"
+    """What costs nothing by default never reaches a limit in dollars."""
+    if recipe.limits.max_usd is None:
+        return
+    asked = {
+        "policy": recipe.policy,
+        "judge": recipe.asked_judge,
+        "verifier": recipe.asked_verifier,
+    }
+    for role, model in asked.items():
+        if model is None or (model.engine != "openai" and model.base_url is None):
+            continue
+        price = model.price_per_million
+        named = price.model_fields_set if price is not None else set()
+        if missing := [name for name in ("input", "output") if name not in named]:
+            yield (
+                f"limits.max_usd is set, but {role}.price_per_million names no price of "
+                f"{' and '.join(missing)}, which would count as free; name it (0 for an endpoint "
+                "of your own), or use limits.max_tokens"
+            )
 
 
 def _sources(recipe: Recipe) -> Iterator[str]:

@@ -32,6 +32,7 @@ from pipelines.exam import Exam
 from pipelines.preflight import overheard
 from pipelines.recipe import Recipe
 from pipelines.run import Run, open_run
+from pipelines.spending import in_words, spending
 from pipelines.stage import DONE, TOO_MANY_FAILURES, Gate, Invocation, Outcome
 from retrieval.interface import Retriever
 from storage.atomic import atomic_write_json, atomic_write_text
@@ -69,11 +70,19 @@ def evaluate(call: Invocation) -> Outcome:
         for policy, answered in _taken(exam, policies, beside):
             if answered.owed:
                 call.say(f"stopped: {exam.gate.reason}; run the same command again to continue")
-                return Outcome({"policies": list(done)}, exam.gate.exit_code)
+                totals = {"policies": list(done), **_spent(call, ledger)}
+                return Outcome(totals, exam.gate.exit_code)
             _write(run, policy, name, answered)
             done[policy] = answered
-    totals = _report(call, run, name, done)
+        totals = {**_report(call, run, name, done), **_spent(call, ledger)}
     return Outcome(totals, _exit_code(call, done))
+
+
+def _spent(call: Invocation, ledger: Ledger) -> dict[str, Any]:
+    """Say what the run has spent so far, of all its stages; the same as totals."""
+    for line in in_words(ledger, call.recipe.limits):
+        call.say(line)
+    return spending(ledger.totals())
 
 
 def _taken(

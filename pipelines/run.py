@@ -136,6 +136,12 @@ def noted_inputs(folder: Path) -> dict[str, str]:
     return dict(_provenance(folder).get(INPUTS) or {})
 
 
+def noted_version(folder: Path, package: str) -> str | None:
+    """The version of a package that the run was begun with; null if it is not noted."""
+    versions = _provenance(folder).get("versions")
+    return versions.get(package) if isinstance(versions, dict) else None
+
+
 def existing_run(folder: Path) -> Run:
     """The run that a folder holds.
 

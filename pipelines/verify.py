@@ -1,16 +1,19 @@
-"""`make verify`: is every committed part as it was committed? What is not is made again.
+"""`make verify`: are parts and ledger as they were stored? What is not is made again, or told.
 
     branchwise verify --run datasets/atlas
 
-Hashes and counts the rows of every part that the manifest names. Trees, pairs and questions that
-were damaged or lost are rebuilt from the ledger: no model is asked, none needs to be there. What
-other stages make again without a call (evaluations, relabelled pairs) leaves the manifest, and
-the stage to run is named. With `--dry-run` nothing is changed.
+Hashes and counts the rows of every part that the manifest names, and looks at the checksum of every
+row of the ledger. Trees, pairs and questions that were damaged or lost are rebuilt from the ledger:
+no model is asked, none needs to be there. What comes out has to have the hash that was committed,
+or nothing is changed. What other stages make again without a call (evaluations, relabelled pairs)
+leaves the manifest, and the stage to run is named. `--drop-damaged` takes damaged rows out of the
+ledger, so that their calls can be made, and paid, again. With `--dry-run` nothing is changed.
 """
 
 import asyncio
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from annotation.annotator import Annotated
 from engines.ledgered import LedgeredEngine
@@ -21,18 +24,28 @@ from pipelines.assemble import open_data, open_index
 from pipelines.commit import Committer
 from pipelines.growing import annotator_for
 from pipelines.inputs import inputs_of
-from pipelines.run import Run, existing_run, noted_inputs, refuse_other_inputs
+from pipelines.run import (
+    Run,
+    existing_run,
+    installed_version,
+    noted_inputs,
+    noted_version,
+    refuse_other_inputs,
+)
 from pipelines.stage import DONE, FAILED, Invocation, Outcome
 from retrieval.interface import Retriever
 from sources.load import Data
+from storage.damage import REMEDY, Checked, check
 from storage.errors import BudgetExceeded, StorageError
 from storage.ledger import Ledger
 from storage.manifest import PartInfo, bad_parts, load_manifest, remove_parts
-from storage.parts import number_of
+from storage.parts import Part, number_of
 from storage.records import Question
 
 GROWN = frozenset({"trees", "pairs"})
 """Tables that come from the ledger, two parts of one number together."""
+ROWS_TOLD = 20
+"""Damaged rows of a ledger that are named; of more there is only the number."""
 
 
 def verify(call: Invocation) -> Outcome:
@@ -43,24 +56,67 @@ def verify(call: Invocation) -> Outcome:
     for part, problem in bad:
         call.say(f"{run.folder / part.path}: {problem}")
     call.say(f"{len(parts) - len(bad)} of {len(parts)} parts are as they were committed")
-    totals = {"parts": len(parts), "bad": [part.path for part, _ in bad]}
+    ledger = _checked_ledger(call, run)
+    totals = {
+        "parts": len(parts),
+        "bad": [part.path for part, _ in bad],
+        "ledger": {"rows": ledger.rows, "damaged": len(ledger.damaged) + len(ledger.faults)},
+    }
     if not bad or call.dry_run:
-        return Outcome(totals, FAILED if bad else DONE)
-    left = _rebuild(call, run, [part for part, _ in bad])
-    return Outcome({**totals, "not_rebuilt": left}, FAILED if left else DONE)
+        return Outcome(totals, DONE if ledger.whole and not bad else FAILED)
+    left = _rebuild(call, run, [part for part, _ in bad], ledger)
+    return Outcome({**totals, "not_rebuilt": left}, DONE if ledger.whole and not left else FAILED)
 
 
-def _rebuild(call: Invocation, run: Run, bad: Sequence[PartInfo]) -> list[str]:
-    """Make the parts again; returns those that could not be."""
-    annotated = [part for part in bad if part.table in GROWN]
-    others = [part for part in bad if part.table not in GROWN and part.table != "questions"]
-    left = [part.path for part in others]
+def _checked_ledger(call: Invocation, run: Run) -> Checked:
+    """The ledger's rows looked at, and what is wrong with them told or taken out."""
+    if not run.ledger.exists():  # imported pairs have none
+        return Checked(0, (), ())
+    found = check(run.ledger)
+    _tell_damage(call, run, found)
+    if found.whole or call.dry_run or not call.options.get("drop_damaged"):
+        return found
     with Ledger(run.ledger) as ledger:
-        remove_parts(run.folder, others)
-        for part in others:
-            call.say(f"{part.path}: left the manifest; {_remedy(part)}")
+        ledger.drop(found.damaged)
+    call.say(
+        f"{run.ledger}: {len(found.damaged)} damaged rows taken out; what needs them is made, and "
+        "paid, again by the next `branchwise annotate` or `branchwise eval`"
+    )
+    again = check(run.ledger)
+    _tell_damage(call, run, again)
+    return again
+
+
+def _tell_damage(call: Invocation, run: Run, found: Checked) -> None:
+    sound = found.rows - len(found.damaged)
+    call.say(f"{sound:,} of {found.rows:,} rows of the ledger are as they were stored")
+    if found.whole:
+        return
+    for fault in (*found.damaged[:ROWS_TOLD], *found.faults):
+        call.say(f"{run.ledger}: damaged: {fault}")
+    if (more := len(found.damaged) - ROWS_TOLD) > 0:
+        call.say(f"{run.ledger}: damaged: {more:,} more rows")
+    call.say(REMEDY)
+
+
+def _rebuild(call: Invocation, run: Run, bad: Sequence[PartInfo], checked: Checked) -> list[str]:
+    """Make the parts again; returns those that could not be."""
+    others = [part for part in bad if part.table not in GROWN and part.table != "questions"]
+    with Ledger(run.ledger) as ledger:
+        if checked.whole:
+            remove_parts(run.folder, others)
+            for part in others:
+                call.say(f"{part.path}: left the manifest; {_remedy(part)}")
+        elif others:
+            call.say("what other stages make again stays as it is until the ledger is whole")
+        left = [part.path for part in others]
         if len(others) < len(bad):
-            left += _from_ledger(call, run, ledger, annotated)
+            data = open_data(run.recipe)
+            retriever = open_index(run.recipe, data.passages, call.say)
+            refuse_other_inputs(run.folder, inputs_of(run.recipe, data, retriever))
+            committer = Committer(run, ledger, data.questions, data.notes)
+            rebuilding = Rebuilding(call, committer, data, retriever, checked.whole)
+            left += rebuilding.made_again(bad)
     return left
 
 
@@ -70,26 +126,79 @@ def _remedy(part: PartInfo) -> str:
     return f"run `branchwise {stage}` again, which replays the ledger"
 
 
-def _from_ledger(call: Invocation, run: Run, ledger: Ledger, bad: Iterable[PartInfo]) -> list[str]:
-    data = open_data(run.recipe)
-    retriever = open_index(run.recipe, data.passages, call.say)
-    refuse_other_inputs(run.folder, inputs_of(run.recipe, data, retriever))
-    committer = Committer(run, ledger, data.questions, data.notes)
-    committer.write_questions()
-    left = []
-    for number in sorted({number_of(part) for part in bad}):
-        name = f"part-{number:05d}"
+@dataclass(frozen=True)
+class Rebuilding:
+    """Parts made again from the ledger.
+
+    Attributes:
+        whole: whether all rows of the ledger are as they were stored. Only then is a call that
+            is not found there one that it never had, and its question owed.
+    """
+
+    call: Invocation
+    committer: Committer
+    data: Data
+    retriever: Retriever
+    whole: bool
+
+    def made_again(self, bad: Sequence[PartInfo]) -> list[str]:
+        """Replace the files of these parts; returns what could not be."""
+        paths = {part.path for part in bad}
+        left = []
+        if any(part.table == "questions" for part in bad) and not self._replaced(
+            [self.committer.questions_part()], paths
+        ):
+            left.append("questions")
+        for number in sorted({number_of(part) for part in bad if part.table in GROWN}):
+            name = f"part-{number:05d}"
+            parts = self._regrown(name, number)
+            if parts is None or not self._replaced(parts, paths):
+                left.append(name)
+        return left
+
+    def _regrown(self, name: str, number: int) -> Sequence[Part] | None:
+        """Trees and pairs as the ledger gives them; null, and told, if it does not."""
+        run, ledger = self.committer.run, self.committer.ledger
         try:
-            regrown = asyncio.run(_regrown(run, ledger, retriever, _of_part(ledger, data, number)))
+            questions = _of_part(ledger, self.data, number)
+            regrown = asyncio.run(_regrown(run, ledger, self.retriever, questions))
         except BudgetExceeded as missing:
-            committer.forget(number)
-            left.append(name)
-            call.say(f"{name}: {missing}; its questions are owed: run `branchwise annotate` again")
-            continue
-        committer.commit(number, regrown)
-        call.say(f"{name}: made again from the ledger, {len(regrown)} questions")
-    committer.finish()
-    return left
+            if self.whole:
+                self.committer.forget(number)
+                then = "its questions are owed: run `branchwise annotate` again"
+            else:
+                then = "the ledger is damaged, so nothing was changed"
+            self.call.say(f"{name}: {missing}; {then}")
+            return None
+        except StorageError as fault:
+            self.call.say(f"{name}: {fault}. Nothing was changed")
+            return None
+        return self.committer.grown_parts(number, regrown)
+
+    def _replaced(self, made: Sequence[Part], bad: Collection[str]) -> bool:
+        """Write those of `made` that are bad and come out as committed; whether all of it does."""
+        folder = self.committer.run.folder
+        committed = {part.path: part.sha256 for part in load_manifest(folder).parts}
+        other = [p.info for p in made if p.info.sha256 != committed.get(p.info.path)]
+        for info in other:
+            self.call.say(
+                f"{info.path}: made again it has the sha256 {info.sha256}, but "
+                f"{committed.get(info.path)} was committed, so it was left as it is. {self._why()}"
+            )
+        for part in made:
+            if part.info.path in bad and part.info not in other:
+                part.write(folder)
+                self.call.say(f"{part.info.path}: made again from the ledger, as it was committed")
+        return not other
+
+    def _why(self) -> str:
+        then = noted_version(self.committer.run.folder, "pyarrow")
+        now = installed_version("pyarrow")
+        versions = f" (pyarrow was {then} and is {now})" if then != now else ""
+        return (
+            "Either the ledger or the software is not what it was: put the file back from a copy "
+            f"of the run, or use the versions that provenance.json names{versions}"
+        )
 
 
 def _of_part(ledger: Ledger, data: Data, number: int) -> list[Question]:

@@ -97,23 +97,24 @@ def share_of(recipe: Recipe, workers: int) -> Recipe:
 
 
 class Workforce:
-    """Workers on one run, from `started` on.
+    """Workers on one run, whose ledger their parent holds."""
 
-    Attributes:
-        spent: calls made by the workers so far.
-    """
-
-    def __init__(self, order: Order, workers: int) -> None:
+    def __init__(self, order: Order, workers: int, ledger: Ledger) -> None:
         self._word: Any = _SPAWN.Value("b", GO, lock=False)
         self._next: Any = _SPAWN.Value("q", 0)
         self._lines: dict[Connection, SpawnProcess] = {}
         self._reports: dict[Connection, Report] = {}
+        self._told: dict[str, Connection] = {}
         self._order = order
         self._workers = workers
+        self._ledger = ledger
 
-    @property
     def spent(self) -> Totals:
-        return sum((report.spent for report in self._reports.values()), Totals())
+        """What the run has spent: by the workers' last reports, and exactly once they have ended.
+
+        A worker that was killed had stored more than it could report.
+        """
+        return sum((r.spent for r in self._reports.values()), self._ledger.totals())
 
     async def grown(
         self, gate: Gate, progress: Progress, say: Say
@@ -135,7 +136,9 @@ class Workforce:
                         progress.in_flight = sum(r.in_flight for r in self._reports.values())
                         _notice_limit(gate, self._forbid)
                     case str():
-                        say(message)
+                        # What every worker meets (a pause, say) is told once.
+                        if self._told.setdefault(message, line) is line:
+                            say(message)
                     case Fault():
                         faults.append(message)
                         self._forbid(NO_QUESTIONS)
@@ -157,6 +160,8 @@ class Workforce:
             for process in self._lines.values():
                 process.kill()
                 process.join()
+            self._reports.clear()
+            self._ledger.recount()
 
     def _start(self) -> None:
         ours, theirs = _SPAWN.Pipe(duplex=False)

@@ -5,6 +5,8 @@ from operator import attrgetter
 from typing import Literal
 
 QuestionStatus = Literal["owed", "done", "failed"]
+REPORTED = "reported"
+"""`Call.usage_basis` of counts that the engine reported itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,8 @@ class Call:
         question_id, path, draw: whom the call served, where in its work, which draw.
         prompt_digest: hash of the messages that were sent.
         text: the reply.
+        usage_basis: what the token counts rest on (`engines.sampling.UsageBasis`); "reported"
+            is the engine's own word, anything else an estimate.
         cost_usd: US dollars; null where no price is set.
         latency_s, attempts: how long it took in seconds, and how many tries.
         error: why there is no reply; null for a call that succeeded.
@@ -39,6 +43,7 @@ class Call:
     input_tokens: int
     cached_tokens: int
     output_tokens: int
+    usage_basis: str
     cost_usd: float | None
     latency_s: float
     attempts: int
@@ -67,11 +72,14 @@ class QuestionRow:
 class Totals:
     """Sums over the calls that succeeded, over all attempts at the run.
 
+    A call that failed is not among them, whatever the endpoint charges for it.
+
     Attributes:
         calls: number of calls.
         input_tokens, cached_tokens, output_tokens: sums of tokens; cached ones are input too.
         cost_usd: US dollars of the priced calls.
         unpriced: calls whose cost is unknown.
+        estimated: calls whose tokens the endpoint did not report usably, so that we counted them.
     """
 
     calls: int = 0
@@ -80,6 +88,7 @@ class Totals:
     output_tokens: int = 0
     cost_usd: float = 0.0
     unpriced: int = 0
+    estimated: int = 0
 
     def __add__(self, other: "Totals") -> "Totals":
         return Totals(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -96,11 +105,19 @@ class Totals:
             self.output_tokens + call.output_tokens,
             self.cost_usd + (call.cost_usd or 0.0),
             self.unpriced + (call.cost_usd is None),
+            self.estimated + (call.usage_basis != REPORTED),
         )
 
 
 CALL_COLUMNS = tuple(field.name for field in fields(Call))
 QUESTION_COLUMNS = tuple(field.name for field in fields(QuestionRow))
+ENGINE_COLUMNS = ("policy_digest", "capabilities")
+SEALED: dict[str, tuple[str, ...]] = {
+    "calls": CALL_COLUMNS,
+    "questions": QUESTION_COLUMNS,
+    "engines": ENGINE_COLUMNS,
+}
+"""Columns of the tables whose rows end in a checksum over them (`storage.checksums`)."""
 call_values = attrgetter(*CALL_COLUMNS)
 """The values of a call, in the order of `CALL_COLUMNS`."""
 question_values = attrgetter(*QUESTION_COLUMNS)
@@ -112,48 +129,64 @@ CREATE TABLE IF NOT EXISTS calls (
     question_id TEXT NOT NULL, path TEXT NOT NULL, draw INTEGER NOT NULL,
     prompt_digest TEXT NOT NULL, text TEXT NOT NULL, finish_reason TEXT NOT NULL,
     stop_reason TEXT, input_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL,
-    output_tokens INTEGER NOT NULL, cost_usd REAL, latency_s REAL NOT NULL,
-    attempts INTEGER NOT NULL, error TEXT, at TEXT NOT NULL
+    output_tokens INTEGER NOT NULL, usage_basis TEXT NOT NULL, cost_usd REAL,
+    latency_s REAL NOT NULL, attempts INTEGER NOT NULL, error TEXT, at TEXT NOT NULL,
+    checksum TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS calls_by_question ON calls (question_id);
 CREATE TABLE IF NOT EXISTS questions (
     question_id TEXT PRIMARY KEY,
     status TEXT NOT NULL CHECK (status IN ('owed', 'done', 'failed')),
-    detail TEXT, part TEXT
+    detail TEXT, part TEXT, checksum TEXT NOT NULL
 );
-CREATE TABLE IF NOT EXISTS engines (policy_digest TEXT PRIMARY KEY, capabilities TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS engines (
+    policy_digest TEXT PRIMARY KEY, capabilities TEXT NOT NULL, checksum TEXT NOT NULL
+);
 """
 
+
+def _insert(table: str) -> str:
+    """Insert a row; its checksum is its last value."""
+    columns = (*SEALED[table], "checksum")
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) "
+
+
+def _replace(table: str) -> str:
+    """What becomes of a row whose key is there already."""
+    key, *others = (*SEALED[table], "checksum")
+    return f"ON CONFLICT ({key}) DO UPDATE SET " + ", ".join(f"{o} = excluded.{o}" for o in others)
+
+
+def _select(table: str) -> str:
+    """Rows with their checksum last."""
+    return f"SELECT {', '.join(SEALED[table])}, checksum FROM {table} "
+
+
 # A stored reply is never overwritten: what was used once is what every replay sees. An error is.
-PUT_CALL = (
-    f"INSERT INTO calls ({', '.join(CALL_COLUMNS)}) VALUES ({', '.join('?' * len(CALL_COLUMNS))}) "
-    "ON CONFLICT (key) DO UPDATE SET "
-    + ", ".join(f"{name} = excluded.{name}" for name in CALL_COLUMNS[1:])
-    + " WHERE calls.error IS NOT NULL"
-)
-GET_CALL = f"SELECT {', '.join(CALL_COLUMNS)} FROM calls WHERE key = ? AND error IS NULL"
-GET_KEYS = "SELECT key FROM calls WHERE question_id = ? AND error IS NULL"
-PUT_ENGINE = (
-    "INSERT INTO engines (policy_digest, capabilities) VALUES (?, ?) "
-    "ON CONFLICT (policy_digest) DO UPDATE SET capabilities = excluded.capabilities"
-)
-GET_ENGINE = "SELECT capabilities FROM engines WHERE policy_digest = ?"
+PUT_CALL = _insert("calls") + _replace("calls") + " WHERE calls.error IS NOT NULL"
+GET_CALL = _select("calls") + "WHERE key = ?"
+GET_CALLS = _select("calls") + "WHERE question_id = ?"
+PUT_ENGINE = _insert("engines") + _replace("engines")
+GET_ENGINE = _select("engines") + "WHERE policy_digest = ?"
+GET_QUESTIONS = _select("questions") + "ORDER BY rowid"
+GET_NUMBERED = {
+    table: _select(table).replace("SELECT ", "SELECT rowid, ", 1) + "ORDER BY rowid"
+    for table in SEALED
+}
+"""Whole tables, each row behind its number."""
 COUNT_MODELS = (
     "SELECT model, count(*) FROM calls WHERE policy_digest = ? AND error IS NULL GROUP BY model"
 )
 COUNT_ENDED = "SELECT count(*) FROM calls WHERE stop_reason = ? AND error IS NULL"
 SUM_CALLS = (
     "SELECT count(*), coalesce(sum(input_tokens), 0), coalesce(sum(cached_tokens), 0), "
-    "coalesce(sum(output_tokens), 0), total(cost_usd), count(*) - count(cost_usd) "
-    "FROM calls WHERE error IS NULL"
+    "coalesce(sum(output_tokens), 0), total(cost_usd), count(*) - count(cost_usd), "
+    f"count(*) FILTER (WHERE usage_basis <> '{REPORTED}') FROM calls WHERE error IS NULL"
 )
+COUNT_BASES = "SELECT usage_basis, count(*) FROM calls WHERE error IS NULL GROUP BY usage_basis"
 SUM_GENERATED = (
     "SELECT question_id, sum(output_tokens) FROM calls "
     "WHERE error IS NULL AND substr(path, 1, instr(path, '/') - 1) = ? GROUP BY question_id"
 )
-PUT_QUESTION = (
-    "INSERT INTO questions (question_id, status, detail, part) VALUES (?, ?, ?, ?) "
-    "ON CONFLICT (question_id) DO UPDATE SET status = excluded.status, "
-    "detail = excluded.detail, part = excluded.part"
-)
-OWE_QUESTION = "INSERT OR IGNORE INTO questions (question_id, status) VALUES (?, 'owed')"
+PUT_QUESTION = _insert("questions") + _replace("questions")
+OWE_QUESTION = _insert("questions").replace("INSERT", "INSERT OR IGNORE", 1)

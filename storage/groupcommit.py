@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+from storage.checksums import checksum
 from storage.errors import StorageError
 from storage.text import storable
 
@@ -29,12 +30,14 @@ class Entry:
     """One statement for many rows of values; they are stored together or not at all.
 
     `committed`, if given, is called in the writing thread with the number of rows that changed,
-    after the commit and before the one who waits hears of it.
+    after the commit and before the one who waits hears of it. A `sealed` row gets its checksum as
+    its last value, made of what is stored.
     """
 
     sql: str
     rows: Sequence[Sequence[object]]
     committed: Callable[[int], None] | None = None
+    sealed: bool = False
 
 
 def refused(doing: str, path: Path, fault: Exception) -> StorageError:
@@ -138,7 +141,7 @@ class GroupCommit:
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             changed = [
-                sum(self._connection.execute(e.sql, _bindable(row)).rowcount for row in e.rows)
+                sum(self._connection.execute(e.sql, _bindable(e, row)).rowcount for row in e.rows)
                 for e in entries
             ]
             self._connection.execute("COMMIT")
@@ -150,8 +153,11 @@ class GroupCommit:
         return changed
 
 
-def _bindable(values: Sequence[object]) -> list[object]:
-    return [storable(value) if isinstance(value, str) else value for value in values]
+def _bindable(entry: Entry, values: Sequence[object]) -> list[object]:
+    bound = [storable(value) if isinstance(value, str) else value for value in values]
+    if entry.sealed:
+        bound.append(checksum(bound))
+    return bound
 
 
 def _settle(waiters: Sequence[_Waiter], error: StorageError | None) -> None:

@@ -4,24 +4,30 @@ SQLite in WAL mode with `synchronous=FULL`: what `put` has returned from survive
 power cut. One thread writes (group commit, `storage.groupcommit`); reads have a connection of
 their own and see committed rows only. One process at a time holds a run (`storage.lock`); the
 workers that it starts write their calls to the same database (`shared`).
+
+Every row ends in a checksum, which is compared whenever the row is read for use. A damaged row is
+neither used nor asked for again in silence; `storage.damage` looks at all rows.
 """
 
 import os
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from storage.calls import (
+    CALL_COLUMNS,
+    COUNT_BASES,
     COUNT_ENDED,
     COUNT_MODELS,
     CREATE,
     GET_CALL,
+    GET_CALLS,
     GET_ENGINE,
-    GET_KEYS,
+    GET_QUESTIONS,
     OWE_QUESTION,
     PUT_CALL,
     PUT_ENGINE,
@@ -35,13 +41,13 @@ from storage.calls import (
     call_values,
     question_values,
 )
+from storage.checksums import sound
+from storage.damage import LEDGER_VERSION, DamagedRow, damaged, read_rows, refuse_version
 from storage.errors import StorageError
 from storage.groupcommit import Entry, GroupCommit, refused
 from storage.lock import RunLock, lock_path
-from storage.stored_keys import StoredKeys
+from storage.stored_calls import StoredCalls
 
-LEDGER_VERSION = 2
-"""`PRAGMA user_version` of the database."""
 BUSY_S = 60.0
 """How long a write waits for those of other processes, which take milliseconds each."""
 
@@ -66,6 +72,7 @@ class Ledger:
             StorageError: the file is damaged, no ledger, or of a newer version.
         """
         self.path = path
+        self._reads = threading.Lock()
         _make_folder(path.parent)
         self._lock = None if shared else RunLock(lock_path(path))
         try:
@@ -73,14 +80,13 @@ class Ledger:
             self._reading = _connect(path)
             self._totals = Totals()
             if not shared:
-                self._totals = Totals(*self._reading.execute(SUM_CALLS).fetchone())
+                self.recount()
         except BaseException as error:
             self._unlock()
             if isinstance(error, sqlite3.Error):
                 raise refused("open", path, error) from error
             raise
-        self._reads = threading.Lock()
-        self._stored = StoredKeys(self._keys_of)
+        self._stored = StoredCalls(self._calls_of)
         self._commits = GroupCommit(writing, path)
         self._closed = False
 
@@ -88,26 +94,59 @@ class Ledger:
         """Store a call; returns once it is on disk. A reply that is there already is kept.
 
         Raises:
-            StorageError: it could not be stored (full disk); its result must not be used.
+            StorageError: it could not be stored (full disk), or the ledger holds a reply of this
+                call that it did not find before it was made; its result must not be used.
         """
-        await self._commits.written(Entry(PUT_CALL, [call_values(call)], self._counted(call)))
+        hidden: list[str] = []
+        counted = self._counted(call, hidden)
+        await self._commits.written(Entry(PUT_CALL, [call_values(call)], counted, sealed=True))
+        if hidden:
+            raise self._damaged(call.question_id, call.path)
 
     def get(self, key: str) -> Call | None:
-        """The stored call with this key; null if there is none, or only an error."""
+        """The stored call with this key; null if there is none, or only an error.
+
+        Raises:
+            StorageError: it is not as it was stored.
+        """
         rows = self._rows(GET_CALL, (key,))
-        return Call(*rows[0]) if rows else None
+        if not rows:
+            return None
+        call = self._sound_call(rows[0])
+        return call if call.error is None else None
 
     def recall(self, question_id: str, key: str) -> Call | None:
         """`get` for a call of this question; one that is not stored costs no look at the disk.
 
         A question is worked on by one process at a time: of calls that another one stored since
         this question was first asked for here, nothing is known.
+
+        Raises:
+            StorageError: a call of the question is not as it was stored. The first look checks all
+                of them, because one whose key is damaged would else pass for one never made.
         """
-        return self.get(key) if self._stored.holds(question_id, key) else None
+        if not self._stored.holds(question_id, key):
+            return None
+        call = self._stored.take(question_id, key) or self.get(key)
+        if call is None:  # by its question it is there, by its key it is not
+            raise self._damaged(question_id, "")
+        return call
 
     def totals(self) -> Totals:
-        """Sums over the calls that succeeded, earlier attempts at the run included."""
+        """Sums over the calls that succeeded, earlier attempts at the run included.
+
+        Of calls that other processes store meanwhile it knows nothing before a `recount`.
+        """
         return self._totals
+
+    def recount(self) -> None:
+        """Sum all calls again; not while a call is being stored."""
+        ((calls, *sums),) = self._rows(SUM_CALLS)
+        self._totals = Totals(calls, *sums)
+
+    def bases(self) -> dict[str, int]:
+        """What the token counts rest on, with the number of calls (see `Call.usage_basis`)."""
+        return dict(self._rows(COUNT_BASES))
 
     def models(self, policy_digest: str) -> dict[str, int]:
         """Who answered an engine's calls by its own account, and how often."""
@@ -126,16 +165,22 @@ class Ledger:
 
     def note_engine(self, policy_digest: str, capabilities: str) -> None:
         """Keep what an engine can do (JSON), which decides how requests to it look."""
-        self._commits.write(Entry(PUT_ENGINE, [(policy_digest, capabilities)]))
+        self._commits.write(Entry(PUT_ENGINE, [(policy_digest, capabilities)], sealed=True))
 
     def engine(self, policy_digest: str) -> str | None:
-        """What `note_engine` kept; null for an engine that the run never opened."""
+        """What `note_engine` kept; null for an engine that the run never opened.
+
+        Raises:
+            StorageError: it is not as it was stored.
+        """
         rows = self._rows(GET_ENGINE, (policy_digest,))
-        return str(rows[0][0]) if rows else None
+        if rows and not sound(rows[0]):
+            raise damaged(self.path, f"the engine {policy_digest}")
+        return str(rows[0][1]) if rows else None
 
     def owe(self, question_ids: Iterable[str]) -> None:
         """Note questions as owed, where nothing is noted yet; on disk when it returns."""
-        self._commits.write(Entry(OWE_QUESTION, [(identity,) for identity in question_ids]))
+        self._write_questions(OWE_QUESTION, (QuestionRow(one, "owed") for one in question_ids))
 
     def set_question(
         self,
@@ -149,21 +194,36 @@ class Ledger:
 
     def set_questions(self, rows: Iterable[QuestionRow]) -> None:
         """`set_question` for many at once, all or none."""
-        self._commits.write(Entry(PUT_QUESTION, [question_values(row) for row in rows]))
+        self._write_questions(PUT_QUESTION, rows)
 
     def question_status(self) -> dict[str, QuestionStatus]:
         """Status of every question noted, by id."""
-        return dict(self._rows("SELECT question_id, status FROM questions ORDER BY rowid"))
+        return {row.question_id: row.status for row in self.questions()}
 
     def questions(self) -> list[QuestionRow]:
-        """Every question noted, in the order it was first noted."""
-        sql = "SELECT question_id, status, detail, part FROM questions ORDER BY rowid"
-        return [QuestionRow(*row) for row in self._rows(sql)]
+        """Every question noted, in the order it was first noted.
+
+        Raises:
+            StorageError: one is not as it was stored.
+        """
+        rows = self._rows(GET_QUESTIONS)
+        for row in rows:
+            if not sound(row):
+                raise damaged(self.path, f"where question {row[0]!r} stands")
+        return [QuestionRow(*row[:-1]) for row in rows]
 
     def counts(self) -> dict[QuestionStatus, int]:
         """Number of questions by status."""
         counted = dict(self._rows("SELECT status, count(*) FROM questions GROUP BY status"))
         return {"owed": 0, "done": 0, "failed": 0, **counted}
+
+    def drop(self, rows: Iterable[DamagedRow]) -> None:
+        """Forget rows that are damaged, so that their calls are made again; indexes are rebuilt."""
+        # First, because a row cannot be taken out of an index that holds it under another key.
+        self._commits.write(Entry("REINDEX", [()]))
+        for row in rows:
+            self._commits.write(Entry(f"DELETE FROM {row.table} WHERE rowid = ?", [(row.number,)]))
+        self.recount()
 
     def close(self) -> None:
         """Commit what is queued and let other processes in. A second time does nothing."""
@@ -178,25 +238,37 @@ class Ledger:
         if self._lock is not None:
             self._lock.release()
 
-    def _counted(self, call: Call) -> Any:
+    def _counted(self, call: Call, hidden: list[str]) -> Any:
         def count(changed: int) -> None:
             if call.error is None:
-                self._stored.add(call.question_id, call.key)
+                new = self._stored.add(call.question_id, call.key)
                 if changed:
                     self._totals = self._totals.plus(call)
+                elif new:  # the database had it, under a question or in a state that it never had
+                    hidden.append(call.key)
 
         return count
 
-    def _keys_of(self, question_id: str) -> list[str]:
-        return [key for (key,) in self._rows(GET_KEYS, (question_id,))]
+    def _calls_of(self, question_id: str) -> dict[str, Call]:
+        calls = map(self._sound_call, self._rows(GET_CALLS, (question_id,)))
+        return {call.key: call for call in calls if call.error is None}
+
+    def _sound_call(self, row: Sequence[Any]) -> Call:
+        if not sound(row):
+            named = dict(zip(CALL_COLUMNS, row, strict=False))
+            raise self._damaged(named["question_id"], named["path"])
+        return Call(*row[:-1])
+
+    def _damaged(self, question_id: str, path: str) -> StorageError:
+        what = f"the call {path!r} of" if path else "a call of"
+        return damaged(self.path, f"{what} question {question_id!r}")
+
+    def _write_questions(self, sql: str, rows: Iterable[QuestionRow]) -> None:
+        self._commits.write(Entry(sql, [question_values(row) for row in rows], sealed=True))
 
     def _rows(self, sql: str, values: tuple[object, ...] = ()) -> list[Any]:
-        try:
-            # Fetched at once: an unfinished read would keep the write-ahead log from shrinking.
-            with self._reads:
-                return self._reading.execute(sql, values).fetchall()
-        except sqlite3.Error as error:
-            raise refused("read", self.path, error) from error
+        with self._reads:
+            return read_rows(self._reading, self.path, sql, values)
 
     def __enter__(self) -> Self:
         return self
@@ -247,15 +319,13 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     if mode != "wal":
         raise StorageError(f"{path}: this file system has no write-ahead log; use a local disk")
     connection.execute("PRAGMA synchronous = FULL")
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > LEDGER_VERSION:
-        raise StorageError(
-            f"{path}: ledger version {version}, this Branchwise reads up to {LEDGER_VERSION}: "
-            "install a newer version"
-        )
-    if version < LEDGER_VERSION:
-        connection.executescript(f"BEGIN IMMEDIATE; {CREATE} COMMIT;")
+    if refuse_version(connection, path):
+        # The version with the tables, or a kill between them would leave what is no ledger.
+        connection.execute("BEGIN IMMEDIATE")
+        for statement in CREATE.split(";"):
+            connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {LEDGER_VERSION}")
+        connection.execute("COMMIT")
         _sync_folder(path.parent)
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
@@ -14,33 +15,57 @@ from storage.manifest import DAMAGED, PartInfo, load_manifest, problem_of
 from storage.schemas import schema_of
 
 
-def write_part(run: Path, table: str, rows: pa.Table, part: int | str | None = None) -> PartInfo:
-    """Write one parquet file (zstd) of a table; it counts once `add_parts` has named it.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part as it is to lie on disk: what the manifest says of it, and the bytes of its file."""
+
+    info: PartInfo
+    content: bytes
+
+    def write(self, run: Path) -> None:
+        """Write the file; the part counts once `add_parts` has named it.
+
+        Raises:
+            StorageError: the file could not be written.
+        """
+        atomic_write_bytes(run / self.info.path, self.content)
+
+
+def part_of(table: str, rows: pa.Table, part: int | str | None = None) -> Part:
+    """Rows as a parquet file (zstd), which is not written yet.
+
+    The same rows give the same bytes, as long as the version of pyarrow is the same.
 
     Args:
-        run: the run folder.
         table: name of the table, which is also where it lies: "pairs",
             "eval/<policy>/<set>/predictions".
-        rows: what to write.
+        rows: of the part.
         part: number or name of the part, `<table>/part-<part>.parquet`; null for a table of one
             file, `<table>.parquet`.
-
-    Raises:
-        StorageError: the file could not be written.
     """
     sink = pa.BufferOutputStream()
     pq.write_table(rows, sink, compression="zstd")
     # Hashed in memory: the hash is of what was meant, not of what the disk made of it.
-    data = sink.getvalue().to_pybytes()
-    path = _part_path(table, part)
-    atomic_write_bytes(run / path, data)
-    return PartInfo(
+    content = sink.getvalue().to_pybytes()
+    info = PartInfo(
         table=table,
-        path=str(path),
+        path=str(_part_path(table, part)),
         rows=rows.num_rows,
-        sha256=hashlib.sha256(data).hexdigest(),
+        sha256=hashlib.sha256(content).hexdigest(),
         questions=_distinct_questions(rows),
     )
+    return Part(info, content)
+
+
+def write_part(run: Path, table: str, rows: pa.Table, part: int | str | None = None) -> PartInfo:
+    """Write the file of a part (see `part_of`); it counts once `add_parts` has named it.
+
+    Raises:
+        StorageError: the file could not be written.
+    """
+    made = part_of(table, rows, part)
+    made.write(run)
+    return made.info
 
 
 def read_parts(run: Path, table: str, columns: Sequence[str] | None = None) -> pa.Table:

@@ -9,13 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.chat import UnreadableReply, read_reply
-from engines.sampling import Completion
+from engines.sampling import CallIdentity, Completion, Message, SampleRequest, Sampling
+from engines.usage import UpperEstimate
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=5),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner),
     max_leaves=5,
 )
+REQUEST = SampleRequest((Message("user", "Hi"),), Sampling(), CallIdentity("policy", "q", "p"))
 WHOLE = completion("Paris", usage={"prompt_tokens": 3, "prompt_tokens_details": {}})
 
 
@@ -29,13 +31,14 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 def read(reply: Any) -> None:
     try:
-        said = read_reply(reply, model="asked", latency_s=0.1)
+        said = read_reply(reply, REQUEST, model="asked", latency_s=0.1, counter=UpperEstimate())
     except UnreadableReply:
         return
     assert isinstance(said, Completion)
     json.dumps([said.text, said.model, said.stop_reason], ensure_ascii=False).encode("utf-8")
     assert 0 <= said.usage.cached_tokens <= said.usage.input_tokens < 2**63
-    assert 0 <= said.usage.output_tokens < 2**63
+    assert said.usage.input_tokens > 0
+    assert bool(said.text) <= said.usage.output_tokens < 2**63
 
 
 @settings(deadline=None)

@@ -11,7 +11,6 @@ import torch
 from tiny_llama import write_tiny_folder
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, MistralConfig, MistralModel
 
-from engines import embedding
 from engines.backbone import Backbone, Tokens
 from engines.embedding import FrozenEncoder, Prefix, base_of
 from engines.sampling import Message
@@ -163,7 +162,7 @@ def test_a_step_is_read_as_the_tokens_that_a_policy_is_trained_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tokenizer = load_tokenizer(packaged_gguf())
-    monkeypatch.setattr(embedding, "load_tokenizer", lambda gguf: tokenizer)
+    monkeypatch.setattr("engines.weights.load_tokenizer", lambda gguf: tokenizer)
     messages = (Message("system", "Answer."), Message("user", "Question: Where is Ōsaka?"))
     texts = ("<search>Ōsaka</search>", "<refuse/>")
     examples = tokenise([StepExample(messages, t, "q", "reasoning") for t in texts], tokenizer)

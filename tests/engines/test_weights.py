@@ -50,7 +50,7 @@ def test_a_hub_base_is_pinned_in_the_record(
     shutil.copytree(weights, snapshot)
     asked: list[str] = []
 
-    def folder(name: str) -> Path:
+    def folder(name: str, *, download: bool) -> Path:
         asked.append(name)
         return snapshot
 

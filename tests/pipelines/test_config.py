@@ -84,7 +84,16 @@ def test_all_mistakes_are_named_with_line_and_nearest_key(tmp_path: Path) -> Non
         ("name: x\ndata: {source: hotpotqa}\n", "questions"),
         (
             "name: x\nlimits: {max_usd: 1}\npolicy: {engine: openai, model: m, base_url: u}\n",
-            "price",
+            "policy.price_per_million names no price of input and output",
+        ),
+        (
+            "name: x\nlimits: {max_usd: 1}\npolicy: {engine: vllm, model: m/m, base_url: u}\n",
+            "policy.price_per_million names no price of input and output",
+        ),
+        (
+            "name: x\nlimits: {max_usd: 1}\njudge: {engine: openai, model: m, base_url: u, "
+            "price_per_million: {input: 1}}\nmcts: {evaluator: judge}\n",
+            "judge.price_per_million names no price of output",
         ),
         ("name: x\nmcts: {max_children: 1}\n", "no step has a sibling"),
         ("name: x\nmcts: {iterations: 4}\npairs: {min_outcomes: 5}\n", "at most 4 outcomes"),
@@ -115,7 +124,7 @@ def test_all_mistakes_are_named_with_line_and_nearest_key(tmp_path: Path) -> Non
         (
             f"{EVO}\nmcts: {{kind: chains}}\nlimits: {{max_usd: 1}}\n"
             "verifier: {engine: openai, base_url: u}\n",
-            "price",
+            "verifier.price_per_million",
         ),
         ("name: x\nverifier: {}\n", "for the rewards of `evo_rag:`, which is not set"),
         (

@@ -12,7 +12,6 @@ from little_world import recipe
 from loopback import serving
 from tiny_llama import write_tiny_folder
 
-from engines import embedding
 from engines.weights import load_tokenizer
 from pipelines import worth
 from pipelines.cli import parser, run_stage
@@ -73,7 +72,7 @@ _tokenizer = cache(load_tokenizer)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OPENAI_API_KEY", "test-key")
-    monkeypatch.setattr(embedding, "load_tokenizer", _tokenizer)
+    monkeypatch.setattr("engines.weights.load_tokenizer", _tokenizer)
     monkeypatch.setattr(worth, "_similarity", Words)
     monkeypatch.chdir(tmp_path)  # models are written below the folder that a stage is run in
 

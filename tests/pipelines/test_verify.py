@@ -1,6 +1,9 @@
 """`verify`: damaged parts are named, and made again without a call."""
 
 import hashlib
+import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,8 @@ from little_world import policy, recipe
 from loopback import serving
 
 from pipelines.cli import parser, run_stage
+from storage.calls import CALL_COLUMNS
+from storage.checksums import checksum
 from storage.ledger import Ledger
 from storage.manifest import verify_manifest
 from storage.parts import question_ids
@@ -68,6 +73,55 @@ def test_a_bad_part_is_named_and_made_again_byte_for_byte(
     assert verify_manifest(run) == []
     assert len(endpoint.requests) == made
     assert branchwise("verify", run) == 0
+
+
+def recounted(ledger: Path, question: str) -> None:
+    """Other token counts for a question, with the checksums that belong to them."""
+    columns = ", ".join(CALL_COLUMNS)
+    with closing(sqlite3.connect(ledger)) as opened, opened:
+        opened.create_function("sealed", -1, lambda *values: checksum(values))
+        opened.execute(
+            "UPDATE calls SET output_tokens = output_tokens + 1 WHERE question_id = ?", (question,)
+        )
+        opened.execute(f"UPDATE calls SET checksum = sealed({columns})")
+
+
+def test_what_does_not_come_out_as_it_was_committed_changes_nothing(
+    finished: tuple[Path, FakeEndpoint], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, _ = finished
+    path = run / "trees" / "part-00000.parquet"
+    committed = sha(path)
+    path.unlink()
+    recounted(run / "ledger.sqlite", "q3")
+    ledger = (run / "ledger.sqlite").read_bytes()
+    before = {file: file.read_bytes() for file in run.rglob("*.parquet")}
+    manifest = (run / "manifest.json").read_bytes()
+    assert branchwise("verify", run) == 1
+    told = capsys.readouterr().out
+    assert "trees/part-00000.parquet: made again it has the sha256" in told
+    assert committed in told
+    assert "left as it is" in told
+    assert {file: file.read_bytes() for file in run.rglob("*.parquet")} == before
+    assert (run / "manifest.json").read_bytes() == manifest
+    assert (run / "ledger.sqlite").read_bytes() == ledger
+    with Ledger(run / "ledger.sqlite") as opened:
+        assert opened.counts() == {"owed": 0, "done": 6, "failed": 0}
+
+
+def test_a_sound_run_over_a_damaged_ledger_is_told(
+    finished: tuple[Path, FakeEndpoint], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, _ = finished
+    with closing(sqlite3.connect(run / "ledger.sqlite")) as opened, opened:
+        opened.execute("UPDATE calls SET output_tokens = 99 WHERE question_id = 'q3'")
+        (rows,) = opened.execute("SELECT count(*) FROM calls WHERE question_id = 'q3'").fetchone()
+    capsys.readouterr()
+    assert branchwise("verify", run, "--json") == 1
+    told = capsys.readouterr()
+    assert json.loads(told.out.splitlines()[-1])["ledger"]["damaged"] == rows
+    assert "('q3', 'tree/" in told.err
+    assert "back from a copy" in told.err
 
 
 def test_what_the_ledger_lost_is_owed(

@@ -13,8 +13,9 @@ import pytest
 from sample_records import a_call
 
 from storage.calls import QuestionRow, Totals
+from storage.damage import LEDGER_VERSION
 from storage.errors import ConfigError, StorageError
-from storage.ledger import LEDGER_VERSION, Ledger
+from storage.ledger import Ledger
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

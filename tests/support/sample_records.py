@@ -111,7 +111,7 @@ def a_call(**changes: Any) -> Call:
     call = Call(
         key="k1", role="policy", model="m", policy_digest="d", question_id="q1", path="tree/0",
         draw=0, prompt_digest="p", text="<answer>Zoë\0 \U0001f600</answer>", finish_reason="stop",
-        stop_reason=None, input_tokens=10, cached_tokens=4, output_tokens=5, cost_usd=0.25,
-        latency_s=0.5, attempts=1, error=None, at="2026-01-01T00:00:00+00:00",
+        stop_reason=None, input_tokens=10, cached_tokens=4, output_tokens=5, usage_basis="reported",
+        cost_usd=0.25, latency_s=0.5, attempts=1, error=None, at="2026-01-01T00:00:00+00:00",
     )  # fmt: skip
     return replace(call, **changes)

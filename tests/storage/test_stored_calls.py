@@ -6,8 +6,9 @@ from pathlib import Path
 
 from sample_records import a_call
 
+from storage.calls import Call
 from storage.ledger import Ledger
-from storage.stored_keys import StoredKeys
+from storage.stored_calls import StoredCalls
 
 CALL = a_call()
 
@@ -35,29 +36,35 @@ async def test_a_call_whose_asker_went_away_is_recalled_all_the_same(tmp_path: P
 
 
 def test_a_question_is_read_once_and_again_when_it_was_let_go() -> None:
-    stored = {"q1": {"a"}, "q2": {"b"}, "q3": set()}
+    stored = {"q1": {"a": CALL}, "q2": {"b": CALL}, "q3": {}}
     read: list[str] = []
 
-    def keys_of(question_id: str) -> set[str]:
+    def calls_of(question_id: str) -> dict[str, Call]:
         read.append(question_id)
         return stored[question_id]
 
-    keys = StoredKeys(keys_of, questions=2)
-    assert keys.holds("q1", "a")
-    assert not keys.holds("q1", "b")
-    assert keys.holds("q2", "b")
+    calls = StoredCalls(calls_of, questions=2)
+    assert calls.holds("q1", "a")
+    assert calls.take("q1", "a") == CALL
+    assert calls.take("q1", "a") is None, "kept in memory until it is taken"
+    assert calls.holds("q1", "a")
+    assert not calls.holds("q1", "b")
+    assert calls.holds("q2", "b")
     assert read == ["q1", "q2"]
-    assert not keys.holds("q3", "a")  # q1 is let go
-    stored["q1"].add("c")
-    keys.add("q1", "c")
-    assert keys.holds("q1", "c")
+    assert not calls.holds("q3", "a")  # q1 is let go
+    stored["q1"]["c"] = CALL
+    assert not calls.add("q1", "c"), "of a question that was let go nothing was known"
+    assert calls.holds("q1", "c")
     assert read == ["q1", "q2", "q3", "q1"]
+    assert not calls.add("q1", "c")
+    assert calls.add("q1", "d")
 
 
-def test_a_key_stored_while_its_question_is_read_is_not_missed() -> None:
-    def keys_of(question_id: str) -> set[str]:
-        keys.add(question_id, "new")  # the writing thread, just after the rows were read
-        return {"old"}
+def test_a_call_stored_while_its_question_is_read_is_not_missed() -> None:
+    def calls_of(question_id: str) -> dict[str, Call]:
+        # The writing thread, just after the rows were read.
+        assert not calls.add(question_id, "new"), "it may well have been there before"
+        return {"old": CALL}
 
-    keys = StoredKeys(keys_of)
-    assert keys.holds("q1", "new")
+    calls = StoredCalls(calls_of)
+    assert calls.holds("q1", "new")

@@ -1,0 +1,30 @@
+"""A checksum at the end of every row of the ledger: what was stored is what is read, or is told.
+
+SQLite notices a damaged page only where its own structure breaks; a flipped bit in a stored reply,
+a key or a count it returns as it stands.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+# As in a call's key: an array of all values in their order is unambiguous, and quickly made.
+_in_order = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def checksum(values: Sequence[object]) -> str:
+    """Checksum (16 hex digits) of a row's values, in the order of its columns.
+
+    Takes some 4 µs. A number must have the type that its column gives back: 0.0, not 0, in a
+    column of reals.
+    """
+    content = _in_order(values).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
+def sound(row: Sequence[object]) -> bool:
+    """Whether a row that ends in its checksum is as it was stored."""
+    try:
+        return row[-1] == checksum(row[:-1])
+    except TypeError:  # a flipped bit has made bytes of a text
+        return False

@@ -1,0 +1,73 @@
+"""Which calls of the questions at work are stored, so that a new call need not ask the disk.
+
+A question's rows are read and checked once, together, when it is first asked for. Looking every key
+up in the database would cost a new call more than storing it: the writing thread has just changed
+the pages that the look-up reads, and both threads wait for each other. What was read is kept until
+it is taken, which a replay does once.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+
+from storage.calls import Call
+
+QUESTIONS = 2048
+"""Questions whose keys are kept, more than are ever at work at once: some 20 MB at 100 calls a
+question. Rows of an older one are read again when it is asked for again."""
+
+
+class StoredCalls:
+    """Calls by question; what `add` is told of at any time is never forgotten."""
+
+    def __init__(
+        self, read: Callable[[str], Mapping[str, Call]], questions: int = QUESTIONS
+    ) -> None:
+        """Knows nothing yet.
+
+        Args:
+            read: the calls of a question in the database, by key.
+            questions: how many questions to keep, the first one asked for going first.
+        """
+        self._read = read
+        self._questions = questions
+        self._calls: dict[str, dict[str, Call | None]] = {}
+        self._loading: str | None = None
+        self._asking = threading.Lock()
+
+    def holds(self, question_id: str, key: str) -> bool:
+        """Whether a call of the question is stored."""
+        with self._asking:
+            known = self._calls.get(question_id)
+            return key in (self._load(question_id) if known is None else known)
+
+    def take(self, question_id: str, key: str) -> Call | None:
+        """A call as it was read with its question; null for one that was taken, or came later."""
+        known = self._calls.get(question_id, {})
+        call = known.get(key)
+        if call is not None:
+            known[key] = None
+        return call
+
+    def add(self, question_id: str, key: str) -> bool:
+        """Note a call that is on disk; in any thread. Whether it was known not to be there."""
+        known = self._calls.get(question_id)
+        if known is None or key in known:
+            return False
+        known[key] = None
+        return question_id != self._loading
+
+    def _load(self, question_id: str) -> dict[str, Call | None]:
+        if len(self._calls) >= self._questions:
+            del self._calls[next(iter(self._calls))]
+        self._loading = question_id
+        # There before it is read, so that what is stored meanwhile is added to it.
+        known: dict[str, Call | None] = {}
+        self._calls[question_id] = known
+        try:
+            known.update(self._read(question_id))
+        except BaseException:
+            del self._calls[question_id]
+            raise
+        finally:
+            self._loading = None
+        return known

@@ -1,0 +1,133 @@
+"""Flipped bits in a ledger's file: `verify` gives back what was committed, or says that it cannot.
+
+A stranger flipped a bit in a stored reply and removed a part: seven times in ten `verify` made the
+part again with other rows, noted their hash, and exited with 0.
+"""
+
+import random
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from durable import World, rows_of, stored_seeds
+from stages import Ended
+
+from storage.manifest import verify_manifest
+
+pytestmark = pytest.mark.failure
+
+LOST = "trees/part-00001.parquet"
+FLIPS = 12
+
+
+@pytest.fixture
+def run(world: World, tmp_path: Path) -> Path:
+    """A finished run of one's own, of which a part is lost."""
+    run = Path(shutil.copytree(world.whole, tmp_path / "run"))
+    (run / LOST).unlink()
+    return run
+
+
+def replies(run: Path) -> list[bytes]:
+    """The stored replies, as they lie in the file."""
+    with closing(sqlite3.connect(run / "ledger.sqlite")) as ledger:
+        return [text for (text,) in ledger.execute("SELECT CAST(text AS BLOB) FROM calls")]
+
+
+def flip(path: Path, place: int, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def flip_a_reply(run: Path, draw: random.Random) -> None:
+    """One bit of one stored reply."""
+    ledger, stored = run / "ledger.sqlite", replies(run)
+    content = ledger.read_bytes()
+    reply = draw.choice(sorted(set(stored)))
+    starts = [i for i in range(len(content)) if content.startswith(reply, i)]
+    place, bit = draw.choice(starts) + draw.randrange(len(reply)), draw.randrange(8)
+    flip(ledger, place, bit)
+    if replies(run) == stored:  # bytes that SQLite has no use for any more
+        flip(ledger, place, bit)
+        flip_a_reply(run, draw)
+
+
+def files(run: Path) -> dict[str, bytes]:
+    """What must not change; SQLite's own files come and go."""
+    kept = [path for path in run.rglob("*") if path.is_file() and "ledger" not in path.name]
+    ledger = (run / "ledger.sqlite").read_bytes()
+    return {str(path): path.read_bytes() for path in kept} | {"ledger": ledger}
+
+
+def verified(world: World, run: Path, *more: object) -> Ended:
+    """Verify; nothing may be asked of the endpoint, and nothing but what was committed is 0."""
+    asked = len(world.seeds)
+    ended = world.stages.run("verify", "--run", run, *more)
+    assert "Traceback" not in ended.said
+    assert len(world.seeds) == asked
+    if ended.code == 0:
+        assert verify_manifest(run) == []
+        for table in ("pairs", "trees", "questions"):
+            assert rows_of(run, table) == rows_of(world.whole, table)
+    return ended
+
+
+@pytest.mark.parametrize("number", range(FLIPS))
+def test_a_bit_of_a_stored_reply(number: int, world: World, run: Path) -> None:
+    ledger = run / "ledger.sqlite"
+    flip_a_reply(run, random.Random(number))
+    before = files(run)
+    ended = verified(world, run)
+    assert ended.code == 1, ended.said
+    assert f"{ledger}: damaged: row " in ended.said
+    assert "--drop-damaged" in ended.said
+    after = files(run)
+    assert after.pop(str(run / LOST), None) in (None, (world.whole / LOST).read_bytes())
+    assert after == before, "another part may be mended; nothing else changes"
+
+
+@pytest.mark.parametrize("number", range(FLIPS))
+def test_a_bit_anywhere_in_the_ledger(number: int, world: World, run: Path) -> None:
+    draw, ledger = random.Random(100 + number), run / "ledger.sqlite"
+    flip(ledger, draw.randrange(ledger.stat().st_size), draw.randrange(8))
+    before = (run / "manifest.json").read_bytes()
+    ended = verified(world, run)
+    assert ended.code in (0, 1), ended.said
+    assert (run / "manifest.json").read_bytes() == before
+    if ended.code == 1:
+        assert str(ledger) in ended.said
+
+
+def test_what_was_dropped_is_asked_for_again_and_nothing_else(world: World, run: Path) -> None:
+    with closing(sqlite3.connect(run / "ledger.sqlite")) as ledger, ledger:
+        (reply,) = ledger.execute(
+            "SELECT key FROM calls JOIN questions USING (question_id) WHERE part = '00001' LIMIT 1"
+        ).fetchone()
+        ledger.execute("UPDATE calls SET text = 'x' WHERE key = ?", (reply,))
+    assert verified(world, run).code == 1
+    dry = verified(world, run, "--dry-run", "--drop-damaged")
+    assert dry.code == 1
+    assert len(stored_seeds(run)) == len(stored_seeds(world.whole))
+    dropped = verified(world, run, "--drop-damaged")
+    assert dropped.code == 1, dropped.said
+    assert "1 damaged rows taken out" in dropped.said
+    assert "its questions are owed" in dropped.said
+    before = len(world.seeds)
+    assert world.annotate(run).code == 0
+    assert len(world.seeds) == before + 1, "the endpoint honours seeds, so one call is missing"
+    assert verified(world, run).code == 0
+
+
+def test_annotate_neither_uses_nor_buys_again_what_is_damaged(world: World, run: Path) -> None:
+    with closing(sqlite3.connect(run / "ledger.sqlite")) as ledger, ledger:
+        ledger.execute("UPDATE calls SET key = 'a' || substr(key, 2) WHERE rowid = 3")
+    (run / "manifest.json").unlink()  # all is owed again
+    before = len(world.seeds)
+    ended = world.annotate(run)
+    assert ended.code == 1, ended.said
+    assert "is not as it was stored" in ended.said
+    assert "question 'q" in ended.said
+    assert len(world.seeds) == before

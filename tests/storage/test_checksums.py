@@ -1,0 +1,181 @@
+"""Rows of the ledger that are no longer as they were stored: never used, never asked for again."""
+
+import sqlite3
+from contextlib import closing
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sample_records import a_call
+
+from storage.calls import Call, QuestionRow
+from storage.checksums import checksum, sound
+from storage.damage import LEDGER_VERSION, check
+from storage.errors import StorageError
+from storage.ledger import Ledger
+
+CALL = a_call(text="<answer>Lyon</answer>")
+COLUMNS = [field.name for field in fields(Call)]
+
+
+async def stored(path: Path, *calls: Call) -> Path:
+    async with Ledger(path) as ledger:
+        for call in calls:
+            await ledger.put(call)
+    return path
+
+
+def changed(path: Path, sql: str, *values: Any) -> None:
+    """Change a ledger behind its back."""
+    with closing(sqlite3.connect(path)) as ledger, ledger:
+        assert ledger.execute(sql, values).rowcount == 1
+
+
+def flipped(value: Any) -> Any:
+    """A value with one bit flipped; something for nothing."""
+    if isinstance(value, str):
+        return chr(ord(value[0]) ^ 1) + value[1:] if value else "x"
+    return "x" if value is None else value + 1
+
+
+VALUES = st.lists(
+    st.none() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5), max_size=4
+)
+
+
+@given(VALUES, VALUES)
+def test_other_values_have_another_checksum(one: list[Any], other: list[Any]) -> None:
+    if list(map(repr, one)) != list(map(repr, other)):
+        assert checksum(one) != checksum(other)
+    assert sound([*one, checksum(one)])
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+async def test_a_change_in_any_column_is_found(column: str, tmp_path: Path) -> None:
+    path = await stored(tmp_path / "l", CALL, replace(CALL, key="k2", path="tree/1"))
+    value = flipped(getattr(CALL, column))
+    changed(path, f"UPDATE calls SET {column} = ? WHERE key = 'k1'", value)
+    found = check(path)
+    assert (found.rows, len(found.damaged), found.faults) == (2, 1, ())
+    question = value if column == "question_id" else "q1"
+    with Ledger(path) as ledger, pytest.raises(StorageError) as told:
+        ledger.recall(question, "k1")
+    assert str(path) in str(told.value)
+    assert repr(question) in str(told.value)
+    assert repr(value if column == "path" else "tree/0") in str(told.value)
+    assert "--drop-damaged" in str(told.value)
+
+
+async def test_a_sound_row_is_used_whatever_befell_another_question(tmp_path: Path) -> None:
+    other = replace(CALL, key="k2", question_id="q2")
+    path = await stored(tmp_path / "l", CALL, other)
+    changed(path, "UPDATE calls SET text = 'x' WHERE key = 'k1'")
+    with Ledger(path) as ledger:
+        assert ledger.recall("q2", "k2") == other
+        with pytest.raises(StorageError, match="call 'tree/0' of question 'q1'"):
+            ledger.get("k1")
+
+
+@pytest.mark.parametrize("odd", [b"\xff\xfe", b"<answer>\xc3</answer>", 7, 1.5])
+async def test_text_that_is_none_any_more_is_damage(odd: Any, tmp_path: Path) -> None:
+    path = await stored(tmp_path / "l", CALL)
+    changed(path, "UPDATE calls SET text = CAST(? AS TEXT)", odd)
+    assert len(check(path).damaged) == 1
+    with Ledger(path) as ledger, pytest.raises(StorageError, match="not as it was stored"):
+        ledger.recall("q1", "k1")
+
+
+async def test_a_reply_under_another_question_is_not_paid_for_twice_in_silence(
+    tmp_path: Path,
+) -> None:
+    path = await stored(tmp_path / "l", CALL)
+    changed(path, "UPDATE calls SET question_id = 'q9'")
+    async with Ledger(path) as ledger:
+        assert ledger.recall("q1", "k1") is None, "no look at the disk finds it"
+        with pytest.raises(StorageError, match="question 'q1' is not as it was stored"):
+            await ledger.put(replace(CALL, text="paid again"))
+
+
+async def test_a_reply_that_two_tasks_store_is_no_damage(tmp_path: Path) -> None:
+    async with Ledger(tmp_path / "l") as ledger:
+        assert ledger.recall("q1", "k1") is None
+        await ledger.put(CALL)
+        await ledger.put(replace(CALL, text="another"))  # its first task was cancelled, say
+        assert ledger.recall("q1", "k1") == CALL
+
+
+async def test_an_error_that_gives_way_takes_its_checksum_along(tmp_path: Path) -> None:
+    path = await stored(tmp_path / "l", replace(CALL, error="it broke"), CALL)
+    assert check(path).whole
+    with Ledger(path) as ledger:
+        assert ledger.recall("q1", "k1") == CALL
+
+
+def test_where_questions_stand_and_what_engines_can_do_is_checked_too(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    with Ledger(path) as ledger:
+        ledger.owe(["q1", "q2"])
+        ledger.set_question("q1", "done", part="00000")
+        ledger.note_engine("d", "{}")
+    assert check(path).whole
+    changed(path, "UPDATE questions SET part = '00001' WHERE question_id = 'q1'")
+    changed(path, "UPDATE engines SET capabilities = '[]'")
+    with Ledger(path) as ledger:
+        with pytest.raises(StorageError, match="where question 'q1' stands"):
+            ledger.questions()
+        with pytest.raises(StorageError, match="engine d"):
+            ledger.engine("d")
+        ledger.set_question("q1", "done", part="00000")
+        assert ledger.questions()[0] == QuestionRow("q1", "done", None, "00000")
+    assert len(check(path).damaged) == 1
+
+
+OTHERS = [replace(CALL, key=f"other-{i:04}", path=f"tree/{i}") for i in range(50)]
+
+
+@pytest.mark.parametrize("what", ["k1-of-this-call", "q1-of-this-call", "<answer>Rome</answer>"])
+@pytest.mark.parametrize("bit", [0, 3, 7])
+async def test_a_flipped_bit_in_table_or_index_is_told_and_can_be_dropped(
+    what: str, bit: int, tmp_path: Path
+) -> None:
+    """In the table's page, and in those of its indexes, which SQLite believes."""
+    asked = replace(
+        CALL, key="k1-of-this-call", question_id="q1-of-this-call", text="<answer>Rome</answer>"
+    )
+    whole = (await stored(tmp_path / "whole", *OTHERS, asked)).read_bytes()
+    places = [i for i in range(len(whole)) if whole.startswith(what.encode(), i)]
+    refused = 0
+    for number, place in enumerate(places):
+        path = tmp_path / f"l{number}"
+        broken = bytearray(whole)
+        broken[place + 2] ^= 1 << bit
+        path.write_bytes(broken)
+        assert not check(path).whole
+        async with Ledger(path) as ledger:
+            try:
+                known = ledger.recall(asked.question_id, asked.key)
+                if known is None:
+                    await ledger.put(replace(asked, text="paid again"))
+                assert known == asked
+            except StorageError as told:
+                assert "not as it was stored" in str(told)
+                refused += 1
+        with Ledger(path) as ledger:
+            ledger.drop(check(path).damaged)
+            assert ledger.recall(CALL.question_id, OTHERS[7].key) == OTHERS[7]
+            assert ledger.recall(asked.question_id, asked.key) in (None, asked)
+        assert check(path).whole
+    assert refused, "the row itself lies at one of the places"
+
+
+async def test_an_older_ledger_is_refused(tmp_path: Path) -> None:
+    path = await stored(tmp_path / "l", CALL)
+    with closing(sqlite3.connect(path)) as older:
+        older.execute(f"PRAGMA user_version = {LEDGER_VERSION - 1}")
+    with pytest.raises(StorageError, match=r"ledger version 2, .* move l\* away"):
+        Ledger(path)
+    with pytest.raises(StorageError, match="ledger version 2"):
+        check(path)
