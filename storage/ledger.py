@@ -34,6 +34,7 @@ from storage.calls import (
     call_values,
     question_values,
 )
+from storage.enclosed import refuse_irregular
 from storage.errors import StorageError
 from storage.groupcommit import Entry, GroupCommit, refused
 from storage.lock import RunLock, lock_path
@@ -41,6 +42,9 @@ from storage.stored_keys import StoredKeys
 
 LEDGER_VERSION = 2
 """`PRAGMA user_version` of the database."""
+SUFFIXES = ("", "-wal", "-shm", "-journal")
+"""Of the names of SQLite's files."""
+_PROGRAMS = "SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger')"
 BUSY_S = 60.0
 """How long a write waits for those of other processes, which take milliseconds each."""
 
@@ -61,11 +65,13 @@ class Ledger:
                 at zero.
 
         Raises:
-            ConfigError: another process holds the run (named by its pid).
+            ConfigError: another process holds the run (named by its pid), or the database is not
+                a regular file.
             StorageError: the file is damaged, no ledger, or of a newer version.
         """
         self.path = path
         _make_folder(path.parent)
+        refuse_irregular(*(path.with_name(path.name + suffix) for suffix in SUFFIXES))
         self._lock = None if shared else RunLock(lock_path(path))
         try:
             writing = _connect(path)
@@ -247,6 +253,11 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         raise StorageError(
             f"{path}: ledger version {version}, this Branchwise reads up to {LEDGER_VERSION}: "
             "install a newer version"
+        )
+    if connection.execute(_PROGRAMS).fetchone():
+        raise StorageError(
+            f"{path}: is not a ledger that Branchwise wrote: it holds views or triggers, which "
+            "would run with every query"
         )
     if version < LEDGER_VERSION:
         connection.executescript(f"BEGIN IMMEDIATE; {CREATE} COMMIT;")
