@@ -151,13 +151,8 @@ class FrozenEncoder:
 
     def _load_tokenizer(self) -> Any:
         base = self._files.base
-        if not base.is_dir():
-            return load_tokenizer(base)
-        if not has_tokenizer(base):
-            return load_tokenizer(packaged_gguf())
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(str(base))
+        bare = base.is_dir() and not has_tokenizer(base)
+        return load_tokenizer(packaged_gguf() if bare else base)
 
 
 def _bare(prefix: Prefix) -> str:

@@ -24,6 +24,31 @@ OURS = frozenset(
     }
 )
 """Arguments of a vLLM server that Branchwise sets itself."""
+RUNS_CODE = frozenset(
+    {
+        "--config",
+        "--hf-overrides",
+        "--io-processor-plugin",
+        "--kv-transfer-config",
+        "--logits-processors",
+        "--middleware",
+        "--reasoning-parser-plugin",
+        "--scheduler-cls",
+        "--tool-parser-plugin",
+        "--trust-remote-code",
+        "--worker-cls",
+        "--worker-extension-cls",
+    }
+)
+"""Arguments of a vLLM server with which a recipe, or the model that it names, brings code along."""
+
+
+def _options_of(word: str) -> set[str]:
+    """Options that a word may stand for: vLLM takes a beginning, and `--option.key=value`."""
+    name = word.partition("=")[0].partition(".")[0].replace("_", "-")
+    if not name.startswith("--") or len(name) < 4:
+        return {name}
+    return {name, *(option for option in OURS | RUNS_CODE if option.startswith(name))}
 
 
 class Price(Settings):
@@ -82,9 +107,14 @@ class ModelSettings(Settings):
     @field_validator("server_args")
     @classmethod
     def _refuse_ours(cls, words: tuple[str, ...]) -> tuple[str, ...]:
-        taken = sorted(OURS & {word.partition("=")[0].replace("_", "-") for word in words})
-        if taken:
+        meant = {option for word in words for option in _options_of(word)}
+        if taken := sorted(OURS & meant):
             raise ValueError(f"{', '.join(taken)}: set by Branchwise itself; leave it out")
+        if code := sorted(RUNS_CODE & meant):
+            raise ValueError(
+                f"{', '.join(code)}: runs code that a recipe or a model folder names; leave it "
+                "out, or start the server yourself and name its base_url"
+            )
         return words
 
     @property
