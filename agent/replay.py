@@ -24,13 +24,18 @@ def replay_tree(
         protocol: decides the stage after each action.
 
     Raises:
-        StorageError: a row cites a passage that the corpus does not hold.
+        StorageError: a row has no parent before it, or cites a passage that the corpus lacks.
     """
     states: dict[int, State] = {}
     for node in nodes:
         if node.parent_id == NO_PARENT:
             states[node.node_id] = State(question)
             continue
+        if node.parent_id not in states:
+            raise StorageError(
+                f"tree {node.tree_id}, node {node.node_id}: its parent {node.parent_id} does not "
+                "come before it; restore the run's trees (`branchwise verify`)"
+            )
         parent = states[node.parent_id]
         action = Action(_kind(node), node.content)
         step = Step(parent.stage, node.text, action, node.forced, _retrieved(node, passages))

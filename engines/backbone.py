@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.prefix_tree import common_prefix, prefix_tree
+from engines.pretrained import pretrained
 from engines.tree_attention import attend_to_trees, tree_inputs, unfit_for_trees
 from engines.weights import PolicyFiles, load_policy
 from storage.errors import ConfigError
@@ -72,11 +73,10 @@ class Backbone:
 
 def _plain(files: PolicyFiles) -> Any:
     import torch
-    from transformers import AutoModel
 
     try:
-        model = AutoModel.from_pretrained(str(files.base), dtype=torch.float32)
-    except (OSError, ValueError) as error:
+        model = pretrained("AutoModel", files.base, dtype=torch.float32)
+    except ConfigError as error:
         raise ConfigError(f"cannot load the encoder {files.model}: {error}") from error
     if getattr(model.config, "is_encoder_decoder", False):
         raise ConfigError(

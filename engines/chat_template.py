@@ -21,6 +21,10 @@ def rendered(template: str, messages: tuple[Message, ...], prefix: str | None = 
         text = str(_compiled(template).render(messages=turns, add_generation_prompt=True))
     except TemplateError as error:
         raise ConfigError(f"the model's chat template refuses the messages: {error}") from error
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the model's chat template cannot be used ({type(error).__name__}: {error})"
+        ) from error
     # A lone surrogate (it can stand in JSON) has no UTF-8, which the tokenizer takes.
     return (text + (prefix or "")).encode("utf-8", "replace").decode("utf-8")
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from engines.gguf_header import refuse_torn
 from storage.atomic import atomic_path
 from storage.errors import ConfigError
 
@@ -73,10 +74,13 @@ def open_gguf(path: Path) -> Any:
         from gguf import GGUFReader
     except ImportError as error:
         raise ConfigError("reading GGUF needs `gguf`: pip install -e .[cpu]") from error
+    refuse_torn(path)
     try:
         return GGUFReader(str(path))
-    except (OSError, ValueError, IndexError, KeyError) as error:
-        raise ConfigError(f"{path} is not a readable GGUF file: {error}") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # its parser raises whatever the bytes make it do
+        raise ConfigError(f"{path} is not a readable GGUF file: {error}; copy it again") from error
 
 
 def gguf_metadata(path: Path, *keys: str) -> tuple[Any, ...]:

@@ -29,6 +29,31 @@ OURS = frozenset(
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEY = re.compile(r"(?i:sk|pk|rk|gsk|hf|ghp)_(?=.*[a-z0-9])[A-Za-z0-9]{16,}")
 """A vendor's key that has the shape of a variable's name."""
+RUNS_CODE = frozenset(
+    {
+        "--config",
+        "--hf-overrides",
+        "--io-processor-plugin",
+        "--kv-transfer-config",
+        "--logits-processors",
+        "--middleware",
+        "--reasoning-parser-plugin",
+        "--scheduler-cls",
+        "--tool-parser-plugin",
+        "--trust-remote-code",
+        "--worker-cls",
+        "--worker-extension-cls",
+    }
+)
+"""Arguments of a vLLM server with which a recipe, or the model that it names, brings code along."""
+
+
+def _options_of(word: str) -> set[str]:
+    """Options that a word may stand for: vLLM takes a beginning, and `--option.key=value`."""
+    name = word.partition("=")[0].partition(".")[0].replace("_", "-")
+    if not name.startswith("--") or len(name) < 4:
+        return {name}
+    return {name, *(option for option in OURS | RUNS_CODE if option.startswith(name))}
 
 
 class Price(Settings):
@@ -89,11 +114,15 @@ class ModelSettings(Settings):
     @field_validator("server_args")
     @classmethod
     def _refuse_ours(cls, words: tuple[str, ...]) -> tuple[str, ...]:
-        flags = {word.partition("=")[0].replace("_", "-") for word in words}
-        taken = sorted(OURS & flags)
-        if taken:
+        meant = {option for word in words for option in _options_of(word)}
+        if taken := sorted(OURS & meant):
             raise ValueError(f"{', '.join(taken)}: set by Branchwise itself; leave it out")
-        secret = sorted(flag for flag in flags if flag.startswith("--") and names_secret(flag))
+        if code := sorted(RUNS_CODE & meant):
+            raise ValueError(
+                f"{', '.join(code)}: runs code that a recipe or a model folder names; leave it "
+                "out, or start the server yourself and name its base_url"
+            )
+        secret = sorted(flag for flag in meant if flag.startswith("--") and names_secret(flag))
         if secret:
             raise ValueError(
                 f"{', '.join(secret)}: would be written to the run's config.yaml; put it into the "

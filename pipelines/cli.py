@@ -199,7 +199,10 @@ def run_stage(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace, console: "Terminal") -> int:
     from pipelines.config import load_recipe
     from pipelines.stage import Invocation
+    from storage.enclosed import refuse_strange
 
+    if options.run is not None:
+        refuse_strange(options.run)  # before anything in it is read
     recipe = load_recipe(recipe_file(options), options.overrides)
     shared = {"stage", "config", "run", "overrides", "resume", "dry_run", "limit", "json"}
     call = Invocation(
@@ -211,6 +214,8 @@ def _run(options: argparse.Namespace, console: "Terminal") -> int:
         console=console,
         options={k: v for k, v in vars(options).items() if k not in shared},
     )
+    if options.run is None:
+        refuse_strange(call.run)
     stage = STAGES[options.stage]
     outcome = getattr(import_module(stage.module), stage.function)(call)
     if options.json:

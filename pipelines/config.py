@@ -5,21 +5,26 @@ nearest valid key.
 """
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from pipelines.contradictions import contradictions
 from pipelines.recipe import Recipe
+from storage.enclosed import read_named
 from storage.errors import ConfigError
 from storage.inert import inert
+from storage.plain_yaml import DEEPEST, parse_yaml
 from storage.secret_names import REDACTED, names_secret, redacted_setting
 
 _MAY_HOLD_KEYS = frozenset({"api_key_env", "base_url", "server_args", "url"})
 """Settings whose value no message repeats: keys are put there by mistake."""
+RECIPE_BYTES = 256 << 10
+"""Of a recipe; all settings with their comments are a twentieth of that."""
+_SHOWN = 200
+"""Characters of a wrong value that a message repeats."""
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -46,26 +51,25 @@ def outline(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 def _read(path: Path, overrides: Sequence[str]) -> tuple[Recipe, list[str], set[str]]:
     """The recipe, what is wrong with it as it is written, and the blocks at fault."""
+    document = parse_yaml(_text_of(path), str(path))
+    values = document.value
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: a recipe is a mapping of settings, such as `name: mine`")
+    problems = [f"{path}:{line}: `{key}` stands there twice" for key, line in document.repeated]
+    problems += [p for p in (_override(values, item) for item in overrides) if p]
+    recipe, faults = _validated(values)
+    set_here = {tuple(item.partition("=")[0].split(".")) for item in overrides}
+    problems += [_explain(path, document.lines, set_here, fault) for fault in faults]
+    return recipe, problems, {str(fault["loc"][0]) for fault in faults}
+
+
+def _text_of(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return read_named(path, RECIPE_BYTES).decode("utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the recipe: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 (byte {error.start}); save it as UTF-8") from error
-    try:
-        root = yaml.compose(text)
-        values: Any = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: a recipe is a mapping of settings, such as `name: mine`")
-    problems = [f"{path}:{line}: `{key}` stands there twice" for key, line in _repeated(root)]
-    problems += [p for p in (_override(values, item) for item in overrides) if p]
-    recipe, faults = _validated(values)
-    lines = dict(_lines(root))
-    set_here = {tuple(item.partition("=")[0].split(".")) for item in overrides}
-    problems += [_explain(path, lines, set_here, fault) for fault in faults]
-    return recipe, problems, {str(fault["loc"][0]) for fault in faults}
 
 
 def _validated(values: dict[str, Any]) -> tuple[Recipe, list[dict[str, Any]]]:
@@ -84,12 +88,14 @@ def _validated(values: dict[str, Any]) -> tuple[Recipe, list[dict[str, Any]]]:
 def _override(values: dict[str, Any], item: str) -> str | None:
     """Apply one `a.b=value` in place; returns what is wrong with it, if anything."""
     key, equals, raw = item.partition("=")
-    if not equals or not key:
+    if not equals or not key or key.count(".") > DEEPEST:
         return f"--set {redacted_setting(item)}: write it as --set section.key=value"
     try:
-        value = yaml.safe_load(raw)
-    except yaml.YAMLError:
-        return f"--set {redacted_setting(item)}: the value is not valid YAML; quote it"
+        value = parse_yaml(raw, "value").value
+    except ConfigError as error:
+        if redacted_setting(item) != item:
+            return f"--set {redacted_setting(item)}: the value cannot be a setting's; quote it"
+        return f"--set {key}: the value cannot be a setting's ({error}); quote it"
     *sections, last = key.split(".")
     for section in sections:
         inner = values.get(section)
@@ -99,31 +105,6 @@ def _override(values: dict[str, Any], item: str) -> str | None:
         values = inner
     values[last] = value
     return None
-
-
-def _lines(node: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Every key path of a YAML document with its line, from 1."""
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            here = (*at, str(key.value))
-            yield here, key.start_mark.line + 1
-            yield from _lines(value, here)
-    elif isinstance(node, yaml.SequenceNode):
-        for index, value in enumerate(node.value):
-            here = (*at, str(index))
-            yield here, value.start_mark.line + 1
-            yield from _lines(value, here)
-
-
-def _repeated(root: Any) -> list[tuple[str, int]]:
-    """Keys that a mapping names again, of which YAML would silently take the last."""
-    seen: set[tuple[str, ...]] = set()
-    again = []
-    for key, line in _lines(root):
-        if key in seen:
-            again.append((".".join(key), line))
-        seen.add(key)
-    return again
 
 
 def _explain(
@@ -145,15 +126,20 @@ def _explain(
         return f"{place}: `{key}` is not a setting{hint}"
     if error["type"] == "missing":
         return f"{path}: `{key}` is missing"
-    return f"{place}: `{key}`: {error['msg']} (given: {_shown(location[-1], error['input'])!r})"
+    return f"{place}: `{key}`: {error['msg']} (given: {_shown(location[-1], error['input'])})"
 
 
-def _shown(name: str, value: Any) -> Any:
+def _shown(name: str, value: Any) -> str:
+    text = repr(_without_keys(name, value))
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+
+
+def _without_keys(name: str, value: Any) -> Any:
     """What was given for a setting, without what may be a key."""
     if names_secret(name) or name in _MAY_HOLD_KEYS:
         return REDACTED
     if isinstance(value, dict):
-        return {key: _shown(str(key), inner) for key, inner in value.items()}
+        return {key: _without_keys(str(key), inner) for key, inner in value.items()}
     return value
 
 

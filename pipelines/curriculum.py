@@ -14,7 +14,6 @@ Every cycle is a run folder beside this one, and every stage of it a process of 
 Markdown, CSV) and plot lie beside the journal.
 """
 
-import json
 import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -30,7 +29,12 @@ from pipelines.run import dump_recipe, open_run, refuse_changed
 from pipelines.stage import Invocation, Outcome
 from pipelines.studies.lab import Lab, StageStopped, Totals, overrides
 from storage.atomic import atomic_write_json, atomic_write_text
+from storage.errors import ConfigError
 from storage.lock import RunLock
+from storage.plain_json import object_inside
+
+BEGINNING = "start.json"
+"""Which weights the curriculum was begun with, beside its journal."""
 
 
 def curriculum(call: Invocation) -> Outcome:
@@ -79,11 +83,16 @@ def keep_beginning(folder: Path, recipe: Recipe, digest: str) -> None:
     Raises:
         ConfigError: the curriculum was begun with another start.
     """
-    begins, noted = {"policy": digest}, folder / "start.json"
-    if noted.exists():
-        refuse_changed(folder, json.loads(noted.read_text("utf-8")), begins)
-    else:
-        atomic_write_json(noted, begins)
+    begins = {"policy": digest}
+    try:
+        refuse_changed(folder, object_inside(folder, BEGINNING), begins)
+    except FileNotFoundError:
+        atomic_write_json(folder / BEGINNING, begins)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{folder / BEGINNING}: cannot be read ({error}), so nothing says which policy the "
+            "curriculum was begun with; restore it"
+        ) from error
     if not (folder / BEGUN).exists():
         atomic_write_text(folder / BEGUN, dump_recipe(recipe))
 

@@ -7,8 +7,11 @@ Merged in float32; says how much of the trained change of the logits is left in 
 fails if it was lost to rounding.
 """
 
+from pathlib import Path
+
 from pipelines.assemble import model_folder
 from pipelines.stage import Invocation, Outcome
+from storage.enclosed import refuse_strange
 from training.export import export_policy
 
 
@@ -16,6 +19,7 @@ def export(call: Invocation) -> Outcome:
     """Run the stage (see module)."""
     model = call.options.get("model") or str(model_folder(call.run, "dpo"))
     precision = call.recipe.policy.precision
+    refuse_strange(Path(model))  # it is written into
     call.say(f"export: {model} as safetensors and {precision} GGUF")
     if call.dry_run:
         return Outcome({"model": model, "dry_run": True})

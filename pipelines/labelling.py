@@ -5,18 +5,19 @@ with something that it never claimed.
 """
 
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import ValidationError
-
+from pipelines.config import RECIPE_BYTES
 from pipelines.growing import LABELLING
 from pipelines.recipe import Recipe
 from pipelines.run import Run
 from storage.atomic import atomic_write_text
+from storage.enclosed import read_inside
 from storage.errors import ConfigError
 from storage.inert import inert_yaml
+from storage.plain_yaml import parse_settings
+
+LABELS = "labelling.yaml"
 
 
 def labelled_by(run: Run, recipe: Recipe, blocks: Collection[str] = LABELLING) -> Recipe:
@@ -39,9 +40,7 @@ def labelled_by(run: Run, recipe: Recipe, blocks: Collection[str] = LABELLING) -
 def keep_labelling(run: Run, label: str, recipe: Recipe) -> None:
     """Note the blocks of `recipe` that decide labels and pairs."""
     blocks = recipe.model_dump(mode="json", include=set(LABELLING))
-    path = _path(run, label)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write_text(path, inert_yaml(blocks))
+    atomic_write_text(run.folder / _name(label), inert_yaml(blocks))
 
 
 def labelling_of(run: Run, label: str | None) -> Recipe:
@@ -52,16 +51,18 @@ def labelling_of(run: Run, label: str | None) -> Recipe:
     """
     if label is None:
         return run.recipe
-    path = _path(run, label)
     try:
-        noted: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return Recipe.model_validate(run.recipe.model_dump(mode="json") | dict(noted))
-    except (OSError, ValueError, TypeError, ValidationError, yaml.YAMLError) as error:
+        text = read_inside(run.folder, _name(label), RECIPE_BYTES).decode("utf-8")
+        noted = parse_settings(text, LABELS)
+        return Recipe.model_validate(run.recipe.model_dump(mode="json") | noted)
+    except (OSError, ValueError, ConfigError) as error:
         raise ConfigError(
-            f"{path}: cannot be read as the settings of a relabelling ({error}); make it again "
-            f"with `branchwise relabel --label {label}` and its settings, which asks no model"
+            f"{run.folder / _name(label)}: cannot be read as the settings of a relabelling "
+            f"({error}); make it again with `branchwise relabel --label {label}` and its settings, "
+            "which asks no model"
         ) from error
 
 
-def _path(run: Run, label: str) -> Path:
-    return run.folder / "relabelled" / label / "labelling.yaml"
+def _name(label: str) -> str:
+    """Where the settings of a relabelling lie in the run folder."""
+    return f"relabelled/{label}/{LABELS}"

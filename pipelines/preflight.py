@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from engines.settings import ModelSettings
 from engines.vllm_command import installed_vllm
 from engines.vllm_weights import served_files
-from engines.weights import policy_files
+from engines.weights import sound_files
 from pipelines.assemble import engine_for
 from pipelines.recipe import Recipe
 from rewards.reward_model import reward_model_digest
@@ -89,11 +89,16 @@ def weights(recipe: Recipe) -> Iterator[Check]:
     """Files of the models that run on this machine."""
     for role, model in _models(recipe):
         if model.engine == "openvino":
-            yield role, partial(policy_files, model.model)
+            yield role, partial(sound_files, model.model)
         elif model.engine == "vllm":
-            yield role, partial(served_files, model.model)
+            yield role, partial(_sound_if_ours, model.model)
     if recipe.asked_reward_model is not None:
         yield "reward_model", partial(reward_model_digest, Path(recipe.asked_reward_model))
+
+
+def _sound_if_ours(model: str) -> None:
+    if served_files(model) is not None:
+        sound_files(model)
 
 
 def servers(recipe: Recipe) -> Iterator[Check]:

@@ -33,7 +33,7 @@ from rewards.guessing import guessable
 from rewards.reward_model import RewardModel
 from storage.errors import ConfigError
 from storage.manifest import add_parts
-from storage.parts import read_parts, write_part
+from storage.parts import read_parts, stored_questions, write_part
 from storage.records import Pair, Passage, Question, Record, TreeNode
 from storage.schemas import rows_to_table, schema_of, table_to_records
 
@@ -48,7 +48,7 @@ def relabel(call: Invocation) -> Outcome:
 def _relabel(call: Invocation, run: Run) -> Outcome:
     recipe = labelled_by(run, call.recipe)
     label = checked_name(call.options.get("label") or recipe.digest(*LABELLING))
-    questions = {q.id: q for q in table_to_records(read_parts(call.run, "questions"), Question)}
+    questions = stored_questions(call.run)
     fresh = fresh_for(run, recipe) if recipe.pairs.confirmed else {}
     relabeller = Relabeller(recipe, questions, replay_passages(run), fresh)
     if told := other_total(recipe):

@@ -1,7 +1,6 @@
 """A run folder: what it is made of, and the promise that it never mixes two runs."""
 
 import hashlib
-import json
 import os
 import platform
 import subprocess
@@ -13,17 +12,22 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
+from pipelines.config import RECIPE_BYTES
 from pipelines.recipe import Recipe, decisive
 from storage.atomic import atomic_write_json, atomic_write_text, is_temporary
+from storage.enclosed import read_inside
 from storage.errors import ConfigError, StorageError
 from storage.inert import inert_yaml
 from storage.lock import RunLock, lock_path
+from storage.plain_json import object_inside
+from storage.plain_yaml import parse_settings
 from storage.secret_names import redacted_command
 
 LEDGER = "ledger.sqlite"
+CONFIG = "config.yaml"
+PROVENANCE = "provenance.json"
 STUDY = "study"
 """Folder of a run where a study notes what it does, before there is a recipe."""
 INPUTS = "inputs"
@@ -96,7 +100,7 @@ def open_run(
         _refuse_changes(folder, recipe)
         given = inputs or {}
         refuse_other_inputs(folder, {name: given[name] for name in given if name not in grown})
-        atomic_write_text(folder / "config.yaml", dump_recipe(recipe))
+        atomic_write_text(folder / CONFIG, dump_recipe(recipe))
         _make(folder / "logs")
         _note(folder, facts, given, grown)
     return run
@@ -115,7 +119,7 @@ def _note(
         noted = {name: value for name, value in noted.items() if name not in facts}
     new = {**(noted or environment_facts()), **facts, **noted, INPUTS: begun}
     if new != noted:
-        atomic_write_json(folder / "provenance.json", new)
+        atomic_write_json(folder / PROVENANCE, new)
 
 
 def refuse_other_inputs(folder: Path, inputs: Mapping[str, str]) -> None:
@@ -161,14 +165,12 @@ def existing_run(folder: Path) -> Run:
 def _kept(folder: Path) -> dict[str, Any] | None:
     """What `config.yaml` says, of whatever version it is; null where there is none."""
     try:
-        kept = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        text = read_inside(folder, CONFIG, RECIPE_BYTES).decode("utf-8")
+        return parse_settings(text, CONFIG)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, ConfigError) as error:
         raise _unreadable(folder, str(error)) from error
-    if not isinstance(kept, dict):
-        raise _unreadable(folder, "it holds no settings")
-    return kept
 
 
 def _unreadable(folder: Path, reason: str) -> ConfigError:
@@ -259,23 +261,19 @@ def refuse_changed(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any])
 
 def _provenance(folder: Path) -> dict[str, Any]:
     """What `provenance.json` says; empty where there is none."""
-    path = folder / "provenance.json"
     try:
-        noted: Any = json.loads(path.read_text(encoding="utf-8"))
+        noted = object_inside(folder, PROVENANCE)
+        inputs = noted.get(INPUTS, {})
+        if not isinstance(inputs, dict) or not all(isinstance(x, str) for x in inputs.values()):
+            raise ValueError(f"`{INPUTS}` in it does not name digests")
+        return noted
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise _unreadable_provenance(path, str(error)) from error
-    if not isinstance(noted, dict):
-        raise _unreadable_provenance(path, "it holds no facts")
-    return noted
-
-
-def _unreadable_provenance(path: Path, reason: str) -> StorageError:
-    return StorageError(
-        f"{path}: not readable as JSON ({reason}), so nothing says what the run was made of; "
-        "restore it"
-    )
+        raise ConfigError(
+            f"{folder / PROVENANCE}: cannot be read ({error}), so nothing says what the run was "
+            "made of; restore it"
+        ) from error
 
 
 def flat(value: Any, at: str = "") -> dict[str, Any]:

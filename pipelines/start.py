@@ -1,6 +1,5 @@
 """What a training starts from, and what it is taught: noted, and made to belong together."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,11 @@ from pipelines.inputs import model_digest
 from pipelines.run import Run
 from pipelines.stage import Invocation, checked_name
 from rewards.reward_model import KIND as REWARD_MODEL
+from storage.enclosed import refuse_strange
 from storage.errors import ConfigError
 from storage.manifest import load_manifest
 from storage.parts import read_parts
+from storage.plain_json import object_inside
 from storage.text import digest_of
 
 WARM_START = "warm-start"
@@ -92,7 +93,7 @@ def trained_folder(call: Invocation, kind: str) -> Path:
     Raises:
         ConfigError: the name cannot be a folder's, or is the warm start's, which is no training
             on pairs and may be what this one starts from; or the folder holds a policy where a
-            reward model is to go, or the reverse.
+            reward model is to go, or the reverse; or a link, which would be written through.
     """
     name = checked_name(call.options.get("name") or kind)
     if name == WARM_START:
@@ -104,16 +105,17 @@ def trained_folder(call: Invocation, kind: str) -> Path:
             f"{target} holds what a training of the kind {held} left, and one of the kind {kind} "
             "would write over it: give another --name, or remove the folder"
         )
+    refuse_strange(target, linked=False)
     return target
 
 
 def _kind_in(folder: Path) -> str | None:
     """The kind of training that a model folder is of; null if it does not say."""
     try:
-        record: Any = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+        kind = object_inside(folder, "training.json").get("kind")
     except (OSError, ValueError):
         return None
-    return record.get("kind") if isinstance(record, dict) else None
+    return kind if isinstance(kind, str) else None
 
 
 def rows_trained_on(run: Run, table: str) -> dict[str, Any]:

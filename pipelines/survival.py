@@ -27,7 +27,7 @@ from retrieval.interface import Retriever
 from storage.errors import ConfigError, EndpointError, RetrievalError
 from storage.ledger import Ledger
 from storage.manifest import add_parts, load_manifest
-from storage.parts import number_of, read_parts, write_part
+from storage.parts import number_of, read_parts, stored_questions, write_part
 from storage.records import FreshRollouts, Pair, Passage, Question, TreeNode
 from storage.schemas import rows_to_table, schema_of, table_to_records
 
@@ -131,7 +131,7 @@ def _short_of(
                 wanted[pair.tree_id].add(node)
     table = read_parts(run.folder, "trees")
     table = table.filter(pc.is_in(table["tree_id"], value_set=pa.array(list(wanted), pa.string())))
-    questions = {q.id: q for q in table_to_records(read_parts(run.folder, "questions"), Question)}
+    questions = stored_questions(run.folder)
     found = []
     for tree in trees_of(table_to_records(table, TreeNode)):
         root = tree[0]

@@ -32,8 +32,8 @@ from pipelines.worth import worth_for
 from rewards.reward_model import KIND, prefix_of
 from rewards.settings import EvoRagSettings
 from storage.errors import ConfigError
-from storage.parts import read_parts
-from storage.records import Question, TreeNode
+from storage.parts import read_parts, stored_questions
+from storage.records import TreeNode
 from storage.schemas import table_to_records
 from training.comparisons import Comparison, head_names, orders, return_gaps
 from training.head_metrics import HeadMetrics, ModelMetrics
@@ -127,7 +127,7 @@ def material_of(
     protocol = protocol_named(recipe.agent.protocol)
     prompt = prompter(protocol, recipe.agent.max_steps)
     worth, passages = worth_for(recipe), replay_passages(run)
-    questions = {q.id: q for q in table_to_records(read_parts(run.folder, "questions"), Question)}
+    questions = stored_questions(run.folder)
     wanted = PairSettings(min_gap=settings.min_gap)
     places: dict[Prefix, int] = {}
     comparisons: list[Comparison] = []

@@ -16,8 +16,8 @@ from pipelines.stage import Invocation, Outcome
 from pipelines.start import checked_start, rows_trained_on, trained_folder
 from pipelines.train_dpo import pairs_of, pairs_table
 from storage.errors import ConfigError
-from storage.parts import read_parts
-from storage.records import Question, TreeNode
+from storage.parts import read_parts, stored_questions
+from storage.records import TreeNode
 from storage.schemas import table_to_records
 from training.examples import StepExample
 from training.sft import train_on_steps
@@ -56,7 +56,7 @@ def right_steps(run: Run) -> list[StepExample]:
     Raises:
         ConfigError: no trajectory of the run is right, or its corpus or prompts have changed.
     """
-    questions = {q.id: q for q in table_to_records(read_parts(run.folder, "questions"), Question)}
+    questions = stored_questions(run.folder)
     passages = replay_passages(run)
     protocol = protocol_named(run.recipe.agent.protocol)
     prompt = prompter(protocol, run.recipe.agent.max_steps)

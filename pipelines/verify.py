@@ -217,9 +217,9 @@ async def _regrown(
         StorageError: a question could not be annotated again.
     """
     recipe, inputs = run.recipe, noted_inputs(run.folder)
-    policy = recorded(recipe.policy, inputs["policy"], ledger)
+    policy = recorded(recipe.policy, inputs.get("policy", ""), ledger)
     judge, verifier = (
-        recorded(model, inputs[role], ledger) if model else None
+        recorded(model, inputs.get(role, ""), ledger) if model else None
         for role, model in (("judge", recipe.asked_judge), ("verifier", recipe.asked_verifier))
     )
     annotator = annotator_for(recipe, policy, judge, verifier, retriever)

@@ -20,6 +20,7 @@ from pipelines.recipe import Recipe
 from pipelines.stage import Invocation, Outcome
 from sources.load import load_data
 from sources.settings import DataSettings
+from storage.enclosed import refuse_strange
 from training.traces import build_traces
 from training.warm_start import warm_start as train
 
@@ -31,6 +32,7 @@ def warm_start(call: Invocation) -> Outcome:
     data, protocol = load_data(drawn, recipe.seed), protocol_named(recipe.agent.protocol)
     questions = [q for q in data.questions if q.answerable or protocol.can_refuse]
     target = model_folder(call.run, "warm-start")
+    refuse_strange(target, linked=False)
     call.say(f"warm-start: {len(questions)} questions of the part `warm` → {target}")
     retriever = open_index(recipe, data.passages, call.say)
     traces = asyncio.run(

@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.settings import DenseSettings
+from storage.enclosed import open_named
 from storage.errors import ConfigError
+from storage.model_folders import refuse_code
 
 Vectors = NDArray[np.float32]
 
@@ -136,9 +138,18 @@ def _load(source: str, encoding: Encoding) -> Any:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # a bar for a second's work would tear the live display
+    # Told to each part: left to itself transformers asks at the terminal whether to run code.
+    safe = {"trust_remote_code": False}
     try:
-        transformer = Transformer(source)
-    except (OSError, ValueError) as error:
+        transformer = Transformer(
+            source,
+            model_kwargs={**safe, "use_safetensors": True},
+            processor_kwargs=dict(safe),
+            config_kwargs=dict(safe),
+        )
+    except MemoryError:
+        raise
+    except Exception as error:  # parsers of somebody else's bytes raise whatever they like
         raise ConfigError(
             f"cannot load the encoder retrieval.dense.model = {source!r}: {error}. "
             "Name a folder with a sentence encoder, or `packaged`"
@@ -153,10 +164,11 @@ def _weights_identity(source: str) -> str:
     folder = Path(source)
     if not folder.is_dir():
         return source
+    refuse_code(folder)
     whole = hashlib.sha256()
     kinds = {".json", ".txt", ".safetensors", ".bin", ".model"}
     for path in sorted(path for path in folder.iterdir() if path.suffix in kinds):
         whole.update(path.name.encode())
-        with path.open("rb") as file:
+        with open_named(path) as file:
             whole.update(hashlib.file_digest(file, "sha256").digest())
     return whole.hexdigest()[:16]

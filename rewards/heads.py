@@ -7,10 +7,10 @@ head's output after, by mean and deviation over the training steps, so that head
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from rewards.schedule import Weights
 from rewards.settings import REWARDS
 from storage.atomic import atomic_path
+from storage.enclosed import refuse_irregular
 from storage.errors import StorageError
+from storage.plain_json import as_object, parse_json
 
 Array = NDArray[np.float32]
 Learned = Literal["component", "total"]
@@ -103,18 +105,37 @@ class Heads:
         """Read what `save` wrote.
 
         Raises:
+            ConfigError: a pipe, a device or a folder lies there.
             StorageError: it is not there, or no such file.
         """
         from safetensors import SafetensorError, safe_open
 
+        refuse_irregular(path.resolve())
         try:
             with safe_open(str(path), "numpy") as file:
-                about = json.loads((file.metadata() or {})["heads"])
+                about = as_object(parse_json((file.metadata() or {})["heads"]))
                 arrays = {name: file.get_tensor(name) for name in _ARRAYS}
                 learned: Learned = "total" if about["learned"] == TOTAL else "component"
-                return cls(names=tuple(about["names"]), learned=learned, **arrays)
+                return cls(names=_names(about["names"], arrays), learned=learned, **arrays)
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise StorageError(
                 f"{path}: cannot be read as the heads of a reward model ({error}); train it again "
                 "with `branchwise train-rm`"
             ) from error
+
+
+def _names(named: Any, arrays: Mapping[str, Array]) -> tuple[str, ...]:
+    """Names of heads, if the arrays are theirs.
+
+    Raises:
+        ValueError: they are not.
+    """
+    names = tuple(named) if isinstance(named, list) else ()
+    width = arrays["weight"].shape[-1:]
+    shapes = {"weight": (len(names), *width), "mean": width, "sd": width}
+    shapes |= dict.fromkeys(("output_mean", "output_sd"), (len(names),))
+    if names not in (REWARDS, (TOTAL,)):
+        raise ValueError(f"its heads are {str(named)[:80]}")
+    if any(arrays[name].shape != shape for name, shape in shapes.items()):
+        raise ValueError("its arrays are not of one shape")
+    return names

@@ -9,7 +9,6 @@ encoder the heads sit on:
 `encoder` is "packaged", "hub:owner/name@revision" or a path relative to the folder.
 """
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,11 +23,14 @@ from rewards.heads import Heads
 from rewards.schedule import weights
 from rewards.settings import EvoRagSettings
 from storage.errors import ConfigError
+from storage.plain_json import object_inside
 from storage.text import digest_of, storable
 
 KIND = "reward-model"
 HEADS = "heads.safetensors"
 RECORD = "training.json"
+
+_NAMED = ("encoder", "encoder_digest", "heads_digest")
 
 DIGITS = 4
 """Decimals of a score: what is read beside a step, and by how many threads, changes later ones."""
@@ -132,8 +134,10 @@ def read_record(folder: Path) -> dict[str, Any]:
     """
     path = folder / RECORD
     try:
-        record: Any = json.loads(path.read_text(encoding="utf-8"))
-        is_ours = record["kind"] == KIND and {"encoder", "encoder_digest"} <= set(record)
+        record = object_inside(folder, RECORD)
+        is_ours = record["kind"] == KIND
+        if is_ours:
+            _refuse_incomplete(record)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{folder}: no reward model here ({error}); train one with `branchwise train-rm`, and "
@@ -141,7 +145,21 @@ def read_record(folder: Path) -> dict[str, Any]:
         ) from error
     if not is_ours:
         raise ConfigError(f"{path}: tells of a `{record['kind']}`, not of a {KIND}")
-    return dict(record)
+    return record
+
+
+def _refuse_incomplete(record: dict[str, Any]) -> None:
+    """Refuse a record of ours that lacks what a score needs.
+
+    Raises:
+        KeyError: something is missing.
+        ValueError: something is not what it has to be.
+    """
+    if not all(isinstance(record[name], str) for name in _NAMED):
+        raise ValueError(f"{', '.join(_NAMED)} have to be text")
+    sizes = (record["settings"][name] for name in ("batch_tokens", "max_length"))
+    if not all(type(size) is int and size > 0 for size in sizes):
+        raise ValueError("settings.batch_tokens and settings.max_length have to be numbers")
 
 
 def reward_model_digest(folder: Path) -> str:

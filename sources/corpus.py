@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from sources.documents import ENDINGS, cut, document_files, read_document
-from sources.files import Placed, Raw, existing, kind_in_words, kind_of, read_rows
+from sources.files import Placed, Raw, existing, kind_of, read_rows
 from sources.rows import content_id
 from storage.errors import ConfigError
+from storage.plain_json import kind_in_words
 from storage.reading import Faults
 from storage.records import Passage, Question
 

@@ -3,15 +3,15 @@
 import csv
 import gzip
 import io
-import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from storage.plain_json import as_object, kind_in_words, parse_json
 from storage.reading import Faults, open_text
-from storage.text import storable, storable_values
+from storage.text import storable
 
 Raw = dict[str, Any]
 Placed = tuple[str, Raw]
@@ -85,54 +85,8 @@ def parse_object(text: str) -> Raw:
     Raises:
         ValueError: not JSON, not an object, or a number that JSON does not have.
     """
-    value = _parsed(text)
-    if not isinstance(value, dict):
-        raise ValueError(f"is {kind_in_words(value)}, not an object")
-    return value
-
-
-def kind_in_words(value: Any) -> str:
-    """What JSON calls the kind of `value`."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true or false"
-    if isinstance(value, int | float):
-        return "a number"
-    if isinstance(value, str):
-        return "text"
-    return "a list" if isinstance(value, list) else "an object"
-
-
-def _parsed(text: str) -> Any:
-    """The value of a JSON text, storable.
-
-    Raises:
-        ValueError: what is wrong with it, in plain words.
-    """
-    try:
-        # Without its line break a torn line is an unfinished string, not a forbidden character.
-        whole = text.rstrip("\r\n")
-        return storable_values(
-            json.loads(whole, parse_constant=_no_constant, parse_int=_whole_number)
-        )
-    except json.JSONDecodeError as error:
-        what = error.msg.removesuffix(" at").rstrip(": ")
-        line = f"line {error.lineno}, " if error.lineno > 1 else ""
-        raise ValueError(f"is not JSON ({what} at {line}character {error.colno})") from error
-    except RecursionError as error:
-        raise ValueError("is nested too deeply") from error
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"has {name}, which is not JSON")
-
-
-def _whole_number(digits: str) -> int:
-    try:
-        return int(digits)
-    except ValueError as error:
-        raise ValueError(f"has a number of {len(digits.lstrip('-'))} digits, too long") from error
+    # Without its line break a torn line is an unfinished string, not a forbidden character.
+    return as_object(parse_json(text.rstrip("\r\n")))
 
 
 def _jsonl_rows(path: Path, file: Iterable[str], faults: Faults) -> Iterator[Placed]:
@@ -150,7 +104,7 @@ def _json_rows(path: Path, file: TextIO, faults: Faults) -> Iterator[Placed]:
     before = faults.count
     text = "".join(sound_lines(path, file, faults))
     try:
-        value = _parsed(text)
+        value = parse_json(text.rstrip("\r\n"))
     except ValueError as error:
         if text.lstrip().startswith("{"):
             yield from _jsonl_rows(path, io.StringIO(text), faults)

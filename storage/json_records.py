@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from storage.plain_json import whole_number
 from storage.reading import Faults, open_text
 from storage.text import storable_values
 
@@ -56,7 +57,7 @@ class _Text:
         self._file = file
         self._buffer = ""
         self._ended = False
-        self._decoder = json.JSONDecoder()
+        self._decoder = json.JSONDecoder(parse_int=whole_number)
 
     def next_char(self) -> str:
         """The next character that is no white space, without taking it; "" at the end."""

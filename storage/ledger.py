@@ -43,11 +43,15 @@ from storage.calls import (
 )
 from storage.checksums import sound
 from storage.damage import LEDGER_VERSION, DamagedRow, damaged, read_rows, refuse_version
+from storage.enclosed import refuse_irregular
 from storage.errors import StorageError
 from storage.groupcommit import Entry, GroupCommit, refused
 from storage.lock import RunLock, lock_path
 from storage.stored_calls import StoredCalls
 
+SUFFIXES = ("", "-wal", "-shm", "-journal")
+"""Of the names of SQLite's files."""
+_PROGRAMS = "SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger')"
 BUSY_S = 60.0
 """How long a write waits for those of other processes, which take milliseconds each."""
 
@@ -68,12 +72,14 @@ class Ledger:
                 at zero.
 
         Raises:
-            ConfigError: another process holds the run (named by its pid).
+            ConfigError: another process holds the run (named by its pid), or the database is not
+                a regular file.
             StorageError: the file is damaged, no ledger, or of a newer version.
         """
         self.path = path
         self._reads = threading.Lock()
         _make_folder(path.parent)
+        refuse_irregular(*(path.with_name(path.name + suffix) for suffix in SUFFIXES))
         self._lock = None if shared else RunLock(lock_path(path))
         try:
             writing = _connect(path)
@@ -319,6 +325,11 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     if mode != "wal":
         raise StorageError(f"{path}: this file system has no write-ahead log; use a local disk")
     connection.execute("PRAGMA synchronous = FULL")
+    if connection.execute(_PROGRAMS).fetchone():
+        raise StorageError(
+            f"{path}: is not a ledger that Branchwise wrote: it holds views or triggers, which "
+            "would run with every query"
+        )
     if refuse_version(connection, path):
         # The version with the tables, or a kill between them would leave what is no ledger.
         connection.execute("BEGIN IMMEDIATE")

@@ -2,11 +2,18 @@
 
 import fcntl
 import os
+import stat
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from storage.enclosed import refuse_irregular
 from storage.errors import ConfigError, StorageError
+
+# Not through a link, which may lead to a file that must not be emptied; nor waiting for a pipe.
+_OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_LONGEST = 20
+"""Characters of a process number."""
 
 
 def lock_path(ledger: Path) -> Path:
@@ -25,25 +32,31 @@ class RunLock:
         """Take the lock.
 
         Raises:
-            ConfigError: another process holds it (named by its pid).
+            ConfigError: another process holds it (named by its pid), or what lies there is not a
+                lock file.
             StorageError: the file cannot be opened or locked.
         """
         self.path = path
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            self._descriptor = os.open(path, _OPEN, 0o666)
         except OSError as error:
+            refuse_irregular(path)
             raise StorageError(f"cannot open {path}: {error.strerror}") from error
         try:
+            _refuse_foreign(path, self._descriptor)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(self._descriptor, 0)
             os.write(self._descriptor, str(os.getpid()).encode())
         except BlockingIOError:
-            holder = os.read(self._descriptor, 20).decode(errors="replace").strip()
+            holder = os.read(self._descriptor, _LONGEST).decode(errors="replace").strip()
             os.close(self._descriptor)
             raise ConfigError(
                 f"{path.parent} is in use by process {holder or '(unknown)'}; "
                 "wait until it ends, or stop it"
             ) from None
+        except ConfigError:
+            os.close(self._descriptor)
+            raise
         except OSError as error:
             os.close(self._descriptor)
             raise StorageError(f"cannot lock {path}: {error.strerror}") from error
@@ -62,3 +75,19 @@ class RunLock:
         traceback: TracebackType | None,
     ) -> None:
         self.release()
+
+
+def _refuse_foreign(path: Path, descriptor: int) -> None:
+    """A lock holds nothing or a process number; whatever holds more would lose it.
+
+    Raises:
+        ConfigError: this file does, or is not a regular one.
+    """
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        held = os.pread(descriptor, _LONGEST + 1, 0)
+        if not held or (held.isdigit() and len(held) <= _LONGEST):
+            return
+    refuse_irregular(path)
+    raise ConfigError(
+        f"{path}: is not a lock of Branchwise (it holds something else); move it away"
+    )

@@ -13,6 +13,7 @@ from pyarrow import ArrowException
 from pydantic import AfterValidator, Field, ValidationError
 
 from storage.atomic import atomic_write_text
+from storage.enclosed import LOG_BYTES, open_inside, read_inside
 from storage.errors import StorageError
 from storage.records import SCHEMA_VERSION, Record
 from storage.text import digest_of
@@ -26,7 +27,8 @@ DAMAGED = (
 
 
 def _inside(path: str) -> str:
-    if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+    parts = PurePosixPath(path).parts
+    if PurePosixPath(path).is_absolute() or ".." in parts or "\0" in path or not parts:
         raise ValueError("a part lies inside its run folder")
     return path
 
@@ -93,11 +95,12 @@ def load_manifest(run: Path) -> Manifest:
     """The manifest of a run folder; without parts where none was committed yet.
 
     Raises:
+        ConfigError: the manifest is not a regular file, or too large to be one.
         StorageError: the folder is missing, or the manifest is damaged or of a newer version.
     """
     path = run / MANIFEST
     try:
-        manifest = Manifest.model_validate_json(path.read_bytes())
+        manifest = Manifest.model_validate_json(read_inside(run, MANIFEST, LOG_BYTES))
     except FileNotFoundError:
         if not run.is_dir():
             raise StorageError(f"{run}: no such run folder") from None
@@ -167,14 +170,16 @@ def problem_of(run: Path, part: PartInfo) -> str | None:
     """Why a committed part must not be read; null if it is as it was committed.
 
     Hashes the file, because a flipped bit can make parquet read another value without an error.
+
+    Raises:
+        ConfigError: it is not a regular file, or lies behind a link.
     """
-    path = run / part.path
     try:
-        with path.open("rb") as file:
+        with open_inside(run, part.path) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != part.sha256:
-            return f"its content changed (sha256 {digest[:12]}…, committed {part.sha256[:12]}…)"
-        rows = pq.read_metadata(path).num_rows
+            if digest != part.sha256:
+                return f"its content changed (sha256 {digest[:12]}…, committed {part.sha256[:12]}…)"
+            rows = pq.read_metadata(file).num_rows
     except FileNotFoundError:
         return "missing"
     except (OSError, ArrowException) as error:

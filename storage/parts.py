@@ -1,7 +1,7 @@
 """Parquet parts of a run: written whole, named by the manifest, read through it."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -10,9 +10,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage.atomic import atomic_write_bytes
+from storage.enclosed import open_inside
 from storage.errors import StorageError
 from storage.manifest import DAMAGED, PartInfo, load_manifest, problem_of
-from storage.schemas import schema_of
+from storage.records import Question
+from storage.schemas import schema_of, table_to_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ def read_parts(run: Path, table: str, columns: Sequence[str] | None = None) -> p
         columns: read only these; null for all.
 
     Raises:
+        ConfigError: a part is not a regular file inside the run.
         StorageError: a part is not as it was committed (by its hash), with its path.
     """
     parts = load_manifest(run).of(table)
@@ -93,6 +96,30 @@ def read_parts(run: Path, table: str, columns: Sequence[str] | None = None) -> p
 def question_ids(run: Path, table: str) -> set[str]:
     """The questions that have a committed row in a table (what a resumed run need not redo)."""
     return set(pc.unique(read_parts(run, table, ["question_id"])["question_id"]).to_pylist())
+
+
+class _Questions(dict[str, Question]):
+    """Questions by id; each tree of the run is of one of them."""
+
+    def __init__(self, run: Path) -> None:
+        found = table_to_records(read_parts(run, "questions"), Question)
+        super().__init__({question.id: question for question in found})
+        self.run = run
+
+    def __missing__(self, identity: str) -> Question:
+        raise StorageError(
+            f"{self.run}: a tree is of the question {identity!r}, which is not among the run's "
+            "questions; restore questions.parquet and trees/ from the same copy of the run"
+        )
+
+
+def stored_questions(run: Path) -> Mapping[str, Question]:
+    """The questions of a run by id; asking for one that it does not have is a StorageError.
+
+    Raises:
+        StorageError: a part is not as it was committed, or holds no questions.
+    """
+    return _Questions(run)
 
 
 def _part_path(table: str, part: int | str | None) -> PurePosixPath:
@@ -119,10 +146,31 @@ def _read(run: Path, part: PartInfo, columns: Sequence[str] | None) -> pa.Table:
         raise StorageError(f"{path}: {problem}. {DAMAGED}")
     try:
         # A `ParquetFile`, because `read_table` would make columns of folders named like `a=b`.
-        with pq.ParquetFile(path) as file:
+        with open_inside(run, part.path) as opened, pq.ParquetFile(opened) as file:
+            _refuse_other_columns(path, part.table, file.schema_arrow)
             wanted = None
             if columns is not None:
                 wanted = [name for name in columns if name in file.schema_arrow.names]
             return file.read(columns=wanted)
     except (OSError, pa.ArrowException) as error:
         raise StorageError(f"{path}: cannot be read ({error})") from error
+
+
+def _refuse_other_columns(path: Path, table: str, found: pa.Schema) -> None:
+    """A part has the columns of its table; older ones may lack some.
+
+    Raises:
+        StorageError: it has others, or columns of another type.
+    """
+    schema = schema_of(table)
+    try:
+        if len(set(found.names)) < len(found.names):
+            raise pa.ArrowInvalid("a column stands there twice")
+        known = pa.schema([found.field(name) for name in schema.names if name in found.names])
+        pa.unify_schemas([schema, known], promote_options="permissive")
+        if "question_id" in set(schema.names) - set(found.names):
+            raise pa.ArrowInvalid("there is no column question_id")
+    except pa.ArrowException as error:
+        raise StorageError(
+            f"{path}: its columns are not those of the table {table} ({error}). {DAMAGED}"
+        ) from error

@@ -6,9 +6,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from engines.adapters import WEIGHTS
 from engines.weights import PACKAGED, packaged_gguf, policy_files
 from storage.atomic import atomic_write_json
 from storage.errors import ConfigError
+from storage.model_folders import ADAPTER_CONFIG
 
 CHAIN = "chain"
 
@@ -37,7 +39,9 @@ def copy_chain(start: str, target: Path) -> tuple[str, list[str]]:
     shutil.rmtree(target / CHAIN, ignore_errors=True)
     names = [f"{CHAIN}/{number}" for number in range(len(files.adapters))]
     for name, adapter in zip(names, files.adapters, strict=True):
-        shutil.copytree(adapter, target / name)
+        (target / name).mkdir(parents=True)
+        for file in (WEIGHTS, ADAPTER_CONFIG):  # and nothing else that lies there
+            shutil.copyfile(adapter / file, target / name / file)
     if files.hub is not None:
         return files.hub, names
     if files.base == packaged_gguf():

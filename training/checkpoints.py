@@ -6,13 +6,13 @@ one that is listed and unchanged.
 """
 
 import hashlib
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 from storage.atomic import atomic_write_json
 from storage.errors import StorageError
+from storage.plain_json import object_inside
 
 LISTING = "checkpoints.json"
 
@@ -60,15 +60,17 @@ def forget_checkpoints(folder: Path) -> None:
 
 
 def _listed(folder: Path) -> dict[str, Any]:
-    path = folder / LISTING
-    if not path.exists():
-        return {}
     try:
-        read: Any = json.loads(path.read_text(encoding="utf-8"))
+        read = object_inside(folder, LISTING)
         files = {str(name): dict(hashes) for name, hashes in read["files"].items()}
         return {"run": str(read["run"]), "files": files}
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise StorageError(f"{path}: not a listing of checkpoints ({error})") from error
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
+        raise StorageError(
+            f"{folder / LISTING}: not a listing of checkpoints ({error}); train without --resume, "
+            "which removes them"
+        ) from error
 
 
 def _hashes(checkpoint: Path) -> dict[str, str]:

@@ -121,7 +121,7 @@ class Course:
             examples=len(examples),
             dropped=given - len(examples),
             steps=trainer.state.global_step,
-            seconds=round(max(seconds, lines[-1]["seconds"] if lines else 0.0), 1),
+            seconds=round(max(seconds, lines[-1].get("seconds", 0.0) if lines else 0.0), 1),
             movement=movement_of(self.target),
             lengths=lengths,
             holdout_pairs=holdout.pairs if holdout else 0,

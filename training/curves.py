@@ -6,6 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from storage.enclosed import LOG_BYTES, read_inside
+from storage.errors import StorageError
+from storage.plain_json import as_object, parse_json
 from training.checkpoints import list_checkpoint
 
 METRICS = "metrics.jsonl"
@@ -52,7 +55,7 @@ def curves(target: Path, checkpoints: Path, run: str, say: Say) -> Any:
             target.mkdir(parents=True, exist_ok=True)
             text = "".join(json.dumps(line) + "\n" for line in keep)
             (target / METRICS).write_text(text, encoding="utf-8")
-            self.before = keep[-1]["seconds"] if keep else 0.0
+            self.before = keep[-1].get("seconds", 0.0) if keep else 0.0
             self.started = time.monotonic()
 
         def on_log(
@@ -83,8 +86,26 @@ def curves(target: Path, checkpoints: Path, run: str, say: Say) -> Any:
 
 def read_metrics(target: Path) -> list[dict[str, Any]]:
     """Lines of `metrics.jsonl`, in order of the step; a line torn by a kill is left out."""
-    path = target / METRICS
-    if not path.exists():
+    try:
+        lines = read_inside(target, METRICS, LOG_BYTES).split(b"\n")
+        return [_read_line(line) for line in lines[:-1] if line]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    except (OSError, ValueError) as error:
+        raise StorageError(
+            f"{target / METRICS}: cannot be read as the curve of a training ({error}); remove it, "
+            "or train again"
+        ) from error
+
+
+def _read_line(text: bytes) -> dict[str, Any]:
+    """A line of numbers.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    line = as_object(parse_json(text, constants=True))
+    sound = all(isinstance(x, float) or type(x) is int for x in line.values() if x is not None)
+    if not sound or not isinstance(line.get("step"), int):
+        raise ValueError("a line is not a step with its numbers")
+    return line

@@ -7,11 +7,15 @@ that shows one run of ten has to be able to say so. A command whose end is noted
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
+from storage.enclosed import LOG_BYTES, read_inside, refuse_irregular
 from storage.errors import StorageError
 from storage.text import digest_of
 
@@ -37,6 +41,9 @@ class Event:
     seconds: float = 0.0
     exit_code: int | None = None
     totals: Mapping[str, Any] = field(default_factory=dict)
+
+
+_EVENTS = TypeAdapter(Event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,7 @@ class Journal:
         line = json.dumps(asdict(event), default=str) + "\n"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            refuse_irregular(self.path)
             torn = self.path.exists() and not self.path.read_bytes().endswith(b"\n")
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(("\n" if torn else "") + line)
@@ -77,13 +85,13 @@ class Journal:
 
     def events(self) -> Iterator[Event]:
         """All events in order; a line torn by a kill is left out."""
-        if not self.path.exists():
+        try:
+            text = read_inside(self.path.parent, self.path.name, LOG_BYTES).decode(errors="replace")
+        except (FileNotFoundError, NotADirectoryError):
             return
-        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                yield Event(**json.loads(line))
-            except (ValueError, TypeError):
-                continue
+        for line in text.splitlines():
+            with suppress(ValueError):  # pydantic's, too
+                yield _EVENTS.validate_json(line)
 
     def done(self, key: str) -> Mapping[str, Any] | None:
         """What a finished command gave; null if none with this key has finished."""

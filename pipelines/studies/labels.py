@@ -28,8 +28,8 @@ from pipelines.studies.second_look import second_look
 from rewards.labels import Label
 from rewards.settings import Estimator, SpreSettings
 from rewards.spre import label_tree
-from storage.parts import read_parts
-from storage.records import Pair, Question, TreeNode
+from storage.parts import read_parts, stored_questions
+from storage.records import Pair, TreeNode
 from storage.schemas import table_to_records
 
 SAMPLE, ROLLOUTS = 200, 8
@@ -82,7 +82,7 @@ def comparisons(run: Run, trees: Sequence[Sequence[TreeNode]]) -> list[Pair]:
     """All pairs of siblings that any estimator could compare; their order means nothing yet."""
     anything = PairSettings(min_gap=0.0, min_outcomes=1)
     recipe = run.recipe.model_copy(update={"pairs": anything})
-    questions = {q.id: q for q in table_to_records(read_parts(run.folder, "questions"), Question)}
+    questions = stored_questions(run.folder)
     relabeller = Relabeller(recipe, questions, replay_passages(run))
     return list(chain.from_iterable(relabeller.tree(tree)[1] for tree in trees))
 

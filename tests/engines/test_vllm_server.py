@@ -97,7 +97,7 @@ async def test_an_adapter_is_served_on_its_base_under_the_name_of_its_content(fa
     assert asked["seed"] == derived_seed(key), "as the ledger's key says, whatever the address"
     assert (served.model, drawn.model) == (str(policy), str(policy)), "rows say what the user wrote"
 
-    (policy / "adapter" / "adapter_model.safetensors").write_bytes(b"another")
+    (policy / "adapter" / "adapter_model.safetensors").write_bytes(fake_vllm.no_tensors("another"))
     assert engine(policy, server_args=["--max-num-seqs", "8"]).digest != served.digest
 
 
@@ -165,6 +165,30 @@ async def test_a_server_that_is_there_is_used_and_left_alone(fake: Path) -> None
                 pass
         assert (await there.healthy()).number == 1
     assert served.digest == engine(policy).digest, "it does not depend on an address"
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "--trust-remote-code",
+        "--trust_remote_code=true",
+        "--trust",
+        "--config",
+        "--middleware=os.x",
+        "--hf-overrides.auto_map.AutoConfig=evil.Evil",
+        "--tool-parser-plugin",
+        "--worker-cls",
+    ],
+)
+def test_no_argument_of_a_recipe_makes_the_server_run_code(word: str) -> None:
+    with pytest.raises(ValueError, match="runs code that a recipe or a model folder names"):
+        ModelSettings(engine="vllm", server_args=(word,))
+
+
+@pytest.mark.parametrize("word", ["--hos", "--port=80", "--model", "--serv"])
+def test_the_beginning_of_an_argument_of_ours_is_ours(word: str) -> None:
+    with pytest.raises(ValueError, match="set by Branchwise itself"):
+        ModelSettings(engine="vllm", server_args=(word, "0.0.0.0"))
 
 
 async def test_a_port_that_is_taken_is_told(fake: Path) -> None:

@@ -152,7 +152,7 @@ def test_all_mistakes_are_named_with_line_and_nearest_key(tmp_path: Path) -> Non
         ("seed: 3\n", "`name` is missing"),
         ("- 1\n", "a mapping"),
         ("name: [\n", "not valid YAML"),
-        ("name: x\n~: 1\n", "Keys should be strings"),
+        ("name: x\n~: 1\n", "is a key that is not text"),
         ("name: x\nmcts: {c: .nan}\n", "mcts.c"),
     ],
 )

@@ -12,7 +12,9 @@ from engines.weights import policy_digest, policy_files
 from pipelines.cli import parser, run_stage
 from pipelines.recipe import Recipe
 from pipelines.run import existing_run, open_run
-from pipelines.start import rows_trained_on
+from pipelines.stage import Invocation
+from pipelines.start import rows_trained_on, trained_folder
+from storage.errors import ConfigError
 from storage.manifest import add_parts
 from storage.parts import write_part
 from storage.schemas import rows_to_table, schema_of
@@ -163,3 +165,24 @@ def test_a_policy_and_a_reward_model_do_not_share_a_folder(
     (tmp_path / "taken" / "training.json").write_text(json.dumps({"kind": held}))
     assert trained(tmp_path / "run", models[0], stage, "--name", "taken") == code
     assert ("taken holds" in capsys.readouterr().out) == (code == 2)
+
+
+def test_a_training_writes_through_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    letters, models = tmp_path / "letters", tmp_path / "models" / "run"
+    letters.mkdir()
+    (letters / "metrics.jsonl").write_text("Dear friend")
+    call = Invocation(Recipe(name="run"), Path("datasets/run"))
+    models.mkdir(parents=True)
+    (models / "dpo").symlink_to(letters)
+    with pytest.raises(ConfigError, match="models/run/dpo: is a symbolic link"):
+        trained_folder(call, "dpo")
+    (models / "dpo").unlink()
+    (models / "dpo").mkdir()
+    (models / "dpo" / "metrics.jsonl").symlink_to(letters / "metrics.jsonl")
+    with pytest.raises(ConfigError, match=r"dpo/metrics\.jsonl: is a symbolic link"):
+        trained_folder(call, "dpo")
+    (models / "dpo" / "metrics.jsonl").unlink()
+    (tmp_path / "models").rename(tmp_path / "elsewhere")
+    (tmp_path / "models").symlink_to(tmp_path / "elsewhere")
+    assert trained_folder(call, "dpo") == Path("models/run/dpo")

@@ -39,11 +39,17 @@ def write_policy(folder: Path) -> Path:
     adapter.mkdir(parents=True)
     (base / "config.json").write_text('{"max_position_embeddings": 4096}')
     (base / "tokenizer.json").write_text("{}")
-    (base / "model.safetensors").write_bytes(b"weights")
-    (adapter / "adapter_model.safetensors").write_bytes(b"adapter")
+    (base / "model.safetensors").write_bytes(no_tensors("weights"))
+    (adapter / "adapter_model.safetensors").write_bytes(no_tensors("adapter"))
     (adapter / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 12, "bias": "none"}')
     (folder / "policy" / "training.json").write_text('{"base": "../base"}')
     return folder / "policy"
+
+
+def no_tensors(word: str) -> bytes:
+    """A whole safetensors file with nothing in it but a word."""
+    header = json.dumps({"__metadata__": {"word": word}}).encode()
+    return len(header).to_bytes(8, "little") + header
 
 
 def kept(folder: Path, name: str) -> list[dict[str, Any]]:

@@ -1,0 +1,203 @@
+"""Files of a folder that somebody else may have made: regular ones, read up to a size.
+
+A run or a model can come from a colleague or from the net. A link in it leads elsewhere, a pipe
+or a device never ends, a sparse file is larger than memory. So a run folder holds folders and
+regular files and nothing else, which `refuse_strange` checks before a stage begins, and every
+reader opens its files here. The folder itself may be a link: its user has named it.
+"""
+
+import os
+import stat
+from collections.abc import Iterable
+from io import BufferedReader
+from pathlib import Path, PurePosixPath
+
+from storage.errors import ConfigError
+
+RECORD_BYTES = 16 << 20
+"""Most bytes of a record that Branchwise or a training keeps (`provenance.json` has some kB)."""
+LOG_BYTES = 256 << 20
+"""Most bytes of a file of many lines (a journal, a manifest, the curve of a training)."""
+
+_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe without a writer would be waited for
+_STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
+"""What a shell gives in place of a file; `--config <(…)` is one."""
+
+
+def refuse_strange(folder: Path, *, linked: bool = True) -> None:
+    """Refuse a folder that holds anything besides folders and regular files, at any depth.
+
+    Hidden entries are left alone: nothing here reads them, and editors put links there.
+
+    Args:
+        folder: a missing one is fine.
+        linked: whether the folder itself may be a link.
+
+    Raises:
+        ConfigError: it holds something else; the first such entry is named.
+    """
+    if not linked and folder.is_symlink():
+        raise _strange(folder, stat.S_IFLNK)
+    waiting = [os.fspath(folder)]
+    while waiting:
+        for entry in _entries(waiting.pop()):
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(entry.path)
+            elif not entry.is_file(follow_symlinks=False):
+                raise _strange(Path(entry.path), entry.stat(follow_symlinks=False).st_mode)
+
+
+def refuse_irregular(*paths: Path) -> None:
+    """Refuse paths where something else than a regular file lies; nothing there is fine.
+
+    For libraries that open files by name, such as SQLite.
+
+    Raises:
+        ConfigError: a link, a pipe, a device, a socket or a folder lies there.
+    """
+    for path in paths:
+        try:
+            mode = path.lstat().st_mode
+        except (OSError, ValueError):
+            continue  # whoever opens it says why not
+        if not stat.S_ISREG(mode):
+            raise _strange(path, mode)
+
+
+def open_inside(folder: Path, name: str, most: int | None = None) -> BufferedReader:
+    """Open a regular file inside a folder; no link is followed on the way to it.
+
+    Args:
+        folder: may itself be a link.
+        name: relative to `folder`, with forward slashes.
+        most: bytes that the file may have; null for any number.
+
+    Raises:
+        ConfigError: the name leads out of the folder, or to a link or no regular file, or the
+            file is too large.
+        OSError: it is missing or cannot be opened.
+    """
+    *above, last = _steps(folder, name)
+    at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for step in above:
+            below = os.open(step, _OPEN | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
+            os.close(at)
+            at = below
+        descriptor = os.open(last, _OPEN | os.O_NOFOLLOW, dir_fd=at)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        _refuse_steps(folder, (*above, last))
+        raise
+    finally:
+        os.close(at)
+    return _checked(descriptor, folder / name, most)
+
+
+def read_inside(folder: Path, name: str, most: int = RECORD_BYTES) -> bytes:
+    """The content of a file inside a folder (see `open_inside`)."""
+    with open_inside(folder, name, most) as file:
+        return file.read(most)
+
+
+def open_named(path: Path, most: int | None = None) -> BufferedReader:
+    """Open a regular file that a person named, or one of a model folder; links are followed.
+
+    Raises:
+        ConfigError: it is no regular file, or too large.
+        OSError: it is missing or cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, _OPEN)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        refuse_irregular(path.resolve())
+        raise
+    except ValueError as error:  # a NUL in the name
+        raise ConfigError(f"{os.fspath(path)!r}: cannot be the name of a file") from error
+    return _checked(descriptor, path, most)
+
+
+def read_named(path: Path, most: int = RECORD_BYTES) -> bytes:
+    """The content of a file that a person named; a shell's stream (`/dev/fd/…`) may be one.
+
+    Raises:
+        ConfigError: it is no regular file, or too large.
+        OSError: it is missing or cannot be read.
+    """
+    if not os.fspath(path).startswith(_STREAMS):
+        with open_named(path, most) as file:
+            return file.read(most)
+    with path.open("rb") as stream:
+        content = stream.read(most + 1)
+    if len(content) > most:
+        raise ConfigError(f"{path}: gives more than the {most:,} bytes that are read of it")
+    return content
+
+
+def _steps(folder: Path, name: str) -> tuple[str, ...]:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
+        raise ConfigError(f"{folder}: {name!r} does not name a file inside this folder")
+    return path.parts
+
+
+def _refuse_steps(folder: Path, steps: Iterable[str]) -> None:
+    """Say which step on the way to a file is not what it has to be, if one is strange."""
+    path = folder
+    *above, last = steps
+    for step in above:
+        path /= step
+        mode = path.lstat().st_mode
+        if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+            raise _strange(path, mode)
+    refuse_irregular(path / last)
+
+
+def _checked(descriptor: int, path: Path, most: int | None) -> BufferedReader:
+    """A file object on the descriptor, which is closed if it is refused."""
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise _strange(path, status.st_mode)
+        if most is not None and status.st_size > most:
+            raise ConfigError(
+                f"{path}: has {status.st_size:,} bytes, and a file of its kind at most {most:,}; "
+                "restore the right one"
+            )
+        os.set_blocking(descriptor, True)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError:
+        return []  # whoever reads or writes there says why it cannot be done
+
+
+def _strange(path: Path, mode: int) -> ConfigError:
+    if stat.S_ISLNK(mode):
+        return ConfigError(
+            f"{path}: is a symbolic link, which is not followed inside the folder of a run or a "
+            "model; put the file or folder itself there, or link the whole folder"
+        )
+    return ConfigError(f"{path}: is {_kind(mode)}, not a regular file; remove it, or restore it")
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISDIR(mode):
+        return "a folder"
+    if stat.S_ISFIFO(mode):
+        return "a pipe"
+    if stat.S_ISSOCK(mode):
+        return "a socket"
+    return "a device"

@@ -1,0 +1,93 @@
+"""Model folders in the format of transformers, looked through before any library reads them.
+
+Such a folder can name code of its own (`auto_map`), other weights than those that lie in it, or
+more layers than any memory holds; and a file of it can be a pipe. transformers asks at the terminal
+whether to run the code; here nothing of a folder runs, and there is no question.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from storage.enclosed import open_named, read_named
+from storage.errors import ConfigError
+from storage.plain_json import as_object, parse_json
+
+ADAPTER_CONFIG = "adapter_config.json"
+MOST_LAYERS = 1000
+"""Of a model; the largest have some hundred."""
+
+_READ = re.compile(r".*\.(json|jinja|model|safetensors|txt)")
+_CONFIGS = (
+    "config.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+)
+_LAYERS = re.compile(r"(num_|n_)?(\w+_)?layers?")
+
+
+def refuse_code(folder: Path, *, whole: bool = True) -> None:
+    """Refuse a model folder whose files would run code or lead elsewhere.
+
+    Args:
+        folder: that transformers, or a vLLM server, is to read.
+        whole: whether all of its files are looked at; else its configurations alone.
+
+    Raises:
+        ConfigError: there is such a file, or one that cannot be read.
+    """
+    if (folder / ADAPTER_CONFIG).exists():
+        raise ConfigError(
+            f"{folder / ADAPTER_CONFIG}: lies beside merged weights, so that other weights would "
+            f"be loaded in their place; a policy folder keeps it in {folder.name}/adapter/"
+        )
+    try:
+        names = sorted(path.name for path in folder.iterdir()) if whole else ()
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be read: {error.strerror}") from error
+    for name in names:
+        if _READ.fullmatch(name):
+            with open_named(folder / name):
+                pass  # a regular file
+    for name in _CONFIGS:
+        config = read_config(folder, name)
+        _refuse_auto_map(folder / name, config)
+        _refuse_layers(folder / name, config)
+
+
+def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
+    """A JSON object of a model folder; empty where there is none.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    path = folder / name
+    try:
+        return as_object(parse_json(read_named(path), constants=True))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); copy it again") from error
+
+
+def _refuse_auto_map(path: Path, config: Any) -> None:
+    values = config.values() if isinstance(config, dict) else config
+    if isinstance(config, dict) and config.get("auto_map"):
+        raise ConfigError(
+            f"{path}: `auto_map` names code of the model's own, and no code of a model folder ever "
+            "runs here; take a model that transformers knows, or a copy without `auto_map` if it "
+            "does know this one"
+        )
+    for inner in values:
+        if isinstance(inner, dict | list):
+            _refuse_auto_map(path, inner)
+
+
+def _refuse_layers(path: Path, config: dict[str, Any]) -> None:
+    for name, value in config.items():
+        if _LAYERS.fullmatch(name) and isinstance(value, int) and value > MOST_LAYERS:
+            raise ConfigError(f"{path}: `{name}` is {value}, more than any model has")
+        if isinstance(value, dict):
+            _refuse_layers(path, value)

@@ -1,0 +1,87 @@
+"""JSON that anybody may have written: what cannot be read is a `ValueError` in plain words."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from storage.enclosed import RECORD_BYTES, read_inside
+from storage.text import storable_values
+
+
+def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
+    """The value of a JSON text, with lone surrogates as U+FFFD (no table can hold them).
+
+    Args:
+        text: JSON; bytes are UTF-8.
+        constants: whether NaN and Infinity may stand in it, which JSON does not have.
+
+    Raises:
+        ValueError: what is wrong with it.
+    """
+    try:
+        return storable_values(
+            json.loads(
+                text if isinstance(text, str) else text.decode("utf-8"),
+                parse_constant=None if constants else _no_constant,
+                parse_int=whole_number,
+            )
+        )
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8 (byte {error.start})") from error
+    except json.JSONDecodeError as error:
+        what = error.msg.removesuffix(" at").rstrip(": ")
+        line = f"line {error.lineno}, " if error.lineno > 1 else ""
+        raise ValueError(f"is not JSON ({what} at {line}character {error.colno})") from error
+    except RecursionError as error:
+        raise ValueError("is nested too deeply") from error
+
+
+def object_inside(folder: Path, name: str, most: int = RECORD_BYTES) -> dict[str, Any]:
+    """The JSON object in a file inside a folder (see `storage.enclosed`).
+
+    Raises:
+        ConfigError: it is no regular file inside the folder, or too large.
+        OSError: it is missing or cannot be read.
+        ValueError: it holds no JSON object.
+    """
+    return as_object(parse_json(read_inside(folder, name, most), constants=True))
+
+
+def as_object(value: Any) -> dict[str, Any]:
+    """`value`, which has to be a JSON object.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(value, dict):
+        raise ValueError(f"is {kind_in_words(value)}, not an object")
+    return value
+
+
+def kind_in_words(value: Any) -> str:
+    """What JSON calls the kind of `value`."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true or false"
+    if isinstance(value, int | float):
+        return "a number"
+    if isinstance(value, str):
+        return "text"
+    return "a list" if isinstance(value, list) else "an object"
+
+
+def whole_number(digits: str) -> int:
+    """An integer of JSON; Python converts no more than some thousand digits.
+
+    Raises:
+        ValueError: it has more.
+    """
+    try:
+        return int(digits)
+    except ValueError as error:
+        raise ValueError(f"has a number of {len(digits.lstrip('-'))} digits, too long") from error
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"has {name}, which is not JSON")

@@ -1,0 +1,139 @@
+"""A run folder from somebody else: links, pipes, devices and folders where its files should be.
+
+Each is a sentence that names it, and exit code 2, before anything outside the folder was read or
+written. A stage that hangs is told of by `Stages`.
+"""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from durable import World
+from stages import Ended
+from strange_files import NOT_FOLDERS, Strange, folder, link, pipe, sparse
+
+from storage.manifest import verify_manifest
+
+pytestmark = pytest.mark.failure
+
+FILES = {
+    "config.yaml": "inspect",
+    "provenance.json": "relabel",
+    "manifest.json": "inspect",
+    "ledger.sqlite": "annotate",
+    "ledger.sqlite-wal": "annotate",
+    "ledger.sqlite-shm": "annotate",
+    "ledger.sqlite-journal": "annotate",
+    "ledger.sqlite.lock": "annotate",
+    "questions.parquet": "inspect",
+    "failures.parquet": "annotate",
+    "trees/part-00001.parquet": "verify",
+    "pairs/part-00001.parquet": "train-dpo",
+    "relabelled/mine/labelling.yaml": "diagnose",
+    "relabelled/mine/pairs/part-00000.parquet": "train-dpo",
+    "eval/start/set/predictions.parquet": "inspect",
+    "eval/start/set/metrics.json": "eval",
+    "survival/part-00000.parquet": "diagnose",
+    "logs/server.log": "annotate",
+    "README.md": "annotate",
+    "diagnosis.json": "diagnose",
+    "study/study.lock": "study",
+    "study/journal.jsonl": "study",
+    "curriculum/begun.yaml": "curriculum",
+    "curriculum/start.json": "curriculum",
+    "curriculum/journal.jsonl": "curriculum",
+}
+"""Every file that a stage reads, writes or makes in a run folder, and such a stage."""
+FOLDERS = {
+    "trees": "verify",
+    "pairs": "inspect",
+    "relabelled": "relabel",
+    "eval": "eval",
+    "logs": "annotate",
+    "study": "study",
+    "curriculum": "curriculum",
+}
+MORE = {
+    "diagnose": ("--label", "mine", "--no-model"),
+    "train-dpo": ("--dry-run",),
+    "study": ("--name", "labels", "--dry-run"),
+}
+
+
+@pytest.fixture
+def run(world: World, tmp_path: Path) -> Path:
+    """A finished run of one's own."""
+    return Path(shutil.copytree(world.whole, tmp_path / "run"))
+
+
+def refused(world: World, run: Path, stage: str, name: str) -> Ended:
+    """The stage's end, which has to be exit code 2 and the name of the file."""
+    config = () if name == "config.yaml" or stage == "inspect" else ("--config", world.recipe)
+    before = len(world.seeds)
+    ended = world.stages.run(stage, "--run", run, *config, *MORE.get(stage, ()))
+    assert ended.code == 2, ended.said
+    assert str(run / name) in ended.said
+    assert "Traceback" not in ended.said
+    assert len(world.seeds) == before, "nothing is paid for"
+    return ended
+
+
+@pytest.mark.parametrize("strange", NOT_FOLDERS.values(), ids=NOT_FOLDERS)
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_no_regular_file(
+    name: str, strange: Strange, world: World, run: Path, tmp_path: Path
+) -> None:
+    strange(run / name, tmp_path / "outside")
+    before = {path: path.read_bytes() for path in (tmp_path / "outside").iterdir()}
+    refused(world, run, FILES[name], name)
+    assert before == {path: path.read_bytes() for path in before}, "nothing outside is written"
+
+
+@pytest.mark.parametrize("strange", [link, pipe])
+@pytest.mark.parametrize("name", FOLDERS)
+def test_what_is_no_folder(
+    name: str, strange: Strange, world: World, run: Path, tmp_path: Path
+) -> None:
+    (run / name).mkdir(exist_ok=True)
+    strange(run / name, tmp_path / "outside")
+    moved = tmp_path / "outside" / name
+    before = sorted(moved.rglob("*"))
+    refused(world, run, FOLDERS[name], name)
+    assert sorted(moved.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.yaml", "provenance.json", "manifest.json", "ledger.sqlite", "ledger.sqlite-wal"],
+)
+def test_a_folder_in_the_place_of_a_file(
+    name: str, world: World, run: Path, tmp_path: Path
+) -> None:
+    folder(run / name, tmp_path / "outside")
+    refused(world, run, FILES[name], name)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "provenance.json", "manifest.json"])
+def test_a_file_that_no_memory_holds(name: str, world: World, run: Path, tmp_path: Path) -> None:
+    sparse(run / name, tmp_path / "outside")
+    assert "bytes" in refused(world, run, FILES[name], name).said
+
+
+def test_a_lock_with_something_in_it_is_not_emptied(world: World, run: Path) -> None:
+    lock = run / "ledger.sqlite.lock"
+    lock.write_text("letters to a friend\n")
+    refused(world, run, "relabel", lock.name)
+    assert lock.read_text() == "letters to a friend\n"
+
+
+def test_a_run_that_is_linked_as_a_whole_goes_on(world: World, run: Path, tmp_path: Path) -> None:
+    (run / "ledger.sqlite.lock").unlink()
+    (run / ".#config.yaml").symlink_to("somebody@somewhere.1")  # an editor's own mark
+    (tmp_path / "datasets").symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "run").symlink_to(run, target_is_directory=True)
+    for named in (tmp_path / "links" / "run", tmp_path / "datasets" / "run"):
+        again = world.annotate(named)
+        assert again.code == 0, again.said
+        assert world.stages.run("inspect", "--run", named).code == 0
+        assert verify_manifest(named) == []

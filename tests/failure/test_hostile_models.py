@@ -1,0 +1,341 @@
+"""A model folder from somebody else: code that it names never runs, and damage is a sentence.
+
+The stages are started as a person would, and end before they write or load anything.
+"""
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from durable import World
+from fake_vllm import no_tensors
+from stages import Ended
+from strange_files import NOT_FOLDERS, Strange, sparse
+from tiny_llama import write_tiny_folder
+
+from engines.weights import load_policy, policy_files
+from storage.errors import ConfigError
+
+pytestmark = pytest.mark.failure
+
+LORA = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+BASE = "../base"
+
+
+def tensors(**shapes: tuple[int, ...]) -> bytes:
+    """A safetensors file with zeros."""
+    header, place = {}, 0
+    for name, shape in shapes.items():
+        size = 4 * shape[0] * shape[1]
+        offsets = [place, place + size]
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": offsets}
+        place += size
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(place)
+
+
+def lora(rank: int = 2) -> bytes:
+    at = "base_model.model.model.layers.0.self_attn.q_proj"
+    return tensors(**{f"{at}.lora_A.weight": (rank, 64), f"{at}.lora_B.weight": (64, rank)})
+
+
+def policy(folder: Path, record: Any = None, config: Any = None, weights: bytes = b"") -> Path:
+    """A policy folder with an adapter."""
+    (folder / "adapter").mkdir(parents=True)
+    (folder / "adapter" / "adapter_config.json").write_text(_json(config or LORA))
+    (folder / "adapter" / "adapter_model.safetensors").write_bytes(weights or lora())
+    (folder / "training.json").write_text(_json(record or {"base": BASE}))
+    return folder
+
+
+def _json(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_folder(tmp_path_factory.mktemp("tiny") / "base")
+
+
+@pytest.fixture
+def base(tiny: Path, tmp_path: Path) -> Path:
+    """Merged weights that could be loaded."""
+    return Path(shutil.copytree(tiny, tmp_path / "base"))
+
+
+def asked(world: World, model: Path | str, *more: str, **how: Any) -> Ended:
+    """An annotation by the model in the embedded engine; it must end before it begins."""
+    settings = ("policy.engine=openvino", "policy.base_url=null", f"policy.model={model}", *more)
+    words = [word for setting in settings for word in ("--set", setting)]
+    run = world.whole.parent / "never"
+    ended = world.stages.run("annotate", "--config", world.recipe, "--run", run, *words, **how)
+    assert not run.exists()
+    return ended
+
+
+def told(ended: Ended, *said: str) -> None:
+    assert ended.code == 2, ended.said[-3000:]
+    assert "Traceback" not in ended.said
+    for words in said:
+        assert words in ended.said
+    assert len(ended.said) < 4000, "a sentence"
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        ({"base": "."}, "leads back to this folder"),
+        ({"base": "../loop"}, "leads back to this folder"),
+        ({"base": "./../policy/../policy"}, "leads back to this folder"),
+        ({"base": "packaged", "chain": ["adapter"] * 5000}, "a chain of more than 64 adapters"),
+        ({"base": "../nothing"}, "does not exist"),
+        ({"base": "x" * 5000}, "cannot be read"),
+        ({"base": "x\0y"}, ""),
+        ({"base": "/dev/zero"}, "does not exist"),
+        ({"base": "packaged", "chain": 5}, "must say what the adapter sits on"),
+        ({"base": "packaged", "chain": ["x" * 5000]}, "cannot be read"),
+        ({"chain": []}, "must say what the adapter sits on"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"base": "packaged", "n": ' + "9" * 5000 + "}", "5000 digits"),
+        ("5", "must say what the adapter sits on"),
+    ],
+)
+def test_what_an_adapter_sits_on(record: Any, says: str, world: World, tmp_path: Path) -> None:
+    policy(tmp_path / "policy", record)
+    policy(tmp_path / "loop", {"base": "../policy"})
+    told(asked(world, tmp_path / "policy"), says)
+
+
+def test_a_long_line_of_folders(world: World, tmp_path: Path) -> None:
+    for number in range(2000):
+        policy(tmp_path / str(number), {"base": f"../{number + 1}"})
+    told(asked(world, tmp_path / "0"), "a chain of more than 64 adapters")
+
+
+@pytest.mark.parametrize("strange", NOT_FOLDERS.values(), ids=NOT_FOLDERS)
+def test_a_record_that_is_no_file(strange: Strange, world: World, tmp_path: Path) -> None:
+    strange(policy(tmp_path / "policy") / "training.json", tmp_path / "outside")
+    told(asked(world, tmp_path / "policy"), "policy/training.json: is a")
+
+
+@pytest.mark.parametrize("name", ["training.json", "adapter/adapter_config.json"])
+def test_a_record_that_no_memory_holds(name: str, base: Path, world: World, tmp_path: Path) -> None:
+    sparse(policy(tmp_path / "policy") / name, tmp_path / "outside")
+    told(asked(world, tmp_path / "policy"), f"policy/{name}: has 10,737,418,240 bytes")
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is a list"),
+        ("[" * 100_000, "nested too deeply"),
+        ({**LORA, "r": 1_000_000_000}, "rank 1000000000"),
+        ({**LORA, "r": "two"}, "rank two"),
+        ('{"peft_type": "LORA", "r": ' + "9" * 5000 + "}", "5000 digits"),
+        ({**LORA, "r": 4}, "has rank 2"),
+        ({**LORA, "rank_pattern": {"q_proj": 10**9}}, "rank 1000000000"),
+        ({**LORA, "auto_map": {"Lora": "evil.Lora"}}, "`auto_map` names code"),
+        ({**LORA, "target_modules": "(.*)*x"}, "may take for ever"),
+        ({**LORA, "rank_pattern": {".*" * 30 + "x": 2}}, "may take for ever"),
+        ({**LORA, "layer_replication": [[0, 2]] * 10_000}, "makes 20000 layers"),
+    ],
+)
+def test_the_configuration_of_an_adapter(
+    config: Any, says: str, base: Path, world: World, tmp_path: Path
+) -> None:
+    policy(tmp_path / "policy", config=config)
+    told(asked(world, tmp_path / "policy"), says, "policy/adapter")
+
+
+def _other_end(weights: bytes) -> bytes:
+    header = json.loads(weights[8 : 8 + int.from_bytes(weights[:8], "little")])
+    next(iter(header.values()))["data_offsets"] = [0, 1 << 60]
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(64)
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "cut off": lambda weights: weights[:-10],
+    "cut off early": lambda weights: weights[:5],
+    "empty": lambda weights: b"",
+    "an absurd header": lambda weights: (1 << 60).to_bytes(8, "little") + weights[8:],
+    "a header of noise": lambda weights: weights[:8] + b"\xff" * (len(weights) - 8),
+    "a deep header": lambda weights: (100_000).to_bytes(8, "little") + b"[" * 100_000,
+    "a tensor elsewhere": _other_end,
+    "another shape": lambda weights: weights.replace(b"[2, 64]", b"[9, 64]"),
+    "a pickle": lambda weights: pickle.dumps({"weights": [1, 2]}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_the_weights_of_an_adapter(
+    damage: Callable[[bytes], bytes], base: Path, world: World, tmp_path: Path
+) -> None:
+    policy(tmp_path / "policy", weights=damage(lora()) or b"\0")
+    told(asked(world, tmp_path / "policy"), "adapter_model.safetensors: cannot be read", "again")
+
+
+def test_an_adapter_of_another_model_is_refused_before_it_is_trained_on(
+    base: Path, tmp_path: Path
+) -> None:
+    at = "base_model.model.model.layers.0.self_attn.q_proj"
+    wide = tensors(**{f"{at}.lora_A.weight": (2, 640), f"{at}.lora_B.weight": (64, 2)})
+    files = policy_files(str(policy(tmp_path / "policy", weights=wide)))
+    with pytest.raises(ConfigError, match="cannot be merged into its base"):
+        load_policy(files)
+
+
+class _Runs:
+    """A pickle that makes a file when it is loaded."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return Path.touch, (self.marker,)
+
+
+@pytest.mark.parametrize("name", ["adapter/adapter_model.bin", "pytorch_model.bin", "model.pt"])
+def test_pickles_are_named_and_left_alone(name: str, world: World, tmp_path: Path) -> None:
+    path, marker = tmp_path / "policy" / name, tmp_path / "it-ran"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(pickle.dumps(_Runs(marker)))
+    told(asked(world, tmp_path / "policy"), f"{path} is a pickle", "never loaded")
+    assert not marker.exists()
+
+
+CODE = "from pathlib import Path\nPath({marker!r}).touch()\nclass Evil: ...\n"
+
+
+def with_code(folder: Path, name: str, marker: Path) -> Path:
+    """A model folder that names code of its own."""
+    path = folder / name
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    names = {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}
+    names["AutoTokenizer"] = names["AutoModel"] = "evil.Evil"
+    path.write_text(json.dumps({**kept, "model_type": "evil", "auto_map": names}))
+    (folder / "evil.py").write_text(CODE.format(marker=str(marker)))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "tokenizer_config.json", "generation_config.json", "processor_config.json"],
+)
+def test_a_folder_that_brings_code(name: str, base: Path, world: World, tmp_path: Path) -> None:
+    marker = tmp_path / "it-ran"
+    with_code(base, name, marker)
+    (base / "tokenizer.json").write_text("{}")
+    for model in (base, policy(tmp_path / "policy")):
+        told(asked(world, model), f"{name}: `auto_map` names code", "no code of a model folder")
+    served = asked(world, base, "policy.engine=vllm", "policy.base_url=null")
+    told(served, "`auto_map` names code")
+    assert not marker.exists()
+
+
+def test_a_hub_model_that_brings_code(base: Path, world: World, tmp_path: Path) -> None:
+    marker, hub = tmp_path / "it-ran", tmp_path / "hub" / "models--owner--name"
+    (hub / "refs").mkdir(parents=True)
+    (hub / "refs" / "main").write_text("0123abc")
+    blobs = Path(shutil.copytree(with_code(base, "config.json", marker), hub / "blobs"))
+    snapshot = hub / "snapshots" / "0123abc"
+    snapshot.mkdir(parents=True)
+    for blob in blobs.iterdir():
+        (snapshot / blob.name).symlink_to(Path("../../blobs") / blob.name)
+    at = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    told(asked(world, "hub:owner/name", environment=at), "`auto_map` names code")
+    assert not marker.exists()
+
+
+def test_a_dense_encoder_that_brings_code(base: Path, world: World, tmp_path: Path) -> None:
+    pytest.importorskip("sentence_transformers")
+    marker = tmp_path / "it-ran"
+    with_code(base, "config.json", marker)
+    settings = ("retrieval.kind=dense", f"retrieval.dense.model={base}")
+    words = [word for setting in settings for word in ("--set", setting)]
+    run = ("--run", tmp_path / "run", "--config", world.recipe)
+    told(world.stages.run("index", *run, *words), "`auto_map` names code")
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda b: (b / "config.json").write_text("{"), "config.json: cannot be read"),
+        (lambda b: (b / "config.json").write_text("[" * 100_000), "nested too deeply"),
+        (lambda b: _changed(b / "config.json", num_hidden_layers=10**9), "`num_hidden_layers`"),
+        (lambda b: (b / "tokenizer_config.json").write_text("[]"), "tokenizer_config.json"),
+        (lambda b: (b / "adapter_config.json").write_text("{}"), "lies beside merged weights"),
+        (
+            lambda b: (b / "model.safetensors").write_bytes(b"short"),
+            "cannot be read as safetensors",
+        ),
+        (lambda b: _indexed(b, "../elsewhere.safetensors"), "does not name a file of its folder"),
+        (lambda b: _indexed(b, 5), "no index of safetensors shards"),
+    ],
+)
+def test_damaged_merged_weights(
+    damage: Callable[[Path], object], says: str, base: Path, world: World
+) -> None:
+    damage(base)
+    told(asked(world, base), says)
+
+
+def _changed(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def _indexed(base: Path, shard: object) -> None:
+    (base / "model.safetensors").unlink()
+    index = {"weight_map": {"lm_head.weight": shard}}
+    (base / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "vocab.txt"])
+@pytest.mark.parametrize("strange", ["pipe", "endless", "device", "bound"])
+def test_a_file_of_merged_weights_that_is_none(
+    strange: str, name: str, base: Path, world: World, tmp_path: Path
+) -> None:
+    NOT_FOLDERS[strange](base / name, tmp_path / "outside")
+    told(asked(world, base), "not a regular file")
+
+
+def test_weights_may_be_links_to_files(base: Path, tmp_path: Path) -> None:
+    """The hub's own cache is made of them."""
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for file in base.iterdir():
+        (linked / file.name).symlink_to(file)
+    load_policy(policy_files(str(linked)))
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"model": 5}', "[" * 100_000])
+def test_a_damaged_tokenizer(text: str, base: Path) -> None:
+    (base / "tokenizer.json").write_text(text)
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        load_policy(policy_files(str(base)))
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        ({"kind": "reward-model"}, "no reward model here"),
+        ({"kind": "reward-model", "encoder": 5, "encoder_digest": "", "heads_digest": ""}, "text"),
+        ({"kind": "dpo"}, "tells of a `dpo`"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"kind": ' + "9" * 5000 + "}", "5000 digits"),
+    ],
+)
+def test_a_reward_model(record: Any, says: str, world: World, tmp_path: Path) -> None:
+    folder = tmp_path / "reward-model"
+    folder.mkdir()
+    (folder / "training.json").write_text(_json(record))
+    (folder / "heads.safetensors").write_bytes(no_tensors("none"))
+    trees = ("mcts={kind: chains, branches: 2}", "agent.protocol=evo-rag", "evo_rag={}")
+    settings = (*trees, "pairs.score=reward_model", f"reward_model={folder}")
+    told(asked(world, "packaged", *settings), says)

@@ -1,0 +1,196 @@
+"""YAML and JSON that mean harm: a sentence with the file in it, exit code 2, and no wait.
+
+A stage that hangs is told of by `Stages`.
+"""
+
+import json
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from durable import World
+from stages import Ended
+
+from pipelines.config import load_recipe
+from storage.manifest import MANIFEST
+
+pytestmark = pytest.mark.failure
+
+DEEP = 100_000
+DIGITS = "9" * 5000
+
+
+def _nested(of: str) -> str:
+    """A name for nine of the last one's, nine times over: 9¹² values in a kilobyte."""
+    names = "abcdefghijklm"
+    lines = [f"{names[0]}: &{names[0]} {of}"]
+    for before, name in pairwise(names):
+        lines.append(f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]")
+    return "\n".join(lines)
+
+
+RECIPES = {
+    "laughs": (_nested("[x, x]"), "with its aliases written out"),
+    "long laughs": (_nested('"' + "x" * 5000 + '"'), "with its aliases written out"),
+    "merges": (_nested("{k: v}").replace("[", "{<<: [").replace("]", "]}"), "aliases written out"),
+    "a list in itself": ("name: x\ndata: &a [*a]", ":2: the alias *a is part of what it names"),
+    "a mapping in itself": ("name: x\ndata: &a {mix: *a}", ":2: the alias *a is part"),
+    "a root in itself": ("&a {name: x, data: *a}", "part of what it names"),
+    "deep lists": ("name: x\ndata: " + "[" * DEEP, ":2: nested more than 40 levels deep"),
+    "deep mappings": (
+        "name: x\ndata: " + "{a: " * (DEEP // 2),
+        ":2: nested more than 40 levels deep",
+    ),
+    "deep blocks": ("".join(" " * n + "a:\n" for n in range(300)), "levels deep"),
+    "deep aliases": (
+        "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 300)),
+        "levels deep",
+    ),
+    "an integer": (f"name: x\nseed: {DIGITS}", ":2: is a number of 5000 characters"),
+    "a hexadecimal": ("name: x\nseed: 0x" + "f" * 100_000, ":2: is a number of"),
+    "sexagesimals": ("name: x\nseed: " + "59:" * 5000 + "59", ":2: is a number of"),
+    "an integer past every bound": ("name: x\nmcts: {c: " + "9" * 99 + "x}", "mcts.c"),
+    "not a number": ("name: x\nmcts: {c: .nan}", "mcts.c"),
+    "infinity": ("name: x\nmcts: {c: 1.0e+999}", "mcts.c"),
+    "a key that is a number": ("name: x\n1: 2", ":2: is a key that is not text"),
+    "a key that is a list": ("name: x\n? [a]\n: 2", ":2: is a key that is not text"),
+    "a date": ("name: 2024-01-01", ":1: 2024-01-01 is a date; put it in quotes"),
+    "no date": ("name: 2024-13-45", ":1: '2024-13-45' cannot be read"),
+    "a tag": ("name: !!timestamp x", ":1: 'x' cannot be read"),
+    "a set": ("name: x\ndata: !!set {a}", ":2: has the tag"),
+    "an object": ("name: !!python/object/apply:os.system [id]", "has the tag"),
+    "twice": ("name: x\nmcts: {c: 1}\nmcts: {c: 2}", ":3: `mcts` stands there twice"),
+    "twice within": ("name: x\nmcts: {c: 1, c: 2}", ":2: `mcts.c` stands there twice"),
+    "too long": ("name: x\n# " + "x" * 300_000, "bytes"),
+    "two": ("name: x\n---\nname: y", "single document"),
+}
+JSONS = {
+    "deep": '{"inputs": ' + "[" * DEEP,
+    "an integer": f'{{"inputs": {{}}, "cpu_count": {DIGITS}}}',
+    "a list": "[]",
+    "no inputs": '{"inputs": 5}',
+    "torn": '{"inputs": {',
+    "latin": '{"inputs": "\xe9"}',
+}
+
+
+@pytest.fixture
+def run(world: World, tmp_path: Path) -> Path:
+    """A finished run of one's own."""
+    return Path(shutil.copytree(world.whole, tmp_path / "run"))
+
+
+def told(ended: Ended, *said: str, code: int = 2) -> None:
+    assert ended.code == code, ended.said[-3000:]
+    assert "Traceback" not in ended.said
+    for words in said:
+        assert words in ended.said
+    assert len(ended.said) < 3000, "a sentence"
+
+
+@pytest.mark.parametrize(("text", "says"), RECIPES.values(), ids=RECIPES)
+def test_a_recipe(text: str, says: str, world: World, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(text)
+    told(
+        world.stages.run("annotate", "--config", recipe, "--run", tmp_path / "run"), says, "recipe"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("text", "says"), RECIPES.values(), ids=RECIPES)
+def test_a_recipe_of_a_run(text: str, says: str, world: World, run: Path) -> None:
+    (run / "config.yaml").write_text(text)
+    told(world.stages.run("inspect", "--run", run), says, f"{run}/config.yaml")
+    if says != "mcts.c":  # which is a difference, and told as one
+        other = world.stages.run("annotate", "--config", world.recipe, "--run", run)
+        told(other, says, f"{run}/config.yaml")
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["[" * 5000, DIGITS, "&a [*a]", "2024-01-01", "0x" + "f" * 5000, "{1: 2}", "!!timestamp x"],
+)
+def test_a_setting_of_the_command_line(value: str, world: World, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for key in ("seed", "data.mix"):
+        ended = world.stages.run(
+            "annotate", "--config", world.recipe, "--run", run, "--set", f"{key}={value}"
+        )
+        told(ended, f"--set {key}: the value cannot be a setting's")
+    nested = world.stages.run(
+        "annotate", "--config", world.recipe, "--run", run, "--set", "name" + ".a" * 2000 + "=1"
+    )
+    assert nested.code == 2
+    assert "Traceback" not in nested.said
+
+
+@pytest.mark.parametrize("text", JSONS.values(), ids=JSONS)
+def test_the_provenance(text: str, world: World, run: Path) -> None:
+    (run / "provenance.json").write_text(text, encoding="latin-1")
+    for stage in ("annotate", "relabel"):
+        ended = world.stages.run(stage, "--config", world.recipe, "--run", run)
+        told(ended, f"{run}/provenance.json: cannot be read", "restore it")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * DEEP,
+        '{"parts": ' + "[" * DEEP,
+        f'{{"schema_version": {DIGITS}}}',
+        f'{{"parts": [{{"table": "trees", "path": "trees/a", "sha256": "", "rows": {DIGITS}}}]}}',
+        '{"parts": [{"table": "trees", "path": "../x", "sha256": "", "rows": 1}]}',
+    ],
+)
+def test_the_manifest(text: str, world: World, run: Path) -> None:
+    (run / MANIFEST).write_text(text)
+    told(world.stages.run("inspect", "--run", run), f"{run}/manifest.json: not a manifest", code=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        RECIPES["laughs"],
+        RECIPES["deep lists"],
+        RECIPES["a list in itself"],
+        ("seed: " + DIGITS, "is a number of 5000 characters"),
+        ("[]", "holds no settings"),
+        ("spre: [1]", "spre"),
+        ("spre: {alpha: 1}\nspre: {}", "stands there twice"),
+    ],
+)
+def test_the_settings_of_a_relabelling(text: str, says: str, world: World, run: Path) -> None:
+    assert world.stages.run("relabel", "--run", run, "--label", "mine").code == 0
+    (run / "relabelled" / "mine" / "labelling.yaml").write_text(text)
+    ended = world.stages.run("diagnose", "--run", run, "--label", "mine", "--no-model")
+    told(ended, says, f"{run}/relabelled/mine/labelling.yaml: cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("[" * DEEP, "is nested too deeply"),
+        ('{"id": "b", "extra": ' + '{"a": ' * DEEP, "is nested too deeply"),
+        (f'{{"id": "b", "question": "Who?", "answers": ["I"], "hops": {DIGITS}}}', "5000 digits"),
+        ('{"id": "b", "question": "Who?", "answers": [NaN]}', "has NaN"),
+    ],
+)
+def test_a_line_of_questions(line: str, says: str, world: World, tmp_path: Path) -> None:
+    path = tmp_path / "questions.jsonl"
+    path.write_text(f'{{"id": "a", "question": "Who?", "answers": ["I"]}}\n{line}\n')
+    ended = world.stages.run(
+        "data", "--config", world.recipe, "--set", f"data.questions={json.dumps(str(path))}"
+    )
+    told(ended, f"{path}:2: ", says)
+
+
+def test_aliases_that_mean_no_harm_are_read(world: World, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "name: &n mine\npolicy: {weights: *n}\nlimits: &l {max_usd: 1}\n"
+        "data: {source: atlas, limit: 2}\nevaluation: {policies: {<<: {a: *n, b: x}, b: *n}}\n"
+    )
+    assert load_recipe(recipe).evaluation.policies == {"a": "mine", "b": "mine"}
+    assert world.stages.run("data", "--config", recipe).code == 0
