@@ -15,7 +15,7 @@ from pipelines.inputs import model_digest
 from pipelines.run import Run
 from storage.calls import QuestionRow
 from storage.ledger import Ledger
-from storage.manifest import PartInfo, add_parts, load_manifest, remove_parts
+from storage.manifest import PartInfo, load_manifest, remove_parts
 from storage.parts import number_of, question_ids, read_parts, write_part
 from storage.records import Failure, Question
 from storage.schemas import rows_to_table, schema_of, table_to_records
@@ -54,7 +54,7 @@ class Committer:
 
     def write_questions(self) -> None:
         """Commit every field of every question."""
-        add_parts(self.run.folder, [self._part("questions", self.questions, None)])
+        self.run.commit([self._part("questions", self.questions, None)])
 
     def forget(self, number: int) -> None:
         """Let a part go, and owe its questions."""
@@ -98,7 +98,7 @@ class Committer:
         pairs = self._part("pairs", [p for a in batch for p in a.pairs], number)
         # With the part, so that attempts add up, and what was not committed is not counted twice.
         counts = dict(sum((a.counts for a in batch), Counter[str]()))
-        add_parts(self.run.folder, [trees.model_copy(update={"counts": counts}), pairs])
+        self.run.commit([trees.model_copy(update={"counts": counts}), pairs])
         self.ledger.set_questions(
             QuestionRow(a.question.id, "done", part=f"{number:05d}") for a in batch
         )
@@ -156,5 +156,5 @@ class Committer:
         latest = {f.question_id: f for f in (*old, *self._failures) if f.question_id not in done}
         rows = [latest[key] for key in sorted(latest)]
         if old or rows:
-            add_parts(self.run.folder, [self._part("failures", rows, None)])
+            self.run.commit([self._part("failures", rows, None)])
         return rows

@@ -55,7 +55,7 @@ def _rebuild(call: Invocation, run: Run, bad: Sequence[PartInfo]) -> list[str]:
     annotated = [part for part in bad if part.table in GROWN]
     others = [part for part in bad if part.table not in GROWN and part.table != "questions"]
     left = [part.path for part in others]
-    with Ledger(run.ledger) as ledger:
+    with run.open_ledger() as ledger:
         remove_parts(run.folder, others)
         for part in others:
             call.say(f"{part.path}: left the manifest; {_remedy(part)}")

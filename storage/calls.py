@@ -122,6 +122,7 @@ CREATE TABLE IF NOT EXISTS questions (
     detail TEXT, part TEXT
 );
 CREATE TABLE IF NOT EXISTS engines (policy_digest TEXT PRIMARY KEY, capabilities TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 
 # A stored reply is never overwritten: what was used once is what every replay sees. An error is.
@@ -138,6 +139,12 @@ PUT_ENGINE = (
     "ON CONFLICT (policy_digest) DO UPDATE SET capabilities = excluded.capabilities"
 )
 GET_ENGINE = "SELECT capabilities FROM engines WHERE policy_digest = ?"
+PUT_FACT = "INSERT OR IGNORE INTO facts (name, value) VALUES (?, ?)"
+GET_FACT = "SELECT value FROM facts WHERE name = ?"
+IS_USED = (
+    "SELECT EXISTS (SELECT 1 FROM calls) OR EXISTS (SELECT 1 FROM questions)"
+    " OR EXISTS (SELECT 1 FROM engines)"
+)
 COUNT_MODELS = (
     "SELECT model, count(*) FROM calls WHERE policy_digest = ? AND error IS NULL GROUP BY model"
 )
