@@ -17,6 +17,9 @@ from pipelines.run import Run
 from storage.atomic import atomic_write_text
 from storage.errors import ConfigError
 
+DIGEST = "digest"
+"""Key of the hash of what else is noted."""
+
 
 def labelled_by(run: Run, recipe: Recipe, blocks: Collection[str] = LABELLING) -> Recipe:
     """The run's recipe with what decides labels taken from another one.
@@ -38,6 +41,7 @@ def labelled_by(run: Run, recipe: Recipe, blocks: Collection[str] = LABELLING) -
 def keep_labelling(run: Run, label: str, recipe: Recipe) -> None:
     """Note the blocks of `recipe` that decide labels and pairs."""
     blocks = recipe.model_dump(mode="json", include=set(LABELLING))
+    blocks[DIGEST] = recipe.digest(*LABELLING)
     path = _path(run, label)
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write_text(path, yaml.safe_dump(blocks, sort_keys=False, allow_unicode=True))
@@ -47,19 +51,27 @@ def labelling_of(run: Run, label: str | None) -> Recipe:
     """The run's recipe as its labels were made; null: those of `annotate`.
 
     Raises:
-        ConfigError: what was noted of the relabelling is not there, or cannot be read.
+        ConfigError: what was noted of the relabelling is not there, cannot be read, or was changed
+            afterwards.
     """
     if label is None:
         return run.recipe
     path = _path(run, label)
     try:
-        noted: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return Recipe.model_validate(run.recipe.model_dump(mode="json") | dict(noted))
+        noted: Any = dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+        digest = noted.pop(DIGEST, None)
+        recipe = Recipe.model_validate(run.recipe.model_dump(mode="json") | noted)
     except (OSError, ValueError, TypeError, ValidationError, yaml.YAMLError) as error:
         raise ConfigError(
             f"{path}: cannot be read as the settings of a relabelling ({error}); make it again "
             f"with `branchwise relabel --label {label}` and its settings, which asks no model"
         ) from error
+    if digest != recipe.digest(*LABELLING):
+        raise ConfigError(
+            f"{path}: was changed after the relabelling was made: restore it, or make it again "
+            f"with `branchwise relabel --label {label}` and its settings, which asks no model"
+        )
+    return recipe
 
 
 def _path(run: Run, label: str) -> Path:

@@ -156,11 +156,18 @@ class Lab:
 
     def _recipe_file(self) -> Path:
         """The resolved recipe, under a name that tells it from those of earlier attempts."""
-        path = self.folder / f"recipe-{self.recipe.digest()}.yaml"
-        if not path.exists() and not self.call.dry_run:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write_text(path, dump_recipe(self.recipe))
+        path, recipe = self.folder / f"recipe-{self.recipe.digest()}.yaml", dump_recipe(self.recipe)
+        if not self.call.dry_run and not _holds(path, recipe):
+            atomic_write_text(path, recipe)
         return path
+
+
+def _holds(path: Path, text: str) -> bool:
+    """Whether a file is as it was written: somebody may have edited it since."""
+    try:
+        return path.read_bytes() == text.encode()
+    except OSError:
+        return False
 
 
 def beside(lab: Lab, name: str) -> Lab:
