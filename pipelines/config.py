@@ -126,7 +126,14 @@ def _explain(
         return f"{place}: `{key}` is not a setting{hint}"
     if error["type"] == "missing":
         return f"{path}: `{key}` is missing"
-    return f"{place}: `{key}`: {error['msg']} (given: {error['input']!r})"
+    return f"{place}: `{key}`: {error['msg']} (given: {_given(error['input'])})"
+
+
+def _given(value: Any) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # Python writes no integer of thousands of digits, such as a hexadecimal one
+        return "a number too long to show"
 
 
 def _valid_keys(section: Sequence[str]) -> list[str]:

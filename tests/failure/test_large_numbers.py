@@ -1,0 +1,74 @@
+"""Numbers that no table holds are refused before a call is paid, and all others do their work."""
+
+import json
+from pathlib import Path
+
+import pytest
+from durable import World
+
+from storage.parts import read_parts
+
+pytestmark = pytest.mark.failure
+
+MOST = 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        f"seed={MOST + 1}",
+        f"seed={-MOST - 2}",
+        f"seed=0x{'f' * 5000}",
+        f"data.limit={2**64}",
+        f"data.skip={2**64}",
+        f"evaluation.draw={2**63}",
+        f"limits.max_tokens={10**30}",
+        f"mcts.iterations={2**70}",
+    ],
+    ids=lambda setting: setting[:40],
+)
+def test_a_number_that_no_table_holds_is_refused(
+    setting: str, world: World, tmp_path: Path
+) -> None:
+    made = len(world.seeds)
+    for stage in ("annotate", "eval"):
+        refused = world.stages.run(
+            stage, "--config", world.recipe, "--run", tmp_path / "run", "--set", setting
+        )
+        assert refused.code == 2, refused.said
+        assert f"--set {setting.partition('=')[0]}: " in refused.said
+        assert "does not fit into 64 bits" in refused.said or "or equal to 1000000000" in refused.said
+    assert len(world.seeds) == made
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("seed", [MOST, -MOST - 1, -1, 2**40])
+def test_every_64_bit_seed_is_one(seed: int, world: World, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    grown = world.annotate(run, "--set", f"seed={seed}", "--limit", "2")
+    assert grown.code == 0, grown.said
+    assert set(read_parts(run, "trees")["seed"].to_pylist()) == {seed}
+    assert world.stages.run("relabel", "--run", run).code == 0
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text(json.dumps({"id": "x", "question": "Which sea?", "answers": ["Aral"]}))
+    settings = {
+        "evaluation.set": {"source": "jsonl", "questions": str(asked), "split": None},
+        "evaluation.policies": {"one": "policy", "two": "policy"},  # so that there is a difference
+    }
+    words = [
+        w for name, value in settings.items() for w in ("--set", f"{name}={json.dumps(value)}")
+    ]
+    evaluated = world.stages.run("eval", "--run", run, *words)
+    assert evaluated.code == 0, evaluated.said
+
+
+def test_hops_that_no_table_holds_are_named_by_their_line(world: World, tmp_path: Path) -> None:
+    questions, run = tmp_path / "questions.jsonl", tmp_path / "run"
+    row = {"id": "x", "question": "Which sea?", "answers": ["Aral"], "hops": 40_000}
+    questions.write_text(json.dumps(row))
+    made = len(world.seeds)
+    refused = world.annotate(run, "--set", f"data.questions={questions}")
+    assert refused.code == 2, refused.said
+    assert f"{questions}" in refused.said
+    assert "hops" in refused.said
+    assert len(world.seeds) == made
