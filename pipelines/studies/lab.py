@@ -8,7 +8,6 @@ memory back, and makes every step a command that a person can repeat.
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from typing import Any
 from pipelines.config import load_recipe
 from pipelines.recipe import Recipe
 from pipelines.run import STUDY, dump_recipe
+from pipelines.signals import ASKING, asked_by
 from pipelines.stage import FAILED, INTERRUPTED, Invocation
 from pipelines.studies.journal import Event, Journal, command_key
 from pipelines.studies.products import PRODUCT, product_of
@@ -206,7 +206,7 @@ class Ended:
             StageStopped: the stage did not end well, or a signal came, which may have found the
                 stage at its end.
         """
-        if self.asked_to_stop or self.code in {-signal.SIGINT, -signal.SIGTERM}:
+        if self.asked_to_stop or -self.code in ASKING:
             code, how = INTERRUPTED, "was interrupted"
         elif self.code < 0:
             code = FAILED
@@ -242,7 +242,7 @@ class _Signals:
     early: list[int] = field(default_factory=list)
     came: int = 0
 
-    def take(self, signum: int, frame: object) -> None:
+    def take(self, signum: int) -> None:
         self.came += 1
         if self.process is None:
             self.early.append(signum)
@@ -259,12 +259,8 @@ class _Signals:
 @contextmanager
 def _passing_signals() -> Iterator[_Signals]:
     signals = _Signals()
-    before = {one: signal.signal(one, signals.take) for one in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with asked_by(signals.take):
         yield signals
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
 
 
 def _last_json(printed: str) -> Totals:

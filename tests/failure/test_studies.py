@@ -88,7 +88,12 @@ def goes_on(world: World, run: Path, stopped: tuple[str, str, int | None] | None
 
 
 @pytest.mark.parametrize(
-    "signals", [(signal.SIGINT, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT)]
+    "signals",
+    [
+        (signal.SIGINT, signal.SIGTERM),
+        (signal.SIGTERM, signal.SIGINT),
+        (signal.SIGHUP, signal.SIGTERM),
+    ],
 )
 def test_both_signals_reach_the_stage(
     signals: tuple[signal.Signals, ...], world: World, held: Held, tmp_path: Path
