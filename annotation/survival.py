@@ -19,6 +19,7 @@ import numpy as np
 from rewards.answers import f1
 from rewards.settings import SpreSettings
 from storage.records import FreshRollouts, Pair
+from storage.seeds import folded
 
 Verdict = Literal["kept", "reversed", "tied"]
 Fresh = Mapping[tuple[str, int], FreshRollouts]
@@ -234,7 +235,7 @@ def _interval(sums: np.ndarray, counts: np.ndarray, resamples: int, seed: int) -
         sums, counts: shape (questions,) both.
     """
     n = len(counts)
-    drawn = np.random.default_rng(seed).multinomial(n, [1 / n] * n, size=resamples)
+    drawn = np.random.default_rng(folded(seed)).multinomial(n, [1 / n] * n, size=resamples)
     low, high = np.percentile((drawn @ sums) / (drawn @ counts), [2.5, 97.5])
     return float(low), float(high)
 

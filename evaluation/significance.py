@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from storage.seeds import folded
+
 _CHUNK_DRAWS = 2_000_000
 """Resampled items held at once (16 MB)."""
 
@@ -56,7 +58,7 @@ def paired_bootstrap(
     if len(baseline) != len(other) or not len(baseline):
         raise ValueError(f"cannot pair {len(baseline)} scores with {len(other)}")
     difference = np.asarray(other, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
-    means = _resampled_means(difference, resamples, np.random.default_rng(seed))
+    means = _resampled_means(difference, resamples, np.random.default_rng(folded(seed)))
     low, high = _percentiles(means, confidence)
     return Interval(float(difference.mean()), low, high, len(difference))
 
@@ -91,7 +93,7 @@ def crossed_bootstrap(
         ValueError: the arms cannot be paired, or a score is not a number.
     """
     difference = _paired_difference(baseline, other)
-    means = _crossed_means([difference], resamples, np.random.default_rng(seed))
+    means = _crossed_means([difference], resamples, np.random.default_rng(folded(seed)))
     low, high = _percentiles(means[:, 0], confidence)
     return Interval(float(difference.mean()), low, high, *difference.shape)
 
@@ -125,7 +127,7 @@ def relative_saving(
     base, own = (np.broadcast_to(_columns(counts), shape) for counts in (baseline, other))
     if base.mean() <= 0:
         raise ValueError("the baseline counts nothing, so nothing can be saved")
-    means = _crossed_means([base, own], resamples, np.random.default_rng(seed))
+    means = _crossed_means([base, own], resamples, np.random.default_rng(folded(seed)))
     whole, saved = means[:, 0], means[:, 0] - means[:, 1]
     shares = np.divide(saved, whole, out=np.zeros_like(whole), where=whole > 0)
     low, high = _percentiles(shares, confidence)
@@ -159,7 +161,7 @@ def permutation_p(
     bound = abs(moved.sum()) - 1e-9 * np.abs(moved).sum()
     if len(moved) <= EXACT_UP_TO:
         return float((np.abs(_all_flipped_sums(moved)) >= bound).mean())
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(folded(seed))
     rows = max(1, _CHUNK_DRAWS // len(moved))
     extreme = 0
     for start in range(0, resamples, rows):

@@ -32,7 +32,7 @@ class SearchSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: Literal["tree", "chains"] = "tree"
-    iterations: int = Field(default=64, ge=1)
+    iterations: int = Field(default=64, ge=1, le=1_000_000_000)  # its column is an int32
     max_children: int = Field(default=2, ge=1)
     branches: int = Field(default=1, ge=1)
     temperature: float | None = Field(default=None, ge=0, le=5)

@@ -106,7 +106,7 @@ def _owing(run: Path, data: Data) -> bool:
 
 async def _annotate(call: Invocation, run: Run, data: Data, retriever: Retriever) -> Outcome:
     recipe = run.recipe
-    with Ledger(run.ledger) as ledger:
+    with run.open_ledger() as ledger:
         committer = Committer(run, ledger, data.questions, data.notes)
         owed = committer.owed()
         workforce = _workforce(call, run, owed, ledger)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from storage.inert import guard_streams, inert, inert_json
+from storage.seeds import LEAST, MOST, fits
 from storage.text import storable
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
         one.add_argument("--file", type=Path, required=True, help="the RAG-ProGuide JSON file")
     if name == "study":
         one.add_argument("--name", required=True, help="which: atlas-dpo, …; see the guide")
-        one.add_argument("--seeds", type=int, nargs="+", default=None, help="of the trainings")
+        one.add_argument("--seeds", type=_seed, nargs="+", default=None, help="of the trainings")
     if name == "export":
         one.add_argument("--model", default=None, help="model folder; default models/<run>/dpo")
     if name == "serve":
@@ -145,9 +146,19 @@ def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no count: give 1 or more")
+    if not text.isdecimal() or not 1 <= int(text) <= MOST:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
     return int(text)
+
+
+def _seed(text: str) -> int:
+    try:
+        seed = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+    if not fits(seed):
+        raise argparse.ArgumentTypeError(f"{text} does not fit into 64 bits: {LEAST} to {MOST}")
+    return seed
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

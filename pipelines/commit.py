@@ -18,7 +18,7 @@ from pipelines.spending import estimates, spending
 from storage.calls import QuestionRow
 from storage.inert import inert
 from storage.ledger import Ledger
-from storage.manifest import PartInfo, add_parts, load_manifest, remove_parts
+from storage.manifest import PartInfo, load_manifest, remove_parts
 from storage.parts import Part, number_of, part_of, question_ids, read_parts
 from storage.records import Failure, Question
 from storage.schemas import rows_to_table, schema_of, table_to_records
@@ -120,7 +120,7 @@ class Committer:
     def _write(self, parts: Sequence[Part]) -> None:
         for part in parts:
             part.write(self.run.folder)
-        add_parts(self.run.folder, [part.info for part in parts])
+        self.run.commit([part.info for part in parts])
 
     def _part(self, table: str, rows: Sequence[Any], number: int | None) -> Part:
         return part_of(table, rows_to_table(rows, schema_of(table), self.run.id), number)

@@ -130,7 +130,10 @@ def _explain(
 
 
 def _shown(name: str, value: Any) -> str:
-    text = repr(_without_keys(name, value))
+    try:
+        text = repr(_without_keys(name, value))
+    except ValueError:  # Python writes no integer of thousands of digits, such as a hexadecimal one
+        return "a number too long to show"
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
 
 

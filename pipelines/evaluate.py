@@ -31,14 +31,13 @@ from pipelines.evaluation_set import (
 from pipelines.exam import Exam
 from pipelines.preflight import overheard
 from pipelines.recipe import Recipe
-from pipelines.run import Run, open_run
+from pipelines.run import Run, open_run, refuse_unusable, run_with
 from pipelines.spending import in_words, spending
 from pipelines.stage import DONE, TOO_MANY_FAILURES, Gate, Invocation, Outcome
 from retrieval.interface import Retriever
 from storage.atomic import atomic_write_json, atomic_write_text
 from storage.errors import ConfigError
 from storage.ledger import Ledger
-from storage.manifest import add_parts
 from storage.parts import write_part
 from storage.schemas import rows_to_table, schema_of
 
@@ -46,6 +45,7 @@ from storage.schemas import rows_to_table, schema_of
 def evaluate(call: Invocation) -> Outcome:
     """Run the stage (see module)."""
     recipe = call.recipe
+    refuse_unusable(call.run)
     policies = policies_of(recipe, call.run)
     data = evaluation_data(recipe, call.limit)
     call.say(
@@ -64,7 +64,7 @@ def evaluate(call: Invocation) -> Outcome:
     settings = deciding_settings(recipe, call.limit, policies, data, retriever, beside.deciding)
     name = name_apart(recipe, settings)
     done: dict[str, Evaluated] = {}
-    with Ledger(run.ledger) as ledger:
+    with run.open_ledger() as ledger:
         atomic_write_json(run.folder / "eval" / f"{name}.json", settings)
         exam = Exam(call, run, data, retriever, ledger, Gate(recipe.limits, ledger.totals))
         for policy, answered in _taken(exam, policies, beside):
@@ -96,9 +96,8 @@ def _taken(
 
 def evaluated_run(call: Invocation, retriever: Retriever) -> Run:
     """The run folder, made if it is not there; an evaluation may ask other questions of it."""
-    if (call.run / "config.yaml").exists():
-        return Run(call.run, call.recipe)
-    return open_run(call.run, call.recipe, {"index_digest": retriever.digest})
+    begun = run_with(call.run, call.recipe)
+    return begun or open_run(call.run, call.recipe, {"index_digest": retriever.digest})
 
 
 def policies_of(recipe: Recipe, run: Path) -> dict[str, str]:
@@ -130,7 +129,7 @@ def _write(run: Run, policy: str, name: str, answered: Evaluated) -> None:
         table = f"eval/{policy}/{name}/{kind}"
         content = rows_to_table(rows, schema_of(table), run.id)
         parts.append(write_part(run.folder, table, content))
-    add_parts(run.folder, parts)
+    run.commit(parts)
 
 
 def _report(call: Invocation, run: Run, name: str, done: dict[str, Evaluated]) -> dict[str, Any]:

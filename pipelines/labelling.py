@@ -19,6 +19,9 @@ from storage.plain_yaml import parse_settings
 
 LABELS = "labelling.yaml"
 
+DIGEST = "digest"
+"""Key of the hash of what else is noted."""
+
 
 def labelled_by(run: Run, recipe: Recipe, blocks: Collection[str] = LABELLING) -> Recipe:
     """The run's recipe with what decides labels taken from another one.
@@ -40,6 +43,7 @@ def labelled_by(run: Run, recipe: Recipe, blocks: Collection[str] = LABELLING) -
 def keep_labelling(run: Run, label: str, recipe: Recipe) -> None:
     """Note the blocks of `recipe` that decide labels and pairs."""
     blocks = recipe.model_dump(mode="json", include=set(LABELLING))
+    blocks[DIGEST] = recipe.digest(*LABELLING)
     atomic_write_text(run.folder / _name(label), inert_yaml(blocks))
 
 
@@ -47,20 +51,29 @@ def labelling_of(run: Run, label: str | None) -> Recipe:
     """The run's recipe as its labels were made; null: those of `annotate`.
 
     Raises:
-        ConfigError: what was noted of the relabelling is not there, or cannot be read.
+        ConfigError: what was noted of the relabelling is not there, cannot be read, or was changed
+            afterwards.
     """
     if label is None:
         return run.recipe
     try:
         text = read_inside(run.folder, _name(label), RECIPE_BYTES).decode("utf-8")
         noted = parse_settings(text, LABELS)
-        return Recipe.model_validate(run.recipe.model_dump(mode="json") | noted)
+        digest = noted.pop(DIGEST, None)
+        recipe = Recipe.model_validate(run.recipe.model_dump(mode="json") | noted)
     except (OSError, ValueError, ConfigError) as error:
         raise ConfigError(
             f"{run.folder / _name(label)}: cannot be read as the settings of a relabelling "
             f"({error}); make it again with `branchwise relabel --label {label}` and its settings, "
             "which asks no model"
         ) from error
+    if digest != recipe.digest(*LABELLING):
+        raise ConfigError(
+            f"{run.folder / _name(label)}: was changed after the relabelling was made: restore it, "
+            f"or make it again with `branchwise relabel --label {label}` and its settings, "
+            "which asks no model"
+        )
+    return recipe
 
 
 def _name(label: str) -> str:

@@ -13,7 +13,6 @@ from pipelines.run import existing_run, open_run
 from pipelines.stage import Invocation, Outcome
 from pipelines.train_dpo import pairs_of, pairs_table
 from storage.errors import ConfigError
-from storage.manifest import add_parts
 from storage.parts import write_part
 from storage.proguide import read_proguide, write_proguide
 from storage.records import Pair
@@ -46,7 +45,7 @@ def import_pairs(call: Invocation) -> Outcome:
     run = open_run(call.run, call.recipe, {"imported": str(source)}, _inputs(pairs))
     rows = rows_to_table(pairs, schema_of("pairs"), run.id)
     with run.held():
-        add_parts(run.folder, [write_part(run.folder, "pairs", rows, 0)])
+        run.commit([write_part(run.folder, "pairs", rows, 0)])
     call.say(f"imported {len(pairs)} pairs into {call.run}")
     return Outcome({"pairs": len(pairs), "run": str(call.run)})
 

@@ -32,7 +32,6 @@ from pipelines.worth import worth_for
 from rewards.guessing import guessable
 from rewards.reward_model import RewardModel
 from storage.errors import ConfigError
-from storage.manifest import add_parts
 from storage.parts import read_parts, stored_questions, write_part
 from storage.records import Pair, Passage, Question, Record, TreeNode
 from storage.schemas import rows_to_table, schema_of, table_to_records
@@ -88,12 +87,11 @@ def fresh_for(run: Run, recipe: Recipe) -> Fresh:
 
 def commit(run: Run, tables: Mapping[str, Sequence[Record]]) -> None:
     """Write each table as one part, and name them all at once."""
-    add_parts(
-        run.folder,
+    run.commit(
         [
             write_part(run.folder, name, rows_to_table(rows, schema_of(name), run.id), 0)
             for name, rows in tables.items()
-        ],
+        ]
     )
 
 

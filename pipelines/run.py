@@ -1,11 +1,10 @@
 """A run folder: what it is made of, and the promise that it never mixes two runs."""
 
-import hashlib
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -14,20 +13,31 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from pipelines.changes import changes, flat
 from pipelines.config import RECIPE_BYTES
 from pipelines.recipe import Recipe, decisive
+from pipelines.seal import (
+    CONFIG,
+    LEDGER,
+    PROVENANCE,
+    SEAL,
+    Seal,
+    checked_seal,
+    completed,
+    new_seal,
+    refuse_ledger,
+)
 from storage.atomic import atomic_write_json, atomic_write_text, is_temporary
 from storage.enclosed import read_inside
 from storage.errors import ConfigError, StorageError
 from storage.inert import inert_yaml
+from storage.ledger import Ledger
 from storage.lock import RunLock, lock_path
+from storage.manifest import MANIFEST, PartInfo, add_parts, begin_manifest, load_manifest
 from storage.plain_json import object_inside
 from storage.plain_yaml import parse_settings
 from storage.secret_names import redacted_command
 
-LEDGER = "ledger.sqlite"
-CONFIG = "config.yaml"
-PROVENANCE = "provenance.json"
 STUDY = "study"
 """Folder of a run where a study notes what it does, before there is a recipe."""
 INPUTS = "inputs"
@@ -47,16 +57,22 @@ VERSIONED = (
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder (contracts.md) and the recipe it was made with."""
+    """A run folder (contracts.md).
+
+    Attributes:
+        folder: where it lies.
+        recipe: that a stage works with; an evaluation may ask with other settings.
+        seal: what the run was begun with.
+    """
 
     folder: Path
     recipe: Recipe
+    seal: Seal
 
     @property
     def id(self) -> str:
-        """Hash of name and recipe, without the blocks that may change."""
-        joined = f"{self.folder.name}:{self.recipe.decisive_digest}"
-        return hashlib.blake2b(joined.encode(), digest_size=6).hexdigest()
+        """`run_id` of its rows."""
+        return self.seal.run_id
 
     @property
     def ledger(self) -> Path:
@@ -68,7 +84,28 @@ class Run:
         Raises:
             ConfigError: another process holds the run (named by its pid).
         """
-        return RunLock(lock_path(self.ledger))
+        return _held(self.folder)
+
+    def open_ledger(self) -> Ledger:
+        """The run's ledger, for a `with` block; a new one is told whose it is.
+
+        Raises:
+            ConfigError: it is another run's, or another process holds the run.
+            StorageError: see `Ledger`.
+        """
+        ledger = Ledger(self.ledger)
+        try:
+            if ledger.begun is None:
+                ledger.begin(self.seal.digest)
+            refuse_ledger(self.folder, self.seal, str(ledger.begun))
+        except BaseException:
+            ledger.close()
+            raise
+        return ledger
+
+    def commit(self, parts: Iterable[PartInfo]) -> None:
+        """Name parts in the manifest, all or none; the caller holds the run."""
+        add_parts(self.folder, parts, self.seal.digest)
 
 
 def open_run(
@@ -94,16 +131,49 @@ def open_run(
         StorageError: the file system refused.
     """
     refuse_unusable(folder)
-    run = Run(folder, recipe)
     _make(folder)
-    with run.held():
-        _refuse_changes(folder, recipe)
-        given = inputs or {}
-        refuse_other_inputs(folder, {name: given[name] for name in given if name not in grown})
-        atomic_write_text(folder / CONFIG, dump_recipe(recipe))
+    with _held(folder):
+        kept = _kept(folder)
+        if kept is None:
+            seal = _begin(folder, recipe, {**facts, INPUTS: dict(inputs or {})})
+        else:
+            seal = _continue(folder, recipe, kept, facts, inputs or {}, grown)
         _make(folder / "logs")
-        _note(folder, facts, given, grown)
-    return run
+    return Run(folder, recipe, seal)
+
+
+def _held(folder: Path) -> RunLock:
+    return RunLock(lock_path(folder / LEDGER))
+
+
+def _begin(folder: Path, recipe: Recipe, facts: Mapping[str, Any]) -> Seal:
+    """Write what a run is begun with, its recipe last: without that, there is no run yet."""
+    seal = new_seal(folder, recipe)
+    noted = {**environment_facts(), **facts, SEAL: seal.noted()}
+    atomic_write_json(folder / PROVENANCE, noted)
+    begin_manifest(folder, seal.digest)
+    atomic_write_text(folder / CONFIG, dump_recipe(recipe))
+    return seal
+
+
+def _continue(
+    folder: Path,
+    recipe: Recipe,
+    kept: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    inputs: Mapping[str, str],
+    grown: Collection[str],
+) -> Seal:
+    """Go on with a run, if it is this very one."""
+    seal = checked_seal(folder, _provenance(folder), kept)
+    wanted = decisive(recipe.model_dump(mode="json"))
+    refuse_changed(folder, flat(completed(seal.settings)), flat(wanted))
+    refuse_other_inputs(folder, {name: inputs[name] for name in inputs if name not in grown})
+    if load_manifest(folder).run is None:  # it was removed: what it named is made again
+        begin_manifest(folder, seal.digest)
+    atomic_write_text(folder / CONFIG, dump_recipe(recipe))
+    _note(folder, facts, inputs, grown)
+    return seal
 
 
 def _note(
@@ -117,7 +187,7 @@ def _note(
     begun = (noted.get(INPUTS) or dict(inputs)) | {name: inputs[name] for name in grown}
     if grown:
         noted = {name: value for name, value in noted.items() if name not in facts}
-    new = {**(noted or environment_facts()), **facts, **noted, INPUTS: begun}
+    new = {**facts, **noted, INPUTS: begun}
     if new != noted:
         atomic_write_json(folder / PROVENANCE, new)
 
@@ -150,13 +220,33 @@ def existing_run(folder: Path) -> Run:
     """The run that a folder holds.
 
     Raises:
-        ConfigError: there is none, or its recipe cannot be read.
+        ConfigError: there is none, its recipe cannot be read, or its files do not belong together
+            (see `pipelines.seal`).
+        StorageError: its manifest cannot be read.
     """
     kept = _kept(folder)
     if kept is None:
         raise ConfigError(f"{folder}: no run here (no config.yaml); run `make annotate` first")
+    recipe = _recipe_in(folder, kept)
+    return Run(folder, recipe, checked_seal(folder, _provenance(folder), kept))
+
+
+def run_with(folder: Path, recipe: Recipe) -> Run | None:
+    """The run that a folder holds, for a stage with a recipe of its own; null where there is none.
+
+    Raises:
+        ConfigError: the run's files do not belong together (see `pipelines.seal`).
+        StorageError: its manifest cannot be read.
+    """
+    kept = _kept(folder)
+    if kept is None:
+        return None
+    return Run(folder, recipe, checked_seal(folder, _provenance(folder), kept))
+
+
+def _recipe_in(folder: Path, kept: Mapping[str, Any]) -> Recipe:
     try:
-        return Run(folder, Recipe.model_validate(kept))
+        return Recipe.model_validate(kept)
     except ValidationError as error:
         faults = (f"`{'.'.join(map(str, e['loc']))}`: {e['msg']}" for e in error.errors())
         raise _unreadable(folder, "; ".join(faults)) from error
@@ -175,7 +265,7 @@ def _kept(folder: Path) -> dict[str, Any] | None:
 
 def _unreadable(folder: Path, reason: str) -> ConfigError:
     return ConfigError(
-        f"{folder / 'config.yaml'}: cannot be read as the recipe of a run ({reason}): restore the "
+        f"{folder / CONFIG}: cannot be read as the recipe of a run ({reason}): restore the "
         "file, use the version of Branchwise that wrote it, or give another --run folder"
     )
 
@@ -190,7 +280,8 @@ def refuse_unusable(folder: Path) -> None:
 
     Raises:
         ConfigError: it is or lies below a file, may not be written to, or holds something else
-            than a run that can be read.
+            than a run that can be read and whose files belong together (see `pipelines.seal`).
+        StorageError: the manifest of its run cannot be read.
     """
     there = next(path for path in (folder, *folder.parents) if os.access(path, os.F_OK))
     if not there.is_dir():
@@ -200,17 +291,33 @@ def refuse_unusable(folder: Path) -> None:
             f"{folder}: no permission to read and write {there}; mend it, or give another --run "
             "folder"
         )
-    if there == folder and _kept(folder) is None:
+    if there != folder:
+        return
+    kept = _kept(folder)
+    if kept is None:
         _refuse_foreign(folder)
+    else:
+        _recipe_in(folder, decisive(kept))
+        checked_seal(folder, _provenance(folder), kept)
 
 
 def _refuse_foreign(folder: Path) -> None:
-    ours = {lock_path(folder / LEDGER), folder / STUDY}
-    # What a first attempt leaves that was killed before it had written the recipe is nobody's.
+    ours = {lock_path(folder / LEDGER), folder / STUDY, *_half_begun(folder)}
     if any(path not in ours and not is_temporary(path) for path in folder.iterdir()):
         raise ConfigError(
             f"{folder}: not empty and not a run (no config.yaml); choose another RUN, or remove it"
         )
+
+
+def _half_begun(folder: Path) -> list[Path]:
+    """What a first attempt leaves that was killed before it had written the recipe."""
+    try:
+        begun, manifest = SEAL in _provenance(folder), load_manifest(folder)
+    except StorageError:
+        return []
+    if not begun or manifest.parts:
+        return []
+    return [folder / PROVENANCE, folder / MANIFEST]
 
 
 def _make(folder: Path) -> None:
@@ -223,36 +330,13 @@ def _make(folder: Path) -> None:
         ) from error
 
 
-def _refuse_changes(folder: Path, recipe: Recipe) -> None:
-    old = _kept(folder)
-    if old is not None:
-        new = decisive(recipe.model_dump(mode="json"))
-        refuse_changed(folder, flat(_completed(decisive(old))), flat(new))
-
-
-def _completed(kept: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With the defaults of settings that there were not when the run was begun.
-
-    As it stands where today's settings cannot hold it: whatever does not fit is then a change.
-    """
-    try:
-        return decisive(Recipe.model_validate(kept).model_dump(mode="json"))
-    except ValidationError:
-        return kept
-
-
 def refuse_changed(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Refuse to go on with what differs from what a folder holds.
 
     Raises:
         ConfigError: something does; every name with its old and new value.
     """
-    changed = [
-        f"  {key}: was {old.get(key)!r}, now {new.get(key)!r}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
-    ]
-    if changed:
+    if changed := changes(old, new):
         raise ConfigError(
             f"{folder} holds a run made of something else, and its rows would be mixed with "
             "others: give a new --run folder, or restore what was:\n" + "\n".join(changed)
@@ -274,16 +358,6 @@ def _provenance(folder: Path) -> dict[str, Any]:
             f"{folder / PROVENANCE}: cannot be read ({error}), so nothing says what the run was "
             "made of; restore it"
         ) from error
-
-
-def flat(value: Any, at: str = "") -> dict[str, Any]:
-    """Nested settings by dotted name."""
-    if not isinstance(value, dict) or not value:
-        return {at: value}
-    found: dict[str, Any] = {}
-    for key, inner in value.items():
-        found.update(flat(inner, f"{at}.{key}" if at else str(key)))
-    return found
 
 
 def environment_facts() -> dict[str, Any]:

@@ -4,11 +4,10 @@
 
 Prefix caching is on, a trained adapter is served as LoRA, and the name that the model is served
 under is the hash of its content. The server is started again when it dies, up to a limit, and
-stopped by Ctrl-C, by SIGTERM, or with this process, however that ends.
+stopped by Ctrl-C, SIGTERM or SIGHUP, or with this process, however that ends.
 """
 
 import asyncio
-import signal
 from typing import Any
 
 from engines.settings import ModelSettings
@@ -16,6 +15,7 @@ from engines.vllm import server_for
 from engines.vllm_server import VllmServer
 from pipelines.assemble import server_logs
 from pipelines.recipe import Recipe
+from pipelines.signals import asked_by
 from pipelines.stage import Invocation, Outcome
 from storage.errors import ConfigError, EndpointError
 
@@ -51,9 +51,19 @@ async def _served(call: Invocation, settings: ModelSettings, server: VllmServer)
     Raises:
         EndpointError: it did not start, or died too often.
     """
-    stopped = asyncio.Event()
-    for one in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(one, stopped.set)
+    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+    with asked_by(lambda _: loop.call_soon_threadsafe(stopped.set)):
+        await _until(stopped, call, settings, server)
+    return {
+        "base_url": server.base_url,
+        "model": server.model,
+        "starts": server.life.number if server.life else 0,
+    }
+
+
+async def _until(
+    stopped: asyncio.Event, call: Invocation, settings: ModelSettings, server: VllmServer
+) -> None:
     stopping = asyncio.create_task(stopped.wait())
     starting = asyncio.create_task(server.__aenter__())
     try:
@@ -70,11 +80,6 @@ async def _served(call: Invocation, settings: ModelSettings, server: VllmServer)
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         await server.__aexit__(None, None, None)
-    return {
-        "base_url": server.base_url,
-        "model": server.model,
-        "starts": server.life.number if server.life else 0,
-    }
 
 
 def _announce(call: Invocation, settings: ModelSettings, server: VllmServer) -> None:

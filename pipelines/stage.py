@@ -1,7 +1,6 @@
 """What every stage is given and what it gives back."""
 
 import re
-import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.recipe import NAME_PATTERN, LimitSettings, Recipe
+from pipelines.signals import asked_by
 from pipelines.terminal import Terminal
 from storage.calls import Totals
 from storage.errors import BudgetExceeded, ConfigError
@@ -128,19 +128,15 @@ class Gate:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """First Ctrl-C or SIGTERM closes the gate; a second one aborts (exit code 130)."""
+        """First Ctrl-C, SIGTERM or SIGHUP closes the gate; a second one aborts (exit code 130)."""
 
-        def close(signum: int, frame: object) -> None:
+        def close(signum: int) -> None:
             if self.interrupted:
                 raise KeyboardInterrupt
             self.interrupted = True
 
-        before = {one: signal.signal(one, close) for one in (signal.SIGINT, signal.SIGTERM)}
-        try:
+        with asked_by(close):
             yield
-        finally:
-            for one, handler in before.items():
-                signal.signal(one, handler)
 
     @property
     def exit_code(self) -> int:

@@ -26,7 +26,7 @@ from pipelines.stage import Gate, Invocation
 from retrieval.interface import Retriever
 from storage.errors import ConfigError, EndpointError, RetrievalError
 from storage.ledger import Ledger
-from storage.manifest import add_parts, load_manifest
+from storage.manifest import load_manifest
 from storage.parts import number_of, read_parts, stored_questions, write_part
 from storage.records import FreshRollouts, Pair, Passage, Question, TreeNode
 from storage.schemas import rows_to_table, schema_of, table_to_records
@@ -96,7 +96,7 @@ def roll_fresh(
     passages = replay_passages(run)
     retriever = open_index(recipe, tuple(passages.values()), call.say)
     _refuse_other_policy(recipe, [tree.nodes[0] for tree in trees])
-    with Ledger(run.ledger) as ledger:
+    with run.open_ledger() as ledger:
         gate = Gate(recipe.limits, ledger.totals)
         with gate.listening():
             rows = asyncio.run(
@@ -223,4 +223,4 @@ def _commit(run: Run, rows: Sequence[FreshRollouts]) -> None:
         return
     taken = [number_of(part) for part in load_manifest(run.folder).of(TABLE)]
     content = rows_to_table(rows, schema_of(TABLE), run.id)
-    add_parts(run.folder, [write_part(run.folder, TABLE, content, max(taken, default=-1) + 1)])
+    run.commit([write_part(run.folder, TABLE, content, max(taken, default=-1) + 1)])

@@ -76,7 +76,7 @@ def _checked_ledger(call: Invocation, run: Run) -> Checked:
     _tell_damage(call, run, found)
     if found.whole or call.dry_run or not call.options.get("drop_damaged"):
         return found
-    with Ledger(run.ledger) as ledger:
+    with run.open_ledger() as ledger:
         ledger.drop(found.damaged)
     call.say(
         f"{run.ledger}: {len(found.damaged)} damaged rows taken out; what needs them is made, and "
@@ -102,7 +102,7 @@ def _tell_damage(call: Invocation, run: Run, found: Checked) -> None:
 def _rebuild(call: Invocation, run: Run, bad: Sequence[PartInfo], checked: Checked) -> list[str]:
     """Make the parts again; returns those that could not be."""
     others = [part for part in bad if part.table not in GROWN and part.table != "questions"]
-    with Ledger(run.ledger) as ledger:
+    with run.open_ledger() as ledger:
         if checked.whole:
             remove_parts(run.folder, others)
             for part in others:

@@ -26,6 +26,7 @@ from pipelines.assemble import Say, open_data, open_index
 from pipelines.growing import grown_here
 from pipelines.progress import Progress
 from pipelines.recipe import Recipe
+from pipelines.signals import ASKING
 from pipelines.stage import Gate
 from storage.calls import Totals
 from storage.errors import BranchwiseError, BudgetExceeded, ConfigError
@@ -242,7 +243,7 @@ def _died(process: SpawnProcess) -> Fault | None:
 
 def work(order: Order, line: Connection, word: Any, following: Any) -> None:
     """What a worker does, from its first line to its last."""
-    for one in (signal.SIGINT, signal.SIGTERM):
+    for one in ASKING:
         signal.signal(one, signal.SIG_IGN)  # the parent is asked, and tells us
     guard_streams()
     _end_with_parent()

@@ -142,6 +142,7 @@ CREATE TABLE IF NOT EXISTS questions (
 CREATE TABLE IF NOT EXISTS engines (
     policy_digest TEXT PRIMARY KEY, capabilities TEXT NOT NULL, checksum TEXT NOT NULL
 );
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 
 
@@ -174,6 +175,12 @@ GET_NUMBERED = {
     for table in SEALED
 }
 """Whole tables, each row behind its number."""
+PUT_FACT = "INSERT OR IGNORE INTO facts (name, value) VALUES (?, ?)"
+GET_FACT = "SELECT value FROM facts WHERE name = ?"
+IS_USED = (
+    "SELECT EXISTS (SELECT 1 FROM calls) OR EXISTS (SELECT 1 FROM questions)"
+    " OR EXISTS (SELECT 1 FROM engines)"
+)
 COUNT_MODELS = (
     "SELECT model, count(*) FROM calls WHERE policy_digest = ? AND error IS NULL GROUP BY model"
 )

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from storage.begun import BEGUN, UNSEALED
 from storage.calls import (
     CALL_COLUMNS,
     COUNT_BASES,
@@ -27,10 +28,13 @@ from storage.calls import (
     GET_CALL,
     GET_CALLS,
     GET_ENGINE,
+    GET_FACT,
     GET_QUESTIONS,
+    IS_USED,
     OWE_QUESTION,
     PUT_CALL,
     PUT_ENGINE,
+    PUT_FACT,
     PUT_QUESTION,
     SUM_CALLS,
     SUM_GENERATED,
@@ -183,6 +187,18 @@ class Ledger:
         if rows and not sound(rows[0]):
             raise damaged(self.path, f"the engine {policy_digest}")
         return str(rows[0][1]) if rows else None
+
+    def begin(self, begun: str) -> None:
+        """Keep the digest of what the run was begun with; one that is there stays."""
+        self._commits.write(Entry(PUT_FACT, [(BEGUN, begun)]))
+
+    @property
+    def begun(self) -> str | None:
+        """What `begin` kept; `UNSEALED` where rows are and it is not; null in a new ledger."""
+        found = self._rows(GET_FACT, (BEGUN,))
+        if found:
+            return str(found[0][0])
+        return UNSEALED if self._rows(IS_USED)[0][0] else None
 
     def owe(self, question_ids: Iterable[str]) -> None:
         """Note questions as owed, where nothing is noted yet; on disk when it returns."""

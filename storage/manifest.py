@@ -56,11 +56,14 @@ class PartInfo(Record):
 class Manifest(Record):
     """The committed parts of a run, in the order of their paths.
 
-    `seal` is the hash of all that; null in manifests of older versions. Without it, damage to
-    the hash of a part would look like damage to the part.
+    Attributes:
+        run: digest of what the run was begun with (`pipelines.seal`); null where no run was begun.
+        seal: the hash of all that, or damage to the hash of a part would look like damage to the
+            part; null where it was never written.
     """
 
     schema_version: int = SCHEMA_VERSION
+    run: str | None = None
     parts: tuple[PartInfo, ...] = ()
     seal: str | None = None
 
@@ -71,12 +74,13 @@ class Manifest(Record):
     @property
     def broken(self) -> bool:
         """Whether the parts are not those that were sealed."""
-        return self.seal is not None and self.seal != self._hash()
+        return self.seal != self._hash()
 
     def _hash(self) -> str:
         # Without defaults, so that a later version with another field still knows the seal.
         parts = (part.model_dump_json(exclude_defaults=True) for part in self.parts)
-        return digest_of(str(self.schema_version), *parts)
+        begun = () if self.run is None else (self.run,)
+        return digest_of(str(self.schema_version), *begun, *parts)
 
     def of(self, table: str) -> tuple[PartInfo, ...]:
         """The parts of one table."""
@@ -133,13 +137,30 @@ def _in_words(error: ValidationError) -> str:
     return f"{place}: {first['msg']}" if place else first["msg"]
 
 
-def add_parts(run: Path, parts: Iterable[PartInfo]) -> Manifest:
+def begin_manifest(run: Path, begun: str) -> Manifest:
+    """Write the manifest of a run that has no part yet.
+
+    Args:
+        run: the run folder.
+        begun: becomes `Manifest.run`.
+    """
+    return _write(run, Manifest(run=begun))
+
+
+def add_parts(run: Path, parts: Iterable[PartInfo], begun: str | None = None) -> Manifest:
     """Commit parts, all or none; one with the path of an older part takes its place.
 
     The caller holds the run (see `storage.lock`): two writers would undo each other.
+
+    Args:
+        run: the run folder.
+        parts: what to commit.
+        begun: becomes `Manifest.run` of a manifest that has none, because it was removed.
     """
-    by_path = {part.path: part for part in (*load_manifest(run).parts, *parts)}
-    return _write(run, Manifest(parts=tuple(by_path[path] for path in sorted(by_path))))
+    before = load_manifest(run)
+    by_path = {part.path: part for part in (*before.parts, *parts)}
+    kept = tuple(by_path[path] for path in sorted(by_path))
+    return _write(run, Manifest(run=before.run or begun, parts=kept))
 
 
 def _write(run: Path, manifest: Manifest) -> Manifest:
@@ -150,9 +171,9 @@ def _write(run: Path, manifest: Manifest) -> Manifest:
 
 def remove_parts(run: Path, parts: Iterable[PartInfo]) -> Manifest:
     """Take parts out of the manifest, all or none; their files stay until they are replaced."""
-    gone = {part.path for part in parts}
-    kept = tuple(part for part in load_manifest(run).parts if part.path not in gone)
-    return _write(run, Manifest(parts=kept))
+    before, gone = load_manifest(run), {part.path for part in parts}
+    kept = tuple(part for part in before.parts if part.path not in gone)
+    return _write(run, before.model_copy(update={"parts": kept}))
 
 
 def bad_parts(run: Path) -> list[tuple[PartInfo, str]]:

@@ -35,6 +35,7 @@ _OTHER = "Other"
 _OURS = {published: ours for ours, published in _PUBLISHED.items()}
 _QUESTION_MARK = "Question:"
 _PREFERRED = ("answer", "query", "search", "evidence")
+_EQUAL = "chosen and rejected are the same text, which prefers nothing: remove the record"
 _TAG = re.compile(r"<(answer|query|search|evidence)>(.*?)</\1>", re.DOTALL)
 
 
@@ -52,7 +53,7 @@ class ProGuideRecord(BaseModel):
     rejected_action_type: str
     chosen_content: str
     rejected_content: str
-    layer: int = Field(ge=0)
+    layer: int = Field(ge=0, lt=32_767)  # `depth`, one more, is an int16
 
 
 def to_proguide(pair: Pair) -> ProGuideRecord:
@@ -143,6 +144,9 @@ def read_proguide(path: Path) -> Iterator[Pair]:
             record = ProGuideRecord.model_validate(value)
         except ValidationError as error:
             faults.add(f"{path}: record {number}", _in_words(error))
+            continue
+        if record.chosen == record.rejected:
+            faults.add(f"{path}: record {number}", _EQUAL)
         else:
             yield from_proguide(record)
     faults.raise_any()

@@ -5,11 +5,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
+from storage.seeds import LEAST, MOST, fits
 from storage.text import storable
 
 
 class Settings(BaseModel):
-    """Immutable, and strict: an unknown key is an error."""
+    """Immutable, and strict: an unknown key is an error, and so is a number that no table holds."""
 
     # What was given may be a key that stands in the wrong place: no message of pydantic's says it.
     model_config = ConfigDict(
@@ -22,6 +23,13 @@ class Settings(BaseModel):
         r"""YAML's "\ud800" is half of a character, which no file, hash or request can hold."""
         if any(storable(text) != text for text in _texts_in(value)):
             raise ValueError("holds half of a character (a lone surrogate); write it whole")
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _fits(cls, value: Any) -> Any:
+        if isinstance(value, int) and not fits(value):
+            raise ValueError(f"does not fit into 64 bits: give {LEAST} to {MOST}")
         return value
 
 

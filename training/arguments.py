@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import ConfigError
+from storage.seeds import folded
 from training.settings import LoraSettings, OptimiserSettings
 
 # Names of glibc's `mallopt` settings (malloc.h).
@@ -64,8 +65,8 @@ def shared_arguments(settings: OptimiserSettings, checkpoints: Path, seed: int) 
         "save_steps": settings.save_every,
         "save_total_limit": 2,
         "report_to": list(settings.report_to) or "none",
-        "seed": seed,
-        "data_seed": seed,
+        "seed": folded(seed),
+        "data_seed": folded(seed),
         "use_cpu": not accelerated,
         "bf16": in_bfloat16(settings.precision),
         "disable_tqdm": True,

@@ -166,7 +166,7 @@ class RewardModelSettings(Settings):
     labels: Literal["component", "total"] = "component"
     min_gap: float = Field(default=0.3, ge=0, lt=1)
     validation: float = Field(default=0.2, ge=0, le=0.5)
-    split: int = Field(default=0, ge=0)
+    split: int = 0
     epochs: int = Field(default=5, ge=1)
     lr: float = Field(default=1e-3, gt=0)
     weight_decay: float = Field(default=0.01, ge=0)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from storage.seeds import folded
 from training.arguments import lora_config, one_device
 from training.course import Course, log_line
 from training.curves import Say
@@ -74,7 +75,7 @@ def _trainer(
     if course.settings.packed:
         read_packed(model, course.kind.replace("-", "_"))
         one_device(arguments)
-    set_seed(course.seed)  # before the adapter is made: its first weights are random
+    set_seed(folded(course.seed))  # before the adapter is made: its first weights are random
     return _trainer_class(label_smoothing)(
         model=get_peft_model(model, lora_config(course.settings.lora)),
         args=arguments,

@@ -5,10 +5,11 @@ from typing import Any
 
 from engines.weights import policy_files
 from pipelines.assemble import open_data
+from pipelines.changes import flat
 from pipelines.config import load_recipe
 from pipelines.preflight import cannot_be_asked, require, weights
 from pipelines.recipe import Recipe
-from pipelines.run import flat, refuse_changed, refuse_unusable
+from pipelines.run import refuse_changed, refuse_unusable
 from pipelines.stage import Invocation
 from pipelines.studies.lab import AT_ONCE
 from pipelines.study import require_matplotlib
@@ -41,10 +42,10 @@ def require_fit(call: Invocation) -> None:
             too little of something.
     """
     recipe = call.recipe
+    refuse_unusable(call.run)
     if faults := list(_faults(recipe)):
         raise ConfigError("\n".join(faults))
     require_matplotlib()
-    refuse_unusable(call.run)
     begun = call.run / FOLDER / BEGUN
     if begun.exists():
         refuse_changed(call.run, _steady(load_recipe(begun)), _steady(recipe))

@@ -8,7 +8,6 @@ memory back, and makes every step a command that a person can repeat.
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from typing import Any
 from pipelines.config import load_recipe
 from pipelines.recipe import Recipe
 from pipelines.run import STUDY, dump_recipe
+from pipelines.signals import ASKING, asked_by
 from pipelines.stage import FAILED, INTERRUPTED, Invocation
 from pipelines.studies.journal import Event, Journal, command_key
 from pipelines.studies.products import PRODUCT, product_of
@@ -156,11 +156,18 @@ class Lab:
 
     def _recipe_file(self) -> Path:
         """The resolved recipe, under a name that tells it from those of earlier attempts."""
-        path = self.folder / f"recipe-{self.recipe.digest()}.yaml"
-        if not path.exists() and not self.call.dry_run:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write_text(path, dump_recipe(self.recipe))
+        path, recipe = self.folder / f"recipe-{self.recipe.digest()}.yaml", dump_recipe(self.recipe)
+        if not self.call.dry_run and not _holds(path, recipe):
+            atomic_write_text(path, recipe)
         return path
+
+
+def _holds(path: Path, text: str) -> bool:
+    """Whether a file is as it was written: somebody may have edited it since."""
+    try:
+        return path.read_bytes() == text.encode()
+    except OSError:
+        return False
 
 
 def beside(lab: Lab, name: str) -> Lab:
@@ -199,7 +206,7 @@ class Ended:
             StageStopped: the stage did not end well, or a signal came, which may have found the
                 stage at its end.
         """
-        if self.asked_to_stop or self.code in {-signal.SIGINT, -signal.SIGTERM}:
+        if self.asked_to_stop or -self.code in ASKING:
             code, how = INTERRUPTED, "was interrupted"
         elif self.code < 0:
             code = FAILED
@@ -235,7 +242,7 @@ class _Signals:
     early: list[int] = field(default_factory=list)
     came: int = 0
 
-    def take(self, signum: int, frame: object) -> None:
+    def take(self, signum: int) -> None:
         self.came += 1
         if self.process is None:
             self.early.append(signum)
@@ -252,12 +259,8 @@ class _Signals:
 @contextmanager
 def _passing_signals() -> Iterator[_Signals]:
     signals = _Signals()
-    before = {one: signal.signal(one, signals.take) for one in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with asked_by(signals.take):
         yield signals
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
 
 
 def _last_json(printed: str) -> Totals:

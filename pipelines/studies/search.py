@@ -27,7 +27,6 @@ from pipelines.studies.report import (
 )
 from pipelines.studies.second_look import second_look
 from pipelines.train_dpo import pairs_of
-from storage.ledger import Ledger
 
 ASKED = {"evaluation.part": "dev", "evaluation.limit": 300, "policy.precision": "q8_0"}
 JUDGED = 100
@@ -81,7 +80,7 @@ def _row(kind: Kind) -> tuple[str, ...]:
     sample = sample_pairs(pairs, JUDGED, run.recipe.seed)
     rolled = second_look(kind.lab, run, sample)
     found = survival_table(sample, rolled.fresh, run.recipe.spre)
-    with Ledger(run.ledger) as ledger:
+    with run.open_ledger() as ledger:
         tokens = ledger.generated(CHILDREN, ROLLOUTS)
     return (
         kind.name,

@@ -2,6 +2,7 @@
 
 import os
 import select
+import shlex
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +11,14 @@ import pytest
 from durable import Held, World, opened_world, stored_seeds
 from seams import Seam
 from stages import LONGEST_S, Running, Stages
+from terminal import on_a_terminal
 
 from storage.ledger import Ledger
 from storage.parts import question_ids
 
 pytestmark = pytest.mark.failure
+
+ENVIRONMENT = {"OPENAI_API_KEY": "test-key"}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +44,7 @@ def half_done(world: World, held: Held, run: Path, *more: str, **how: object) ->
     return running
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_drains(
     signum: signal.Signals, world: World, held: Held, tmp_path: Path
 ) -> None:
@@ -63,7 +67,7 @@ def test_the_first_signal_drains(
 
 
 @pytest.mark.long_failure
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_drains_workers(
     signum: signal.Signals, world: World, held: Held, tmp_path: Path
 ) -> None:
@@ -78,7 +82,12 @@ def test_the_first_signal_drains_workers(
 
 
 @pytest.mark.parametrize(
-    "signals", [(signal.SIGINT, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT)]
+    "signals",
+    [
+        (signal.SIGINT, signal.SIGTERM),
+        (signal.SIGTERM, signal.SIGINT),
+        (signal.SIGHUP, signal.SIGTERM),
+    ],
 )
 def test_the_second_signal_aborts(
     signals: tuple[signal.Signals, ...], world: World, held: Held, tmp_path: Path
@@ -93,6 +102,37 @@ def test_the_second_signal_aborts(
     assert question_ids(run, "trees"), "what was finished is committed all the same"
     held.release()
     world.finish(run)
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_closed_terminal_drains(
+    more: tuple[str, ...], world: World, held: Held, tmp_path: Path
+) -> None:
+    """The kernel sends SIGHUP, and whatever is written from then on is an error."""
+    run, before = tmp_path / "run", len(world.seeds)
+    world.begin()
+    words = ("annotate", "--config", world.recipe, "--run", run, *more)
+    with on_a_terminal(words, ENVIRONMENT) as (process, terminal):
+        assert held.full.wait(LONGEST_S)
+        paid = world.seeds[before:]
+        terminal.close()
+        held.release()
+        assert process.wait(LONGEST_S) == 130
+    assert stored_seeds(run) == set(paid), "calls under way are finished and stored"
+    assert question_ids(run, "trees"), "finished questions are committed"
+    world.finish(run)
+
+
+def test_a_closed_terminal_ends_no_nohup(world: World, held: Held, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ("annotate", "--config", world.recipe, "--run", run)
+    aside = ("sh", "-c", f'exec nohup "$@" > {shlex.quote(str(tmp_path / "said"))} 2>&1', "sh")
+    with on_a_terminal(words, ENVIRONMENT, before=aside) as (process, terminal):
+        assert held.full.wait(LONGEST_S)
+        terminal.close()
+        held.release()
+        assert process.wait(LONGEST_S) == 0
+    assert len(question_ids(run, "trees")) == 6
 
 
 @pytest.mark.parametrize("listening", [True, False])

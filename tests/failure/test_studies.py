@@ -88,7 +88,12 @@ def goes_on(world: World, run: Path, stopped: tuple[str, str, int | None] | None
 
 
 @pytest.mark.parametrize(
-    "signals", [(signal.SIGINT, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT)]
+    "signals",
+    [
+        (signal.SIGINT, signal.SIGTERM),
+        (signal.SIGTERM, signal.SIGINT),
+        (signal.SIGHUP, signal.SIGTERM),
+    ],
 )
 def test_both_signals_reach_the_stage(
     signals: tuple[signal.Signals, ...], world: World, held: Held, tmp_path: Path
@@ -126,3 +131,17 @@ def test_a_stage_that_is_killed_is_noted(world: World, held: Held, tmp_path: Pat
     assert ended.code == 1, ended.said
     assert "signal 9" in ended.said
     goes_on(world, run, ("annotate", "failed", -9))
+
+
+def test_an_edited_recipe_of_a_study_is_put_back(world: World, held: Held, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    running = half_done(world, held, run)
+    os.kill(stage_of(running), signal.SIGKILL)
+    assert running.ended().code == 1
+    held.release()
+    (kept,) = (run / "study").glob("recipe-*.yaml")
+    before = kept.read_text()
+    kept.write_text(before.replace("alpha: 0.9", "alpha: 0.5"))
+    assert kept.read_text() != before
+    goes_on(world, run, ("annotate", "failed", -9))
+    assert kept.read_text() == before

@@ -76,8 +76,12 @@ def test_a_dry_run_moves_no_pairs(tmp_path: Path, endpoint: FakeEndpoint) -> Non
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("annotate", "--limit", "-1"), "'-1' is no count: give 1 or more"),
-        (("annotate", "--limit", "0"), "'0' is no count"),
+        (("annotate", "--limit", "-1"), "'-1' is not a positive integer"),
+        (("annotate", "--limit", "0"), "'0' is not a positive integer"),
+        (("annotate", "--limit", "9" * 30), "is not a positive integer"),
+        (("study", "--name", "labels", "--seeds", "0", "x"), "'x' is not a whole number"),
+        (("study", "--name", "labels", "--seeds", "9223372036854775808"), "fit into 64 bits"),
+        (("study", "--name", "labels", "--seeds", "-9223372036854775809"), "fit into 64 bits"),
         (("train-dpo", "--limit", "5"), "unrecognized arguments: --limit"),
         (("inspect", "--dry-run"), "unrecognized arguments: --dry-run"),
     ],

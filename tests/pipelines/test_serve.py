@@ -61,7 +61,7 @@ def words_after(option: str, words: list[str]) -> str:
     return words[words.index(option) + 1]
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_serve_says_where_and_ends_with_its_server(recipe: Path, sent: signal.Signals) -> None:
     pipe = recipe.parent / "alive"
     os.mkfifo(pipe)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.changes import flat
 from pipelines.cli import parser, run_stage
 from pipelines.recipe import Recipe
-from pipelines.run import flat
 from pipelines.settings_page import blocks, page
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from sample_records import a_pair
 
@@ -38,12 +38,14 @@ def published(draw: st.DrawFn) -> ProGuideRecord:
         (draw(st.sampled_from(list(TAGS))), draw(CONTENT).strip(), draw(CONTENT)) for _ in "ab"
     ]
     (a, a_content, before), (b, b_content, after) = sides
+    chosen, rejected = f"{before}<{a}> {a_content}</{a}>", f"<{b}>{b_content}</{b}>{after}"
+    assume(chosen != rejected)
     return ProGuideRecord(
         instruction=system,
         input=user,
         prompt=f"System: {system}\nUser: {user}",
-        chosen=f"{before}<{a}> {a_content}</{a}>",
-        rejected=f"<{b}>{b_content}</{b}>{after}",
+        chosen=chosen,
+        rejected=rejected,
         chosen_action_type=TAGS[a],
         rejected_action_type=TAGS[b],
         chosen_content=a_content,
@@ -162,6 +164,22 @@ def test_empty_and_missing_files(tmp_path: Path) -> None:
         assert list(read_proguide(tmp_path / name)) == []
     with pytest.raises(ConfigError, match=r"none\.json"):
         list(read_proguide(tmp_path / "none.json"))
+
+
+def test_a_pair_of_equal_sides_is_refused(tmp_path: Path) -> None:
+    one = to_proguide(a_pair()).model_dump()
+    same = {**one, "rejected": one["chosen"]}
+    deep = {**one, "layer": 32_767}
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, (one, same, deep, same))))
+    with pytest.raises(ConfigError) as told:
+        list(read_proguide(tmp_path / "pairs.jsonl"))
+    faults = str(told.value).splitlines()
+    place = f"{tmp_path}/pairs.jsonl: record"
+    assert [fault.partition(": c")[0] for fault in faults if "same text" in fault] == [
+        f"{place} 2",
+        f"{place} 4",
+    ]
+    assert any(fault.startswith(f"{place} 3: layer: ") for fault in faults)
 
 
 def test_content_is_the_first_tag_of_the_preferred_kind() -> None:

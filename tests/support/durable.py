@@ -42,11 +42,15 @@ class World:
 
     def start(self, run: Path, *more: object, **how: Any) -> Running:
         """Begin an annotation; `how` as in `Stages.start`."""
-        self._begun = len(self.endpoint.requests)
+        self.begin()
         how = {"constants": SMALL_PARTS, **how}
         return self.stages.start(
             "annotate", "--config", self.recipe, "--run", run, *more, **how
         ).go()
+
+    def begin(self) -> None:
+        """From now on, requests are those of a new attempt."""
+        self._begun = len(self.endpoint.requests)
 
     def annotate(self, run: Path, *more: object, **how: Any) -> Ended:
         """Annotate, to the end."""

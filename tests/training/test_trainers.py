@@ -112,6 +112,14 @@ def test_micro_batches_and_padding_do_not_change_the_curve(base: str, tmp_path: 
     assert losses(tmp_path / "1") == pytest.approx(losses(tmp_path / "4"), rel=1e-4)
 
 
+@pytest.mark.parametrize("seed", [-(2**63), 2**63 - 1])
+def test_every_seed_that_a_recipe_may_have_trains(seed: int, base: str, tmp_path: Path) -> None:
+    started, target = tmp_path / "started", tmp_path / "dpo"
+    warm_start(steps(4), supervised(base), target=started, seed=seed)
+    train_dpo(pairs(4), preference(epochs=1), start=str(started), target=target, seed=seed)
+    assert json.loads((target / "training.json").read_text())["seed"] == seed
+
+
 def test_an_example_without_weight_teaches_nothing(base: str, tmp_path: Path) -> None:
     silent = [
         StepExample(e.messages, e.target, e.question_id, e.stage, weight=0.0) for e in steps(4)

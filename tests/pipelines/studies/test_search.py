@@ -9,11 +9,10 @@ from pretended_lab import Pretended, pretended
 from sample_records import a_call, a_node, a_pair, a_prediction
 
 from annotation.survival import Fresh
-from pipelines.run import open_run
+from pipelines.run import Run, open_run
 from pipelines.studies import arms, search, second_look
 from pipelines.studies.lab import StageStopped
 from pipelines.survival import Rolled
-from storage.ledger import Ledger
 from storage.manifest import add_parts
 from storage.parts import write_part
 from storage.records import FreshRollouts, Record, Rollout
@@ -34,13 +33,13 @@ def grown(lab: Pretended, kind: str) -> None:
         records: list[Record] = rows
         content = rows_to_table(records, schema_of(table), run.id)
         add_parts(run.folder, [write_part(run.folder, table, content, 0)])
-    asyncio.run(called(run.ledger))
+    asyncio.run(called(run))
 
 
-async def called(ledger: Path) -> None:
+async def called(run: Run) -> None:
     """30 tokens for a child and its rollout, and others that are none of the search's."""
     spent = {"tree/0": 10, "rollout/0/1": 20, "fresh/t1/1": 100, "eval/dpo": 100}
-    async with Ledger(ledger) as opened:
+    async with run.open_ledger() as opened:
         for tree in ("t1", "t2"):
             for path, tokens in spent.items():
                 key = f"{tree} {path}"

@@ -1,0 +1,23 @@
+"""What differs between two sets of settings, in words."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def flat(value: Any, at: str = "") -> dict[str, Any]:
+    """Nested settings by dotted name."""
+    if not isinstance(value, dict) or not value:
+        return {at: value}
+    found: dict[str, Any] = {}
+    for key, inner in value.items():
+        found.update(flat(inner, f"{at}.{key}" if at else str(key)))
+    return found
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """A line for every name whose value differs, with both values; a missing one counts as None."""
+    return [
+        f"  {key}: was {old.get(key)!r}, now {new.get(key)!r}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]

@@ -1,0 +1,42 @@
+"""How a stage is asked to stop: Ctrl-C, SIGTERM, and SIGHUP, which the end of a terminal sends."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask a stage to stop."""
+
+
+def asking() -> tuple[signal.Signals, ...]:
+    """Those that this process listens to: `nohup` has it ignore the end of its terminal."""
+    return tuple(
+        one for one in ASKING if one != signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN
+    )
+
+
+@contextmanager
+def asked_by(take: Callable[[int], object]) -> Iterator[None]:
+    """Have `take` told of every signal that asks to stop, until the block ends."""
+    terminals = [stream for stream in (0, 1, 2) if os.isatty(stream)]
+
+    def told(signum: int, frame: object) -> None:
+        _leave(terminals)
+        take(signum)
+
+    before = {one: signal.signal(one, told) for one in asking()}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+def _leave(terminals: list[int]) -> None:
+    """Point streams at nothing whose terminal is gone, or the next line would be an error."""
+    for stream in terminals:
+        if not os.isatty(stream):
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nothing, stream)
+            os.close(nothing)

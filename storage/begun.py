@@ -1,0 +1,33 @@
+"""Which run a manifest and a ledger belong to: each keeps a digest of what it was begun with.
+
+`pipelines.seal` makes the digest; here is how it is read without opening the ledger for work.
+"""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from storage.calls import GET_FACT, IS_USED
+
+BEGUN = "begun"
+"""Name of the ledger's fact that holds the digest."""
+UNSEALED = "no seal"
+"""Stands for the digest of a file that holds rows and no digest."""
+
+
+def begun_of_ledger(path: Path) -> str | None:
+    """The digest that a ledger keeps, or `UNSEALED`.
+
+    None where there is no ledger, where a new one holds nothing yet, and where it cannot be read:
+    who opens it to work with it is told why. Takes no lock.
+    """
+    if not path.is_file():
+        return None
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)) as ledger:
+            found = ledger.execute(GET_FACT, (BEGUN,)).fetchone()
+            if found is None and ledger.execute(IS_USED).fetchone()[0]:
+                return UNSEALED
+    except sqlite3.Error:
+        return None
+    return None if found is None else str(found[0])

@@ -1,0 +1,77 @@
+"""Numbers that no table holds are refused before a call is paid, and all others do their work."""
+
+import json
+from pathlib import Path
+
+import pytest
+from durable import World
+
+from storage.parts import read_parts
+
+pytestmark = pytest.mark.failure
+
+MOST = 2**63 - 1
+
+
+FITS = "fit into 64 bits"
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        (f"seed={MOST + 1}", FITS),
+        (f"seed={-MOST - 2}", FITS),
+        (f"seed=0x{'f' * 5000}", "a number of 5002 characters, too long"),
+        (f"data.limit={2**64}", FITS),
+        (f"data.skip={2**64}", FITS),
+        (f"evaluation.draw={2**63}", FITS),
+        (f"limits.max_tokens={10**30}", FITS),
+        (f"mcts.iterations={2**70}", "less than or equal to 1000000000"),
+    ],
+    ids=lambda given: given[:40],
+)
+def test_a_number_that_no_table_holds_is_refused(
+    setting: str, why: str, world: World, tmp_path: Path
+) -> None:
+    made = len(world.seeds)
+    for stage in ("annotate", "eval"):
+        refused = world.stages.run(
+            stage, "--config", world.recipe, "--run", tmp_path / "run", "--set", setting
+        )
+        assert refused.code == 2, refused.said
+        assert f"--set {setting.partition('=')[0]}: " in refused.said
+        assert why in refused.said
+    assert len(world.seeds) == made
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("seed", [MOST, -MOST - 1, -1, 2**40])
+def test_every_64_bit_seed_is_one(seed: int, world: World, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    grown = world.annotate(run, "--set", f"seed={seed}", "--limit", "2")
+    assert grown.code == 0, grown.said
+    assert set(read_parts(run, "trees")["seed"].to_pylist()) == {seed}
+    assert world.stages.run("relabel", "--run", run).code == 0
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text(json.dumps({"id": "x", "question": "Which sea?", "answers": ["Aral"]}))
+    settings = {
+        "evaluation.set": {"source": "jsonl", "questions": str(asked), "split": None},
+        "evaluation.policies": {"one": "policy", "two": "policy"},  # so that there is a difference
+    }
+    words = [
+        w for name, value in settings.items() for w in ("--set", f"{name}={json.dumps(value)}")
+    ]
+    evaluated = world.stages.run("eval", "--run", run, *words)
+    assert evaluated.code == 0, evaluated.said
+
+
+def test_hops_that_no_table_holds_are_named_by_their_line(world: World, tmp_path: Path) -> None:
+    questions, run = tmp_path / "questions.jsonl", tmp_path / "run"
+    row = {"id": "x", "question": "Which sea?", "answers": ["Aral"], "hops": 40_000}
+    questions.write_text(json.dumps(row))
+    made = len(world.seeds)
+    refused = world.annotate(run, "--set", f"data.questions={questions}")
+    assert refused.code == 2, refused.said
+    assert f"{questions}" in refused.said
+    assert "hops" in refused.said
+    assert len(world.seeds) == made

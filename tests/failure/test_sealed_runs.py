@@ -1,0 +1,367 @@
+"""A run goes on as what it was begun as: nobody edits or swaps its files without being told."""
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pytest
+import yaml
+from durable import World, rows_of
+from seams import Seam
+from stages import Ended
+
+from pipelines.seal import SEAL, Seal
+from storage.manifest import MANIFEST, load_manifest
+from storage.parts import read_parts
+
+pytestmark = pytest.mark.failure
+
+NAMED = "spre.alpha: was 0.9, now 0.5"
+STAGES: dict[str, tuple[str, ...]] = {
+    "annotate": (),
+    "relabel": (),
+    "verify": (),
+    "diagnose": ("--no-model",),
+    "inspect": (),
+    "export-pairs": ("--file", "pairs.json"),
+    "import-pairs": ("--file", "{file}"),
+    "train-sft": (),
+    "train-dpo": (),
+    "train-rm": (),
+    "eval": (),
+    "all": (),
+    "curriculum": (),
+    "doctor": (),
+}
+"""Every stage that opens a run, and what else it takes."""
+PAIR = {
+    "instruction": "Answer.",
+    "input": "Question: Capital of France?",
+    "chosen": "<query>France</query>",
+    "rejected": "<answer>Rome</answer>",
+    "chosen_action_type": "Query Generation",
+    "rejected_action_type": "Answer Generation",
+    "chosen_content": "France",
+    "rejected_content": "Rome",
+    "layer": 0,
+}
+
+
+@pytest.fixture
+def half(world: World, tmp_path: Path) -> Path:
+    """A run that a limit stopped half way."""
+    run = tmp_path / "run"
+    stopped = world.annotate(run, *some_of_it())
+    assert stopped.code == 3, stopped.said
+    return run
+
+
+def some_of_it() -> tuple[str, ...]:
+    return ("--set", "limits.max_tokens=1000", "--set", "limits.max_questions_in_flight=1")
+
+
+def edited(path: Path, change: Callable[[Any], None]) -> None:
+    """Somebody's edit of a YAML or JSON file."""
+    content = yaml.safe_load(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))  # JSON is YAML
+
+
+def other_alpha(content: Any) -> None:
+    content["spre"]["alpha"] = 0.5
+
+
+def other_alpha_still(content: Any) -> None:
+    content["spre"]["alpha"] = 0.7
+
+
+def goes_on(world: World, run: Path) -> Ended:
+    """`annotate` with the run's own recipe; no call may be made for it."""
+    before = len(world.seeds)
+    ended = world.stages.run("annotate", "--run", run)
+    assert "Traceback" not in ended.said
+    assert len(world.seeds) == before
+    return ended
+
+
+def run_ids(run: Path) -> set[str]:
+    tables = load_manifest(run).tables()
+    columns = [read_parts(run, table, ["run_id"])["run_id"] for table in tables]
+    return {name for column in columns for name in pc.unique(column).to_pylist()}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_edited_recipe_is_told_by_every_stage(
+    stage: str, world: World, half: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "pairs-in.json").write_text(json.dumps([PAIR]))
+    edited(half / "config.yaml", other_alpha)
+    kept = {path: path.read_bytes() for path in half.rglob("*") if path.is_file()}
+    made = len(world.seeds)
+    more = [word.format(file=tmp_path / "pairs-in.json") for word in STAGES[stage]]
+    refused = world.stages.run(stage, "--run", half, *more)
+    assert refused.code == 2, refused.said
+    assert NAMED in refused.said
+    assert refused.said.count(", now ") == 1
+    assert f"{half / 'config.yaml'}: was changed" in refused.said
+    assert "--run folder" in refused.said, "what to do"
+    assert "Traceback" not in refused.said
+    assert len(world.seeds) == made
+    assert kept == {path: path.read_bytes() for path in half.rglob("*") if path.is_file()}
+
+
+def test_a_restored_recipe_goes_on(world: World, half: Path) -> None:
+    before = (half / "config.yaml").read_text()
+    edited(half / "config.yaml", other_alpha)
+    assert goes_on(world, half).code == 2
+    with_its_own = world.annotate(half)
+    assert with_its_own.code == 2, "the file is wrong, whatever recipe is given"
+    assert NAMED in with_its_own.said
+    (half / "config.yaml").write_text(before)
+    world.finish(half)
+    assert len(run_ids(half)) == 1
+
+
+def test_several_edits_are_all_named(world: World, half: Path) -> None:
+    def change(content: Any) -> None:
+        other_alpha(content)
+        content["seed"] = 7
+        content["mcts"].pop("c")  # its default, so no change
+        content["judge"] = {"model": "somebody"}
+
+    edited(half / "config.yaml", change)
+    said = goes_on(world, half).said
+    assert NAMED in said
+    assert "seed: was 0, now 7" in said
+    assert "judge.model: was None, now 'somebody'" in said
+    assert "mcts.c:" not in said
+
+
+def test_what_may_change_may_be_edited(world: World, half: Path) -> None:
+    def change(content: Any) -> None:
+        content["limits"]["max_tokens"] = None
+        content["limits"]["max_concurrency"] = 3
+        content["training"]["dpo"]["lr"] = 0.5
+        content["policy"]["price_per_million"] = {"input": 0.1}
+        content["policy"]["api_key_env"] = "OTHER_KEY"
+
+    edited(half / "config.yaml", change)
+    done = world.stages.run("annotate", "--run", half, environment={"OTHER_KEY": "test-key"})
+    assert done.code == 0, done.said
+    assert rows_of(half, "pairs") == rows_of(world.whole, "pairs")
+
+
+def test_another_labelling_lies_beside(world: World, half: Path) -> None:
+    world.finish(half)
+    relabelled = world.stages.run(
+        "relabel", "--run", half, "--set", "spre.alpha=0.5", "--label", "half"
+    )
+    assert relabelled.code == 0, relabelled.said
+    assert world.stages.run("inspect", "--run", half).code == 0
+    assert goes_on(world, half).code == 0
+    assert len(run_ids(half)) == 1
+    edited(half / "relabelled" / "half" / "labelling.yaml", other_alpha_still)
+    diagnosed = world.stages.run("diagnose", "--run", half, "--label", "half", "--no-model")
+    assert diagnosed.code == 2, diagnosed.said
+    assert "labelling.yaml: was changed after the relabelling was made" in diagnosed.said
+
+
+def test_a_renamed_folder_keeps_its_run_id(world: World, half: Path, tmp_path: Path) -> None:
+    (before,) = run_ids(half)
+    moved = half.rename(tmp_path / "of-another-name")
+    assert world.annotate(moved).code == 0
+    assert run_ids(moved) == {before}
+
+
+def in_provenance(content: Any) -> None:
+    other_alpha(content[SEAL]["settings"])
+
+
+def test_an_edited_copy_of_the_settings_is_told(world: World, half: Path) -> None:
+    edited(half / "provenance.json", in_provenance)
+    refused = goes_on(world, half)
+    assert refused.code == 2, refused.said
+    assert f"{half / 'provenance.json'}: its `seal` was changed" in refused.said
+    assert str(load_manifest(half).run) in refused.said
+    edited(half / "config.yaml", other_alpha)
+    refused = goes_on(world, half)
+    assert refused.code == 2, "both, edited alike"
+    assert f"{half / 'provenance.json'}: its `seal` was changed" in refused.said
+
+
+def test_a_copy_that_was_sealed_again_is_told(world: World, half: Path) -> None:
+    """Whoever knows how the seal is made has two more files to change."""
+
+    def resealed(content: Any) -> None:
+        in_provenance(content)
+        given = {name: content[SEAL][name] for name in Seal.model_fields}
+        content[SEAL] = Seal.model_validate(given).noted()
+
+    edited(half / "config.yaml", other_alpha)
+    edited(half / "provenance.json", resealed)
+    refused = goes_on(world, half)
+    assert refused.code == 2, refused.said
+    assert f"{half / 'provenance.json'}: is of another run" in refused.said
+
+
+@pytest.mark.parametrize("of", ["other settings", "the same settings"])
+@pytest.mark.parametrize("name", [MANIFEST, "ledger.sqlite", "provenance.json"])
+def test_a_file_of_another_run_is_told(
+    name: str, of: str, world: World, half: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other" / "run"
+    more = ("--set", "spre.alpha=0.5") if of == "other settings" else ()
+    assert world.annotate(other, *some_of_it(), *more).code == 3
+    shutil.copy(other / name, half / name)
+    before = {path: path.read_bytes() for path in half.rglob("*.parquet")}
+    refused = goes_on(world, half)
+    assert refused.code == 2, refused.said
+    assert f"{half / name}: is of another run" in refused.said
+    for stage in ("inspect", "verify", "relabel"):
+        refused = world.stages.run(stage, "--run", half)
+        assert refused.code == 2, refused.said
+        assert f"{half / name}: is of another run" in refused.said
+    assert before == {path: path.read_bytes() for path in half.rglob("*.parquet")}
+
+
+def unsealed_manifest(run: Path) -> None:
+    kept = load_manifest(run).model_copy(update={"run": None})
+    (run / MANIFEST).write_text(kept.sealed().model_dump_json())
+
+
+def unsealed_ledger(run: Path) -> None:
+    with closing(sqlite3.connect(run / "ledger.sqlite", isolation_level=None)) as ledger:
+        ledger.execute("DELETE FROM facts")
+
+
+def no_provenance(run: Path) -> None:
+    (run / "provenance.json").unlink()
+
+
+def emptied_provenance(run: Path) -> None:
+    edited(run / "provenance.json", lambda content: content.pop(SEAL))
+
+
+@pytest.mark.parametrize(
+    ("remove", "named"),
+    [
+        (unsealed_manifest, "manifest.json: holds rows, but not the seal of this run"),
+        (unsealed_ledger, "ledger.sqlite: holds rows, but not the seal of this run"),
+        (no_provenance, "provenance.json: is missing"),
+        (emptied_provenance, "provenance.json: does not say what the run was begun with"),
+    ],
+)
+def test_a_seal_that_is_gone_is_told(
+    remove: Callable[[Path], None], named: str, world: World, half: Path
+) -> None:
+    remove(half)
+    refused = goes_on(world, half)
+    assert refused.code == 2, refused.said
+    assert f"{half}/{named}" in refused.said
+
+
+def without_its_hash(run: Path) -> None:
+    edited(run / MANIFEST, lambda content: content.pop("seal"))
+
+
+def with_another_seal(run: Path) -> None:
+    edited(run / MANIFEST, lambda content: content.update(run="0" * 24))
+
+
+@pytest.mark.parametrize("damage", [without_its_hash, with_another_seal])
+def test_an_edited_manifest_is_no_manifest(
+    damage: Callable[[Path], None], world: World, half: Path
+) -> None:
+    damage(half)
+    refused = goes_on(world, half)
+    assert refused.code == 1, refused.said
+    assert "its content changed since it was written" in refused.said
+
+
+@pytest.mark.parametrize("name", [MANIFEST, "ledger.sqlite"])
+def test_a_file_that_is_gone_is_made_and_sealed_again(name: str, world: World, half: Path) -> None:
+    seal = load_manifest(half).run
+    (half / name).unlink()
+    done = world.annotate(half)
+    assert done.code == 0, done.said
+    assert rows_of(half, "pairs") == rows_of(world.whole, "pairs")
+    assert load_manifest(half).run == seal
+    with closing(sqlite3.connect(half / "ledger.sqlite")) as ledger:
+        assert ledger.execute("SELECT value FROM facts").fetchall() == [(seal,)]
+
+
+BEGINNING = [
+    Seam("half", "*/.provenance.json-*"),
+    Seam("rename", "*/provenance.json"),
+    Seam("rename", "*/provenance.json", "after"),
+    Seam("half", "*/.manifest.json-*"),
+    Seam("rename", "*/manifest.json"),
+    Seam("rename", "*/manifest.json", "after"),
+    Seam("rename", "*/config.yaml"),
+    Seam("rename", "*/config.yaml", "after"),
+    Seam("sql", "PRAGMA user_version = *", "after"),
+    Seam("sql", "INSERT OR IGNORE INTO facts*"),
+    Seam("sql", "COMMIT"),
+    Seam("sql", "COMMIT", "after"),
+]
+"""Before and after every write that begins a run."""
+
+
+@pytest.mark.parametrize("seam", BEGINNING, ids=str)
+def test_a_run_that_was_killed_as_it_began_begins(seam: Seam, world: World, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    killed = world.annotate(run, seam=seam)
+    assert killed.code == -9, killed.said
+    world.finish(run)
+    assert goes_on(world, run).code == 0, "its files belong together"
+
+
+@pytest.mark.parametrize("seam", BEGINNING[:7], ids=str)
+def test_before_there_is_a_recipe_another_one_may_begin(
+    seam: Seam, world: World, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert world.annotate(run, "--set", "spre.alpha=0.5", seam=seam).code == -9
+    world.finish(run)
+
+
+def test_somebody_else_s_files_of_those_names_stay(world: World, tmp_path: Path) -> None:
+    for name, content in (("provenance.json", "{}"), (MANIFEST, '{"name": "an app"}')):
+        run = tmp_path / name.partition(".")[0]
+        run.mkdir()
+        (run / name).write_text(content)
+        refused = world.annotate(run)
+        assert refused.code == 2, refused.said
+        assert "not empty and not a run" in refused.said
+        assert (run / name).read_text() == content
+
+
+def test_an_evaluation_begins_a_run(world: World, tmp_path: Path) -> None:
+    """What only an evaluation began is annotated under the same settings, or not at all."""
+    run, asked = tmp_path / "run", {"source": "jsonl", "split": None, "limit": 1}
+    questions = tmp_path / "asked.jsonl"
+    questions.write_text(json.dumps({"id": "x", "question": "Which sea?", "answers": ["Aral"]}))
+    evaluation = {"policies": {"one": "policy"}, "set": {**asked, "questions": str(questions)}}
+    words = ("eval", "--config", world.recipe, "--run", run, "--set", "policy.temperature=0.3")
+    settings = [f"evaluation.{name}={json.dumps(value)}" for name, value in evaluation.items()]
+    words = (*words, *(word for one in settings for word in ("--set", one)))
+    evaluated = world.stages.run(*words)
+    assert evaluated.code == 0, evaluated.said
+    refused = world.annotate(run)
+    assert refused.code == 2, refused.said
+    assert "policy.temperature: was 0.3, now 0.8" in refused.said
+    # An evaluation asks with settings of its own, and its rows are of the run that holds them.
+    again = world.stages.run(
+        *words, "--set", "policy.temperature=0.4", "--set", "agent.max_steps=5"
+    )
+    assert again.code == 0, again.said
+    assert len(run_ids(run)) == 1
+    edited(run / "config.yaml", other_alpha)
+    refused = world.stages.run(*words)
+    assert refused.code == 2, refused.said
+    assert NAMED in refused.said
