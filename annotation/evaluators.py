@@ -91,7 +91,8 @@ class RolloutEvaluator:
                     for draw in range(self.spre.rollouts)
                 ]
         except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
+            first = failed.exceptions[0]
+            raise first from first.__cause__
         return [_finished(task.result()) for task in tasks]
 
     async def _drawn(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from storage.errors import EndpointError
+from storage.memory import exhausted
 
 
 class Handle(Protocol):
@@ -85,7 +86,9 @@ class BatchingThread:
                     self._pipeline.step()
                 self._hand_out()
         except Exception as error:
-            self._end(EndpointError(f"OpenVINO failed while generating: {error}", fatal=True))
+            failed = EndpointError(f"OpenVINO failed while generating: {error}", fatal=True)
+            failed.__cause__ = error
+            self._end(failed)
             return
         self._end(None)
 
@@ -107,6 +110,8 @@ class BatchingThread:
                 self._next_id, generation.input_ids, generation.config
             )
         except Exception as error:  # refused as a whole (a bad expression), the others go on
+            if exhausted(error):
+                raise
             _fail(generation, EndpointError(f"OpenVINO refused a request: {error}"))
 
     def _drop_cancelled(self) -> None:

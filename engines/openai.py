@@ -169,7 +169,8 @@ class OpenAIEngine:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._draw(draw)) for draw in request.draws(n)]
         except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
+            first = failed.exceptions[0]
+            raise first from first.__cause__
         return [task.result() for task in tasks]
 
     async def _draw(self, request: SampleRequest) -> Completion:

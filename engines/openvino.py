@@ -147,7 +147,8 @@ class OpenVINOEngine:
             async with asyncio.TaskGroup() as tasks:  # a failed or cancelled draw ends the others
                 draws = [tasks.create_task(self._draw(draw, ids)) for draw in request.draws(n)]
         except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
+            first = failed.exceptions[0]
+            raise first from first.__cause__
         return [draw.result() for draw in draws]
 
     def token_ids(self, request: SampleRequest) -> list[int]:

@@ -89,7 +89,8 @@ async def evaluate(
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(answered(question)) for question in asked]
     except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None
+        first = failed.exceptions[0]
+        raise first from first.__cause__
     rows = [task.result() for task in tasks]
     unanswered = [q for q, row in zip(asked, rows, strict=True) if isinstance(row, Failure)]
     return Evaluated(

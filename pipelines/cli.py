@@ -6,6 +6,7 @@ recipe, calls the stage and turns errors into exit codes (contracts.md).
 
 import argparse
 import json
+import logging
 import os
 import sys
 import warnings
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from storage.inert import guard_streams, inert, inert_json
+from storage.memory import exhausted, is_news, keep_within, leave
 from storage.seeds import LEAST, MOST, fits
 from storage.text import storable
 
@@ -171,7 +173,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    sys.exit(run_stage(options))
+    speaking = sys.stderr if options.json else sys.stdout
+    keep_within(speaking)
+    logging.getLogger("asyncio").addFilter(is_news)
+    try:
+        code = run_stage(options)
+    except MemoryError as error:
+        leave(error, speaking)
+    sys.exit(code)
 
 
 def _refuse_bytes(top: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -186,7 +195,11 @@ def _refuse_bytes(top: argparse.ArgumentParser, words: Sequence[str]) -> None:
 
 
 def run_stage(options: argparse.Namespace) -> int:
-    """Run one stage; errors that a user can mend are told in words."""
+    """Run one stage; errors that a user can mend are told in words.
+
+    Raises:
+        MemoryError: memory ran out, whatever the error that came of it.
+    """
     from pipelines.terminal import Terminal
     from storage.errors import BranchwiseError, BudgetExceeded, ConfigError
 
@@ -208,6 +221,15 @@ def run_stage(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace, console: "Terminal") -> int:
+    try:
+        return _carried_out(options, console)
+    except Exception as error:
+        if isinstance(error, MemoryError) or not exhausted(error):
+            raise
+        raise MemoryError from error
+
+
+def _carried_out(options: argparse.Namespace, console: "Terminal") -> int:
     from pipelines.config import load_recipe
     from pipelines.stage import Invocation
     from storage.enclosed import refuse_strange

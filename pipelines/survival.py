@@ -198,7 +198,8 @@ class Survey:
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(one(tree)) for tree in trees]
             except BaseExceptionGroup as failed:
-                raise failed.exceptions[0] from None
+                first = failed.exceptions[0]
+                raise first from first.__cause__
         self.rolled.owed = len(trees) - progress.done - progress.failed
         return [row for task in tasks for row in task.result()]
 

@@ -32,6 +32,7 @@ from storage.calls import Totals
 from storage.errors import BranchwiseError, BudgetExceeded, ConfigError
 from storage.inert import guard_streams
 from storage.ledger import Ledger
+from storage.memory import exhausted
 from storage.records import Question
 
 GO, NO_CALLS, NO_QUESTIONS = 0, 1, 2
@@ -251,8 +252,10 @@ def work(order: Order, line: Connection, word: Any, following: Any) -> None:
         asyncio.run(_work(order, line, Leave(word), following))
     except BranchwiseError as error:
         line.send(Fault(type(error), str(error)))
-    except Exception:
-        line.send(Fault(BranchwiseError, f"a worker failed:\n{traceback.format_exc()}"))
+    except Exception as error:
+        said = exhausted(error)
+        why = f"{said}: use fewer --workers" if said else f"\n{traceback.format_exc()}"
+        line.send(Fault(BranchwiseError, f"a worker failed: {why}"))
     finally:
         line.close()
 
