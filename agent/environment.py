@@ -10,17 +10,9 @@ from dataclasses import dataclass
 from agent.protocol import AgentProtocol
 from agent.settings import AgentSettings
 from agent.state import Action, State, Step
-from engines.sampling import (
-    CallIdentity,
-    Completion,
-    Engine,
-    Message,
-    SampleRequest,
-    Sampling,
-    Usage,
-)
+from engines.sampling import CallIdentity, Completion, Engine, SampleRequest, Sampling, Usage
 from retrieval.interface import Retriever
-from storage.records import RetrievedPassage
+from storage.records import Message, RetrievedPassage
 
 
 @dataclass(frozen=True, slots=True)

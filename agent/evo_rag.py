@@ -18,8 +18,8 @@ from functools import cached_property
 from agent.prompts import load_prompts, prompts_digest
 from agent.state import Action, ActionKind, Stage, State, Step
 from agent.tags import MAX_CONTENT_CHARS, fenced
-from engines.sampling import Message, Structure
-from storage.records import RetrievedPassage
+from engines.sampling import Structure
+from storage.records import Message, RetrievedPassage
 
 _EMPTY: dict[str, ActionKind] = {"<backtrack/>": "backtrack", "<refuse/>": "refuse"}
 _FILLED: tuple[ActionKind, ...] = ("search", "answer")

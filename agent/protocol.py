@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from agent.state import Action, Stage, State
-from engines.sampling import Message, Structure
-from storage.records import RetrievedPassage
+from engines.sampling import Structure
+from storage.records import Message, RetrievedPassage
 
 
 class AgentProtocol(Protocol):

@@ -13,8 +13,8 @@ from agent.prompts import load_prompts, prompts_digest
 from agent.protocol import shown_passages
 from agent.state import Action, Stage, State, Step
 from agent.tags import fenced, one_tag, tag_structure
-from engines.sampling import Message, Structure
-from storage.records import RetrievedPassage
+from engines.sampling import Structure
+from storage.records import Message, RetrievedPassage
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from agent.prompts import load_prompts, prompts_digest
 from agent.protocol import shown_passages
 from agent.state import Action, ActionKind, Stage, State
 from agent.tags import fenced, one_tag, tag_structure
-from engines.sampling import Message, Structure
+from engines.sampling import Structure
+from storage.records import Message
 
 NO_EVIDENCE = "None"
 """What Grounding writes when no passage helps; a valid action."""

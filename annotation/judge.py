@@ -16,7 +16,6 @@ from engines.sampling import (
     CallIdentity,
     Capabilities,
     Engine,
-    Message,
     SampleRequest,
     Sampling,
     Structure,
@@ -24,7 +23,7 @@ from engines.sampling import (
 )
 from engines.settings import JudgeSettings
 from storage.errors import JudgeError
-from storage.records import Question
+from storage.records import Message, Question
 
 
 @dataclass(frozen=True, slots=True)

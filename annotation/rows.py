@@ -8,11 +8,11 @@ from agent.state import State
 from annotation.evaluators import NodeFacts
 from annotation.grower import GrownTree
 from annotation.pairs import SiblingPair
-from engines.sampling import Message, Usage
+from engines.sampling import Usage
 from mcts import Node
 from rewards.answers import exact_match, f1
 from rewards.labels import Label
-from storage.records import ChatMessage, Pair, PassageRef, Question, TreeNode, pair_id
+from storage.records import Message, Pair, PassageRef, Question, TreeNode, pair_id
 from storage.text import digest_of
 
 Prompt = Callable[[State], Sequence[Message]]
@@ -145,7 +145,7 @@ def _pair_row(
     messages: Sequence[Message],
     provenance: Provenance,
 ) -> Pair:
-    prompt = tuple(ChatMessage(role=m.role, content=m.content) for m in messages)
+    prompt = tuple(messages)
     chosen, rejected = pair.chosen, pair.rejected
     return Pair(
         pair_id=pair_id(prompt, chosen.text, rejected.text),
@@ -162,8 +162,8 @@ def _pair_row(
         depth=chosen.depth,
         stage=chosen.stage,
         prompt=prompt,
-        chosen=(ChatMessage(role="assistant", content=chosen.text),),
-        rejected=(ChatMessage(role="assistant", content=rejected.text),),
+        chosen=(Message(role="assistant", content=chosen.text),),
+        rejected=(Message(role="assistant", content=rejected.text),),
         chosen_action=chosen.action,
         rejected_action=rejected.action,
         chosen_reward=pair.chosen_label.reward or 0.0,

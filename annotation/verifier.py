@@ -17,14 +17,13 @@ from engines.sampling import (
     CallIdentity,
     Completion,
     Engine,
-    Message,
     SampleRequest,
     Sampling,
     Structure,
     Usage,
 )
 from engines.settings import JudgeSettings
-from storage.records import Question
+from storage.records import Message, Question
 
 _WORDS = {"yes": True, "no": False}
 

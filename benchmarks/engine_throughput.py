@@ -27,9 +27,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from engines.openvino import embedded_engine
-from engines.sampling import CallIdentity, Engine, Message, SampleRequest, Sampling, total_usage
+from engines.sampling import CallIdentity, Engine, SampleRequest, Sampling, total_usage
 from engines.settings import ModelSettings
 from storage.errors import EndpointError
+from storage.records import Message
 
 START_LIMIT_S = 300.0
 SYSTEM = "Answer from the passages. " + "Every city lies in one country; name it exactly. " * 20

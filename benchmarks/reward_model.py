@@ -19,9 +19,9 @@ import numpy as np
 
 from engines.backbone import Backbone, Tokens
 from engines.embedding import FrozenEncoder, Prefix
-from engines.sampling import Message
 from engines.weights import PACKAGED
 from rewards.settings import REWARDS, EvoRagSettings
+from storage.records import Message
 from storage.vectors import Vector
 from training.comparisons import Comparison
 from training.reward_model import Material, train_reward_model

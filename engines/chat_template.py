@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from engines.sampling import Message
 from storage.errors import ConfigError
+from storage.records import Message
 
 
 def rendered(template: str, messages: tuple[Message, ...], prefix: str | None = None) -> str:

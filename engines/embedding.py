@@ -16,7 +16,6 @@ import numpy as np
 
 from engines.backbone import Backbone, Tokens, Vectors
 from engines.chat_template import prompt_ids, target_ids
-from engines.sampling import Message
 from engines.weights import (
     PACKAGED,
     policy_digest,
@@ -25,6 +24,7 @@ from engines.weights import (
 )
 from storage.cache import cache_room
 from storage.errors import ConfigError
+from storage.records import Message
 from storage.vectors import Vector, VectorCache
 
 Say = Callable[[str], None]

@@ -22,7 +22,6 @@ from engines.sampling import (
     CallIdentity,
     Capabilities,
     Completion,
-    Message,
     SampleRequest,
     Sampling,
     call_key,
@@ -34,6 +33,7 @@ from engines.traffic import Traffic, TrafficSettings, traffic_to
 from engines.usage import Counting
 from storage.errors import EndpointError
 from storage.http import Redirected, ReplyTooLarge, shown_url
+from storage.records import Message
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

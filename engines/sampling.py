@@ -12,20 +12,13 @@ from operator import attrgetter
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, get_args
 
-Role = Literal["system", "user", "assistant"]
+from storage.records import Message
+
 FinishReason = Literal["stop", "length", "content_filter", "unknown"]
 UsageBasis = Literal["reported", "tokenizer", "bytes"]
 """What token counts rest on, from the surest to the roughest: the engine's own report, a tokenizer
 of ours, or an upper estimate from bytes (`engines.usage`)."""
 _ROUGHNESS: tuple[UsageBasis, ...] = get_args(UsageBasis)
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One chat message."""
-
-    role: Role
-    content: str
 
 
 @dataclass(frozen=True, slots=True)

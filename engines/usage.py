@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from engines.chat_template import rendered
-from engines.sampling import FinishReason, Message, SampleRequest, Usage, UsageBasis
+from engines.sampling import FinishReason, SampleRequest, Usage, UsageBasis
 from engines.weights import policy_files, tokenizer_of
+from storage.records import Message
 
 MOST_TOKENS = 10**9
 """A larger count is not believed."""

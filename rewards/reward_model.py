@@ -17,13 +17,13 @@ from typing import Any
 from agent.state import State
 from engines.embedding import FrozenEncoder, Prefix, Say
 from engines.hub import HUB
-from engines.sampling import Message
 from engines.weights import PACKAGED
 from rewards.heads import Heads
 from rewards.schedule import weights
 from rewards.settings import EvoRagSettings
 from storage.errors import ConfigError
 from storage.plain_json import object_inside
+from storage.records import Message
 from storage.text import digest_of, storable
 
 KIND = "reward-model"

@@ -20,7 +20,7 @@ from storage.errors import ConfigError
 from storage.inert import inert_json
 from storage.json_records import read_json_records
 from storage.reading import Faults
-from storage.records import ChatMessage, Pair, pair_id
+from storage.records import Message, Pair, pair_id
 from storage.text import digest_of, storable
 
 SOURCE = "rag-proguide"
@@ -94,8 +94,8 @@ def from_proguide(record: ProGuideRecord) -> Pair:
     """
     asked = record.input.partition("\n")[0].removeprefix(_QUESTION_MARK).strip()
     prompt = (
-        ChatMessage(role="system", content=record.instruction),
-        ChatMessage(role="user", content=record.input),
+        Message(role="system", content=record.instruction),
+        Message(role="user", content=record.input),
     )
     identity = pair_id(prompt, record.chosen, record.rejected)
     action = _OURS.get(record.chosen_action_type, "invalid")
@@ -113,8 +113,8 @@ def from_proguide(record: ProGuideRecord) -> Pair:
         depth=record.layer + 1,
         stage="grounding" if action == "evidence" else "reasoning",
         prompt=prompt,
-        chosen=(ChatMessage(role="assistant", content=record.chosen),),
-        rejected=(ChatMessage(role="assistant", content=record.rejected),),
+        chosen=(Message(role="assistant", content=record.chosen),),
+        rejected=(Message(role="assistant", content=record.rejected),),
         chosen_action=action,
         rejected_action=_OURS.get(record.rejected_action_type, "invalid"),
         chosen_reward=0.0,

@@ -1,6 +1,7 @@
 """Records: what crosses a disk or a wire, with the fields that `storage.schemas` gives to Arrow."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -9,6 +10,9 @@ from storage.text import digest_of
 
 SCHEMA_VERSION = 1
 """Version of every parquet table; a change of a contract raises it."""
+
+Role = Literal["system", "user", "assistant"]
+"""Speaker of a chat message."""
 
 NO_PARENT = -1
 """`parent_id` of a root node."""
@@ -161,10 +165,14 @@ class FreshRollouts(Record):
     policy_digest: str = ""
 
 
-class ChatMessage(Record):
-    """One message of a conversation, in TRL's conversational form."""
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message, as engines are sent it and as TRL's conversational format keeps it.
 
-    role: Literal["system", "user", "assistant"]
+    Not a `Record`: a call's messages are built, hashed and sent a thousand times a second.
+    """
+
+    role: Role
     content: str
 
 
@@ -184,9 +192,9 @@ class Pair(Record):
     rejected_node: int
     depth: int
     stage: str
-    prompt: tuple[ChatMessage, ...]
-    chosen: tuple[ChatMessage, ...]
-    rejected: tuple[ChatMessage, ...]
+    prompt: tuple[Message, ...]
+    chosen: tuple[Message, ...]
+    rejected: tuple[Message, ...]
     chosen_action: str
     rejected_action: str
     chosen_reward: float
@@ -206,7 +214,7 @@ class Pair(Record):
     config_digest: str
 
 
-def pair_id(prompt: Iterable[ChatMessage], chosen: str, rejected: str) -> str:
+def pair_id(prompt: Iterable[Message], chosen: str, rejected: str) -> str:
     """Hash of the prompt and both replies; the same comparison has the same id in every run."""
     return digest_of(*(f"{m.role}:{m.content}" for m in prompt), chosen, rejected)
 

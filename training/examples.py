@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engines.chat_template import prompt_ids, target_ids
-from engines.sampling import Message
+from storage.records import Message
 
 IGNORED = -100
 """Label of a token that carries no loss (PyTorch's convention)."""

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engines.chat_template import prompt_ids, target_ids
-from engines.sampling import Message
-from storage.records import ChatMessage, Pair
+from storage.records import Message, Pair
 from training.packing import Row
 
 
@@ -33,7 +32,7 @@ def tokenise_pairs(pairs: Iterable[Pair], tokenizer: Any) -> list[PreferenceToke
     """Pairs as token ids, in order; the ids that the embedded engine prompts with."""
     return [
         PreferenceTokens(
-            prompt_ids([Message(m.role, m.content) for m in pair.prompt], tokenizer),
+            prompt_ids(pair.prompt, tokenizer),
             _turn(pair.chosen, tokenizer),
             _turn(pair.rejected, tokenizer),
             pair.question_id,
@@ -42,7 +41,7 @@ def tokenise_pairs(pairs: Iterable[Pair], tokenizer: Any) -> list[PreferenceToke
     ]
 
 
-def _turn(messages: Sequence[ChatMessage], tokenizer: Any) -> tuple[int, ...]:
+def _turn(messages: Sequence[Message], tokenizer: Any) -> tuple[int, ...]:
     return target_ids("".join(message.content for message in messages), tokenizer)
 
 

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from agent.state import State
-from engines.sampling import Message
-from storage.records import NO_PARENT, Pair, TreeNode
+from storage.records import NO_PARENT, Message, Pair, TreeNode
 from training.examples import StepExample
 
 

@@ -6,13 +6,13 @@ import pytest
 from sample_records import a_node, a_pair
 
 from annotation.diagnosis import pair_figures, similarity, tree_figures
-from storage.records import ChatMessage, Pair, Rollout, TreeNode
+from storage.records import Message, Pair, Rollout, TreeNode
 
 QUERIES = {"chosen_action": "query", "rejected_action": "query"}
 
 
 def between(chosen: str, rejected: str, **changes: Any) -> Pair:
-    one, other = (ChatMessage(role="assistant", content=text) for text in (chosen, rejected))
+    one, other = (Message(role="assistant", content=text) for text in (chosen, rejected))
     return a_pair(chosen=(one,), rejected=(other,), **changes)
 
 

@@ -14,9 +14,9 @@ from annotation.pairs import SCORE, sibling_pairs
 from annotation.scoring import RewardModelEvaluator, ScoredWorth, node_scores
 from annotation.settings import PairSettings
 from engines.embedding import Prefix
-from engines.sampling import Message, Usage
+from engines.sampling import Usage
 from rewards.labels import Label
-from storage.records import TreeNode
+from storage.records import Message, TreeNode
 
 QUESTION = a_question()
 BY_SCORE = PairSettings(score="reward_model", min_gap=0.2)

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.chat import UnreadableReply, read_reply
-from engines.sampling import CallIdentity, Completion, Message, SampleRequest, Sampling
+from engines.sampling import CallIdentity, Completion, SampleRequest, Sampling
 from engines.usage import UpperEstimate
+from storage.records import Message
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=5),

@@ -3,8 +3,8 @@
 import pytest
 
 from engines.chat_template import rendered
-from engines.sampling import Message
 from storage.errors import ConfigError
+from storage.records import Message
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, Mistral
 
 from engines.backbone import Backbone, Tokens
 from engines.embedding import FrozenEncoder, Prefix, base_of
-from engines.sampling import Message
 from engines.weights import PACKAGED, load_tokenizer, packaged_gguf
 from storage.errors import ConfigError
+from storage.records import Message
 from storage.vectors import Vector
 from training.examples import StepExample, tokenise
 

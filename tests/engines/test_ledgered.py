@@ -15,18 +15,11 @@ from typing import Self
 import pytest
 
 from engines.ledgered import LedgeredEngine
-from engines.sampling import (
-    CallIdentity,
-    Capabilities,
-    Completion,
-    Message,
-    SampleRequest,
-    Sampling,
-    Usage,
-)
+from engines.sampling import CallIdentity, Capabilities, Completion, SampleRequest, Sampling, Usage
 from engines.settings import Price
 from storage.errors import BudgetExceeded, EndpointError
 from storage.ledger import Ledger
+from storage.records import Message
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -15,9 +15,10 @@ from fake_endpoint import FakeEndpoint, completion, failure
 from engines.cost import cost_usd
 from engines.openai import OpenAIEngine
 from engines.retry import RetryPolicy
-from engines.sampling import CallIdentity, Message, SampleRequest, Sampling, Structure, Usage
+from engines.sampling import CallIdentity, SampleRequest, Sampling, Structure, Usage
 from engines.settings import ModelSettings, Price
 from storage.errors import ConfigError, EndpointError
+from storage.records import Message
 
 KEY = "sk-verysecret-0123456789"
 

@@ -13,10 +13,10 @@ from agent.reasonrag import ReasonRAG
 from agent.state import Action, State, Step
 from engines.gguf import export_gguf
 from engines.openvino import OpenVINOEngine, embedded_engine
-from engines.sampling import CallIdentity, Completion, Message, SampleRequest, Sampling
+from engines.sampling import CallIdentity, Completion, SampleRequest, Sampling
 from engines.settings import ModelSettings
 from engines.weights import load_base, packaged_gguf, policy_digest, policy_files
-from storage.records import RetrievedPassage
+from storage.records import Message, RetrievedPassage
 
 pytestmark = pytest.mark.model
 

@@ -5,13 +5,13 @@ from typing import Any
 
 from engines.sampling import (
     CallIdentity,
-    Message,
     SampleRequest,
     Sampling,
     Structure,
     call_key,
     prompt_digest,
 )
+from storage.records import Message
 
 REQUEST = SampleRequest(
     messages=(Message("system", "Answer."), Message("user", "Où ?")),

@@ -15,19 +15,13 @@ import fake_vllm
 import pytest
 
 from engines.openai import OpenAIEngine
-from engines.sampling import (
-    CallIdentity,
-    Message,
-    SampleRequest,
-    Sampling,
-    call_key,
-    derived_seed,
-)
+from engines.sampling import CallIdentity, SampleRequest, Sampling, call_key, derived_seed
 from engines.settings import ModelSettings
 from engines.vllm import VllmEngine, server_for
 from engines.vllm_command import VARIABLE, installed_vllm
 from engines.vllm_weights import served_digest
 from storage.errors import ConfigError, EndpointError
+from storage.records import Message
 
 OWNER = """
 import asyncio, sys

@@ -26,13 +26,14 @@ from loopback import serving
 
 from engines.openai import OpenAIEngine
 from engines.retry import RetryPolicy
-from engines.sampling import CallIdentity, Completion, Message, SampleRequest, Sampling
+from engines.sampling import CallIdentity, Completion, SampleRequest, Sampling
 from engines.settings import ModelSettings
 from pipelines.cli import parser, run_stage
 from storage.errors import EndpointError
 from storage.ledger import Ledger
 from storage.manifest import verify_manifest
 from storage.parts import question_ids, read_parts
+from storage.records import Message
 
 pytestmark = pytest.mark.failure
 

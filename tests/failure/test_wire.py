@@ -23,10 +23,11 @@ from wire import Answer, Listener, certificate, listening
 
 from engines.openai import OpenAIEngine
 from engines.retry import RetryPolicy
-from engines.sampling import CallIdentity, Message, SampleRequest, Sampling
+from engines.sampling import CallIdentity, SampleRequest, Sampling
 from engines.settings import ModelSettings
 from retrieval.http import HttpRetriever
 from storage.errors import ConfigError, EndpointError, RetrievalError
+from storage.records import Message
 
 pytestmark = pytest.mark.failure
 
@@ -251,7 +252,8 @@ CHILD = """
 import asyncio, re, sys
 from pathlib import Path
 from engines.openai import OpenAIEngine
-from engines.sampling import CallIdentity, Message, SampleRequest, Sampling
+from engines.sampling import CallIdentity, SampleRequest, Sampling
+from storage.records import Message
 from engines.settings import ModelSettings
 from retrieval.http import HttpRetriever
 from storage.errors import BranchwiseError

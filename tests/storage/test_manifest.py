@@ -1,5 +1,6 @@
 """Parts and manifest: only what was committed is read, and damage is found."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
@@ -123,7 +124,7 @@ def test_hugging_face_datasets_reads_a_pairs_part(tmp_path: Path) -> None:
     dataset = Dataset.from_parquet(str(tmp_path / part.path), cache_dir=str(tmp_path / "cache"))
     assert dataset.column_names == PAIRS.names
     # TRL's conversational preference form, as it is.
-    assert dataset[0]["prompt"] == [message.model_dump() for message in rows[0].prompt]
+    assert dataset[0]["prompt"] == [asdict(message) for message in rows[0].prompt]
     assert dataset[0]["chosen"] == [{"role": "assistant", "content": "<query>France</query>"}]
     assert dataset[0]["chosen_components"] == [
         {"name": "f1", "value": 0.75},

@@ -19,7 +19,7 @@ from storage.proguide import (
     to_proguide,
     write_proguide,
 )
-from storage.records import ChatMessage, Pair, pair_id
+from storage.records import Message, Pair, pair_id
 
 TAGS = {
     "query": "Query Generation",
@@ -92,7 +92,7 @@ def test_what_the_format_carries_of_our_pairs(tmp_path: Path) -> None:
 
 
 def test_pairs_that_do_not_fit_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
-    turns = (*a_pair().prompt, ChatMessage(role="assistant", content="<query>"))
+    turns = (*a_pair().prompt, Message(role="assistant", content="<query>"))
     with pytest.raises(ConfigError, match=r"pair p1: .* system, user, assistant"):
         write_proguide(tmp_path / "p.json", [a_pair(), a_pair(prompt=turns)])
     assert list(tmp_path.iterdir()) == []

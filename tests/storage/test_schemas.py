@@ -12,9 +12,9 @@ from sample_records import a_node
 from storage.errors import StorageError
 from storage.records import (
     SCHEMA_VERSION,
-    ChatMessage,
     Component,
     Failure,
+    Message,
     Pair,
     Paragraph,
     PassageRef,
@@ -77,7 +77,7 @@ def _spelt(annotation: Any) -> str:
 
 COMPONENTS = _some(_build(Component))
 MESSAGES = _some(
-    st.builds(ChatMessage, role=st.sampled_from(["system", "user", "assistant"]), content=TEXT)
+    st.builds(Message, role=st.sampled_from(["system", "user", "assistant"]), content=TEXT)
 )
 RECORDS: dict[str, st.SearchStrategy[Any]] = {
     "trees": _build(

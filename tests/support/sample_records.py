@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from storage.calls import Call
-from storage.records import ChatMessage, Component, Pair, Prediction, Question, TreeNode
+from storage.records import Component, Message, Pair, Prediction, Question, TreeNode
 
 
 def a_question(**changes: Any) -> Question:
@@ -52,11 +52,11 @@ def a_pair(**changes: Any) -> Pair:
         "depth": 1,
         "stage": "reasoning",
         "prompt": (
-            ChatMessage(role="system", content="Answer."),
-            ChatMessage(role="user", content="Question: Capital of France?"),
+            Message(role="system", content="Answer."),
+            Message(role="user", content="Question: Capital of France?"),
         ),
-        "chosen": (ChatMessage(role="assistant", content="<query>France</query>"),),
-        "rejected": (ChatMessage(role="assistant", content="<answer>Rome</answer>"),),
+        "chosen": (Message(role="assistant", content="<query>France</query>"),),
+        "rejected": (Message(role="assistant", content="<answer>Rome</answer>"),),
         "chosen_action": "query",
         "rejected_action": "answer",
         "chosen_reward": 0.75,

@@ -6,8 +6,8 @@ import pytest
 
 from agent.reasonrag import ReasonRAG
 from agent.state import State
-from engines.sampling import Message
 from engines.weights import load_tokenizer, packaged_gguf
+from storage.records import Message
 from training.examples import IGNORED, StepExample, tokenise
 
 

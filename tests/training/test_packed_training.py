@@ -12,8 +12,7 @@ from sample_records import a_pair
 from tiny_llama import write_tiny_folder
 
 from engines import weights
-from engines.sampling import Message
-from storage.records import ChatMessage, Pair
+from storage.records import Message, Pair
 from training import course
 from training.arguments import in_bfloat16
 from training.curves import curves, read_metrics
@@ -44,8 +43,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_tiny_folder(tmp_path_factory.mktemp("base") / "tiny"))
 
 
-def turn(text: str) -> tuple[ChatMessage, ...]:
-    return (ChatMessage(role="assistant", content=text),)
+def turn(text: str) -> tuple[Message, ...]:
+    return (Message(role="assistant", content=text),)
 
 
 def pairs(n: int = 8) -> list[Pair]:
@@ -57,8 +56,8 @@ def pairs(n: int = 8) -> list[Pair]:
             pair_id=str(i),
             question_id=f"q{i // 3}",
             prompt=(
-                ChatMessage(role="system", content="Answer."),
-                ChatMessage(role="user", content=f"Question: {'very ' * (i // 3)}far?"),
+                Message(role="system", content="Answer."),
+                Message(role="user", content=f"Question: {'very ' * (i // 3)}far?"),
             ),
             chosen=turn(better[i % 3]),
             rejected=turn(worse[i % 3]),

@@ -12,14 +12,13 @@ import pytest
 import torch
 
 from engines.embedding import Prefix
-from engines.sampling import Message
 from rewards.heads import Heads
 from rewards.labels import Label
 from rewards.reward_model import read_record
 from rewards.schedule import weights
 from rewards.settings import REWARDS, EvoRagSettings
 from storage.errors import ConfigError
-from storage.records import Component
+from storage.records import Component, Message
 from training.comparisons import Comparison, orders, return_gaps, split_questions
 from training.head_metrics import Steps, measure
 from training.heads import fit_heads, head_losses

@@ -3,7 +3,7 @@
 from sample_records import a_node, a_pair
 
 from agent.state import State
-from engines.sampling import Message
+from storage.records import Message
 from training.sft_examples import chosen_steps, right_trajectories
 
 

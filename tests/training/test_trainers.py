@@ -13,10 +13,9 @@ from tiny_llama import write_tiny_folder, write_tiny_gguf
 
 from engines import weights
 from engines.policy_gguf import ready_gguf
-from engines.sampling import Message
 from engines.weights import load_policy, policy_files
 from storage.errors import ConfigError, StorageError
-from storage.records import ChatMessage, Pair
+from storage.records import Message, Pair
 from training import course, export
 from training.curves import read_metrics
 from training.dpo import train_dpo
@@ -89,8 +88,8 @@ def pairs(n: int = 8) -> list[Pair]:
     return [
         a_pair(
             pair_id=str(i),
-            chosen=(ChatMessage(role="assistant", content=f"<query>place {i}</query>"),),
-            rejected=(ChatMessage(role="assistant", content="<answer>no idea at all</answer>"),),
+            chosen=(Message(role="assistant", content=f"<query>place {i}</query>"),),
+            rejected=(Message(role="assistant", content="<answer>no idea at all</answer>"),),
         )
         for i in range(n)
     ]

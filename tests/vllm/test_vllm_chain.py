@@ -24,20 +24,13 @@ from agent.reasonrag import ReasonRAG
 from agent.state import State
 from engines.openai import OpenAIEngine
 from engines.openvino import embedded_engine
-from engines.sampling import (
-    CallIdentity,
-    Completion,
-    Engine,
-    Message,
-    SampleRequest,
-    Sampling,
-    Structure,
-)
+from engines.sampling import CallIdentity, Completion, Engine, SampleRequest, Sampling, Structure
 from engines.settings import ModelSettings
 from engines.vllm import KEY_VARIABLE, VllmEngine
 from engines.vllm_command import installed_vllm
 from engines.vllm_weights import served_digest
 from storage.parts import read_parts
+from storage.records import Message
 
 pytestmark = pytest.mark.vllm
 
