@@ -11,9 +11,8 @@ from itertools import combinations
 from statistics import fmean
 from typing import Literal
 
-from evaluation.scoring import Unanswered
 from evaluation.significance import Interval, paired_bootstrap
-from storage.records import Prediction
+from storage.records import Prediction, Unanswered
 
 Metric = Literal["em", "f1"]
 Scored = Prediction | Unanswered

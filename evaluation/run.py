@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from agent.environment import Environment
 from agent.state import State
 from engines.sampling import Sampling
-from evaluation.scoring import Unanswered, score_failure, score_trajectory
+from evaluation.scoring import score_failure, score_trajectory
 from storage.errors import BranchwiseError, BudgetExceeded, EndpointError, RetrievalError
-from storage.records import Failure, Prediction, Question
+from storage.records import Failure, Prediction, Question, Unanswered
 
 __all__ = ["Begin", "Evaluated", "evaluate", "score_trajectory"]
 

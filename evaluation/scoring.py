@@ -2,13 +2,12 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from agent.environment import Trajectory
 from agent.state import Step
 from rewards.answers import cover_em, exact_match, f1, normalise, supporting_recall
 from rewards.guessing import guessable
-from storage.records import Prediction, Question
+from storage.records import Prediction, Question, Unanswered
 
 SEARCH_KINDS = frozenset({"query", "search"})
 """Actions that ask the retriever, over all protocols."""
@@ -68,24 +67,6 @@ def score_trajectory(
         output_tokens=usage.output_tokens,
         latency_s=latency_s,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Unanswered:
-    """A question that failed under a policy, as tables count it: wrong, where it has an answer.
-
-    Named and scored like a `Prediction`; `em`, `f1` and `cover_em` are 0, or null where the
-    question is unanswerable.
-    """
-
-    question_id: str
-    source: str
-    type: str | None
-    seed: int
-    em: float | None
-    f1: float | None
-    cover_em: float | None
-    guessable: bool | None = None
 
 
 def score_failure(question: Question, *, seed: int) -> Unanswered:

@@ -31,8 +31,8 @@ from pipelines.assemble import model_folder
 from pipelines.labelling import labelling_of
 from pipelines.run import Run, existing_run
 from pipelines.stage import DONE, TOO_MANY_FAILURES, Invocation, Outcome
+from pipelines.stored_pairs import pairs_table
 from pipelines.survival import Rolled, roll_fresh
-from pipelines.train_dpo import pairs_table
 from pipelines.verdicts import (
     UNROLLED,
     Finding,

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -41,6 +42,16 @@ def problems(checks: Iterable[Check]) -> Iterator[str]:
             check()
         except BranchwiseError as error:
             yield f"{block}: {error}"
+
+
+def require_matplotlib() -> None:
+    """Plots are asked for before anything is paid for.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    if find_spec("matplotlib") is None:
+        raise ConfigError('plots need matplotlib: pip install "branchwise[study]"')
 
 
 def data_files(recipe: Recipe) -> Iterator[Check]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pipelines.run import existing_run, open_run
 from pipelines.stage import Invocation, Outcome
-from pipelines.train_dpo import pairs_of, pairs_table
+from pipelines.stored_pairs import pairs_of, pairs_table
 from storage.errors import ConfigError
 from storage.parts import write_part
 from storage.proguide import read_proguide, write_proguide

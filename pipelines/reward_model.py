@@ -2,10 +2,31 @@
 
 from pathlib import Path
 
-from engines.embedding import Say
+from engines.embedding import Say, base_of
 from pipelines.recipe import Recipe
 from rewards.reward_model import RewardModel, read_record
 from rewards.settings import EvoRagSettings
+from storage.errors import ConfigError
+
+UNTAUGHT = "untaught"
+"""Key of the totals that says why no model was made, where there was nothing to learn."""
+
+
+def encoder_of(recipe: Recipe) -> str:
+    """What reads the steps: the recipe's encoder, or the base of its policy.
+
+    Raises:
+        ConfigError: the policy's weights are not on this machine, and no encoder is named.
+    """
+    named = recipe.training.reward_model.encoder
+    if named is not None:
+        return named
+    try:
+        return base_of(recipe.policy.trainable)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}; or say what is to read the steps: training.reward_model.encoder"
+        ) from error
 
 
 def other_total(recipe: Recipe) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from pipelines.preflight import cannot_be_asked
+from pipelines.preflight import cannot_be_asked, require_matplotlib
 from pipelines.run import STUDY, existing_run, refuse_unusable
 from pipelines.stage import Invocation, Outcome
 from pipelines.studies.lab import Lab, StageStopped
@@ -113,15 +113,3 @@ def study_named(name: str | None) -> Callable[[Lab], None]:
     module = STUDIES[name]
     found: Callable[[Lab], None] = getattr(import_module(module), module.rpartition(".")[2])
     return found
-
-
-def require_matplotlib() -> None:
-    """Plots are asked for before anything is paid for.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        raise ConfigError('plots need matplotlib: pip install "branchwise[study]"')

@@ -21,10 +21,11 @@ from agent.replay import replay_tree
 from annotation.pairs import sibling_pairs
 from annotation.rows import trees_of
 from annotation.settings import PairSettings
-from engines.embedding import FrozenEncoder, Prefix, base_of
+from engines.embedding import FrozenEncoder, Prefix
 from pipelines.inputs import replay_passages
 from pipelines.labelling import labelled_by
 from pipelines.recipe import Recipe
+from pipelines.reward_model import UNTAUGHT, encoder_of
 from pipelines.run import Run, existing_run
 from pipelines.stage import BAD_INPUT, Invocation, Outcome
 from pipelines.start import rows_trained_on, trained_folder
@@ -44,9 +45,6 @@ from training.reward_model import (
     train_reward_model,
 )
 from training.settings import RewardModelSettings
-
-UNTAUGHT = "untaught"
-"""Key of the totals that says why no model was made, where there was nothing to learn."""
 
 
 def train_rm(call: Invocation) -> Outcome:
@@ -91,23 +89,6 @@ def labels_of(call: Invocation, run: Run) -> Recipe:
             "trees with it and the protocol evo-rag"
         )
     return labelled_by(run, call.recipe, ("evo_rag",))
-
-
-def encoder_of(recipe: Recipe) -> str:
-    """What reads the steps: the recipe's encoder, or the base of its policy.
-
-    Raises:
-        ConfigError: the policy's weights are not on this machine, and no encoder is named.
-    """
-    named = recipe.training.reward_model.encoder
-    if named is not None:
-        return named
-    try:
-        return base_of(recipe.policy.trainable)
-    except ConfigError as error:
-        raise ConfigError(
-            f"{error}; or say what is to read the steps: training.reward_model.encoder"
-        ) from error
 
 
 def material_of(

@@ -14,7 +14,7 @@ from pipelines.inputs import replay_passages
 from pipelines.run import Run, existing_run
 from pipelines.stage import Invocation, Outcome
 from pipelines.start import checked_start, rows_trained_on, trained_folder
-from pipelines.train_dpo import pairs_of, pairs_table
+from pipelines.stored_pairs import pairs_of, pairs_table
 from storage.errors import ConfigError
 from storage.parts import read_parts, stored_questions
 from storage.records import TreeNode

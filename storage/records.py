@@ -266,3 +266,21 @@ class Failure(Record):
     attempts: int = 1
     detail: str
     at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """A question that failed under a policy, as tables count it: wrong, where it has an answer.
+
+    Named and scored like a `Prediction`; `em`, `f1` and `cover_em` are 0, or null where the
+    question is unanswerable.
+    """
+
+    question_id: str
+    source: str
+    type: str | None
+    seed: int
+    em: float | None
+    f1: float | None
+    cover_em: float | None
+    guessable: bool | None = None

@@ -13,8 +13,8 @@ from pipelines.assemble import model_folder
 from pipelines.curricula.dev import START, DevResult, StageName, asked_on_dev
 from pipelines.curricula.fit import questions_of
 from pipelines.recipe import Recipe
+from pipelines.reward_model import UNTAUGHT
 from pipelines.studies.lab import Lab, StageStopped, Totals, beside
-from pipelines.train_rm import UNTAUGHT
 
 REWARD_MODEL = "reward-model"
 """Name of a cycle's reward model, and of the relabelling by its scores."""

@@ -7,13 +7,12 @@ from engines.weights import policy_files
 from pipelines.assemble import open_data
 from pipelines.changes import flat
 from pipelines.config import load_recipe
-from pipelines.preflight import cannot_be_asked, require, weights
+from pipelines.preflight import cannot_be_asked, require, require_matplotlib, weights
 from pipelines.recipe import Recipe
+from pipelines.reward_model import encoder_of
 from pipelines.run import refuse_changed, refuse_unusable
 from pipelines.stage import Invocation
 from pipelines.studies.lab import AT_ONCE
-from pipelines.study import require_matplotlib
-from pipelines.train_rm import encoder_of
 from storage.errors import ConfigError
 
 FITS = (

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from evaluation.sheet import NONE, Sheet, number, percent
 from pipelines.curricula.dev import DevResult, StageName
-from pipelines.schedule import draw_weights, settings_of
+from pipelines.schedule_weights import draw_weights, settings_of
 from pipelines.studies.lab import Lab
-from pipelines.studies.report import write_sheets
+from pipelines.studies.lab_tables import write_sheets
 
 HEAD = (
     "policy", "begun from", "model", "best of", "pairs", "questions", "EM", "F1", "searches",

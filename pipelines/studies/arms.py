@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from evaluation.comparison import Scored
-from evaluation.scoring import Unanswered, score_failure
+from evaluation.scoring import score_failure
 from pipelines.assemble import model_folder
 from pipelines.evaluation_set import evaluation_data
 from pipelines.studies.lab import Lab, Totals
 from pipelines.studies.products import together
 from storage.errors import BranchwiseError
 from storage.parts import question_ids, read_parts
-from storage.records import Prediction
+from storage.records import Prediction, Unanswered
 from storage.schemas import table_to_records
 
 Trainer = Literal["train-dpo", "train-sft"]

@@ -23,7 +23,8 @@ from evaluation.sheet import Sheet, number, percent
 from pipelines.studies.arms import mean_of, numbers_of
 from pipelines.studies.evo import OTHERS, TIME_DYNAMIC, trees_of
 from pipelines.studies.lab import Lab, Totals
-from pipelines.studies.report import PAPER, Bar, draw, write_sheets
+from pipelines.studies.lab_tables import write_sheets
+from pipelines.studies.report import PAPER, Bar, draw
 
 NAME = "evo-heads"
 

@@ -27,7 +27,7 @@ from evaluation.sheet import NONE, Sheet
 from pipelines.curricula.dev import STAGES
 from pipelines.evaluation_set import evaluation_data
 from pipelines.recipe import Recipe
-from pipelines.schedule import draw_weights, settings_of
+from pipelines.schedule_weights import draw_weights, settings_of
 from pipelines.studies.arms import START, Arm, Examined, examined
 from pipelines.studies.distributions import distribution_sheet, distributions, draw_distributions
 from pipelines.studies.evo import IN_TWO_STEPS, TEST, about, query_similarity, two_steps

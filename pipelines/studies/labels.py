@@ -23,7 +23,8 @@ from pipelines.inputs import replay_passages
 from pipelines.relabel import Relabeller
 from pipelines.run import Run, existing_run
 from pipelines.studies.lab import Lab
-from pipelines.studies.report import Bar, draw, write_sheets
+from pipelines.studies.lab_tables import write_sheets
+from pipelines.studies.report import Bar, draw
 from pipelines.studies.second_look import second_look
 from rewards.labels import Label
 from rewards.settings import Estimator, SpreSettings

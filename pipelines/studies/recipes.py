@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pipelines.run import existing_run
+from pipelines.stored_pairs import pairs_of, pairs_table
 from pipelines.studies.arms import START, Arm, Examined, examined, trained
 from pipelines.studies.lab import Lab, Totals, beside
 from pipelines.studies.real_dpo import DPO
 from pipelines.studies.report import Claim, Stratum, write_report
 from pipelines.studies.second_look import second_look
-from pipelines.train_dpo import pairs_of, pairs_table
 
 DEV = {"evaluation.part": "dev", "evaluation.limit": 400}
 FRESH = 4

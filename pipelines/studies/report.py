@@ -16,8 +16,7 @@ from evaluation.significance import Interval, crossed_bootstrap, holm, permutati
 from evaluation.tables import interval
 from pipelines.studies.arms import Examined, mean_of
 from pipelines.studies.lab import Lab
-from storage.atomic import atomic_write_text
-from storage.inert import inert
+from pipelines.studies.lab_tables import write_sheets
 from storage.records import Prediction
 
 Key = tuple[str, str]
@@ -102,20 +101,6 @@ def write_report(
     write_sheets(
         lab, name, [*sheets, *more], f"{about} {size_of([one.em for one in found])}".strip()
     )
-
-
-def write_sheets(lab: Lab, name: str, sheets: Sequence[Sheet], about: str = "") -> None:
-    """Print the tables; Markdown with the commands behind them, and a CSV for each."""
-    if about:
-        lab.call.say(about)
-    for sheet in sheets:
-        lab.call.console.print(sheet.text())
-        slug = sheet.title.split(" (")[0].lower().replace(" ", "-")
-        atomic_write_text(lab.folder / f"{name}-{slug}.csv", sheet.csv())
-    parts = [f"{inert(about)}\n"] if about else []
-    parts += [sheet.markdown() for sheet in (*sheets, run_sheet(lab))]
-    atomic_write_text(lab.folder / f"{name}.md", "\n".join(parts))
-    lab.call.say(f"{lab.title}: tables and plot in {lab.folder}")
 
 
 def findings(done: Mapping[str, Examined], claims: Sequence[Claim], seed: int) -> list[Finding]:
@@ -319,21 +304,6 @@ def stratum_sheet(done: Sequence[Examined], strata: Sequence[Stratum]) -> Sheet:
 
     rows = tuple((one.arm.name, *(cell(one, stratum) for stratum in strata)) for one in done)
     return Sheet("Strata (EM, per cent)", ("arm", *(one.name for one in strata)), rows)
-
-
-def run_sheet(lab: Lab) -> Sheet:
-    """Every command that was started, failed and repeated ones included."""
-    rows = tuple(
-        (
-            one.command,
-            str(one.attempts),
-            number(one.seconds, 0),
-            NONE if one.exit_code is None else str(one.exit_code),
-        )
-        for one in lab.journal.started()
-    )
-    title = "All runs started (by whatever study keeps this journal)"
-    return Sheet(title, ("command", "attempts", "seconds", "exit code"), rows)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,10 @@ from annotation.grower import CHILDREN
 from annotation.survival import SurvivalRow, sample_pairs, survival_table
 from evaluation.sheet import NONE, Sheet, number, percent
 from pipelines.run import existing_run
+from pipelines.stored_pairs import pairs_of
 from pipelines.studies.arms import START, Arm, Examined, examined
 from pipelines.studies.lab import Lab, beside
+from pipelines.studies.lab_tables import write_sheets
 from pipelines.studies.report import (
     Claim,
     arm_sheet,
@@ -23,10 +25,8 @@ from pipelines.studies.report import (
     covered,
     draw,
     findings,
-    write_sheets,
 )
 from pipelines.studies.second_look import second_look
-from pipelines.train_dpo import pairs_of
 
 ASKED = {"evaluation.part": "dev", "evaluation.limit": 300, "policy.precision": "q8_0"}
 JUDGED = 100

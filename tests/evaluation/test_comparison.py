@@ -7,9 +7,8 @@ import pytest
 from rich.console import Console
 
 from evaluation.comparison import FEWEST, compare
-from evaluation.scoring import Unanswered
 from evaluation.tables import render_markdown, render_table
-from storage.records import Prediction
+from storage.records import Prediction, Unanswered
 
 
 def row(question_id: str, policy: str, em: float | None, **changes: Any) -> Prediction:

@@ -17,7 +17,7 @@ from pipelines.commit import Committer
 from pipelines.inputs import model_digest
 from pipelines.recipe import Recipe
 from pipelines.run import existing_run, open_run
-from pipelines.train_dpo import pairs_of, pairs_table
+from pipelines.stored_pairs import pairs_of, pairs_table
 from storage.errors import ConfigError
 from storage.ledger import Ledger
 from storage.parts import question_ids, read_parts

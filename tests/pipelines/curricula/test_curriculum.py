@@ -18,8 +18,8 @@ from pipelines.curricula.dev import DevResult
 from pipelines.curricula.fit import require_fit
 from pipelines.curriculum import Course, curriculum, exam_command
 from pipelines.evaluation_set import data_settings
+from pipelines.reward_model import UNTAUGHT
 from pipelines.studies.lab import Lab, StageStopped
-from pipelines.train_rm import UNTAUGHT
 from storage.errors import ConfigError
 
 SCORES = {"start": 0.3, "discovery-1": 0.5, "discovery-2": 0.4, "refinement-1": 0.6}

@@ -9,13 +9,13 @@ from fake_endpoint import failure
 from little_world import QUESTIONS, policy, recipe
 from loopback import serving
 
-from evaluation.scoring import Unanswered
 from pipelines.config import load_recipe
 from pipelines.stage import Invocation
 from pipelines.studies.arms import START, Arm, examined
 from pipelines.studies.lab import Lab
 from pipelines.studies.report import arm_sheet
 from pipelines.terminal import Terminal
+from storage.records import Unanswered
 
 
 def test_a_failed_question_is_among_the_predictions(
