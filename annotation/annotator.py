@@ -15,10 +15,10 @@ from agent.state import State
 from annotation.evaluators import Evaluator
 from annotation.grower import grow
 from annotation.pairs import sibling_pairs
+from annotation.reward_schemes import Worth
 from annotation.rows import Provenance, labelled, pair_rows, tree_rows
 from annotation.scoring import node_scores
 from annotation.settings import PairSettings
-from annotation.worth import Worth
 from engines.sampling import Sampling, Usage
 from mcts import SearchSettings
 from rewards.guessing import guessable

@@ -2,7 +2,7 @@
 
 A label is the mean of a few draws, and the higher of two noisy means tends to be too high. Fresh
 draws from the same states, by the same policy at the same temperature, say whether the order of
-two siblings was more than that luck (see `annotation.survival`).
+two siblings was more than that luck (see `analysis.survival`).
 """
 
 import asyncio

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import NamedTuple
 
-from annotation.likeness import similarity
 from annotation.settings import PairSettings
 from rewards.answers import normalise
 from rewards.labels import Label, gap
+from rewards.similarity import similarity
 from storage.records import NO_PARENT, Component, TreeNode
 from storage.text import digest_of, storable
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from agent.state import State
 from annotation.evaluators import Evaluator, NodeFacts
-from annotation.worth import Worth
+from annotation.reward_schemes import Worth
 from rewards.labels import Label
 from rewards.reward_model import Prompt, RewardModel, prefix_of
 from storage.records import Question, TreeNode

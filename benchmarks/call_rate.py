@@ -28,10 +28,10 @@ from benchmarks.simulated_models import golden_answer, question_text
 from benchmarks.workload import write_run
 from engines.ledgered import LedgeredEngine
 from engines.sampling import CallIdentity, SampleRequest, Sampling
-from pipelines.assemble import engine_for
-from pipelines.config import load_recipe
-from pipelines.growing import annotator_for
-from pipelines.recipe import Recipe
+from runs.assemble import engine_for
+from runs.growing import annotator_for
+from runs.recipe import Recipe
+from runs.recipe_file import load_recipe
 from storage.ledger import Ledger
 from storage.records import Question
 

@@ -17,10 +17,10 @@ from statistics import fmean
 from agent.environment import Environment
 from agent.state import State
 from engines.sampling import Sampling
-from pipelines.assemble import engine_for, environment_for, open_data, open_index, sampling_for
-from pipelines.config import load_recipe
-from pipelines.recipe import Recipe
 from rewards.answers import exact_match, f1, normalise
+from runs.assemble import engine_for, environment_for, open_data, open_index, sampling_for
+from runs.recipe import Recipe
+from runs.recipe_file import load_recipe
 from storage.records import Question
 
 

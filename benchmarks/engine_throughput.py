@@ -149,7 +149,7 @@ def await_health(child: "subprocess.Popen[bytes]", port: int, log: Path) -> None
 def against(kind: str, python: Path, requests: int) -> None:
     """Measure a server with the packaged weights in float32."""
     from engines.openai import OpenAIEngine
-    from engines.weights import load_base
+    from weights.policy_files import load_base
 
     with tempfile.TemporaryDirectory(prefix="branchwise-bench-") as folder:
         model, tokenizer = load_base("float32")

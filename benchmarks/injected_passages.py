@@ -18,15 +18,15 @@ from statistics import fmean
 
 from agent.environment import Environment, Trajectory
 from agent.state import State
+from analysis.significance import paired_bootstrap
 from annotation.judge import Judge
 from engines.sampling import Engine
 from engines.settings import JudgeSettings
-from evaluation.significance import paired_bootstrap
-from pipelines.assemble import engine_for, environment_for, open_data, open_index, sampling_for
-from pipelines.config import load_recipe
-from pipelines.recipe import Recipe
 from retrieval.interface import Retriever
 from rewards.answers import f1, normalise
+from runs.assemble import engine_for, environment_for, open_data, open_index, sampling_for
+from runs.recipe import Recipe
+from runs.recipe_file import load_recipe
 from storage.records import Question, RetrievedPassage
 
 PLANTED = "Atlantis"

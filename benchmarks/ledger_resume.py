@@ -27,9 +27,9 @@ import pyarrow as pa
 
 from benchmarks.endpoint_process import REPOSITORY, Simulated, serving
 from benchmarks.workload import annotate_command, question_id, write_run
-from pipelines.commit import QUESTIONS_A_PART
-from pipelines.run import LEDGER
-from pipelines.stage import DONE, LIMIT_REACHED
+from runs.commit import QUESTIONS_A_PART
+from runs.folder import LEDGER
+from runs.stage import DONE, LIMIT_REACHED
 from storage.calls import CALL_COLUMNS, QuestionRow
 from storage.checksums import checksum
 from storage.ledger import Ledger

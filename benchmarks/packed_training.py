@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engines.weights import load_policy, policy_files
 from storage.parts import read_parts
 from storage.records import Pair
 from storage.schemas import table_to_records
@@ -28,6 +27,7 @@ from training.likelihood import step_logps
 from training.pair_trainer import give_reference, pair_trainer
 from training.preferences import PreferenceTokens, describe_lengths, tokenise_pairs
 from training.settings import DpoSettings
+from weights.policy_files import load_policy, policy_files
 
 
 @dataclass

@@ -17,15 +17,15 @@ from pathlib import Path
 
 import numpy as np
 
-from engines.backbone import Backbone, Tokens
-from engines.embedding import FrozenEncoder, Prefix
-from engines.weights import PACKAGED
 from rewards.settings import REWARDS, EvoRagSettings
 from storage.records import Message
 from storage.vectors import Vector
 from training.comparisons import Comparison
 from training.reward_model import Material, train_reward_model
 from training.settings import RewardModelSettings
+from weights.backbone import Backbone, Tokens
+from weights.embedding import FrozenEncoder, Prefix
+from weights.policy_files import PACKAGED
 
 TOKENS = 600
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from evaluation.significance import Interval, crossed_bootstrap, permutation_p, relative_saving
+from analysis.significance import Interval, crossed_bootstrap, permutation_p, relative_saving
 from storage.parts import read_parts
 
 Rows = Mapping[tuple[str, str], Mapping[str, Any]]

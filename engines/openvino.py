@@ -15,9 +15,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from engines.batching import BatchingThread
-from engines.chat_template import rendered
-from engines.gguf import gguf_metadata
-from engines.policy_gguf import ready_gguf
 from engines.sampling import (
     Capabilities,
     Completion,
@@ -30,9 +27,12 @@ from engines.sampling import (
 )
 from engines.settings import ModelSettings
 from engines.structure import relaxed, within_bounds
-from engines.weights import policy_digest, policy_files
 from storage.cache import Say
 from storage.errors import ConfigError, EndpointError
+from weights.chat_template import rendered
+from weights.gguf import gguf_metadata
+from weights.policy_files import policy_digest, policy_files
+from weights.policy_gguf import ready_gguf
 
 BATCHED_TOKENS = 256
 """Most tokens (prefill and decode together) in one step."""

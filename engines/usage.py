@@ -12,10 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from engines.chat_template import rendered
 from engines.sampling import FinishReason, SampleRequest, Usage, UsageBasis
-from engines.weights import policy_files, tokenizer_of
 from storage.records import Message
+from weights.chat_template import rendered
+from weights.policy_files import policy_files, tokenizer_of
 
 MOST_TOKENS = 10**9
 """A larger count is not believed."""

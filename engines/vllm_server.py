@@ -1,7 +1,8 @@
 """A vLLM server on this machine: started, watched, started again when it dies, stopped.
 
 It listens on loopback, in a process group of its own (Ctrl-C at the terminal does not reach it),
-on a leash (`engines.leash`): whatever becomes of this process, the server does not outlive it.
+tied to this process (`engines.tied_process`): whatever becomes of it, the server does not outlive
+it.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ DYING_S = 30.0
 LOOK_EVERY_S = 0.25
 LOOK_TIMEOUT_S = 10.0
 
-_LEASH = Path(__file__).with_name("leash.py")
+_TIED_PROCESS = Path(__file__).with_name("tied_process.py")
 _LAST_LINES, _ERRORS, _LINE_SHOWN, _LOG_SHOWN = 8, 4, 300, 1 << 18
 _ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception)\b")
 # What an ending vLLM says last, and always.
@@ -223,7 +224,7 @@ class VllmServer:
             with self.log.open("ab") as log:
                 self._log_begin = log.tell()
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-I", str(_LEASH), *self._command),
+                    *(sys.executable, "-I", str(_TIED_PROCESS), *self._command),
                     stdin=theirs,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=log,
@@ -241,14 +242,14 @@ class VllmServer:
     async def _ended(self, process: asyncio.subprocess.Process, pid: int) -> str:
         code = await process.wait()
         self._settled.clear()
-        if code < 0 and pid:  # the leash itself was killed, so nobody has ended what it held
+        if code < 0 and pid:  # the tying process was killed, so what it held still runs
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
         how = f"signal {code - 128}" if 128 < code < 160 else f"exit code {code}"
         return f"the vLLM server at {self.base_url} ended ({how}){self._last_words()}"
 
     async def _end(self) -> None:
-        """Let go of the leash, and wait until nothing of this life is left."""
+        """Close the pipe that ties the server to us; returns when nothing of this life is left."""
         if self._hold is not None:
             os.close(self._hold)
             self._hold = None

@@ -9,11 +9,15 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from engines.adapters import adapter_config, check_adapter
-from engines.hub import HUB
 from engines.settings import ModelSettings
 from engines.vllm_command import Served
-from engines.weights import (
+from storage.cache import Say, cache_room, open_entry
+from storage.errors import ConfigError
+from storage.text import digest_of
+from weights.adapters import adapter_config, check_adapter
+from weights.hub import HUB
+from weights.model_folders import read_config
+from weights.policy_files import (
     PACKAGED,
     PolicyFiles,
     has_tokenizer,
@@ -21,10 +25,6 @@ from engines.weights import (
     policy_digest,
     policy_files,
 )
-from storage.cache import Say, cache_room, open_entry
-from storage.errors import ConfigError
-from storage.model_folders import read_config
-from storage.text import digest_of
 
 RANKS = (8, 16, 32, 64, 128, 256, 512)
 """Sizes that vLLM makes room for; a LoRA needs the next one."""
@@ -51,8 +51,8 @@ _VOCABULARY = ("embed_tokens", "lm_head")
 def served_digest(settings: ModelSettings) -> str:
     """Hash of what decides what the served model says (32 hex digits): never of an address.
 
-    Of weights that lie here: as `engines.weights.policy_digest`, with what the server is told to
-    do with them. Of a name that vLLM finds by itself: the name.
+    For weights that lie here: as `weights.policy_files.policy_digest`, with what the server is
+    told to do with them. For a name that vLLM finds by itself: the name.
 
     Raises:
         ConfigError: nothing usable there.

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from pipelines.annotate import annotate
-from pipelines.assemble import model_folder
 from pipelines.evaluate import evaluate
-from pipelines.stage import DONE, Invocation, Outcome
 from pipelines.train_dpo import train_dpo
+from runs.assemble import model_folder
+from runs.stage import DONE, Invocation, Outcome
 
 
 def all_stages(call: Invocation) -> Outcome:

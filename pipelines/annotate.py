@@ -16,20 +16,20 @@ from pathlib import Path
 import pyarrow.compute as pc
 
 from annotation.annotator import Annotated
-from pipelines.assemble import open_data, open_index
-from pipelines.card import described, labelled_by, write_card
-from pipelines.commit import Committer
-from pipelines.growing import grown_here
-from pipelines.inputs import asks_more, inputs_of
-from pipelines.preflight import overheard, require, servers, weights
-from pipelines.progress import Progress
-from pipelines.recipe import Recipe
-from pipelines.reward_model import other_total
-from pipelines.run import Run, open_run, refuse_unusable
-from pipelines.spending import in_words
-from pipelines.stage import DONE, TOO_MANY_FAILURES, Gate, Invocation, Outcome
-from pipelines.workers import Order, Workforce, refuse_needless, share_of
 from retrieval.interface import Retriever
+from runs.assemble import open_data, open_index
+from runs.card import described, labelled_by, write_card
+from runs.commit import Committer
+from runs.folder import Run, open_run, refuse_unusable
+from runs.growing import grown_here
+from runs.inputs import asks_more, inputs_of
+from runs.preflight import overheard, require, servers, weights
+from runs.progress import Progress
+from runs.recipe import Recipe
+from runs.reward_model import other_total
+from runs.spending import in_words
+from runs.stage import DONE, TOO_MANY_FAILURES, Gate, Invocation, Outcome
+from runs.workers import Order, Workforce, refuse_needless, share_of
 from sources.load import Data
 from storage.errors import ConfigError, StorageError
 from storage.inert import inert

@@ -22,7 +22,7 @@ from storage.seeds import LEAST, MOST, fits
 from storage.text import storable
 
 if TYPE_CHECKING:
-    from pipelines.terminal import Terminal
+    from runs.terminal import Terminal
 
 QUIET = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -49,7 +49,7 @@ class Stage:
 
 STAGES = {
     "doctor": Stage("pipelines.doctor", "doctor", "check this machine and the recipe"),
-    "settings": Stage("pipelines.settings_page", "settings_page", "every setting, and its default"),
+    "settings": Stage("pipelines.settings", "settings_page", "every setting, and its default"),
     "data": Stage("pipelines.data", "data", "read questions and corpus, and count them"),
     "index": Stage("pipelines.data", "index", "build the index"),
     "warm-start": Stage("pipelines.warm_start", "warm_start", "supervised start on gold traces"),
@@ -200,7 +200,7 @@ def run_stage(options: argparse.Namespace) -> int:
     Raises:
         MemoryError: memory ran out, whatever the error that came of it.
     """
-    from pipelines.terminal import Terminal
+    from runs.terminal import Terminal
     from storage.errors import BranchwiseError, BudgetExceeded, ConfigError
 
     console = Terminal(stderr=options.json)
@@ -230,8 +230,8 @@ def _run(options: argparse.Namespace, console: "Terminal") -> int:
 
 
 def _carried_out(options: argparse.Namespace, console: "Terminal") -> int:
-    from pipelines.config import load_recipe
-    from pipelines.stage import Invocation
+    from runs.recipe_file import load_recipe
+    from runs.stage import Invocation
     from storage.enclosed import refuse_strange
 
     if options.run is not None:

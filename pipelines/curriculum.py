@@ -19,15 +19,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipelines.curricula.cycle import Cycle, carry_out
-from pipelines.curricula.dev import STAGES, START, DevResult, StageName, asked_on_dev, best, stalled
-from pipelines.curricula.fit import BEGUN, FITS, FOLDER, planned, questions_of, require_fit
-from pipelines.curricula.report import write_course
-from pipelines.inputs import model_digest
-from pipelines.recipe import Recipe
-from pipelines.run import dump_recipe, open_run, refuse_changed
-from pipelines.stage import Invocation, Outcome
-from pipelines.studies.lab import Lab, StageStopped, Totals, overrides
+from runs.curriculum.cycle import Cycle, carry_out
+from runs.curriculum.dev import STAGES, START, DevResult, StageName, asked_on_dev, best, stalled
+from runs.curriculum.fit import BEGUN, FITS, FOLDER, planned, questions_of, require_fit
+from runs.curriculum.report import write_course
+from runs.folder import dump_recipe, open_run, refuse_changed
+from runs.inputs import model_digest
+from runs.recipe import Recipe
+from runs.stage import Invocation, Outcome
+from runs.workflow import Lab, StageStopped, Totals, overrides
 from storage.atomic import atomic_write_json, atomic_write_text
 from storage.errors import ConfigError
 from storage.lock import RunLock

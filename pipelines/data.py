@@ -8,8 +8,8 @@ from collections import Counter
 from rich.table import Table
 from rich.text import Text
 
-from pipelines.assemble import open_data, open_index
-from pipelines.stage import Invocation, Outcome
+from runs.assemble import open_data, open_index
+from runs.stage import Invocation, Outcome
 from storage.inert import inert
 
 

@@ -18,22 +18,18 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from annotation.diagnosis import PairFigures, TreeFigures, pair_figures, tree_figures
-from annotation.survival import (
+from analysis.diagnosis import PairFigures, TreeFigures, pair_figures, tree_figures
+from analysis.sheet import markdown_cell
+from analysis.survival import (
     FACETS,
     Fresh,
     SurvivalRow,
     sample_pairs,
     survival_table,
 )
-from evaluation.sheet import markdown_cell
-from pipelines.assemble import model_folder
-from pipelines.labelling import labelling_of
-from pipelines.run import Run, existing_run
-from pipelines.stage import DONE, TOO_MANY_FAILURES, Invocation, Outcome
-from pipelines.stored_pairs import pairs_table
-from pipelines.survival import Rolled, roll_fresh
-from pipelines.verdicts import (
+from rewards.returns import RETURN
+from rewards.settings import SpreSettings
+from runs.advice import (
     UNROLLED,
     Finding,
     conclusion,
@@ -43,8 +39,12 @@ from pipelines.verdicts import (
     of_training,
     of_trees,
 )
-from rewards.returns import RETURN
-from rewards.settings import SpreSettings
+from runs.assemble import model_folder
+from runs.folder import Run, existing_run
+from runs.fresh_rollouts import Rolled, roll_fresh
+from runs.labelling import labelling_of
+from runs.stage import DONE, TOO_MANY_FAILURES, Invocation, Outcome
+from runs.stored_pairs import pairs_table
 from storage.atomic import atomic_write_json, atomic_write_text
 from storage.errors import ConfigError, StorageError
 from storage.inert import inert

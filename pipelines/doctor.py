@@ -14,7 +14,8 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from pipelines.preflight import (
+from runs.folder import environment_facts, refuse_unusable
+from runs.preflight import (
     Check,
     data_files,
     evaluated,
@@ -23,9 +24,8 @@ from pipelines.preflight import (
     servers,
     weights,
 )
-from pipelines.recipe import Recipe
-from pipelines.run import environment_facts, refuse_unusable
-from pipelines.stage import BAD_INPUT, DONE, Invocation, Outcome
+from runs.recipe import Recipe
+from runs.stage import BAD_INPUT, DONE, Invocation, Outcome
 from storage.cache import refuse_shared_cache
 from storage.inert import inert
 

@@ -16,25 +16,25 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from evaluation.comparison import EVERYTHING, compare
+from analysis.comparison import EVERYTHING, compare
+from analysis.tables import render_markdown, render_table
 from evaluation.run import Evaluated
-from evaluation.tables import render_markdown, render_table
-from pipelines.assemble import open_index
-from pipelines.baselines import Baselines, baselines_of, reader_of
-from pipelines.evaluation_set import (
+from retrieval.interface import Retriever
+from runs.assemble import open_index
+from runs.baselines import Baselines, baselines_of, reader_of
+from runs.evaluation import Exam
+from runs.evaluation_set import (
     deciding_settings,
     evaluation_data,
     name_apart,
     refuse_overlap,
     set_name,
 )
-from pipelines.exam import Exam
-from pipelines.preflight import overheard
-from pipelines.recipe import Recipe
-from pipelines.run import Run, open_run, refuse_unusable, run_with
-from pipelines.spending import in_words, spending
-from pipelines.stage import DONE, TOO_MANY_FAILURES, Gate, Invocation, Outcome
-from retrieval.interface import Retriever
+from runs.folder import Run, open_run, refuse_unusable, run_with
+from runs.preflight import overheard
+from runs.recipe import Recipe
+from runs.spending import in_words, spending
+from runs.stage import DONE, TOO_MANY_FAILURES, Gate, Invocation, Outcome
 from storage.atomic import atomic_write_json, atomic_write_text
 from storage.errors import ConfigError
 from storage.ledger import Ledger

@@ -9,8 +9,8 @@ fails if it was lost to rounding.
 
 from pathlib import Path
 
-from pipelines.assemble import model_folder
-from pipelines.stage import Invocation, Outcome
+from runs.assemble import model_folder
+from runs.stage import Invocation, Outcome
 from storage.enclosed import refuse_strange
 from training.export import export_policy
 

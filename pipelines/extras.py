@@ -16,8 +16,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 
 from pipelines.cli import parser, recipe_file
-from pipelines.config import outline
-from pipelines.recipe import Recipe
+from runs.recipe import Recipe
+from runs.recipe_file import outline
 from storage.errors import ConfigError
 
 

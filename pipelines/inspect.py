@@ -12,8 +12,8 @@ import os
 from rich.table import Table
 from rich.text import Text
 
-from pipelines.run import existing_run
-from pipelines.stage import Invocation, Outcome
+from runs.folder import existing_run
+from runs.stage import Invocation, Outcome
 from storage.inert import inert, inert_lines
 from storage.text import storable
 from storage.views import QueryResult, canned_queries, run_sql

@@ -9,9 +9,9 @@ An imported run holds pairs alone: train on it with `train-dpo` or `train-sft`.
 from collections.abc import Iterable
 from pathlib import Path
 
-from pipelines.run import existing_run, open_run
-from pipelines.stage import Invocation, Outcome
-from pipelines.stored_pairs import pairs_of, pairs_table
+from runs.folder import existing_run, open_run
+from runs.stage import Invocation, Outcome
+from runs.stored_pairs import pairs_of, pairs_table
 from storage.errors import ConfigError
 from storage.parts import write_part
 from storage.proguide import read_proguide, write_proguide

@@ -15,22 +15,22 @@ from functools import cached_property
 from agent.environment import prompter
 from agent.protocols import protocol_named
 from agent.replay import replay_tree
+from analysis.survival import Fresh, survives
 from annotation.pairs import sibling_pairs
+from annotation.reward_schemes import Worth
 from annotation.rows import Provenance, labelled, pair_rows, trees_of
 from annotation.scoring import node_scores
-from annotation.survival import Fresh, survives
-from annotation.worth import Worth
-from pipelines.growing import LABELLING, label_digest
-from pipelines.inputs import replay_passages
-from pipelines.labelling import keep_labelling, labelled_by
-from pipelines.recipe import Recipe
-from pipelines.reward_model import other_total, reward_model_for
-from pipelines.run import Run, existing_run
-from pipelines.stage import Invocation, Outcome, checked_name
-from pipelines.survival import stored_fresh
-from pipelines.worth import worth_for
 from rewards.guessing import guessable
 from rewards.reward_model import RewardModel
+from runs.folder import Run, existing_run
+from runs.fresh_rollouts import stored_fresh
+from runs.growing import LABELLING, label_digest
+from runs.inputs import replay_passages
+from runs.labelling import keep_labelling, labelled_by
+from runs.recipe import Recipe
+from runs.reward_model import other_total, reward_model_for
+from runs.reward_scheme import worth_for
+from runs.stage import Invocation, Outcome, checked_name
 from storage.errors import ConfigError
 from storage.parts import read_parts, stored_questions, write_part
 from storage.records import Pair, Passage, Question, Record, TreeNode

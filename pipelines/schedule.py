@@ -4,23 +4,23 @@
 
 Prints the weights of both stages at every policy call (section 3.6 and table 1), and how many
 comparisons of two next steps they keep, silence or turn around under the threshold of the pairs
-(`pairs.min_gap`; see `rewards.silence`). Tables and plot lie in `study/` of the run folder.
+(`pairs.min_gap`; see `analysis.suppression`). Tables and plot lie in `study/` of the run folder.
 """
 
 from collections import Counter
 from collections.abc import Mapping
 from typing import get_args
 
-from evaluation.sheet import Sheet, number
-from pipelines.curricula.dev import STAGES
-from pipelines.preflight import require_matplotlib
-from pipelines.recipe import Recipe
-from pipelines.run import STUDY, refuse_unusable
-from pipelines.schedule_weights import ByStage, draw_weights, episode, settings_of
-from pipelines.stage import Invocation, Outcome
+from analysis.sheet import Sheet, number
+from analysis.suppression import ASSUMED_OVERLAP, counts, silence
+from analysis.suppression import Outcome as Verdict
 from rewards.settings import REWARDS, EvoRagSettings
-from rewards.silence import ASSUMED_OVERLAP, counts, silence
-from rewards.silence import Outcome as Verdict
+from runs.curriculum.dev import STAGES
+from runs.folder import STUDY, refuse_unusable
+from runs.preflight import require_matplotlib
+from runs.recipe import Recipe
+from runs.schedule_weights import ByStage, draw_weights, episode, settings_of
+from runs.stage import Invocation, Outcome
 from storage.atomic import atomic_write_text
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)

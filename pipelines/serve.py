@@ -13,10 +13,10 @@ from typing import Any
 from engines.settings import ModelSettings
 from engines.vllm import server_for
 from engines.vllm_server import VllmServer
-from pipelines.assemble import server_logs
-from pipelines.recipe import Recipe
-from pipelines.signals import asked_by
-from pipelines.stage import Invocation, Outcome
+from runs.assemble import server_logs
+from runs.recipe import Recipe
+from runs.signals import asked_by
+from runs.stage import Invocation, Outcome
 from storage.errors import ConfigError, EndpointError
 
 

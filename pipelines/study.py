@@ -2,7 +2,7 @@
 
     branchwise study --name atlas-dpo --seeds 0 1 2
 
-Each study is one file in `pipelines/studies/`; its recipe is `configs/<name>.yaml` and its run
+Each study is one file in `experiments/`; its recipe is `configs/<name>.yaml` and its run
 folder `datasets/<name>`. It runs the ordinary stages, each in a process of its own, and notes every
 one in `study/journal.jsonl`: interrupted at any point, the same command goes on. Tables (terminal,
 Markdown, CSV), plots and the list of all that was started lie in `study/` of the run folder; of
@@ -13,25 +13,25 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from pipelines.preflight import cannot_be_asked, require_matplotlib
-from pipelines.run import STUDY, existing_run, refuse_unusable
-from pipelines.stage import Invocation, Outcome
-from pipelines.studies.lab import Lab, StageStopped
+from runs.folder import STUDY, existing_run, refuse_unusable
+from runs.preflight import cannot_be_asked, require_matplotlib
+from runs.stage import Invocation, Outcome
+from runs.workflow import Lab, StageStopped
 from storage.errors import ConfigError
 from storage.lock import RunLock
 
 STUDIES = {
-    "atlas-dpo": "pipelines.studies.atlas_dpo",
-    "real-dpo": "pipelines.studies.real_dpo",
-    "labels": "pipelines.studies.labels",
-    "search": "pipelines.studies.search",
-    "recipes": "pipelines.studies.recipes",
-    "evo-schedules": "pipelines.studies.evo_schedules",
-    "evo-literal": "pipelines.studies.evo_literal",
-    "evo-single": "pipelines.studies.evo_single",
-    "evo-heads": "pipelines.studies.evo_heads",
-    "evo-combinations": "pipelines.studies.evo_combinations",
-    "evo-step-value": "pipelines.studies.evo_step_value",
+    "atlas-dpo": "experiments.atlas_dpo",
+    "real-dpo": "experiments.real_dpo",
+    "labels": "experiments.labels",
+    "search": "experiments.search",
+    "recipes": "experiments.recipes",
+    "evo-schedules": "experiments.evo_schedules",
+    "evo-literal": "experiments.evo_literal",
+    "evo-single": "experiments.evo_single",
+    "evo-heads": "experiments.evo_heads",
+    "evo-combinations": "experiments.evo_combinations",
+    "evo-step-value": "experiments.evo_step_value",
 }
 """A study's module; its function has the module's name."""
 

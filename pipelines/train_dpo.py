@@ -8,10 +8,10 @@ are, and refuses to train if too many would not fit. Writes `models/<run>/dpo/`,
 beside it with `--name`.
 """
 
-from pipelines.run import existing_run
-from pipelines.stage import Invocation, Outcome
-from pipelines.start import checked_start, rows_trained_on, trained_folder
-from pipelines.stored_pairs import pairs_of, pairs_table
+from runs.folder import existing_run
+from runs.stage import Invocation, Outcome
+from runs.stored_pairs import pairs_of, pairs_table
+from runs.training_start import checked_start, rows_trained_on, trained_folder
 from training.dpo import train_dpo as train
 
 

@@ -21,17 +21,16 @@ from agent.replay import replay_tree
 from annotation.pairs import sibling_pairs
 from annotation.rows import trees_of
 from annotation.settings import PairSettings
-from engines.embedding import FrozenEncoder, Prefix
-from pipelines.inputs import replay_passages
-from pipelines.labelling import labelled_by
-from pipelines.recipe import Recipe
-from pipelines.reward_model import UNTAUGHT, encoder_of
-from pipelines.run import Run, existing_run
-from pipelines.stage import BAD_INPUT, Invocation, Outcome
-from pipelines.start import rows_trained_on, trained_folder
-from pipelines.worth import worth_for
 from rewards.reward_model import KIND, prefix_of
 from rewards.settings import EvoRagSettings
+from runs.folder import Run, existing_run
+from runs.inputs import replay_passages
+from runs.labelling import labelled_by
+from runs.recipe import Recipe
+from runs.reward_model import UNTAUGHT, encoder_of
+from runs.reward_scheme import worth_for
+from runs.stage import BAD_INPUT, Invocation, Outcome
+from runs.training_start import rows_trained_on, trained_folder
 from storage.errors import ConfigError
 from storage.parts import read_parts, stored_questions
 from storage.records import TreeNode
@@ -45,6 +44,7 @@ from training.reward_model import (
     train_reward_model,
 )
 from training.settings import RewardModelSettings
+from weights.embedding import FrozenEncoder, Prefix
 
 
 def train_rm(call: Invocation) -> Outcome:

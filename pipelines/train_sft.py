@@ -10,11 +10,11 @@ from agent.environment import prompter
 from agent.protocols import protocol_named
 from agent.replay import replay_tree
 from annotation.rows import trees_of
-from pipelines.inputs import replay_passages
-from pipelines.run import Run, existing_run
-from pipelines.stage import Invocation, Outcome
-from pipelines.start import checked_start, rows_trained_on, trained_folder
-from pipelines.stored_pairs import pairs_of, pairs_table
+from runs.folder import Run, existing_run
+from runs.inputs import replay_passages
+from runs.stage import Invocation, Outcome
+from runs.stored_pairs import pairs_of, pairs_table
+from runs.training_start import checked_start, rows_trained_on, trained_folder
 from storage.errors import ConfigError
 from storage.parts import read_parts, stored_questions
 from storage.records import TreeNode

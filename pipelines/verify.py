@@ -20,11 +20,10 @@ from engines.ledgered import LedgeredEngine
 from engines.recorded import RecordedEngine
 from engines.sampling import Capabilities
 from engines.settings import ModelSettings
-from pipelines.assemble import open_data, open_index
-from pipelines.commit import Committer
-from pipelines.growing import annotator_for
-from pipelines.inputs import inputs_of
-from pipelines.run import (
+from retrieval.interface import Retriever
+from runs.assemble import open_data, open_index
+from runs.commit import Committer
+from runs.folder import (
     Run,
     existing_run,
     installed_version,
@@ -32,8 +31,9 @@ from pipelines.run import (
     noted_version,
     refuse_other_inputs,
 )
-from pipelines.stage import DONE, FAILED, Invocation, Outcome
-from retrieval.interface import Retriever
+from runs.growing import annotator_for
+from runs.inputs import inputs_of
+from runs.stage import DONE, FAILED, Invocation, Outcome
 from sources.load import Data
 from storage.damage import REMEDY, Checked, check
 from storage.errors import BudgetExceeded, StorageError

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent.protocols import protocol_named
-from pipelines.assemble import model_folder, open_index
-from pipelines.recipe import Recipe
-from pipelines.stage import Invocation, Outcome
+from runs.assemble import model_folder, open_index
+from runs.recipe import Recipe
+from runs.stage import Invocation, Outcome
 from sources.load import load_data
 from sources.settings import DataSettings
 from storage.enclosed import refuse_strange

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from retrieval.settings import DenseSettings
 from storage.enclosed import open_named
 from storage.errors import ConfigError
-from storage.model_folders import refuse_code
+from weights.model_folders import refuse_code
 
 Vectors = NDArray[np.float32]
 

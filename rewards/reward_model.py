@@ -15,9 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from agent.state import State
-from engines.embedding import FrozenEncoder, Prefix, Say
-from engines.hub import HUB
-from engines.weights import PACKAGED
 from rewards.heads import Heads
 from rewards.schedule import weights
 from rewards.settings import EvoRagSettings
@@ -25,6 +22,9 @@ from storage.errors import ConfigError
 from storage.plain_json import object_inside
 from storage.records import Message
 from storage.text import digest_of, storable
+from weights.embedding import FrozenEncoder, Prefix, Say
+from weights.hub import HUB
+from weights.policy_files import PACKAGED
 
 KIND = "reward-model"
 HEADS = "heads.safetensors"

@@ -1,6 +1,6 @@
 """Which run a manifest and a ledger belong to: each keeps a digest of what it was begun with.
 
-`pipelines.seal` makes the digest; here is how it is read without opening the ledger for work.
+`runs.seal` makes the digest; here is how it is read without opening the ledger for work.
 """
 
 import sqlite3

@@ -57,7 +57,7 @@ class Manifest(Record):
     """The committed parts of a run, in the order of their paths.
 
     Attributes:
-        run: digest of what the run was begun with (`pipelines.seal`); null where no run was begun.
+        run: digest of what the run was begun with (`runs.seal`); null where no run was begun.
         seal: the hash of all that, or damage to the hash of a part would look like damage to the
             part; null where it was never written.
     """

@@ -1,4 +1,4 @@
-"""Base of every room's settings; `pipelines.recipe` composes them into one recipe."""
+"""Base of every room's settings; `runs.recipe` composes them into one recipe."""
 
 from collections.abc import Iterator
 from typing import Any

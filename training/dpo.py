@@ -14,11 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engines.weights import policy_digest, policy_files
 from storage.errors import ConfigError
 from storage.records import Pair
-from training.contested import contested
-from training.course import Course, log_line
 from training.curves import Say
 from training.holdout import HoldoutScore, held_out, score
 from training.likelihood import step_logps
@@ -28,6 +25,9 @@ from training.preferences import PreferenceTokens, describe_lengths, tokenise_pa
 from training.reference import reference_logps
 from training.report import TrainingReport
 from training.settings import DpoSettings
+from training.training_run import Course, log_line
+from training.undecided import contested
+from weights.policy_files import policy_digest, policy_files
 
 
 def train_dpo(

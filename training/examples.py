@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from engines.chat_template import prompt_ids, target_ids
 from storage.records import Message
+from weights.chat_template import prompt_ids, target_ids
 
 IGNORED = -100
 """Label of a token that carries no loss (PyTorch's convention)."""

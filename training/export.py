@@ -15,18 +15,18 @@ import numpy as np
 from agent.protocol import AgentProtocol
 from agent.reasonrag import ReasonRAG
 from agent.state import State
-from engines.chat_template import prompt_ids
-from engines.gguf import Precision, export_gguf
-from engines.weights import (
+from storage.errors import ConfigError, StorageError
+from storage.file_seal import seal_file
+from training.arguments import quiet
+from weights.chat_template import prompt_ids
+from weights.gguf import Precision, export_gguf
+from weights.policy_files import (
     PolicyFiles,
     load_policy,
     packaged_gguf,
     policy_digest,
     policy_files,
 )
-from storage.errors import ConfigError, StorageError
-from storage.file_seal import seal_file
-from training.arguments import quiet
 
 LEAST_CORRELATION = 0.9
 """Below this correlation with the trained change the export has lost it."""

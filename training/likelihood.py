@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from engines.prefix_tree import common_prefix
 from training.packing import Row, packed_batch, padded_batch
+from weights.prefix_tree import common_prefix
 
 _MOST_TOKENS = 2048
 """Tokens of a batch, what its rows share counted once."""

@@ -4,7 +4,7 @@ Both have the shape that TRL's trainers read: `input_ids`, `attention_mask` and 
 A packed row is short, the last token of the prompt and the step; what it hangs on lies beside it,
 once for all rows, in keys that `training.tree_attention` reads:
 
-    tree_tokens, tree_positions, tree_ends   (1, N), see `engines.prefix_tree`
+    tree_tokens, tree_positions, tree_ends   (1, N), see `weights.prefix_tree`
     tree_rows                                (rows, 1 + longest step): where each entry stands
 
 A step's last token predicts nothing, so it has no place in the tree; its entry, as padding, points
@@ -14,7 +14,7 @@ at the first token, and no loss reads it.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from engines.prefix_tree import prefix_tree
+from weights.prefix_tree import prefix_tree
 
 
 class Row(NamedTuple):

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engines.chat_template import prompt_ids, target_ids
 from storage.records import Message, Pair
 from training.packing import Row
+from weights.chat_template import prompt_ids, target_ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from engines.weights import policy_digest, policy_files
 from storage.atomic import atomic_write_json
 from training.movement import Movement
+from weights.policy_files import policy_digest, policy_files
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def write_training_record(target: Path, report: TrainingReport, made_of: Mapping
     Args:
         target: the model folder.
         report: how the training went.
-        made_of: `base` and `chain`, which `engines.weights` reads (paths are relative to the
+        made_of: `base` and `chain`, which `weights.policy_files` reads (paths are relative to the
             folder), `start`, and what a repetition needs: `seed`, `settings`, `data` (which
             rows, or which settings made the examples; null if unknown) and `fingerprint` (of
             start, settings, seed and every example).

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from engines.embedding import FrozenEncoder, Prefix
 from rewards.heads import Heads
 from rewards.reward_model import HEADS, KIND, RECORD, stored_encoder
 from rewards.schedule import weights
@@ -32,6 +31,7 @@ from training.head_metrics import ModelMetrics, Steps, measure
 from training.heads import fit_heads
 from training.lengths import within
 from training.settings import RewardModelSettings
+from weights.embedding import FrozenEncoder, Prefix
 
 METRICS = "metrics.json"
 

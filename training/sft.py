@@ -12,12 +12,12 @@ from typing import Any
 
 from storage.seeds import folded
 from training.arguments import lora_config, one_device
-from training.course import Course, log_line
 from training.curves import Say
 from training.examples import IGNORED, StepExample, TokenExample, tokenise
 from training.packing import Row, packed_batch
 from training.report import TrainingReport
 from training.settings import OptimiserSettings
+from training.training_run import Course, log_line
 from training.tree_attention import read_packed
 
 

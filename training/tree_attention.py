@@ -1,22 +1,22 @@
 """A model that reads packed batches: each shared beginning once, siblings apart.
 
 The model's backbone runs on the tree of a batch (`training.packing`) with tree attention
-(`engines.tree_attention`). Its output is then spread to the rows that the trainer asked for. So
+(`weights.tree_attention`). Its output is then spread to the rows that the trainer asked for. So
 losses, metrics and reference passes stay the trainer's, and results are those of the whole
 sequences within float error.
 """
 
 from typing import Any
 
-from engines.tree_attention import attend_to_trees, tree_inputs, unfit_for_trees
 from storage.errors import ConfigError
+from weights.tree_attention import attend_to_trees, tree_inputs, unfit_for_trees
 
 
 def read_packed(model: Any, block: str) -> None:
     """Make a causal `model` of transformers read packed batches too; others it reads as before.
 
     Its attention becomes one that skips what the tree closes, where it has one
-    (`engines.tree_attention`).
+    (`weights.tree_attention`).
 
     Args:
         block: the recipe's block of the training ("dpo"), for the refusal.

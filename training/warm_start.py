@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from training.course import log_line
 from training.curves import Say
 from training.examples import StepExample
 from training.report import TrainingReport
 from training.settings import WarmStartSettings
 from training.sft import train_on_steps
+from training.training_run import log_line
 
 
 def warm_start(

@@ -13,7 +13,7 @@ from agent.settings import AgentSettings
 from agent.state import State
 from annotation.evaluators import NodeFacts, RolloutEvaluator
 from annotation.grower import GrownTree, grow
-from annotation.worth import SpreWorth
+from annotation.reward_schemes import SpreWorth
 from engines.sampling import Capabilities, SampleRequest, Sampling, Usage
 from mcts import SearchSettings
 from rewards.settings import SpreSettings

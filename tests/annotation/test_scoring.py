@@ -13,10 +13,10 @@ from annotation.evaluators import NodeFacts
 from annotation.pairs import SCORE, sibling_pairs
 from annotation.scoring import RewardModelEvaluator, ScoredWorth, node_scores
 from annotation.settings import PairSettings
-from engines.embedding import Prefix
 from engines.sampling import Usage
 from rewards.labels import Label
 from storage.records import Message, TreeNode
+from weights.embedding import Prefix
 
 QUESTION = a_question()
 BY_SCORE = PairSettings(score="reward_model", min_gap=0.2)

@@ -11,12 +11,12 @@ import pytest
 
 from agent.reasonrag import ReasonRAG
 from agent.state import Action, State, Step
-from engines.gguf import export_gguf
 from engines.openvino import OpenVINOEngine, embedded_engine
 from engines.sampling import CallIdentity, Completion, SampleRequest, Sampling
 from engines.settings import ModelSettings
-from engines.weights import load_base, packaged_gguf, policy_digest, policy_files
 from storage.records import Message, RetrievedPassage
+from weights.gguf import export_gguf
+from weights.policy_files import load_base, packaged_gguf, policy_digest, policy_files
 
 pytestmark = pytest.mark.model
 
@@ -163,7 +163,7 @@ async def test_chain_of_adapters_reaches_the_engine(
     assert Reference(adapted, None, [], written).agreement(completions) == 1
     assert reference.agreement(completions) < 0.5  # the adapters do change what is said
     # A second start reads the cache; another chain is another policy.
-    monkeypatch.setattr("engines.policy_gguf.load_policy", lambda *_: pytest.fail("not cached"))
+    monkeypatch.setattr("weights.policy_gguf.load_policy", lambda *_: pytest.fail("not cached"))
     assert embedded_engine(settings).digest == engine.digest
     assert policy_digest(policy_files(str(tmp_path / "warm-start")), "f16") != engine.digest
 

@@ -10,7 +10,6 @@ from fake_endpoint import FakeEndpoint, completion
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.chat_template import prompt_ids, target_ids
 from engines.openai import OpenAIEngine
 from engines.sampling import (
     CallIdentity,
@@ -24,7 +23,8 @@ from engines.sampling import (
 )
 from engines.settings import ModelSettings
 from engines.usage import TokenizerCount, UpperEstimate, usage_of
-from engines.weights import load_tokenizer, packaged_gguf
+from weights.chat_template import prompt_ids, target_ids
+from weights.policy_files import load_tokenizer, packaged_gguf
 
 REQUEST = SampleRequest(
     (Message("system", "Answer."), Message("user", "Capital of France?")),

@@ -13,7 +13,7 @@ from tiny_llama import write_tiny_folder
 from engines.settings import ModelSettings
 from engines.vllm_command import Served
 from engines.vllm_weights import ready_weights
-from engines.weights import load_policy, policy_files
+from weights.policy_files import load_policy, policy_files
 
 
 @pytest.fixture(scope="module")

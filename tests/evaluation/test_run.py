@@ -10,8 +10,8 @@ from agent.evo_rag import EvoRAG
 from agent.protocol import AgentProtocol
 from agent.reasonrag import ReasonRAG
 from agent.settings import AgentSettings
+from analysis.comparison import compare
 from engines.sampling import Capabilities, SampleRequest, Sampling, Usage
-from evaluation.comparison import compare
 from evaluation.run import evaluate
 from evaluation.scoring import valid_searches
 from storage.errors import BudgetExceeded, EndpointError

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from stages import Ended, Stages
 
-from pipelines.config import load_recipe
-from pipelines.run import dump_recipe, noted_inputs
-from pipelines.studies.journal import Event, Journal
+from runs.folder import dump_recipe, noted_inputs
+from runs.journal import Event, Journal
+from runs.recipe_file import load_recipe
 
 pytestmark = pytest.mark.failure
 
-LITTLE = {"pipelines.studies.lab.CHILD": "little_stages"}
+LITTLE = {"runs.workflow.CHILD": "little_stages"}
 STEPS = [
     "eval evo",
     *(

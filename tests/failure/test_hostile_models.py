@@ -17,8 +17,8 @@ from stages import Ended
 from strange_files import NOT_FOLDERS, Strange, sparse
 from tiny_llama import write_tiny_folder
 
-from engines.weights import load_policy, policy_files
 from storage.errors import ConfigError
+from weights.policy_files import load_policy, policy_files
 
 pytestmark = pytest.mark.failure
 

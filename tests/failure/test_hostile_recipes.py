@@ -12,7 +12,7 @@ import pytest
 from durable import World
 from stages import Ended
 
-from pipelines.config import load_recipe
+from runs.recipe_file import load_recipe
 from storage.manifest import MANIFEST
 
 pytestmark = pytest.mark.failure

@@ -15,7 +15,7 @@ from durable import World, rows_of
 from seams import Seam
 from stages import Ended
 
-from pipelines.seal import SEAL, Seal
+from runs.seal import SEAL, Seal
 from storage.manifest import MANIFEST, load_manifest
 from storage.parts import read_parts
 

@@ -378,8 +378,8 @@ thread.join()
 """Ways to print that pass by the console; the last one is an error that no one foresaw."""
 LIVE = r"""
 import asyncio
-from pipelines.progress import Progress
-from pipelines.terminal import Terminal
+from runs.progress import Progress
+from runs.terminal import Terminal
 
 async def shown():
     async with Progress(said, 1).shown(Terminal()):

@@ -12,10 +12,10 @@ from little_world import QUESTIONS, policy, recipe
 from loopback import serving
 
 from pipelines.cli import parser, run_stage
-from pipelines.labelling import labelled_by
-from pipelines.run import existing_run
 from pipelines.train_rm import material_of
 from rewards.settings import REWARDS
+from runs.folder import existing_run
+from runs.labelling import labelled_by
 from storage.parts import read_parts
 from storage.records import Pair, TreeNode
 from storage.schemas import table_to_records
@@ -37,7 +37,7 @@ def endpoint() -> Iterator[FakeEndpoint]:
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OPENAI_API_KEY", "test-key")
-    monkeypatch.setattr("pipelines.worth._similarity", lambda: words_alike)
+    monkeypatch.setattr("runs.reward_scheme._similarity", lambda: words_alike)
 
 
 def evo_recipe(folder: Path, base_url: str, growth: str, **changes: Any) -> Path:

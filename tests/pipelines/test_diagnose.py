@@ -13,12 +13,10 @@ from little_world import policy, recipe
 from loopback import serving
 from sample_records import a_pair
 
-from annotation.diagnosis import TreeFigures, pair_figures
-from annotation.survival import SurvivalRow, survival_table, survives
+from analysis.diagnosis import TreeFigures, pair_figures
+from analysis.survival import SurvivalRow, survival_table, survives
 from pipelines.cli import parser, run_stage
-from pipelines.run import existing_run
-from pipelines.survival import stored_fresh
-from pipelines.verdicts import (
+from runs.advice import (
     FEW_PAIRS,
     conclusion,
     of_pairs,
@@ -26,6 +24,8 @@ from pipelines.verdicts import (
     of_training,
     of_trees,
 )
+from runs.folder import existing_run
+from runs.fresh_rollouts import stored_fresh
 from storage.ledger import Ledger
 from storage.manifest import add_parts, load_manifest, remove_parts
 from storage.parts import read_parts, write_part
@@ -170,7 +170,7 @@ def test_without_a_model_nothing_is_asked(
     def no_engine(*arguments: object, **named: object) -> None:
         raise AssertionError("an engine was made")
 
-    monkeypatch.setattr("pipelines.assemble.engine_for", no_engine)
+    monkeypatch.setattr("runs.assemble.engine_for", no_engine)
     assert branchwise("diagnose", run, "--no-model") == 0
     found = diagnosis(run)
     assert found["survival"] == {}

@@ -11,8 +11,8 @@ from little_world import policy, recipe
 from loopback import serving
 
 from pipelines.cli import parser, run_stage
-from pipelines.config import load_recipe
-from pipelines.evaluation_set import set_name
+from runs.evaluation_set import set_name
+from runs.recipe_file import load_recipe
 from storage.parts import read_parts
 from storage.records import Prediction
 from storage.schemas import table_to_records

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import contradictions
-from pipelines.config import load_recipe, outline
 from pipelines.extras import extras_of, needed
+from runs import contradictions
+from runs.recipe_file import load_recipe, outline
 from storage.errors import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.cli import parser, run_stage
-from pipelines.run import refuse_unusable
+from runs.folder import refuse_unusable
 
 
 def schedule(run: Path, *more: str) -> int:

@@ -14,8 +14,8 @@ import pytest
 
 from engines.vllm_command import VARIABLE
 from pipelines.cli import main
-from pipelines.config import load_recipe
 from pipelines.serve import served_settings
+from runs.recipe_file import load_recipe
 from storage.manifest import load_manifest
 from storage.parts import read_parts
 

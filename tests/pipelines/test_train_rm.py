@@ -12,22 +12,22 @@ from little_world import recipe
 from loopback import serving
 from tiny_llama import write_tiny_folder
 
-from engines.weights import load_tokenizer
-from pipelines import worth
 from pipelines.cli import parser, run_stage
-from pipelines.contradictions import contradictions
-from pipelines.growing import LABELLING
-from pipelines.recipe import LATER, Recipe
-from pipelines.reward_model import reward_model_for
-from pipelines.run import existing_run
 from pipelines.train_rm import material_of
 from rewards.reward_model import RewardModel
 from rewards.schedule import weights
 from rewards.settings import REWARDS, EvoRagSettings
+from runs import reward_scheme as worth
+from runs.contradictions import contradictions
+from runs.folder import existing_run
+from runs.growing import LABELLING
+from runs.recipe import LATER, Recipe
+from runs.reward_model import reward_model_for
 from storage.parts import read_parts
 from storage.records import Pair, TreeNode
 from storage.schemas import table_to_records
 from training.settings import RewardModelSettings
+from weights.policy_files import load_tokenizer
 
 ANSWERS = ("Paris", "Tokyo", "Yen", "a long way from here")
 QUERIES = ("Lyon", "Osaka", "capital of France", "Japan", "currency")
@@ -72,7 +72,7 @@ _tokenizer = cache(load_tokenizer)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OPENAI_API_KEY", "test-key")
-    monkeypatch.setattr("engines.weights.load_tokenizer", _tokenizer)
+    monkeypatch.setattr("weights.policy_files.load_tokenizer", _tokenizer)
     monkeypatch.setattr(worth, "_similarity", Words)
     monkeypatch.chdir(tmp_path)  # models are written below the folder that a stage is run in
 

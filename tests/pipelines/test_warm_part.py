@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config import load_recipe
-from pipelines.stage import Invocation
 from pipelines.warm_start import warm_part, warm_start
+from runs.recipe_file import load_recipe
+from runs.stage import Invocation
 
 
 def test_sets_of_a_mix_give_the_same_number_each() -> None:

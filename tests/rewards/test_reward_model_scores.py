@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from agent.state import Action, State, Step
-from engines.embedding import Prefix
 from rewards import reward_model
 from rewards.heads import Heads
 from rewards.reward_model import RewardModel, prefix_of, reward_model_digest, stored_encoder
@@ -17,6 +16,7 @@ from rewards.schedule import weights
 from rewards.settings import REWARDS, EvoRagSettings
 from storage.errors import BranchwiseError, ConfigError
 from storage.records import Message
+from weights.embedding import Prefix
 
 SETTINGS = EvoRagSettings(stage="discovery")
 ROWS = np.arange(21, dtype=np.float32).reshape(3, 7) ** 2

@@ -9,10 +9,10 @@ import pytest
 from sample_records import a_node
 from strange_files import NOT_FOLDERS, Strange, folder, link, pipe, sparse
 
-from pipelines.run import existing_run, noted_inputs
-from pipelines.studies.journal import Event, Journal
 from rewards.heads import Heads
 from rewards.reward_model import read_record
+from runs.folder import existing_run, noted_inputs
+from runs.journal import Event, Journal
 from storage.enclosed import open_inside, read_inside, read_named, refuse_strange
 from storage.errors import ConfigError, StorageError
 from storage.ledger import Ledger

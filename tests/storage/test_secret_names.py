@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipelines.recipe import Recipe
-from pipelines.run import environment_facts, flat
+from runs.folder import environment_facts, flat
+from runs.recipe import Recipe
 from storage.secret_names import names_secret, redacted_command
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.cli import parser
-from pipelines.config import load_recipe
-from pipelines.recipe import Recipe
+from runs.recipe import Recipe
+from runs.recipe_file import load_recipe
 from storage.manifest import add_parts
 from storage.parts import write_part
 from storage.schemas import rows_to_table, schema_of

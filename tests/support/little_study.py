@@ -1,6 +1,6 @@
 """A study of two stages at an endpoint, for tests that kill it."""
 
-from pipelines.studies.lab import Lab
+from runs.workflow import Lab
 
 
 def little_study(lab: Lab) -> None:

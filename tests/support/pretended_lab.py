@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipelines.config import load_recipe
-from pipelines.stage import Invocation
-from pipelines.studies.lab import Lab
-from pipelines.terminal import Terminal
+from runs.recipe_file import load_recipe
+from runs.stage import Invocation
+from runs.terminal import Terminal
+from runs.workflow import Lab
 
 
 @dataclass(frozen=True)

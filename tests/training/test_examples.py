@@ -6,9 +6,9 @@ import pytest
 
 from agent.reasonrag import ReasonRAG
 from agent.state import State
-from engines.weights import load_tokenizer, packaged_gguf
 from storage.records import Message
 from training.examples import IGNORED, StepExample, tokenise
+from weights.policy_files import load_tokenizer, packaged_gguf
 
 
 @pytest.fixture(scope="module")

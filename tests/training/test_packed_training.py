@@ -11,15 +11,15 @@ import pytest
 from sample_records import a_pair
 from tiny_llama import write_tiny_folder
 
-from engines import weights
 from storage.records import Message, Pair
-from training import course
+from training import training_run as course
 from training.arguments import in_bfloat16
 from training.curves import curves, read_metrics
 from training.dpo import train_dpo
 from training.examples import StepExample
 from training.settings import DpoSettings, SftSettings
 from training.sft import train_on_steps
+from weights import policy_files as weights
 
 pytestmark = pytest.mark.model
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from engines.embedding import Prefix
 from rewards.heads import Heads
 from rewards.labels import Label
 from rewards.reward_model import read_record
@@ -24,6 +23,7 @@ from training.head_metrics import Steps, measure
 from training.heads import fit_heads, head_losses
 from training.reward_model import Material, _steps, train_reward_model
 from training.settings import RewardModelSettings
+from weights.embedding import Prefix
 
 WIDTH = 24
 SETTINGS = RewardModelSettings(epochs=20, lr=0.02, batch_size=32)

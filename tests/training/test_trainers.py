@@ -11,9 +11,6 @@ import pytest
 from sample_records import a_pair
 from tiny_llama import write_tiny_folder, write_tiny_gguf
 
-from engines import weights
-from engines.policy_gguf import ready_gguf
-from engines.weights import load_policy, policy_files
 from storage.errors import ConfigError, StorageError
 from storage.records import Message, Pair
 from training import course, export
@@ -24,6 +21,9 @@ from training.export import export_policy
 from training.preferences import tokenise_pairs
 from training.settings import DpoSettings, WarmStartSettings
 from training.warm_start import warm_start
+from weights import policy_files as weights
+from weights.policy_files import load_policy, policy_files
+from weights.policy_gguf import ready_gguf
 
 pytestmark = pytest.mark.model
 

@@ -1,0 +1,189 @@
+"""What pairs and trees say, without a model, about whether they can teach.
+
+Counts and shares alone; what they mean for a training is for the reader (`runs.advice`).
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, pstdev
+
+import numpy as np
+
+from analysis.survival import Interval, wilson
+from rewards import similarity as likeness
+from rewards.guessing import guessable
+from storage.proguide import content_of
+from storage.records import NO_PARENT, Pair, TreeNode
+
+NEAR = 0.8
+"""Similarity of two contents from which they say about the same."""
+EXACT = frozenset({"answer", "refuse", "invalid"})
+"""Actions whose label is their own outcome, not an estimate."""
+QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+_SAME = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class PairFigures:
+    """What a set of pairs is like; shares are of the pairs, in [0, 1].
+
+    Attributes:
+        one_outcome: a side that is an estimate rests on a single outcome.
+        gaps: quantiles of the reward gap, at `QUANTILES`. Both null for imported pairs, of which
+            only the order is known.
+        chosen_longer: share whose chosen reply is longer in characters, of the `unequal` pairs
+            that have a longer side; with Wilson's interval; null if none has.
+        length_difference: mean characters of chosen minus rejected.
+        near_duplicates: both sides do the same with nearly the same words (`similarity`).
+        repeated: the same prompt and replies stand in an earlier pair.
+        contradicted: another pair has the same prompt and replies the other way round.
+        guessable: of questions whose answer can be guessed (`rewards.guessing`).
+        actions: number of pairs by (depth, chosen action, rejected action).
+    """
+
+    pairs: int
+    questions: int
+    one_outcome: float | None
+    gaps: tuple[float, ...] | None
+    unequal: int
+    chosen_longer: float | None
+    chosen_longer_interval: Interval | None
+    length_difference: float
+    near_duplicates: float
+    repeated: float
+    contradicted: float
+    guessable: float
+    actions: tuple[tuple[int, str, str, int], ...]
+
+
+def pair_figures(pairs: Sequence[Pair]) -> PairFigures | None:
+    """Figures of the pairs; null without pairs."""
+    if not pairs:
+        return None
+    n, gaps = len(pairs), [pair.reward_gap for pair in pairs]
+    lengths = [_length(pair) for pair in pairs]
+    unequal = [length for length in lengths if length]
+    longer = sum(length > 0 for length in unequal) / len(unequal) if unequal else None
+    orders = {_order(pair) for pair in pairs}
+    mix = Counter((pair.depth, pair.chosen_action, pair.rejected_action) for pair in pairs)
+    return PairFigures(
+        pairs=n,
+        questions=len({pair.question_id for pair in pairs}),
+        one_outcome=sum(map(_rests_on_one, pairs)) / n if any(gaps) else None,
+        gaps=tuple(map(float, np.quantile(gaps, QUANTILES))) if any(gaps) else None,
+        unequal=len(unequal),
+        chosen_longer=longer,
+        chosen_longer_interval=None if longer is None else wilson(longer, len(unequal)),
+        length_difference=fmean(lengths),
+        near_duplicates=sum(similarity(pair) >= NEAR for pair in pairs) / n,
+        repeated=1 - len(orders) / n,
+        contradicted=sum(_order(pair, flipped=True) in orders for pair in pairs) / n,
+        guessable=sum(guessable(pair.question, pair.answers) for pair in pairs) / n,
+        actions=tuple((*what, count) for what, count in sorted(mix.items())),
+    )
+
+
+def similarity(pair: Pair) -> float:
+    """Of the two contents (`rewards.similarity`); 0 for two kinds of action."""
+    if pair.chosen_action != pair.rejected_action:
+        return 0.0
+    chosen, rejected = (side[0].content for side in (pair.chosen, pair.rejected))
+    return likeness.similarity(content_of(chosen) or chosen, content_of(rejected) or rejected)
+
+
+def _length(pair: Pair) -> int:
+    return len(pair.chosen[0].content) - len(pair.rejected[0].content)
+
+
+def _order(pair: Pair, *, flipped: bool = False) -> tuple[object, ...]:
+    sides = (pair.chosen[0].content, pair.rejected[0].content)
+    return (pair.prompt, *(sides[::-1] if flipped else sides))
+
+
+def _rests_on_one(pair: Pair) -> bool:
+    sides = (
+        (pair.chosen_action, pair.chosen_outcomes),
+        (pair.rejected_action, pair.rejected_outcomes),
+    )
+    return any(action not in EXACT and outcomes <= 1 for action, outcomes in sides)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeFigures:
+    """What a set of trees is like.
+
+    Attributes:
+        states: that have two labelled children or more; others compare nothing.
+        spread: mean over them of the standard deviation of their children's rewards.
+        flat: share of them whose children all have one reward.
+        right, wrong: share of the questions of which every outcome is fully right (F1 1), or
+            wholly wrong (F1 0): with α = 1 no step of theirs is better than another.
+        without_outcome: share of the questions of which nothing ended.
+        invalid_actions: share of the steps that are no action of the protocol.
+        invalid_rollouts: share of the rollouts that ended in one.
+    """
+
+    questions: int
+    trees: int
+    states: int
+    spread: float | None
+    flat: float | None
+    right: float
+    wrong: float
+    without_outcome: float
+    invalid_actions: float
+    invalid_rollouts: float | None
+
+    @property
+    def silent(self) -> float:
+        """Share of the questions that are always right or always wrong."""
+        return self.right + self.wrong
+
+
+def tree_figures(nodes: Sequence[TreeNode]) -> TreeFigures | None:
+    """Figures of labelled trees (all nodes of any number of them); null without any."""
+    if not nodes:
+        return None
+    spreads = [pstdev(rewards) for rewards in _families(nodes)]
+    outcomes = _outcomes(nodes)
+    n = len(outcomes)
+    steps = [node for node in nodes if node.parent_id != NO_PARENT]
+    ends = [rollout.stop_reason for node in nodes for rollout in node.rollouts]
+    return TreeFigures(
+        questions=n,
+        trees=len({node.tree_id for node in nodes}),
+        states=len(spreads),
+        spread=fmean(spreads) if spreads else None,
+        flat=_share(spread < _SAME for spread in spreads),
+        right=sum(bool(f1s) and min(f1s) >= 1 for f1s in outcomes.values()) / n,
+        wrong=sum(bool(f1s) and max(f1s) <= 0 for f1s in outcomes.values()) / n,
+        without_outcome=sum(not f1s for f1s in outcomes.values()) / n,
+        invalid_actions=_share(node.action == "invalid" for node in steps) or 0.0,
+        invalid_rollouts=_share(end == "invalid" for end in ends),
+    )
+
+
+def _families(nodes: Iterable[TreeNode]) -> list[list[float]]:
+    """Rewards of siblings, of the states that have at least two labelled ones."""
+    families: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for node in nodes:
+        if node.parent_id != NO_PARENT and node.reward is not None:
+            families[node.tree_id, node.parent_id].append(node.reward)
+    return [rewards for rewards in families.values() if len(rewards) > 1]
+
+
+def _outcomes(nodes: Iterable[TreeNode]) -> dict[str, list[float]]:
+    """F1 of every outcome by question: rollouts and leaves; an end without an answer is 0."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for node in nodes:
+        own = found[node.question_id]
+        own += [rollout.f1 or 0.0 for rollout in node.rollouts]
+        if node.terminal:
+            own.append(node.f1 or 0.0)
+    return found
+
+
+def _share(facts: Iterable[bool]) -> float | None:
+    known = list(facts)
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,217 @@
+"""The arms of a study of learning: what is trained on which pairs, and how each is examined.
+
+All arms share one set of trees (their pairs are relabelled, never regrown), one start, one test,
+one engine and one precision; they differ in what they learn from.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from analysis.comparison import Scored
+from evaluation.scoring import score_failure
+from runs.assemble import model_folder
+from runs.evaluation_set import evaluation_data
+from runs.products import together
+from runs.workflow import Lab, Totals
+from storage.errors import BranchwiseError
+from storage.parts import question_ids, read_parts
+from storage.records import Prediction, Unanswered
+from storage.schemas import table_to_records
+
+Trainer = Literal["train-dpo", "train-sft"]
+BLOCKS: dict[Trainer, str] = {"train-dpo": "training.dpo", "train-sft": "training.sft"}
+START = "warm-start"
+"""The arm that everything starts from."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way of learning.
+
+    Attributes:
+        name: of the arm; its policies are `<name>-<seed>`.
+        trainer: null for the start itself.
+        pairs: settings of the relabelling that it learns from.
+        training: settings of its trainer's block.
+        draw: of its evaluation; another one asks the same weights anew.
+        label: name of the relabelling, where arms share one; null takes the arm's name.
+        models: what its model folders are called, where arms share them; null takes its name.
+        before: the arm whose policy of the same seed it starts from; null: the recipe's policy.
+        made_of: totals of what its relabelling reads besides the trees, such as a reward model.
+        fewest: pairs without which it is left out, and its row says so; 0: the study stops.
+        paper: what a paper reports of its own such arm, for a column beside.
+    """
+
+    name: str
+    trainer: Trainer | None = None
+    pairs: Mapping[str, object] = field(default_factory=dict)
+    training: Mapping[str, object] = field(default_factory=dict)
+    draw: int = 0
+    label: str | None = None
+    models: str | None = None
+    before: "Arm | None" = None
+    made_of: Totals = field(default_factory=dict)
+    fewest: int = 0
+    paper: str = ""
+
+
+class TooFewPairs(BranchwiseError):
+    """An arm cannot be trained; the others can."""
+
+
+@dataclass
+class Examined:
+    """An arm on a question set, as far as the study has come.
+
+    Attributes:
+        predictions: by seed; a single one where nothing is trained. Questions that failed are
+            among them, `Unanswered`.
+        trainings, evaluations: totals of each, in the order of the seeds. Where there is a
+            training before it, pairs, steps and seconds are those of both.
+        left_out: why there is nothing of all that; null where there is.
+    """
+
+    arm: Arm
+    predictions: dict[int, list[Scored]] = field(default_factory=dict)
+    trainings: list[Totals] = field(default_factory=list)
+    evaluations: list[Totals] = field(default_factory=list)
+    left_out: str | None = None
+
+
+def trained(lab: Lab, arm: Arm, seed: int, trees: Totals | None = None) -> tuple[str, Totals]:
+    """Train an arm on its pairs, after the arm before it; the model folder and the totals.
+
+    Args:
+        trees: totals of the stage that grew them; see `examined`.
+
+    Raises:
+        TooFewPairs: it, or the arm before it, has fewer pairs than it wants.
+    """
+    if arm.trainer is None:
+        return lab.recipe.policy.trainable, {}
+    start, before = _begins(lab, arm, seed, trees)
+    label = arm.label or arm.name
+    read = together(trees, arm.made_of) if trees else arm.made_of
+    labelled = lab.branchwise("relabel", "--label", label, settings=arm.pairs, after=read)
+    if (pairs := labelled.get("pairs", arm.fewest)) < arm.fewest:
+        raise TooFewPairs(f"{label}: {pairs} pairs, of {arm.fewest} at least")
+    name, block = f"{arm.models or arm.name}-{seed}", BLOCKS[arm.trainer]
+    totals = lab.branchwise(
+        arm.trainer,
+        *("--label", label, "--name", name),
+        settings={"seed": seed, **start, **{f"{block}.{k}": v for k, v in arm.training.items()}},
+        after=together(labelled, *before) if before else labelled,
+    )
+    return str(model_folder(lab.call.run, name)), _summed(totals, before)
+
+
+def _summed(last: Totals, before: Sequence[Totals]) -> Totals:
+    """Totals of the last training, with what all of them cost."""
+    cost = ("examples", "steps", "seconds")
+    return {
+        **last,
+        **{key: sum(one[key] for one in (last, *before)) for key in cost if key in last},
+    }
+
+
+def _begins(
+    lab: Lab, arm: Arm, seed: int, trees: Totals | None
+) -> tuple[dict[str, object], tuple[Totals, ...]]:
+    """The settings that name an arm's start, and the totals of the training that gave it.
+
+    Both are empty where it starts from the recipe's policy.
+    """
+    if arm.before is None:
+        return {}, ()
+    folder, totals = trained(lab, arm.before, seed, trees)
+    return {"policy.model": folder, "policy.weights": None}, (totals,)
+
+
+def examined(
+    lab: Lab,
+    arms: Sequence[Arm],
+    asked: Mapping[str, object],
+    trees: Totals | None = None,
+) -> Iterator[list[Examined]]:
+    """Train every arm and ask all policies the same questions, one seed after the other.
+
+    Args:
+        asked: settings of every evaluation: its part, its limit, the engine's precision.
+        trees: totals of the stage that grew them, where another study of the run may change them
+            (it asks again what failed): they are then labelled anew.
+
+    Yields:
+        All arms after each seed, so that tables grow with the study.
+    """
+    found = [Examined(arm) for arm in arms]
+    for seed in lab.seeds:
+        for one in found:
+            if one.arm.trainer or not one.predictions:
+                _examine(lab, one, seed, asked, trees)
+        yield found
+
+
+def _examine(
+    lab: Lab, done: Examined, seed: int, asked: Mapping[str, object], trees: Totals | None
+) -> None:
+    try:
+        folder, totals = trained(lab, done.arm, seed, trees)
+    except TooFewPairs as few:
+        lab.call.say(f"{lab.title}: {done.arm.name} is left out: {few}")
+        done.left_out = str(few)
+        return
+    policy = f"{done.arm.name}-{seed}" if done.arm.trainer else done.arm.name
+    named = {"evaluation.policies": {policy: folder}, "evaluation.draw": done.arm.draw}
+    settings = {**asked, **named}
+    evaluated = lab.branchwise("eval", settings=settings, after=totals)
+    done.predictions[seed] = predictions_of(lab, policy, evaluated, settings)
+    done.trainings.append(totals)
+    done.evaluations.append(evaluated)
+
+
+def predictions_of(
+    lab: Lab, policy: str, evaluated: Totals, settings: Mapping[str, object]
+) -> list[Scored]:
+    """What a policy answered and what it failed on; nothing in a dry run.
+
+    Args:
+        policy: its name.
+        evaluated: totals of the evaluation.
+        settings: of the evaluation, besides the study's recipe.
+    """
+    if not evaluated:
+        return []
+    run, folder = lab.call.run, f"eval/{policy}/{evaluated['set']}"
+    answered = table_to_records(read_parts(run, f"{folder}/predictions"), Prediction)
+    failed = question_ids(run, f"{folder}/failures")
+    return [*answered, *(_unanswered(lab, failed, answered, settings) if failed else ())]
+
+
+def _unanswered(
+    lab: Lab, failed: set[str], answered: Sequence[Prediction], settings: Mapping[str, object]
+) -> Iterator[Unanswered]:
+    """Failures have an id alone: what was asked says whether there was an answer to be found."""
+    known = {(row.source, row.question_id) for row in answered}
+    recipe = lab.recipe_with(settings)
+    for question in evaluation_data(recipe).questions:
+        if question.id in failed and (question.source, question.id) not in known:
+            yield score_failure(question, seed=recipe.seed)
+
+
+def mean_of(totals: Iterable[Totals], *path: str) -> float | None:
+    """Mean of a number that some of the totals have, such as `last`, `kl`."""
+    found = numbers_of(totals, *path)
+    return sum(found) / len(found) if found else None
+
+
+def numbers_of(totals: Iterable[Totals], *path: str) -> list[float]:
+    """The number at a path, of all totals that have one there."""
+    found = []
+    for one in totals:
+        value: Any = one
+        for name in path:
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if isinstance(value, int | float):
+            found.append(float(value))
+    return found

@@ -1,0 +1,80 @@
+"""`make study STUDY=atlas-dpo`: does process DPO make the embedded policy better?
+
+One set of trees over questions of the part `train`. The recipes of DPO and of SFT were chosen by
+hand on the part `dev` (docs/results.md, *Learning log*); where there is more than one candidate of
+either, the study asks `dev` itself (one seed, Q8_0). Then every arm is trained with every seed and
+asked the same questions of the part `test` once, greedily, in F16. Primary comparisons: process DPO
+against the warm start and against SFT on the chosen steps (Holm over both).
+
+ReasonRAG's table 3 in kind: base, SFT, process DPO; and the controls that it lacks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from experiments.arms import START, Arm, Examined, examined
+from experiments.report import Claim, write_report
+from runs.workflow import Lab
+
+DEV = {"evaluation.part": "dev", "evaluation.limit": 200, "policy.precision": "q8_0"}
+TEST = {"evaluation.part": "test", "evaluation.limit": 600, "policy.precision": "f16"}
+
+RIGHT_WRONG = {"spre.alpha": 1.0, "pairs.min_gap": 0.5, "pairs.same_action": True}
+"""Right answers against wrong ones, whatever their length; steps of one kind alone."""
+
+BATCHES = {"batch_size": 8, "micro_batch": 8}
+
+CANDIDATES: tuple[Arm, ...] = (
+    Arm("anchored", "train-dpo", RIGHT_WRONG, {"lr": 2e-4, "sft_weight": 1.0, **BATCHES}),
+)
+"""Recipes of process DPO tried on `dev`; docs/results.md lists those tried by hand before."""
+
+SFT_CANDIDATES: tuple[Arm, ...] = (Arm("sft", "train-sft", RIGHT_WRONG, {"lr": 2e-4, **BATCHES}),)
+"""Likewise of SFT on the chosen steps."""
+
+CLAIMS = (
+    Claim("dpo", START, primary=True),
+    Claim("dpo", "sft", primary=True),
+    Claim("sft", START),
+    Claim("dpo", "shuffled"),
+    Claim("dpo", "answers"),
+    Claim("shuffled", START),
+    Claim("answers", START),
+    Claim("same-again", START),
+)
+
+
+def atlas_dpo(lab: Lab) -> None:
+    """Run the study (see module)."""
+    lab.branchwise("annotate")
+    dpo, sft = chosen_on_dev(lab, CANDIDATES), chosen_on_dev(lab, SFT_CANDIDATES)
+    for done in examined(lab, arms(dpo, sft), TEST):
+        write_report(lab, "atlas-dpo", done, CLAIMS)
+
+
+def arms(dpo: Arm, sft: Arm) -> tuple[Arm, ...]:
+    """What is compared with process DPO, both as chosen on dev."""
+    return (
+        Arm(START),
+        Arm("same-again", draw=1),
+        replace(dpo, name="dpo", label=dpo.name, models=dpo.name),
+        replace(sft, name="sft", label=sft.name, models=sft.name),
+        replace(dpo, name="shuffled", pairs={**dpo.pairs, "pairs.order": "shuffled"}),
+        replace(dpo, name="answers", pairs={**dpo.pairs, "pairs.actions": ["answer"]}),
+    )
+
+
+def chosen_on_dev(lab: Lab, candidates: Sequence[Arm]) -> Arm:
+    """The candidate with the highest EM on dev (F1 breaks ties; the earlier one the rest)."""
+    if len(candidates) == 1:
+        return candidates[0]
+    first = replace(lab, seeds=lab.seeds[:1])
+    (tried,) = examined(first, candidates, DEV)
+    best = max(tried, key=_dev_score)
+    lab.call.say(f"study: chosen on dev: {best.arm.name} (EM, F1: {_dev_score(best)})")
+    return best.arm
+
+
+def _dev_score(done: Examined) -> tuple[float, float]:
+    row = done.evaluations[0].get("policies", [{}])[0] if done.evaluations else {}
+    return round(row.get("em") or 0.0, 4), round(row.get("f1") or 0.0, 4)

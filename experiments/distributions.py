@@ -1,0 +1,93 @@
+"""How searches, steps and sub-queries are distributed (EVO-RAG figure 4): a table and a plot.
+
+The paper says of its figure that all rewards together lower median and spread of the step count.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from analysis.sheet import NONE, Sheet, number
+from experiments.arms import Examined
+from experiments.trajectories import Move, moves_of
+from rewards.evo_rag import Similarity
+from storage.records import Prediction
+
+QUANTILES = {"5 %": 0.05, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "95 %": 0.95}
+
+QUANTITIES: Mapping[str, Callable[[Sequence[Move]], list[int]]] = {
+    "searches a question": lambda moves: [sum(move.searches for move in moves)],
+    "steps a question": lambda moves: [len(moves)],
+    "near-duplicate searches a question": lambda moves: [sum(move.repeats for move in moves)],
+    "words of a sub-query": lambda moves: [
+        len(move.content.split()) for move in moves if move.searches
+    ],
+}
+"""What is counted of a trajectory; one that failed is not there."""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """All values of a quantity under an arm, all seeds together."""
+
+    arm: str
+    quantity: str
+    values: tuple[int, ...]
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """How many, their mean and standard deviation, and `QUANTILES`."""
+        if not self.values:
+            return ("0", *(NONE for _ in range(len(QUANTILES) + 2)))
+        points = np.quantile(self.values, list(QUANTILES.values()))
+        return (
+            str(len(self.values)),
+            number(float(np.mean(self.values)), 2),
+            number(float(np.std(self.values)), 2),
+            *(number(float(point)) for point in points),
+        )
+
+
+def distributions(done: Sequence[Examined], similarity: Similarity) -> list[Distribution]:
+    """Every quantity of every arm that was examined."""
+    paths = {one.arm.name: list(_paths(one, similarity)) for one in done if one.predictions}
+    return [
+        Distribution(arm, quantity, tuple(value for path in own for value in count(path)))
+        for quantity, count in QUANTITIES.items()
+        for arm, own in paths.items()
+    ]
+
+
+def _paths(done: Examined, similarity: Similarity) -> Iterator[list[Move]]:
+    for rows in done.predictions.values():
+        for row in rows:
+            if isinstance(row, Prediction):
+                yield list(moves_of(row, similarity))
+
+
+def distribution_sheet(found: Sequence[Distribution]) -> Sheet:
+    """A row a quantity and arm."""
+    head = ("quantity", "arm", "n", "mean", "SD", *QUANTILES)
+    rows = tuple((one.quantity, one.arm, *one.cells) for one in found)
+    return Sheet("Distributions (all seeds together)", head, rows, names=2)
+
+
+def draw_distributions(found: Sequence[Distribution], path: Path) -> None:
+    """Box plots, a panel a quantity, as SVG: median, quartiles, whiskers from 5 to 95 %."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, len(QUANTITIES), figsize=(13, 3.6), layout="constrained")
+    for axes, quantity in zip(panels, QUANTITIES, strict=True):
+        own = [one for one in found if one.quantity == quantity]
+        axes.boxplot([one.values for one in own], whis=(5, 95), showfliers=False)
+        axes.set_xticks(range(1, len(own) + 1), [one.arm for one in own], rotation=45, ha="right")
+        axes.set_title(quantity, fontsize="medium")
+        axes.set_ylim(bottom=0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    plt.close(figure)

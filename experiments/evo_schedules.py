@@ -1,0 +1,167 @@
+"""`make study STUDY=evo-schedules`: does a schedule within the episode save searches?
+
+EVO-RAG's table 4 and section 5.2 (11.5 → 9.8 searches), its figure 4 and its table 7. A schedule is
+learned in two steps from one warm start: DPO on the trees' pairs as Discovery labels them, then,
+from that policy, on those of Refinement; one without stages takes both steps on the same pairs, so
+that all are trained as long. Beside: the start, and DPO on the answer alone. The paper's baseline,
+"no reward", is the one in section 4.2 and the other in section 5.1. Primary: EM of time-dynamic
+against two-stage, to be read with the table of searches, which says what is saved at what EM.
+
+What differs from the paper: both steps have the same trees, of the warm start, so that Refinement
+learns from states that the policy of Discovery might not come to (`training.dpo.off_policy`); pairs
+are ordered by the labels, not by a reward model. `branchwise curriculum` rolls out in between.
+
+Time on two cores: trees 10 minutes, once for all studies; then 45 a seed (8 trainings of 180 pairs
+and 4 evaluations of 200 questions, 4 and 3 minutes each). One seed, the default, says nothing of
+other trainings; `--seeds 0 1 2` takes an hour and a half more. What differences the size finds is
+printed with the tables. That EM is no lower by 2 points, at equal EM, takes some 2,000 questions
+(`--set evaluation.limit=2000`).
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import get_args
+
+from analysis.sheet import NONE, Sheet
+from analysis.suppression import (
+    ASSUMED_OVERLAP,
+    COMPARISONS,
+    SIBLINGS,
+    Outcome,
+    counts,
+    silence,
+    silenced_siblings,
+)
+from experiments.arms import START, Arm, Examined, examined
+from experiments.distributions import distribution_sheet, distributions, draw_distributions
+from experiments.evo import IN_TWO_STEPS, TEST, about, query_similarity, two_steps
+from experiments.labellings import agreement_sheet, labels_of, leaning_sheet
+from experiments.report import Claim, write_report
+from experiments.savings import saving_sheet, saving_size, savings
+from experiments.traces import trace_text
+from rewards.settings import EvoRagSettings
+from runs.curriculum.dev import STAGES
+from runs.evaluation_set import evaluation_data
+from runs.recipe import Recipe
+from runs.schedule_weights import draw_weights, settings_of
+from runs.workflow import Lab
+from storage.atomic import atomic_write_text
+from storage.parts import read_parts
+from storage.records import Question, TreeNode
+from storage.schemas import table_to_records
+
+NAME = "evo-schedules"
+
+ARMS = (
+    Arm(START, paper="EM 53.1, F1 66.7 (section 4.2)"),
+    two_steps("answer-only", schedule="answer-only", paper="EM 53.1, F1 66.7 (section 5.1)"),
+    two_steps("static", schedule="static"),
+    two_steps("two-stage", schedule="two-stage", paper="EM 55.9, F1 69.5"),
+    two_steps("time-dynamic", schedule="time-dynamic", paper="EM 57.6, F1 71.5"),
+)
+"""Paper: Qwen3-8B, table 4."""
+
+CLAIMS = (
+    Claim("time-dynamic", "two-stage", primary=True, paper="+1.7 (Qwen), +1.8, −1.8 (LLaMA)"),
+    Claim("time-dynamic", START),
+    Claim("two-stage", START),
+    Claim("static", START),
+    Claim("answer-only", START),
+    Claim("time-dynamic", "static"),
+    Claim("time-dynamic", "answer-only", paper="+4.5 (Qwen), +4.2, +2.7"),
+)
+
+SAVED = (
+    Claim("time-dynamic", "two-stage", paper="15 % (11.5 → 9.8 steps)"),
+    Claim("time-dynamic", START),
+    Claim("two-stage", START),
+    Claim("static", START),
+    Claim("answer-only", START),
+)
+
+TRACED = ("answer-only", "two-stage", "time-dynamic")
+"""The columns of table 7."""
+
+
+def evo_schedules(lab: Lab) -> None:
+    """Run the study (see module)."""
+    lab.call.console.print(silence_sheet(lab.recipe).text())
+    grown = lab.branchwise("annotate")
+    for done in examined(lab, ARMS, TEST, grown):
+        if not lab.call.dry_run:
+            _write(lab, done)
+
+
+def _write(lab: Lab, done: Sequence[Examined]) -> None:
+    spread = distributions(done, query_similarity())
+    draw_distributions(spread, lab.folder / f"{NAME}-distributions.svg")
+    draw_weights(lab.recipe, settings_of(lab.recipe), lab.folder / f"{NAME}-weights.svg")
+    saved = savings(done, SAVED, lab.recipe.seed)
+    more = (
+        saving_sheet(saved),
+        distribution_sheet(spread),
+        silence_sheet(lab.recipe),
+        sibling_sheet(lab),
+        leaning_sheet(lab.call.run, ARMS),
+        agreement_sheet(lab.call.run, ARMS, CLAIMS),
+    )
+    told = f"{about(lab.recipe, done)} {IN_TWO_STEPS} {saving_size(saved)}"
+    write_report(lab, NAME, done, CLAIMS, more=more, about=told)
+    traced = [one for one in done if one.arm.name in TRACED]
+    questions = evaluation_data(lab.recipe_with(TEST)).questions
+    text = trace_text(traced, questions, query_similarity())
+    atomic_write_text(lab.folder / f"{NAME}-traces.md", text)
+
+
+def silence_sheet(recipe: Recipe) -> Sheet:
+    """What every schedule makes of comparisons of known order (`analysis.suppression`)."""
+    columns = {
+        name: counts(silence(settings, recipe.agent.max_steps, min_gap=recipe.pairs.min_gap))
+        for name, settings in _schedules(recipe)
+    }
+    rows = tuple(
+        (one.name, *(_told(column.get(one.name)) for column in columns.values()))
+        for one in COMPARISONS
+    )
+    title = (
+        "Comparisons (policy calls: kept, silenced, turned; gap of "
+        f"{recipe.pairs.min_gap}, sub-queries at a cosine of {ASSUMED_OVERLAP})"
+    )
+    return Sheet(title, ("better, worse", *columns), rows)
+
+
+def sibling_sheet(lab: Lab) -> Sheet:
+    """What every labelling made of the trees' own siblings whose right order is known."""
+    run = lab.call.run
+    table = table_to_records(read_parts(run, "questions"), Question)
+    answerable = {one.id: one.answerable for one in table}
+    min_gap = lab.recipe.pairs.min_gap
+    columns = {label: _judged(run, label, answerable, min_gap) for label in labels_of(ARMS)}
+    rows = tuple(
+        (kind, *(_told(column.get(kind)) for column in columns.values())) for kind in SIBLINGS
+    )
+    title = "Siblings of the trees (all, pairs or not: kept, silenced, turned)"
+    return Sheet(title, ("better, worse", *columns), rows)
+
+
+def _judged(
+    run: Path, label: str, answerable: Mapping[str, bool], min_gap: float
+) -> Mapping[str, Counter[Outcome]]:
+    nodes = table_to_records(read_parts(run, f"relabelled/{label}/labels"), TreeNode)
+    return silenced_siblings(nodes, answerable, min_gap)
+
+
+def _told(found: Counter[Outcome] | None) -> str:
+    return ", ".join(str(found[one]) for one in get_args(Outcome)) if found else NONE
+
+
+def _schedules(recipe: Recipe) -> Iterator[tuple[str, EvoRagSettings]]:
+    """Every schedule of the arms, in both stages where they differ."""
+    rewards = recipe.evo_rag or EvoRagSettings()
+    for schedule in ("answer-only", "static"):
+        yield schedule, rewards.model_copy(update={"schedule": schedule})
+    for schedule in ("two-stage", "time-dynamic"):
+        for stage in STAGES:
+            staged = {"schedule": schedule, "stage": stage}
+            yield f"{schedule}, {stage}", rewards.model_copy(update=staged)

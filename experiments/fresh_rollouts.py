@@ -1,0 +1,45 @@
+"""Fresh rollouts as a study draws them: in its own process, and in its journal like any stage."""
+
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+from runs.folder import Run
+from runs.fresh_rollouts import Rolled, roll_fresh
+from runs.journal import Event, command_key
+from runs.workflow import Lab, StageStopped
+from storage.records import Pair
+
+
+def second_look(
+    lab: Lab, run: Run, pairs: Sequence[Pair], rollouts: int = 8, temperature: float | None = None
+) -> Rolled:
+    """Both sides of every pair rolled out; what is rolled out already is kept, and not noted again.
+
+    Args:
+        run: whose trees the pairs come from.
+        rollouts: a side.
+        temperature: of the rollouts; null takes the policy's.
+
+    Raises:
+        StageStopped: a limit or a signal came first.
+    """
+    drawn = "" if temperature is None else f" at a temperature of {temperature:g}"
+    command = f"fresh rollouts, {rollouts} a side{drawn}, of {len(pairs)} pairs of {run.folder}"
+    key = command_key((command,), lab.deciding)
+    again = lab.journal.done(key) is not None
+    if not again:
+        lab.journal.note(Event(key, command, "started"))
+    began = time.monotonic()
+    rolled = roll_fresh(lab.call, run, pairs, rollouts, temperature)
+    took = round(time.monotonic() - began, 1)
+    if not again:
+        how: Literal["failed", "done"] = "failed" if rolled.owed else "done"
+        ended = Event(key, command, how, seconds=took, exit_code=rolled.exit_code)
+        lab.journal.note(ended)
+    if rolled.failed:
+        lab.call.say(f"study: trees left out, which failed: {dict(rolled.failed)}")
+    if rolled.owed:
+        why = f"fresh rollouts: {rolled.reason}; the same command goes on from here"
+        raise StageStopped(why, rolled.exit_code)
+    return rolled

@@ -1,0 +1,144 @@
+"""What labellings of the same trees teach: which way their pairs lean, and how far two agree.
+
+What two arms are taught alike no test can tell apart, however many questions it asks: look here
+before a comparison of policies is believed, or paid for.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+from analysis.sheet import Sheet, percent
+from experiments.arms import Arm
+from experiments.report import Claim
+from storage.parts import read_parts
+
+Order = tuple[str, int, int]
+"""A pair: its tree, the node that is preferred, and the other."""
+
+STOPS = frozenset({"answer", "refuse"})
+"""Actions that end an episode; all others go on."""
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """The pairs of one relabelling.
+
+    Attributes:
+        orders: all of them.
+        to_stop, to_go_on: how many prefer an end to going on, and the reverse. In the others both
+            sides are of one kind.
+        by_actions: share that a rule orders which knows both actions and nothing of their text, in
+            [0.5, 1]; null without pairs.
+    """
+
+    name: str
+    orders: frozenset[Order]
+    to_stop: int
+    to_go_on: int
+    by_actions: float | None
+
+
+def labelling(run: Path, name: str) -> Labelling:
+    """Read a relabelling; one that was not made has no pairs."""
+    columns = ["tree_id", "chosen_node", "rejected_node", "chosen_action", "rejected_action"]
+    rows = read_parts(run, f"relabelled/{name}/pairs", columns).to_pylist()
+    ends = [(row["chosen_action"] in STOPS, row["rejected_action"] in STOPS) for row in rows]
+    return Labelling(
+        name,
+        frozenset((row["tree_id"], row["chosen_node"], row["rejected_node"]) for row in rows),
+        to_stop=ends.count((True, False)),
+        to_go_on=ends.count((False, True)),
+        by_actions=by_actions([(row["chosen_action"], row["rejected_action"]) for row in rows]),
+    )
+
+
+def by_actions(pairs: Sequence[tuple[str, str]]) -> float | None:
+    """The share of pairs that the best rule on actions alone orders.
+
+    The rule is made on these very pairs: of every two actions it prefers the one that they prefer
+    more often, and of a pair of one action it guesses, which is right half the time. A policy that
+    orders no larger share of such pairs need have learned nothing of queries and answers.
+
+    Args:
+        pairs: chosen and rejected action.
+
+    Returns:
+        In [0.5, 1]; null without pairs.
+    """
+    if not pairs:
+        return None
+    found = Counter(pairs)
+    of_one = sum(count for (chosen, rejected), count in found.items() if chosen == rejected)
+    each_two = combinations({action for pair in pairs for action in pair}, 2)
+    ordered = sum(max(found[one, other], found[other, one]) for one, other in each_two)
+    return (ordered + of_one / 2) / len(pairs)
+
+
+def labels_of(arms: Iterable[Arm]) -> list[str]:
+    """The labellings that some arms learn from, in their order, each once."""
+    return list(dict.fromkeys(label for arm in arms for label in _steps(arm)))
+
+
+def leaning_sheet(run: Path, arms: Iterable[Arm]) -> Sheet:
+    """Which way the pairs of every labelling lean: a row a labelling."""
+    found = [labelling(run, name) for name in labels_of(arms)]
+    rows = tuple(
+        (
+            one.name,
+            str(len(one.orders)),
+            str(one.to_stop),
+            str(one.to_go_on),
+            str(len(one.orders) - one.to_stop - one.to_go_on),
+            percent(one.by_actions),
+        )
+        for one in found
+    )
+    head = (
+        "labelling", "pairs", "stop over going on", "going on over stop", "of one kind",
+        "by actions alone %",
+    )  # fmt: skip
+    return Sheet("Which way the pairs lean (an answer or a refusal stops)", head, rows)
+
+
+def agreement_sheet(run: Path, arms: Sequence[Arm], claims: Iterable[Claim]) -> Sheet:
+    """How far the labellings of compared arms agree: a row a step of a claim.
+
+    `the same %` is of the pairs that either has. Arms that compare with the start have no row, nor
+    have steps that both share.
+    """
+    named = {arm.name: arm for arm in arms}
+    rows = tuple(
+        _agreement(labelling(run, one), labelling(run, other))
+        for claim in claims
+        if {claim.arm, claim.baseline} <= named.keys()
+        for one, other in zip(_steps(named[claim.arm]), _steps(named[claim.baseline]), strict=False)
+        if one != other
+    )
+    head = ("labelling", "against", "pairs", "pairs there", "the same", "turned", "the same %")
+    title = "Pairs in common (of two labellings of the trees)"
+    return Sheet(title, head, rows, names=2)
+
+
+def _agreement(one: Labelling, other: Labelling) -> tuple[str, ...]:
+    turned = {(tree, rejected, chosen) for tree, chosen, rejected in other.orders}
+    same, either = len(one.orders & other.orders), len(one.orders | other.orders)
+    return (
+        one.name,
+        other.name,
+        str(len(one.orders)),
+        str(len(other.orders)),
+        str(same),
+        str(len(one.orders & turned)),
+        percent(same / either if either else None),
+    )
+
+
+def _steps(arm: Arm) -> Iterator[str]:
+    """The labellings that an arm learns from, one after the other; none for the start."""
+    if arm.before is not None:
+        yield from _steps(arm.before)
+    if arm.trainer is not None:
+        yield arm.label or arm.name

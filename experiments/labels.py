@@ -1,0 +1,201 @@
+"""`make study STUDY=labels RUN=datasets/atlas-dpo`: which labels does a second look bear out?
+
+Looks at a finished run. A sample of 200 pairs of siblings, whatever their labels, is rolled out
+afresh 8 times a side at the policy's temperature, and once greedily. Every estimator then labels
+the same siblings, at α = 0.9 and 1, and the table says how many of the orders survive: by
+estimator, number of outcomes and gap. Beside what the tree knows, two more labels: `greedy` (one
+greedy completion from each sibling, which is what `spre.temperature: 0` asks) and `judge`, a judge
+that is simulated, because no model at hand can judge: it sees the mean F1 that the tree found below
+a step, with noise of SD 0.2, and its score is worth α^depth (ReasonRAG eq. 6).
+"""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal
+
+from analysis.sheet import NONE, Sheet, number, percent
+from analysis.survival import Fresh, SurvivalRow, fresh_value, sample_pairs, survival_table
+from annotation.rows import trees_of
+from annotation.settings import PairSettings
+from experiments.fresh_rollouts import second_look
+from experiments.report import Bar, draw
+from pipelines.relabel import Relabeller
+from rewards.labels import Label
+from rewards.settings import Estimator, SpreSettings
+from rewards.spre import label_tree
+from runs.folder import Run, existing_run
+from runs.inputs import replay_passages
+from runs.workflow import Lab
+from runs.workflow_tables import write_sheets
+from storage.parts import read_parts, stored_questions
+from storage.records import Pair, TreeNode
+from storage.schemas import table_to_records
+
+SAMPLE, ROLLOUTS = 200, 8
+ALPHAS = (0.9, 1.0)
+LEAST_GAP = 0.01
+"""Below it an estimator makes no pair."""
+JUDGE_NOISE = 0.2
+"""SD of the simulated judge's error, on scores in [0, 1]."""
+ESTIMATORS: tuple[Estimator | Literal["greedy"], ...] = (
+    "monte_carlo",
+    "tree",
+    "rollout",
+    "judge",
+    "greedy",
+)
+
+Values = Mapping[tuple[str, int], tuple[float, int]]
+"""(tree_id, node_id) → reward in [0, 1], and how many distinct outcomes it rests on."""
+
+
+def labels(lab: Lab) -> None:
+    """Run the study (see module)."""
+    run = existing_run(lab.call.run)
+    trees = list(trees_of(table_to_records(read_parts(run.folder, "trees"), TreeNode)))
+    sample = sample_pairs(comparisons(run, trees), SAMPLE, run.recipe.seed)
+    lab.call.say(f"study: {len(sample)} pairs of siblings, {ROLLOUTS} fresh rollouts a side")
+    if lab.call.dry_run:
+        return
+    fresh = second_look(lab, run, sample, ROLLOUTS).fresh
+    greedy = second_look(lab, run, sample, 1, 0.0).fresh
+    answers = {pair.tree_id: pair.answers for pair in sample}
+    found = []
+    for alpha in ALPHAS:
+        spre = run.recipe.spre.model_copy(update={"alpha": alpha})
+        values = Estimates(trees, answers, spre, greedy)
+        for name in ESTIMATORS:
+            ordered = list(in_order(sample, values.of(name)))
+            found += [
+                Survival(name, alpha, facet, row)
+                for facet in (None, "outcomes", "gap")
+                for row in survival_table(ordered, fresh, spre, facet)
+            ]
+    sheets = [sheet(found, None), sheet(found, "outcomes"), sheet(found, "gap")]
+    axis = "pairs whose order survives, % of those that are not tied (95 % interval)"
+    draw(list(bars(found)), lab.folder / "labels.svg", axis, rest=0.5)
+    write_sheets(lab, "labels", sheets)
+
+
+def comparisons(run: Run, trees: Sequence[Sequence[TreeNode]]) -> list[Pair]:
+    """All pairs of siblings that any estimator could compare; their order means nothing yet."""
+    anything = PairSettings(min_gap=0.0, min_outcomes=1)
+    recipe = run.recipe.model_copy(update={"pairs": anything})
+    questions = stored_questions(run.folder)
+    relabeller = Relabeller(recipe, questions, replay_passages(run))
+    return list(chain.from_iterable(relabeller.tree(tree)[1] for tree in trees))
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """What every estimator says of the nodes of a run, at one α."""
+
+    trees: Sequence[Sequence[TreeNode]]
+    answers: Mapping[str, Sequence[str]]
+    spre: SpreSettings
+    greedy: Fresh
+
+    def of(self, estimator: Estimator | Literal["greedy"]) -> Values:
+        """Rewards by node; a node without one is not there."""
+        if estimator == "greedy":
+            return dict(self._greedy())
+        if estimator == "judge":
+            return dict(self._judged())
+        return {
+            (node.tree_id, node.node_id): (label.reward, label.n_outcomes)
+            for node, label in self._labelled(estimator)
+            if label.reward is not None
+        }
+
+    def _labelled(self, estimator: Estimator) -> Iterator[tuple[TreeNode, Label]]:
+        for tree in self.trees:
+            if (answers := self.answers.get(tree[0].tree_id)) is not None:
+                yield from zip(tree, label_tree(tree, answers, self.spre, estimator), strict=True)
+
+    def _greedy(self) -> Iterator[tuple[tuple[str, int], tuple[float, int]]]:
+        for key, rolled in self.greedy.items():
+            value = fresh_value(rolled, self.answers.get(key[0], ()), self.spre)
+            if value is not None:
+                yield key, (value, 1)
+
+    def _judged(self) -> Iterator[tuple[tuple[str, int], tuple[float, int]]]:
+        """A judge that errs by `JUDGE_NOISE`; its errors are the same for every α."""
+        for node, label in self._labelled("monte_carlo"):
+            seen = next((c.value for c in label.components if c.name == "f1"), None)
+            if seen is not None:
+                error = random.Random(f"{node.tree_id}:{node.node_id}").gauss(0, JUDGE_NOISE)
+                score = min(1.0, max(0.0, seen + error))
+                yield (
+                    (node.tree_id, node.node_id),
+                    (score * self.spre.alpha**node.depth, label.n_outcomes),
+                )
+
+
+def in_order(sample: Sequence[Pair], values: Values) -> Iterator[Pair]:
+    """The pairs that an estimator makes of the siblings, in the order that it gives them."""
+    for pair in sample:
+        sides = [(n, values.get((pair.tree_id, n))) for n in (pair.chosen_node, pair.rejected_node)]
+        known = sorted(((value, node) for node, value in sides if value is not None), reverse=True)
+        if len(known) == 2 and known[0][0][0] - known[1][0][0] >= LEAST_GAP:
+            (high, chosen), (low, rejected) = known
+            yield pair.model_copy(
+                update={
+                    "chosen_node": chosen,
+                    "rejected_node": rejected,
+                    "chosen_reward": high[0],
+                    "rejected_reward": low[0],
+                    "reward_gap": high[0] - low[0],
+                    "chosen_outcomes": high[1],
+                    "rejected_outcomes": low[1],
+                }
+            )
+
+
+@dataclass(frozen=True)
+class Survival:
+    """A row of the tables."""
+
+    estimator: str
+    alpha: float
+    facet: str | None
+    row: SurvivalRow
+
+
+def bars(found: Sequence[Survival]) -> Iterator[Bar]:
+    """Every estimator at every α, as far as anything was decided; α = 1 is grey."""
+    for one in found:
+        share, between = one.row.decided, one.row.decided_interval
+        if one.facet is None and share is not None and between is not None:
+            name = f"{one.estimator}, α = {number(one.alpha)}"
+            yield Bar(name, between[0], share, between[1], strong=one.alpha < 1)
+
+
+def sheet(found: Sequence[Survival], facet: str | None) -> Sheet:
+    """Survival by estimator and α, and by a facet of the pairs."""
+    title = "Label survival" + (f" by {facet}" if facet else "")
+    head = (
+        "estimator", "alpha", facet or "pairs of siblings", "pairs", "questions", "kept %", "95 %",
+        "reversed %", "tied %", "kept of decided %", "gap", "gap afresh",
+    )  # fmt: skip
+    rows = tuple(_cells(one) for one in found if one.facet == facet)
+    return Sheet(f"{title} (8 fresh rollouts a side)", head, rows, names=3)
+
+
+def _cells(one: Survival) -> tuple[str, ...]:
+    row = one.row
+    return (
+        one.estimator,
+        number(one.alpha),
+        row.group,
+        str(row.pairs),
+        str(row.questions),
+        percent(row.kept),
+        "–".join(percent(bound) for bound in row.kept_interval),
+        percent(row.reversed),
+        percent(row.tied),
+        NONE if row.decided is None else percent(row.decided),
+        number(row.label_gap, 2),
+        number(row.fresh_gap, 2),
+    )

@@ -1,0 +1,352 @@
+"""What a study of learning found: the arms, the claims with their intervals, and all that was run.
+
+Written as Markdown, CSV and a plot into `study/` of the run folder, and printed.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist, fmean, stdev
+
+import numpy as np
+
+from analysis.comparison import Scored
+from analysis.sheet import NONE, Sheet, number, percent
+from analysis.significance import Interval, crossed_bootstrap, holm, permutation_p
+from analysis.tables import interval
+from experiments.arms import Examined, mean_of
+from runs.workflow import Lab
+from runs.workflow_tables import write_sheets
+from storage.records import Prediction
+
+Key = tuple[str, str]
+"""Source and id of a question."""
+PAPER = "paper (other models and data)"
+"""Head of the column with a paper's own figures."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`arm` − `baseline`; the primary ones are what the study was made for.
+
+    `paper` is what a paper reports of its own such difference.
+    """
+
+    arm: str
+    baseline: str
+    primary: bool = False
+    paper: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm} − {self.baseline}"
+
+
+@dataclass(frozen=True)
+class Stratum:
+    """Some of the questions, told by their rows; figures of it are descriptive."""
+
+    name: str
+    holds: Callable[[Scored], bool]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim as measured, in [−1, 1].
+
+    Attributes:
+        em, f1: mean difference over questions and seeds, with the interval over both; of a single
+            training an arm the interval is over questions alone.
+        p: of the permutation test on EM; `adjusted` by Holm within its family.
+        disagree: share of questions (mean over seeds) that one of both alone answers right.
+    """
+
+    claim: Claim
+    em: Interval
+    f1: Interval
+    p: float
+    adjusted: float
+    disagree: float
+
+
+def write_report(
+    lab: Lab,
+    name: str,
+    done: Sequence[Examined],
+    claims: Sequence[Claim],
+    strata: Sequence[Stratum] = (),
+    *,
+    more: Sequence[Sheet] = (),
+    about: str = "",
+) -> None:
+    """Print the tables, and keep them beside the journal; see module.
+
+    Args:
+        lab: of the study.
+        name: of the files.
+        done: all arms, as far as they have come.
+        claims: differences between them.
+        strata: of the questions.
+        more: the study's own tables.
+        about: what a reader of the tables should know of all of them.
+    """
+    if lab.call.dry_run:
+        return
+    found = findings({one.arm.name: one for one in done}, claims, lab.recipe.seed)
+    sheets = [arm_sheet(done), claim_sheet(found)]
+    if strata:
+        sheets.append(stratum_sheet(done, strata))
+    axis = f"EM, points (95 % interval over {covered([one.em for one in found])})"
+    draw(claim_bars(found), lab.folder / f"{name}.svg", axis)
+    write_sheets(
+        lab, name, [*sheets, *more], f"{about} {size_of([one.em for one in found])}".strip()
+    )
+
+
+def findings(done: Mapping[str, Examined], claims: Sequence[Claim], seed: int) -> list[Finding]:
+    """The claims whose arms were examined; Holm over the primary and over the other ones."""
+    measured = [
+        _finding(claim, done[claim.arm], done[claim.baseline], seed)
+        for claim in claims
+        if all(arm in done and done[arm].predictions for arm in (claim.arm, claim.baseline))
+    ]
+    adjusted: dict[str, float] = {}
+    for primary in (True, False):
+        family = [one for one in measured if one.claim.primary is primary]
+        for one, p in zip(family, holm([one.p for one in family]), strict=True):
+            adjusted[one.claim.name] = p
+    return [
+        Finding(one.claim, one.em, one.f1, one.p, adjusted[one.claim.name], one.disagree)
+        for one in measured
+    ]
+
+
+def _finding(claim: Claim, arm: Examined, base: Examined, seed: int) -> Finding:
+    keys = sorted(shared_questions([arm, base]))
+    em = [scores(one, keys, "em") for one in (base, arm)]
+    f1 = [scores(one, keys, "f1") for one in (base, arm)]
+    p = permutation_p(*em, seed=seed)
+    return Finding(
+        claim,
+        crossed_bootstrap(*em, seed=seed),
+        crossed_bootstrap(*f1, seed=seed),
+        p,
+        p,
+        float(np.abs(em[1] - em[0]).mean()),
+    )
+
+
+def shared_questions(done: Sequence[Examined]) -> set[Key]:
+    """Answerable questions that every policy of all arms was asked; a failure counts as wrong."""
+    asked = [
+        {_key(row) for row in rows if row.em is not None}
+        for one in done
+        for rows in one.predictions.values()
+    ]
+    return set.intersection(*asked) if asked else set()
+
+
+def scores(done: Examined, keys: Sequence[Key], metric: str) -> np.ndarray:
+    """Scores of shape (questions, seeds)."""
+    columns = []
+    for rows in done.predictions.values():
+        found = {_key(row): row for row in rows}
+        columns.append([getattr(found[key], metric) for key in keys])
+    return np.array(columns, dtype=np.float64).T
+
+
+def _key(row: Scored) -> Key:
+    return row.source, row.question_id
+
+
+_ARM_HEAD = (
+    "arm", "seeds", "questions", "failed", "EM", "SD", "F1", "recall", "steps", "searches",
+    "invalid %", "forced %",
+)  # fmt: skip
+_REFUSAL_HEAD = ("backtracks", "refused %", "refusal precision", "refusal recall")
+_TRAINING_HEAD = ("pairs", "steps trained", "train s", "KL", "margin", "accuracy")
+
+
+def arm_sheet(done: Sequence[Examined]) -> Sheet:
+    """Every arm: scores (failures count as wrong), behaviour, and what its training did.
+
+    Backtracks and refusals are there where somebody could refuse: a question was unanswerable.
+    """
+    every = (row for one in done for asked in one.predictions.values() for row in asked)
+    refusable = any(row.em is None for row in every)
+    head = (*_ARM_HEAD, *_REFUSAL_HEAD * refusable, *_TRAINING_HEAD)
+    rows = tuple(
+        (*_arm_cells(one), *(_refusal_cells(one) if refusable else ()), *_training_cells(one))
+        for one in done
+    )
+    sheet = Sheet("Arms (per cent; means over seeds)", head, rows)
+    return sheet.with_column(PAPER, [one.arm.paper for one in done])
+
+
+def _arm_cells(done: Examined) -> tuple[str, ...]:
+    by_seed = list(done.predictions.values())
+    rows = [row for asked in by_seed for row in asked]
+    own = [row for row in rows if isinstance(row, Prediction)]
+    em = [mean for asked in by_seed if (mean := _mean(row.em for row in asked)) is not None]
+    return (
+        f"{done.arm.name} (left out: {done.left_out})" if done.left_out else done.arm.name,
+        str(len(by_seed)),
+        str(sum(row.em is not None for row in rows) // max(len(by_seed), 1)),
+        str(len(rows) - len(own)),
+        percent(_mean(em)),
+        percent(stdev(em)) if len(em) > 1 else NONE,
+        percent(_mean(row.f1 for row in rows)),
+        percent(_mean(row.supporting_recall for row in own)),
+        number(_mean(row.steps for row in own)),
+        number(_mean(row.searches for row in own)),
+        percent(_mean(not row.format_ok for row in own)),
+        percent(_mean(row.forced for row in own)),
+    )
+
+
+def _refusal_cells(done: Examined) -> tuple[str, ...]:
+    """Over all seeds; a failed question is not refused."""
+    rows = [row for asked in done.predictions.values() for row in asked]
+    own = [row for row in rows if isinstance(row, Prediction)]
+    refused = [row for row in own if row.refused]
+    unanswerable = [row for row in rows if row.em is None]
+    return (
+        number(_mean(row.backtracks for row in own), 2),
+        percent(_mean(row.refused for row in own)),
+        percent(_mean(row.em is None for row in refused)),
+        percent(_mean(isinstance(row, Prediction) and row.refused for row in unanswerable)),
+    )
+
+
+def _training_cells(done: Examined) -> tuple[str, ...]:
+    """Of pairs that another policy drew there is no KL (`training.dpo.train_dpo`)."""
+    off_policy = done.arm.training.get("off_policy", False)
+
+    def learned(*path: str) -> float | None:
+        return mean_of(done.trainings, *path)
+
+    return (
+        number(learned("examples"), 0),
+        number(learned("steps"), 0),
+        number(learned("seconds"), 0),
+        number(None if off_policy else learned("movement", "kl"), 3),
+        number(learned("movement", "margin"), 3),
+        number(learned("movement", "accuracy"), 2),
+    )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Of those that are there; null if none is."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def covered(intervals: Iterable[Interval]) -> str:
+    """What the intervals of a table are over, in words."""
+    if max((one.seeds for one in intervals), default=1) > 1:
+        return "questions and seeds"
+    return "questions; one training an arm, so nothing is said of others"
+
+
+def size_of(
+    intervals: Sequence[Interval], what: str = "difference in EM", unit: str = "points"
+) -> str:
+    """What a table of this size can show, in words: the effect that it finds four times in five.
+
+    Half the width of a 95 % interval is 1.96 standard errors; an effect of 1.96 + 0.84 of them is
+    told from none with a power of 80 %.
+
+    Args:
+        intervals: of the table, in [−1, 1]; the widest speaks for all.
+        what: is measured.
+        unit: of it, a hundredth each.
+    """
+    widest = max(intervals, key=lambda one: one.high - one.low, default=None)
+    if widest is None:
+        return ""
+    error = (widest.high - widest.low) / 2 / _Z_LEVEL
+    found = 100 * (_Z_LEVEL + _Z_POWER) * error
+    return (
+        f"{widest.n} questions find a true {what} of {found:.1f} {unit} four times in five (by the "
+        "widest interval), and a smaller one less often."
+    )
+
+
+_Z_LEVEL, _Z_POWER = NormalDist().inv_cdf(0.975), NormalDist().inv_cdf(0.8)
+
+
+def claim_sheet(found: Sequence[Finding]) -> Sheet:
+    """Every claim, the primary ones marked."""
+    head = ("difference", "EM [95 %]", "p", "p (Holm)", "F1 [95 %]", "disagree %", "questions")
+    rows = tuple(
+        (
+            f"{one.claim.name}{' (primary)' if one.claim.primary else ''}",
+            interval(one.em),
+            f"{one.p:.4f}",
+            f"{one.adjusted:.4f}",
+            interval(one.f1),
+            percent(one.disagree),
+            str(one.em.n),
+        )
+        for one in found
+    )
+    title = f"Claims (points; intervals over {covered([one.em for one in found])})"
+    sheet = Sheet(title, head, rows)
+    return sheet.with_column(PAPER, [one.claim.paper for one in found])
+
+
+def stratum_sheet(done: Sequence[Examined], strata: Sequence[Stratum]) -> Sheet:
+    """EM of every arm on every stratum, mean over questions and seeds."""
+
+    def cell(one: Examined, stratum: Stratum) -> str:
+        rows = [row for asked in one.predictions.values() for row in asked if stratum.holds(row)]
+        return percent(_mean(row.em for row in rows))
+
+    rows = tuple((one.arm.name, *(cell(one, stratum) for stratum in strata)) for one in done)
+    return Sheet("Strata (EM, per cent)", ("arm", *(one.name for one in strata)), rows)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """An interval in a plot, in [−1, 1]; the strong ones are what the plot is about."""
+
+    name: str
+    low: float
+    mean: float
+    high: float
+    strong: bool = True
+
+
+def claim_bars(found: Sequence[Finding]) -> list[Bar]:
+    """The EM differences, the primary ones strong."""
+    return [
+        Bar(one.claim.name, one.em.low, one.em.mean, one.em.high, one.claim.primary)
+        for one in found
+    ]
+
+
+def draw(bars: Sequence[Bar], path: Path, axis: str, rest: float = 0.0) -> None:
+    """A forest plot as SVG.
+
+    Args:
+        bars: from top to bottom.
+        path: of the file.
+        axis: what is measured, in per cent or points.
+        rest: where nothing would be the matter, in [−1, 1].
+    """
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 0.5 * len(bars) + 1.2), layout="constrained")
+    for place, bar in enumerate(reversed(bars)):
+        colour = "black" if bar.strong else "grey"
+        axes.plot([100 * bar.low, 100 * bar.high], [place, place], color=colour)
+        axes.plot([100 * bar.mean], [place], "o", color=colour)
+    axes.axvline(100 * rest, color="lightgrey", zorder=0)
+    axes.set_yticks(range(len(bars)), [bar.name for bar in reversed(bars)])
+    axes.set_xlabel(axis)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    plt.close(figure)

@@ -1,0 +1,127 @@
+"""Does an arm search less than another, and answer as well? (EVO-RAG section 5.2: 11.5 → 9.8.)
+
+Whoever answers worse can be as brief as he likes, so a saving is told together with the difference
+in EM, and with whether that is shown to be no loss: its interval lies above −`MARGIN`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from analysis.sheet import NONE, Sheet, number, percent
+from analysis.significance import (
+    Interval,
+    crossed_bootstrap,
+    holm,
+    permutation_p,
+    relative_saving,
+)
+from analysis.tables import interval
+from experiments.arms import Examined
+from experiments.report import PAPER, Claim, Key, covered, scores, shared_questions, size_of
+from storage.records import Prediction
+
+MARGIN = 0.02
+"""Loss of EM that still counts as none: the paper calls −1.8 points (LLaMA, table 4) comparable."""
+
+Counted = Literal["searches", "steps"]
+
+
+@dataclass(frozen=True)
+class Saving:
+    """`claim.arm` against `claim.baseline`.
+
+    Attributes:
+        base, own: means a question of what is counted, over the questions that neither failed on.
+        share: 1 − own / base; null where the baseline counts nothing.
+        p: of the permutation test on the counts, by Holm over all savings of the table; 1 where
+            there is no share.
+        em: difference in EM over the answerable questions, failed ones as wrong.
+    """
+
+    claim: Claim
+    base: float
+    own: float
+    share: Interval | None
+    p: float
+    em: Interval
+
+    @property
+    def no_lower(self) -> str:
+        """Whether EM is lower by `MARGIN` at most: "yes", "no", or "not shown"."""
+        if self.em.low > -MARGIN:
+            return "yes"
+        return "no" if self.em.high < -MARGIN else "not shown"
+
+
+def savings(
+    done: Sequence[Examined], claims: Sequence[Claim], seed: int, counted: Counted = "searches"
+) -> list[Saving]:
+    """The claims whose arms were examined; `seed` is of the intervals' draws."""
+    arms = {one.arm.name: one for one in done if one.predictions}
+    found = [
+        _saving(claim, arms[claim.arm], arms[claim.baseline], seed, counted)
+        for claim in claims
+        if {claim.arm, claim.baseline} <= arms.keys()
+    ]
+    adjusted = holm([one.p for one in found])
+    return [replace(one, p=p) for one, p in zip(found, adjusted, strict=True)]
+
+
+def _saving(claim: Claim, arm: Examined, base: Examined, seed: int, counted: Counted) -> Saving:
+    answered = sorted(answered_questions([arm, base]))
+    before, after = (scores(one, answered, counted) for one in (base, arm))
+    graded = sorted(shared_questions([arm, base]))
+    em = [scores(one, graded, "em") for one in (base, arm)]
+    counts = bool(answered) and before.mean() > 0
+    return Saving(
+        claim=claim,
+        base=float(before.mean()) if answered else 0.0,
+        own=float(after.mean()) if answered else 0.0,
+        share=relative_saving(before, after, seed=seed) if counts else None,
+        p=permutation_p(before, after, seed=seed) if counts else 1.0,
+        em=crossed_bootstrap(*em, seed=seed),
+    )
+
+
+def answered_questions(done: Sequence[Examined]) -> set[Key]:
+    """Questions that every policy of all arms came to an end with, unanswerable ones among them."""
+    ended = [
+        {(row.source, row.question_id) for row in rows if isinstance(row, Prediction)}
+        for one in done
+        for rows in one.predictions.values()
+    ]
+    return set.intersection(*ended) if ended else set()
+
+
+def saving_size(found: Sequence[Saving], counted: Counted = "searches") -> str:
+    """What a table of savings can show, in words."""
+    shares = [one.share for one in found if one.share]
+    return size_of(shares, f"saving of {counted}", "%")
+
+
+def saving_sheet(found: Sequence[Saving], counted: Counted = "searches") -> Sheet:
+    """A row a claim."""
+    head = (
+        "arm", "against", counted, f"{counted} there", "saved % [95 %]", "p (Holm)", "EM [95 %]",
+        f"EM lower by < {percent(MARGIN)}", "questions", "answerable",
+    )  # fmt: skip
+    rows = tuple(
+        (
+            one.claim.arm,
+            one.claim.baseline,
+            number(one.own, 2),
+            number(one.base, 2),
+            interval(one.share) if one.share else NONE,
+            f"{one.p:.4f}" if one.share else NONE,
+            interval(one.em),
+            one.no_lower,
+            str(one.share.n if one.share else 0),
+            str(one.em.n),
+        )
+        for one in found
+    )
+    shares = [one.share for one in found if one.share]
+    title = f"{counted.capitalize()} (a question; intervals over {covered(shares)})"
+    sheet = Sheet(title, head, rows, names=2)
+    return sheet.with_column(PAPER, [one.claim.paper for one in found])

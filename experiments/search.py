@@ -1,0 +1,100 @@
+"""`make study STUDY=search`: tree search against independent chains at equal generated tokens.
+
+Both get the same questions, policy, temperature of their children and estimator, and stop at the
+same number of tokens a question (`mcts.max_output_tokens`); what a tree spends on rollouts, chains
+spend on more chains. Compared: pairs kept, the share whose order survives 8 fresh rollouts a side,
+and the gain of process DPO on the part `dev`. Chains lie in a run folder of their own beside.
+"""
+
+from dataclasses import dataclass
+
+from analysis.sheet import NONE, Sheet, number, percent
+from analysis.survival import SurvivalRow, sample_pairs, survival_table
+from annotation.evaluators import ROLLOUTS
+from annotation.grower import CHILDREN
+from experiments.arms import START, Arm, Examined, examined
+from experiments.fresh_rollouts import second_look
+from experiments.report import (
+    Claim,
+    arm_sheet,
+    claim_bars,
+    claim_sheet,
+    covered,
+    draw,
+    findings,
+)
+from runs.folder import existing_run
+from runs.stored_pairs import pairs_of
+from runs.workflow import Lab, beside
+from runs.workflow_tables import write_sheets
+
+ASKED = {"evaluation.part": "dev", "evaluation.limit": 300, "policy.precision": "q8_0"}
+JUDGED = 100
+"""Pairs a kind whose order is looked at again."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way of searching, and what came of it."""
+
+    name: str
+    lab: Lab
+    dpo: Examined
+    start: Examined
+
+
+def search(lab: Lab) -> None:
+    """Run the study (see module)."""
+    kinds = []
+    for name in ("tree", "chains"):
+        own = beside(lab, name)
+        own.branchwise("annotate", settings={"mcts.kind": name})
+        dpo = Arm(f"dpo-{name}", "train-dpo")
+        for done in examined(own, (Arm(START), dpo), ASKED):
+            start, trained = done
+        kinds.append(Kind(name, own, trained, start))
+    if lab.call.dry_run:
+        return
+    sheet = Sheet("Searches", HEAD, tuple(_row(kind) for kind in kinds))
+    arms = {kinds[0].start.arm.name: kinds[0].start, **{k.dpo.arm.name: k.dpo for k in kinds}}
+    claims = (
+        Claim("dpo-tree", "dpo-chains", primary=True),
+        Claim("dpo-tree", START),
+        Claim("dpo-chains", START),
+    )
+    found = findings(arms, claims, lab.recipe.seed)
+    axis = f"EM, points (95 % interval over {covered([one.em for one in found])})"
+    draw(claim_bars(found), lab.folder / "search.svg", axis)
+    write_sheets(lab, "search", [sheet, arm_sheet(list(arms.values())), claim_sheet(found)])
+
+
+HEAD = (
+    "search", "questions", "tokens a question", "pairs", "questions with a pair", "judged",
+    "order kept % [95 %]", "reversed %", "tied %",
+)  # fmt: skip
+
+
+def _row(kind: Kind) -> tuple[str, ...]:
+    run = existing_run(kind.lab.call.run)
+    pairs = pairs_of(run, "pairs")
+    sample = sample_pairs(pairs, JUDGED, run.recipe.seed)
+    rolled = second_look(kind.lab, run, sample)
+    found = survival_table(sample, rolled.fresh, run.recipe.spre)
+    with run.open_ledger() as ledger:
+        tokens = ledger.generated(CHILDREN, ROLLOUTS)
+    return (
+        kind.name,
+        str(len(tokens)),
+        number(sum(tokens.values()) / max(len(tokens), 1), 0),
+        str(len(pairs)),
+        str(len({pair.question_id for pair in pairs})),
+        *_survival_cells(found[0] if found else None),
+    )
+
+
+def _survival_cells(row: SurvivalRow | None) -> tuple[str, ...]:
+    if row is None:
+        return ("0", NONE, NONE, NONE)
+    low, high = (percent(bound) for bound in row.kept_interval)
+    kept = f"{percent(row.kept)} [{low}, {high}]"
+    return (str(row.pairs), kept, percent(row.reversed), percent(row.tied))

@@ -1,0 +1,102 @@
+"""Test questions on which arms differ most, step by step (EVO-RAG table 7), as Markdown.
+
+They are picked for their difference, so they show what an arm can do, not what it mostly does.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+
+from analysis.sheet import Sheet
+from experiments.arms import Examined
+from experiments.report import Key
+from experiments.trajectories import NEAR, Move, moves_of
+from rewards.evo_rag import Similarity
+from storage.inert import inert
+from storage.records import Prediction, Question
+
+ANSWERABLE, UNANSWERABLE = 3, 1
+"""How many questions of either kind are shown, as in the paper."""
+
+Rows = Mapping[str, Prediction]
+"""What every arm did on a question, by its name."""
+
+
+def trace_text(
+    done: Sequence[Examined], questions: Sequence[Question], similarity: Similarity
+) -> str:
+    """A table a question, a column an arm, from the policies of the first seed.
+
+    Args:
+        done: the arms to compare.
+        questions: that they were asked.
+        similarity: of sub-queries.
+    """
+    known = {(question.source, question.id): question for question in questions}
+    shared = {key: rows for key, rows in _by_question(done).items() if key in known}
+    parts = [
+        "Picked because the arms differ most on them, so not what is usual. "
+        f"Dup.: a search whose query is like an earlier one (cosine of {NEAR} or more).\n"
+    ]
+    for key in telling(shared):
+        question = known[key]
+        gold = "; ".join(question.answers) if question.answerable else "cannot be answered"
+        parts.append(f"### {inert(question.question)}\n\nGold: {inert(gold)}\n")
+        parts.append(_sheet(question, shared[key], similarity).markdown())
+    return "\n".join(parts)
+
+
+def _by_question(done: Sequence[Examined]) -> dict[Key, Rows]:
+    """The questions that all arms came to an end with, under their first seed."""
+    arms = {one.arm.name: _first(one) for one in done if one.predictions}
+    shared = set.intersection(*(set(rows) for rows in arms.values())) if arms else set()
+    return {key: {name: rows[key] for name, rows in arms.items()} for key in sorted(shared)}
+
+
+def _first(done: Examined) -> dict[Key, Prediction]:
+    rows = next(iter(done.predictions.values()))
+    return {(row.source, row.question_id): row for row in rows if isinstance(row, Prediction)}
+
+
+def telling(shared: Mapping[Key, Rows]) -> list[Key]:
+    """The questions to show: those with most different ends, then most different search counts."""
+
+    def difference(key: Key) -> tuple[int, int]:
+        rows = shared[key].values()
+        searches = [row.searches for row in rows]
+        return len({_end(row) for row in rows}), max(searches) - min(searches)
+
+    ranked = sorted(shared, key=difference, reverse=True)
+    answerable = [key for key in ranked if _answerable(shared[key])]
+    unanswerable = [key for key in ranked if not _answerable(shared[key])]
+    return [*answerable[:ANSWERABLE], *unanswerable[:UNANSWERABLE]]
+
+
+def _answerable(rows: Rows) -> bool:
+    return all(row.em is not None for row in rows.values())
+
+
+def _end(row: Prediction) -> str:
+    """How a trajectory ended, in words."""
+    if row.refused:
+        return "rightly" if row.em is None else "wrongly"
+    return "right" if row.em else "wrong"
+
+
+def _sheet(question: Question, rows: Rows, similarity: Similarity) -> Sheet:
+    columns = [[_cell(move, row) for move in moves_of(row, similarity)] for row in rows.values()]
+    steps = tuple(
+        (str(number), *cells)
+        for number, cells in enumerate(zip_longest(*columns, fillvalue=""), start=1)
+    )
+    return Sheet(f"{question.source} {question.id}", ("step", *rows), steps, names=len(rows) + 1)
+
+
+def _cell(move: Move, row: Prediction) -> str:
+    """A move in a few words, what it brought, and whether it is a near-duplicate."""
+    if move.searches:
+        mark = " (Dup.)" if move.repeats else ""
+        return f"search: {move.content}{mark} → {'; '.join(move.titles) or 'nothing'}"
+    if move.action in {"answer", "refuse"}:
+        said = f": {move.content}" if move.content else ""
+        return f"{move.action}{said} ({_end(row)})"
+    return {"backtrack": "take back", "invalid": "invalid"}.get(move.action, move.action)

@@ -1,0 +1,29 @@
+"""A stage as a study starts it: a process that ends with the study, whatever ended that.
+
+python -m pipelines.child <pid of the study> <stage> …
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+from pipelines.cli import main
+from runs.stage import INTERRUPTED
+
+PR_SET_PDEATHSIG = 1
+"""Of prctl(2)."""
+
+
+def end_with(parent: int) -> None:
+    """Have SIGTERM sent here as soon as the parent is gone, or two would train in one folder."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux only
+    if prctl is not None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it was gone before it could be watched
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    end_with(int(sys.argv[1]))
+    main(sys.argv[2:])

@@ -1,1 +1,0 @@
-"""The stages and cycles of a curriculum: what `pipelines.curriculum` is made of."""

@@ -1,0 +1,180 @@
+"""`branchwise settings`: every setting of a recipe, its default, what it may be, what it means.
+
+Read off the settings' own classes; `docs/settings.md` is what it prints.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from runs.recipe import Recipe
+from runs.stage import Invocation, Outcome
+
+HEAD = """# Settings
+
+What a recipe (`configs/*.yaml`) may say: `mcts: {iterations: 24}` in the file is `--set
+mcts.iterations=24` on a command line. `branchwise settings` prints this page.
+"""
+
+_ATTRIBUTE = re.compile(r"^    ([a-z_0-9, ]+): (.*(?:\n        .*)*)", re.MULTILINE)
+_KINDS = {
+    int: "whole number",
+    float: "number",
+    str: "text",
+    bool: "true or false",
+    NoneType: "null",
+}
+_BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """Settings under one name, or under several that mean and default to the same.
+
+    `given` is whether the block is there where a recipe does not name it.
+    """
+
+    names: tuple[str, ...]
+    defaults: BaseModel
+    given: bool = True
+
+    @property
+    def own(self) -> dict[str, FieldInfo]:
+        """Those that are no block of their own."""
+        fields = type(self.defaults).model_fields
+        return {name: one for name, one in fields.items() if _within(one) is None}
+
+
+def settings_page(call: Invocation) -> Outcome:
+    """Run the stage (see module)."""
+    print(page(), end="")
+    return Outcome({"settings": sum(len(block.own) for block in blocks())})
+
+
+def page() -> str:
+    """The whole page, as Markdown."""
+    found = blocks()
+    sections = (_section(one, found[:place]) for place, one in enumerate(found) if one.own)
+    return "\n".join((HEAD, *sections))
+
+
+def blocks() -> list[Block]:
+    """All blocks, outer ones first; what is one class with the same defaults is one block."""
+    found: list[Block] = []
+    for block in _walk(Block(("",), Recipe(name="run"))):
+        for place, other in enumerate(found):
+            if (type(other.defaults), other.defaults) == (type(block.defaults), block.defaults):
+                found[place] = replace(other, names=(*other.names, *block.names))
+                break
+        else:
+            found.append(block)
+    return found
+
+
+def _walk(block: Block) -> Iterator[Block]:
+    yield block
+    for name, one in type(block.defaults).model_fields.items():
+        kind, value = _within(one), getattr(block.defaults, name)
+        if kind is not None:
+            at = f"{block.names[0]}.{name}".lstrip(".")
+            yield from _walk(Block((at,), kind() if value is None else value, value is not None))
+
+
+def _within(one: FieldInfo) -> type[BaseModel] | None:
+    """The class of a setting that is a block; null for a value or a list."""
+    for kind in (one.annotation, *get_args(one.annotation)):
+        if inspect.isclass(kind) and issubclass(kind, BaseModel):
+            return None if get_origin(one.annotation) is tuple else kind
+    return None
+
+
+def _section(block: Block, earlier: Sequence[Block]) -> str:
+    kind = type(block.defaults)
+    # One that is built on an earlier block's class is told by what differs.
+    like = next((one for one in earlier if type(one.defaults) in kind.__mro__[1:]), None)
+    title = ", ".join(f"`{name}`" for name in block.names) if block.names != ("",) else "The recipe"
+    meanings = meanings_of(kind)
+    rows = [
+        f"| `{name}` | {_default(one, block.defaults, name)} | {_values(one)} | {meanings[name]} |"
+        for name, one in block.own.items()
+        if like is None or getattr(block.defaults, name) != getattr(like.defaults, name)
+    ]
+    about = [(inspect.getdoc(kind) or "").split("\n\n")[0].replace("\n", " ")]
+    about += ["Null, unless it is named."] * (not block.given)
+    about += [f"As `{like.names[0]}`, but for these:"] if like else []
+    table = ("| setting | default | may be | meaning |", "|---|---|---|---|", *rows)
+    return "\n".join((f"## {title}", "", " ".join(about), "", *table, ""))
+
+
+def meanings_of(kind: type[BaseModel]) -> dict[str, str]:
+    """What the docstrings of a class, and of those that it is built on, say of each setting."""
+    found: dict[str, str] = {}
+    for one in reversed(kind.__mro__):
+        said = (inspect.getdoc(one) or "").partition("Attributes:\n")[2]
+        for names, meaning in _ATTRIBUTE.findall(said):
+            found |= {name.strip(): _cell(" ".join(meaning.split())) for name in names.split(",")}
+    own = {name: one.description for name, one in kind.model_fields.items() if one.description}
+    return found | {name: _cell(said) for name, said in own.items()}
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _default(one: FieldInfo, defaults: BaseModel, name: str) -> str:
+    if one.default is PydanticUndefined and one.default_factory is None:
+        return "must be set"
+    return f"`{_written(getattr(defaults, name))}`"
+
+
+def _written(value: Any) -> str:
+    """As YAML writes it on one line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_written, value))}]"
+    return str(value)
+
+
+def _values(one: FieldInfo) -> str:
+    bounds = [
+        f"{sign} {getattr(bound, name):g}"
+        for bound in one.metadata
+        for name, sign in _BOUNDS.items()
+        if getattr(bound, name, None) is not None
+    ]
+    return ", ".join((_kind(one.annotation), *bounds))
+
+
+def _kind(annotation: Any) -> str:
+    """A type in words."""
+    shape = _SHAPES.get(get_origin(annotation))
+    if shape is not None:
+        return shape(get_args(annotation))
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+        return "block"
+    return _KINDS[annotation]
+
+
+def _either(kinds: Sequence[Any]) -> str:
+    return " or ".join(dict.fromkeys(map(_kind, kinds)))
+
+
+_SHAPES: dict[Any, Callable[[Sequence[Any]], str]] = {
+    Literal: lambda values: ", ".join(f"`{value}`" for value in values),
+    Union: _either,
+    UnionType: _either,
+    Annotated: lambda inner: _kind(inner[0]),
+    tuple: lambda inner: f"list of {_kind(inner[0])}",
+    dict: lambda inner: f"{_kind(inner[0])}: {_kind(inner[1])}",
+}
+"""How types are told that are made of others."""

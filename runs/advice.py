@@ -1,0 +1,338 @@
+"""From figures to words: what a number says about a training, and what to do about it.
+
+The thresholds are rules of thumb, each with its reason; a training can still succeed beyond them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from analysis.diagnosis import PairFigures, TreeFigures
+from analysis.survival import Interval, SurvivalRow
+from training.movement import Movement
+
+Verdict = Literal["good", "watch", "bad", "–"]
+
+FEW_PAIRS, LEAST_PAIRS = 500, 50
+"""Below 500 pairs a gain is rarely large enough to be seen on some hundred questions; 50 pairs in
+batches of 8 are six updates, which hardly move a policy."""
+LEAST_SURVIVAL, GOOD_SURVIVAL = 0.6, 0.75
+"""Of the pairs that fresh rollouts decide, luck keeps a half: below 0.6 most labels are noise."""
+MANY_TIED = 0.5
+"""Where fresh rollouts see no difference in half of the pairs, there is little to learn."""
+LEAST_REAL = 0.5
+"""Of the labels' mean gap, what fresh rollouts have to find again. Pairs of which they found 72 %
+taught a policy, pairs of which they found 33 % did not (docs/results.md, studies `labels` and
+`real-dpo`)."""
+MANY_SILENT, SOME_SILENT = 0.6, 0.4
+"""A question that is always right or always wrong prefers no step: its trees are wasted."""
+MANY_FLAT = 0.5
+MUCH_ONE_OUTCOME, LARGE_GAP = 0.25, 0.4
+"""One outcome is one draw. Fresh rollouts bore out 69 to 72 % of the orders that single sampled
+draws gave at a gap above 0.4 (22 % were reversed), and 36 to 57 % of those that means of all
+outcomes gave below it (docs/results.md, study `labels`); more outcomes alone did not help."""
+SMALL_GAP = 0.1
+"""A median gap of a step's price (1 − α) or less compares lengths of paths, not answers."""
+LONGER_BY = 0.1
+"""So far from a half, longer or shorter can be learnt in place of better."""
+MANY_NEAR = 0.2
+MUCH_REPEATED, MUCH_CONTRADICTED = 0.1, 0.01
+MANY_GUESSABLE = 0.5
+ONE_KIND = 0.95
+MUCH_INVALID = 0.1
+UNMOVED_KL, FAR_KL = 0.01, 5.0
+"""Nats a step: under the first the policy answers as before; a step of some ten tokens that lost
+five nats is hardly ever drawn any more, and what it was good for is forgotten."""
+UNMOVED_MARGIN = 0.01
+"""A tenth of a nat between the two steps of a pair, at the usual beta."""
+LOW_ACCURACY, MEMORISED = 0.6, 0.98
+LEAST_CORRELATION = 0.97
+"""Of the logits' change before and after export; the export itself refuses below 0.9."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of a diagnosis: what was looked at, its figure, how that is, what to do."""
+
+    what: str
+    figure: str
+    verdict: Verdict
+    advice: str
+
+
+def conclusion(findings: Sequence[Finding]) -> str:
+    """All findings in a sentence."""
+    told = {
+        verdict: ", ".join(f.what for f in findings if f.verdict == verdict)
+        for verdict in ("bad", "watch")
+    }
+    if told["bad"]:
+        return f"as it is, this run is not likely to teach; first: {told['bad']}"
+    if told["watch"]:
+        return f"this run can teach; look at: {told['watch']}"
+    return "nothing speaks against training on this run"
+
+
+def _graded(bad: bool, watch: bool, what: str, figure: str, advice: str, usual: str) -> Finding:
+    """A finding; `usual` is what to say where nothing is wrong."""
+    verdict: Verdict = "bad" if bad else "watch" if watch else "good"
+    return Finding(what, figure, verdict, advice if bad or watch else usual)
+
+
+def of_pairs(pairs: PairFigures | None) -> Iterator[Finding]:
+    """Findings on the pairs; of imported ones, only their texts say anything."""
+    if pairs is None:
+        yield Finding(
+            "pairs",
+            "none",
+            "bad",
+            "nothing to train on: annotate more questions, lower pairs.min_outcomes or min_gap "
+            "(`branchwise relabel`), or draw with a higher mcts.temperature",
+        )
+        return
+    n = pairs.pairs
+    yield _graded(
+        n < LEAST_PAIRS,
+        n < FEW_PAIRS,
+        "pairs",
+        f"{n} of {pairs.questions} questions",
+        f"expect no measurable gain below some {FEW_PAIRS}: annotate more questions",
+        f"{FEW_PAIRS} or more is usual",
+    )
+    yield from _of_labels(pairs)
+    yield _of_length(pairs)
+    yield _graded(
+        False,
+        pairs.near_duplicates > MANY_NEAR,
+        "near-duplicates",
+        f"{pairs.near_duplicates:.0%} compare nearly the same words",
+        "a higher mcts.temperature draws siblings that differ",
+        f"under {MANY_NEAR:.0%} is usual",
+    )
+    yield _graded(
+        pairs.contradicted > MUCH_REPEATED,
+        pairs.repeated > MUCH_REPEATED or pairs.contradicted > MUCH_CONTRADICTED,
+        "repeated pairs",
+        f"{pairs.repeated:.0%}; {pairs.contradicted:.0%} stand there both ways round",
+        "labels differ between trees of one question: more iterations, a higher pairs.min_gap",
+        "next to none is usual",
+    )
+    yield _graded(
+        False,
+        pairs.guessable > MANY_GUESSABLE,
+        "guessable questions",
+        f"{pairs.guessable:.0%} are of questions whose answer is yes, no or named in them",
+        "right by luck counts as right there; pairs.guessable=drop (`branchwise relabel`) leaves "
+        "them out",
+        f"under {MANY_GUESSABLE:.0%} is usual",
+    )
+    yield _of_actions(pairs)
+
+
+def _of_labels(pairs: PairFigures) -> Iterator[Finding]:
+    if pairs.one_outcome is None or pairs.gaps is None:
+        return
+    low, _, median, _, high = pairs.gaps
+    yield _graded(
+        False,
+        pairs.one_outcome > MUCH_ONE_OUTCOME and median <= LARGE_GAP,
+        "one-outcome pairs",
+        f"{pairs.one_outcome:.0%} rest on one outcome on a side",
+        "a higher pairs.min_gap (`branchwise relabel`), or greedy rollouts (spre.temperature=0): "
+        f"below gaps of {LARGE_GAP} hardly half of the sampled orders hold",
+        f"under {MUCH_ONE_OUTCOME:.0%}, or gaps above {LARGE_GAP}, are usual",
+    )
+    yield _graded(
+        False,
+        median <= SMALL_GAP,
+        "reward gap",
+        f"median {median:.2f} (10–90 %: {low:.2f}–{high:.2f})",
+        "a higher pairs.min_gap (`branchwise relabel`) leaves out what is a step's price or noise",
+        f"a median above {SMALL_GAP} is usual",
+    )
+
+
+def _of_length(pairs: PairFigures) -> Finding:
+    share, interval = pairs.chosen_longer, pairs.chosen_longer_interval
+    if share is None or interval is None:
+        return Finding("length bias", "all replies are equally long", "good", "")
+    biased = not interval[0] <= 0.5 <= interval[1] and abs(share - 0.5) > LONGER_BY
+    return _graded(
+        False,
+        biased,
+        "length bias",
+        f"chosen is longer in {share:.0%} {_between(interval)}, "
+        f"by {pairs.length_difference:+.1f} characters on average",
+        "the policy may learn the length: compare with a training on pairs of equal lengths",
+        "a half, within its interval, is usual",
+    )
+
+
+def _of_actions(pairs: PairFigures) -> Finding:
+    kinds: dict[str, int] = {}
+    for _, chosen, rejected, count in pairs.actions:
+        kinds[f"{chosen} > {rejected}"] = kinds.get(f"{chosen} > {rejected}", 0) + count
+    most = sorted(kinds.items(), key=lambda kind: -kind[1])
+    figure = ", ".join(f"{kind} {count / pairs.pairs:.0%}" for kind, count in most[:4])
+    return _graded(
+        False,
+        most[0][1] > ONE_KIND * pairs.pairs,
+        "action mix",
+        figure,
+        "only this choice is taught; more mcts.iterations reach later steps, and when to answer",
+        "what is not compared is not taught",
+    )
+
+
+def of_trees(
+    trees: TreeFigures | None, questions_with_pair: int, *, returns: bool = False
+) -> Iterator[Finding]:
+    """Findings on the trees.
+
+    Args:
+        returns: whether labels are EVO-RAG's, which prefer steps whatever they end in.
+    """
+    if trees is None:
+        yield Finding("trees", "none", "–", "an imported run: its labels cannot be looked into")
+        return
+    yield _graded(
+        trees.silent > MANY_SILENT and not returns,
+        trees.silent > SOME_SILENT and not returns,
+        "silent questions",
+        f"{trees.right:.0%} always right, {trees.wrong:.0%} always wrong, "
+        f"of {trees.questions}; {questions_with_pair / trees.questions:.0%} give a pair",
+        "draw questions at the edge of what the policy can do: harder ones for always right, "
+        "easier ones or a better start for always wrong",
+        "their steps still differ in what they earn"
+        if returns
+        else f"under {SOME_SILENT:.0%} together is usual",
+    )
+    if trees.spread is None or trees.flat is None:
+        yield Finding(
+            "label spread",
+            "no state has two labelled children",
+            "bad",
+            "more mcts.iterations or mcts.max_children",
+        )
+    else:
+        yield _graded(
+            False,
+            trees.flat > MANY_FLAT,
+            "label spread",
+            f"standard deviation {trees.spread:.2f} among siblings; none in {trees.flat:.0%} "
+            f"of {trees.states} states",
+            "more mcts.iterations or spre.rollouts, a higher mcts.temperature",
+            f"none in under {MANY_FLAT:.0%} is usual",
+        )
+    ends = "" if trees.invalid_rollouts is None else f", {trees.invalid_rollouts:.1%} of rollouts"
+    yield _graded(
+        False,
+        max(trees.invalid_actions, trees.invalid_rollouts or 0.0) > MUCH_INVALID,
+        "invalid actions",
+        f"{trees.invalid_actions:.1%} of steps{ends}",
+        "a longer warm start, or agent.structured=true where the server can",
+        "next to none is usual",
+    )
+
+
+UNROLLED = Finding(
+    "label survival",
+    "not looked at",
+    "–",
+    "labels are returns of steps, and fresh rollouts say no more than which answers are right",
+)
+"""Of a run that EVO-RAG's rewards have labelled."""
+
+
+def of_survival(row: SurvivalRow | None, asked: int) -> Finding:
+    """The finding on label survival; null: no pair could be judged."""
+    if row is None or row.decided is None or row.decided_interval is None:
+        figure = f"none of {asked} pairs was decided"
+        return Finding("label survival", figure, "watch", "give a larger --sample, or --rollouts")
+    unsure = row.decided_interval[0] <= 0.5
+    poor = row.decided < LEAST_SURVIVAL
+    unreal = row.fresh_gap < LEAST_REAL * row.label_gap
+    if unsure and not poor:
+        advice = "the sample does not tell it from luck: give a larger --sample"
+    elif row.tied > MANY_TIED and not poor:
+        advice = "most differences change no outcome: a higher pairs.min_gap"
+    elif unreal and row.decided >= GOOD_SURVIVAL:
+        advice = (
+            "the gap afresh is less than half of what the labels say: the answer hangs on luck "
+            "more than on the step; a better start or a larger base comes first"
+        )
+    else:
+        advice = (
+            "labels are partly noise: a higher pairs.min_gap, greedy rollouts "
+            "(spre.temperature=0), or more spre.rollouts"
+        )
+    return _graded(
+        poor and row.decided_interval[1] < GOOD_SURVIVAL,
+        poor or unsure or unreal or row.tied > MANY_TIED or row.decided < GOOD_SURVIVAL,
+        "label survival",
+        f"{row.decided:.0%} {_between(row.decided_interval)} of the decided keep their order; of "
+        f"{row.pairs}: {row.kept:.0%} kept (luck {row.luck:.0%}), {row.reversed:.0%} reversed, "
+        f"{row.tied:.0%} tied; mean gap {row.label_gap:.2f}, afresh {row.fresh_gap:.2f} "
+        f"({row.fresh_gap_interval[0]:.2f} to {row.fresh_gap_interval[1]:.2f})",
+        advice,
+        f"{GOOD_SURVIVAL:.0%} or more, and half of the gap afresh, are usual",
+    )
+
+
+def of_training(moved: Movement) -> Iterator[Finding]:
+    """Findings on a preference training."""
+    kl, margin, accuracy = moved.kl, moved.margin, moved.accuracy
+    loss = f"{moved.losses}, {moved.steps} steps"
+    stuck = None not in (moved.first_loss, moved.loss) and _fell(moved) <= 0
+    yield _graded(
+        False,
+        stuck,
+        "training loss",
+        loss,
+        "it did not fall, which may be the pairs that came last: look at margin and accuracy",
+        "a fall is usual",
+    )
+    if kl is not None:
+        # An estimate: likelier chosen steps (`sft_weight`) pull it down, below 0 even.
+        unmoved = abs(kl) < UNMOVED_KL and (margin or 0.0) < UNMOVED_MARGIN
+        yield _graded(
+            unmoved,
+            kl > FAR_KL,
+            "KL to the start",
+            f"{kl:.3f} nats a step",
+            "the policy did not move: a higher training.dpo.lr or more epochs"
+            if unmoved
+            else "the policy moved far: a lower training.dpo.lr, fewer epochs, a higher beta",
+            f"up to {FAR_KL:.0f} is usual",
+        )
+    if margin is not None and accuracy is not None:
+        yield _graded(
+            margin <= 0,
+            accuracy < LOW_ACCURACY or accuracy > MEMORISED,
+            "margin, accuracy",
+            f"{margin:.2f}, {accuracy:.0%}",
+            "the pairs are known by heart: fewer epochs"
+            if accuracy > MEMORISED
+            else "the pairs were hardly fitted: more epochs, or labels that survive",
+            f"{LOW_ACCURACY:.0%} to {MEMORISED:.0%} on the pairs trained on is usual",
+        )
+
+
+def of_export(kept: dict[str, float]) -> Finding:
+    """The finding on exported files: correlation of the logits' change, by form."""
+    return _graded(
+        False,
+        min(kept.values()) < LEAST_CORRELATION,
+        "export",
+        ", ".join(f"{form} keeps the change to {value:.3f}" for form, value in kept.items()),
+        "rounding ate of the training: export as f16, or train longer",
+        "0.99 or more is usual",
+    )
+
+
+def _fell(moved: Movement) -> float:
+    return (moved.first_loss or 0.0) - (moved.loss or 0.0)
+
+
+def _between(interval: Interval) -> str:
+    return f"({interval[0]:.0%}–{interval[1]:.0%})"

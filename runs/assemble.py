@@ -1,0 +1,133 @@
+"""The parts of a run, put together from its recipe: data, retriever, engines, environment."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from agent.environment import Environment
+from agent.protocols import protocol_named
+from engines.ledgered import BeforeCall, LedgeredEngine
+from engines.sampling import Engine, Sampling
+from engines.settings import ModelSettings
+from retrieval.interface import Retriever
+from runs.recipe import Recipe
+from sources.load import Data, load_data
+from sources.settings import DataSettings
+from storage.cache import cache_room
+from storage.ledger import Ledger
+from storage.records import Passage
+
+Say = Callable[[str], None]
+
+
+def open_data(recipe: Recipe, settings: DataSettings | None = None) -> Data:
+    """Questions and corpus of the recipe (or of `settings` in its place), checked.
+
+    A protocol that cannot refuse is asked answerable questions only.
+    """
+    can_refuse = protocol_named(recipe.agent.protocol).can_refuse
+    return load_data(settings or recipe.data, recipe.seed, answerable_only=not can_refuse)
+
+
+def open_index(recipe: Recipe, passages: tuple[Passage, ...], say: Say | None = None) -> Retriever:
+    """The retriever of the recipe; its index is built the first time.
+
+    `say` is told, in a line, if the index was damaged and is made again.
+    """
+    from retrieval.index import open_retriever
+
+    return open_retriever(recipe.retrieval, list(passages), say=say)
+
+
+def engine_for(
+    model: ModelSettings,
+    recipe: Recipe,
+    logs: Path | None = None,
+    before_call: BeforeCall | None = None,
+    say: Say | None = None,
+) -> Engine:
+    """The engine that a `policy:` or `judge:` block names; enter it before use.
+
+    Args:
+        model: the block.
+        recipe: whose limits count.
+        logs: folder for the log of a server that the engine starts; null for the cache's.
+        before_call: asked before every attempt at an endpoint (see `engines.ledgered`).
+        say: told, in a line, when an endpoint is in trouble and when it is back, and when weights
+            in the cache were damaged.
+    """
+    if model.engine == "openvino":
+        from engines.openvino import embedded_engine
+
+        limits = recipe.limits
+        return embedded_engine(
+            model,
+            max_batch=min(limits.max_concurrency, 64),
+            cache_gib=limits.cache_gib,
+            say=say,
+        )
+    from engines.openai import OpenAIEngine
+
+    connect = partial(
+        OpenAIEngine,
+        max_concurrency=recipe.limits.max_concurrency,
+        timeout_s=recipe.limits.timeout_s,
+        deadline_s=recipe.limits.deadline_s,
+        before_attempt=before_call,
+        on_event=say,
+    )
+    if model.engine == "vllm":
+        from engines.vllm import VllmEngine
+
+        return VllmEngine(model, connect, logs or server_logs(), say)
+    return connect(model)
+
+
+def server_logs() -> Path:
+    """Where servers write that belong to no run."""
+    return cache_room("logs")
+
+
+@asynccontextmanager
+async def opened(
+    model: ModelSettings,
+    recipe: Recipe,
+    ledger: Ledger,
+    before_call: BeforeCall | None = None,
+    say: Say | None = None,
+) -> AsyncIterator[LedgeredEngine]:
+    """An engine behind the run's ledger, started and checked; see `engine_for`."""
+    engine = engine_for(model, recipe, ledger.path.parent / "logs", before_call, say)
+    price = model.price_per_million
+    async with LedgeredEngine(engine, ledger, price, before_call=before_call) as ledgered:
+        ledger.note_engine(ledgered.digest, json.dumps(asdict(ledgered.capabilities)))
+        yield ledgered
+
+
+def environment_for(recipe: Recipe, engine: Engine, retriever: Retriever) -> Environment:
+    """Policy, protocol and retrieval under the recipe's budget."""
+    return Environment(
+        protocol=protocol_named(recipe.agent.protocol),
+        engine=engine,
+        retriever=retriever,
+        settings=recipe.agent,
+        top_k=recipe.retrieval.top_k,
+        seed=recipe.seed,
+    )
+
+
+def sampling_for(model: ModelSettings, temperature: float | None = None) -> Sampling:
+    """How a model is drawn from; `temperature` overrides the model's own."""
+    return Sampling(
+        temperature=model.temperature if temperature is None else temperature,
+        top_p=model.top_p,
+        max_new_tokens=model.max_new_tokens,
+    )
+
+
+def model_folder(run: Path, stage: str) -> Path:
+    """Where a stage of a run keeps its model: `models/<run>/<stage>`."""
+    return Path("models") / run.name / stage

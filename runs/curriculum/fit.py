@@ -1,0 +1,108 @@
+"""Whether a recipe can be a curriculum's: refused before anything is paid for."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from runs.assemble import open_data
+from runs.changes import flat
+from runs.folder import refuse_changed, refuse_unusable
+from runs.preflight import cannot_be_asked, require, require_matplotlib, weights
+from runs.recipe import Recipe
+from runs.recipe_file import load_recipe
+from runs.reward_model import encoder_of
+from runs.stage import Invocation
+from runs.workflow import AT_ONCE
+from storage.errors import ConfigError
+from weights.policy_files import policy_files
+
+FITS = (
+    *AT_ONCE,
+    "training.dpo.max_length",
+    "training.dpo.max_dropped_share",
+    "training.reward_model.max_length",
+    "training.reward_model.max_dropped_share",
+)
+"""What lets a training go on that stopped for want of memory or of room for its prompts."""
+
+FOLDER = "curriculum"
+"""Of the run folder: journal, tables, and what the curriculum was begun with."""
+BEGUN = "begun.yaml"
+"""The recipe that it was begun with; `config.yaml` is that of the stage that last used the run."""
+
+MAY_CHANGE = ("limits.", "curriculum.cycles.refinement", *FITS)
+"""What a curriculum that goes on may set anew: no cycle that is done is done again for it."""
+
+
+def require_fit(call: Invocation) -> None:
+    """Make every check.
+
+    Raises:
+        ConfigError: the recipe is no curriculum's, the run folder holds another one, or there is
+            too little of something.
+    """
+    recipe = call.recipe
+    refuse_unusable(call.run)
+    if faults := list(_faults(recipe)):
+        raise ConfigError("\n".join(faults))
+    require_matplotlib()
+    begun = call.run / FOLDER / BEGUN
+    if begun.exists():
+        refuse_changed(call.run, _steady(load_recipe(begun)), _steady(recipe))
+    # The model that scores pairs is each cycle's own, whatever folder the recipe names.
+    by_label = recipe.pairs.model_copy(update={"score": "labels"})
+    require(weights(recipe.model_copy(update={"pairs": by_label})))
+    if recipe.curriculum.reward_model:
+        policy_files(encoder_of(recipe))
+    _require_questions(recipe)
+
+
+def planned(recipe: Recipe) -> int:
+    """Cycles of both stages, at most."""
+    return recipe.curriculum.cycles.discovery + recipe.curriculum.cycles.refinement
+
+
+def questions_of(recipe: Recipe) -> int:
+    """How many questions a cycle has; 0 where no setting says."""
+    return recipe.curriculum.questions or recipe.data.limit or 0
+
+
+def _faults(recipe: Recipe) -> Iterator[str]:
+    if recipe.evo_rag is None:
+        yield "curriculum: its stages weigh the rewards of `evo_rag:`, which is not set"
+    elif recipe.evo_rag.schedule == "none":
+        yield "evo_rag.schedule is `none`, which leaves no pair to learn from: choose another one"
+    if recipe.pairs.score == "reward_model" and not recipe.curriculum.reward_model:
+        yield (
+            "pairs.score is `reward_model`, each cycle's own, but curriculum.reward_model is "
+            "false: set it to true, or pairs.score to labels"
+        )
+    if fault := cannot_be_asked(recipe.policy):
+        yield fault
+    if not questions_of(recipe):
+        yield (
+            "curriculum.questions and data.limit are null, so that the first cycle would take all "
+            "questions: say how many a cycle has"
+        )
+    for one in recipe.data.mix or (recipe.data,):
+        if one.split not in {"train", "warm"}:
+            yield (
+                f"data.split of {one.source} is {one.split or 'null'}, so that cycles would learn "
+                "from questions that choose or judge their policies: set it to train"
+            )
+
+
+def _steady(recipe: Recipe) -> dict[str, Any]:
+    settings = flat(recipe.model_dump(mode="json"))
+    return {name: value for name, value in settings.items() if not name.startswith(MAY_CHANGE)}
+
+
+def _require_questions(recipe: Recipe) -> None:
+    """There are enough for all cycles."""
+    cycles, each = planned(recipe), questions_of(recipe)
+    all_of_them = recipe.data.model_copy(update={"limit": cycles * each})
+    found = len(open_data(recipe, all_of_them).questions)
+    if found < cycles * each:
+        raise ConfigError(
+            f"curriculum: {cycles} cycles of {each} questions each, but there are {found}: lower "
+            "curriculum.questions or curriculum.cycles"
+        )

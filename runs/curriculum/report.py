@@ -1,0 +1,90 @@
+"""What came of a curriculum, cycle by cycle: a table, and a plot of the same figures."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from analysis.sheet import NONE, Sheet, number, percent
+from runs.curriculum.dev import DevResult, StageName
+from runs.schedule_weights import draw_weights, settings_of
+from runs.workflow import Lab
+from runs.workflow_tables import write_sheets
+
+HEAD = (
+    "policy", "begun from", "model", "best of", "pairs", "questions", "EM", "F1", "searches",
+    "backtracks", "refused", "refusal precision", "refusal recall",
+)  # fmt: skip
+
+PANELS: Mapping[str, Mapping[str, str]] = {
+    "per cent": {"EM": "em", "F1": "f1"},
+    "a question": {"searches": "searches", "backtracks": "backtracks"},
+    "per cent of the questions": {"refused": "refused"},
+}
+"""Axes of the plot, each with its lines: what they are called, and the field that they show."""
+
+
+def write_course(
+    lab: Lab, results: Sequence[DevResult], chosen: Mapping[StageName, DevResult]
+) -> None:
+    """Print the table, and keep it, its plot and one of the schedule beside the journal.
+
+    Args:
+        lab: of the curriculum.
+        results: in the order of the cycles, the start first.
+        chosen: the best of the stages that have ended.
+    """
+    draw_course(results, lab.folder / "curriculum.svg")
+    draw_weights(lab.recipe, settings_of(lab.recipe), lab.folder / "curriculum-weights.svg")
+    write_sheets(lab, "curriculum", [course_sheet(results, chosen)])
+
+
+def course_sheet(results: Sequence[DevResult], chosen: Mapping[StageName, DevResult]) -> Sheet:
+    """A row a policy; shares in per cent."""
+    title = "Cycles (dev; EM and F1 over answerable questions)"
+    return Sheet(title, HEAD, tuple(_cells(one, chosen) for one in results), names=4)
+
+
+def _cells(result: DevResult, chosen: Mapping[StageName, DevResult]) -> tuple[str, ...]:
+    return (
+        result.name,
+        result.begun_from or NONE,
+        result.model,
+        ", ".join(stage for stage, best in chosen.items() if best.name == result.name),
+        NONE if result.pairs is None else str(result.pairs),
+        str(result.questions),
+        percent(result.em),
+        percent(result.f1),
+        number(result.searches, 2),
+        number(result.backtracks, 2),
+        percent(result.refused),
+        percent(result.refusal_precision),
+        percent(result.refusal_recall),
+    )
+
+
+def draw_course(results: Sequence[DevResult], path: Path) -> None:
+    """The figures over the cycles as SVG."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, len(PANELS), figsize=(10, 3.2), layout="constrained")
+    names = [result.name for result in results]
+    for axes, (label, lines) in zip(panels, PANELS.items(), strict=True):
+        for (name, field), style in zip(lines.items(), ("o-", "s--"), strict=False):
+            axes.plot(names, _values(results, field), style, label=name)
+        axes.set_ylabel(label)
+        axes.margins(y=0.2)
+        axes.set_ylim(bottom=0)
+        axes.tick_params(axis="x", rotation=45)
+        axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def _values(results: Sequence[DevResult], field: str) -> list[float]:
+    """Shares in per cent; a gap where there is no value."""
+    scale = 1 if field in {"searches", "backtracks"} else 100
+    found = [getattr(result, field) for result in results]
+    return [float("nan") if value is None else scale * value for value in found]

@@ -1,0 +1,110 @@
+"""What an evaluation asks, and everything that its predictions depend on."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent.protocols import protocol_named
+from retrieval.interface import Retriever
+from runs.assemble import open_data
+from runs.inputs import model_digest, questions_digest
+from runs.recipe import Recipe, identity
+from sources.load import Data
+from sources.parts import folded_question
+from sources.settings import DataSettings
+from storage.errors import ConfigError
+from storage.parts import read_parts
+from storage.records import Question
+from storage.schemas import table_to_records
+from storage.text import digest_of
+
+
+def evaluation_data(recipe: Recipe, limit: int | None = None) -> Data:
+    """The evaluation's questions, over the run's corpus."""
+    return open_data(recipe, data_settings(recipe, limit))
+
+
+def data_settings(recipe: Recipe, limit: int | None = None) -> DataSettings:
+    """`evaluation.set` in the place of the run's questions; null takes a part of their source.
+
+    Whatever a run skips of its own questions, every policy is asked the same ones.
+    """
+    wanted, part = recipe.evaluation.set, recipe.evaluation.part
+    limit = limit or (wanted.limit if wanted else None) or recipe.evaluation.limit
+    update: dict[str, Any]
+    if wanted is None:
+        update = {"split": part, "limit": limit}
+        update["mix"] = tuple(one.model_copy(update=update) for one in recipe.data.mix)
+    else:
+        update = {**wanted.model_dump(), "limit": limit, "mix": ()}
+    return recipe.data.model_copy(update={**update, "skip": 0})
+
+
+def set_name(recipe: Recipe) -> str:
+    """What the evaluated set is called: its source, or those of its mix, and the part."""
+    wanted = recipe.evaluation.set
+    if wanted is not None:
+        return f"{wanted.source}-{wanted.split or 'all'}"
+    mix = recipe.data.mix or (recipe.data,)
+    return "+".join(dict.fromkeys(one.source for one in mix)) + f"-{recipe.evaluation.part}"
+
+
+def deciding_settings(
+    recipe: Recipe,
+    limit: int | None,
+    policies: Mapping[str, str],
+    data: Data,
+    retriever: Retriever,
+    baselines: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Settings, and digests of prompts, questions, index and weights, that decide the answers.
+
+    Baselines and the draw are left out where there are none and it is the first, so that the
+    names of evaluations without them do not depend on this version.
+    """
+    policy = identity(recipe.policy.model_dump(mode="json", exclude={"model", "temperature"}))
+    policy.pop("price_per_million")
+    answering = {
+        name: recipe.policy.model_copy(update={"model": model}) for name, model in policies.items()
+    }
+    return {
+        **recipe.model_dump(mode="json", include={"seed", "retrieval", "agent"}),
+        "data": data_settings(recipe, limit).model_dump(mode="json", exclude={"skip"}),
+        "policy": policy,
+        "temperature": recipe.evaluation.temperature,
+        "policies": {
+            name: {"model": policy.model, "digest": model_digest(policy, recipe)}
+            for name, policy in answering.items()
+        },
+        "prompt_hash": protocol_named(recipe.agent.protocol).prompt_hash,
+        "index_digest": retriever.digest,
+        "questions_digest": questions_digest(data.questions),
+        **({"baselines": dict(baselines)} if baselines else {}),
+        **({"draw": recipe.evaluation.draw} if recipe.evaluation.draw else {}),
+    }
+
+
+def name_apart(recipe: Recipe, settings: Mapping[str, Any]) -> str:
+    """The set's name with a hash of the settings, so that no other evaluation writes there."""
+    return f"{set_name(recipe)}-{digest_of(json.dumps(settings, sort_keys=True))[:6]}"
+
+
+def refuse_overlap(run: Path, asked: Sequence[Question]) -> None:
+    """Questions that the run was annotated with, and so trained on, are no test.
+
+    Raises:
+        ConfigError: some are asked again, by id or by text.
+    """
+    if not run.is_dir():
+        return
+    grown = table_to_records(read_parts(run, "questions"), Question)
+    ids = {(q.source, q.id) for q in grown}
+    texts = {folded_question(q.question) for q in grown}
+    seen = [q for q in asked if (q.source, q.id) in ids or folded_question(q.question) in texts]
+    if seen:
+        raise ConfigError(
+            f"{len(seen)} of {len(asked)} evaluation questions are questions that {run} was "
+            f"annotated with, such as {seen[0].question!r}: draw data.split and the evaluation's "
+            "set from different parts"
+        )

@@ -1,0 +1,413 @@
+"""A run folder: what it is made of, and the promise that it never mixes two runs."""
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from runs.changes import changes, flat
+from runs.recipe import Recipe, decisive
+from runs.recipe_file import RECIPE_BYTES
+from runs.seal import (
+    CONFIG,
+    LEDGER,
+    PROVENANCE,
+    SEAL,
+    Seal,
+    checked_seal,
+    completed,
+    new_seal,
+    refuse_ledger,
+)
+from storage.atomic import atomic_write_json, atomic_write_text, is_temporary
+from storage.enclosed import read_inside
+from storage.errors import ConfigError, StorageError
+from storage.inert import inert_yaml
+from storage.ledger import Ledger
+from storage.lock import RunLock, lock_path
+from storage.manifest import MANIFEST, PartInfo, add_parts, begin_manifest, load_manifest
+from storage.plain_json import object_inside
+from storage.plain_yaml import parse_settings
+from storage.secret_names import redacted_command
+
+STUDY = "study"
+"""Folder of a run where a study notes what it does, before there is a recipe."""
+INPUTS = "inputs"
+"""Key of `provenance.json` under which a run's inputs are noted."""
+VERSIONED = (
+    "branchwise",
+    "openvino-genai",
+    "openai",
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "duckdb",
+    "pyarrow",
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder (contracts.md).
+
+    Attributes:
+        folder: where it lies.
+        recipe: that a stage works with; an evaluation may ask with other settings.
+        seal: what the run was begun with.
+    """
+
+    folder: Path
+    recipe: Recipe
+    seal: Seal
+
+    @property
+    def id(self) -> str:
+        """`run_id` of its rows."""
+        return self.seal.run_id
+
+    @property
+    def ledger(self) -> Path:
+        return self.folder / LEDGER
+
+    def held(self) -> RunLock:
+        """The run's lock, for a `with` block; an open ledger holds it too.
+
+        Raises:
+            ConfigError: another process holds the run (named by its pid).
+        """
+        return _held(self.folder)
+
+    def open_ledger(self) -> Ledger:
+        """The run's ledger, for a `with` block; a new one is told whose it is.
+
+        Raises:
+            ConfigError: it is another run's, or another process holds the run.
+            StorageError: see `Ledger`.
+        """
+        ledger = Ledger(self.ledger)
+        try:
+            if ledger.begun is None:
+                ledger.begin(self.seal.digest)
+            refuse_ledger(self.folder, self.seal, str(ledger.begun))
+        except BaseException:
+            ledger.close()
+            raise
+        return ledger
+
+    def commit(self, parts: Iterable[PartInfo]) -> None:
+        """Name parts in the manifest, all or none; the caller holds the run."""
+        add_parts(self.folder, parts, self.seal.digest)
+
+
+def open_run(
+    folder: Path,
+    recipe: Recipe,
+    facts: Mapping[str, Any],
+    inputs: Mapping[str, str] | None = None,
+    grown: Collection[str] = (),
+) -> Run:
+    """Create the run folder, or continue it if it holds this very run.
+
+    Args:
+        folder: of the run.
+        recipe: resolved.
+        facts: for `provenance.json`, where it does not say them yet.
+        inputs: what the rows will come from, by digest (see `runs.inputs`); a run keeps
+            those that it was begun with. Null: no rows will come.
+        grown: names of inputs that are those from before and more, so that it goes on with them.
+
+    Raises:
+        ConfigError: the folder cannot be used, or holds another run (every changed setting and
+            input is named with its old and new value), or another process holds it.
+        StorageError: the file system refused.
+    """
+    refuse_unusable(folder)
+    _make(folder)
+    with _held(folder):
+        kept = _kept(folder)
+        if kept is None:
+            seal = _begin(folder, recipe, {**facts, INPUTS: dict(inputs or {})})
+        else:
+            seal = _continue(folder, recipe, kept, facts, inputs or {}, grown)
+        _make(folder / "logs")
+    return Run(folder, recipe, seal)
+
+
+def _held(folder: Path) -> RunLock:
+    return RunLock(lock_path(folder / LEDGER))
+
+
+def _begin(folder: Path, recipe: Recipe, facts: Mapping[str, Any]) -> Seal:
+    """Write what a run is begun with, its recipe last: without that, there is no run yet."""
+    seal = new_seal(folder, recipe)
+    noted = {**environment_facts(), **facts, SEAL: seal.noted()}
+    atomic_write_json(folder / PROVENANCE, noted)
+    begin_manifest(folder, seal.digest)
+    atomic_write_text(folder / CONFIG, dump_recipe(recipe))
+    return seal
+
+
+def _continue(
+    folder: Path,
+    recipe: Recipe,
+    kept: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    inputs: Mapping[str, str],
+    grown: Collection[str],
+) -> Seal:
+    """Go on with a run, if it is this very one."""
+    seal = checked_seal(folder, _provenance(folder), kept)
+    wanted = decisive(recipe.model_dump(mode="json"))
+    refuse_changed(folder, flat(completed(seal.settings)), flat(wanted))
+    refuse_other_inputs(folder, {name: inputs[name] for name in inputs if name not in grown})
+    if load_manifest(folder).run is None:  # it was removed: what it named is made again
+        begin_manifest(folder, seal.digest)
+    atomic_write_text(folder / CONFIG, dump_recipe(recipe))
+    _note(folder, facts, inputs, grown)
+    return seal
+
+
+def _note(
+    folder: Path, facts: Mapping[str, Any], inputs: Mapping[str, str], grown: Collection[str]
+) -> None:
+    """Complete `provenance.json`; what it says already, of the first attempt, stays.
+
+    But for what has grown, and the facts, which are of that.
+    """
+    noted = _provenance(folder)
+    begun = (noted.get(INPUTS) or dict(inputs)) | {name: inputs[name] for name in grown}
+    if grown:
+        noted = {name: value for name, value in noted.items() if name not in facts}
+    new = {**facts, **noted, INPUTS: begun}
+    if new != noted:
+        atomic_write_json(folder / PROVENANCE, new)
+
+
+def refuse_other_inputs(folder: Path, inputs: Mapping[str, str]) -> None:
+    """Rows of one run come from the same files, whatever their names; see `runs.inputs`.
+
+    A run that has noted none yet (only evaluated so far) is asked for nothing.
+
+    Raises:
+        ConfigError: some have changed since the run was begun; each is named.
+    """
+    noted = noted_inputs(folder)
+    if noted:
+        refuse_changed(folder, {name: noted.get(name) for name in inputs}, inputs)
+
+
+def noted_inputs(folder: Path) -> dict[str, str]:
+    """What the run was begun with, by digest; empty if it has noted nothing yet."""
+    return dict(_provenance(folder).get(INPUTS) or {})
+
+
+def noted_version(folder: Path, package: str) -> str | None:
+    """The version of a package that the run was begun with; null if it is not noted."""
+    versions = _provenance(folder).get("versions")
+    return versions.get(package) if isinstance(versions, dict) else None
+
+
+def existing_run(folder: Path) -> Run:
+    """The run that a folder holds.
+
+    Raises:
+        ConfigError: there is none, its recipe cannot be read, or its files do not belong together
+            (see `runs.seal`).
+        StorageError: its manifest cannot be read.
+    """
+    kept = _kept(folder)
+    if kept is None:
+        raise ConfigError(f"{folder}: no run here (no config.yaml); run `make annotate` first")
+    recipe = _recipe_in(folder, kept)
+    return Run(folder, recipe, checked_seal(folder, _provenance(folder), kept))
+
+
+def run_with(folder: Path, recipe: Recipe) -> Run | None:
+    """The run that a folder holds, for a stage with a recipe of its own; null where there is none.
+
+    Raises:
+        ConfigError: the run's files do not belong together (see `runs.seal`).
+        StorageError: its manifest cannot be read.
+    """
+    kept = _kept(folder)
+    if kept is None:
+        return None
+    return Run(folder, recipe, checked_seal(folder, _provenance(folder), kept))
+
+
+def _recipe_in(folder: Path, kept: Mapping[str, Any]) -> Recipe:
+    try:
+        return Recipe.model_validate(kept)
+    except ValidationError as error:
+        faults = (f"`{'.'.join(map(str, e['loc']))}`: {e['msg']}" for e in error.errors())
+        raise _unreadable(folder, "; ".join(faults)) from error
+
+
+def _kept(folder: Path) -> dict[str, Any] | None:
+    """What `config.yaml` says, of whatever version it is; null where there is none."""
+    try:
+        text = read_inside(folder, CONFIG, RECIPE_BYTES).decode("utf-8")
+        return parse_settings(text, CONFIG)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, ConfigError) as error:
+        raise _unreadable(folder, str(error)) from error
+
+
+def _unreadable(folder: Path, reason: str) -> ConfigError:
+    return ConfigError(
+        f"{folder / CONFIG}: cannot be read as the recipe of a run ({reason}): restore the "
+        "file, use the version of Branchwise that wrote it, or give another --run folder"
+    )
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """The resolved recipe as YAML."""
+    return inert_yaml(recipe.model_dump(mode="json"))
+
+
+def refuse_unusable(folder: Path) -> None:
+    """What can be said against a run folder without writing to it.
+
+    Raises:
+        ConfigError: it is or lies below a file, may not be written to, or holds something else
+            than a run that can be read and whose files belong together (see `runs.seal`).
+        StorageError: the manifest of its run cannot be read.
+    """
+    there = next(path for path in (folder, *folder.parents) if os.access(path, os.F_OK))
+    if not there.is_dir():
+        raise ConfigError(f"{folder}: {there} is a file, not a folder; give another --run folder")
+    if not os.access(there, os.R_OK | os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"{folder}: no permission to read and write {there}; mend it, or give another --run "
+            "folder"
+        )
+    if there != folder:
+        return
+    kept = _kept(folder)
+    if kept is None:
+        _refuse_foreign(folder)
+    else:
+        _recipe_in(folder, decisive(kept))
+        checked_seal(folder, _provenance(folder), kept)
+
+
+def _refuse_foreign(folder: Path) -> None:
+    ours = {lock_path(folder / LEDGER), folder / STUDY, *_half_begun(folder)}
+    if any(path not in ours and not is_temporary(path) for path in folder.iterdir()):
+        raise ConfigError(
+            f"{folder}: not empty and not a run (no config.yaml); choose another RUN, or remove it"
+        )
+
+
+def _half_begun(folder: Path) -> list[Path]:
+    """What a first attempt leaves that was killed before it had written the recipe."""
+    try:
+        begun, manifest = SEAL in _provenance(folder), load_manifest(folder)
+    except StorageError:
+        return []
+    if not begun or manifest.parts:
+        return []
+    return [folder / PROVENANCE, folder / MANIFEST]
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"cannot make the folder {folder}: {error.strerror}; make room or mend the "
+            "permissions, or give another --run folder"
+        ) from error
+
+
+def refuse_changed(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Refuse to go on with what differs from what a folder holds.
+
+    Raises:
+        ConfigError: something does; every name with its old and new value.
+    """
+    if changed := changes(old, new):
+        raise ConfigError(
+            f"{folder} holds a run made of something else, and its rows would be mixed with "
+            "others: give a new --run folder, or restore what was:\n" + "\n".join(changed)
+        )
+
+
+def _provenance(folder: Path) -> dict[str, Any]:
+    """What `provenance.json` says; empty where there is none."""
+    try:
+        noted = object_inside(folder, PROVENANCE)
+        inputs = noted.get(INPUTS, {})
+        if not isinstance(inputs, dict) or not all(isinstance(x, str) for x in inputs.values()):
+            raise ValueError(f"`{INPUTS}` in it does not name digests")
+        return noted
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{folder / PROVENANCE}: cannot be read ({error}), so nothing says what the run was "
+            "made of; restore it"
+        ) from error
+
+
+def environment_facts() -> dict[str, Any]:
+    """Versions, git revision, processor and threads: what a number depends on."""
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "threads": _threads(),
+        "cpu_flags": _cpu_flags(),
+        "git_revision": _git_revision(),
+        "versions": {name: installed_version(name) for name in VERSIONED},
+        "command": redacted_command(sys.argv),
+    }
+
+
+def installed_version(name: str) -> str | None:
+    """Version of an installed distribution; null if it is not there."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _git_revision() -> str | None:
+    asked = subprocess.run(
+        ["git", "-C", str(repository()), "describe", "--always", "--dirty"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return asked.stdout.strip() or None
+
+
+def _threads() -> int | None:
+    """Cores that this process may use; the embedded engine and torch start a thread on each."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
+    return len(affinity(0)) if affinity else os.cpu_count()
+
+
+def _cpu_flags() -> list[str]:
+    """Instruction sets that decide how fast, and how exactly, a model runs on this CPU."""
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return []
+    flags = next((ln for ln in info.read_text().splitlines() if ln.startswith("flags")), "")
+    return sorted(f for f in flags.split() if f.startswith(("avx", "amx", "fma")))
+
+
+def repository() -> Path:
+    """The folder that holds the rooms, `configs/`, `datasets/` and `models/`."""
+    return Path(__file__).resolve().parent.parent

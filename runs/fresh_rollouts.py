@@ -1,0 +1,227 @@
+"""Nodes of a run rolled out afresh, as the table `survival`: what its labels are checked against.
+
+Every call is in the run's ledger before it is used, and a node that has its row is not rolled out
+again, so whoever asks for more pairs, or goes on after a stop, pays for what is new alone.
+"""
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from agent.protocols import protocol_named
+from agent.replay import replay_tree
+from annotation.fresh import FreshRoller
+from annotation.rows import trees_of
+from engines.sampling import Sampling
+from retrieval.interface import Retriever
+from runs.assemble import environment_for, open_index, opened, sampling_for
+from runs.folder import Run
+from runs.inputs import model_digest, replay_passages
+from runs.progress import Progress
+from runs.recipe import Recipe
+from runs.stage import Gate, Invocation
+from storage.errors import ConfigError, EndpointError, RetrievalError
+from storage.ledger import Ledger
+from storage.manifest import load_manifest
+from storage.parts import number_of, read_parts, stored_questions, write_part
+from storage.records import FreshRollouts, Pair, Passage, Question, TreeNode
+from storage.schemas import rows_to_table, schema_of, table_to_records
+
+TABLE = "survival"
+
+NodeKey = tuple[str, int]
+"""(tree_id, node_id)"""
+
+
+@dataclass
+class Rolled:
+    """Fresh rollouts, and what is missing of those that were asked for.
+
+    Attributes:
+        fresh: by (tree_id, node_id), those of earlier calls included.
+        owed: trees that a limit or a signal stopped.
+        failed: trees by kind of error.
+        reason, exit_code: why and how it was stopped; null and 0 if it was not.
+    """
+
+    fresh: dict[NodeKey, FreshRollouts]
+    owed: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+    reason: str | None = None
+    exit_code: int = 0
+
+
+def stored_fresh(run: Run, temperature: float | None = None) -> dict[NodeKey, FreshRollouts]:
+    """The rows of `survival` at a temperature; of a node's several, the one with most rollouts."""
+    drawn = run.recipe.policy.temperature if temperature is None else temperature
+    rows = [
+        row
+        for row in table_to_records(read_parts(run.folder, TABLE), FreshRollouts)
+        if abs(row.temperature - drawn) < 1e-6
+    ]
+    rows.sort(key=lambda row: len(row.rollouts))
+    return {(row.tree_id, row.node_id): row for row in rows}
+
+
+def roll_fresh(
+    call: Invocation,
+    run: Run,
+    pairs: Sequence[Pair],
+    rollouts: int = 8,
+    temperature: float | None = None,
+) -> Rolled:
+    """Both sides of every pair with at least `rollouts` fresh rollouts, as far as limits allow.
+
+    Args:
+        call: its limits count, and its console is told.
+        run: whose trees the pairs come from, under whatever labels.
+        pairs: of any number of labellings.
+        rollouts: a side; a final answer has itself.
+        temperature: of the rollouts; null takes the policy's.
+
+    Raises:
+        ConfigError: corpus, prompts or policy are not those that the trees were grown with.
+        EndpointError: a fatal one.
+    """
+    rolled = Rolled(stored_fresh(run, temperature))
+    trees = _short_of(run, pairs, rolled.fresh, rollouts)
+    if not trees:
+        return rolled
+    recipe = run.recipe.model_copy(update={"limits": call.recipe.limits})
+    sampling = sampling_for(recipe.policy, temperature)
+    passages = replay_passages(run)
+    retriever = open_index(recipe, tuple(passages.values()), call.say)
+    _refuse_other_policy(recipe, [tree.nodes[0] for tree in trees])
+    with run.open_ledger() as ledger:
+        gate = Gate(recipe.limits, ledger.totals)
+        with gate.listening():
+            rows = asyncio.run(
+                Survey(call, recipe, ledger, gate, rolled, sampling, rollouts).rows(
+                    trees, passages, retriever
+                )
+            )
+        _commit(run, rows)
+    rolled.fresh |= {(row.tree_id, row.node_id): row for row in rows}
+    rolled.reason, rolled.exit_code = gate.reason, gate.exit_code
+    return rolled
+
+
+@dataclass(frozen=True)
+class Unrolled:
+    """A stored tree, its question, and the nodes of it that want rollouts."""
+
+    question: Question
+    nodes: Sequence[TreeNode]
+    wanted: frozenset[int]
+
+
+def _short_of(
+    run: Run, pairs: Sequence[Pair], fresh: Mapping[NodeKey, FreshRollouts], rollouts: int
+) -> list[Unrolled]:
+    """The trees with nodes that have fewer rollouts than are asked for."""
+    wanted: dict[str, set[int]] = defaultdict(set)
+    for pair in pairs:
+        for node in (pair.chosen_node, pair.rejected_node):
+            row = fresh.get((pair.tree_id, node))
+            if row is None or len(row.rollouts) < rollouts:
+                wanted[pair.tree_id].add(node)
+    table = read_parts(run.folder, "trees")
+    table = table.filter(pc.is_in(table["tree_id"], value_set=pa.array(list(wanted), pa.string())))
+    questions = stored_questions(run.folder)
+    found = []
+    for tree in trees_of(table_to_records(table, TreeNode)):
+        root = tree[0]
+        # A final answer has one rollout, itself, however many are asked for.
+        done = {n.node_id for n in tree if n.terminal and (root.tree_id, n.node_id) in fresh}
+        if nodes := wanted[root.tree_id] - done:
+            found.append(Unrolled(questions[root.question_id], tree, frozenset(nodes)))
+    return found
+
+
+def _refuse_other_policy(recipe: Recipe, roots: Sequence[TreeNode]) -> None:
+    """Other weights under the same name would be another policy's rollouts."""
+    digest = model_digest(recipe.policy, recipe)
+    others = {root.policy_digest for root in roots} - {digest}
+    if others:
+        raise ConfigError(
+            f"the trees were grown by policy {', '.join(sorted(others))}, and "
+            f"{recipe.policy.model} is now {digest}: put the weights back, or leave the model out "
+            "(--no-model)"
+        )
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What every tree is rolled out with; faults of single trees are counted in `rolled`."""
+
+    call: Invocation
+    recipe: Recipe
+    ledger: Ledger
+    gate: Gate
+    rolled: Rolled
+    sampling: Sampling
+    rollouts: int
+
+    async def rows(
+        self, trees: Sequence[Unrolled], passages: Mapping[str, Passage], retriever: Retriever
+    ) -> list[FreshRollouts]:
+        """The rows of all nodes that were finished, as far as the gate lets trees through."""
+        recipe = self.recipe
+        progress = Progress("fresh rollouts", len(trees), spent=self.ledger.totals)
+        slots = asyncio.Semaphore(recipe.questions_in_flight)
+
+        async def one(tree: Unrolled) -> list[FreshRollouts]:
+            async with slots:
+                if self.gate.closed():
+                    return []
+                progress.in_flight += 1
+                rows = await self._attempt(roller, tree, passages)
+            progress.in_flight -= 1
+            progress.done += len(rows) == len(tree.wanted)
+            progress.failed = self.rolled.failed.total()
+            return rows
+
+        async with (
+            opened(recipe.policy, recipe, self.ledger, self.gate.check, self.call.say) as engine,
+            progress.shown(self.call.console),
+        ):
+            roller = FreshRoller(
+                environment_for(recipe, engine, retriever),
+                self.sampling,
+                self.rollouts,
+            )
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(one(tree)) for tree in trees]
+            except BaseExceptionGroup as failed:
+                first = failed.exceptions[0]
+                raise first from first.__cause__
+        self.rolled.owed = len(trees) - progress.done - progress.failed
+        return [row for task in tasks for row in task.result()]
+
+    async def _attempt(
+        self, roller: FreshRoller, tree: Unrolled, passages: Mapping[str, Passage]
+    ) -> list[FreshRollouts]:
+        """Rows of one tree; none if it fails on its own."""
+        protocol = protocol_named(self.recipe.agent.protocol)
+        states = replay_tree(tree.question.question, tree.nodes, passages, protocol)
+        try:
+            return await roller.roll(tree.question, tree.nodes, states, tree.wanted)
+        except (EndpointError, RetrievalError) as error:
+            if isinstance(error, EndpointError) and error.fatal:
+                raise
+            self.rolled.failed[type(error).__name__] += 1
+            return []
+
+
+def _commit(run: Run, rows: Sequence[FreshRollouts]) -> None:
+    """The rows as one more part of the table."""
+    if not rows:
+        return
+    taken = [number_of(part) for part in load_manifest(run.folder).of(TABLE)]
+    content = rows_to_table(rows, schema_of(TABLE), run.id)
+    run.commit([write_part(run.folder, TABLE, content, max(taken, default=-1) + 1)])

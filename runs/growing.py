@@ -1,0 +1,149 @@
+"""Questions grown in this process: the annotator that a recipe describes, and its engines."""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from typing import Protocol
+
+from agent.environment import Environment
+from annotation.annotator import Annotated, Annotator, in_flight
+from annotation.evaluators import Evaluator, JudgeEvaluator, RolloutEvaluator
+from annotation.judge import Judge
+from annotation.reward_schemes import Worth
+from annotation.rows import Provenance
+from annotation.scoring import RewardModelEvaluator, ScoredWorth
+from engines.ledgered import BeforeCall
+from engines.sampling import Engine
+from retrieval.interface import Retriever
+from rewards.reward_model import RewardModel
+from runs.assemble import Say, environment_for, opened, sampling_for
+from runs.progress import Progress
+from runs.recipe import Recipe
+from runs.reward_model import reward_model_for
+from runs.reward_scheme import worth_for
+from storage.ledger import Ledger
+from storage.records import Question
+from storage.text import digest_of
+
+LABELLING = ("spre", "evo_rag", "pairs", "reward_model")
+"""Blocks of the recipe that decide labels and pairs."""
+
+
+class Admission(Protocol):
+    """Who lets calls and questions through: `runs.stage.Gate`, or a worker's parent."""
+
+    def check(self) -> None: ...
+    def admit(self, questions: Iterable[Question]) -> Iterator[Question]: ...
+
+
+async def grown_here(
+    recipe: Recipe,
+    owed: Iterable[Question],
+    retriever: Retriever,
+    ledger: Ledger,
+    gate: Admission,
+    progress: Progress,
+    say: Say,
+) -> AsyncGenerator[Annotated, None]:
+    """Annotate what is owed, as far as the gate lets it through; questions as they finish.
+
+    `say` is told of trouble with an endpoint.
+    """
+
+    async def work(question: Question) -> Annotated:
+        progress.in_flight += 1
+        try:
+            return await annotator.annotate(question)
+        finally:
+            progress.in_flight -= 1
+
+    async with opened_annotator(recipe, retriever, ledger, gate.check, say) as annotator:
+        at_once = recipe.questions_in_flight
+        # Closed here: whoever stops listening must end the work before engines and ledger close.
+        async with aclosing(in_flight(gate.admit(owed), work, at_once)) as finished:
+            async for annotated in finished:
+                yield annotated
+
+
+@asynccontextmanager
+async def opened_annotator(
+    recipe: Recipe, retriever: Retriever, ledger: Ledger, before_call: BeforeCall, say: Say
+) -> AsyncIterator[Annotator]:
+    """The recipe's annotator with its engines open, each behind the ledger."""
+    async with AsyncExitStack() as stack:
+        policy = await stack.enter_async_context(
+            opened(recipe.policy, recipe, ledger, before_call, say)
+        )
+        judge, verifier = [
+            None
+            if model is None
+            else await stack.enter_async_context(opened(model, recipe, ledger, before_call, say))
+            for model in (recipe.asked_judge, recipe.asked_verifier)
+        ]
+        yield annotator_for(recipe, policy, judge, verifier, retriever)
+
+
+def annotator_for(
+    recipe: Recipe,
+    policy: Engine,
+    judge: Engine | None,
+    verifier: Engine | None,
+    retriever: Retriever,
+) -> Annotator:
+    """The annotator that the recipe describes; judge and verifier are there if it asks them."""
+    environment = environment_for(recipe, policy, retriever)
+    reward_model = reward_model_for(recipe)
+    scored_by = reward_model if recipe.pairs.score == "reward_model" else None
+    worth: Worth = worth_for(recipe, verifier)
+    evaluator = _evaluator(recipe, environment, judge, reward_model)
+    if isinstance(evaluator, RewardModelEvaluator):
+        worth = ScoredWorth(worth, evaluator)
+    return Annotator(
+        environment=environment,
+        evaluator=evaluator,
+        search=recipe.mcts,
+        worth=worth,
+        pairs=recipe.pairs,
+        sampling=sampling_for(recipe.policy, recipe.mcts.temperature),
+        provenance=Provenance(
+            seed=recipe.seed,
+            cycle=recipe.cycle,
+            policy_model=policy.model,
+            policy_digest=policy.digest,
+            judge_model=recipe.asked_judge.model if recipe.asked_judge else None,
+            prompt_hash=environment.protocol.prompt_hash,
+            label_digest=label_digest(recipe, scored_by),
+            config_digest=recipe.decisive_digest,
+        ),
+        scored_by=scored_by,
+    )
+
+
+def label_digest(recipe: Recipe, scored_by: RewardModel | None) -> str:
+    """Hash of what decides labels and pairs: the settings, and the model that orders the pairs.
+
+    Of EVO-RAG's also the budget, which is the horizon where no other is set, and whether a verifier
+    decides on refusals.
+    """
+    decides = [recipe.digest(*LABELLING)]
+    if recipe.evo_rag is not None:
+        decides += [str(recipe.agent.max_steps), str(recipe.verifier is not None)]
+    if scored_by is not None:
+        decides.append(scored_by.digest)
+    return decides[0] if len(decides) == 1 else digest_of(*decides)[:12]
+
+
+def _evaluator(
+    recipe: Recipe,
+    environment: Environment,
+    judge: Engine | None,
+    reward_model: RewardModel | None,
+) -> Evaluator | None:
+    """What values inner nodes; null where playouts or chains do without."""
+    if judge is not None and recipe.asked_judge is not None:
+        return JudgeEvaluator(Judge(judge, recipe.asked_judge, recipe.seed), recipe.spre)
+    if recipe.mcts.kind == "chains" or recipe.mcts.evaluator == "playout":
+        return None
+    if recipe.mcts.evaluator == "reward_model" and reward_model is not None:
+        return RewardModelEvaluator(reward_model, environment.prompt)
+    drawn = sampling_for(recipe.policy, recipe.spre.temperature)
+    return RolloutEvaluator(environment, drawn, recipe.spre)

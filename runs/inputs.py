@@ -1,0 +1,95 @@
+"""What the rows of a run come from, by digest: names stay when files change, digests do not.
+
+Noted in `provenance.json` when a run is begun; `runs.folder` refuses to go on with others.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+from agent.protocols import protocol_named
+from annotation.judge import judge_prompt_hash
+from annotation.verifier import verifier_prompt_hash
+from engines.settings import ModelSettings
+from engines.vllm_weights import served_digest
+from retrieval.interface import Retriever
+from retrieval.passages import corpus_hash
+from retrieval.similarity import QuerySimilarity
+from rewards.reward_model import reward_model_digest
+from runs.assemble import engine_for, open_data
+from runs.folder import Run, noted_inputs, refuse_other_inputs
+from runs.recipe import Recipe
+from sources.load import Data
+from storage.parts import question_ids
+from storage.records import Passage, Question
+from storage.text import digest_of, digest_of_many
+from weights.policy_files import policy_digest, policy_files
+
+
+def inputs_of(recipe: Recipe, data: Data, retriever: Retriever) -> dict[str, str]:
+    """Digests of everything that decides an annotation's rows, besides the recipe."""
+    found = {
+        "questions": questions_digest(data.questions),
+        "index": retriever.digest,
+        "policy": model_digest(recipe.policy, recipe),
+        **_replayed(recipe, data.passages),
+    }
+    if recipe.asked_judge is not None:
+        found["judge"] = model_digest(recipe.asked_judge, recipe)
+        found["judge_prompts"] = judge_prompt_hash()
+    if recipe.evo_rag is not None:
+        found["query_encoder"] = _query_encoder()
+    if recipe.asked_verifier is not None:
+        found["verifier"] = model_digest(recipe.asked_verifier, recipe)
+        found["verifier_prompts"] = verifier_prompt_hash()
+    if recipe.asked_reward_model is not None:
+        found["reward_model"] = reward_model_digest(Path(recipe.asked_reward_model))
+    return found
+
+
+@cache
+def _query_encoder() -> str:
+    """Digest of what says how alike sub-queries are."""
+    return digest_of(QuerySimilarity().identity)
+
+
+def replay_passages(run: Run) -> dict[str, Passage]:
+    """The run's corpus by id, to rebuild from its trees what the policy was shown.
+
+    Raises:
+        ConfigError: the corpus or the prompts are no longer those the trees were grown with.
+    """
+    passages = open_data(run.recipe).passages
+    refuse_other_inputs(run.folder, _replayed(run.recipe, passages))
+    return {passage.id: passage for passage in passages}
+
+
+def _replayed(recipe: Recipe, passages: Iterable[Passage]) -> dict[str, str]:
+    return {
+        "corpus": corpus_hash(passages),
+        "policy_prompts": protocol_named(recipe.agent.protocol).prompt_hash,
+    }
+
+
+def questions_digest(questions: Sequence[Question]) -> str:
+    """Hash of every field of every question, in their order."""
+    dumped = (json.dumps(q.model_dump(), sort_keys=True, default=str) for q in questions)
+    return digest_of_many(dumped)
+
+
+def asks_more(run: Path, questions: Sequence[Question]) -> bool:
+    """Whether a run's questions are among these, each as it was, and there are others too."""
+    kept = question_ids(run, "questions") if run.is_dir() else set()
+    same = [question for question in questions if question.id in kept]
+    begun = noted_inputs(run).get("questions") if kept else None
+    return len(kept) == len(same) < len(questions) and questions_digest(same) == begun
+
+
+def model_digest(model: ModelSettings, recipe: Recipe) -> str:
+    """The `policy_digest` of rows that a model draws, without its weights being converted."""
+    if model.engine == "openvino":
+        return policy_digest(policy_files(model.model), model.precision)
+    if model.engine == "vllm":
+        return served_digest(model)
+    return engine_for(model, recipe).digest

@@ -1,0 +1,81 @@
+"""What a relabelling was made with, kept beside it as `relabelled/<label>/labelling.yaml`.
+
+Fresh rollouts are worth what the labels' own rewards make of them; another α would compare a label
+with something that it never claimed.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+from runs.folder import Run
+from runs.growing import LABELLING
+from runs.recipe import Recipe
+from runs.recipe_file import RECIPE_BYTES
+from storage.atomic import atomic_write_text
+from storage.enclosed import read_inside
+from storage.errors import ConfigError
+from storage.inert import inert_yaml
+from storage.plain_yaml import parse_settings
+
+LABELS = "labelling.yaml"
+
+DIGEST = "digest"
+"""Key of the hash of what else is noted."""
+
+
+def labelled_by(run: Run, recipe: Recipe, blocks: Collection[str] = LABELLING) -> Recipe:
+    """The run's recipe with what decides labels taken from another one.
+
+    A verifier is the run's own, whose verdicts the trees keep. One of null lets the gold documents
+    say in its place; any other would have to be asked.
+
+    Args:
+        run: whose trees are labelled.
+        recipe: with the wanted settings.
+        blocks: those that are taken.
+    """
+    taken: dict[str, Any] = {block: getattr(recipe, block) for block in blocks}
+    if recipe.verifier is None:
+        taken["verifier"] = None
+    return run.recipe.model_copy(update=taken)
+
+
+def keep_labelling(run: Run, label: str, recipe: Recipe) -> None:
+    """Note the blocks of `recipe` that decide labels and pairs."""
+    blocks = recipe.model_dump(mode="json", include=set(LABELLING))
+    blocks[DIGEST] = recipe.digest(*LABELLING)
+    atomic_write_text(run.folder / _name(label), inert_yaml(blocks))
+
+
+def labelling_of(run: Run, label: str | None) -> Recipe:
+    """The run's recipe as its labels were made; null: those of `annotate`.
+
+    Raises:
+        ConfigError: what was noted of the relabelling is not there, cannot be read, or was changed
+            afterwards.
+    """
+    if label is None:
+        return run.recipe
+    try:
+        text = read_inside(run.folder, _name(label), RECIPE_BYTES).decode("utf-8")
+        noted = parse_settings(text, LABELS)
+        digest = noted.pop(DIGEST, None)
+        recipe = Recipe.model_validate(run.recipe.model_dump(mode="json") | noted)
+    except (OSError, ValueError, ConfigError) as error:
+        raise ConfigError(
+            f"{run.folder / _name(label)}: cannot be read as the settings of a relabelling "
+            f"({error}); make it again with `branchwise relabel --label {label}` and its settings, "
+            "which asks no model"
+        ) from error
+    if digest != recipe.digest(*LABELLING):
+        raise ConfigError(
+            f"{run.folder / _name(label)}: was changed after the relabelling was made: restore it, "
+            f"or make it again with `branchwise relabel --label {label}` and its settings, "
+            "which asks no model"
+        )
+    return recipe
+
+
+def _name(label: str) -> str:
+    """Where the settings of a relabelling lie in the run folder."""
+    return f"relabelled/{label}/{LABELS}"

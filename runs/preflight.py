@@ -1,0 +1,173 @@
+"""What a recipe needs from outside, looked at before a stage writes or pays for anything.
+
+A check is a block of the recipe and a call that raises where the block names what is not there.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from engines.settings import ModelSettings
+from engines.vllm_command import installed_vllm
+from engines.vllm_weights import served_files
+from rewards.reward_model import reward_model_digest
+from runs.assemble import engine_for
+from runs.recipe import Recipe
+from sources.files import existing
+from storage.errors import BranchwiseError, ConfigError
+from storage.http import proxy_for, shown_url
+from storage.reading import Faults
+from weights.policy_files import sound_files
+
+Check = tuple[str, Callable[[], object]]
+
+LONGEST_S = 30.0
+"""An answer to a check is awaited no longer than this."""
+
+
+def require(checks: Iterable[Check]) -> None:
+    """Make the checks; the first that fails raises its error."""
+    for _, check in checks:
+        check()
+
+
+def problems(checks: Iterable[Check]) -> Iterator[str]:
+    """What every check that fails complains of."""
+    for block, check in checks:
+        try:
+            check()
+        except BranchwiseError as error:
+            yield f"{block}: {error}"
+
+
+def require_matplotlib() -> None:
+    """Plots are asked for before anything is paid for.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    if find_spec("matplotlib") is None:
+        raise ConfigError('plots need matplotlib: pip install "branchwise[study]"')
+
+
+def data_files(recipe: Recipe) -> Iterator[Check]:
+    """Files of questions and passages; whether they can be read is for the stage to say."""
+    data = recipe.data
+    for one in data.mix or (data,):
+        if one.questions is not None and one.source not in {"atlas", "hub"}:
+            yield "data", partial(_there, one.questions, "data.questions")
+    for path in (data.corpus,) if isinstance(data.corpus, str) else data.corpus or ():
+        yield "data", partial(_there, path, "data.corpus")
+
+
+def _there(path: str, setting: str) -> None:
+    faults = Faults()
+    existing(path, setting, faults)
+    faults.raise_any()
+
+
+def evaluated(recipe: Recipe, run: Path) -> Iterator[Check]:
+    """What an evaluation asks an endpoint for, by the names that it serves them under."""
+    if recipe.policy.engine == "openai":
+        for name, model in recipe.evaluation.policies.items():
+            asked = recipe.policy.model_copy(update={"model": model.replace("{run}", run.name)})
+            yield f"evaluation.policies.{name}", partial(_reach, asked, recipe)
+
+
+def cannot_be_asked(policy: ModelSettings) -> str | None:
+    """Why a policy that is yet to be trained could not be asked under these settings, if so.
+
+    A server that somebody else has started serves what it was started with.
+    """
+    if policy.engine == "openai":
+        return (
+            "policy.engine is `openai`, whose server would not get the policies that are trained: "
+            "use openvino or vllm"
+        )
+    if policy.engine == "vllm" and policy.base_url is not None:
+        return (
+            "policy.base_url names a server that is there, which would not get the policies that "
+            "are trained: set it to null, so that every stage starts a server of its own"
+        )
+    return None
+
+
+def weights(recipe: Recipe) -> Iterator[Check]:
+    """Files of the models that run on this machine."""
+    for role, model in _models(recipe):
+        if model.engine == "openvino":
+            yield role, partial(sound_files, model.model)
+        elif model.engine == "vllm":
+            yield role, partial(_sound_if_ours, model.model)
+    if recipe.asked_reward_model is not None:
+        yield "reward_model", partial(reward_model_digest, Path(recipe.asked_reward_model))
+
+
+def _sound_if_ours(model: str) -> None:
+    if served_files(model) is not None:
+        sound_files(model)
+
+
+def servers(recipe: Recipe) -> Iterator[Check]:
+    """Model endpoints, vLLM where it is to be started, and the search server."""
+    for role, model in _models(recipe):
+        if model.engine == "vllm" and model.base_url is None:
+            yield role, installed_vllm
+        elif model.engine != "openvino":
+            yield role, partial(_reach, model, recipe)
+    if recipe.retrieval.kind == "http":
+        yield "retrieval", partial(_search, recipe.retrieval.url or "")
+
+
+def overheard(recipe: Recipe) -> Iterator[str]:
+    """Which servers are asked in the clear through a proxy of the environment, a line each."""
+    if recipe.retrieval.kind == "http":
+        yield from _overheard("retrieval.url", recipe.retrieval.url, "query and passage")
+    for role, model in _models(recipe):
+        if model.engine != "openvino":
+            yield from _overheard(f"{role}.base_url", model.base_url, "prompt, reply and the key")
+
+
+def _overheard(setting: str, url: str | None, seen: str) -> Iterator[str]:
+    if url is None or urlsplit(url).scheme != "http":
+        return
+    with suppress(ConfigError):  # `servers` complains of what is no proxy
+        if (proxy := proxy_for(url)) is not None:
+            yield (
+                f"{setting}: {shown_url(url)} is asked through the proxy {proxy.address} of the "
+                f"environment, which can read every {seen} because the address is http: use "
+                "https, or name the host in NO_PROXY"
+            )
+
+
+def _models(recipe: Recipe) -> Iterator[tuple[str, ModelSettings]]:
+    yield "policy", recipe.policy
+    if recipe.asked_judge is not None:
+        yield "judge", recipe.asked_judge
+    if recipe.asked_verifier is not None:
+        yield "verifier", recipe.asked_verifier
+
+
+def _reach(model: ModelSettings, recipe: Recipe) -> None:
+    from engines.openai import OpenAIEngine
+
+    timeout_s = min(recipe.limits.timeout_s, LONGEST_S)
+    hurried = recipe.limits.model_copy(update={"max_concurrency": 1, "timeout_s": timeout_s})
+
+    async def checked() -> None:
+        # One of vLLM checks its endpoint as it is entered.
+        async with engine_for(model, recipe.model_copy(update={"limits": hurried})) as engine:
+            if isinstance(engine, OpenAIEngine):
+                await engine.check()
+
+    asyncio.run(checked())
+
+
+def _search(url: str) -> None:
+    from retrieval.http import HttpRetriever
+
+    asyncio.run(HttpRetriever(url, LONGEST_S).search("check", 1))

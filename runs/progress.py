@@ -1,0 +1,152 @@
+"""What a stage shows while it works: a live display on a terminal, a plain line elsewhere."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from runs.terminal import Terminal, printing_above
+from storage.calls import Totals
+from storage.inert import inert
+
+PLAIN_EVERY_S = 30.0
+LIVE_EVERY_S = 0.5
+
+
+@dataclass
+class Progress:
+    """Counters of one stage.
+
+    `grows` says whether questions give pairs and rewards, so that these are shown; `spent` gives
+    the totals of the run, of which those made since the beginning are shown.
+    """
+
+    stage: str
+    total: int
+    grows: bool = False
+    spent: Callable[[], Totals] = Totals
+    done: int = 0
+    failed: int = 0
+    in_flight: int = 0
+    pairs: int = 0
+    reward_sum: float = 0.0
+    rewarded: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    started: float = field(default_factory=time.monotonic)
+    resumed_from: int = 0
+
+    def __post_init__(self) -> None:
+        self._before = self.spent()
+
+    @property
+    def made(self) -> Totals:
+        """The calls of this attempt; replayed ones cost nothing and are not among them."""
+        return self.spent() - self._before
+
+    def reward(self, labels: Iterable[float]) -> None:
+        """Count the labels of some nodes."""
+        for label in labels:
+            self.reward_sum += label
+            self.rewarded += 1
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Mean label of the labelled nodes so far."""
+        return self.reward_sum / self.rewarded if self.rewarded else None
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds left at the rate of this attempt."""
+        fresh = self.done - self.resumed_from
+        return self.seconds / fresh * (self.total - self.done) if fresh > 0 else None
+
+    def facts(self) -> dict[str, str]:
+        """What both displays say, in order."""
+        made, reward = self.made, self.mean_reward
+        rate = made.calls / self.seconds if self.seconds > 0 else 0.0
+        facts = {
+            "questions": f"{self.done}/{self.total}",
+            "in flight": str(self.in_flight),
+            "failed": str(self.failed),
+            "calls/s": f"{rate:.1f}",
+            "tokens in/cached/out": (
+                f"{made.input_tokens:,}/{made.cached_tokens:,}/{made.output_tokens:,}"
+            ),
+        }
+        if made.cost_usd:
+            facts["USD"] = f"{made.cost_usd:,.4f}"
+        if self.grows:
+            facts["pairs"] = str(self.pairs)
+            facts["mean reward"] = "–" if reward is None else f"{reward:.3f}"
+        return facts | {"time left": _clock(self.left_s)}
+
+    def line(self) -> str:
+        """The plain line."""
+        facts = " · ".join(f"{name} {value}" for name, value in self.facts().items())
+        return f"{self.stage}: {facts}"
+
+    def table(self) -> Table:
+        """The live display."""
+        table = Table(title=self.stage, title_justify="left", show_header=False, box=None)
+        for name, value in self.facts().items():
+            table.add_row(Text(name, style="dim"), Text(value))
+        return table
+
+    @asynccontextmanager
+    async def shown(self, console: Terminal) -> AsyncIterator[None]:
+        """Show the progress until the block ends."""
+        ticking = asyncio.create_task(
+            self._live(console) if console.is_terminal else self._plain(console)
+        )
+        try:
+            yield
+        finally:
+            ticking.cancel()
+            await asyncio.gather(ticking, return_exceptions=True)
+            console.say(self.line())
+
+    async def _live(self, console: Terminal) -> None:
+        live = Live(
+            self.table(),
+            console=console,
+            transient=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        with live, printing_above(console):
+            while True:
+                live.update(self.table(), refresh=True)
+                await asyncio.sleep(LIVE_EVERY_S)
+
+    async def _plain(self, console: Terminal) -> None:
+        while True:
+            await asyncio.sleep(PLAIN_EVERY_S)
+            console.say(self.line())
+
+    def closing_table(self) -> Table:
+        """Everything dropped or noted, by reason."""
+        table = Table(title=f"{self.stage}: counted", title_justify="left", box=None)
+        table.add_column("what")
+        table.add_column("n", justify="right")
+        for name, count in sorted(self.counts.items()):
+            table.add_row(Text(inert(name)), Text(f"{count:,}"))
+        return table
+
+
+def _clock(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

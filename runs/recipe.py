@@ -1,0 +1,222 @@
+"""The recipe: every room's settings, composed, and the digests that tell runs apart."""
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from functools import reduce
+from typing import Any
+
+from pydantic import Field
+
+from agent.settings import AgentSettings
+from annotation.settings import PairSettings
+from engines.settings import JudgeSettings, ModelSettings
+from evaluation.settings import EvaluationSettings
+from mcts.settings import SearchSettings
+from retrieval.settings import RetrievalSettings
+from rewards.settings import Estimator, EvoRagSettings, SpreSettings
+from rewards.spre import default_estimator
+from runs.curriculum_settings import CurriculumSettings
+from sources.settings import DataSettings, Part, SetSettings
+from storage.settings import Settings
+from training.settings import TrainingSettings
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,60}$"
+"""What can be the name of a folder."""
+
+
+MAY_CHANGE = frozenset({"limits", "training", "evaluation", "curriculum"})
+"""Blocks that a resumed annotation may set anew; everything else decides what rows mean."""
+
+MODELS = ("policy", "judge", "verifier")
+"""Blocks that name a model."""
+
+
+def decisive(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a recipe, given as plain values, that decides what rows mean.
+
+    How many questions there are says nothing of any of them: `runs.inputs` looks after them.
+    """
+    kept = {name: block for name, block in recipe.items() if name not in MAY_CHANGE}
+    blocks = {name: block for name, block in kept.items() if isinstance(block, Mapping)}
+    kept |= {name: identity(blocks[name]) for name in MODELS if name in blocks}
+    if "data" in blocks:
+        kept["data"] = {name: value for name, value in blocks["data"].items() if name != "limit"}
+    return kept
+
+
+def identity(model: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides what a model says: its settings, with price and key as if they were not set.
+
+    Neither does the address of a vLLM server, which goes by its weights; that of any other
+    endpoint is all there is to tell it by.
+    """
+    passing = {"price_per_million", "api_key_env"}
+    if model.get("engine") == "vllm":
+        passing.add("base_url")
+    defaults = ModelSettings().model_dump(mode="json")
+    return {**model, **{name: defaults[name] for name in passing & model.keys()}}
+
+
+LATER: Mapping[str, Any] = {
+    "cycle": 0,
+    "data.skip": 0,
+    "curriculum": CurriculumSettings().model_dump(mode="json"),
+    "mcts.kind": "tree",
+    "mcts.max_output_tokens": None,
+    "spre.temperature": None,
+    "pairs.actions": None,
+    "pairs.same_action": False,
+    "pairs.max_length_ratio": None,
+    "pairs.max_similarity": None,
+    "pairs.guessable": "keep",
+    "pairs.per_state": "all",
+    "pairs.max_per_question": None,
+    "pairs.order": "earned",
+    "pairs.confirmed": False,
+    "pairs.score": "labels",
+    "mcts.branches": 1,
+    "mcts.normalise": False,
+    "evo_rag": None,
+    "verifier": None,
+    "reward_model": None,
+}
+"""Settings that came when runs had been made, each at the value that does what was done before.
+
+At that value a setting is no part of a digest, so that a run begun without it keeps its ids, and
+its rows the digests that they were written with.
+"""
+
+
+class LimitSettings(Settings):
+    """What a run may use.
+
+    Attributes:
+        max_concurrency: most calls in flight at one endpoint, which may get fewer (see the guide).
+        max_questions_in_flight: questions being worked on; more than calls, or slots go idle.
+            Null: 256 at an endpoint, and 24 in the embedded engine, whose cache holds few more.
+        cache_gib: of the embedded engine's key-value cache, which it fills as it goes; a judge in
+            it has one of its own. One GiB holds some 46,000 tokens of the packaged model. What a
+            tree's prompts share is read anew where they do not fit.
+        timeout_s: of one attempt at a call.
+        deadline_s: of one call with all its attempts and the waits between them; no less than
+            `timeout_s` counts.
+        max_usd, max_tokens: of one run folder, all attempts and stages together (each cycle of a
+            curriculum is a run folder of its own); the stage drains and exits 3 when one is
+            reached. Only what has a `price_per_million` costs.
+        max_hours: of one attempt at one stage; likewise.
+        max_failed_share: above this share of failed questions a stage exits 4.
+    """
+
+    max_concurrency: int = Field(default=64, ge=1)
+    max_questions_in_flight: int | None = Field(default=None, ge=1)
+    cache_gib: int = Field(default=4, ge=1)
+    timeout_s: float = Field(default=120.0, gt=0)
+    deadline_s: float = Field(default=900.0, gt=0)
+    max_usd: float | None = Field(default=None, gt=0)
+    max_tokens: int | None = Field(default=None, gt=0)
+    max_hours: float | None = Field(default=None, gt=0)
+    max_failed_share: float = Field(default=0.05, ge=0, le=1)
+
+
+class EvaluationConfig(EvaluationSettings):
+    """Evaluation, and its questions.
+
+    Attributes:
+        set: null takes the run's own source, or each of its mix.
+        part: hash part that is drawn from where `set` is null. Settings are chosen on `dev`;
+            `test` is for what one then reports.
+    """
+
+    set: SetSettings | None = None
+    part: Part = "test"
+
+
+class Recipe(Settings):
+    """Everything a run is made of; `config.yaml` of a run folder holds the resolved one.
+
+    Attributes:
+        name: of the run: its folders are `datasets/<name>` and `models/<name>`.
+        seed: of sample, search and training.
+        spre: labels of ReasonRAG, where there is no `evo_rag`.
+        evo_rag: labels of EVO-RAG; null: ReasonRAG's.
+        verifier: says of a refusal whether the evidence sufficed; null: the gold documents say.
+        reward_model: folder of one that `branchwise train-rm` wrote, for `mcts.evaluator` and
+            `pairs.score`.
+        cycle: of the curriculum that this run is one of; 0: of none. It is part of a tree's id.
+    """
+
+    name: str = Field(pattern=NAME_PATTERN)
+    seed: int = 0
+    cycle: int = Field(default=0, ge=0, le=9999)
+    data: DataSettings = DataSettings()
+    retrieval: RetrievalSettings = RetrievalSettings()
+    agent: AgentSettings = AgentSettings()
+    policy: ModelSettings = ModelSettings()
+    judge: JudgeSettings | None = None
+    mcts: SearchSettings = SearchSettings()
+    spre: SpreSettings = SpreSettings()
+    evo_rag: EvoRagSettings | None = None
+    verifier: JudgeSettings | None = None
+    reward_model: str | None = None
+    pairs: PairSettings = PairSettings()
+    limits: LimitSettings = LimitSettings()
+    training: TrainingSettings = TrainingSettings()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    curriculum: CurriculumSettings = CurriculumSettings()
+
+    @property
+    def asked_judge(self) -> JudgeSettings | None:
+        """The judge that the search asks; null where it asks none, whatever `judge:` says."""
+        return self.judge if self.mcts.evaluator == "judge" else None
+
+    @property
+    def asked_verifier(self) -> JudgeSettings | None:
+        """The verifier that refusals are shown to; null where nothing asks one."""
+        return self.verifier if self.evo_rag is not None else None
+
+    @property
+    def asked_reward_model(self) -> str | None:
+        """The reward model that search or pairs ask; null where neither does."""
+        searched = self.mcts.kind == "tree" and self.mcts.evaluator == "reward_model"
+        return self.reward_model if searched or self.pairs.score == "reward_model" else None
+
+    @property
+    def questions_in_flight(self) -> int:
+        """How many questions are worked on at once."""
+        fitting = 24 if self.policy.engine == "openvino" else 256
+        return self.limits.max_questions_in_flight or fitting
+
+    @property
+    def estimator(self) -> Estimator:
+        """The label estimator, with its default for the search's evaluator."""
+        return self.spre.estimator or default_estimator(self.mcts.evaluator)
+
+    @property
+    def decisive_digest(self) -> str:
+        """Hash of all that decides what rows mean (12 hex digits)."""
+        return _hash(decisive(self.model_dump(mode="json")))
+
+    def digest(self, *blocks: str, without: Collection[str] = ()) -> str:
+        """Hash of the named blocks, or of the whole recipe (12 hex digits); see `LATER`.
+
+        Args:
+            blocks: their names; none for all.
+            without: settings that do not count, such as `training.dpo.micro_batch`.
+        """
+        content = self.model_dump(mode="json", include=set(blocks) if blocks else None)
+        for path in without:
+            *blocks_of_it, last = path.split(".")
+            reduce(dict.__getitem__, blocks_of_it, content).pop(last)
+        return _hash(content)
+
+
+def _hash(content: dict[str, Any]) -> str:
+    """Of settings as plain values, those of `LATER` left out where they do what was done before."""
+    for path, before in LATER.items():
+        block, _, name = path.partition(".")
+        within, key = (content.get(block, {}), name) if name else (content, block)
+        if key in within and within[key] == before:
+            del within[key]
+    canonical = json.dumps(content, sort_keys=True, ensure_ascii=False)
+    return hashlib.blake2b(canonical.encode(), digest_size=6).hexdigest()

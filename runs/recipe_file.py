@@ -1,0 +1,167 @@
+"""A recipe's file: one YAML, checked whole before anything loads.
+
+This module reads the file, applies `--set`, and names every mistake at once with its line and the
+nearest valid key.
+"""
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from runs.contradictions import contradictions
+from runs.recipe import Recipe
+from storage.enclosed import read_named
+from storage.errors import ConfigError
+from storage.inert import inert
+from storage.plain_yaml import DEEPEST, parse_yaml
+from storage.secret_names import REDACTED, names_secret, redacted_setting
+
+_MAY_HOLD_KEYS = frozenset({"api_key_env", "base_url", "server_args", "url"})
+"""Settings whose value no message repeats: keys are put there by mistake."""
+RECIPE_BYTES = 256 << 10
+"""Of a recipe; all settings with their comments are a twentieth of that."""
+_SHOWN = 200
+"""Characters of a wrong value that a message repeats."""
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe and apply `--set a.b=value` overrides.
+
+    Raises:
+        ConfigError: naming every mistake, its file and line, and what to do.
+    """
+    recipe, problems, unsound = _read(path, overrides)
+    problems += [f"{path}: {problem}" for problem in contradictions(recipe, unsound)]
+    if problems:
+        raise ConfigError("\n".join(map(inert, problems)))
+    return recipe
+
+
+def outline(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe as far as it can be read, whatever is installed here: blocks at fault have defaults.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds no YAML mapping.
+    """
+    return _read(path, overrides)[0]
+
+
+def _read(path: Path, overrides: Sequence[str]) -> tuple[Recipe, list[str], set[str]]:
+    """The recipe, what is wrong with it as it is written, and the blocks at fault."""
+    document = parse_yaml(_text_of(path), str(path))
+    values = document.value
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: a recipe is a mapping of settings, such as `name: mine`")
+    problems = [f"{path}:{line}: `{key}` stands there twice" for key, line in document.repeated]
+    problems += [p for p in (_override(values, item) for item in overrides) if p]
+    recipe, faults = _validated(values)
+    set_here = {tuple(item.partition("=")[0].split(".")) for item in overrides}
+    problems += [_explain(path, document.lines, set_here, fault) for fault in faults]
+    return recipe, problems, {str(fault["loc"][0]) for fault in faults}
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return read_named(path, RECIPE_BYTES).decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the recipe: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 (byte {error.start}); save it as UTF-8") from error
+
+
+def _validated(values: dict[str, Any]) -> tuple[Recipe, list[dict[str, Any]]]:
+    """The recipe and what is wrong with it; blocks at fault have their defaults."""
+    try:
+        return Recipe.model_validate(values), []
+    except ValidationError as error:
+        faults: list[dict[str, Any]] = [dict(fault) for fault in error.errors()]
+    unsound = {fault["loc"][0] for fault in faults}
+    sound = {
+        name: values[name] for name in Recipe.model_fields.keys() & values if name not in unsound
+    }
+    return Recipe.model_validate({"name": "unnamed", **sound}), faults
+
+
+def _override(values: dict[str, Any], item: str) -> str | None:
+    """Apply one `a.b=value` in place; returns what is wrong with it, if anything."""
+    key, equals, raw = item.partition("=")
+    if not equals or not key or key.count(".") > DEEPEST:
+        return f"--set {redacted_setting(item)}: write it as --set section.key=value"
+    try:
+        value = parse_yaml(raw, "value").value
+    except ConfigError as error:
+        if redacted_setting(item) != item:
+            return f"--set {redacted_setting(item)}: the value cannot be a setting's; quote it"
+        return f"--set {key}: the value cannot be a setting's ({error}); quote it"
+    *sections, last = key.split(".")
+    for section in sections:
+        inner = values.get(section)
+        if not isinstance(inner, dict):
+            inner = {}
+        values[section] = inner = dict(inner)
+        values = inner
+    values[last] = value
+    return None
+
+
+def _explain(
+    path: Path,
+    lines: dict[tuple[str, ...], int],
+    set_here: set[tuple[str, ...]],
+    error: dict[str, Any],
+) -> str:
+    location = tuple(str(part) for part in error["loc"])
+    known = next((location[:n] for n in range(len(location), 0, -1) if location[:n] in lines), ())
+    place = f"{path}:{lines[known]}" if known else str(path)
+    overriding = [k for k in set_here if location[: len(k)] == k or k[: len(location)] == location]
+    if overriding:
+        place = f"--set {'.'.join(min(overriding))}"
+    key = ".".join(location)
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(location[-1], _valid_keys(location[:-1]), n=1, cutoff=0.5)
+        hint = f"; did you mean `{near[0]}`?" if near else ""
+        return f"{place}: `{key}` is not a setting{hint}"
+    if error["type"] == "missing":
+        return f"{path}: `{key}` is missing"
+    return f"{place}: `{key}`: {error['msg']} (given: {_shown(location[-1], error['input'])})"
+
+
+def _shown(name: str, value: Any) -> str:
+    try:
+        text = repr(_without_keys(name, value))
+    except ValueError:  # Python writes no integer of thousands of digits, such as a hexadecimal one
+        return "a number too long to show"
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+
+
+def _without_keys(name: str, value: Any) -> Any:
+    """What was given for a setting, without what may be a key."""
+    if names_secret(name) or name in _MAY_HOLD_KEYS:
+        return REDACTED
+    if isinstance(value, dict):
+        return {key: _without_keys(str(key), inner) for key, inner in value.items()}
+    return value
+
+
+def _valid_keys(section: Sequence[str]) -> list[str]:
+    """Names of the settings in a section of the recipe."""
+    model: type[BaseModel] = Recipe
+    for name in section:
+        if name.isdigit():
+            continue
+        field = model.model_fields.get(name)
+        found = _models_in(field.annotation) if field else []
+        if not found:
+            return []
+        model = found[0]
+    return list(model.model_fields)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    arguments = getattr(annotation, "__args__", ())
+    return [model for argument in arguments for model in _models_in(argument)]

@@ -1,0 +1,53 @@
+"""What EVO-RAG's rewards weigh over an episode: the figures, and a plot of them."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rewards.schedule import Weights, weights
+from rewards.settings import REWARDS, EvoRagSettings
+from runs.curriculum.dev import STAGES, StageName
+from runs.recipe import Recipe
+from storage.errors import ConfigError
+
+ByStage = Mapping[StageName, EvoRagSettings]
+
+
+def settings_of(recipe: Recipe) -> ByStage:
+    """The recipe's rewards in either stage.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if recipe.evo_rag is None:
+        raise ConfigError("evo_rag: is not set, so there is no schedule; see configs/evo-rag.yaml")
+    return {stage: recipe.evo_rag.model_copy(update={"stage": stage}) for stage in STAGES}
+
+
+def episode(recipe: Recipe, settings: EvoRagSettings) -> Iterator[tuple[int, float, Weights]]:
+    """t, p(t) and the weights of every policy call of an episode."""
+    horizon = settings.horizon or recipe.agent.max_steps
+    for t in range(recipe.agent.max_steps):
+        yield t, min(t / horizon, 1.0), weights(settings, t / horizon)
+
+
+def draw_weights(recipe: Recipe, stages: ByStage, path: Path) -> None:
+    """The weights over an episode, a panel a stage, as SVG."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(
+        1, len(stages), figsize=(9, 3.6), sharey=True, layout="constrained"
+    )
+    for axes, (stage, settings) in zip(panels, stages.items(), strict=True):
+        calls = list(episode(recipe, settings))
+        for name in settings.rewards or REWARDS:
+            axes.plot([t for t, _, _ in calls], [at[name] for _, _, at in calls], label=name)
+        axes.set_title(stage.capitalize())
+        axes.set_xlabel("policy call t")
+    panels[0].set_ylabel("weight")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    plt.close(figure)

@@ -1,0 +1,177 @@
+"""What a run was begun with, sealed: nobody changes its recipe afterwards without being told.
+
+`provenance.json` keeps the seal: the run's id, a random token, and the settings that decide what
+its rows mean. `manifest.json` and `ledger.sqlite` keep the seal's digest. A stage that opens the
+run compares all three with each other, and the settings with `config.yaml`.
+
+    provenance.json  {"seal": {run_id, token, settings, digest}}   written first
+    manifest.json    {"run": digest}                               then, without a part
+    config.yaml      the settings                                  last: now there is a run
+    ledger.sqlite    facts: begun = digest                         before the first call
+
+So a kill in between leaves a folder without a `config.yaml`, which the next attempt begins again.
+A manifest or a ledger that is missing, or holds nothing, is sealed when it is next written. One
+that holds rows and no seal, or another run's, is refused.
+"""
+
+import hashlib
+import json
+import secrets
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from runs.changes import changes, flat
+from runs.recipe import Recipe, decisive
+from storage.begun import UNSEALED, begun_of_ledger
+from storage.errors import ConfigError
+from storage.manifest import MANIFEST, load_manifest
+from storage.text import digest_of
+
+SEAL = "seal"
+"""Key of `provenance.json`."""
+CONFIG, PROVENANCE, LEDGER = "config.yaml", "provenance.json", "ledger.sqlite"
+"""Names of a run's files."""
+
+
+class Seal(BaseModel):
+    """What a run was begun with.
+
+    Attributes:
+        run_id: on every row of the run; it stays when the folder gets another name.
+        token: random, so that no two runs have the same digest.
+        settings: that decide what rows mean (`runs.recipe.decisive`).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run_id: str
+    token: str
+    settings: dict[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """Hash of all of it (24 hex digits)."""
+        return digest_of(json.dumps(self.model_dump(), sort_keys=True))
+
+    def noted(self) -> dict[str, Any]:
+        """As `provenance.json` keeps it."""
+        return {**self.model_dump(), "digest": self.digest}
+
+
+def new_seal(folder: Path, recipe: Recipe) -> Seal:
+    """The seal of a run that is begun now; its id is a hash of the folder's name and the recipe."""
+    joined = f"{folder.name}:{recipe.decisive_digest}"
+    return Seal(
+        run_id=hashlib.blake2b(joined.encode(), digest_size=6).hexdigest(),
+        token=secrets.token_hex(8),
+        settings=decisive(recipe.model_dump(mode="json")),
+    )
+
+
+def checked_seal(folder: Path, noted: Mapping[str, Any], kept: Mapping[str, Any]) -> Seal:
+    """The seal of a run whose files belong together.
+
+    Args:
+        folder: of the run.
+        noted: content of its `provenance.json`.
+        kept: content of its `config.yaml`.
+
+    Raises:
+        ConfigError: the recipe was changed after the run was begun (every setting is named with
+            its old and new value), or a file is missing, was changed, or is another run's.
+        StorageError: the manifest cannot be read.
+    """
+    seal = _seal_in(folder, noted)
+    _refuse_strangers(folder, seal)
+    _refuse_edited(folder, seal, kept)
+    return seal
+
+
+def _seal_in(folder: Path, noted: Mapping[str, Any]) -> Seal:
+    path, found = folder / PROVENANCE, noted.get(SEAL)
+    if found is None:
+        raise ConfigError(
+            f"{path}: {'does not say' if noted else 'is missing, so nothing says'} what the run "
+            f"was begun with. {_REMEDY}"
+        )
+    try:
+        given = dict(found)
+        digest = given.pop("digest", None)
+        seal = Seal.model_validate(given)
+    except (TypeError, ValueError, ValidationError) as error:
+        raise ConfigError(f"{path}: its `{SEAL}` cannot be read. {_REMEDY}") from error
+    if seal.digest != digest:
+        raise ConfigError(
+            f"{path}: its `{SEAL}` was changed after the run was begun (its content has the digest "
+            f"{seal.digest}, but it was sealed as {_of_others(folder) or digest}). {_REMEDY}"
+        )
+    return seal
+
+
+def _of_others(folder: Path) -> str | None:
+    """The digest that manifest or ledger keep."""
+    found = (load_manifest(folder).run, begun_of_ledger(folder / LEDGER))
+    return next((digest for digest in found if digest), None)
+
+
+def _refuse_strangers(folder: Path, seal: Seal) -> None:
+    manifest = load_manifest(folder)
+    sealed = {
+        PROVENANCE: seal.digest,
+        MANIFEST: manifest.run or (UNSEALED if manifest.parts else None),
+        LEDGER: begun_of_ledger(folder / LEDGER),
+    }
+    given = {name: digest for name, digest in sealed.items() if digest is not None}
+    if len(set(given.values())) > 1:
+        raise ConfigError(f"{_strangers(folder, given)}. {_REMEDY}")
+
+
+def refuse_ledger(folder: Path, seal: Seal, begun: str) -> None:
+    """Refuse the ledger of another run.
+
+    Raises:
+        ConfigError: `begun`, which the opened ledger keeps, is not this run's.
+    """
+    if begun != seal.digest:
+        given = {PROVENANCE: seal.digest, MANIFEST: seal.digest, LEDGER: begun}
+        raise ConfigError(f"{_strangers(folder, given)}. {_REMEDY}")
+
+
+def _strangers(folder: Path, given: Mapping[str, str]) -> str:
+    """Which files do not belong to the run of the others."""
+    for name, digest in given.items():
+        if digest == UNSEALED:
+            return f"{folder / name}: holds rows, but not the seal of this run"
+    (most, times), *_ = Counter(given.values()).most_common(1)
+    if times == 1:
+        told = " and ".join(f"{name} ({digest})" for name, digest in given.items())
+        return f"{folder}: {told} are of different runs"
+    name, digest = next((name, digest) for name, digest in given.items() if digest != most)
+    return f"{folder / name}: is of another run ({digest}; the other files are of {most})"
+
+
+def _refuse_edited(folder: Path, seal: Seal, kept: Mapping[str, Any]) -> None:
+    begun, now = completed(seal.settings), completed(decisive(kept))
+    if changed := changes(flat(begun), flat(now)):
+        raise ConfigError(
+            f"{folder / CONFIG}: was changed after the run was begun, so that its rows would be "
+            "mixed with others: restore it, or give a new --run folder:\n" + "\n".join(changed)
+        )
+
+
+def completed(kept: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Decisive settings with the defaults of those that there were not when they were written.
+
+    As they stand where today's settings cannot hold them: whatever does not fit is then a change.
+    """
+    try:
+        return decisive(Recipe.model_validate(kept).model_dump(mode="json"))
+    except ValidationError:
+        return kept
+
+
+_REMEDY = "Restore the file from a copy of the run, or give a new --run folder"

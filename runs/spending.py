@@ -1,0 +1,50 @@
+"""What a run has spent, and what those figures rest on: for totals and closing lines."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from runs.recipe import LimitSettings
+from storage.calls import REPORTED, Totals
+from storage.ledger import Ledger
+
+COUNTED_BY = {
+    "tokenizer": "counted with the model's tokenizer",
+    "bytes": "estimated from above, from bytes",
+}
+"""What is said of token counts that the endpoint did not report usably, by `Call.usage_basis`."""
+
+
+def spending(spent: Totals) -> dict[str, Any]:
+    """The totals of a run's ledger, as a stage's totals say them."""
+    return {
+        "calls": spent.calls,
+        "calls_estimated": spent.estimated,
+        "calls_unpriced": spent.unpriced,
+        "input_tokens": spent.input_tokens,
+        "cached_tokens": spent.cached_tokens,
+        "output_tokens": spent.output_tokens,
+        "cost_usd": spent.cost_usd,
+    }
+
+
+def estimates(ledger: Ledger) -> dict[str, int]:
+    """Calls whose tokens were not reported usably, by how they were counted."""
+    if not ledger.totals().estimated:
+        return {}
+    bases = ledger.bases().items()
+    return {COUNTED_BY.get(basis, basis): n for basis, n in bases if basis != REPORTED}
+
+
+def in_words(ledger: Ledger, limits: LimitSettings) -> Iterator[str]:
+    """What a run has spent, and what has to be known about that figure."""
+    spent = ledger.totals()
+    cost = f", {spent.cost_usd:,.4f} USD" if spent.cost_usd else ""
+    yield f"{spent.calls} calls in the ledger{cost}"
+    if estimated := estimates(ledger):
+        how = ", ".join(f"{n:,} {words}" for words, n in sorted(estimated.items()))
+        yield (
+            f"token counts of {spent.estimated:,} of {spent.calls:,} calls are ours, because the "
+            f"endpoint reported none that can be used: {how}; limits and costs rest on them"
+        )
+    if limits.max_usd is not None and spent.unpriced:
+        yield f"limits.max_usd does not count {spent.unpriced:,} calls of models without a price"

@@ -1,0 +1,145 @@
+"""What every stage is given and what it gives back."""
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runs.recipe import NAME_PATTERN, LimitSettings, Recipe
+from runs.signals import asked_by
+from runs.terminal import Terminal
+from storage.calls import Totals
+from storage.errors import BudgetExceeded, ConfigError
+from storage.records import Question
+
+DONE, FAILED, BAD_INPUT, LIMIT_REACHED, TOO_MANY_FAILURES = 0, 1, 2, 3, 4
+INTERRUPTED = 130
+
+
+def checked_name(name: str) -> str:
+    """`name`, if it can be the name of a folder.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise ConfigError(f"{name!r} names a folder: use letters, digits, `.`, `_` and `-`")
+    return name
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """One call of a stage: `branchwise <stage> --config … --run … …`.
+
+    Attributes:
+        recipe: the resolved recipe.
+        run: the run folder, `datasets/<name>`.
+        resume: never replace another training's checkpoints (every stage continues its own).
+        dry_run: say what would happen and stop.
+        limit: at most this many questions; overrides the recipe.
+        console: where a person reads.
+        options: what only this stage takes.
+    """
+
+    recipe: Recipe
+    run: Path
+    resume: bool = False
+    dry_run: bool = False
+    limit: int | None = None
+    console: Terminal = field(default_factory=Terminal)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def say(self, text: str) -> None:
+        """Print a message as it is."""
+        self.console.say(text)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a stage ended: its totals (the `--json` line) and its exit code."""
+
+    totals: dict[str, Any]
+    exit_code: int = DONE
+
+
+@dataclass
+class Gate:
+    """Lets calls and questions through until a limit is reached or somebody asks to stop.
+
+    Calls under way then finish and are stored; a question that needs another one stays owed, so
+    a rerun replays what is stored and goes on. A limit is overrun by no more than the calls under
+    way when it is reached. Replays are free, and nothing but a second signal stops them.
+
+    Attributes:
+        limits: tokens and dollars are those of the whole run, earlier attempts and stages
+            included; hours are this attempt's.
+        spent: what the run's ledger holds so far.
+        reason: what closed the gate; null while it is open.
+    """
+
+    limits: LimitSettings
+    spent: Callable[[], Totals] = Totals
+    started: float = field(default_factory=time.monotonic)
+    reason: str | None = None
+    interrupted: bool = False
+
+    def check(self) -> None:
+        """Let one new call through.
+
+        Raises:
+            BudgetExceeded: a limit is reached, or somebody asked to stop; the gate is then closed
+                for questions, too.
+        """
+        if self.interrupted:
+            self.reason = "interrupted"
+            raise BudgetExceeded("interrupted; run the same command again to continue")
+        reached = self._limit_reached()
+        if reached is not None:
+            self.reason = reached
+            raise BudgetExceeded(f"{reached}; raise it and run the same command again to continue")
+
+    def _limit_reached(self) -> str | None:
+        limits, spent = self.limits, self.spent()
+        tokens = spent.input_tokens + spent.output_tokens
+        hours = (time.monotonic() - self.started) / 3600
+        if limits.max_tokens is not None and tokens >= limits.max_tokens:
+            return f"limits.max_tokens {limits.max_tokens:,} reached"
+        if limits.max_usd is not None and spent.cost_usd >= limits.max_usd:
+            return f"limits.max_usd {limits.max_usd} reached"
+        if limits.max_hours is not None and hours >= limits.max_hours:
+            return f"limits.max_hours {limits.max_hours} reached"
+        return None
+
+    def closed(self) -> bool:
+        """Whether no further question may start; `reason` then says why."""
+        if self.interrupted:
+            self.reason = "interrupted"
+        return self.reason is not None
+
+    def admit(self, questions: Iterable[Question]) -> Iterator[Question]:
+        """The questions, until the gate closes."""
+        for question in questions:
+            if self.closed():
+                return
+            yield question
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """First Ctrl-C, SIGTERM or SIGHUP closes the gate; a second one aborts (exit code 130)."""
+
+        def close(signum: int) -> None:
+            if self.interrupted:
+                raise KeyboardInterrupt
+            self.interrupted = True
+
+        with asked_by(close):
+            yield
+
+    @property
+    def exit_code(self) -> int:
+        if self.interrupted:
+            return INTERRUPTED
+        return LIMIT_REACHED if self.reason else DONE

@@ -1,0 +1,42 @@
+"""The pairs that a run holds: its own, or those of one of its relabellings."""
+
+from runs.folder import Run
+from runs.stage import checked_name
+from storage.errors import ConfigError
+from storage.manifest import load_manifest
+from storage.parts import question_ids, read_parts
+from storage.records import Pair
+from storage.schemas import table_to_records
+
+
+def pairs_table(label: str | None = None) -> str:
+    """Name of the table of a run's pairs, or of those of one of its relabellings."""
+    return f"relabelled/{checked_name(label)}/pairs" if label else "pairs"
+
+
+def pairs_of(run: Run, table: str) -> list[Pair]:
+    """The pairs of a run.
+
+    Raises:
+        ConfigError: there are none, or they are a relabelling's that lacks questions grown since.
+    """
+    _refuse_outgrown(run, table)
+    pairs = table_to_records(read_parts(run.folder, table), Pair)
+    if not pairs:
+        raise ConfigError(
+            f"{run.folder}: no {table} to train on; annotate more questions, or relabel with a "
+            "smaller pairs.min_gap or pairs.min_outcomes (evo_rag.schedule `none` leaves no pair)"
+        )
+    return pairs
+
+
+def _refuse_outgrown(run: Run, table: str) -> None:
+    folder, _, _ = table.rpartition("/")
+    if not folder or not load_manifest(run.folder).of(table):
+        return
+    since = question_ids(run.folder, "trees") - question_ids(run.folder, f"{folder}/labels")
+    if since:
+        raise ConfigError(
+            f"{run.folder}: {len(since)} questions were grown since {folder} was made; run "
+            f"`branchwise relabel --label {folder.rpartition('/')[2]}` again, with its settings"
+        )

@@ -1,0 +1,130 @@
+"""What a training starts from, and what it is taught: noted, and made to belong together."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from engines.settings import PRECISIONS, ModelSettings
+from engines.vllm_weights import served_files
+from rewards.reward_model import KIND as REWARD_MODEL
+from runs.assemble import model_folder
+from runs.folder import Run
+from runs.inputs import model_digest
+from runs.stage import Invocation, checked_name
+from storage.enclosed import refuse_strange
+from storage.errors import ConfigError
+from storage.manifest import load_manifest
+from storage.parts import read_parts
+from storage.plain_json import object_inside
+from storage.text import digest_of
+from weights.policy_files import policy_digest, policy_files
+
+WARM_START = "warm-start"
+"""The name of the folder that `make warm-start` writes below `models/<run>`."""
+
+
+def checked_start(call: Invocation, run: Run, table: str, *, off_policy: bool = False) -> str:
+    """The recipe's `policy.trainable`, which has to be the policy that drew the rows.
+
+    Its weights are compared, at any precision of the embedded engine: a preference between steps
+    that another policy would not take says nothing about this one. What an endpoint served, and
+    what drew imported pairs, cannot be known; that is said.
+
+    Args:
+        call: of the training.
+        run: whose rows are trained on.
+        table: of those rows, with a column `policy_digest`.
+        off_policy: whether another policy may have drawn them; that is then said.
+
+    Raises:
+        ConfigError: another policy drew them and may not have, or the start does not exist.
+    """
+    start = call.recipe.policy.trainable
+    drawn = set(read_parts(run.folder, table, ["policy_digest"])["policy_digest"].to_pylist())
+    if "" in drawn:
+        call.say(f"imported rows do not say which policy drew them; training starts from {start}")
+    elif _is_only_named(run.recipe.policy):
+        call.say(
+            f"an endpoint served {run.recipe.policy.model}, which drew the rows; that {start} "
+            "holds its weights cannot be checked"
+        )
+    elif others := _other_policies(run, start, drawn):
+        if not off_policy:
+            raise _drawn_by_another(run, start, others)
+        call.say(
+            f"off-policy: {run.recipe.policy.model} drew the rows, and {start} is trained on them"
+        )
+    return start
+
+
+def _is_only_named(policy: ModelSettings) -> bool:
+    """Whether a policy's weights lie elsewhere, so that rows know them by name only."""
+    return policy.engine == "openai" or (
+        policy.engine == "vllm" and served_files(policy.model) is None
+    )
+
+
+def _other_policies(run: Run, start: str, drawn: set[str]) -> list[str]:
+    """Digests of those that drew rows and are not the start, at whatever precision."""
+    files = policy_files(start)
+    same = {_digest(run, start), *(policy_digest(files, precision) for precision in PRECISIONS)}
+    return sorted(drawn - same)
+
+
+def _digest(run: Run, start: str) -> str:
+    """Of the start, as the run's engine would have it."""
+    return model_digest(run.recipe.policy.model_copy(update={"model": start}), run.recipe)
+
+
+def _drawn_by_another(run: Run, start: str, others: Sequence[str]) -> ConfigError:
+    model = run.recipe.policy.model
+    return ConfigError(
+        f"{run.folder}: drawn by {model} (policy_digest {', '.join(others)}), but "
+        f"training would start from {start} ({_digest(run, start)}). Start "
+        f"from the policy that drew the run: --config {run.folder}/config.yaml, or --set "
+        f"policy.model={model}. If its weights have changed since, restore them, or "
+        "annotate anew into another --run folder"
+    )
+
+
+def trained_folder(call: Invocation, kind: str) -> Path:
+    """Where a training on pairs goes: `models/<run>/<kind>`, or `--name` in place of the kind.
+
+    Raises:
+        ConfigError: the name cannot be a folder's, or is the warm start's, which is no training
+            on pairs and may be what this one starts from; or the folder holds a policy where a
+            reward model is to go, or the reverse; or a link, which would be written through.
+    """
+    name = checked_name(call.options.get("name") or kind)
+    if name == WARM_START:
+        raise ConfigError(f"--name {name} is the folder of `make warm-start`; choose another")
+    target = model_folder(call.run, name)
+    held = _kind_in(target)
+    if held is not None and (held == REWARD_MODEL) != (kind == REWARD_MODEL):
+        raise ConfigError(
+            f"{target} holds what a training of the kind {held} left, and one of the kind {kind} "
+            "would write over it: give another --name, or remove the folder"
+        )
+    refuse_strange(target, linked=False)
+    return target
+
+
+def _kind_in(folder: Path) -> str | None:
+    """The kind of training that a model folder is of; null if it does not say."""
+    try:
+        kind = object_inside(folder, "training.json").get("kind")
+    except (OSError, ValueError):
+        return None
+    return kind if isinstance(kind, str) else None
+
+
+def rows_trained_on(run: Run, table: str) -> dict[str, Any]:
+    """Which rows of which run, for `training.json`: enough to tell whether they are the same."""
+    parts = load_manifest(run.folder).of(table)
+    return {
+        "run": run.folder.name,
+        "run_id": run.id,
+        "table": table,
+        "rows": sum(part.rows for part in parts),
+        "digest": digest_of(*(part.sha256 for part in parts)),
+    }

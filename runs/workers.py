@@ -1,0 +1,341 @@
+"""Questions grown in several processes, for when one Python process is the limit.
+
+The parent holds the run: it hands out questions, commits what comes back and counts what is
+spent. A worker opens data, index and engines for itself, takes the next question that nobody has
+taken, and writes its calls into the run's one ledger. A worker ends with its parent.
+"""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
+from math import ceil
+from multiprocessing import connection
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+from annotation.annotator import Annotated
+from runs.assemble import Say, open_data, open_index
+from runs.growing import grown_here
+from runs.progress import Progress
+from runs.recipe import Recipe
+from runs.signals import ASKING
+from runs.stage import Gate
+from storage.calls import Totals
+from storage.errors import BranchwiseError, BudgetExceeded, ConfigError
+from storage.inert import guard_streams
+from storage.ledger import Ledger
+from storage.memory import exhausted
+from storage.records import Question
+
+GO, NO_CALLS, NO_QUESTIONS = 0, 1, 2
+"""What the parent lets its workers do; each word forbids more than the one before."""
+REPORT_EVERY_S = 0.2
+"""How old the parent's knowledge of what is spent may be; a limit is overrun by as much."""
+
+_SPAWN = multiprocessing.get_context("spawn")  # a forked child would inherit threads and sockets
+
+
+@dataclass(frozen=True)
+class Order:
+    """What every worker is told: the run's ledger, its share of the recipe, and what is owed."""
+
+    ledger: Path
+    recipe: Recipe
+    owed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How far a worker is: all it has spent, and its questions in flight."""
+
+    spent: Totals
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a worker ended early."""
+
+    kind: type[BranchwiseError]
+    text: str
+
+
+Message = Annotated | Report | Fault | str
+
+
+def refuse_needless(recipe: Recipe, workers: int) -> None:
+    """Workers are for endpoints.
+
+    Raises:
+        ConfigError: a model runs in this process, on all of its cores.
+    """
+    asked = (recipe.policy, recipe.asked_judge, recipe.asked_verifier)
+    local = [model for model in asked if model is not None and model.base_url is None]
+    if workers > 1 and local:
+        raise ConfigError(
+            f"--workers {workers}: {local[0].engine}:{local[0].model} would be started once a "
+            "worker and already uses every core; workers need models with a base_url (an endpoint, "
+            "or what `branchwise serve` started)"
+        )
+
+
+def share_of(recipe: Recipe, workers: int) -> Recipe:
+    """The recipe of one worker: its part of the calls and questions in flight."""
+    limits = recipe.limits.model_copy(
+        update={
+            "max_concurrency": ceil(recipe.limits.max_concurrency / workers),
+            "max_questions_in_flight": ceil(recipe.questions_in_flight / workers),
+        }
+    )
+    return recipe.model_copy(update={"limits": limits})
+
+
+class Workforce:
+    """Workers on one run, whose ledger their parent holds."""
+
+    def __init__(self, order: Order, workers: int, ledger: Ledger) -> None:
+        self._word: Any = _SPAWN.Value("b", GO, lock=False)
+        self._next: Any = _SPAWN.Value("q", 0)
+        self._lines: dict[Connection, SpawnProcess] = {}
+        self._reports: dict[Connection, Report] = {}
+        self._told: dict[str, Connection] = {}
+        self._order = order
+        self._workers = workers
+        self._ledger = ledger
+
+    def spent(self) -> Totals:
+        """What the run has spent: by the workers' last reports, and exactly once they have ended.
+
+        A worker that was killed had stored more than it could report.
+        """
+        return sum((r.spent for r in self._reports.values()), self._ledger.totals())
+
+    async def grown(
+        self, gate: Gate, progress: Progress, say: Say
+    ) -> AsyncGenerator[Annotated, None]:
+        """Questions as they finish, until all are done or the gate closes.
+
+        Raises:
+            BranchwiseError: the first fault of a worker, after the others have stored what they
+                had under way.
+        """
+        faults: list[Fault] = []
+        async with self._at_work() as messages, _watching(gate, self._forbid):
+            async for line, message in messages:
+                match message:
+                    case Annotated():
+                        yield message
+                    case Report():
+                        self._reports[line] = message
+                        progress.in_flight = sum(r.in_flight for r in self._reports.values())
+                        _notice_limit(gate, self._forbid)
+                    case str():
+                        # What every worker meets (a pause, say) is told once.
+                        if self._told.setdefault(message, line) is line:
+                            say(message)
+                    case Fault():
+                        faults.append(message)
+                        self._forbid(NO_QUESTIONS)
+        if faults:
+            raise faults[0].kind(faults[0].text)
+
+    def _forbid(self, word: int) -> None:
+        self._word.value = max(self._word.value, word)
+
+    @asynccontextmanager
+    async def _at_work(self) -> AsyncGenerator[AsyncIterator[tuple[Connection, Message]], None]:
+        """Workers that run, and what they say; none is left when the block ends."""
+        try:
+            for _ in range(self._workers):
+                self._start()
+            async with aclosing(_heard(self._lines)) as messages:
+                yield messages
+        finally:
+            for process in self._lines.values():
+                process.kill()
+                process.join()
+            self._reports.clear()
+            self._ledger.recount()
+
+    def _start(self) -> None:
+        ours, theirs = _SPAWN.Pipe(duplex=False)
+        process = _SPAWN.Process(
+            target=work, args=(self._order, theirs, self._word, self._next), daemon=True
+        )
+        process.start()
+        theirs.close()  # or the line would never end
+        self._lines[ours] = process
+
+
+@asynccontextmanager
+async def _watching(gate: Gate, forbid: Callable[[int], None]) -> AsyncGenerator[None, None]:
+    """Tell the workers when somebody asks to stop."""
+
+    async def watch() -> None:
+        while not gate.interrupted:  # noqa: ASYNC110  (set by a signal handler)
+            await asyncio.sleep(REPORT_EVERY_S)
+        gate.closed()
+        forbid(NO_QUESTIONS)
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watcher.cancel()
+        await asyncio.gather(watcher, return_exceptions=True)
+
+
+def _notice_limit(gate: Gate, forbid: Callable[[int], None]) -> None:
+    try:
+        gate.check()
+    except BudgetExceeded:
+        forbid(NO_CALLS)
+
+
+async def _heard(
+    lines: dict[Connection, SpawnProcess],
+) -> AsyncGenerator[tuple[Connection, Message], None]:
+    """What the workers say, until the last one has hung up."""
+    loop = asyncio.get_running_loop()
+    heard: asyncio.Queue[tuple[Connection, Message | None]] = asyncio.Queue()
+
+    def tell(line: Connection, message: Message | None) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            loop.call_soon_threadsafe(heard.put_nowait, (line, message))
+
+    def listen(line: Connection) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                tell(line, line.recv())
+        tell(line, None)
+
+    for line in lines:
+        threading.Thread(target=listen, args=(line,), daemon=True).start()
+    talking = len(lines)
+    while talking:
+        line, message = await heard.get()
+        if message is None:
+            talking -= 1
+            message = await asyncio.to_thread(_died, lines[line])
+        if message is not None:
+            yield line, message
+
+
+def _died(process: SpawnProcess) -> Fault | None:
+    """The fault of a worker that could not tell it."""
+    process.join()
+    if not process.exitcode:
+        return None
+    how = f"signal {-process.exitcode}" if process.exitcode < 0 else f"code {process.exitcode}"
+    return Fault(
+        BranchwiseError,
+        f"worker {process.pid} ended with {how} (signal 9 is mostly a lack of memory: use fewer "
+        "--workers); its questions are owed, run the same command again to continue",
+    )
+
+
+def work(order: Order, line: Connection, word: Any, following: Any) -> None:
+    """What a worker does, from its first line to its last."""
+    for one in ASKING:
+        signal.signal(one, signal.SIG_IGN)  # the parent is asked, and tells us
+    guard_streams()
+    _end_with_parent()
+    try:
+        asyncio.run(_work(order, line, Leave(word), following))
+    except BranchwiseError as error:
+        line.send(Fault(type(error), str(error)))
+    except Exception as error:
+        said = exhausted(error)
+        why = f"{said}: use fewer --workers" if said else f"\n{traceback.format_exc()}"
+        line.send(Fault(BranchwiseError, f"a worker failed: {why}"))
+    finally:
+        line.close()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            connection.wait([parent.sentinel])
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+async def _work(order: Order, line: Connection, leave: "Leave", following: Any) -> None:
+    data = open_data(order.recipe)
+    by_id = {question.id: question for question in data.questions}
+    owed = claimed([by_id[identity] for identity in order.owed], following)
+    retriever = open_index(order.recipe, data.passages, line.send)
+    with Ledger(order.ledger, shared=True) as ledger:
+        progress = Progress("worker", len(order.owed))
+        growing = grown_here(order.recipe, owed, retriever, ledger, leave, progress, line.send)
+        async with _reporting(line, ledger, progress), aclosing(growing) as finished:
+            async for annotated in finished:
+                line.send(annotated)
+
+
+@asynccontextmanager
+async def _reporting(
+    line: Connection, ledger: Ledger, progress: Progress
+) -> AsyncGenerator[None, None]:
+    """Tell the parent now and then, and at the end, how far this worker is."""
+
+    async def report() -> None:
+        while True:
+            await asyncio.sleep(REPORT_EVERY_S)
+            line.send(Report(ledger.totals(), progress.in_flight))
+
+    reporter = asyncio.create_task(report())
+    try:
+        yield
+    finally:
+        reporter.cancel()
+        line.send(Report(ledger.totals(), progress.in_flight))
+
+
+def claimed(owed: Sequence[Question], following: Any) -> Iterator[Question]:
+    """The questions that no other worker has taken, each when it is asked for."""
+    while True:
+        with following.get_lock():
+            number = following.value
+            following.value += 1
+        if number >= len(owed):
+            return
+        yield owed[number]
+
+
+class Leave:
+    """What the parent lets this worker do (`GO` …): its gate."""
+
+    def __init__(self, word: Any) -> None:
+        self._word = word
+        self._refused = False
+
+    def check(self) -> None:
+        """Let one new call through.
+
+        Raises:
+            BudgetExceeded: the parent lets no more through.
+        """
+        if self._word.value != GO:
+            self._refused = True
+            raise BudgetExceeded("stopped; run the same command again to continue")
+
+    def admit(self, questions: Iterable[Question]) -> Iterator[Question]:
+        """The questions, until one was refused a call or no further one may start."""
+        waiting = iter(questions)
+        while not self._refused and self._word.value != NO_QUESTIONS:
+            question = next(waiting, None)
+            if question is None:
+                return
+            yield question

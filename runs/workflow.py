@@ -1,0 +1,274 @@
+"""The lab: where a study, or a curriculum, runs its stages, each in a process of its own.
+
+A stage that has finished is not run again while what it made is there, so an interrupted study goes
+on where it stopped; a stage that was interrupted resumes by itself. A process a stage gives its
+memory back, and makes every step a command that a person can repeat.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from runs.folder import STUDY, dump_recipe
+from runs.journal import Event, Journal, command_key
+from runs.products import PRODUCT, product_of
+from runs.recipe import Recipe
+from runs.recipe_file import load_recipe
+from runs.signals import ASKING, asked_by
+from runs.stage import FAILED, INTERRUPTED, Invocation
+from storage.atomic import atomic_write_text
+from storage.errors import BranchwiseError
+
+Totals = Mapping[str, Any]
+
+CHILD = "pipelines.child"
+"""The module that a stage's process runs."""
+
+AT_ONCE = (
+    "training.dpo.micro_batch",
+    "training.sft.micro_batch",
+    "training.reward_model.batch_tokens",
+)
+"""How much a training holds in memory: it comes to the same weights, but for rounding."""
+
+
+class StageStopped(BranchwiseError):
+    """A stage of a study ended early; `exit_code` and `totals` are the stage's own."""
+
+    def __init__(self, message: str, exit_code: int, totals: Totals | None = None) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.totals = totals or {}
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A study's run folder, recipe and journal.
+
+    Attributes:
+        call: of the study; its run folder holds trees, relabellings, evaluations and `study/`.
+        seeds: of the trainings.
+        kept_in: where journal and tables lie; null takes `study/` of the run folder.
+        title: what its lines begin with.
+        fits: settings that may be others when it goes on, and what has finished stays.
+    """
+
+    call: Invocation
+    seeds: tuple[int, ...]
+    kept_in: Path | None = None
+    title: str = "study"
+    fits: tuple[str, ...] = AT_ONCE
+
+    @property
+    def folder(self) -> Path:
+        """Where the study keeps its journal and tables."""
+        return self.kept_in or self.call.run / STUDY
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.call.recipe
+
+    @property
+    def journal(self) -> Journal:
+        return Journal(self.folder / "journal.jsonl")
+
+    def branchwise(
+        self,
+        stage: str,
+        *arguments: str,
+        settings: Mapping[str, object] | None = None,
+        after: Totals | None = None,
+    ) -> Totals:
+        """Run a stage to its end, or read what it gave when it last ended well.
+
+        Args:
+            stage: "annotate", "train-dpo", …
+            arguments: what else the command takes.
+            settings: `--set` overrides, by dotted name.
+            after: totals of the stage whose product this one reads under a name that does not
+                change with it; what was made of another product is made anew.
+
+        Returns:
+            The stage's totals, as `--json` prints them, and a digest of what it made; empty in a
+            dry run.
+
+        Raises:
+            StageStopped: it did not end with exit code 0, or the study was asked to stop.
+        """
+        words = (stage, "--run", str(self.call.run), *arguments, *overrides(settings or {}))
+        key = command_key((*words, str((after or {}).get(PRODUCT, ""))), self.deciding)
+        kept = self._kept(key, stage)
+        if kept is not None:
+            return kept
+        words = (*words, "--config", str(self._recipe_file()))
+        command = shlex.join(("branchwise", *words))
+        self.call.say(f"{self.title}: {command}")
+        if self.call.dry_run:
+            return {}
+        self.journal.note(Event(key, command, "started"))
+        began = time.monotonic()
+        ended = _run((*words, "--json"))
+        totals = {**ended.totals, PRODUCT: self._product(stage, ended)}
+        self.journal.note(
+            Event(
+                key,
+                command,
+                "failed" if ended.code else "done",
+                seconds=round(time.monotonic() - began, 1),
+                exit_code=ended.code,
+                totals=totals,
+            )
+        )
+        ended.refuse_stop(command)
+        return totals
+
+    @property
+    def deciding(self) -> str:
+        """Digest of the recipe without what may be raised after a stop."""
+        blocks = set(Recipe.model_fields) - {"limits", "curriculum"}
+        return self.recipe.digest(*blocks, without=self.fits)
+
+    def _kept(self, key: str, stage: str) -> Totals | None:
+        """What a finished stage gave; null if there is none, or its product is not there."""
+        kept = self.journal.done(key)
+        if kept is None:
+            return None
+        product = product_of(stage, self.call.run, kept)
+        if product is not None and product == kept.get(PRODUCT):
+            return kept
+        self.call.say(f"{self.title}: what {stage} made is gone or has changed; it is run again")
+        return None
+
+    def _product(self, stage: str, ended: "Ended") -> str | None:
+        return None if ended.code else product_of(stage, self.call.run, ended.totals)
+
+    def recipe_with(self, settings: Mapping[str, object]) -> Recipe:
+        """The study's recipe as a stage with these settings reads it."""
+        return load_recipe(self._recipe_file(), overrides(settings)[1::2])
+
+    def _recipe_file(self) -> Path:
+        """The resolved recipe, under a name that tells it from those of earlier attempts."""
+        path, recipe = self.folder / f"recipe-{self.recipe.digest()}.yaml", dump_recipe(self.recipe)
+        if not self.call.dry_run and not _holds(path, recipe):
+            atomic_write_text(path, recipe)
+        return path
+
+
+def _holds(path: Path, text: str) -> bool:
+    """Whether a file is as it was written: somebody may have edited it since."""
+    try:
+        return path.read_bytes() == text.encode()
+    except OSError:
+        return False
+
+
+def beside(lab: Lab, name: str) -> Lab:
+    """A lab with a run folder of its own and the same journal."""
+    run = lab.call.run.with_name(f"{lab.call.run.name}-{name}")
+    return replace(lab, call=replace(lab.call, run=run), kept_in=lab.folder)
+
+
+def overrides(settings: Mapping[str, object]) -> list[str]:
+    """`--set` arguments; JSON is YAML too."""
+    return [
+        word
+        for name, value in settings.items()
+        for word in ("--set", f"{name}={json.dumps(value)}")
+    ]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a stage's process ended.
+
+    Attributes:
+        code: its exit code; negative: the signal that ended it.
+        totals: its JSON line; empty if it printed none.
+        asked_to_stop: whether the study was, meanwhile.
+    """
+
+    code: int
+    totals: Totals
+    asked_to_stop: bool
+
+    def refuse_stop(self, command: str) -> None:
+        """Raise what stops the study, if anything does.
+
+        Raises:
+            StageStopped: the stage did not end well, or a signal came, which may have found the
+                stage at its end.
+        """
+        if self.asked_to_stop or -self.code in ASKING:
+            code, how = INTERRUPTED, "was interrupted"
+        elif self.code < 0:
+            code = FAILED
+            how = f"was ended by signal {-self.code} (9 is mostly a lack of memory)"
+        else:
+            code, how = self.code, f"ended with exit code {self.code}"
+        if code:
+            told = f"{command} {how}; the same command goes on from here"
+            raise StageStopped(told, code, self.totals)
+
+
+def _run(words: Sequence[str]) -> Ended:
+    """Run a stage; what it says goes to the terminal as it comes."""
+    with _passing_signals() as signals:
+        # A process group of its own: Ctrl-C reaches it once, through the study, like any signal.
+        process = subprocess.Popen(
+            [sys.executable, "-m", CHILD, str(os.getpid()), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            process_group=0,
+        )
+        signals.pass_to(process)
+        printed, _ = process.communicate()
+    return Ended(process.returncode, _last_json(printed), signals.came > 0)
+
+
+@dataclass
+class _Signals:
+    """What came while a stage ran; a stage drains on a first signal, and aborts on a second."""
+
+    process: subprocess.Popen[str] | None = None
+    early: list[int] = field(default_factory=list)
+    came: int = 0
+
+    def take(self, signum: int) -> None:
+        self.came += 1
+        if self.process is None:
+            self.early.append(signum)
+        else:
+            self.process.send_signal(signum)
+
+    def pass_to(self, process: subprocess.Popen[str]) -> None:
+        """From now on, and what came before the process was there."""
+        self.process = process
+        for signum in self.early:
+            process.send_signal(signum)
+
+
+@contextmanager
+def _passing_signals() -> Iterator[_Signals]:
+    signals = _Signals()
+    with asked_by(signals.take):
+        yield signals
+
+
+def _last_json(printed: str) -> Totals:
+    for line in reversed(printed.splitlines()):
+        try:
+            found: Any = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            return found
+    return {}

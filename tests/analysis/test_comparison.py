@@ -1,0 +1,235 @@
+"""Rows, differences and their print, by hand."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from analysis.comparison import FEWEST, compare
+from analysis.tables import render_markdown, render_table
+from storage.records import Prediction, Unanswered
+
+
+def row(question_id: str, policy: str, em: float | None, **changes: Any) -> Prediction:
+    values: dict[str, Any] = {
+        "question_id": question_id,
+        "source": "atlas",
+        "type": "bridge",
+        "policy": policy,
+        "policy_digest": "d",
+        "seed": 0,
+        "prediction": "x",
+        "answers": ("x",),
+        "em": em,
+        "f1": em,
+        "cover_em": em,
+        "steps": 3,
+        "searches": 1,
+        "valid_searches": 1,
+        "forced": False,
+        "refused": False,
+        "format_ok": True,
+        "supporting_recall": 0.5,
+        "trajectory": "[]",
+        "input_tokens": 10,
+        "cached_tokens": 0,
+        "output_tokens": 4,
+        "latency_s": 0.5,
+    }
+    return Prediction.model_validate(values | changes)
+
+
+def test_a_row_is_the_mean_of_its_questions() -> None:
+    own = [
+        row("a", "p", 1.0, f1=1.0, steps=1, searches=0, supporting_recall=None),
+        row("b", "p", 0.0, f1=0.5, steps=5, searches=2, forced=True, supporting_recall=1.0),
+        row("c", "p", 0.0, f1=0.0, format_ok=False, supporting_recall=0.5),
+    ]
+    (only,) = compare({"p": own}).rows
+    assert (only.n, only.answerable) == (3, 3)
+    assert only.em == pytest.approx(1 / 3)
+    assert only.f1 == pytest.approx(0.5)
+    assert only.supporting_recall == pytest.approx(0.75)
+    assert (only.steps, only.searches) == (3.0, 1.0)
+    assert (only.invalid, only.forced, only.refused) == pytest.approx((1 / 3, 1 / 3, 0))
+    assert only.refusal_recall is None
+
+
+def test_refusals_are_judged_on_unanswerable_questions() -> None:
+    own = [
+        row("a", "p", 0.0, refused=True),  # refused, though answerable
+        row("b", "p", 1.0),
+        row("c", "p", None, f1=None, refused=True),
+        row("d", "p", None, f1=None, refused=True),
+        row("e", "p", None, f1=None),
+    ]
+    (only,) = compare({"p": own}).rows
+    assert only.em == 0.5  # over the two answerable ones
+    assert only.refusal_precision == pytest.approx(2 / 3)
+    assert only.refusal_recall == pytest.approx(2 / 3)
+
+
+def test_a_table_tells_of_backtracks_and_refusals_only_where_there_are_any() -> None:
+    own = [
+        row("a", "p", 1.0, backtracks=3),
+        row("b", "p", None, f1=None, refused=True, backtracks=0),
+        row("c", "p", 0.0),  # of an older version, which did not count them
+    ]
+    found = compare({"p": own, "q": [row("a", "q", 1.0, backtracks=0)]})
+    assert [r.backtracks for r in found.rows if r.stratum == "all"] == [1.5, 0.0]
+    head, _, first, second = render_markdown(found).splitlines()[2:6]
+    assert head.endswith("| refused | backtracks | refusal precision | refusal recall |")
+    assert first.endswith("| 33.3 | 1.5 | 100.0 | 100.0 |")
+    assert second.endswith("| 0.0 | 0.0 | – | – |")
+    without = render_markdown(compare({"q": [row("a", "q", 1.0, backtracks=0)]}))
+    assert "refused |\n" in without
+
+
+def test_differences_are_paired_by_question() -> None:
+    base = [row("a", "base", 0.0), row("b", "base", 1.0), row("x", "base", 1.0)]
+    dpo = [row("b", "dpo", 1.0), row("a", "dpo", 1.0), row("y", "dpo", 0.0)]
+    found = compare({"base": base, "dpo": dpo}, resamples=200)
+    em = next(d for d in found.differences if d.metric == "em")
+    assert (em.policy, em.baseline, em.interval.n) == ("dpo", "base", 2)
+    assert em.interval.mean == 0.5  # unpaired it would be 0
+
+
+def test_a_failed_question_is_wrong_not_absent() -> None:
+    base = [row("a", "base", 1.0), row("b", "base", 0.0, type="single")]
+    lost = Unanswered("b", "atlas", "single", 0, 0.0, 0.0, 0.0)
+    refusable = Unanswered("c", "atlas", None, 0, None, None, None)
+    found = compare({"base": base, "own": [base[0]]}, {"own": [lost, refusable]}, resamples=100)
+    rows = {(r.policy, r.stratum): r for r in found.rows}
+    whole = rows["own", "all"]
+    assert (whole.n, whole.failed, whole.answerable, whole.em) == (3, 2, 2, 0.5)
+    assert (whole.steps, whole.refusal_recall) == (3.0, 0.0)
+    assert (whole.f1, whole.cover_em) == (0.5, 0.5)
+    assert whole.refusal_precision is None, "nothing was refused"
+    assert (rows["own", "type single"].em, rows["own", "type single"].steps) == (0.0, None)
+    assert {(d.stratum, d.interval.n) for d in found.differences if d.metric == "em"} == {
+        ("all", 2)
+    }
+
+
+def test_the_same_predictions_differ_by_nothing() -> None:
+    own = [row(str(i), "p", float(i % 3 == 0)) for i in range(12)]
+    found = compare({"a": own, "b": own}, resamples=100)
+    assert {(d.policy, d.interval.low, d.interval.high) for d in found.differences} == {
+        ("b", 0.0, 0.0)
+    }
+
+
+def test_every_policy_is_compared_with_every_one_before_it() -> None:
+    own = [row(f"b{i}", "p", 1.0, type="bridge") for i in range(FEWEST)]
+    own += [row(f"s{i}", "p", 0.0, type="single") for i in range(FEWEST)]
+    own += [row(f"c{i}", "p", 0.0, type="comparison") for i in range(FEWEST - 1)]
+    found = compare(dict.fromkeys(("base", "warm", "dpo"), own), resamples=100)
+    compared = [(d.policy, d.baseline, d.stratum) for d in found.differences if d.metric == "em"]
+    assert compared == [
+        ("warm", "base", "all"),
+        ("dpo", "base", "all"),
+        ("dpo", "warm", "all"),
+        ("warm", "base", "type bridge"),
+        ("dpo", "base", "type bridge"),
+        ("warm", "base", "type single"),
+        ("dpo", "base", "type single"),
+    ]
+
+
+def test_strata_by_source_and_type() -> None:
+    own = [
+        row("a", "p", 1.0, type="bridge"),
+        row("b", "p", 0.0, type="comparison"),
+        row("c", "p", 0.0, source="nq", type=None),
+    ]
+    found = compare({"p": own, "q": own[:2]}, resamples=100)
+    assert [(r.policy, r.stratum, r.n) for r in found.rows] == [
+        ("p", "all", 3),
+        ("q", "all", 2),
+        ("p", "source atlas", 2),
+        ("q", "source atlas", 2),
+        ("p", "source nq", 1),
+        ("p", "type bridge", 1),
+        ("q", "type bridge", 1),
+        ("p", "type comparison", 1),
+        ("q", "type comparison", 1),
+    ]
+    assert "source nq" not in {d.stratum for d in found.differences}
+
+
+def test_what_can_be_guessed_stands_apart() -> None:
+    own = [row(f"g{i}", "p", 1.0, guessable=True) for i in range(FEWEST)]
+    own += [row(f"n{i}", "p", 0.0, guessable=False) for i in range(FEWEST - 1)]
+    lost = Unanswered("n9", "atlas", "bridge", 0, 0.0, 0.0, 0.0, guessable=False)
+    found = compare({"p": own, "q": own}, {"q": [lost]}, resamples=100)
+    assert [(r.policy, r.stratum, r.n, r.em) for r in found.rows if r.stratum != "all"] == [
+        ("p", "guessable", FEWEST, 1.0),
+        ("q", "guessable", FEWEST, 1.0),
+        ("p", "not guessable", FEWEST - 1, 0.0),
+        ("q", "not guessable", FEWEST, 0.0),
+    ]
+    assert {d.stratum for d in found.differences} == {"all", "guessable"}
+    assert {r.stratum for r in compare({"p": own[:FEWEST]}).rows} == {"all"}
+
+
+def test_references_are_what_policies_are_held_against() -> None:
+    own = [row(f"b{i}", "p", 1.0, type="bridge") for i in range(FEWEST)]
+    own += [row(f"s{i}", "p", 0.0, type="single") for i in range(FEWEST)]
+    names = ("oracle", "warm", "dpo", "majority")
+    found = compare(dict.fromkeys(names, own), references=("oracle", "majority"), resamples=100)
+    compared = [(d.policy, d.baseline, d.stratum) for d in found.differences if d.metric == "em"]
+    assert compared == [
+        ("dpo", "warm", "all"),
+        ("warm", "oracle", "all"),
+        ("dpo", "oracle", "all"),
+        ("warm", "majority", "all"),
+        ("dpo", "majority", "all"),
+        ("dpo", "warm", "type bridge"),
+        ("dpo", "warm", "type single"),
+    ]
+    assert [r.policy for r in found.rows if r.stratum == "all"] == list(names)
+
+
+def test_nothing_to_compare_is_refused() -> None:
+    with pytest.raises(ValueError, match="no policy"):
+        compare({})
+
+
+def test_print() -> None:
+    name = "evil[bold]|\x1b[31m"
+    base = [row("a", "base", 0.0), row("b", "base", 1.0)]
+    own = [row("a", name, 1.0), row("b", name, 1.0, forced=True)]
+    found = compare({"base": base, name: own}, resamples=100)
+    markdown = render_markdown(found)
+    assert "| base | all | 2 | 0 | 50.0 | 50.0 | 50.0 | 50.0 | 3.0 |" in markdown
+    assert "| evil[bold]\\|\\x1b[31m − base | all | 2 | +50.0 [0.0, +100.0] |" in markdown
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(render_table(found))
+    text = console.export_text()
+    assert "evil[bold]|\\x1b[31m" in text
+    assert "\x1b" not in text
+
+
+def test_where_everything_can_be_answered_refusals_have_no_precision() -> None:
+    (only,) = compare({"p": [row("a", "p", 0.0, refused=True), row("b", "p", 1.0)]}).rows
+    assert (only.refused, only.refusal_precision, only.refusal_recall) == (0.5, None, None)
+
+
+def test_an_end_without_an_answer_is_no_refusal() -> None:
+    own = [
+        row("a", "p", None, f1=None, prediction=None, format_ok=False),  # cut short, not refused
+        row("b", "p", None, f1=None, prediction=None, refused=True),
+        row("c", "p", 0.0, prediction=None, refused=True),
+    ]
+    (only,) = compare({"p": own}).rows
+    assert (only.refusal_precision, only.refusal_recall) == (0.5, 0.5)
+    assert only.refused == pytest.approx(2 / 3)
+
+
+def test_a_question_is_paired_with_itself_under_the_same_seed() -> None:
+    base = [row("a", "base", 0.0, seed=0), row("a", "base", 1.0, seed=1)]
+    own = [row("a", "own", 0.0, seed=1), row("a", "own", 1.0, seed=0)]
+    found = compare({"base": base, "own": own}, resamples=2000)
+    em = next(d for d in found.differences if d.metric == "em").interval
+    assert (em.low, em.high) == (-1.0, 1.0)  # one up, one down: a mispairing has -1 and 0

@@ -1,0 +1,216 @@
+"""Intervals and tests against cases with known answers."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis import significance
+from analysis.significance import (
+    crossed_bootstrap,
+    holm,
+    paired_bootstrap,
+    permutation_p,
+    relative_saving,
+)
+
+
+def test_identical_policies_differ_by_nothing() -> None:
+    found = paired_bootstrap([1, 0, 1, 0.5], [1, 0, 1, 0.5], resamples=500)
+    assert (found.mean, found.low, found.high, found.n) == (0.0, 0.0, 0.0, 4)
+    assert not found.excludes_zero
+
+
+def test_a_constant_shift_has_no_spread() -> None:
+    base = [0.1, 0.9, 0.4, 0.2]
+    found = paired_bootstrap(base, [x + 0.05 for x in base], resamples=500)
+    assert (found.mean, found.low, found.high) == pytest.approx((0.05, 0.05, 0.05))
+    assert found.excludes_zero
+
+
+def test_width_is_that_of_the_normal_approximation() -> None:
+    # 40 wins, 20 losses, 340 ties: mean 0.05, SD² = 60/400 − 0.05², standard error 0.01920.
+    other = [1.0] * 40 + [0.0] * 20 + [0.0] * 340
+    base = [0.0] * 40 + [1.0] * 20 + [0.0] * 340
+    found = paired_bootstrap(base, other, resamples=20_000, seed=1)
+    assert found.mean == pytest.approx(0.05)
+    assert found.low == pytest.approx(0.05 - 1.96 * 0.0192, abs=0.003)
+    assert found.high == pytest.approx(0.05 + 1.96 * 0.0192, abs=0.003)
+
+
+def test_pairing_matters() -> None:
+    # The same scores in another order: unpaired they agree, paired they differ in every item.
+    found = paired_bootstrap([0, 1] * 50, [1, 0] * 50, resamples=2_000)
+    assert found.mean == 0.0
+    assert found.high > 0.1
+
+
+def test_reproducible_by_seed_and_across_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    base, other = [0, 1, 1, 0, 0, 1, 0], [1, 1, 0, 1, 0, 1, 1]
+    first = paired_bootstrap(base, other, resamples=1_000, seed=5)
+    assert first == paired_bootstrap(base, other, resamples=1_000, seed=5)
+    monkeypatch.setattr(significance, "_CHUNK_DRAWS", 70)
+    assert first == paired_bootstrap(base, other, resamples=1_000, seed=5)
+
+
+@pytest.mark.parametrize(("base", "other"), [([], []), ([1.0], [1.0, 0.0])])
+def test_what_cannot_be_paired_is_refused(base: list[float], other: list[float]) -> None:
+    with pytest.raises(ValueError, match="pair"):
+        paired_bootstrap(base, other)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=30))
+@settings(max_examples=50)
+def test_swapping_the_policies_mirrors_the_mean(pairs: list[tuple[float, float]]) -> None:
+    base, other = zip(*pairs, strict=True)
+    there = paired_bootstrap(base, other, resamples=200)
+    back = paired_bootstrap(other, base, resamples=200)
+    assert there.mean == pytest.approx(-back.mean)
+    assert there.low == pytest.approx(-back.high)
+    assert -1 - 1e-9 <= there.low <= there.high <= 1 + 1e-9
+
+
+def test_one_seed_crossed_is_the_paired_bootstrap() -> None:
+    base, other = [0.0, 1, 1, 0, 0, 1, 0], [1.0, 1, 0, 1, 0, 1, 1]
+    crossed = crossed_bootstrap(_column(base), _column(other), resamples=2_000, seed=3)
+    assert crossed == paired_bootstrap(base, other, resamples=2_000, seed=3)
+
+
+def test_seeds_that_agree_add_nothing() -> None:
+    base, other = np.zeros((40, 3)), np.repeat(_column([0.0, 1.0] * 20), 3, axis=1)
+    crossed = crossed_bootstrap(base, other, resamples=2_000)
+    alone = paired_bootstrap([0.0] * 40, [0.0, 1.0] * 20, resamples=2_000)
+    assert (crossed.mean, crossed.n, crossed.seeds) == (0.5, 40, 3)
+    assert (crossed.low, crossed.high) == pytest.approx((alone.low, alone.high), abs=0.03)
+
+
+def test_width_under_seeds_alone_is_that_of_three_draws() -> None:
+    # Every question moves by −0.1, 0 or 0.2 with its seed: SD² of the seeds is 0.07 / 3, and the
+    # mean of three has a standard error of 0.0882. Seeds drawn from themselves would give 0.0720.
+    other = np.tile([-0.1, 0.0, 0.2], (50, 1))
+    found = crossed_bootstrap(np.zeros((50, 1)), other, resamples=20_000, confidence=0.6827)
+    assert found.mean == pytest.approx(0.1 / 3)
+    assert (found.high - found.low) / 2 == pytest.approx(0.0882, abs=0.015)
+    assert found.low < 0 < found.high
+
+
+def test_a_seed_s_luck_is_not_washed_out_by_its_questions() -> None:
+    """Simulated: no true difference, trainings that differ by an SD of 4 points."""
+    rng = np.random.default_rng(0)
+    covered = {"crossed": 0, "questions": 0}
+    for number in range(150):
+        lucky = rng.normal(0, 0.04, size=5)
+        won, lost = rng.random((2, 300, 5))
+        scores = (won < 0.1 + lucky / 2).astype(float) - (lost < 0.1 - lucky / 2)
+        crossed = crossed_bootstrap(np.zeros((300, 1)), scores, resamples=300, seed=number)
+        alone = paired_bootstrap(np.zeros(300), scores.mean(axis=1), resamples=300, seed=number)
+        covered["crossed"] += crossed.low <= 0 <= crossed.high
+        covered["questions"] += alone.low <= 0 <= alone.high
+    assert covered["crossed"] >= 0.9 * 150
+    assert covered["questions"] < 0.85 * 150
+
+
+def test_scores_are_resampled_in_pairs() -> None:
+    base = np.random.default_rng(2).random((60, 3))
+    found = crossed_bootstrap(base, base + 0.05, resamples=500)
+    assert (found.low, found.high) == pytest.approx((0.05, 0.05))
+
+
+def test_a_single_column_stands_against_every_seed() -> None:
+    rng = np.random.default_rng(1)
+    once, often = rng.random((30, 1)), rng.random((30, 4))
+    whole = np.repeat(once, 4, axis=1)
+    assert crossed_bootstrap(once, often) == crossed_bootstrap(whole, often)
+    assert permutation_p(once, often) == permutation_p(whole, often)
+    there, back = crossed_bootstrap(once, often), crossed_bootstrap(often, once)
+    assert there.mean == pytest.approx(float((often - once).mean()))
+    assert there.mean == pytest.approx(-back.mean)
+
+
+def test_permutation_by_hand() -> None:
+    # Differences 1, 1, 1: of 8 sign flips +3 and −3 are as extreme. Ties add flips of nothing.
+    assert permutation_p([0, 0, 0, 1, 0], [1, 1, 1, 1, 0]) == 2 / 8
+    assert permutation_p([1, 1, 1, 1, 0], [0, 0, 0, 1, 0]) == 2 / 8, "two-sided"
+    # 1, 1, −1: sums 3, 1, 1, 1 and their mirrors, observed 1.
+    assert permutation_p([0, 0, 1], [1, 1, 0]) == 1.0
+    # Two seeds: differences 0.5, 1, 1 (not 0, 1, 1, 1, 1, 1).
+    assert permutation_p(np.zeros((3, 2)), [[0, 1], [1, 1], [1, 1]]) == 2 / 8
+    assert permutation_p([1.0, 0.0], [1.0, 0.0]) == 1.0
+
+
+def test_drawn_flips_agree_with_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    differences = [0.9, 0.5, -0.2, 0.7, 0.1, 0.3, -0.4, 0.8, 0.6, 0.2, -0.1, 0.4]
+    sums = [sum(s * d for s, d in zip(signs, differences, strict=True))
+            for signs in product((1, -1), repeat=12)]  # fmt: skip
+    by_hand = sum(abs(one) >= sum(differences) - 1e-9 for one in sums) / 2**12
+    assert permutation_p([0.0] * 12, differences) == pytest.approx(by_hand)
+    assert 0.01 < by_hand < 0.05
+    monkeypatch.setattr(significance, "EXACT_UP_TO", 0)
+    monkeypatch.setattr(significance, "_CHUNK_DRAWS", 12 * 999)
+    drawn = permutation_p([0.0] * 12, differences, resamples=40_000, seed=1)
+    assert drawn == pytest.approx(by_hand, abs=0.004)
+    assert permutation_p([0.0] * 12, [1.0] * 12, resamples=99) >= 1 / 100, "never 0"
+
+
+def test_holm_by_hand() -> None:
+    # Sorted 0.01 × 4, 0.02 × 3, 0.03 × 2 = 0.06, then 0.5 × 1.
+    assert holm([0.03, 0.5, 0.01, 0.02]) == pytest.approx([0.06, 0.5, 0.04, 0.06])
+    # 0.04 × 2 = 0.08, and 0.05 may not fall below it.
+    assert holm([0.05, 0.04]) == pytest.approx([0.08, 0.08])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+    with pytest.raises(ValueError, match="p-values"):
+        holm([1.2])
+
+
+@pytest.mark.parametrize(
+    ("base", "other"),
+    [
+        (np.zeros((3, 2)), np.zeros((3, 3))),
+        (np.zeros((3, 1)), np.zeros((4, 1))),
+        (np.zeros((0, 2)), np.zeros((0, 2))),
+        (np.zeros((3, 1)), np.full((3, 1), np.nan)),
+        (np.zeros((3, 1, 1)), np.zeros((3, 1, 1))),
+    ],
+)
+def test_arms_that_cannot_be_paired_are_refused(base: np.ndarray, other: np.ndarray) -> None:
+    with pytest.raises(ValueError, match=r"pair|not a number"):
+        crossed_bootstrap(base, other)
+    with pytest.raises(ValueError, match=r"pair|not a number"):
+        permutation_p(base, other)
+
+
+def _column(scores: list[float]) -> np.ndarray:
+    return np.array(scores)[:, None]
+
+
+def test_a_saving_is_a_share_of_the_baseline_s_mean() -> None:
+    found = relative_saving([4.0, 4.0, 8.0], [3.0, 3.0, 6.0], resamples=500)
+    assert (found.mean, found.low, found.high) == pytest.approx((0.25, 0.25, 0.25))
+    assert (found.n, found.seeds) == (3, 1)
+    # Of means: 1 − 7 / 10; the mean of the questions' own savings would be (0.5 + 0.25) / 2.
+    assert relative_saving([2.0, 8.0], [1.0, 6.0], resamples=500).mean == pytest.approx(0.3)
+    more = relative_saving([2.0, 2.0], [3.0, 3.0], resamples=500)
+    assert (more.mean, more.high) == pytest.approx((-0.5, -0.5)), (
+        "who counts more saves less than 0"
+    )
+
+
+def test_a_saving_is_resampled_over_questions_and_seeds() -> None:
+    rng = np.random.default_rng(1)
+    base = rng.integers(1, 9, size=(50, 3)).astype(float)
+    found = relative_saving(base, 0.8 * base, resamples=500)
+    assert (found.low, found.high) == pytest.approx((0.2, 0.2)), "both means from one draw"
+    one_start = relative_saving(_column([4.0] * 40), np.tile([2.0, 3.0, 4.0], (40, 1)))
+    assert (one_start.mean, one_start.seeds) == (pytest.approx(0.25), 3)
+    assert one_start.high - one_start.low > 0.3, "the seeds alone differ, and differ much"
+
+
+def test_nothing_is_saved_of_nothing() -> None:
+    with pytest.raises(ValueError, match="counts nothing"):
+        relative_saving([0.0, 0.0], [1.0, 0.0])
+    # A sample may happen to hold none of what the baseline counts.
+    found = relative_saving([0.0] * 3 + [1.0], [0.0] * 4, resamples=200)
+    assert (found.mean, found.low) == (1.0, 0.0)

@@ -1,0 +1,226 @@
+"""What a schedule prefers: the sanity test of any recipe, and what its threshold silences."""
+
+from collections import Counter
+
+import pytest
+from sample_records import a_node
+
+from analysis.suppression import COMPARISONS, SIBLINGS, Compared, counts, silence, silenced_siblings
+from rewards.settings import EvoRagSettings
+from storage.records import TreeNode
+
+LITERAL = {
+    "retrieval_bonus": "any",
+    "early_refusal": "judged",
+    "overlap_threshold": 0.0,
+    "horizon": 20,
+}
+"""The paper's side of every setting."""
+
+SANE = (
+    "a right answer, a wrong one",
+    "a right answer, refusing wrongly",
+    "answering, searching again first",
+)
+"""With the gold in context, ANSWER-right should outrank all of these in Refinement."""
+
+
+def compared(
+    max_steps: int = 10, *, min_gap: float = 0.2, overlap: float = 0.5, **settings: object
+) -> dict[tuple[str, int], Compared]:
+    rows = silence(
+        EvoRagSettings.model_validate(settings), max_steps, min_gap=min_gap, overlap=overlap
+    )
+    found = {(row.comparison, row.t): row for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def gaps(name: str, **settings: object) -> list[float]:
+    """By t, from the first call at which both ways are open."""
+    return [row.gap for (comparison, _), row in compared(**settings).items() if comparison == name]
+
+
+def test_every_gap_by_hand_at_one_call() -> None:
+    # Refinement, T = 10, t = 2: β 0.9, γ 0.64, δ 0.6, ρ 0.5, η 0.06, κ 0.28;
+    # t = 3: κ 0.37, η 0.065, ρ 0.5.
+    by_hand = {
+        "a right answer, a wrong one": 0.28,
+        "a search that finds, one that misses": 2 * 0.9,
+        "refusing rightly, a wrong answer": 0.5,
+        "a right answer, refusing wrongly": 0.28 + 0.5,
+        "a search that finds, taking back": 0.9 - 0.64 * 0.5 + 0.6,
+        "finding and answering, refusing": 0.9 - 0.64 * 0.5 + 0.37 - 0.065 - 0.5,
+        "answering, searching again first": 0.28 - (-0.64 * 0.5 - 0.065 + 0.37),
+        "answering, taking back and refusing": 0.28 - (-0.6 - 0.065 + 0.5),
+    }
+    found = compared(stage="refinement")
+    assert {c.name for c in COMPARISONS} == set(by_hand)
+    assert {name: found[name, 2].gap for name in by_hand} == pytest.approx(by_hand)
+
+
+def test_ways_are_compared_where_both_end_in_time() -> None:
+    last = {name: max(t for n, t in compared(5) if n == name) for name, _ in compared(5)}
+    first = {name: min(t for n, t in compared(5) if n == name) for name, _ in compared(5)}
+    assert last["a right answer, a wrong one"] == 4, "the last call can answer"
+    assert last["a right answer, refusing wrongly"] == 3, "but do nothing else"
+    assert last["answering, searching again first"] == 3
+    assert last["answering, taking back and refusing"] == 2
+    assert first["a search that finds, one that misses"] == 0
+    assert {first[name] for name in first if "search that finds, one" not in name} == {1}
+    assert silence(EvoRagSettings(), 1) == []
+
+
+# The sanity test of any recipe.
+
+
+@pytest.mark.parametrize("schedule", ["time-dynamic", "two-stage", "static"])
+@pytest.mark.parametrize(("max_steps", "overlap"), [(20, 0.0), (10, 0.06), (6, 0.14), (4, 0.25)])
+def test_in_refinement_a_right_answer_outranks_everything_else(
+    schedule: str, max_steps: int, overlap: float
+) -> None:
+    for name in SANE:
+        found = gaps(name, schedule=schedule, max_steps=max_steps, overlap=overlap)
+        assert found
+        assert min(found) > 0, (name, found)
+
+
+def test_a_growing_kappa_pays_for_putting_an_answer_off_unless_searches_overlap() -> None:
+    """From t to t + 1, κ grows by 0.9 / T, and the step costs no more than 0.1.
+
+    T = 10, t = 1: κ 0.19, then 0.28 − η 0.06; γ is 0.57, so a cosine of 0.053 makes up for it.
+    """
+    name = "answering, searching again first"
+    assert gaps(name, overlap=0.0)[0] == pytest.approx(0.19 - (0.28 - 0.06))
+    assert gaps(name, overlap=0.0)[0] < 0 < gaps(name, overlap=0.053)[0]
+    assert min(gaps(name, overlap=0.0, horizon=20)) > 0
+    # Two-stage weights stand still: a step costs 0.1, whatever the cosine.
+    assert gaps(name, overlap=0.0, schedule="two-stage") == pytest.approx([0.1] * 8)
+
+
+def test_the_paper_s_retrieval_bonus_prefers_repeating_a_hit_to_a_right_answer() -> None:
+    """A hit repeated earns β again: 0.975 at t = 1 of 20, where the answer is worth 0.145."""
+    name = "answering, searching again first"
+    literal = compared(20, stage="refinement", **LITERAL)
+    turned = [t for (n, t), row in literal.items() if n == name and row.outcome == "turned"]
+    assert turned == [1, 2, 3, 4, 5], "until the action penalty sets in, at p = 0.3"
+    # t = 1: β 0.975, γ 0.535, then κ 0.19 − η 0.055; κ is 0.145 now.
+    by_hand = 0.145 - (0.975 - 0.535 * 0.5 + 0.19 - 0.055)
+    assert literal[name, 1].gap == pytest.approx(by_hand)
+    # Only new gold paid, all else the paper's: it is sane from the first call on.
+    mended = gaps(name, max_steps=20, **{**LITERAL, "retrieval_bonus": "novel"})
+    assert min(mended) > 0
+    # Other schedules with the literal bonus: Mid has β 1, γ 0.5, η 0.05 (and λ 0.8 later), End has
+    # β 0.5, γ 1.2, η 0.1 (and λ 0.4), which turns only where a hit is repeated in other words.
+    static = gaps(name, schedule="static", max_steps=20, **LITERAL)
+    assert static == pytest.approx([-(1 - 0.25 - 0.05)] * 5 + [0.8 - 0.7] * 13)
+    for overlap, early in ((0.5, 0.2), (0.25, -0.1)):
+        two_stage = gaps(name, schedule="two-stage", max_steps=20, overlap=overlap, **LITERAL)
+        assert two_stage == pytest.approx([early] * 5 + [early + 0.4] * 13)
+
+
+def test_the_paper_s_overlap_threshold_penalises_the_late_search_that_finds() -> None:
+    name = "finding and answering, refusing"
+    assert min(gaps(name, max_steps=20, horizon=20)) > 0.2
+    literal = compared(20, overlap_threshold=0.0)
+    turned = [t for (n, t), row in literal.items() if n == name and row.outcome == "turned"]
+    assert min(turned) == 6, "p = 0.3: giving up is better than finding"
+
+
+@pytest.mark.parametrize(("value", "sane"), [(-2.0, True), (-1.0, True), (-0.5, False)])
+def test_the_step_value_decides_over_searches_that_overlap_a_little(
+    value: float, sane: bool
+) -> None:
+    # T = 10, t = 1, cosine 0.1: 0.19 − (0.28 − 0.057 − |value| · 0.06).
+    found = gaps("answering, searching again first", step_value=value, overlap=0.1)[0]
+    assert found == pytest.approx(-0.09 + 0.057 - value * 0.06)
+    assert (found > 0) == sane
+
+
+# What the threshold silences.
+
+
+def outcomes(name: str, **settings: object) -> Counter[str]:
+    rows = list(compared(**settings).values())
+    return counts(rows)[name]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stage", "expected"),
+    [
+        # κ is at most 0.1 in Discovery, and always in the middle of table 1.
+        ("time-dynamic", "discovery", {"silenced": 9}),
+        ("two-stage", "discovery", {"silenced": 9}),
+        ("static", "discovery", {"silenced": 9}),
+        ("static", "refinement", {"silenced": 9}),
+        # 0.1 + 0.9 t / 10 reaches 0.2 from t = 2 on.
+        ("time-dynamic", "refinement", {"silenced": 1, "kept": 8}),
+        ("two-stage", "refinement", {"kept": 9}),
+        ("answer-only", "discovery", {"kept": 9}),
+        ("none", "refinement", {"silenced": 9}),
+    ],
+)
+def test_how_often_right_is_told_from_wrong(
+    schedule: str, stage: str, expected: dict[str, int]
+) -> None:
+    assert outcomes("a right answer, a wrong one", schedule=schedule, stage=stage) == expected
+
+
+def test_the_reward_model_s_wider_threshold_silences_more() -> None:
+    name = "a right answer, a wrong one"
+    assert outcomes(name, min_gap=0.3) == {"silenced": 2, "kept": 7}
+
+
+def test_in_discovery_throwing_the_evidence_away_to_refuse_beats_a_right_answer() -> None:
+    """ρ 0.5 less δ 0.34 and a step more, where a right answer is worth 0.06 (t = 2 of 10)."""
+    name = "answering, taking back and refusing"
+    found = compared(stage="discovery")[name, 2]
+    assert found.gap == pytest.approx(0.06 - (0.5 - 0.34 - 0.029))
+    assert found.gap < 0
+    assert found.outcome == "silenced"
+    assert min(gaps(name, stage="refinement")) > 0.2
+
+
+def final(node: int, action: str, em: float, reward: float | None, question: str = "q") -> TreeNode:
+    return a_node(
+        tree_id=question, question_id=question, node_id=node, parent_id=1, depth=2,
+        action=action, em=em, reward=reward, terminal=action != "search",
+    )  # fmt: skip
+
+
+def test_siblings_of_stored_trees_are_judged_by_their_returns() -> None:
+    nodes = [
+        final(2, "answer", 1.0, 1.0),
+        final(3, "answer", 0.0, 0.85),  # 0.15 less than the right one
+        final(4, "refuse", 0.0, 1.5),
+        final(5, "search", 0.0, -9.0),  # nobody knows what should come of it
+        final(6, "answer", 0.0, None),
+        final(2, "refuse", 0.0, 0.5, "none"),
+        final(3, "answer", 0.0, 0.1, "none"),
+        final(4, "answer", 1.0, 0.2, "none"),  # there is no right answer
+    ]
+    found = silenced_siblings(nodes, {"q": True, "none": False}, min_gap=0.2)
+    assert found == {
+        SIBLINGS[0]: Counter({"silenced": 1}),
+        SIBLINGS[1]: Counter({"turned": 1}),
+        SIBLINGS[2]: Counter({"kept": 2}),
+    }
+
+
+def test_refusing_before_any_search_is_never_the_right_step() -> None:
+    steps = final(2, "refuse", 0.0, -0.55, "none"), final(3, "answer", 0.0, -0.05, "none")
+    early = [one.model_copy(update={"parent_id": 0, "depth": 1}) for one in steps]
+    assert silenced_siblings(early, {"none": False}, 0.2) == {}
+    assert silenced_siblings(steps, {"none": False}, 0.2) == {SIBLINGS[2]: {"turned": 1}}
+
+
+def test_steps_of_different_states_are_no_siblings() -> None:
+    one, other = final(2, "answer", 1.0, 1.0), final(3, "answer", 0.0, 0.0)
+    apart = [one, other.model_copy(update={"parent_id": 2})]
+    assert silenced_siblings(apart, {"q": True}, 0.2) == {}
+    assert silenced_siblings([one, other], {"q": True}, 0.2) == {SIBLINGS[0]: {"kept": 1}}
+
+
+def test_a_gap_as_wide_as_the_threshold_is_kept() -> None:
+    one, other = final(2, "answer", 1.0, 0.75), final(3, "answer", 0.0, 0.5)
+    assert silenced_siblings([one, other], {"q": True}, 0.25) == {SIBLINGS[0]: {"kept": 1}}

@@ -1,0 +1,140 @@
+"""Label survival is arithmetic on fresh rollouts."""
+
+from typing import Any
+
+import pytest
+from sample_records import a_pair
+
+from analysis.survival import Fresh, sample_pairs, survival_table, survives
+from rewards.settings import SpreSettings
+from storage.records import FreshRollouts, Pair, Rollout
+
+NO_COST = SpreSettings(alpha=1.0)
+
+
+def a_rollout(answer: str | None, steps: int = 3, **changes: Any) -> Rollout:
+    fields = {"draw": 0, "em": None, "f1": None, "forced": False, "tokens": 9}
+    reason = {"stop_reason": "answer" if answer else "invalid"}
+    return Rollout.model_validate({"answer": answer, "steps": steps, **fields, **reason, **changes})
+
+
+def rolled(node: int, *rollouts: Rollout, tree: str = "t1") -> FreshRollouts:
+    return FreshRollouts(
+        tree_id=tree,
+        question_id="q1",
+        source="atlas",
+        seed=0,
+        node_id=node,
+        temperature=0.8,
+        rollouts=rollouts,
+    )
+
+
+def by_node(*rows: FreshRollouts) -> Fresh:
+    return {(row.tree_id, row.node_id): row for row in rows}
+
+
+RIGHT, WRONG = a_rollout("Paris"), a_rollout("Rome")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "verdict"),
+    [
+        ((RIGHT, RIGHT, WRONG), (RIGHT, WRONG, WRONG), "kept"),
+        ((RIGHT, WRONG, WRONG), (RIGHT, RIGHT), "reversed"),
+        ((RIGHT, WRONG), (WRONG, RIGHT), "tied"),
+        ((a_rollout(None), RIGHT), (RIGHT, RIGHT, RIGHT, WRONG), "reversed"),
+    ],
+)
+def test_the_mean_of_fresh_rollouts_decides(
+    chosen: tuple[Rollout, ...], rejected: tuple[Rollout, ...], verdict: str
+) -> None:
+    fresh = by_node(rolled(1, *chosen), rolled(2, *rejected))
+    assert survives(a_pair(), fresh, NO_COST) == verdict
+
+
+def test_alpha_decides_between_a_long_way_and_a_short_one() -> None:
+    long, short = a_rollout("Paris", steps=6), a_rollout("Paris", steps=2)
+    fresh = by_node(rolled(1, short), rolled(2, long))
+    assert survives(a_pair(), fresh, SpreSettings(alpha=0.9)) == "kept"
+    assert survives(a_pair(), fresh, NO_COST) == "tied"
+    late = by_node(rolled(1, short, WRONG), rolled(2, long))
+    assert survives(a_pair(), late, SpreSettings(alpha=0.5)) == "kept"
+    assert survives(a_pair(), late, NO_COST) == "reversed"
+
+
+def test_forced_answers_count_where_labels_count_them() -> None:
+    forced = a_rollout("Paris", forced=True)
+    fresh = by_node(rolled(1, WRONG), rolled(2, forced, WRONG))
+    assert survives(a_pair(), fresh, NO_COST) == "reversed"
+    unforced = SpreSettings(alpha=1.0, label_forced=False)
+    assert survives(a_pair(), fresh, unforced) == "tied"
+    assert survives(a_pair(), by_node(rolled(1, RIGHT), rolled(2, forced)), unforced) is None
+    assert survives(a_pair(), by_node(rolled(1, RIGHT)), NO_COST) is None
+
+
+def pairs_of(tree: str, question: str, n: int, **changes: Any) -> list[Pair]:
+    return [
+        a_pair(tree_id=tree, question_id=question, chosen_node=2 * i, rejected_node=2 * i + 1)
+        .model_copy(update=changes)
+        for i in range(n)
+    ]  # fmt: skip
+
+
+def outcome(pair: Pair, *, kept: bool | None) -> list[FreshRollouts]:
+    """Rollouts that keep a pair, reverse it, or (null) tie it."""
+    first, second = {True: (RIGHT, WRONG), False: (WRONG, RIGHT), None: (RIGHT, RIGHT)}[kept]
+    return [
+        rolled(pair.chosen_node, first, tree=pair.tree_id),
+        rolled(pair.rejected_node, second, tree=pair.tree_id),
+    ]
+
+
+def test_a_table_has_shares_with_intervals_over_questions() -> None:
+    # Two questions of four pairs: one keeps all of its orders, one none; two pairs more tie.
+    pairs = [*pairs_of("a", "q1", 4), *pairs_of("b", "q2", 4), *pairs_of("c", "q3", 2)]
+    truth = [True] * 4 + [False] * 4 + [None] * 2
+    rows = [row for p, kept in zip(pairs, truth, strict=True) for row in outcome(p, kept=kept)]
+    (row,) = survival_table(pairs, by_node(*rows), NO_COST)
+    assert (row.group, row.pairs, row.questions) == ("all", 10, 3)
+    assert (row.kept, row.reversed, row.tied) == (0.4, 0.4, 0.2)
+    assert (row.decided, row.luck) == (0.5, 0.4)
+    assert row.decided_interval == (0.0, 1.0), "eight pairs, but only two questions"
+    assert (row.label_gap, row.fresh_gap) == (pytest.approx(0.5), pytest.approx(0.0))
+    assert row.fresh_gap_interval == (-1.0, 1.0), "one question alone, or the other"
+    assert survival_table(pairs, by_node(*rows[:2]), NO_COST)[0].pairs == 1, "the rest unjudged"
+
+
+def test_one_question_is_no_certainty() -> None:
+    pairs = pairs_of("a", "q1", 20)
+    rows = [row for pair in pairs for row in outcome(pair, kept=True)]
+    (row,) = survival_table(pairs, by_node(*rows), NO_COST)
+    assert row.kept == 1
+    assert row.kept_interval[0] < 0.5
+
+
+def test_groups_come_in_the_order_of_their_size() -> None:
+    pairs = [
+        pair
+        for n, outcomes in enumerate((12, 1, 3, 5))
+        for pair in pairs_of(
+            f"t{n}", f"q{n}", 1, chosen_outcomes=outcomes, rejected_outcomes=20, depth=n * 4 + 1
+        )
+    ]
+    fresh = by_node(*(row for pair in pairs for row in outcome(pair, kept=True)))
+    groups = [row.group for row in survival_table(pairs, fresh, NO_COST, "outcomes")]
+    assert groups == ["1", "2–3", "4–7", "8 or more"]
+    depths = [int(row.group) for row in survival_table(pairs, fresh, NO_COST, "depth")]
+    assert depths == [1, 5, 9, 13]
+    own = survival_table(pairs, fresh, NO_COST, lambda pair: pair.source)
+    assert [(row.group, row.pairs) for row in own] == [("atlas", 4)]
+
+
+def test_no_question_dominates_a_sample() -> None:
+    pairs = [*pairs_of("a", "q1", 50), *pairs_of("b", "q2", 2), *pairs_of("c", "q3", 1)]
+    sample = sample_pairs(pairs, 5)
+    counts = [sum(p.question_id == q for p in sample) for q in ("q1", "q2", "q3")]
+    assert counts == [2, 2, 1]
+    assert sample_pairs(list(reversed(pairs)), 9)[:5] == sample, "a larger one contains it"
+    assert sample_pairs(pairs, 5, seed=1) != sample
+    assert len(sample_pairs(pairs, 99)) == 53

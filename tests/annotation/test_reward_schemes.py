@@ -1,0 +1,268 @@
+"""Trees of EVO-RAG grown, stored and labelled again; ReasonRAG's beside them."""
+
+import hashlib
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from evo_world import GOLD, Grove, rewards, step
+from sample_records import a_question
+from scripted_engine import ScriptedEngine, ScriptedRetriever
+
+from agent.environment import Environment, prompter
+from agent.evo_rag import EvoRAG
+from agent.replay import replay_tree
+from agent.settings import AgentSettings
+from annotation.grower import GrownTree, grow
+from annotation.pairs import sibling_pairs
+from annotation.reward_schemes import EvoRagWorth, SpreWorth
+from annotation.rows import Provenance, pair_rows, tree_rows
+from annotation.settings import PairSettings
+from annotation.verifier import Verifier
+from engines.sampling import Capabilities, SampleRequest, Sampling
+from engines.settings import JudgeSettings
+from mcts import SearchSettings
+from rewards.labels import Label
+from rewards.returns import label_returns
+from rewards.settings import SpreSettings
+from storage.records import Passage, RetrievedPassage, TreeNode
+from storage.schemas import rows_to_table, schema_of, table_to_records
+
+QUESTION = a_question(supporting_ids=("lyon",))
+CORPUS = {name: Passage(id=name, title=name, text=f"about {name}") for name in ("lyon", "osaka")}
+PROVENANCE = Provenance(
+    seed=0, cycle=0, policy_model="m", policy_digest="d", judge_model=None, prompt_hash="p",
+    label_digest="l", config_digest="c",
+)  # fmt: skip
+STEPS = (
+    "<search>Lyon</search>", "<search>Osaka</search>", "<search>Kyoto</search>",
+    "<search>river of Lyon</search>", "<search>Lyon, Osaka</search>", "<search>who?</search>",
+    "<backtrack/>", "<backtrack/>", "<answer>Paris</answer>", "<answer>Rome</answer>",
+    "<refuse/>", "<refuse/>", "well, well",
+)  # fmt: skip
+
+
+def dice(replies: tuple[str, ...] = STEPS) -> ScriptedEngine:
+    """Steps, or the verifier's words, by the name of the call alone."""
+
+    def reply(request: SampleRequest) -> str:
+        name = f"{request.identity.path}:{request.identity.draw}"
+        thrown = hashlib.blake2b(name.encode()).digest()[0]
+        if "no searches left" in request.messages[0].content:
+            return "<answer>Paris</answer>"
+        text = replies[thrown % len(replies)]
+        noted = "Search:" in request.messages[-1].content and thrown > 200
+        return f"<note>seen</note>{text}" if noted else text
+
+    return ScriptedEngine(reply, capabilities=Capabilities())
+
+
+def named(query: str) -> list[RetrievedPassage]:
+    found = [one for name, one in CORPUS.items() if name in query.lower()]
+    return [RetrievedPassage(**one.model_dump(), score=1.5) for one in found]
+
+
+async def grown(
+    worth: EvoRagWorth | SpreWorth, **search: object
+) -> tuple[GrownTree, ScriptedEngine]:
+    policy = dice()
+    environment = Environment(
+        EvoRAG(), policy, ScriptedRetriever(named), AgentSettings(max_steps=6), top_k=1
+    )
+    settings = SearchSettings.model_validate({"iterations": 80, "max_children": 5, **search})
+    tree = await grow(QUESTION, environment, None, settings, worth, Sampling())
+    return tree, policy
+
+
+def stored(tree: GrownTree) -> list[TreeNode]:
+    """The rows as they come back from a part."""
+    rows = tree_rows(QUESTION, tree, PROVENANCE)
+    return table_to_records(rows_to_table(rows, schema_of("trees"), "run"), TreeNode)
+
+
+GROWTHS = [
+    {"evaluator": "playout", "normalise": True},
+    {"kind": "chains", "iterations": 20, "branches": 3},
+]
+
+
+@pytest.mark.parametrize("search", GROWTHS, ids=["playout", "chains"])
+async def test_a_stored_tree_gives_the_same_states_and_labels_without_a_call(
+    search: dict[str, object],
+) -> None:
+    worth = EvoRagWorth(rewards(max_steps=6))
+    tree, policy = await grown(worth, **search)
+    states = [node.state for node in tree.tree.nodes]
+    rows = stored(tree)
+    asked = len(policy.asked)
+    replayed = replay_tree(QUESTION.question, rows, CORPUS, EvoRAG())
+    for state, again in zip(states, replayed, strict=True):
+        assert (again.question, again.stage) == (state.question, state.stage)
+        for one, other in zip(again.steps, state.steps, strict=True):
+            # Why an action was invalid is not stored.
+            action = replace(other.action, reason=None)
+            assert one == replace(other, action=action)
+    before = worth.labels(QUESTION, tree_rows(QUESTION, tree, PROVENANCE), states)
+    assert worth.labels(QUESTION, rows, replayed) == before
+    assert len(policy.asked) == asked
+    kinds = Counter(row.action for row in rows)
+    assert min(kinds[kind] for kind in ("search", "backtrack", "answer", "refuse")) > 0
+    for row, label in zip(rows, before, strict=True):
+        if row.terminal and row.action != "invalid":
+            assert label.reward is not None
+            path = rewards(max_steps=6).episode(states[row.node_id].steps, GOLD)
+            above = rewards(max_steps=6).episode(states[row.node_id].steps[:-1], GOLD)
+            assert label.reward == pytest.approx(path - above)
+            assert tree.facts[row.node_id].value == pytest.approx(path), "what the search backs up"
+
+
+async def test_only_finished_trajectories_are_valued_and_every_label_rests_on_them() -> None:
+    worth = EvoRagWorth(rewards(max_steps=6))
+    tree, _ = await grown(worth, evaluator="playout", normalise=True)
+    nodes = tree.tree.nodes
+    assert set(tree.facts) == {node.id for node in nodes if node.terminal}
+    rows = stored(tree)
+    labels = worth.labels(QUESTION, rows, [node.state for node in nodes])
+    finished = {row.node_id for row in rows if row.terminal and row.action != "invalid"}
+    for row, label in zip(rows[1:], labels[1:], strict=True):
+        below = {
+            n.id for n in nodes if n.id in finished
+            and row.node_id in {above.id for above in tree.tree.lineage(n)}
+        }  # fmt: skip
+        assert label.n_outcomes == len(below)
+        assert (label.reward is None) == (not below)
+
+
+def verifying(*words: str, **settings: Any) -> tuple[EvoRagWorth, ScriptedEngine]:
+    engine = dice(words)
+    verifier = Verifier(engine, JudgeSettings())
+    return EvoRagWorth(rewards(max_steps=6, verified=True, **settings), verifier), engine
+
+
+async def test_a_verifier_is_asked_of_refusals_after_a_search_and_its_word_is_stored() -> None:
+    worth, engine = verifying("yes", "no", "hm")
+    tree, policy = await grown(worth, kind="chains", iterations=40)
+    rows, states = stored(tree), [node.state for node in tree.tree.nodes]
+    searched = {
+        row.node_id: any(s.action.kind == "search" for s in states[row.node_id].steps)
+        for row in rows if row.action == "refuse"
+    }  # fmt: skip
+    assert set(searched.values()) == {True, False}
+    paths = {r.identity.path for r in engine.asked}
+    assert paths == {
+        f"verifier/{tree.tree.nodes[n].path}" for n, asked in searched.items() if asked
+    }
+    assert tree.usage.output_tokens == 10 * (len(policy.asked) + len(engine.asked))
+    assert tree.generated == 10 * len(policy.asked), "a verifier's tokens are not the policy's"
+    assert {row.verdict for row in rows if row.action != "refuse"} == {None}
+    refusals = {row.node_id: row.verdict for row in rows if searched.get(row.node_id)}
+    assert set(refusals.values()) == {True, False, None}
+    # Without the verifier at hand the stored word gives the same labels.
+    labels = EvoRagWorth(worth.rewards).labels(QUESTION, rows, states)
+    assert labels == worth.labels(QUESTION, rows, states)
+    for node_id, verdict in refusals.items():
+        earned = {c.name: c.value for c in labels[node_id].components}["refusal"]
+        assert earned == {True: -1.0, False: 1.0, None: None}[verdict]
+        whole = worth.rewards.episode(states[node_id].steps, GOLD, verdict)
+        assert tree.facts[node_id].value == pytest.approx(whole)
+    for node_id, asked in searched.items():
+        if not asked:
+            value = {c.name: c.value for c in labels[node_id].components}["refusal"]
+            assert value == -1.0
+
+
+async def test_by_the_paper_a_verifier_decides_on_refusing_at_once_too() -> None:
+    worth, engine = verifying("no", early_refusal="judged")
+    grove = Grove()
+    grove.add(0, step("refuse"))
+    facts = await worth.finished(QUESTION, grove.states[1], "0")
+    assert (len(engine.asked), facts.verdict) == (1, False)
+    # Refinement: ρ 0.5, η 0.05.
+    assert facts.value == pytest.approx(0.5 - 0.05)
+
+
+async def test_without_a_verifier_the_gold_documents_say() -> None:
+    worth = EvoRagWorth(rewards(max_steps=6))
+    grove = Grove()
+    (found,) = grove.chain(0, [step("search", "Lyon", "lyon")])
+    (missed,) = grove.chain(0, [step("search", "Osaka", "osaka")])
+    for parent in (found, missed):
+        grove.add(parent, step("refuse"))
+    facts = [await worth.finished(QUESTION, grove.states[n], str(n)) for n in (3, 4)]
+    assert [one.verdict for one in facts] == [None, None]
+    # Refinement, T = 6: β 1, η 0.05; then η 0.05 + 0.05 / 6, ρ 0.5.
+    later = 0.05 + 0.05 / 6
+    expected = [1 - 0.05 - 0.5 - later, -1 - 0.05 + 0.5 - later]
+    assert [one.value for one in facts] == pytest.approx(expected)
+
+
+async def test_reasonrag_s_worth_is_its_own_arithmetic() -> None:
+    worth = SpreWorth(SpreSettings(alpha=0.9), "monte_carlo")
+    grove = Grove()
+    searched = grove.add(0, step("search", "Lyon", "lyon"))
+    right = grove.add(searched, step("answer", "Paris"))
+    wrong = grove.add(searched, step("answer", "Rome"))
+    values = [(await worth.finished(QUESTION, grove.states[n], "0")).value for n in (right, wrong)]
+    assert values == pytest.approx([0.81, 0.0])
+    labels = worth.labels(QUESTION, grove.nodes, grove.states)
+    assert [label.reward for label in labels] == pytest.approx([0.405, 0.405, 0.81, 0.0])
+
+
+# |R(x+) − R(x−)| ≥ Δ, and one pair a state for the policy.
+
+
+def paired(grove: Grove, **settings: object) -> list[tuple[int, int, float]]:
+    labels = label_returns(grove.nodes, grove.states, GOLD, rewards(schedule="static"))
+    pairs, _ = sibling_pairs(grove.nodes, labels, PairSettings.model_validate(settings))
+    return [(p.chosen.node_id, p.rejected.node_id, pytest.approx(p.gap)) for p in pairs]
+
+
+def siblings() -> Grove:
+    """One state with four ways on; Mid: κ 0.1, ρ 0.5, δ 0.5, γ 0.25 · 0.5, η 0.05."""
+    grove = Grove()
+    state = grove.add(0, step("search", "Lyon", "lyon"))
+    for last in (step("answer", "Paris"), step("answer", "Rome"), step("refuse")):
+        grove.add(state, last)
+    return grove
+
+
+def test_comparisons_under_the_threshold_are_left_out() -> None:
+    # Right 0.1 and wrong 0 (both less η), refusing wrongly −0.5: gaps 0.1, 0.6 and 0.5.
+    everything = [(2, 3, 0.1), (2, 4, 0.6), (3, 4, 0.5)]
+    assert paired(siblings(), min_gap=0.05) == everything
+    assert paired(siblings(), min_gap=0.2) == everything[1:]
+    assert paired(siblings(), min_gap=0.55) == everything[1:2]
+    assert paired(siblings(), min_gap=0.05, per_state="extremes") == everything[1:2]
+    assert paired(siblings(), min_gap=0.05, same_action=True) == everything[:1]
+
+
+def test_a_gap_as_wide_as_the_threshold_is_wide_enough() -> None:
+    nodes = siblings().nodes
+    labels = [Label(None, 0), Label(None, 0), Label(0.75, 1), Label(0.5, 1), Label(None, 0)]
+    found = {
+        gap: sibling_pairs(nodes, labels, PairSettings(min_gap=gap))[0] for gap in (0.25, 0.26)
+    }
+    assert {gap: len(pairs) for gap, pairs in found.items()} == {0.25: 1, 0.26: 0}
+
+
+def test_a_pair_s_gap_leaves_out_what_is_null_for_one_side() -> None:
+    """The sums say 0.4 − 0.3, but half of the first is a part that the other cannot know."""
+    one = Label(0.4, 1, weighted={"refusal": 0.5, "answer": -0.1})
+    other = Label(0.3, 1, weighted={"refusal": None, "answer": 0.3})
+    grove = siblings()
+    labels = [Label(None, 0), Label(None, 0), one, other, Label(None, 0)]
+    (pair,), _ = sibling_pairs(grove.nodes, labels, PairSettings())
+    assert (pair.chosen.node_id, pair.gap) == (3, pytest.approx(0.4))
+
+
+def test_a_pair_s_prompt_is_the_one_that_asked_for_both_sides() -> None:
+    grove = Grove()
+    grove.chain(0, [step("search", "Lyon", "lyon"), step("answer", "Paris")])
+    grove.chain(0, [step("search", "Osaka", "osaka"), step("answer", "Rome")])
+    labels = label_returns(grove.nodes, grove.states, GOLD, rewards(schedule="static"))
+    pairs, _ = sibling_pairs(grove.nodes, labels, PairSettings(min_gap=0.2))
+    prompt = prompter(EvoRAG(), 6)
+    (row,) = pair_rows(QUESTION, pairs, grove.states, prompt, PROVENANCE)
+    assert (row.chosen_node, row.rejected_node) == (1, 3)
+    assert [m.content for m in row.prompt] == [m.content for m in prompt(grove.states[0])]

@@ -1,0 +1,47 @@
+"""What an evaluation of a study leaves: every question asked, those that failed as wrong."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_endpoint import failure
+from little_world import QUESTIONS, policy, recipe
+from loopback import serving
+
+from experiments.arms import START, Arm, examined
+from experiments.report import arm_sheet
+from runs.recipe_file import load_recipe
+from runs.stage import Invocation
+from runs.terminal import Terminal
+from runs.workflow import Lab
+from storage.records import Unanswered
+
+
+def test_a_failed_question_is_among_the_predictions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+    asked = str(QUESTIONS[0]["question"])
+
+    def unlucky(request: dict[str, Any]) -> Any:
+        return failure(400) if asked in request["messages"][-1]["content"] else policy(request)
+
+    questions = {"source": "jsonl", "questions": str(tmp_path / "questions.jsonl"), "split": None}
+    with serving(unlucky) as endpoint:
+        blocks = {"limits": {"max_failed_share": 0.5}, "evaluation": {"set": questions}}
+        config = recipe(tmp_path, endpoint.base_url, **blocks)
+        console = Terminal(io.StringIO())
+        lab = Lab(Invocation(load_recipe(config), tmp_path / "run", console=console), (0,))
+        ((start,),) = examined(lab, (Arm(START),), {"evaluation.limit": 6})
+    rows = start.predictions[0]
+    assert len(rows) == 6, "as many as were asked"
+    failed = [row for row in rows if isinstance(row, Unanswered)]
+    assert [(row.question_id, row.source, row.em, row.f1) for row in failed] == [
+        ("q1", "jsonl", 0.0, 0.0)
+    ]
+    row = dict(zip(arm_sheet([start]).head, arm_sheet([start]).rows[0], strict=True))
+    (told,) = start.evaluations[0]["policies"]
+    assert (row["questions"], row["failed"]) == (str(told["n"]), str(told["failed"])) == ("6", "1")
+    assert float(row["EM"]) == pytest.approx(100 * told["em"], abs=0.05)

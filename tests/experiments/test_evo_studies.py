@@ -1,0 +1,423 @@
+"""What EVO-RAG's studies promise: one set of trees, their own relabellings, chains that hold."""
+
+import csv
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evo_answers import searching
+from evo_world import words_alike
+from pretended_lab import Command, Pretended, pretended, tells_nothing
+from sample_records import a_question
+
+from analysis.suppression import COMPARISONS
+from experiments import (
+    arms,
+    evo_combinations,
+    evo_heads,
+    evo_literal,
+    evo_schedules,
+    evo_single,
+    evo_step_value,
+)
+from experiments.arms import START, Arm
+from pipelines.cli import parser, run_stage
+from pipelines.study import SHARED, STUDIES, study_named
+from runs.products import PRODUCT, product_of, together
+from sources.load import Data
+from storage.records import Prediction
+
+SEARCHES = {"warm-start": 2, "answer-only": 2, "two-stage": 4, "time-dynamic": 3}
+"""A question, by arm; every other arm searches twice."""
+
+
+def answers(policy: str) -> list[Prediction]:
+    arm = policy if policy == START else policy.rpartition("-")[0]
+    return searching(SEARCHES.get(arm, 2), "1100" * 3, unanswerable=2)
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
+    monkeypatch.setattr(arms, "predictions_of", lambda lab, policy, *_: answers(policy))
+    seen = {"a right answer, a wrong one": Counter({"kept": 3, "silenced": 1})}
+    monkeypatch.setattr(evo_schedules, "_judged", lambda run, label, *_: seen)
+    asked = tuple(a_question(id=f"q{n}", answerable=n < 12) for n in range(14))
+    monkeypatch.setattr(evo_schedules, "evaluation_data", lambda _: Data(asked, (), {}))
+    for module in (evo_schedules, evo_combinations):
+        monkeypatch.setattr(module, "query_similarity", lambda: words_alike)
+    return shared(tmp_path)
+
+
+def shared(folder: Path, **more: Any) -> Pretended:
+    (folder / "run").mkdir(exist_ok=True)
+    return pretended("evo-studies", folder / "run", kept_in=folder / "kept", **more)
+
+
+def table(lab: Pretended, name: str) -> list[dict[str, str]]:
+    with (lab.folder / f"{name}.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def trainings(lab: Pretended) -> list[Command]:
+    return [one for one in lab.ran if one.stage == "train-dpo"]
+
+
+def named(command: Command) -> str:
+    return command.arguments[-1]
+
+
+def all_arms() -> Iterator[Arm]:
+    for module in (evo_schedules, evo_literal, evo_combinations, evo_step_value):
+        for arm in module.ARMS:
+            yield from (one for one in (arm.before, arm) if one is not None)
+
+
+def test_studies_of_one_run_do_not_write_over_each_other() -> None:
+    """A label and a model folder have one content each, whichever study makes it."""
+    made: dict[str, Any] = {}
+    for arm in all_arms():
+        if arm.trainer:
+            content = (arm.pairs, arm.training, arm.before)
+            assert made.setdefault(arm.label or arm.name, content) == content
+            assert (arm.models or arm.name) == (arm.label or arm.name)
+    assert "full" in made
+    own = {f"only-{reward}" for reward in evo_single.PAPERS}
+    assert own.isdisjoint(made)
+
+
+def test_refinement_goes_on_from_discovery(lab: Pretended) -> None:
+    evo_schedules.evo_schedules(lab)
+    labels = {one.arguments[1]: one.settings for one in lab.ran if one.stage == "relabel"}
+    for schedule in ("answer-only", "static", "two-stage", "time-dynamic"):
+        first, second = f"discovery-{schedule}", schedule
+        for label, stage in ((first, "discovery"), (second, "refinement")):
+            staged = {"evo_rag.schedule": schedule, "evo_rag.stage": stage}
+            assert labels[label] == staged
+    order = [named(one) for one in trainings(lab)]
+    assert order[:3] == ["discovery-answer-only-0", "answer-only-0", "discovery-static-0"]
+    by_name = {named(one): one for one in trainings(lab)}
+    for seed in (0, 1):
+        one, two = by_name[f"discovery-two-stage-{seed}"], by_name[f"two-stage-{seed}"]
+        assert one.settings == {"seed": seed}, "from the warm start, which drew the pairs"
+        assert two.settings == {
+            "seed": seed,
+            "policy.model": f"models/run/discovery-two-stage-{seed}",
+            "policy.weights": None,
+            "training.dpo.off_policy": True,
+        }
+    assert set(lab.asked("test")) == {
+        START,
+        *(f"{arm}-{seed}" for arm in (*labels,) if "discovery" not in arm for seed in (0, 1)),
+    }
+
+
+def test_the_letter_changes_two_rewards_in_both_steps(lab: Pretended) -> None:
+    evo_literal.evo_literal(lab)
+    labels = {one.arguments[1]: one.settings for one in lab.ran if one.stage == "relabel"}
+    literal = {"evo_rag.retrieval_bonus": "any", "evo_rag.overlap_threshold": 0.0}
+    for schedule in ("two-stage", "time-dynamic"):
+        for label, stage in (
+            (f"discovery-{schedule}-literal", "discovery"),
+            (f"{schedule}-literal", "refinement"),
+        ):
+            staged = {"evo_rag.schedule": schedule, "evo_rag.stage": stage}
+            assert labels.pop(label) == literal | staged
+    assert not labels
+    assert [named(one) for one in trainings(lab)][:2] == [
+        "discovery-two-stage-literal-0",
+        "two-stage-literal-0",
+    ]
+    rows = table(lab, "evo-literal-pairs-in-common")
+    assert [row["labelling"] for row in rows] == [
+        "discovery-time-dynamic-literal",
+        "time-dynamic-literal",
+    ]
+    assert [row["against"] for row in table(lab, "evo-literal-searches")] == [
+        "two-stage-literal", START, START
+    ]  # fmt: skip
+
+
+def test_a_second_step_is_made_of_its_pairs_and_of_the_first(lab: Pretended) -> None:
+    evo_schedules.evo_schedules(lab)
+    by_name = {named(one): one for one in trainings(lab)}
+    first = by_name["discovery-static-1"]
+    assert first.after[PRODUCT] == "relabel --label discovery-static"
+    made = {PRODUCT: "train-dpo --label discovery-static --name discovery-static-1"}
+    pairs = {PRODUCT: "relabel --label static"}
+    assert by_name["static-1"].after == together(pairs, made)
+    assert together(pairs, made) != together(made) != together(pairs, {PRODUCT: "another"})
+    for one in lab.ran:
+        policies = one.settings.get("evaluation.policies", {})
+        if one.stage == "eval" and START not in policies:
+            (policy,) = policies
+            assert one.after[PRODUCT].endswith(f"--name {policy}")
+
+
+def test_trees_that_another_study_has_grown_on_are_labelled_anew(
+    tmp_path: Path, lab: Pretended
+) -> None:
+    def regrown(command: Command) -> dict[str, Any]:
+        return {"product": "more trees"} if command.stage == "annotate" else single(command)
+
+    for name in ("evo-schedules", "evo-combinations", "evo-step-value", "evo-single"):
+        labs = [shared(tmp_path, told=told) for told in (single, regrown)]
+        for one in labs:
+            study_named(name)(one)
+        before, after = ([c for c in one.ran if c.stage == "relabel"] for one in labs)
+        assert len(before) == len(after) > 2
+        assert all(x.after != y.after for x, y in zip(before, after, strict=True))
+
+
+def test_a_second_step_has_no_divergence_from_the_policy_of_the_trees(
+    tmp_path: Path, lab: Pretended
+) -> None:
+    def told(command: Command) -> dict[str, Any]:
+        moved = {"movement": {"kl": 0.5, "margin": 0.2}, "examples": 60, "steps": 8, "seconds": 9.0}
+        return moved if command.stage == "train-dpo" else {}
+
+    own = shared(tmp_path, told=told)
+    evo_schedules.evo_schedules(own)
+    rows = {row["arm"]: row for row in table(own, "evo-schedules-arms")}
+    assert (rows["time-dynamic"]["KL"], rows["time-dynamic"]["margin"]) == ("–", "0.200")
+    both = [rows["time-dynamic"][name] for name in ("pairs", "steps trained", "train s")]
+    assert both == ["120", "16", "18"], "of Discovery and of Refinement"
+    evo_combinations.evo_combinations(own)
+    rows = {row["arm"]: row for row in table(own, "evo-combinations-arms")}
+    assert (rows["best-2"]["KL"], rows["best-2"]["margin"]) == ("0.500", "0.200"), "one step"
+    assert rows["best-2"]["pairs"] == "60"
+    first = (own.folder / "evo-schedules.md").read_text().splitlines()[0]
+    assert "margin and accuracy of the second" in first
+    assert "over those that can be answered" in first
+
+
+def test_savings_stand_beside_em_and_the_paper(lab: Pretended) -> None:
+    evo_schedules.evo_schedules(lab)
+    row, start, *_ = table(lab, "evo-schedules-searches")
+    assert (row["arm"], row["against"]) == ("time-dynamic", "two-stage")
+    assert row["saved % [95 %]"] == "+25.0 [+25.0, +25.0] *"
+    assert row["EM [95 %]"] == "0.0 [0.0, 0.0]"
+    assert row["EM lower by < 2.0"] == "yes"
+    assert row["paper (other models and data)"] == "15 % (11.5 → 9.8 steps)"
+    assert (start["against"], start["saved % [95 %]"][:5]) == (START, "-50.0")
+    by_arm = {one["arm"]: one for one in table(lab, "evo-schedules-arms")}
+    dynamic = by_arm["time-dynamic"]
+    assert (dynamic["searches"], dynamic["EM"], dynamic["questions"]) == ("3.0", "50.0", "12")
+    assert (dynamic["refused %"], dynamic["refusal precision"]) == ("14.3", "100.0")
+    assert dynamic["refusal recall"] == "100.0"
+    assert dynamic["paper (other models and data)"] == "EM 57.6, F1 71.5"
+    text = (lab.folder / "evo-schedules.md").read_text()
+    assert "q8_0" in text.splitlines()[0]
+    assert "other models, other data" in text.splitlines()[0]
+    assert "primary" in table(lab, "evo-schedules-claims")[0]["difference"]
+
+
+def test_what_schedules_silence_traces_and_distributions_are_kept(lab: Pretended) -> None:
+    evo_schedules.evo_schedules(lab)
+    rows = {row["better, worse"]: row for row in table(lab, "evo-schedules-comparisons")}
+    assert set(rows) == {one.name for one in COMPARISONS}
+    right = rows["a right answer, a wrong one"]
+    assert right["answer-only"] == "9, 0, 0"
+    assert right["two-stage, discovery"] == right["static"] == "0, 9, 0", "κ is 0.1 at most"
+    assert right["two-stage, refinement"] == "9, 0, 0"
+    first, *others = table(lab, "evo-schedules-siblings-of-the-trees")
+    assert (first["two-stage"], first["discovery-two-stage"]) == ("3, 1, 0", "3, 1, 0")
+    assert {row["two-stage"] for row in others} == {"–"}
+    traces = (lab.folder / "evo-schedules-traces.md").read_text()
+    assert "| step | answer-only | two-stage | time-dynamic |" in traces
+    assert "cannot be answered" in traces
+    assert table(lab, "evo-schedules-distributions")[0]["arm"] == START
+    for plot in ("distributions", "weights"):
+        assert (lab.folder / f"evo-schedules-{plot}.svg").exists()
+
+
+def test_combinations_and_step_values_are_rewards_by_name(lab: Pretended) -> None:
+    evo_combinations.evo_combinations(lab)
+    labels = {one.arguments[1]: one.settings for one in lab.ran if one.stage == "relabel"}
+    assert {label: found.get("evo_rag.rewards") for label, found in labels.items()} == {
+        "best-2": ["backtrack", "answer"],
+        "best-3": ["backtrack", "answer", "overlap"],
+        "exploration": ["retrieval", "overlap"],
+        "efficiency": ["backtrack", "step"],
+        "full": None,
+    }
+    spread = table(lab, "evo-combinations-distributions")
+    assert {row["arm"] for row in spread} == {arm.name for arm in evo_combinations.ARMS}
+    assert {row["SD"] for row in spread if row["quantity"] == "searches a question"} == {"0.00"}
+    lab.ran.clear()
+    evo_step_value.evo_step_value(lab)
+    labels = {one.arguments[1]: one.settings for one in lab.ran if one.stage == "relabel"}
+    values = {label: found.get("evo_rag.step_value") for label, found in labels.items()}
+    assert values == {"step-0.5": -0.5, "full": None, "step-2": -2.0}, "−1 is the default"
+    assert {named(one) for one in trainings(lab)} >= {"full-0", "full-1"}
+    assert "step-1-0" in lab.asked("test")
+    assert table(lab, "evo-step-value-steps")[0]["saved % [95 %]"].startswith("0.0 [")
+    for command in lab.ran:
+        if command.stage in {"relabel", "train-dpo", "eval"}:
+            lab.recipe_with(command.settings)  # every setting is one
+
+
+def test_a_schedule_without_pairs_is_a_row_that_says_so(tmp_path: Path, lab: Pretended) -> None:
+    def told(command: Command) -> dict[str, Any]:
+        few = command.arguments[1:] == ("efficiency",)
+        return {"pairs": 3 if few else 200} if command.stage == "relabel" else {}
+
+    poor = shared(tmp_path, told=told)
+    evo_combinations.evo_combinations(poor)
+    by_arm = {row["arm"]: row for row in table(poor, "evo-combinations-arms")}
+    row = by_arm["efficiency (left out: efficiency: 3 pairs, of 20 at least)"]
+    assert (row["seeds"], row["EM"], row["searches"]) == ("0", "–", "–")
+    assert "efficiency-0" not in {named(one) for one in trainings(poor)}
+    differences = [row["difference"] for row in table(poor, "evo-combinations-claims")]
+    assert not any("efficiency" in one for one in differences)
+    assert "best-2 − warm-start" in differences
+
+
+def reward_model(head: dict[str, Any]) -> dict[str, Any]:
+    score = {"accuracy": 0.7, "length_only": 0.55}
+    pairs = {"trained": 300, "validation": 80}
+    return {"model": "m", "pairs": pairs, "loss": head["loss"], "heads": {"total": head}} | {
+        "score": score
+    }
+
+
+def single(command: Command) -> dict[str, Any]:
+    """Backtracks are too few to learn from; the agent that knows the step penalty has no pairs."""
+    reward = command.settings.get("evo_rag.rewards", [None])[0]
+    if command.stage == "train-rm" and "--dry-run" in command.arguments:
+        return {"heads": {"total": 9 if reward == "backtrack" else 380}, "dry_run": True}
+    if command.stage == "train-rm":
+        return reward_model({"accuracy": 0.75, "loss": 0.5, "length_only": 0.6})
+    if command.stage == "relabel":
+        return {"pairs": 4 if reward == "step" else 200}
+    if command.stage == "train-dpo":
+        held = {"holdout_pairs": 40, "holdout_accuracy": 0.5 + command.settings["seed"] / 10}
+        return {"examples": 160, **held, "holdout_loss": 0.65}
+    return {}
+
+
+def test_an_agent_learns_what_its_reward_model_prefers(tmp_path: Path, lab: Pretended) -> None:
+    alone = shared(tmp_path, told=single)
+    evo_single.evo_single(alone)
+    models = [one for one in alone.ran if one.stage == "train-rm" and "--name" in one.arguments]
+    assert [one.settings["evo_rag.rewards"] for one in models] == [
+        [reward] for reward in ("refusal", "retrieval", "step", "overlap")
+    ]
+    assert {one.settings["training.reward_model.heads"] for one in models} == {"single"}
+    assert all(one.after[PRODUCT] == "annotate" for one in models)
+    labelled = {one.arguments[1]: one for one in alone.ran if one.stage == "relabel"}
+    refusal = labelled["only-refusal"]
+    assert refusal.settings["pairs.score"] == "reward_model"
+    assert refusal.settings["reward_model"] == "models/run/prefers-refusal"
+    assert refusal.settings["evo_rag.rewards"] == ["refusal"]
+    model = {PRODUCT: "train-rm --name prefers-refusal"}
+    assert refusal.after == together({PRODUCT: "annotate"}, model)
+    assert {one.settings["training.dpo.holdout"] for one in trainings(alone)} == {0.2}
+    for command in alone.ran:
+        alone.recipe_with(command.settings)
+
+
+def test_single_rewards_have_a_row_each_those_left_out_too(tmp_path: Path, lab: Pretended) -> None:
+    alone = shared(tmp_path, told=single)
+    evo_single.evo_single(alone)
+    rows = {row["reward"]: row for row in table(alone, "evo-single-single-rewards")}
+    assert list(rows) == ["backtrack", "refusal", "retrieval", "step", "overlap"]
+    none, refusal, step = rows["backtrack"], rows["refusal"], rows["step"]
+    assert none["left out"] == "9 siblings, of 50 at least"
+    assert (none["siblings in order"], none["agent's accuracy %"], none["EM"]) == ("9", "–", "–")
+    assert none["paper (other models and data)"] == "70.3 %, loss 0.913"
+    assert (refusal["model's accuracy %"], refusal["model's loss"]) == ("75.0", "0.500")
+    assert (refusal["length only %"], refusal["pairs"], refusal["held out"]) == (
+        "60.0",
+        "160",
+        "40",
+    )
+    assert refusal["agent's accuracy %"] == "55.0", "the mean of both seeds"
+    assert (refusal["agent's loss"], refusal["EM"], refusal["searches"]) == (
+        "0.650",
+        "50.0",
+        "2.00",
+    )
+    assert step["left out"] == "only-step: 4 pairs, of 20 at least"
+    assert (step["model's loss"], step["agent's loss"]) == ("0.500", "–")
+
+
+def heads(command: Command) -> dict[str, Any]:
+    """The loss of a single head is 0.6 and 0.8, of the others 0.5 and 0.5."""
+    if command.stage != "train-rm":
+        return {}
+    single = command.settings["training.reward_model.heads"] == "single"
+    seed = command.settings["seed"]
+    loss = 0.6 + 0.2 * seed if single else 0.5
+    found = reward_model({"pairs": 80, "accuracy": 0.7, "loss": loss, "length_only": 0.6})
+    return found | {"score": {"accuracy": 0.6 + 0.1 * seed, "length_only": 0.55}}
+
+
+def test_heads_are_compared_over_splits(tmp_path: Path) -> None:
+    alone = shared(tmp_path, told=heads)
+    evo_heads.evo_heads(alone)
+    trained = {one.arguments[1]: one for one in alone.ran if one.stage == "train-rm"}
+    assert list(trained) == [
+        f"heads-{name}-{seed}" for seed in (0, 1) for name in ("component", "total", "single")
+    ]
+    assert trained["heads-total-1"].settings["training.reward_model.labels"] == "total"
+    assert trained["heads-single-1"].settings["training.reward_model.split"] == 1
+    assert all(one.after[PRODUCT] == "annotate" for one in trained.values())
+    for command in trained.values():
+        alone.recipe_with(command.settings)
+    rows = (alone.folder / "evo-heads-reward-models.csv").read_text().splitlines()[1:]
+    component, total, single = (row.split(",") for row in rows)
+    assert component[:6] == ["component", "2", "300", "80", "0.500", "0.000"]
+    assert single[4:] == ["0.700", "0.141", "65.0", "7.1", "55.0", "loss 0.71"]
+    assert (total[-1], component[-1]) == ("loss 0.62", "–")
+    (row,) = (r for r in table(alone, "evo-heads-heads") if r["heads"] == "single")
+    assert (row["head"], row["pairs kept"], row["length only %"]) == ("total", "80", "60.0")
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_each_learns_from_the_shared_trees_and_asks_test_once(
+    name: str, tmp_path: Path, lab: Pretended
+) -> None:
+    told = {"evo-heads": heads, "evo-single": single}.get(name, tells_nothing)
+    own = shared(tmp_path, told=told)
+    study_named(name)(own)
+    assert own.stages()[0] == "annotate"
+    assert own.stages().count("annotate") == 1
+    asked = own.asked("test")
+    assert len(asked) == len(set(asked)), "nothing is asked twice"
+    assert own.asked("dev") == []
+    assert (own.folder / f"{name}.md").exists()
+    assert (own.folder / f"{name}.svg").read_text().lstrip().startswith("<?xml")
+
+
+def test_what_ran_dry_made_nothing_that_could_go_missing(tmp_path: Path) -> None:
+    assert product_of("train-rm", tmp_path, {"pairs": 3, "dry_run": True}) == ""
+    assert product_of("train-rm", tmp_path, {"model": str(tmp_path / "none")}) is None
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_study_finds_recipe_and_run_by_itself(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree("configs", tmp_path / "configs")
+    monkeypatch.chdir(tmp_path)
+    assert run_stage(parser().parse_args(["study", "--name", name, "--dry-run"])) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "study: branchwise" in line]
+    assert said[0].startswith("study: branchwise annotate --run datasets/evo-studies --config ")
+    assert f"datasets/evo-studies/study/{name}/recipe-" in said[0]
+    assert all("--run datasets/evo-studies" in line for line in said)
+    stages = [line.split()[2] for line in said]
+    wanted = {"annotate", "train-rm"} if name == "evo-heads" else {"annotate", "train-dpo", "eval"}
+    assert wanted <= set(stages)
+    assert not Path("datasets").exists()
+
+
+def test_every_study_has_its_function() -> None:
+    for module in STUDIES.values():
+        assert callable(getattr(import_module(module), module.rpartition(".")[2]))

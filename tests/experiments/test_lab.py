@@ -1,0 +1,229 @@
+"""A study's steps run once each, are noted whatever becomes of them, and go on after a stop."""
+
+import io
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample_records import a_node, a_pair
+
+from pipelines.cli import parser
+from runs import workflow as lab_module
+from runs.journal import Event, Journal, command_key
+from runs.recipe_file import load_recipe
+from runs.stage import Invocation
+from runs.terminal import Terminal
+from runs.workflow import Ended, Lab, StageStopped, overrides
+from storage.manifest import add_parts, load_manifest
+from storage.parts import write_part
+from storage.schemas import rows_to_table, schema_of
+
+
+def lab(folder: Path, *settings: str, dry_run: bool = False) -> Lab:
+    recipe = load_recipe(Path("configs/atlas.yaml"), ["data.cities=500", *settings])
+    console = Terminal(io.StringIO())
+    return Lab(Invocation(recipe, folder / "run", dry_run=dry_run, console=console), (0,))
+
+
+def test_a_finished_stage_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = lab(tmp_path).branchwise("data", settings={"data.limit": 3})
+    assert first["questions"] == 3
+
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("started a process")
+
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    assert lab(tmp_path).branchwise("data", settings={"data.limit": 3}) == first
+    with pytest.raises(AssertionError, match="started"):
+        lab(tmp_path).branchwise("data", settings={"data.limit": 4})
+    with pytest.raises(AssertionError, match="started"):
+        lab(tmp_path, "seed=1").branchwise("data", settings={"data.limit": 3})
+
+
+@pytest.fixture
+def stages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a lab ran; no process, but products that depend on what they are made of."""
+    ran: list[str] = []
+
+    def run(words: Sequence[str]) -> Ended:
+        stage, folder = words[0], Path(words[2])
+        ran.append(stage)
+        totals: dict[str, Any] = {"label": "x"} if stage == "relabel" else {"model": "models/x"}
+        if stage == "relabel":
+            write_relabelling(folder, " ".join(words))
+        else:
+            parts = load_manifest(folder).of("relabelled/x/pairs")
+            write_model(Path("models/x"), " ".join((*words, *(part.sha256 for part in parts))))
+        return Ended(0, totals, asked_to_stop=False)
+
+    monkeypatch.setattr(lab_module, "_run", run)
+    return ran
+
+
+def write_relabelling(run: Path, content: str) -> None:
+    run.mkdir(exist_ok=True)
+    pair = a_pair(question=content)
+    for kind, rows in (("labels", [a_node()]), ("pairs", [pair])):
+        table = f"relabelled/x/{kind}"
+        add_parts(run, [write_part(run, table, rows_to_table(rows, schema_of(table), "r"), 0)])
+
+
+def write_model(folder: Path, content: str) -> None:
+    (folder / "adapter").mkdir(parents=True, exist_ok=True)
+    (folder / "adapter" / "weights").write_text(content)
+    (folder / "training.json").write_text("{}")
+
+
+def taught(folder: Path, gap: float) -> None:
+    """A relabelling under one name, and a training on whatever has that name."""
+    one = lab(folder)
+    labelled = one.branchwise("relabel", "--label", "x", settings={"pairs.min_gap": gap})
+    one.branchwise("train-dpo", "--label", "x", "--name", "x", after=labelled)
+
+
+def test_a_training_is_done_again_when_its_pairs_are_others(
+    own_folder: Path, stages: list[str]
+) -> None:
+    taught(own_folder, 0.1)
+    taught(own_folder, 0.1)
+    assert stages == ["relabel", "train-dpo"]
+    taught(own_folder, 0.2)
+    assert stages == ["relabel", "train-dpo"] * 2
+    # Both are noted as done, but what lies there is the second one's.
+    taught(own_folder, 0.1)
+    assert stages == ["relabel", "train-dpo"] * 3
+
+
+def test_a_stage_whose_product_is_gone_is_run_again(own_folder: Path, stages: list[str]) -> None:
+    taught(own_folder, 0.1)
+    shutil.rmtree("models/x")
+    taught(own_folder, 0.1)
+    assert stages == ["relabel", "train-dpo", "train-dpo"]
+    next((own_folder / "run").glob("relabelled/x/pairs/*")).unlink()
+    taught(own_folder, 0.1)
+    assert stages[3:] == ["relabel"], "the same pairs, so the training stands"
+    (own_folder / "run" / "manifest.json").unlink()
+    taught(own_folder, 0.1)
+    assert stages[4:] == ["relabel"]
+
+
+def test_a_raised_limit_repeats_nothing(own_folder: Path, stages: list[str]) -> None:
+    settings = {"spre.alpha": 1}
+    lab(own_folder, "limits.max_hours=1").branchwise("relabel", settings=settings)
+    lab(own_folder, "limits.max_hours=2").branchwise("relabel", settings=settings)
+    assert stages == ["relabel"]
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree("configs", tmp_path / "configs")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_what_lets_a_stage_fit_repeats_nothing(own_folder: Path, stages: list[str]) -> None:
+    def going_on(*settings: str) -> None:
+        fits = ("training.dpo.max_length",)
+        replace(lab(own_folder, *settings), fits=fits).branchwise("relabel")
+
+    going_on()
+    going_on("training.dpo.max_length=2048")
+    assert stages == ["relabel"]
+    going_on("training.dpo.lr=1")
+    assert stages == ["relabel"] * 2
+    lab(own_folder, "training.dpo.max_length=2048").branchwise("relabel")
+    assert stages == ["relabel"] * 3, "in a study all arms see the same"
+    lab(own_folder, "training.dpo.max_length=2048", "training.dpo.micro_batch=1").branchwise(
+        "relabel"
+    )
+    assert stages == ["relabel"] * 3, "but for rounding"
+
+
+def test_a_noted_command_can_be_pasted(own_folder: Path, stages: list[str]) -> None:
+    settings = {"data.corpus": ["it's $HOME; here", 'a "b"'], "evaluation.policies": {"a": "b c"}}
+    one = lab(own_folder / "a folder; with blanks")
+    one.branchwise("relabel", "--label", "x", settings=settings)
+    (started,) = one.journal.started()
+    printed = subprocess.run(
+        ["sh", "-c", started.command.replace("branchwise", "printf '%s\\n'", 1)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    options = parser().parse_args(printed)
+    recipe = load_recipe(options.config, options.overrides)
+    assert options.run == one.call.run
+    assert recipe.data.corpus == tuple(settings["data.corpus"])
+    assert recipe.evaluation.policies == settings["evaluation.policies"]
+    assert recipe == one.recipe_with(settings)
+
+
+@pytest.mark.parametrize(
+    ("ended", "code", "told"),
+    [
+        (Ended(3, {}, False), 3, "exit code 3"),
+        (Ended(4, {}, False), 4, "exit code 4"),
+        (Ended(130, {}, True), 130, "interrupted"),
+        (Ended(-signal.SIGTERM, {}, False), 130, "interrupted"),
+        (Ended(-signal.SIGKILL, {}, False), 1, "signal 9"),
+        (Ended(0, {"n": 1}, True), 130, "interrupted"),
+    ],
+)
+def test_how_a_stage_ended_is_how_the_study_ends(
+    ended: Ended, code: int, told: str, own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lab_module, "_run", lambda words: ended)
+    with pytest.raises(StageStopped, match=told) as stopped:
+        lab(own_folder).branchwise("data")
+    assert stopped.value.exit_code == code
+    # A signal that came when the stage was through stops the study, but not that the stage is.
+    kept = lab(own_folder).journal.events()
+    assert [event.event for event in kept] == ["started", "failed" if ended.code else "done"]
+
+
+def test_a_failure_is_noted_and_tried_again(tmp_path: Path) -> None:
+    one = lab(tmp_path)
+    with pytest.raises(StageStopped) as stopped:
+        one.branchwise("relabel")
+    assert stopped.value.exit_code == 2
+    with pytest.raises(StageStopped):
+        one.branchwise("relabel")
+    (started,) = one.journal.started()
+    assert started.attempts == 2
+    assert started.exit_code == 2
+    assert "branchwise relabel --run" in started.command
+
+
+def test_a_dry_run_starts_nothing(tmp_path: Path) -> None:
+    assert lab(tmp_path, dry_run=True).branchwise("data") == {}
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_torn_line_hides_no_other(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.note(Event("a", "one", "started"))
+    journal.note(Event("a", "one", "done", seconds=2, exit_code=0, totals={"n": 1}))
+    whole = journal.path.read_text()
+    journal.path.write_bytes(whole.encode() + b'{"key": "b", "comm\xe2\x88')
+    journal.note(Event("c", "three", "started"))
+    assert [event.key for event in journal.events()] == ["a", "a", "c"]
+    assert journal.done("a") == {"n": 1}
+    assert journal.done("c") is None
+
+
+def test_the_recipe_is_part_of_a_command() -> None:
+    assert command_key(("eval", "--run", "r"), "x") != command_key(("eval", "--run", "r"), "y")
+    assert command_key(("a b",), "x") != command_key(("a", "b"), "x")
+
+
+def test_overrides_survive_yaml() -> None:
+    words = overrides({"evaluation.set": {"source": "atlas", "limit": 2}, "evaluation.limit": 7})
+    recipe = load_recipe(Path("configs/atlas.yaml"), [w for w in words if w != "--set"])
+    assert recipe.evaluation.set is not None
+    assert recipe.evaluation.set.limit == 2
+    assert recipe.evaluation.limit == 7

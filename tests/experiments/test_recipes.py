@@ -1,0 +1,94 @@
+"""What the study `recipes` promises: one thing changed at a time, dev alone, a second round."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pretended_lab import Command, Pretended, pretended
+from sample_records import a_prediction
+
+from experiments import arms, fresh_rollouts, recipes
+from runs.fresh_rollouts import Rolled
+from runs.workflow import StageStopped
+from storage.records import Prediction
+
+RIGHT = {"higher-rate-0": 5, "as-it-is-0": 3}
+"""Of ten questions; every other policy has two."""
+
+
+def answers(policy: str) -> list[Prediction]:
+    right = RIGHT.get(policy, 2)
+    return [
+        a_prediction(question_id=f"q{n}", em=float(n < right), policy=policy) for n in range(10)
+    ]
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rollouts a side were asked for."""
+    asked: list[int] = []
+
+    def roll_fresh(call: object, run: object, pairs: object, rollouts: int, _: object) -> Rolled:
+        asked.append(rollouts)
+        return Rolled({})
+
+    monkeypatch.setattr(arms, "predictions_of", lambda lab, policy, *_: answers(policy))
+    monkeypatch.setattr(recipes, "existing_run", lambda folder: SimpleNamespace(folder=folder))
+    monkeypatch.setattr(recipes, "pairs_of", lambda run, table: [])
+    monkeypatch.setattr(fresh_rollouts, "roll_fresh", roll_fresh)
+    return asked
+
+
+def lab_of(folder: Path) -> Pretended:
+    lab = pretended("real-dpo", folder / "real-dpo")
+    return Pretended(lab.call, (0,))
+
+
+def changed(command: Command, base: Command) -> dict[str, Any]:
+    """Settings that a command has and the base has not, or has otherwise."""
+    return {k: v for k, v in command.settings.items() if base.settings.get(k) != v}
+
+
+def test_every_arm_changes_one_thing(tmp_path: Path, looked_at: list[int]) -> None:
+    lab = lab_of(tmp_path)
+    recipes.recipes(lab)
+    first, *relabelled = [c for c in lab.ran if c.stage == "relabel" and c.run == "real-dpo"]
+    assert [changed(one, first) for one in relabelled] == [
+        {"pairs.max_per_question": 16},
+        {},
+        {},
+        {"pairs.guessable": "drop"},
+        {"spre.estimator": "monte_carlo", "pairs.min_outcomes": 3},
+        {"pairs.confirmed": True},
+        {},  # the start of the second round, whose trained policy is there
+    ]
+    base, *trainings = [c for c in lab.ran if c.stage == "train-dpo" and c.run == "real-dpo"]
+    assert [changed(one, base) for one in trainings] == [
+        *({}, {"training.dpo.lr": 8e-4}, {"training.dpo.epochs": 4.0}, {}, {}, {}),
+        {"training.dpo.lr": 8e-4},
+    ]
+    assert lab.asked("test") == [], "what is tried so often is not asked the test"
+    assert lab.asked("dev") == ["warm-start", *(f"{n}-0" for n in ("as-it-is", *recipes.TRIED))]
+    assert looked_at == [recipes.FRESH]
+
+
+def test_the_second_round_is_grown_by_the_best_policy(tmp_path: Path, looked_at: list[int]) -> None:
+    lab = lab_of(tmp_path)
+    recipes.recipes(lab)
+    own = [command for command in lab.ran if command.run == "real-dpo-second-round-higher-rate-0"]
+    assert [command.stage for command in own] == ["annotate", "relabel", "train-dpo", "eval"]
+    assert {command.policy for command in own} == {"models/real-dpo/higher-rate-0"}
+    assert own[0].after["product"].startswith("train-dpo"), "other weights, other trees"
+
+
+def test_a_second_look_that_is_stopped_stops_the_study(
+    tmp_path: Path, looked_at: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rolled = Rolled({}, owed=3, reason="limits.max_usd is reached", exit_code=3)
+    monkeypatch.setattr(fresh_rollouts, "roll_fresh", lambda *_: rolled)
+    lab = lab_of(tmp_path)
+    with pytest.raises(StageStopped, match=r"max_usd is reached; the same command") as stopped:
+        recipes.recipes(lab)
+    assert stopped.value.exit_code == 3
+    assert "confirmed-0" not in lab.asked("dev")

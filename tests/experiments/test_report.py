@@ -1,0 +1,131 @@
+"""A study's claims: paired over questions and seeds, corrected within their family."""
+
+import numpy as np
+import pytest
+from sample_records import a_prediction, a_question
+
+from analysis.significance import Interval
+from evaluation.scoring import score_failure
+from experiments.arms import Arm, Examined
+from experiments.report import (
+    Claim,
+    Stratum,
+    arm_sheet,
+    claim_sheet,
+    findings,
+    scores,
+    size_of,
+)
+from experiments.report import stratum_sheet as strata_of
+
+
+def examined(name: str, *by_seed: str, trainer: bool = True) -> Examined:
+    """An arm whose answers are right ("1") or wrong ("0"), a string a seed."""
+    arm = Arm(name, "train-dpo" if trainer else None)
+    rows = {
+        seed: [
+            a_prediction(question_id=f"q{n}", em=float(right), f1=float(right), guessable=n < 2)
+            for n, right in enumerate(answers)
+        ]
+        for seed, answers in enumerate(by_seed)
+    }
+    totals = [{"examples": 10, "movement": {"kl": 0.5}} for _ in by_seed]
+    return Examined(arm, rows, totals if trainer else [], [])
+
+
+def test_differences_are_the_arm_s_minus_the_baseline_s() -> None:
+    start = examined("warm-start", "0000000000", trainer=False)
+    dpo = examined("dpo", "1111100000", "1111111000")
+    (found,) = findings({"warm-start": start, "dpo": dpo}, [Claim("dpo", "warm-start")], 0)
+    assert found.em.mean == pytest.approx(0.6)
+    assert found.em.low > 0
+    assert found.em.seeds == 2
+    assert found.disagree == pytest.approx(0.6)
+    assert found.p == pytest.approx(2 / 2**7), "7 questions moved, all one way"
+
+
+def test_one_training_an_arm_says_nothing_of_others() -> None:
+    start = examined("warm-start", "0000", trainer=False)
+    claims = [Claim("dpo", "warm-start")]
+    for seeds, told in ((1, "one training an arm"), (2, "over questions and seeds)")):
+        dpo = examined("dpo", *["0110"] * seeds)
+        found = findings({"warm-start": start, "dpo": dpo}, claims, 0)
+        assert told in claim_sheet(found).title
+
+
+def test_a_table_says_how_small_a_difference_its_size_shows() -> None:
+    narrow, wide = Interval(0.05, 0.04, 0.06, 180), Interval(0.0, -0.0686, 0.0686, 200)
+    assert size_of([narrow, wide]).startswith("200 questions find a true difference in EM of 9.8 p")
+    assert "saving of steps of 1.4 % four times in five" in size_of(
+        [narrow], "saving of steps", "%"
+    )
+    assert size_of([]) == ""
+
+
+def test_the_effect_that_is_found_four_times_in_five_is() -> None:
+    rng, error = np.random.default_rng(0), 0.035
+    told = size_of([Interval(0.0, -1.96 * error, 1.96 * error, 200)])
+    effect = float(told.split(" of ")[1].split()[0]) / 100
+    seen = rng.normal(effect, error, 20_000) > 1.96 * error
+    assert seen.mean() == pytest.approx(0.8, abs=0.01)
+
+
+def test_holm_is_over_the_family() -> None:
+    arms = {
+        "warm-start": examined("warm-start", "0" * 12, trainer=False),
+        "dpo": examined("dpo", "1" * 8 + "0" * 4),
+        "sft": examined("sft", "1" + "0" * 11),
+    }
+    claims = [
+        Claim("dpo", "warm-start", primary=True),
+        Claim("dpo", "sft", primary=True),
+        Claim("sft", "warm-start"),
+        Claim("dpo", "answers"),
+    ]
+    first, second, alone = findings(arms, claims, 0)
+    assert first.adjusted == pytest.approx(2 * first.p)
+    assert second.adjusted == pytest.approx(max(second.p, 2 * first.p))
+    assert alone.adjusted == alone.p
+    cells = claim_sheet([first])
+    assert cells.rows[0][0] == "dpo − warm-start (primary)"
+    assert cells.rows[0][1].startswith("+66.7 [")
+
+
+def test_a_failed_question_counts_as_wrong() -> None:
+    start = examined("warm-start", "1111", trainer=False)
+    dpo = examined("dpo", "111")
+    dpo.predictions[0].append(score_failure(a_question(id="q3"), seed=0))
+    (found,) = findings({"warm-start": start, "dpo": dpo}, [Claim("dpo", "warm-start")], 0)
+    assert (found.em.n, found.em.mean, found.f1.mean) == (4, -0.25, -0.25)
+    row = dict(zip(arm_sheet([dpo]).head, arm_sheet([dpo]).rows[0], strict=True))
+    assert (row["EM"], row["F1"], row["questions"], row["failed"]) == ("75.0", "75.0", "4", "1")
+    assert row["steps"] == "3.0", "of those that were answered"
+
+
+def test_an_arm_that_only_failed_has_a_row() -> None:
+    none = Examined(Arm("dpo"), {0: [score_failure(a_question(), seed=0)]})
+    row = dict(zip(arm_sheet([none]).head, arm_sheet([none]).rows[0], strict=True))
+    assert (row["EM"], row["failed"], row["steps"]) == ("0.0", "1", "–")
+
+
+def test_only_questions_that_all_were_asked_are_paired() -> None:
+    start = examined("warm-start", "0000", trainer=False)
+    dpo = examined("dpo", "1111")
+    dpo.predictions[0].pop()
+    (found,) = findings({"warm-start": start, "dpo": dpo}, [Claim("dpo", "warm-start")], 0)
+    assert found.em.n == 3
+
+
+def test_scores_keep_question_and_seed_apart() -> None:
+    dpo = examined("dpo", "10", "11")
+    keys = [("atlas", "q1"), ("atlas", "q0")]
+    assert np.array_equal(scores(dpo, keys, "em"), [[0, 1], [1, 1]])
+
+
+def test_tables_say_what_was_trained_and_where_it_counts() -> None:
+    dpo = examined("dpo", "1100", "1000")
+    row = dict(zip(arm_sheet([dpo]).head, arm_sheet([dpo]).rows[0], strict=True))
+    assert (row["EM"], row["SD"], row["seeds"]) == ("37.5", "17.7", "2")
+    assert (row["pairs"], row["KL"]) == ("10", "0.500")
+    guessed = Stratum("guessable", lambda one: one.guessable is True)
+    assert strata_of([dpo], [guessed]).rows == (("dpo", "75.0"),)

@@ -1,0 +1,76 @@
+"""A saving is told with its sign, and with what it cost in EM."""
+
+import pytest
+from evo_answers import searching
+from sample_records import a_question
+
+from evaluation.scoring import score_failure
+from experiments.arms import Arm, Examined
+from experiments.report import Claim
+from experiments.savings import saving_sheet, savings
+
+
+def examined(name: str, count: int, *by_seed: str) -> Examined:
+    rows = {seed: [*searching(count, answered, 1)] for seed, answered in enumerate(by_seed)}
+    return Examined(Arm(name), dict(rows))
+
+
+def test_three_searches_for_four_are_a_quarter_saved() -> None:
+    arms = [
+        examined("start", 2, "1111"),
+        examined("two-stage", 4, "1100", "1100"),
+        examined("time-dynamic", 3, "1100", "1101"),
+    ]
+    claims = [
+        Claim("time-dynamic", "two-stage", paper="15 %"),
+        Claim("time-dynamic", "start"),
+        Claim("time-dynamic", "nobody"),
+    ]
+    found = savings(arms, claims, 0)
+    assert [one.claim.baseline for one in found] == ["two-stage", "start"]
+    sheet = saving_sheet(found)
+    one, other = (dict(zip(sheet.head, row, strict=True)) for row in sheet.rows)
+    assert (one["searches"], one["searches there"]) == ("3.00", "4.00")
+    assert one["saved % [95 %]"] == "+25.0 [+25.0, +25.0] *"
+    assert one["EM [95 %]"].startswith("+12.5 ["), "one of four answers, under one of two seeds"
+    assert (one["questions"], one["answerable"]) == ("5", "4"), "what has no answer is searched for"
+    assert one["paper (other models and data)"] == "15 %"
+    assert other["saved % [95 %]"] == "-50.0 [-50.0, -50.0] *", "searching more saves less than 0"
+    assert other["paper (other models and data)"] == "–"
+
+
+@pytest.mark.parametrize(
+    ("own", "verdict"),
+    [("1" * 40, "yes"), ("0" * 20 + "1" * 20, "no"), ("0" + "1" * 39, "not shown")],
+)
+def test_em_is_no_lower_only_where_its_interval_says_so(own: str, verdict: str) -> None:
+    arms = [examined("base", 4, "1" * 40), examined("arm", 3, own)]
+    (found,) = savings(arms, [Claim("arm", "base")], 0)
+    assert found.no_lower == verdict
+
+
+def test_a_failed_question_costs_em_and_is_not_counted() -> None:
+    base, arm = examined("base", 4, "11"), examined("arm", 3, "11")
+    arm.predictions[0] = [
+        *(row for row in arm.predictions[0] if row.question_id != "q1"),
+        score_failure(a_question(id="q1"), seed=0),
+    ]
+    (found,) = savings([base, arm], [Claim("arm", "base")], 0)
+    assert (found.em.mean, found.em.n) == (-0.5, 2)
+    assert found.share is not None
+    assert (found.share.mean, found.share.n) == (0.25, 2), "of q0 and the unanswerable one"
+
+
+def test_who_never_searched_leaves_nothing_to_save() -> None:
+    arms = [examined("base", 0, "11"), examined("arm", 1, "11")]
+    found = savings(arms, [Claim("arm", "base")], 0)
+    row = dict(zip(saving_sheet(found).head, saving_sheet(found).rows[0], strict=True))
+    assert (row["saved % [95 %]"], row["p (Holm)"]) == ("–", "–")
+
+
+def test_savings_are_corrected_for_their_number() -> None:
+    arms = [examined("base", 4, "1" * 8), examined("arm", 3, "1" * 8), examined("more", 5, "1" * 8)]
+    alone = savings(arms, [Claim("arm", "base")], 0)
+    both = savings(arms, [Claim("arm", "base"), Claim("more", "base")], 0)
+    assert alone[0].p == pytest.approx(2 / 2**9), "9 questions, all one way"
+    assert [one.p for one in both] == pytest.approx([2 * alone[0].p] * 2)

@@ -1,0 +1,124 @@
+"""What the study `search` promises: two runs of the same budget, judged and trained alike."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pretended_lab import Pretended, pretended
+from sample_records import a_call, a_node, a_pair, a_prediction
+
+from analysis.survival import Fresh
+from experiments import arms, fresh_rollouts, search
+from runs.folder import Run, open_run
+from runs.fresh_rollouts import Rolled
+from runs.workflow import StageStopped
+from storage.manifest import add_parts
+from storage.parts import write_part
+from storage.records import FreshRollouts, Record, Rollout
+from storage.schemas import rows_to_table, schema_of
+
+KINDS = ("tree", "chains")
+
+
+def grown(lab: Pretended, kind: str) -> None:
+    """Two trees of three nodes, and a pair of each."""
+    run = open_run(search.beside(lab, kind).call.run, lab.recipe, {})
+    trees = [
+        a_node(tree_id=tree, question_id=tree, node_id=n) for tree in ("t1", "t2") for n in range(3)
+    ]
+    pairs = [a_pair(tree_id=t, question_id=t, pair_id=f"p-{t}") for t in ("t1", "t2")]
+    tables: dict[str, list[Any]] = {"trees": trees, "pairs": pairs}
+    for table, rows in tables.items():
+        records: list[Record] = rows
+        content = rows_to_table(records, schema_of(table), run.id)
+        add_parts(run.folder, [write_part(run.folder, table, content, 0)])
+    asyncio.run(called(run))
+
+
+async def called(run: Run) -> None:
+    """30 tokens for a child and its rollout, and others that are none of the search's."""
+    spent = {"tree/0": 10, "rollout/0/1": 20, "fresh/t1/1": 100, "eval/dpo": 100}
+    async with run.open_ledger() as opened:
+        for tree in ("t1", "t2"):
+            for path, tokens in spent.items():
+                key = f"{tree} {path}"
+                call = a_call(key=key, question_id=tree, path=path, output_tokens=tokens)
+                await opened.put(call)
+
+
+def ended(answer: str) -> Rollout:
+    right = float(answer == "Paris")
+    return Rollout(
+        draw=0, answer=answer, em=right, f1=right, steps=2, forced=False, tokens=5, stop_reason=""
+    )
+
+
+def fresh(answers: dict[int, str]) -> Fresh:
+    """One rollout of every node of both trees."""
+    return {
+        (tree, node): FreshRollouts(
+            tree_id=tree,
+            question_id=tree,
+            source="atlas",
+            node_id=node,
+            seed=0,
+            temperature=0.8,
+            rollouts=(ended(answer),),
+        )
+        for tree in ("t1", "t2")
+        for node, answer in answers.items()
+    }
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
+    def rolled(call: Any, run: Any, *_: object) -> Rolled:
+        right = 1 if run.folder.name.endswith("tree") else 2
+        return Rolled(dict(fresh({right: "Paris", 3 - right: "Rome"})))
+
+    monkeypatch.setattr(fresh_rollouts, "roll_fresh", rolled)
+    rows = [a_prediction(question_id=f"q{n}", em=float(n % 2)) for n in range(20)]
+    monkeypatch.setattr(arms, "predictions_of", lambda *_: rows)
+    found = pretended("search", tmp_path / "search")
+    for kind in KINDS:
+        grown(found, kind)
+    return found
+
+
+def test_both_kinds_have_a_run_of_their_own_and_one_journal(lab: Pretended) -> None:
+    search.search(lab)
+    annotated = [(one.run, one.settings) for one in lab.ran if one.stage == "annotate"]
+    assert annotated == [(f"search-{kind}", {"mcts.kind": kind}) for kind in KINDS]
+    assert lab.recipe.mcts.max_output_tokens, "what makes them equal"
+    assert {search.beside(lab, kind).folder for kind in KINDS} == {lab.folder}
+
+
+def test_what_a_search_gave_is_counted_and_looked_at_again(lab: Pretended) -> None:
+    search.search(lab)
+    head, *rows = (lab.folder / "search-searches.csv").read_text().splitlines()
+    assert head.startswith("search,questions,tokens a question,pairs,")
+    tree, chains = (row.split(",") for row in rows)
+    assert tree[:6] == ["tree", "2", "30", "2", "2", "2"]
+    assert tree[6].strip('"').startswith("100.0 [")
+    assert chains[-2:] == ["100.0", "0.0"], "all of its orders are reversed"
+    text = (lab.folder / "search.md").read_text()
+    assert "dpo-tree − dpo-chains (primary)" in text
+    for kind in KINDS:
+        assert f"fresh rollouts, 8 a side, of 2 pairs of {lab.call.run}-{kind} | 1 |" in text
+    trained = (lab.folder / "search-arms.csv").read_text().splitlines()[1:]
+    assert [row.split(",")[0] for row in trained] == ["warm-start", "dpo-tree", "dpo-chains"]
+    assert (lab.folder / "search.svg").exists()
+
+
+def test_a_stop_of_the_rollouts_is_the_study_s(
+    lab: Pretended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = Rolled({}, owed=2, reason="interrupted", exit_code=130)
+    monkeypatch.setattr(fresh_rollouts, "roll_fresh", lambda *_: stopped)
+    with pytest.raises(StageStopped, match="interrupted") as error:
+        search.search(lab)
+    assert error.value.exit_code == 130
+    (attempt,) = [one for one in lab.journal.started() if "fresh rollouts" in one.command]
+    assert attempt.exit_code == 130, "what was stopped is not passed over in silence"
+    assert not (lab.folder / "search.md").exists()

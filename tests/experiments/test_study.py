@@ -1,0 +1,76 @@
+"""`branchwise study`: what is refused before anything is done, and what a dry run leaves."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines.cli import parser, run_stage
+from runs.folder import refuse_unusable
+from storage.lock import RunLock
+
+STUDIES = {"little": "little_study"}
+
+
+@pytest.fixture(autouse=True)
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.study.STUDIES", STUDIES)
+
+
+def study(run: Path, *more: str, name: str = "little") -> int:
+    config = ("--config", "configs/atlas.yaml")
+    return run_stage(
+        parser().parse_args(["study", "--name", name, "--run", str(run), *config, *more])
+    )
+
+
+def test_names_seeds_and_folders_are_checked_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert study(tmp_path / "run", name="larger") == 2
+    assert "study 'larger': no such study; there are little" in capsys.readouterr().out
+    assert study(tmp_path / "run", "--seeds", "0", "1", "0") == 2
+    assert "--seeds names 0 more than once" in capsys.readouterr().out
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "a.txt").write_text("dear")
+    assert study(tmp_path / "letters") == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_server_that_is_there_would_not_get_what_a_study_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = "policy={engine: vllm, model: smollm2, base_url: http://localhost:1}"
+    assert study(tmp_path / "run", "--set", there) == 2
+    assert "study little: policy.base_url names a server that is there" in capsys.readouterr().out
+    assert not (tmp_path / "run").exists()
+
+
+def test_plots_are_asked_for_before_the_trees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert study(tmp_path / "run") == 2
+    assert 'pip install "branchwise[study]"' in capsys.readouterr().out
+
+
+def test_one_study_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run" / "study").mkdir(parents=True)
+    with RunLock(tmp_path / "run" / "study" / "study.lock"):
+        assert study(tmp_path / "run") == 2
+    assert "study is in use by process" in capsys.readouterr().out
+
+
+def test_a_dry_run_says_the_commands_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert study(tmp_path / "run", "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert "study: branchwise annotate --run" in said
+    assert "study: branchwise relabel --run" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_study_notes_first_does_not_make_the_run_folder_a_stranger(tmp_path: Path) -> None:
+    (tmp_path / "study").mkdir()
+    refuse_unusable(tmp_path)

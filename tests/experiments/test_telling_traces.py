@@ -1,0 +1,78 @@
+"""Near-duplicates are marked, and questions that tell the arms apart are shown."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from evo_answers import an_answer, searching
+from evo_world import words_alike
+from sample_records import a_question
+
+from experiments.arms import Arm, Examined
+from experiments.distributions import distribution_sheet, distributions, draw_distributions
+from experiments.traces import telling, trace_text
+from experiments.trajectories import moves_of
+from storage.records import Prediction
+
+REPEATED = ["capital of France", "Lyon", "France capital of"]
+"""The third one has all words of the first."""
+
+
+def examined(name: str, rows: Sequence[Prediction]) -> Examined:
+    return Examined(Arm(name), {0: list(rows)})
+
+
+def test_a_query_is_compared_with_all_earlier_ones() -> None:
+    moves = list(moves_of(an_answer("q0", REPEATED, 1.0), words_alike))
+    assert [move.action for move in moves] == ["search", "search", "search", "answer"]
+    assert [move.alike for move in moves] == [None, 0.0, 1.0, None]
+    assert [move.repeats for move in moves] == [False, False, True, False]
+    assert moves[0].titles == ("p",)
+
+
+def test_what_is_shown_tells_the_arms_apart() -> None:
+    same = an_answer("same", ["Lyon"], 1.0)
+    short, long = (an_answer("longer", REPEATED[:n], 1.0) for n in (1, 3))
+    right, wrong = (an_answer("differs", ["Lyon"], em) for em in (1.0, 0.0))
+    refused = an_answer("none", ["Lyon"], None, refused=True)
+    shared = {
+        ("atlas", "same"): {"a": same, "b": same},
+        ("atlas", "longer"): {"a": short, "b": long},
+        ("atlas", "differs"): {"a": right, "b": wrong},
+        ("atlas", "none"): {"a": refused, "b": refused},
+    }
+    found = [name for _, name in telling(shared)]
+    assert found == ["differs", "longer", "same", "none"], "ends first, then searches"
+
+
+def test_a_trace_says_what_was_searched_and_how_it_ended() -> None:
+    arms = [
+        examined("two-stage", [an_answer("q1", REPEATED, 0.0)]),
+        examined("time-dynamic", [an_answer("q1", ["a | b"], 1.0)]),
+    ]
+    text = trace_text(arms, [a_question(question="Capital?"), a_question(id="q9")], words_alike)
+    assert "### Capital?\n\nGold: Paris" in text
+    assert "| 1 | search: capital of France → p | search: a \\| b → p |" in text
+    assert "| 2 | search: Lyon → p | answer: Paris (right) |" in text
+    assert "| 3 | search: France capital of (Dup.) → p |  |" in text
+    assert "| 4 | answer: Rome (wrong) |  |" in text
+    assert "not what is usual" in text
+
+
+def test_distributions_are_of_all_seeds_and_arms(tmp_path: Path) -> None:
+    arms = [examined("few", searching(1, "10")), examined("many", searching(3, "10"))]
+    arms[1].predictions[1] = [an_answer("q0", REPEATED, 1.0)]
+    found = distributions(arms, words_alike)
+    rows = {row[:2]: row[2:] for row in distribution_sheet(found).rows}
+    assert rows["searches a question", "few"][:2] == ("2", "1.00")
+    assert rows["steps a question", "many"][:2] == ("3", "4.00")
+    # "query 0", "query 1", "query 2" have a third of their words in common, `REPEATED` all.
+    assert rows["near-duplicate searches a question", "many"][:2] == ("3", "0.33")
+    words = rows["words of a sub-query", "many"]
+    assert words[:2] == ("9", number(6 * 2 + 3 + 1 + 3, 9))
+    assert words[4] == "2.0", "the median"
+    draw_distributions(found, tmp_path / "figure.svg")
+    assert (tmp_path / "figure.svg").read_text().lstrip().startswith("<?xml")
+
+
+def number(total: int, n: int) -> str:
+    return f"{total / n:.2f}"

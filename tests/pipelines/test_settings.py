@@ -1,0 +1,36 @@
+"""`docs/settings.md` is what `branchwise settings` prints: every setting, and what it means."""
+
+from pathlib import Path
+
+import pytest
+
+from pipelines.cli import parser, run_stage
+from pipelines.settings import blocks, page
+from runs.changes import flat
+from runs.recipe import Recipe
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
+
+
+def test_the_page_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_stage(parser().parse_args(["settings"])) == 0
+    printed = capsys.readouterr().out
+    kept = GUIDE.read_text(encoding="utf-8")
+    assert printed == kept, "write it anew: branchwise settings > docs/settings.md"
+
+
+def test_every_setting_of_a_recipe_is_there() -> None:
+    named = {f"{at}.{name}".lstrip(".") for one in blocks() for at in one.names for name in one.own}
+    assert named >= set(flat(Recipe(name="run").model_dump(mode="json"))) - {
+        "judge", "verifier", "evo_rag", "evaluation.set", "policy.price_per_million",
+    }  # fmt: skip
+    assert {"judge.model", "verifier.model", "evo_rag.schedule", "training.dpo.lora.r"} <= named
+
+
+def test_a_row_says_default_values_and_meaning() -> None:
+    lines = page().splitlines()
+    (alpha,) = (line for line in lines if line.startswith("| `alpha` | `0.9`"))
+    assert alpha == "| `alpha` | `0.9` | number, > 0, ≤ 1 | what every step costs, in (0, 1]. |"
+    judge = lines[lines.index("## `judge`, `verifier`") :]
+    rows = [line for line in judge[: judge.index("## `mcts`")] if line.startswith("| `")]
+    assert [row.split("`")[1] for row in rows] == ["temperature", "top_p", "max_new_tokens"]

@@ -1,0 +1,105 @@
+"""What a run counts: over all attempts, failures by kind, and who was asked."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evo_world import EVO, evo_policy, words_alike
+from fake_endpoint import completion, failure
+from little_world import policy, recipe
+from loopback import serving
+
+from pipelines.cli import parser, run_stage
+from storage.ledger import Ledger
+from storage.parts import read_parts
+from storage.records import Pair
+from storage.schemas import table_to_records
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+
+
+def annotate(config: Path, run: Path, *more: str) -> int:
+    arguments = ["annotate", "--config", str(config), "--run", str(run), *more]
+    return run_stage(parser().parse_args(arguments))
+
+
+def unlucky(request: dict[str, Any]) -> Any:
+    if "currency" in request["messages"][-1]["content"]:  # q3
+        return failure(400, "this model's maximum context length is exceeded")
+    return policy(request)
+
+
+def closing_table(told: str) -> dict[str, int]:
+    """What was counted, and how often."""
+    lines = told.partition("annotate: counted")[2].partition("questions done")[0].splitlines()
+    counted = (line.rsplit(maxsplit=1) for line in lines[2:-1])
+    return {reason.strip(): int(n) for reason, n in counted}
+
+
+def test_attempts_add_up_to_the_table_of_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(unlucky) as endpoint:
+        config = recipe(tmp_path, endpoint.base_url)
+        whole, parts = tmp_path / "whole", tmp_path / "parts"
+        assert annotate(config, whole) == 4
+        expected = closing_table(capsys.readouterr().out)
+        with Ledger(whole / "ledger.sqlite") as ledger:
+            half = (ledger.totals().input_tokens + ledger.totals().output_tokens) // 2
+        one_by_one = ("--set", "limits.max_questions_in_flight=1")
+        assert annotate(config, parts, "--set", f"limits.max_tokens={half}", *one_by_one) == 3
+        with Ledger(parts / "ledger.sqlite") as ledger:
+            counts = ledger.counts()
+            assert counts["done"] > 0 < counts["owed"]
+            assert sum(counts.values()) == 6
+        for attempt in ("resumed", "finished"):
+            capsys.readouterr()
+            assert annotate(config, parts) == 4
+            assert closing_table(capsys.readouterr().out) == expected, attempt
+    assert expected["question failed: EndpointError"] == 1
+    assert expected["data: jsonl: questions read"] == 6
+    assert expected["duplicate siblings"] > 0
+
+
+def test_a_judge_that_nothing_asks_is_neither_opened_nor_named(tmp_path: Path) -> None:
+    with serving(policy) as endpoint:
+        judge = {"engine": "openai", "model": "absent", "base_url": endpoint.base_url}
+        run = tmp_path / "run"
+        assert annotate(recipe(tmp_path, endpoint.base_url, judge=judge), run) == 0
+    pairs = table_to_records(read_parts(run, "pairs"), Pair)
+    assert {pair.judge_model for pair in pairs} == {None}
+
+
+def test_a_reply_of_another_model_is_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def gateway(request: dict[str, Any]) -> dict[str, Any]:
+        return completion(policy(request), model="policy-2026[bold]")
+
+    with serving(gateway) as endpoint:
+        run = tmp_path / "run"
+        assert annotate(recipe(tmp_path, endpoint.base_url), run) == 0
+        told = closing_table(capsys.readouterr().out)
+    assert told["warning: policy answered as policy-2026[bold]"] == len(endpoint.requests)
+
+
+def test_so_is_one_of_another_verifier(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runs.reward_scheme._similarity", lambda: words_alike)
+
+    def gateway(request: dict[str, Any]) -> dict[str, Any]:
+        answers_as = "cheaper" if request["model"] == "verifier" else "policy"
+        return completion(evo_policy(request), model=answers_as)
+
+    with serving(gateway, models=("policy", "verifier")) as endpoint:
+        served = {"engine": "openai", "model": "verifier", "base_url": endpoint.base_url}
+        blocks = {**EVO, "verifier": served}
+        assert annotate(recipe(tmp_path, endpoint.base_url, **blocks), tmp_path / "run") == 0
+        told = closing_table(capsys.readouterr().out)
+        asked = sum(request["model"] == "verifier" for request in endpoint.requests)
+    assert told["warning: verifier answered as cheaper"] == asked > 0

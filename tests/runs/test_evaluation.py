@@ -1,0 +1,161 @@
+"""Baselines beside a policy: one exam, one table, one ledger; and the same weights asked again."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_endpoint import FakeEndpoint
+from little_world import policy, recipe
+from loopback import serving
+
+from pipelines.cli import parser, run_stage
+from runs.recipe_file import load_recipe
+from storage.errors import ConfigError
+from storage.parts import read_parts
+from storage.records import Prediction
+from storage.schemas import table_to_records
+
+BASELINES = ("majority", "closed-book", "one-shot", "oracle")
+QUESTIONS = [
+    {
+        "id": f"q{n}",
+        "question": f"Which money is in drawer {n} in Osaka?",
+        "answers": ["Euro" if n % 3 else "Yen"],
+        "supporting_ids": ["japan"] if n % 2 else [],
+    }
+    for n in range(60)
+]
+
+
+def reading(request: dict[str, Any]) -> str:
+    """A policy that can read: a currency that its passages name."""
+    system, user = request["messages"][0]["content"], request["messages"][-1]["content"]
+    if "from the passages" in system:
+        return f"<answer>{'Yen' if 'Yen' in user else 'Euro'}</answer>"
+    return "<answer>Dollar</answer>" if "from what you know" in system else policy(request)
+
+
+@pytest.fixture
+def endpoint() -> Iterator[FakeEndpoint]:
+    with serving(reading, models=("policy", "untrained")) as served:
+        yield served
+
+
+@pytest.fixture
+def config(tmp_path: Path, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+    questions = tmp_path / "questions.jsonl"
+    asked = {"source": "jsonl", "questions": str(questions), "split": "test", "limit": 8}
+    evaluation = {"baselines": BASELINES, "baseline_model": "untrained", "set": asked}
+    path = recipe(tmp_path, endpoint.base_url, evaluation={"bootstrap": 100, **evaluation})
+    questions.write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
+    return path
+
+
+def evaluated(config: Path, run: Path, *settings: str) -> int:
+    more = [word for one in settings for word in ("--set", one)]
+    arguments = ["eval", "--config", str(config), "--run", str(run), *more]
+    return run_stage(parser().parse_args(arguments))
+
+
+def predictions(run: Path, policy: str) -> list[Prediction]:
+    (folder,) = (run / "eval" / policy).iterdir()
+    return table_to_records(read_parts(run, f"eval/{policy}/{folder.name}/predictions"), Prediction)
+
+
+def test_baselines_take_the_exam_of_the_policies(
+    tmp_path: Path, config: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert evaluated(config, run) == 0
+    rows = {name: predictions(run, name) for name in ("policy", *BASELINES)}
+    asked = [row.question_id for row in rows["policy"]]
+    assert len(asked) == 8
+    known = [name for name in asked if int(name[1:]) % 2]
+    for name in BASELINES:
+        assert [r.question_id for r in rows[name]] == (known if name == "oracle" else asked)
+    told = {name: {row.prediction for row in rows[name]} for name in BASELINES}
+    assert (told["majority"], told["closed-book"], told["oracle"]) == (
+        ({"euro"}, {"Dollar"}, {"Yen"})
+    )
+    assert {row.supporting_recall for row in rows["oracle"]} == {1.0}
+    assert {(row.steps, row.searches) for row in rows["one-shot"]} == {(1, 1)}
+    models = [r["model"] for r in endpoint.requests if "drawer" in r["messages"][-1]["content"]]
+    assert models.count("untrained") == 8 + 8 + len(known)
+    (kept,) = (run / "eval").glob("jsonl-test-*.md")
+    table = kept.read_text()
+    assert f"| oracle | all | {len(known)} | 0 |" in table
+    assert "| policy − one-shot | all | 8 |" in table
+    assert "one-shot − " not in table
+    said = capsys.readouterr().out
+    assert f"oracle: {8 - len(known)} questions left out, whose gold passages are unknown" in said
+    made = len(endpoint.requests)
+    assert evaluated(config, run) == 0
+    assert len(endpoint.requests) == made
+
+
+def test_a_limit_stops_between_and_within_baselines(
+    tmp_path: Path, config: Path, endpoint: FakeEndpoint
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    evaluated(config, whole)
+    made = len(endpoint.requests)
+    policies = sum(r["model"] == "policy" for r in endpoint.requests)
+    limit = f"limits.max_tokens={15 * (policies + 10)}"
+    slow = "limits.max_questions_in_flight=1"
+    assert evaluated(config, parts, limit, slow) == 3
+    assert len(endpoint.requests) - made == policies + 10
+    assert {p.name for p in (parts / "eval").iterdir() if p.is_dir()} == {
+        *("policy", "majority", "closed-book"),
+    }
+    assert evaluated(config, parts) == 0
+    assert len(endpoint.requests) == 2 * made
+    for name in ("policy", *BASELINES):
+        told = [(row.question_id, row.prediction) for row in predictions(parts, name)]
+        assert told == [(row.question_id, row.prediction) for row in predictions(whole, name)]
+
+
+def test_another_draw_asks_anew_and_lies_apart(
+    tmp_path: Path, config: Path, endpoint: FakeEndpoint
+) -> None:
+    run, alone = tmp_path / "run", "evaluation.baselines=[closed-book]"
+    assert evaluated(config, run, alone) == 0
+    made = len(endpoint.requests)
+    (first,) = (run / "eval").glob("*.json")
+    assert "draw" not in json.loads(first.read_text())
+    assert evaluated(config, run, alone, "evaluation.draw=1") == 0
+    assert len(endpoint.requests) > made
+    sets = {path.stem: json.loads(path.read_text()) for path in (run / "eval").glob("*.json")}
+    assert sorted(one.get("draw", 0) for one in sets.values()) == [0, 1]
+    seeds = [r["seed"] for r in endpoint.requests if "from what you know" in str(r["messages"])]
+    assert len(seeds) == len(set(seeds)) == 16, "every draw has a seed of its own"
+    again = len(endpoint.requests)
+    assert evaluated(config, run, alone, "evaluation.draw=1") == 0
+    assert len(endpoint.requests) == again
+
+
+def test_a_source_without_other_questions_has_no_majority(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    everything = ("evaluation.set.split=null", "evaluation.set.limit=60")
+    assert evaluated(config, run, *everything, "evaluation.baselines=[majority]") == 0
+    assert "majority: 60 questions left out" in capsys.readouterr().out
+    assert predictions(run, "majority") == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("evaluation.policies={oracle: policy}", "has the name of a baseline"),
+        ("evaluation.baselines=[oracle, oracle]", "names a baseline twice"),
+        ("evaluation.baselines=[random]", "evaluation.baselines"),
+        ("evaluation.draw=-1", "evaluation.draw"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(config: Path, setting: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_recipe(config, [setting])

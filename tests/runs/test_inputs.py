@@ -1,0 +1,265 @@
+"""A run folder goes on only with the files it was begun with, and one writer at a time."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pytest
+from fake_endpoint import FakeEndpoint
+from little_world import PASSAGES, QUESTIONS, policy, recipe
+from loopback import serving
+
+import agent.reasonrag
+from pipelines.cli import parser, run_stage
+from runs.commit import Committer
+from runs.folder import existing_run, open_run
+from runs.inputs import model_digest
+from runs.recipe import Recipe
+from runs.stored_pairs import pairs_of, pairs_table
+from storage.errors import ConfigError
+from storage.ledger import Ledger
+from storage.parts import question_ids, read_parts
+
+PAIR = {
+    "instruction": "Answer.",
+    "input": "Question: Capital of France?",
+    "prompt": "System: Answer.\nUser: Question: Capital of France?",
+    "chosen": "<query>France</query>",
+    "rejected": "<answer>Rome</answer>",
+    "chosen_action_type": "Query Generation",
+    "rejected_action_type": "Answer Generation",
+    "chosen_content": "France",
+    "rejected_content": "Rome",
+    "layer": 0,
+}
+
+
+@pytest.fixture
+def endpoint() -> Iterator[FakeEndpoint]:
+    with serving(policy) as served:
+        yield served
+
+
+@pytest.fixture
+def config(tmp_path: Path, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+    return recipe(tmp_path, endpoint.base_url)
+
+
+def branchwise(stage: str, config: Path, run: Path, *more: str) -> int:
+    arguments = [stage, "--config", str(config), "--run", str(run), *more]
+    return run_stage(parser().parse_args(arguments))
+
+
+def begun(config: Path, run: Path) -> None:
+    """A run of some of the six questions."""
+    stopped = ("--set", "limits.max_tokens=1000", "--set", "limits.max_questions_in_flight=1")
+    assert branchwise("annotate", config, run, *stopped) == 3
+    assert 0 < len(question_ids(run, "trees")) < len(QUESTIONS)
+
+
+def rows(path: Path, records: list[dict[str, Any]], **changes: str) -> None:
+    lines = [{**records[0], **changes}, *records[1:]]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def other_prompt(patch: pytest.MonkeyPatch) -> None:
+    edited = dict.fromkeys(agent.reasonrag.ReasonRAG().prompts, "Be brief.")
+    patch.setattr(agent.reasonrag, "load_prompts", lambda _: edited)
+
+
+@pytest.mark.parametrize(
+    ("named", "change"),
+    [
+        ("corpus", lambda at, _: rows(at / "corpus.jsonl", PASSAGES, text="Lyon is in Gaul.")),
+        ("questions", lambda at, _: rows(at / "questions.jsonl", QUESTIONS, question="Where?")),
+        ("policy_prompts", lambda _, patch: other_prompt(patch)),
+    ],
+)
+def test_a_file_that_changed_under_its_name_is_refused(
+    named: str,
+    change: Callable[[Path, pytest.MonkeyPatch], None],
+    tmp_path: Path,
+    config: Path,
+    endpoint: FakeEndpoint,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "run"
+    begun(config, run)
+    made = len(endpoint.requests)
+    noted = json.loads((run / "provenance.json").read_text())["inputs"]
+    with pytest.MonkeyPatch.context() as patch:
+        change(tmp_path, patch)
+        assert branchwise("annotate", config, run) == 2
+        assert f"{named}: was '{noted[named]}', now '" in capsys.readouterr().out
+        # What is built again from trees needs the same passages and prompts.
+        assert branchwise("relabel", config, run) == (0 if named == "questions" else 2)
+    assert len(endpoint.requests) == made
+    recipe(tmp_path, endpoint.base_url)  # restored
+    assert branchwise("annotate", config, run) == 0
+    assert question_ids(run, "trees") == {question["id"] for question in QUESTIONS}
+
+
+def test_a_pilot_goes_on_with_more_questions_and_pays_for_none_twice(
+    tmp_path: Path, config: Path, endpoint: FakeEndpoint
+) -> None:
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    assert branchwise("annotate", config, run, "--limit", "2") == 0
+    pilot = read_parts(run, "trees").sort_by([("tree_id", "ascending"), ("node_id", "ascending")])
+    assert len(question_ids(run, "questions")) == 2
+    paid = len(endpoint.requests)
+    assert branchwise("annotate", config, run) == 0
+    more = len(endpoint.requests) - paid
+    noted = json.loads((run / "provenance.json").read_text())
+    assert branchwise("annotate", config, whole) == 0
+    assert more + paid == len(endpoint.requests) - more - paid, "as many as all at once"
+    alone = json.loads((whole / "provenance.json").read_text())
+    assert noted["inputs"] == alone["inputs"]
+    assert noted["data"] == alone["data"]
+    for table in ("questions", "trees", "pairs"):
+        found = [read_parts(one, table).drop_columns(["run_id"]) for one in (run, whole)]
+        order = [(name, "ascending") for name in found[0].column_names if name.endswith("_id")]
+        assert found[0].sort_by(order).equals(found[1].sort_by(order))
+    kept = read_parts(run, "trees").filter(
+        pc.is_in(pc.field("question_id"), pilot["question_id"].combine_chunks())
+    )
+    assert kept.sort_by([("tree_id", "ascending"), ("node_id", "ascending")]).equals(pilot)
+    assert branchwise("verify", config, run) == 0
+
+
+def test_a_relabelling_that_the_run_has_outgrown_is_not_trained_on(
+    tmp_path: Path, config: Path
+) -> None:
+    run = tmp_path / "run"
+    assert branchwise("annotate", config, run, "--limit", "4") == 0
+    assert branchwise("relabel", config, run, "--label", "other") == 0
+    table = pairs_table("other")
+    few = pairs_of(existing_run(run), table)
+    assert branchwise("annotate", config, run) == 0
+    with pytest.raises(ConfigError, match=r"2 questions were grown since .*relabel --label other"):
+        pairs_of(existing_run(run), table)
+    assert branchwise("relabel", config, run, "--label", "other") == 0
+    assert len(pairs_of(existing_run(run), table)) > len(few)
+
+
+def test_a_run_does_not_go_on_with_fewer_questions_or_with_changed_ones(
+    tmp_path: Path, config: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert branchwise("annotate", config, run, "--limit", "4") == 0
+    made = len(endpoint.requests)
+    assert branchwise("annotate", config, run, "--limit", "3") == 2
+    assert "questions: was '" in capsys.readouterr().out
+    one = next(q for q in QUESTIONS if q["id"] in question_ids(run, "questions"))
+    changed = [{**q, "question": "Where?"} if q is one else q for q in QUESTIONS]
+    rows(tmp_path / "questions.jsonl", changed)
+    assert branchwise("annotate", config, run) == 2
+    assert "questions: was '" in capsys.readouterr().out
+    assert len(endpoint.requests) == made
+
+
+def test_a_run_that_was_killed_as_it_grew_still_grows(
+    tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    assert branchwise("annotate", config, run, "--limit", "2") == 0
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        # Between the note of its new questions and their table.
+        patch.setattr(Committer, "write_questions", lambda _: (_ for _ in ()).throw(MemoryError))
+        branchwise("annotate", config, run)
+    assert len(question_ids(run, "questions")) == 2
+    assert branchwise("annotate", config, run) == 0
+    assert question_ids(run, "questions") == {question["id"] for question in QUESTIONS}
+
+
+def test_other_weights_under_the_same_name_are_another_policy(tmp_path: Path) -> None:
+    model = tmp_path / "policy.gguf"
+    little = Recipe.model_validate({"name": "little", "policy": {"model": str(model)}})
+
+    def opened(weights: bytes) -> None:
+        model.write_bytes(weights)
+        open_run(tmp_path / "run", little, {}, {"policy": model_digest(little.policy, little)})
+
+    open_run(tmp_path / "run", little, {"index_digest": "of an evaluation"})
+    opened(b"before")
+    opened(b"before")
+    kept = (tmp_path / "run" / "provenance.json").read_bytes()
+    with pytest.raises(ConfigError, match=r"policy: was '.*', now '"):
+        opened(b"trained again")
+    assert (tmp_path / "run" / "provenance.json").read_bytes() == kept
+
+
+def test_imported_pairs_and_trees_do_not_share_a_run(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, run, annotated = tmp_path / "pairs.json", tmp_path / "imported", tmp_path / "run"
+    file.write_text(json.dumps([PAIR]))
+    assert branchwise("import-pairs", config, run, "--file", str(file)) == 0
+    assert branchwise("annotate", config, run) == 2
+    begun(config, annotated)
+    capsys.readouterr()
+    assert branchwise("import-pairs", config, annotated, "--file", str(file)) == 2
+    assert "imported_pairs: was None" in capsys.readouterr().out
+    file.write_text(json.dumps([{**PAIR, "chosen": "<query>Paris</query>"}]))
+    assert branchwise("import-pairs", config, run, "--file", str(file)) == 2
+    assert read_parts(run, "pairs").num_rows == 1
+
+
+def test_nothing_is_written_into_a_run_that_another_process_holds(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, file = tmp_path / "run", tmp_path / "pairs.json"
+    begun(config, run)
+    file.write_text(json.dumps([PAIR]))
+    changed = ("--set", "limits.max_concurrency=2", "--set", "pairs.min_outcomes=1")
+    with Ledger(run / "ledger.sqlite"):
+        before = contents(run)
+        capsys.readouterr()
+        for stage, more in (
+            ("relabel", changed),
+            ("import-pairs", ("--file", str(file))),
+            ("annotate", changed[:2]),
+        ):
+            assert branchwise(stage, config, run, *more) == 2
+            assert "in use by process" in capsys.readouterr().out
+            assert contents(run) == before
+    assert branchwise("relabel", config, run, *changed) == 0
+
+
+@pytest.mark.parametrize("below", ["", "deeper/run"])
+def test_a_run_folder_that_is_a_file_is_told(
+    below: str, tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    run = tmp_path / "notes.txt" / below
+    for stage in ("annotate", "relabel", "inspect"):
+        assert branchwise(stage, config, run) == 2
+        assert f"error: {run}: " in capsys.readouterr().out
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "kept", [b"name: [torn", b"name: \xff\xfe", b"", b"name: little\nfrom_a_newer: version\n"]
+)
+@pytest.mark.parametrize("stage", ["annotate", "relabel", "inspect", "export-pairs", "train-dpo"])
+def test_a_recipe_of_a_run_that_cannot_be_read_is_told(
+    stage: str, kept: bytes, tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_bytes(kept)
+    more = ("--file", str(tmp_path / "out.json")) if stage == "export-pairs" else ()
+    assert branchwise(stage, config, run, *more) == 2
+    told = capsys.readouterr().out
+    assert f"error: {run}" in told
+    assert "--run folder" in told, "what to do"
+    assert ("from_a_newer" in told) == (b"from_a_newer" in kept)
+    assert (run / "config.yaml").read_bytes() == kept
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    files = {str(path): path for path in run.rglob("*") if path.is_file()}
+    return {name: path.read_bytes() for name, path in files.items() if "sqlite" not in path.name}

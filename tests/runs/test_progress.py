@@ -1,0 +1,58 @@
+"""What a stage says of itself, on a line and in its closing table."""
+
+import io
+from collections import Counter
+
+import pytest
+
+from runs import progress
+from runs.progress import Progress
+from runs.terminal import Terminal
+from storage.calls import Totals
+
+
+@pytest.fixture
+def console() -> Terminal:
+    return Terminal(io.StringIO())
+
+
+def said(console: Terminal) -> list[str]:
+    assert isinstance(console.file, io.StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+async def test_the_plain_line_tells_this_attempt_s_rate_and_calls(
+    console: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress.time, "monotonic", lambda: 1020.0)
+    spent = Totals(900, 1_000_000, 5_000, 20_000)  # by earlier attempts
+    shown = Progress(
+        "annotate", 40, grows=True, spent=lambda: spent, started=1000.0, done=30, resumed_from=30
+    )
+    async with shown.shown(console):
+        spent += Totals(2, 2_400, 400, 60)
+        shown.done, shown.in_flight, shown.failed, shown.pairs = 32, 3, 1, 5
+        shown.reward([0.5, 0.75])
+    # 2 questions in 20 s leave 80 s for the other 8.
+    assert said(console) == [
+        "annotate: questions 32/40 · in flight 3 · failed 1 · calls/s 0.1 · "
+        "tokens in/cached/out 2,400/400/60 · pairs 5 · mean reward 0.625 · time left 1:20"
+    ]
+
+
+def test_what_calls_cost_is_told_where_they_cost_something() -> None:
+    spent = Totals(900, 1_000_000, 5_000, 20_000, cost_usd=3.0)
+    shown = Progress("annotate", 40, spent=lambda: spent)
+    assert "USD" not in shown.facts(), "paid for by an earlier attempt"
+    spent += Totals(2, 2_400, 400, 60, cost_usd=0.0125)
+    assert shown.facts()["USD"] == "0.0125"
+
+
+def test_the_closing_table_has_every_reason_as_it_was_written(console: Terminal) -> None:
+    shown = Progress("annotate", 1)
+    shown.counts = Counter({"pair dropped: small_gap": 1234, "data: [set] questions read": 6})
+    console.print(shown.closing_table())
+    assert [line.split() for line in said(console)[2:]] == [
+        ["data:", "[set]", "questions", "read", "6"],
+        ["pair", "dropped:", "small_gap", "1,234"],
+    ]

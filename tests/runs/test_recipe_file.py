@@ -1,0 +1,255 @@
+"""Recipes: every mistake at once, with its place and the nearest valid key."""
+
+from pathlib import Path
+
+import pytest
+
+from runs.assemble import engine_for
+from runs.recipe import Recipe
+from runs.recipe_file import load_recipe
+from storage.errors import ConfigError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+EVO = "name: x\nevo_rag: {}\nagent: {protocol: evo-rag}"
+"""A recipe of EVO-RAG that does not say yet how its trees are grown."""
+
+
+@pytest.mark.parametrize(
+    "recipe", sorted((REPOSITORY / "configs").glob("*.yaml")), ids=lambda p: p.stem
+)
+def test_every_shipped_recipe_loads(recipe: Path) -> None:
+    assert load_recipe(recipe).name == recipe.stem
+
+
+def test_the_paper_s_side_of_every_evo_rag_decision_is_a_recipe() -> None:
+    ours, paper = (
+        load_recipe(REPOSITORY / "configs" / f"{name}.yaml")
+        for name in ("evo-rag", "evo-rag-paper")
+    )
+    # The recipe of one computer holds what we decided, the other what stands in the paper.
+    assert ours.evo_rag is not None
+    assert paper.evo_rag is not None
+    for setting, decided, printed in (
+        ("retrieval_bonus", "novel", "any"),
+        ("early_refusal", "wrong", "judged"),
+        ("unanswerable_search", "unknown", "missed"),
+        ("negative_cosine", "ignored", "earns"),
+        ("overlap_threshold", 0.8, 0.0),
+        ("horizon", None, 20),
+    ):
+        assert getattr(ours.evo_rag, setting) == decided
+        assert getattr(paper.evo_rag, setting) == printed
+    labels = [recipe.training.reward_model.labels for recipe in (ours, paper)]
+    assert labels == ["component", "total"]
+    assert (ours.training.dpo.reference, paper.training.dpo.reference) == ("start", "none")
+    assert (ours.retrieval.kind, paper.retrieval.kind) == ("bm25", "fusion")
+    assert paper.training.dpo.batch_size == 64
+    for recipe in (ours, paper):
+        assert (recipe.mcts.kind, recipe.mcts.iterations, recipe.mcts.branches) == ("chains", 4, 2)
+        assert (recipe.pairs.per_state, recipe.pairs.min_gap) == ("extremes", 0.2)
+    for rewards in (ours.evo_rag, paper.evo_rag):
+        assert (rewards.schedule, rewards.stage) == ("time-dynamic", "discovery")
+
+
+def problems(tmp_path: Path, text: str, *overrides: str) -> str:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        load_recipe(path, overrides)
+    return str(raised.value)
+
+
+def test_all_mistakes_are_named_with_line_and_nearest_key(tmp_path: Path) -> None:
+    told = problems(
+        tmp_path,
+        "name: x\nmcts:\n  iteration: 5\n  c: high\nretrieval: {top_k: 0}\nlimit: 3\n",
+    )
+    assert "recipe.yaml:3: `mcts.iteration` is not a setting; did you mean `iterations`?" in told
+    assert "recipe.yaml:4: `mcts.c`" in told
+    assert "recipe.yaml:5: `retrieval.top_k`" in told
+    assert "recipe.yaml:6: `limit` is not a setting; did you mean `limits`?" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("name: x\nmcts: {evaluator: judge}\n", "no `judge:`"),
+        ("name: x\nspre: {estimator: judge}\njudge: {}\n", "spre.estimator is `judge`"),
+        (
+            "name: x\nmcts: {evaluator: judge}\njudge: {}\nspre: {estimator: rollout}\n",
+            "spre.estimator is `rollout`",
+        ),
+        ("name: x\nretrieval: {kind: http}\n", "retrieval.url"),
+        ("name: x\npolicy: {engine: openai, model: m}\n", "base_url"),
+        ("name: x\ndata: {source: hotpotqa}\n", "questions"),
+        (
+            "name: x\nlimits: {max_usd: 1}\npolicy: {engine: openai, model: m, base_url: u}\n",
+            "policy.price_per_million names no price of input and output",
+        ),
+        (
+            "name: x\nlimits: {max_usd: 1}\npolicy: {engine: vllm, model: m/m, base_url: u}\n",
+            "policy.price_per_million names no price of input and output",
+        ),
+        (
+            "name: x\nlimits: {max_usd: 1}\njudge: {engine: openai, model: m, base_url: u, "
+            "price_per_million: {input: 1}}\nmcts: {evaluator: judge}\n",
+            "judge.price_per_million names no price of output",
+        ),
+        ("name: x\nmcts: {max_children: 1}\n", "no step has a sibling"),
+        ("name: x\nmcts: {iterations: 4}\npairs: {min_outcomes: 5}\n", "at most 4 outcomes"),
+        (
+            "name: x\nmcts: {iterations: 4, kind: chains}\nspre: {rollouts: 3}\n"
+            "pairs: {min_outcomes: 5}\n",
+            "at most 4 outcomes",
+        ),
+        ("name: x\nmcts: {kind: chains, iterations: 1}\n", "no step has a sibling"),
+        ("name: x\nmcts: {kind: chains, evaluator: judge}\njudge: {}\n", "leave the evaluator"),
+        ("name: x\nmcts: {kind: chains}\nspre: {estimator: rollout}\n", "only answers are"),
+        ("name: x\nmcts: {kind: chains}\nspre: {estimator: judge}\n", "only answers are"),
+        ("name: x\nmcts: {max_output_tokens: 0}\n", "mcts.max_output_tokens"),
+        ("name: x\nspre: {temperature: 0, rollouts: 2}\n", "all 2 rollouts of a node are one"),
+        ("name: x\nevo_rag: {}\nmcts: {kind: chains}\n", "set agent.protocol: evo-rag"),
+        (f"{EVO}\n", "set mcts.evaluator: playout, or mcts.kind: chains"),
+        (f"{EVO}\nmcts: {{evaluator: judge}}\njudge: {{}}\n", "keeps none of its steps"),
+        (f"{EVO}\nmcts: {{evaluator: playout}}\n", "set mcts.normalise: true"),
+        (f"{EVO}\nmcts: {{kind: chains}}\npairs: {{invalid: rejected}}\n", "pairs.invalid: drop"),
+        (f"{EVO}\nmcts: {{kind: chains, iterations: 1}}\n", "no step has a sibling"),
+        (
+            # Each of two chains, and three more draws at each of its ten states at the most.
+            f"{EVO}\nmcts: {{kind: chains, iterations: 2, branches: 2}}\n"
+            "pairs: {min_outcomes: 63}\n",
+            "at most 62 outcomes",
+        ),
+        (f"{EVO}\nmcts: {{kind: chains}}\nverifier: {{engine: openai}}\n", "verifier.base_url"),
+        (
+            f"{EVO}\nmcts: {{kind: chains}}\nlimits: {{max_usd: 1}}\n"
+            "verifier: {engine: openai, base_url: u}\n",
+            "verifier.price_per_million",
+        ),
+        ("name: x\nverifier: {}\n", "for the rewards of `evo_rag:`, which is not set"),
+        (
+            "name: x\nmcts: {evaluator: playout}\nspre: {estimator: rollout}\n",
+            "spre.estimator: monte_carlo",
+        ),
+        (
+            "name: x\nagent: {protocol: evo-rag}\nmcts: {kind: chains}\n"
+            "evo_rag: {schedule: answer-only, rewards: [step]}\n",
+            "so that nothing counts",
+        ),
+        ("name: x\nevo_rag: {rewards: []}\n", "evo_rag.rewards"),
+        ("name: x\nevo_rag: {rewards: [answers]}\n", "evo_rag.rewards.0"),
+        ("name: x\nevo_rag: {step_value: 1}\n", "evo_rag.step_value"),
+        ("name: x\nevo_rag: {horizons: 3}\n", "did you mean `horizon`?"),
+        ("name: x\npairs: {min_gap: 1}\n", "pairs.min_gap"),
+        ("name: x\npairs: {actions: [anwser]}\n", "pairs.actions.0"),
+        ("name: x\npairs: {actions: []}\n", "pairs.actions"),
+        ("name: x\npairs: {max_length_ratio: 0.5}\n", "pairs.max_length_ratio"),
+        ("name: x\ntraining: {dpo: {batch_size: 8, micro_batch: 3}}\n", "training.dpo"),
+        ("name: x\ntraining: {warm_start: {traces: {detour: 0.1}}}\n", "is `reasonrag`; leave it"),
+        ("name: x\ndata: {questions: q.jsonl}\n", "leave `questions` out"),
+        ("name: ../../etc\n", "`name`"),
+        ("name: x\nseed: 1\nseed: 2\n", "recipe.yaml:3: `seed` stands there twice"),
+        ("seed: 3\n", "`name` is missing"),
+        ("- 1\n", "a mapping"),
+        ("name: [\n", "not valid YAML"),
+        ("name: x\n~: 1\n", "is a key that is not text"),
+        ("name: x\nmcts: {c: .nan}\n", "mcts.c"),
+    ],
+)
+def test_impossible_recipes_are_refused(tmp_path: Path, text: str, says: str) -> None:
+    assert says in problems(tmp_path, text)
+
+
+def test_a_mistake_of_form_hides_no_contradiction(tmp_path: Path) -> None:
+    told = problems(
+        tmp_path,
+        "retrieval: {top_k: 0, kind: http}\nmcts: {evaluator: judge}\nlimits: {max_usd: 1}\n"
+        "policy: {engine: openai, top_p: 2}\nfoo: 1\n",
+    )
+    assert "`name` is missing" in told
+    assert "retrieval.top_k" in told
+    assert "policy.top_p" in told
+    assert "`foo` is not a setting" in told
+    assert "no `judge:`" in told
+    assert "retrieval.url" not in told, "a block that is at fault says nothing more"
+    assert "price_per_million" not in told
+
+
+@pytest.mark.parametrize(
+    "growth",
+    [
+        "{kind: chains, iterations: 4, branches: 2}",
+        "{kind: chains, iterations: 1, branches: 2}",
+        "{evaluator: playout, normalise: true}",
+    ],
+)
+def test_evo_rag_s_trees_can_be_grown_so(tmp_path: Path, growth: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"{EVO}\nmcts: {growth}\nverifier: {{}}\npairs: {{min_outcomes: 9}}\n")
+    assert load_recipe(path).evo_rag is not None
+
+
+def test_overrides_reach_into_sections_and_are_checked(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("name: x\nmcts: {iterations: 3}\n")
+    recipe = load_recipe(path, ["mcts.c=2.5", "judge.engine=openvino", "data.corpus=[a, b]"])
+    assert (recipe.mcts.iterations, recipe.mcts.c) == (3, 2.5)
+    assert recipe.judge is not None
+    assert recipe.data.corpus == ("a", "b")
+    told = problems(tmp_path, "name: x\n", "mcts.itertions=3", "nonsense", "seed=many")
+    assert "--set mcts.itertions" in told
+    assert "--set nonsense" in told
+    assert "--set seed" in told
+
+
+def test_a_digest_covers_what_it_names(tmp_path: Path) -> None:
+    one, other = Recipe(name="x"), Recipe(name="x", seed=1)
+    assert one.digest() != other.digest()
+    assert one.digest("mcts", "spre") == other.digest("mcts", "spre")
+
+
+def test_dense_retrieval_without_its_packages_is_refused_before_anything_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retrieval.encoder.find_spec", lambda name: None)
+    told = problems(tmp_path, "name: x\nretrieval: {kind: dense}\npolicy: {engine: openai}\n")
+    assert "faiss" in told
+    assert "EXTRAS=dense" in told
+    assert "base_url" in told, "all mistakes at once"
+    told = problems(tmp_path, f"{EVO}\nmcts: {{kind: chains}}\n")
+    assert "evo_rag: measures how alike queries are" in told
+    assert "EXTRAS=dense" in told
+    assert "bm25" not in told, "no retriever does without the encoder of queries"
+
+
+def test_a_recipe_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(b"name: x\xff\n")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_recipe(path)
+
+
+def test_an_override_is_blamed_by_its_own_name(tmp_path: Path) -> None:
+    assert "--set name.x" in problems(tmp_path, "name: x\n", "name.x=3")
+    assert "--set data..limit" in problems(tmp_path, "name: x\ndata: {}\n", "data..limit=3")
+
+
+def test_the_embedded_engine_is_given_no_more_questions_than_its_cache_holds() -> None:
+    embedded = Recipe.model_validate({"name": "x"})
+    endpoint = {"engine": "openai", "model": "m", "base_url": "http://127.0.0.1:1/v1"}
+    served = Recipe.model_validate({"name": "x", "policy": endpoint})
+    said = Recipe.model_validate({"name": "x", "limits": {"max_questions_in_flight": 7}})
+    asked = [recipe.questions_in_flight for recipe in (embedded, served, said)]
+    assert asked == [24, 256, 7]
+
+
+def test_the_embedded_engine_gets_the_cache_that_the_recipe_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[dict[str, object]] = []
+    monkeypatch.setattr(
+        "engines.openvino.embedded_engine", lambda model, say, **limits: given.append(limits)
+    )
+    recipe = Recipe.model_validate({"name": "x", "limits": {"cache_gib": 7, "max_concurrency": 3}})
+    engine_for(recipe.policy, recipe)
+    assert given == [{"max_batch": 3, "cache_gib": 7}]

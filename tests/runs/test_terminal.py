@@ -1,0 +1,75 @@
+"""The console of every stage: the last stand, for what a stage has not made inert itself."""
+
+import io
+import json
+
+import pytest
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from pipelines.cli import json_line
+from runs.terminal import Terminal
+
+ESCAPE = "\x1b[2J\x9b31m\u202e\x85[bold]:smile:[/]"
+SHOWN = r"\x1b[2J\x9b31m\u202e\x85[bold]:smile:[/]"
+
+
+def printed(*things: object) -> str:
+    file = io.StringIO()
+    Terminal(file).print(*things)
+    return file.getvalue()
+
+
+def a_table(cell: Text | str) -> Table:
+    table = Table(title=cell, caption=cell)
+    table.add_column(cell, footer=cell)
+    table.add_row(cell)
+    table.add_row(Panel(cell))
+    return table
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_everything_that_is_printed_is_inert(as_text: bool) -> None:
+    text = Text(ESCAPE) if as_text else ESCAPE
+    panel = Panel(text, title=text, subtitle=text)
+    for thing in (text, a_table(text), panel, [ESCAPE], {ESCAPE: ESCAPE}, ValueError(ESCAPE)):
+        said = printed(thing)
+        assert said.replace("\n", "").isprintable(), said
+        assert "[2J" in said
+    assert SHOWN in printed(text)
+
+
+def test_a_link_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    file = io.StringIO()
+    console = Terminal(file)
+    console.print(Panel("x", title="[link=http://evil/]there"), Text("here", "link http://evil/"))
+    said = file.getvalue()
+    assert console.is_terminal
+    assert "there" in said
+    assert "here" in said
+    assert "evil" not in said
+
+
+def test_a_string_is_measured_as_it_is_shown() -> None:
+    lines = printed(a_table(ESCAPE)).splitlines()
+    assert all(SHOWN in line for line in lines if "[2J" in line), "none is cut"
+    boxes = [line.rstrip() for line in lines if line[0] in "┏┃│└"]
+    assert len({len(line) for line in boxes}) == 1
+
+
+def test_only_a_stage_begins_a_line() -> None:
+    file = io.StringIO()
+    Terminal(file).say("error: no file a\nwrote all of it\n  indented\n\rb" + "x" * 300)
+    said = file.getvalue().splitlines()
+    assert said[:3] == ["error: no file a", "  wrote all of it", "  indented"]
+    assert said[3:] == ["  \\rb" + "x" * 300], "a long line is not cut"
+
+
+def test_totals_are_one_line_of_ascii() -> None:
+    line = json_line({"\x7f\x1b": "日\n\u202e\x85"})
+    assert line.isascii()
+    assert line.isprintable()
+    assert json.loads(line) == {"\x7f\x1b": "日\n\u202e\x85"}

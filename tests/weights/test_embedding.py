@@ -1,0 +1,194 @@
+"""Embeddings: what the model alone says of each step, read once, and kept."""
+
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_llama import write_tiny_folder
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, MistralConfig, MistralModel
+
+from storage.errors import ConfigError
+from storage.records import Message
+from storage.vectors import Vector
+from training.examples import StepExample, tokenise
+from weights.backbone import Backbone, Tokens
+from weights.embedding import FrozenEncoder, Prefix, base_of
+from weights.policy_files import PACKAGED, load_tokenizer, packaged_gguf
+
+# Siblings of two states of one instruction, one the beginning of another; and one longer than all.
+SEQUENCES: list[Tokens] = [
+    (1, 2, 3, 4, 5, 6, 7),
+    (1, 2, 3, 4, 5, 6),
+    (1, 2, 3, 4, 8),
+    (1, 2, 9, 5, 6, 7, 8, 9),
+    (1, 2, 9, 4),
+    tuple(range(10, 60)),
+]
+SIZES: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+def llama() -> Any:
+    return LlamaModel(LlamaConfig(**SIZES, num_key_value_heads=2))
+
+
+def bert() -> Any:
+    return BertModel(BertConfig(**SIZES))
+
+
+def mistral() -> Any:
+    return MistralModel(MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=4))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize(("model", "trees"), [(llama, True), (bert, False), (mistral, False)])
+@pytest.mark.parametrize("batch_tokens", [1, 20, 1000])
+def test_a_batch_gives_what_each_sequence_gives_alone(
+    model: Any, trees: bool, batch_tokens: int
+) -> None:
+    torch.manual_seed(0)
+    plain = model()
+    backbone = Backbone(plain)
+    assert backbone.reads_trees is trees, "a token that sees what follows it has no place in a tree"
+    found: dict[Tokens, Vector] = {}
+    for read in backbone.last_states(SEQUENCES, batch_tokens):
+        found |= read
+    for sequence in SEQUENCES:
+        with torch.no_grad():
+            alone = plain(input_ids=torch.tensor([sequence])).last_hidden_state[0, -1]
+        np.testing.assert_allclose(found[sequence], alone.numpy(), atol=1e-5)
+        assert found[sequence].dtype == np.float32
+
+
+def test_what_siblings_share_is_read_once() -> None:
+    plain, read = llama(), list[int]()
+    backbone = Backbone(plain)
+    plain.layers[0].register_forward_pre_hook(lambda module, args: read.append(args[0].shape[1]))
+    list(backbone.last_states(SEQUENCES, 1000))
+    # 1 2 | 3 4 | 5 6 7 | 8 and 9 | 5 6 7 8 9 | 4 and the long one
+    assert read == [2 + 2 + 3 + 1 + 1 + 5 + 1 + 50]
+
+
+class Counted:
+    """Counts what a backbone is asked to read; may be killed after some batches."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, batches: int | None = None) -> None:
+        self.read: list[Tokens] = []
+        real = Backbone.last_states
+
+        def counted(
+            backbone: Backbone, sequences: Sequence[Tokens], batch_tokens: int
+        ) -> Iterator[Mapping[Tokens, Vector]]:
+            for n, one in enumerate(real(backbone, sequences, batch_tokens)):
+                if n == batches:
+                    raise KeyboardInterrupt
+                self.read += one
+                yield one
+
+        monkeypatch.setattr(Backbone, "last_states", counted)
+
+
+def test_each_distinct_step_is_read_once_and_then_never_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, counted = str(write_tiny_folder(tmp_path / "tiny")), Counted(monkeypatch)
+    asked = [*SEQUENCES, SEQUENCES[2]]
+    first = FrozenEncoder(folder).embed(asked)
+    assert first.shape == (7, 64)
+    assert np.array_equal(first[6], first[2])
+    assert sorted(counted.read) == sorted(SEQUENCES)
+    with monkeypatch.context() as patch:
+        patch.setattr(Backbone, "load", lambda files: pytest.fail("nothing was to be read"))
+        again = FrozenEncoder(folder).embed(asked[::-1])
+    assert np.array_equal(again[::-1], first)
+    other = write_tiny_folder(tmp_path / "other")
+    (other / "config.json").write_text((other / "config.json").read_text() + "\n")
+    FrozenEncoder(str(other)).embed(SEQUENCES)
+    assert len(counted.read) == 2 * len(SEQUENCES), "of other weights nothing is known"
+
+
+def test_a_stopped_reading_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(write_tiny_folder(tmp_path / "tiny"))
+    with monkeypatch.context() as patch:
+        stopped = Counted(patch, batches=2)
+        with pytest.raises(KeyboardInterrupt):
+            FrozenEncoder(folder, batch_tokens=8).embed(SEQUENCES)
+    rest = Counted(monkeypatch)
+    FrozenEncoder(folder, batch_tokens=8).embed(SEQUENCES)
+    assert stopped.read
+    assert sorted(stopped.read + rest.read) == sorted(SEQUENCES)
+
+
+def test_a_damaged_vector_is_read_again_and_said(
+    tmp_path: Path,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder, said = str(write_tiny_folder(tmp_path / "tiny")), list[str]()
+    first = FrozenEncoder(folder).embed(SEQUENCES)
+    [path] = (cache / "embeddings").glob("*.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE vectors SET vector = zeroblob(256) WHERE rowid = 3")
+    connection.close()
+    counted = Counted(monkeypatch)
+    again = FrozenEncoder(folder, say=said.append).embed(SEQUENCES)
+    assert len(counted.read) == 1
+    np.testing.assert_allclose(again, first, atol=1e-5)
+    assert "damaged" in said[0]
+    path.write_bytes(b"no database")
+    with caplog.at_level("WARNING"):
+        np.testing.assert_allclose(FrozenEncoder(folder).embed(SEQUENCES), first, atol=1e-5)
+    assert "damaged" in caplog.text
+
+
+def test_a_step_is_read_as_the_tokens_that_a_policy_is_trained_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer = load_tokenizer(packaged_gguf())
+    monkeypatch.setattr("weights.policy_files.load_tokenizer", lambda gguf: tokenizer)
+    messages = (Message("system", "Answer."), Message("user", "Question: Where is Ōsaka?"))
+    texts = ("<search>Ōsaka</search>", "<refuse/>")
+    examples = tokenise([StepExample(messages, t, "q", "reasoning") for t in texts], tokenizer)
+    tokens = FrozenEncoder(PACKAGED).tokens([Prefix(messages, text) for text in texts])
+    assert tokens == [(*one.prompt, *one.target) for one in examples]
+
+
+def test_an_encoder_without_a_template_reads_the_bare_texts(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: n for n, word in enumerate(["[UNK]", "[CLS]", "[SEP]", "Where", "search", "a"])}
+    tokenizer = Tokenizer(models.WordLevel(words, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    bert().save_pretrained(str(tmp_path / "bert"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(str(tmp_path / "bert"))
+    encoder = FrozenEncoder(str(tmp_path / "bert"))
+    [tokens] = encoder.tokens([Prefix((Message("user", "Where a"),), "search a")])
+    assert tokens == (1, 3, 5, 4, 5, 2)
+    assert encoder.embed([tokens]).shape == (1, 64)
+    with pytest.raises(ConfigError, match=r"at most 512 tokens.*max_length to 512"):
+        encoder.embed([(1,) * 513])
+
+
+def test_the_base_of_a_policy_is_what_its_adapters_sit_on(tmp_path: Path) -> None:
+    assert base_of("models/smollm2-135m-atlas") == PACKAGED
+    folder = write_tiny_folder(tmp_path / "tiny")
+    assert base_of(str(folder)) == str(folder)

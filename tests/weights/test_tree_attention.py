@@ -1,0 +1,185 @@
+"""Packed batches give what whole sequences give: log-probabilities and gradients."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from storage.errors import ConfigError
+from training.packing import Row, packed_batch, padded_batch
+from training.tree_attention import read_packed
+from weights import tree_attention
+from weights.prefix_tree import prefix_tree
+from weights.tree_attention import TREE_SDPA, subtrees
+
+Batch = Callable[[Sequence[Row], int], dict[str, Any]]
+
+# Two states of one instruction and one without it; siblings of several lengths, one the beginning
+# of another, one there twice.
+ROWS = [
+    Row((1, 2, 3, 4), (5, 6, 7)),
+    Row((1, 2, 3, 4), (5, 6)),
+    Row((1, 2, 3, 4), (8,)),
+    Row((1, 2, 9), (5, 6, 7, 8, 9)),
+    Row((1, 2, 3, 4), (5, 6, 7)),
+    Row((1, 2, 9), (4, 4)),
+    Row((50,), (3, 4)),
+]
+
+
+@pytest.fixture(autouse=True)
+def compiles_nothing() -> Iterator[None]:
+    """FlexAttention is compiled for a GPU; here its plain form tells the same, in no time."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def tiny(attention: str) -> Any:
+    """A random Llama with a random LoRA; small attention heads, shared by two queries."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=97,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attn_implementation=attention,
+    )
+    plain = LlamaForCausalLM(config)
+    read_packed(plain, "dpo")
+    assert plain.config._attn_implementation in (attention, TREE_SDPA, "flex_attention")
+    plain.set_attn_implementation(attention)  # on a GPU it would always be FlexAttention
+    lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    return get_peft_model(plain, lora)
+
+
+def step_logps(model: Any, batch: dict[str, Any]) -> Any:
+    """(rows,) log-probability of each step, as any causal model of transformers gives it."""
+    said = batch.pop("completion_mask")[:, 1:]
+    batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
+    scores = model(**batch, use_cache=False).logits[:, :-1].log_softmax(-1)
+    found = scores.gather(2, batch["input_ids"][:, 1:, None])[..., 0]
+    return (found * said.to(found.device)).sum(1)
+
+
+def gradients(model: Any, batch: Batch) -> dict[str, Any]:
+    """Of a loss in which every row has a weight of its own."""
+    model.zero_grad()
+    logps = step_logps(model, batch(ROWS, 0))
+    (logps * torch.linspace(-1, 2, len(ROWS), device=logps.device)).sum().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("attention", ["sdpa", TREE_SDPA, "eager", "flex_attention"])
+def test_packed_log_probabilities_are_those_of_the_whole_sequences(attention: str) -> None:
+    with torch.no_grad():
+        whole = step_logps(tiny("sdpa"), padded_batch(ROWS, 0))
+        packed = step_logps(tiny(attention), packed_batch(ROWS, 0))
+    torch.testing.assert_close(packed, whole, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", TREE_SDPA, "eager"])
+def test_packed_gradients_are_those_of_the_whole_sequences(attention: str) -> None:
+    model = tiny(attention)
+    whole, packed = gradients(model, padded_batch), gradients(model, packed_batch)
+    assert len(whole) == 2 * 3 * 7, "both matrices of every linear layer learn"
+    assert all(gradient.abs().max() > 0 for gradient in whole.values())
+    for name, gradient in whole.items():
+        torch.testing.assert_close(packed[name], gradient, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple), min_size=1),
+    st.integers(1, 12),
+)
+def test_parts_of_a_tree_see_what_the_whole_tree_shows_them(
+    sequences: list[tuple[int, ...]], small: int
+) -> None:
+    ends = prefix_tree(sequences).ends
+    parts = subtrees(ends, small)
+    assert [at for part in parts for at in range(part.start, part.stop)] == list(range(len(ends)))
+    for part in parts:
+        spans = (*part.past, part[:2])
+        reach = {at for span in spans for at in range(*span)}
+        for token in range(part.start, part.stop):
+            assert reach >= {at for at in range(token + 1) if token < ends[at]}
+            assert reach.issuperset(range(*part[:2]))
+        if part.stop - part.start > small:
+            assert len(set(ends[part.start : part.stop])) == 1, "a large part is a single chain"
+
+
+def test_a_tree_is_read_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[tuple[int, int]] = []
+    real = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
+        lengths.append((query.shape[2], key.shape[2]))
+        return real(query, key, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    monkeypatch.setattr(tree_attention.subtrees, "__defaults__", (3,))
+    with torch.no_grad():
+        step_logps(tiny(TREE_SDPA), packed_batch(ROWS, 0))
+    # Tokens and what they may see: 1 2, 3 4 5 6, 9, and behind it 4 and 5 6 7 8; then 50 3.
+    assert lengths == [(2, 2), (4, 6), (1, 3), (1, 4), (4, 7), (2, 2)] * 3, "in each layer"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_compiled_flex_attention_gives_the_same_on_a_gpu(precision: Any) -> None:
+    many = [Row((*range(1, 60), n), tuple(range(n, n + 20))) for n in range(20)]
+    sdpa, flex = tiny("sdpa").cuda(), tiny("flex_attention").cuda()
+    error = 1e-3 if precision == torch.float32 else 0.3  # nats a step, of 20 tokens
+    with torch.compiler.set_stance("default"), torch.autocast("cuda", precision):
+        for rows in (ROWS, many):
+            whole = step_logps(sdpa, padded_batch(rows, 0))
+            packed = step_logps(flex, packed_batch(rows, 0))
+            torch.testing.assert_close(packed, whole, rtol=1e-2, atol=error)
+        if precision == torch.float32:
+            whole, packed = gradients(sdpa, padded_batch), gradients(flex, packed_batch)
+            for name, gradient in whole.items():
+                torch.testing.assert_close(packed[name], gradient, rtol=1e-2, atol=1e-3, msg=name)
+
+
+def test_siblings_do_not_see_each_other() -> None:
+    model = tiny("sdpa")
+    other = [*ROWS[:2], Row((1, 2, 3, 4), (77, 78, 79, 80)), *ROWS[3:]]
+    with torch.no_grad():
+        before = step_logps(model, packed_batch(ROWS, 0))
+        after = step_logps(model, packed_batch(other, 0))
+    changed = (before - after).abs() > 1e-5
+    assert changed.tolist() == [row is not mine for row, mine in zip(other, ROWS, strict=True)]
+
+
+def test_a_shared_prompt_is_read_once() -> None:
+    read: list[int] = []
+    model = tiny("sdpa")
+    layer = model.get_base_model().model.layers[0]
+    layer.register_forward_pre_hook(lambda module, args: read.append(args[0].shape[1]))
+    with torch.no_grad():
+        step_logps(model, packed_batch(ROWS, 0))
+    # 1 2 | 3 4 | 5 6 and 9 | 5 6 7 8 | 4 and 50 | 3: last tokens of steps predict nothing.
+    assert read == [2 + 2 + 2 + 1 + 4 + 1 + 1 + 1]
+
+
+def test_a_model_that_cannot_share_prompts_is_refused_with_the_way_out() -> None:
+    sliding = MistralForCausalLM(
+        MistralConfig(
+            vocab_size=9,
+            hidden_size=8,
+            intermediate_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            sliding_window=4,
+        )
+    )
+    with pytest.raises(ConfigError, match=r"mistral.*set training\.warm_start\.packed: false"):
+        read_packed(sliding, "warm_start")

@@ -1,0 +1,176 @@
+"""One training, from its start to the folder it leaves: what all trainers share.
+
+Start merged in float32, examples that fit, checkpoints of its own only, adapter, curve and record.
+"""
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from storage.errors import StorageError
+from training.arguments import quiet, shared_arguments
+from training.checkpoints import forget_checkpoints, latest_checkpoint
+from training.curves import Say, curves, read_metrics
+from training.holdout import HoldoutScore
+from training.lengths import within
+from training.movement import movement_of
+from training.report import TrainingReport, write_training_record
+from training.settings import OptimiserSettings
+from weights.adapter_chain import copy_chain, refuse_own_start, save_adapter
+from weights.policy_files import load_policy, policy_digest, policy_files
+
+Example = TypeVar("Example", bound=Sized)
+
+
+@dataclass(frozen=True)
+class Course:
+    """A training to be done.
+
+    Attributes:
+        kind: "warm-start", "sft" or "dpo"; goes into `training.json`.
+        settings: optimiser, lengths, checkpoints, and what the kind adds.
+        start: "packaged" or a model folder.
+        target: gets `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
+        seed: of initialisation and order.
+        resume: what the target holds has to be of this training. Without it, another training's
+            checkpoints are replaced; this one's are continued from either way.
+        say: told what a waiting person wants to know.
+        data: where the examples come from, as JSON; goes into `training.json`.
+    """
+
+    kind: str
+    settings: OptimiserSettings
+    start: str
+    target: Path
+    seed: int
+    resume: bool
+    say: Say
+    data: Mapping[str, Any] | None = None
+
+    def load_start(self) -> tuple[Any, Any]:
+        """The start as a plain float32 model, and its tokenizer.
+
+        Raises:
+            ConfigError: it is missing, or is the target itself.
+        """
+        quiet()
+        refuse_own_start(self.start, self.target)
+        return load_policy(policy_files(self.start))
+
+    def fitting(self, examples: Sequence[Example]) -> list[Example]:
+        """The examples that fit; what does not is counted, and refused above a share.
+
+        Raises:
+            ConfigError: too many do not fit, or there are none.
+        """
+        limit, share = self.settings.max_length, self.settings.max_dropped_share
+        kept, lengths = within([len(example) for example in examples], limit, share)
+        self.say(f"{self.kind}: {lengths}")
+        return [examples[i] for i in kept][: self.settings.max_examples]
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.target / "checkpoints"
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments for the trainer's configuration."""
+        return shared_arguments(self.settings, self.checkpoints, self.seed)
+
+    def train(
+        self,
+        trainer: Any,
+        examples: Sequence[Sized],
+        given: int,
+        lengths: str = "",
+        scored: Callable[[Any], HoldoutScore | None] = lambda trainer: None,
+    ) -> TrainingReport:
+        """Run `trainer` and write what it made.
+
+        Args:
+            trainer: a Hugging Face trainer of a PEFT model.
+            examples: what it trains on.
+            given: how many examples there were before the long ones were left out.
+            lengths: how long they are, in words.
+            scored: asked after training how the trained policy does on what was held out.
+
+        Raises:
+            StorageError: with `resume`, the target's checkpoints are not this training's own.
+        """
+        from transformers import PrinterCallback
+
+        run = self._fingerprint(examples)
+        checkpoint = self._resume_point(run)
+        trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(curves(self.target, self.checkpoints, run, self.say))
+        began = time.monotonic()
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        seconds = time.monotonic() - began
+        holdout = scored(trainer)
+        if holdout:
+            self.say(f"{self.kind}: {holdout}")
+        base, chain = copy_chain(self.start, self.target)
+        save_adapter(trainer.model, self.target)
+        lines = read_metrics(self.target)
+        report = TrainingReport(
+            kind=self.kind,
+            examples=len(examples),
+            dropped=given - len(examples),
+            steps=trainer.state.global_step,
+            seconds=round(max(seconds, lines[-1].get("seconds", 0.0) if lines else 0.0), 1),
+            movement=movement_of(self.target),
+            lengths=lengths,
+            holdout_pairs=holdout.pairs if holdout else 0,
+            holdout_accuracy=holdout.accuracy if holdout else None,
+            holdout_margin=holdout.margin if holdout else None,
+            holdout_loss=holdout.loss if holdout else None,
+        )
+        made_of = {
+            "base": base,
+            "chain": chain,
+            "start": self.start,
+            "seed": self.seed,
+            "fingerprint": run,
+            "data": self.data,
+            "settings": self.settings.model_dump(mode="json"),
+        }
+        write_training_record(self.target, report, made_of)
+        return report
+
+    def _resume_point(self, run: str) -> Path | None:
+        """The checkpoint to continue from; another training's are forgotten, with their curve."""
+        try:
+            checkpoint = latest_checkpoint(self.checkpoints, run)
+        except StorageError as error:
+            if self.resume:
+                raise
+            self.say(f"{self.kind}: from the start ({error})")
+            checkpoint = None
+        if checkpoint:
+            self.say(f"{self.kind}: continues from {checkpoint}")
+        else:
+            forget_checkpoints(self.checkpoints)
+        return checkpoint
+
+    def _fingerprint(self, examples: Sequence[Sized]) -> str:
+        """Hash of everything that decides how this training goes (32 hex digits)."""
+        passing = {"save_every", "report_to", "off_policy"}
+        settings = self.settings.model_dump(mode="json", exclude=passing)
+        parts = {
+            "kind": self.kind,
+            "settings": settings,
+            "start": policy_digest(policy_files(self.start), "f32"),
+            "seed": self.seed,
+            "examples": [repr(example) for example in examples],
+        }
+        canonical = json.dumps(parts, sort_keys=True).encode()
+        return hashlib.blake2b(canonical, digest_size=16).hexdigest()
+
+
+def log_line(line: str) -> None:
+    """Where a course speaks if nobody listens: the log."""
+    logging.getLogger("training").info(line)

@@ -1,0 +1,73 @@
+"""A trained policy is a chain of adapters over a base; its folder carries the whole chain."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from storage.atomic import atomic_write_json
+from storage.errors import ConfigError
+from weights.adapters import WEIGHTS
+from weights.model_folders import ADAPTER_CONFIG
+from weights.policy_files import PACKAGED, packaged_gguf, policy_files
+
+CHAIN = "chain"
+
+
+def refuse_own_start(start: str, target: Path) -> None:
+    """A training must not overwrite the policy that it starts from.
+
+    Raises:
+        ConfigError: `start` is `target`.
+    """
+    if start != PACKAGED and Path(start).resolve() == target.resolve():
+        raise ConfigError(f"{start} is both the start and the target; choose another target")
+
+
+def copy_chain(start: str, target: Path) -> tuple[str, list[str]]:
+    """Copy the adapters of `start` below `target`, lowest first, so that the folder is whole.
+
+    Returns:
+        `base` and `chain` of `training.json`: what the adapters sit on ("packaged", "hub:…", or
+        a path relative to `target`), and their paths relative to `target` ("chain/0", …).
+
+    Raises:
+        ConfigError: `start` names nothing usable.
+    """
+    files = policy_files(start)
+    shutil.rmtree(target / CHAIN, ignore_errors=True)
+    names = [f"{CHAIN}/{number}" for number in range(len(files.adapters))]
+    for name, adapter in zip(names, files.adapters, strict=True):
+        (target / name).mkdir(parents=True)
+        for file in (WEIGHTS, ADAPTER_CONFIG):  # and nothing else that lies there
+            shutil.copyfile(adapter / file, target / name / file)
+    if files.hub is not None:
+        return files.hub, names
+    if files.base == packaged_gguf():
+        return PACKAGED, names
+    return os.path.relpath(files.base, target), names
+
+
+def save_adapter(model: Any, target: Path) -> None:
+    """The adapter of a PEFT `model` as fp16 safetensors under `target/adapter`.
+
+    Its configuration names no path of this machine as the base; `training.json` says what it is.
+    """
+    import torch
+
+    trained = [p for p in model.parameters() if p.requires_grad]
+    full = [p.data for p in trained]
+    for parameter in trained:
+        parameter.data = parameter.data.to(torch.float16)
+    try:
+        model.save_pretrained(str(target / "adapter"))
+    finally:
+        for parameter, data in zip(trained, full, strict=True):
+            parameter.data = data
+    (target / "adapter" / "README.md").unlink(missing_ok=True)
+    path = target / "adapter" / "adapter_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(config["target_modules"], list):
+        config["target_modules"].sort()  # written from a set, so in another order every time
+    atomic_write_json(path, config | {"base_model_name_or_path": None})

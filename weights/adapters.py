@@ -1,0 +1,104 @@
+"""A PEFT adapter as files: its configuration and weights, checked before PEFT reads them.
+
+Anybody may have made them. PEFT makes room for whatever rank a configuration names, matches the
+names of modules against its regular expressions, and knows formats that run code.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from storage.enclosed import read_named
+from storage.errors import ConfigError
+from storage.plain_json import as_object, parse_json
+from weights.model_folders import ADAPTER_CONFIG, MOST_LAYERS
+from weights.safetensors_header import tensor_shapes
+
+WEIGHTS = "adapter_model.safetensors"
+HIGHEST_RANK = 8192
+"""Of a LoRA; no model has wider matrices that gain from more."""
+
+_MOST_REPEATS = 6
+"""Quantifiers in a pattern of module names."""
+# A repeated group that itself repeats takes a time that doubles with every character.
+_NESTED = re.compile(r"\)[*+{]")
+
+
+def adapter_config(adapter: Path) -> dict[str, Any]:
+    """What `adapter_config.json` says.
+
+    Raises:
+        ConfigError: it cannot be read, or says what no adapter needs.
+    """
+    path = adapter / ADAPTER_CONFIG
+    try:
+        config = as_object(parse_json(read_named(path)))
+        _refuse_absurd(config)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: cannot be used as the configuration of an adapter ({error}); restore it, or "
+            "train the adapter again"
+        ) from error
+    return config
+
+
+def check_adapter(adapter: Path) -> None:
+    """Refuse an adapter that is damaged, or could not be merged in reasonable time and memory.
+
+    Raises:
+        ConfigError: it is.
+    """
+    config = adapter_config(adapter)
+    ranks = {config.get("r"), *(config.get("rank_pattern") or {}).values()}
+    for name, shape in tensor_shapes(adapter / WEIGHTS).items():
+        rank = {"lora_A": shape[:1], "lora_B": shape[1:2]}.get(_side(name), ())
+        if rank and len(shape) == 2 and ranks and rank[0] not in ranks:
+            raise ConfigError(
+                f"{adapter}: {name} in {WEIGHTS} has rank {rank[0]}, and {ADAPTER_CONFIG} says "
+                f"{config.get('r')}: the two files are not of one training; restore them"
+            )
+
+
+def _side(name: str) -> str:
+    """ "lora_A" or "lora_B" for the matrices of a LoRA."""
+    steps = name.split(".")
+    return steps[-2] if len(steps) > 1 else name
+
+
+def _refuse_absurd(config: dict[str, Any]) -> None:
+    """Refuse values that PEFT would take at their word.
+
+    Raises:
+        ValueError: there is one.
+    """
+    if config.get("auto_map"):
+        raise ValueError("`auto_map` names code to run, which is never done")
+    pattern = config.get("rank_pattern") or {}
+    if not isinstance(pattern, dict):
+        raise ValueError("`rank_pattern` is not an object")
+    for rank in (config.get("r"), *pattern.values()):
+        if rank is not None and (type(rank) is not int or not 1 <= rank <= HIGHEST_RANK):
+            raise ValueError(f"rank {str(rank)[:40]} is not a whole number up to {HIGHEST_RANK}")
+    _refuse_layers(config.get("layer_replication") or [])
+    for text in _patterns(config):
+        if _NESTED.search(text) or sum(text.count(mark) for mark in "*+{") > _MOST_REPEATS:
+            raise ValueError(f"the pattern {text[:80]!r} may take for ever to match")
+
+
+def _refuse_layers(ranges: Any) -> None:
+    try:
+        layers = sum(end - begin for begin, end in ranges)
+    except (TypeError, ValueError):
+        raise ValueError("`layer_replication` is not a list of ranges") from None
+    if layers > MOST_LAYERS:
+        raise ValueError(f"`layer_replication` makes {layers} layers of the base's")
+
+
+def _patterns(config: dict[str, Any]) -> list[str]:
+    """Everything that PEFT takes for a regular expression."""
+    found = [config.get(name) for name in ("target_modules", "exclude_modules", "layers_pattern")]
+    for name in ("rank_pattern", "alpha_pattern"):
+        value = config.get(name)
+        found += list(value) if isinstance(value, dict) else []
+    lists = [text for one in found if isinstance(one, list) for text in one]
+    return [text for text in (*found, *lists) if isinstance(text, str)]

@@ -1,0 +1,155 @@
+"""A frozen model without its output layer, which reads sequences and gives their last states.
+
+A decoder reads many sequences as one tree (`weights.tree_attention`), so that what they begin with
+is read once; an encoder, whose tokens see what follows them too, reads them side by side, padded.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.errors import ConfigError
+from storage.vectors import Vector
+from weights.policy_files import PolicyFiles, load_policy
+from weights.prefix_tree import common_prefix, prefix_tree
+from weights.pretrained import pretrained
+from weights.tree_attention import attend_to_trees, tree_inputs, unfit_for_trees
+
+Tokens = tuple[int, ...]
+Vectors = NDArray[np.float32]
+
+
+class Backbone:
+    """A frozen model (see module).
+
+    Attributes:
+        reads_trees: whether sequences are read as one tree.
+        most_tokens: of a sequence; null where the model does not say.
+    """
+
+    def __init__(self, model: Any) -> None:
+        """Takes a model of transformers without output layer, such as `AutoModel` loads."""
+        model.config.use_cache = False
+        self._model = model.eval().requires_grad_(False)
+        self.reads_trees = unfit_for_trees(model) is None and _is_causal(model)
+        if self.reads_trees:
+            attend_to_trees(model)
+        self.most_tokens: int | None = getattr(model.config, "max_position_embeddings", None)
+
+    @classmethod
+    def load(cls, files: PolicyFiles) -> "Backbone":
+        """Any encoder or decoder, in float32, on the GPU if there is one.
+
+        Raises:
+            ConfigError: it cannot be loaded, or is an encoder and a decoder in one.
+        """
+        import torch
+
+        if files.base.is_file() or files.adapters:
+            model = load_policy(files)[0].base_model
+        else:
+            model = _plain(files)
+        return cls(model.to("cuda" if torch.cuda.is_available() else "cpu"))
+
+    def last_states(
+        self, sequences: Sequence[Tokens], batch_tokens: int
+    ) -> Iterator[Mapping[Tokens, Vector]]:
+        """The state of each sequence's last token after the last norm, batch by batch.
+
+        Args:
+            sequences: distinct, none of them empty.
+            batch_tokens: read at once, what a tree shares counted once; a longer sequence is read
+                alone.
+
+        Yields:
+            Vectors of one length by sequence.
+        """
+        read = _tree_states if self.reads_trees else _padded_states
+        for batch in (_by_tokens if self.reads_trees else _by_length)(sequences, batch_tokens):
+            yield dict(zip(batch, read(self._model, batch), strict=True))
+
+
+def _plain(files: PolicyFiles) -> Any:
+    import torch
+
+    try:
+        model = pretrained("AutoModel", files.base, dtype=torch.float32)
+    except ConfigError as error:
+        raise ConfigError(f"cannot load the encoder {files.model}: {error}") from error
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ConfigError(
+            f"the encoder {files.model} ({model.config.model_type}) is an encoder and a decoder "
+            "in one; take a model that is only one of them"
+        )
+    return model
+
+
+def _is_causal(model: Any) -> bool:
+    """Whether no token changes the states before it; tried out, since no configuration says so."""
+    import torch
+
+    ids = torch.tensor([[1, 2, 3], [1, 2, 4]], device=model.device)
+    with torch.no_grad():
+        one, other = model(input_ids=ids).last_hidden_state[:, :2]
+    return bool(torch.allclose(one, other, atol=1e-5))
+
+
+def _tree_states(model: Any, batch: Sequence[Tokens]) -> Vectors:
+    """(len(batch), width), read as one tree."""
+    import torch
+
+    tree, device = prefix_tree(batch), model.device
+    laid = (torch.tensor([x], device=device) for x in (tree.tokens, tree.positions, tree.ends))
+    with torch.no_grad():
+        states = model(**tree_inputs(model, *laid)).last_hidden_state[
+            0, [path[-1] for path in tree.paths]
+        ]
+    return _rows(states)
+
+
+def _padded_states(model: Any, batch: Sequence[Tokens]) -> Vectors:
+    """(len(batch), width), read side by side, padded on the right."""
+    import torch
+
+    longest, pad = max(map(len, batch)), model.config.pad_token_id or 0
+    ids = torch.tensor([[*one, *[pad] * (longest - len(one))] for one in batch])
+    seen = torch.tensor([[1] * len(one) + [0] * (longest - len(one)) for one in batch])
+    with torch.no_grad():
+        states = model(
+            input_ids=ids.to(model.device), attention_mask=seen.to(model.device)
+        ).last_hidden_state
+    return _rows(states[torch.arange(len(batch)), [len(one) - 1 for one in batch]])
+
+
+def _rows(states: Any) -> Vectors:
+    found: Vectors = states.float().cpu().numpy()
+    return found
+
+
+def _by_tokens(sequences: Sequence[Tokens], most: int) -> Iterator[list[Tokens]]:
+    """Neighbours in order, so that what sequences share is read once."""
+    batch: list[Tokens] = []
+    size = 0
+    for one in sorted(sequences):
+        new = len(one) - (common_prefix(batch[-1], one) if batch else 0)
+        if batch and size + new > most:
+            yield batch
+            batch, size, new = [], 0, len(one)
+        batch.append(one)
+        size += new
+    if batch:
+        yield batch
+
+
+def _by_length(sequences: Sequence[Tokens], most: int) -> Iterator[list[Tokens]]:
+    """Sequences of like length, so that there is little padding."""
+    batch: list[Tokens] = []
+    for one in sorted(sequences, key=lambda one: (len(one), one)):
+        if batch and (len(batch) + 1) * len(one) > most:
+            yield batch
+            batch = []
+        batch.append(one)
+    if batch:
+        yield batch

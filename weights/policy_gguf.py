@@ -1,0 +1,75 @@
+"""A policy as one GGUF file: found, or made once and kept in the cache."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from storage.cache import Say, cache_room, open_entry
+from storage.file_seal import file_fault
+from weights.gguf import (
+    DIGEST_KEY,
+    Precision,
+    export_gguf,
+    gguf_metadata,
+    gguf_precision,
+    rewrite_gguf,
+)
+from weights.policy_files import PolicyFiles, load_policy, packaged_gguf, policy_digest
+
+_NAME = "policy.gguf"
+_log = logging.getLogger(__name__)
+
+
+def ready_gguf(files: PolicyFiles, precision: Precision, say: Say | None = None) -> Path:
+    """A GGUF file with exactly this policy in this precision.
+
+    The folder's own `policy.gguf` if it was made from these weights and is as `export` wrote it,
+    else the cache's, which is written on first use (seconds for packaged weights, half a minute for
+    adapters). Both are compared with their seals: a changed bit would give other trees under the
+    same digest.
+
+    Args:
+        files: the policy.
+        precision: of the matrices.
+        say: told, in a line, what is not used or made again; None: the log.
+
+    Raises:
+        ConfigError: weights or a package are missing, or others can write into the cache.
+        StorageError: the cache cannot be written.
+    """
+    digest = policy_digest(files, precision)
+    if files.gguf is not None and files.gguf != files.base:
+        fault = file_fault(files.gguf)
+        if fault is None and gguf_metadata(files.gguf, DIGEST_KEY) == (digest,):
+            return files.gguf
+        why = "it was not made from the weights beside it" if fault is None else fault
+        (say or _log.warning)(f"{files.gguf} is not used: {why}; `branchwise export` writes it")
+    plain = not files.adapters and files.base.is_file()
+    if plain and gguf_precision(files.base) == precision:
+        return files.base
+
+    def build(new: Path) -> None:
+        write_policy_gguf(files, precision, new / _NAME)
+
+    return open_entry(cache_room("gguf") / digest, build, say) / _NAME
+
+
+def write_policy_gguf(
+    files: PolicyFiles, precision: Precision, target: Path, model: Any = None
+) -> None:
+    """Write a policy as GGUF, with its digest inside.
+
+    Args:
+        files: what the policy is made of.
+        precision: of the matrices.
+        target: appears whole or not at all.
+        model: the merged transformers model, if the caller has it; else it is loaded and merged.
+    """
+    digest = policy_digest(files, precision)
+    if model is None and not files.adapters and files.base.is_file():
+        rewrite_gguf(files.base, target, precision, digest)
+        return
+    if model is None:
+        model, _ = load_policy(files)
+    tokenizer = files.base if files.base.is_file() else packaged_gguf()
+    export_gguf(model, tokenizer, target, precision, digest=digest)

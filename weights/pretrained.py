@@ -1,0 +1,52 @@
+"""Models and tokenizers of transformers, loaded from files that anybody may have made.
+
+Nothing of a model folder ever runs: no code of its own, and no pickle.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from storage.errors import ConfigError
+from weights.gguf_header import refuse_torn
+from weights.model_folders import refuse_code
+
+SAFE = {"trust_remote_code": False, "local_files_only": True}
+"""Given to every `from_pretrained`."""
+
+
+def pretrained(kind: str, source: Path, **options: Any) -> Any:
+    """`transformers.<kind>.from_pretrained` of a folder or a GGUF file.
+
+    Args:
+        kind: "AutoTokenizer", "AutoModelForCausalLM", …
+        source: its folder, or a GGUF file.
+        options: of `from_pretrained`.
+
+    Raises:
+        ConfigError: transformers is missing, or the files cannot be loaded.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise ConfigError("loading weights needs transformers: pip install -e .[cpu]") from error
+    given: dict[str, Any] = dict(SAFE)
+    folder = source
+    if not source.is_dir():
+        refuse_torn(source)
+        folder, given["gguf_file"] = source.parent, str(source.absolute())
+    elif kind != "AutoTokenizer":
+        given["use_safetensors"] = True
+    refuse_code(folder, whole=source.is_dir())
+    try:
+        return getattr(transformers, kind).from_pretrained(str(folder), **given, **options)
+    except MemoryError:
+        raise
+    except Exception as error:  # parsers of somebody else's bytes raise whatever they like
+        raise ConfigError(
+            f"{source}: cannot be loaded ({type(error).__name__}: {_first_line(error)}); copy the "
+            "files again from where they come"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "")[:300]

@@ -1,0 +1,218 @@
+"""Tree attention: how a causal model reads an `weights.prefix_tree`, each token its own past alone.
+
+The tree is one sequence, with the positions that its tokens have in their own sequences, and with
+a mask in the form that the model's attention takes. Most of that mask is closed: what hangs on one
+state sees nothing of the others. FlexAttention skips what is closed on a GPU. Elsewhere the
+attention that is registered here, `TREE_SDPA`, goes through the tree subtree by subtree, each
+against its own past.
+"""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+TREE_SDPA = "tree_sdpa"
+"""Name of the attention among those of transformers."""
+
+_BLOCK = 128
+"""Tokens that FlexAttention handles at a time."""
+
+_SMALL = 256
+"""Tokens of a subtree that is not worth to be taken apart."""
+
+
+class Subtree(NamedTuple):
+    """Tokens [start, stop) of a tree and, as such ranges, what stands above all of them."""
+
+    start: int
+    stop: int
+    past: tuple[tuple[int, int], ...]
+
+
+def unfit_for_trees(model: Any) -> str | None:
+    """Why a model of transformers cannot read a tree, as "has …"; null if it can.
+
+    Whether it is causal is not asked: its class says so.
+    """
+    config, takes = model.config, inspect.signature(type(model.base_model).forward).parameters
+    window = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
+    layers = getattr(config, "layer_types", None) or [window]
+    if set(layers) != {"full_attention"} or getattr(config, "alibi", False):
+        return "has layers that are no full attention over positions"
+    if "position_ids" not in takes:
+        return "takes no position_ids"
+    if config._attn_implementation not in ("sdpa", TREE_SDPA, "eager", "flex_attention"):
+        return f"runs with {config._attn_implementation}, which takes no mask"
+    return None
+
+
+def attend_to_trees(model: Any) -> None:
+    """Let `model` skip what a tree closes, where its attention can; else it reads as before."""
+    import torch
+
+    if torch.cuda.is_available() and getattr(model, "_supports_flex_attn", False):
+        model.set_attn_implementation("flex_attention")
+    elif model.config._attn_implementation == "sdpa" and _takes_anything(model.base_model):
+        _register_tree_sdpa()
+        model.set_attn_implementation(TREE_SDPA)
+
+
+def tree_inputs(model: Any, tokens: Any, positions: Any, ends: Any) -> dict[str, Any]:
+    """Arguments of a backbone's `forward` for a tree.
+
+    Args:
+        model: its configuration says which attention it runs with.
+        tokens, positions, ends: (1, N) each, of a `PrefixTree`.
+    """
+    how = model.config._attn_implementation
+    if how == "flex_attention":
+        tokens, positions, ends = whole_blocks(tokens, positions, ends)
+    given = {
+        "input_ids": tokens,
+        "position_ids": positions,
+        "attention_mask": tree_mask(ends[0], how, model.dtype),
+    }
+    if how != TREE_SDPA:
+        return given
+    return given | {
+        "tree_parts": [(one, _seen_in(one, ends[0])) for one in subtrees(ends[0].tolist())]
+    }
+
+
+def tree_mask(ends: Any, how: str, dtype: Any) -> Any:
+    """Which token sees which, in the form that an attention of transformers takes.
+
+    Args:
+        ends: (N,) of a `PrefixTree`.
+        how: "sdpa" and `TREE_SDPA` (Boolean), "eager" (added to the scores) or "flex_attention".
+        dtype: of the model.
+    """
+    import torch
+
+    if how == "flex_attention":
+        return _block_mask(ends)
+    sees = _seen_in(Subtree(0, len(ends), ()), ends)
+    if how != "eager":
+        return sees
+    return torch.zeros_like(sees, dtype=dtype).masked_fill(~sees, torch.finfo(dtype).min)
+
+
+def subtrees(ends: Sequence[int], small: int = _SMALL) -> list[Subtree]:
+    """Cut a tree into parts whose tokens see nothing but their own part and its past.
+
+    Args:
+        ends: (N,) of a `PrefixTree`.
+        small: tokens of a subtree that stays whole; neighbours are put together up to that.
+
+    Returns:
+        Parts in order, that together are the whole tree.
+    """
+    return list(_cut(ends, 0, len(ends), (), small))
+
+
+def _cut(
+    ends: Sequence[int], start: int, stop: int, past: tuple[tuple[int, int], ...], small: int
+) -> Iterator[Subtree]:
+    child = start
+    while child < stop and ends[child] == stop:
+        child += 1  # everything behind it hangs on it
+    if child == stop or stop - start <= small:
+        yield Subtree(start, stop, past)
+        return
+    if child > start:
+        yield Subtree(start, child, past)
+        past = (*past, (start, child))
+    first = child
+    while child < stop:
+        if child > first and ends[child] - first > small:
+            yield from _cut(ends, first, child, past, small)
+            first = child
+        child = ends[child]
+    yield from _cut(ends, first, stop, past, small)
+
+
+def _seen_in(part: Subtree, ends: Any) -> Any:
+    """(1, 1, tokens, tokens of its past and its own), Boolean."""
+    import torch
+
+    token = torch.arange(part.start, part.stop, device=ends.device)[:, None]
+    others = torch.cat([torch.arange(*span, device=ends.device) for span in (*part.past, part[:2])])
+    return ((others <= token) & (token < ends[others]))[None, None]
+
+
+def _takes_anything(backbone: Any) -> bool:
+    parameters = inspect.signature(type(backbone).forward).parameters.values()
+    return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+
+
+def _register_tree_sdpa() -> None:
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    AttentionInterface.register(TREE_SDPA, _tree_sdpa)
+    AttentionMaskInterface.register(TREE_SDPA, sdpa_mask)
+
+
+def _tree_sdpa(
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    tree_parts: Sequence[tuple[Subtree, Any]] | None = None,
+    **others: Any,
+) -> tuple[Any, None]:
+    """An attention of transformers: states are (batch, heads, N, width), what it returns is
+    (batch, N, heads, width). A model that does not hand `tree_parts` down gets the whole mask."""
+    import torch
+    from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+
+    if tree_parts is None:
+        whole: tuple[Any, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
+        )
+        return whole
+    groups = query.shape[1] // key.shape[1]
+    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    found = []
+    for part, seen in tree_parts:
+        spans = (*part.past, part[:2])
+        keys, values = (torch.cat([x[:, :, a:b] for a, b in spans], 2) for x in (key, value))
+        found.append(
+            torch.nn.functional.scaled_dot_product_attention(
+                query[:, :, part.start : part.stop],
+                keys,
+                values,
+                attn_mask=seen,
+                dropout_p=dropout,
+                scale=scaling,
+            )
+        )
+    return torch.cat(found, 2).transpose(1, 2).contiguous(), None
+
+
+def _block_mask(ends: Any) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def sees(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return (key <= query) & (query < ends[key])
+
+    return create_block_mask(sees, None, None, len(ends), len(ends), device=str(ends.device))
+
+
+def whole_blocks(tokens: Any, positions: Any, ends: Any) -> tuple[Any, Any, Any]:
+    """A tree, (1, N) each, with tokens at its end that only see themselves, up to a whole block
+    of FlexAttention."""
+    import torch
+
+    n = tokens.shape[1]
+    more = -n % _BLOCK
+    alone = torch.arange(n + 1, n + more + 1, device=ends.device)[None]
+    nothing = tokens.new_zeros(1, more)
+    return (
+        torch.cat([tokens, nothing], 1),
+        torch.cat([positions, nothing], 1),
+        torch.cat([ends, alone], 1),
+    )
