@@ -24,7 +24,7 @@ FEWEST = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PolicyRow:
     """One policy on one stratum.
 
     Attributes:
@@ -72,14 +72,14 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class PolicyComparison:
     """Rows and differences, the whole set first, then by source, by type and by guessability.
 
     On the whole set every policy is compared with every one before it and with every reference,
     elsewhere with the first policy.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[PolicyRow, ...]
     differences: tuple[Difference, ...]
 
 
@@ -90,7 +90,7 @@ def compare(
     references: Collection[str] = (),
     resamples: int = 10_000,
     seed: int = 0,
-) -> Comparison:
+) -> PolicyComparison:
     """Compare policies.
 
     Args:
@@ -111,7 +111,7 @@ def compare(
         name: [*own, *failed.get(name, ())] for name, own in predictions.items()
     }
     first = next((name for name in scored if name not in references), None)
-    rows: list[Row] = []
+    rows: list[PolicyRow] = []
     differences: list[Difference] = []
     for stratum in _strata([one for own in scored.values() for one in own]):
         here = {name: [one for one in own if one in stratum] for name, own in scored.items()}
@@ -122,7 +122,7 @@ def compare(
                 differences += _differences(
                     name, base, stratum.name, here[name], here[base], resamples, seed
                 )
-    return Comparison(tuple(rows), tuple(differences))
+    return PolicyComparison(tuple(rows), tuple(differences))
 
 
 def _compared(names: Collection[str], references: Collection[str]) -> Iterator[tuple[str, str]]:
@@ -157,12 +157,12 @@ def _strata(scored: Sequence[Scored]) -> list[_Stratum]:
     return strata
 
 
-def _row(policy: str, stratum: str, scored: Sequence[Scored]) -> Row:
+def _row(policy: str, stratum: str, scored: Sequence[Scored]) -> PolicyRow:
     own = [one for one in scored if isinstance(one, Prediction)]
     unanswerable = sum(one.em is None for one in scored)
     refused = [p for p in own if p.refused]
     rightly = sum(p.em is None for p in refused)
-    return Row(
+    return PolicyRow(
         policy=policy,
         stratum=stratum,
         n=len(scored),

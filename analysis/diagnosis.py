@@ -10,7 +10,7 @@ from statistics import fmean, pstdev
 
 import numpy as np
 
-from analysis.survival import Interval, wilson
+from analysis.survival import Bounds, wilson
 from rewards import similarity as likeness
 from rewards.guessing import guessable
 from storage.proguide import content_of
@@ -48,7 +48,7 @@ class PairFigures:
     gaps: tuple[float, ...] | None
     unequal: int
     chosen_longer: float | None
-    chosen_longer_interval: Interval | None
+    chosen_longer_interval: Bounds | None
     length_difference: float
     near_duplicates: float
     repeated: float

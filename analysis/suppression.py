@@ -18,14 +18,14 @@ from rewards.returns import EpisodeRewards
 from rewards.settings import EvoRagSettings
 from storage.records import NO_PARENT, RetrievedPassage, TreeNode
 
-Outcome = Literal["kept", "silenced", "turned"]
+Effect = Literal["kept", "silenced", "turned"]
 
 GOLD = Gold(answers=("right",), answerable=True, documents=frozenset({"gold"}))
 """One document holds the answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ActionComparison:
     """Two ways to go on from one state, of which the first should be preferred.
 
     Attributes:
@@ -53,7 +53,7 @@ class Compared:
     comparison: str
     t: int
     gap: float
-    outcome: Outcome
+    outcome: Effect
 
 
 def _step(kind: ActionKind, content: str = "", *, finds: bool = False) -> Step:
@@ -66,14 +66,14 @@ FINDS, MISSES = _step("search", "query", finds=True), _step("search", "query")
 TAKE_BACK, REFUSE = _step("backtrack"), _step("refuse")
 
 COMPARISONS = (
-    Comparison("a right answer, a wrong one", True, (RIGHT,), (WRONG,)),
-    Comparison("a search that finds, one that misses", False, (FINDS,), (MISSES,), 0),
-    Comparison("refusing rightly, a wrong answer", False, (REFUSE,), (WRONG,)),
-    Comparison("a right answer, refusing wrongly", True, (RIGHT,), (REFUSE,)),
-    Comparison("a search that finds, taking back", False, (FINDS,), (TAKE_BACK,)),
-    Comparison("finding and answering, refusing", False, (FINDS, RIGHT), (REFUSE,)),
-    Comparison("answering, searching again first", True, (RIGHT,), (FINDS, RIGHT)),
-    Comparison("answering, taking back and refusing", True, (RIGHT,), (TAKE_BACK, REFUSE)),
+    ActionComparison("a right answer, a wrong one", True, (RIGHT,), (WRONG,)),
+    ActionComparison("a search that finds, one that misses", False, (FINDS,), (MISSES,), 0),
+    ActionComparison("refusing rightly, a wrong answer", False, (REFUSE,), (WRONG,)),
+    ActionComparison("a right answer, refusing wrongly", True, (RIGHT,), (REFUSE,)),
+    ActionComparison("a search that finds, taking back", False, (FINDS,), (TAKE_BACK,)),
+    ActionComparison("finding and answering, refusing", False, (FINDS, RIGHT), (REFUSE,)),
+    ActionComparison("answering, searching again first", True, (RIGHT,), (FINDS, RIGHT)),
+    ActionComparison("answering, taking back and refusing", True, (RIGHT,), (TAKE_BACK, REFUSE)),
 )
 
 
@@ -104,9 +104,9 @@ def silence(
     return compared
 
 
-def counts(compared: Sequence[Compared]) -> Mapping[str, Counter[Outcome]]:
+def counts(compared: Sequence[Compared]) -> Mapping[str, Counter[Effect]]:
     """How often each comparison is kept, silenced and turned, over the calls of an episode."""
-    found: dict[str, Counter[Outcome]] = defaultdict(Counter)
+    found: dict[str, Counter[Effect]] = defaultdict(Counter)
     for one in compared:
         found[one.comparison][one.outcome] += 1
     return found
@@ -122,7 +122,7 @@ SIBLINGS = (
 
 def silenced_siblings(
     nodes: Iterable[TreeNode], answerable: Mapping[str, bool], min_gap: float
-) -> Mapping[str, Counter[Outcome]]:
+) -> Mapping[str, Counter[Effect]]:
     """How often each of `SIBLINGS` is kept, silenced and turned among labelled siblings.
 
     Args:
@@ -134,7 +134,7 @@ def silenced_siblings(
     for node in nodes:
         if node.reward is not None and node.parent_id != NO_PARENT:
             families[node.tree_id, node.parent_id].append(node)
-    found: dict[str, Counter[Outcome]] = defaultdict(Counter)
+    found: dict[str, Counter[Effect]] = defaultdict(Counter)
     for better, worse in chain.from_iterable(permutations(f, 2) for f in families.values()):
         kind = _known_order(better, worse, answerable[better.question_id])
         if kind is not None and better.reward is not None and worse.reward is not None:
@@ -156,7 +156,7 @@ def _known_order(better: TreeNode, worse: TreeNode, answerable: bool) -> str | N
     return None
 
 
-def _fit(comparison: Comparison, t: int, max_steps: int) -> bool:
+def _fit(comparison: ActionComparison, t: int, max_steps: int) -> bool:
     """Whether both ways end in time; the last call can only be an answer."""
     ways = (comparison.better, comparison.worse)
     return all(
@@ -166,7 +166,7 @@ def _fit(comparison: Comparison, t: int, max_steps: int) -> bool:
     )
 
 
-def _gap(comparison: Comparison, t: int, rewards: EpisodeRewards) -> float:
+def _gap(comparison: ActionComparison, t: int, rewards: EpisodeRewards) -> float:
     before = tuple(_before(comparison, t))
     better, worse = (
         rewards.episode((*before, *way), GOLD) for way in (comparison.better, comparison.worse)
@@ -174,13 +174,13 @@ def _gap(comparison: Comparison, t: int, rewards: EpisodeRewards) -> float:
     return better - worse
 
 
-def _before(comparison: Comparison, t: int) -> Iterator[Step]:
+def _before(comparison: ActionComparison, t: int) -> Iterator[Step]:
     for i in range(t):
         # The last one brought it, so that taking back takes it away.
         yield FINDS if comparison.found and i == t - 1 else MISSES
 
 
-def _outcome(gap: float, min_gap: float) -> Outcome:
+def _outcome(gap: float, min_gap: float) -> Effect:
     if abs(gap) < min_gap:
         return "silenced"
     return "kept" if gap > 0 else "turned"

@@ -21,10 +21,10 @@ from rewards.settings import SpreSettings
 from storage.records import FreshRollouts, Pair
 from storage.seeds import folded
 
-Verdict = Literal["kept", "reversed", "tied"]
+OrderVerdict = Literal["kept", "reversed", "tied"]
 Fresh = Mapping[tuple[str, int], FreshRollouts]
 """Fresh rollouts by (tree_id, node_id)."""
-Interval = tuple[float, float]
+Bounds = tuple[float, float]
 """Low and high end of a 95 % interval."""
 
 _Z = 1.96
@@ -61,13 +61,13 @@ def fresh_gap(pair: Pair, fresh: Fresh, spre: SpreSettings) -> float | None:
     return None if chosen is None or rejected is None else chosen - rejected
 
 
-def survives(pair: Pair, fresh: Fresh, spre: SpreSettings) -> Verdict | None:
+def survives(pair: Pair, fresh: Fresh, spre: SpreSettings) -> OrderVerdict | None:
     """What fresh rollouts say of a pair's order; null where they say nothing (`fresh_gap`)."""
     gap = fresh_gap(pair, fresh, spre)
     return None if gap is None else _verdict(gap)
 
 
-def _verdict(gap: float) -> Verdict:
+def _verdict(gap: float) -> OrderVerdict:
     if math.isclose(gap, 0.0, abs_tol=1e-9):  # two sums of the same numbers in another order
         return "tied"
     return "kept" if gap > 0 else "reversed"
@@ -117,13 +117,13 @@ class SurvivalRow:
     kept: float
     reversed: float
     tied: float
-    kept_interval: Interval
+    kept_interval: Bounds
     decided: float | None
-    decided_interval: Interval | None
+    decided_interval: Bounds | None
     luck: float
     label_gap: float
     fresh_gap: float
-    fresh_gap_interval: Interval
+    fresh_gap_interval: Bounds
 
 
 def _outcomes(pair: Pair) -> str:
@@ -183,7 +183,7 @@ def survival_table(
 def _row(
     group: str, judged: Sequence[tuple[Pair, float]], resamples: int, seed: int
 ) -> SurvivalRow:
-    counts: dict[str, dict[Verdict, int]] = defaultdict(
+    counts: dict[str, dict[OrderVerdict, int]] = defaultdict(
         lambda: {"kept": 0, "reversed": 0, "tied": 0}
     )
     gaps: dict[str, float] = defaultdict(float)
@@ -214,7 +214,7 @@ def _row(
     )
 
 
-def _share_interval(hits: np.ndarray, tries: np.ndarray, resamples: int, seed: int) -> Interval:
+def _share_interval(hits: np.ndarray, tries: np.ndarray, resamples: int, seed: int) -> Bounds:
     """Bootstrap interval of the share Σ hits / Σ tries over questions; shape (questions,) both.
 
     Where every resample says the same (one question, or all kept), that is no certainty:
@@ -228,7 +228,7 @@ def _share_interval(hits: np.ndarray, tries: np.ndarray, resamples: int, seed: i
     return low, high
 
 
-def _interval(sums: np.ndarray, counts: np.ndarray, resamples: int, seed: int) -> Interval:
+def _interval(sums: np.ndarray, counts: np.ndarray, resamples: int, seed: int) -> Bounds:
     """Percentile bootstrap of the mean Σ sums / Σ counts over questions, all with a count above 0.
 
     Args:
@@ -240,7 +240,7 @@ def _interval(sums: np.ndarray, counts: np.ndarray, resamples: int, seed: int) -
     return float(low), float(high)
 
 
-def wilson(share: float, n: int) -> Interval:
+def wilson(share: float, n: int) -> Bounds:
     """Wilson's 95 % score interval of a share of `n` independent observations; n ≥ 1."""
     centre = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
     half = _Z / (1 + _Z**2 / n) * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from rich.console import Group
 
-from analysis.comparison import Comparison, Difference, Row, compare
+from analysis.comparison import Difference, PolicyComparison, PolicyRow, compare
 from analysis.sheet import Sheet, number, percent, points
 from analysis.significance import Interval
 
@@ -28,12 +28,12 @@ _NAMES = 2
 Cells = tuple[str, ...]
 
 
-def render_table(comparison: Comparison) -> Group:
+def render_table(comparison: PolicyComparison) -> Group:
     """Both tables for `console.print`."""
     return Group(*(sheet.text() for sheet in _sheets(comparison)))
 
 
-def render_markdown(comparison: Comparison) -> str:
+def render_markdown(comparison: PolicyComparison) -> str:
     """Both tables as GitHub Markdown."""
     return "\n".join(sheet.markdown() for sheet in _sheets(comparison))
 
@@ -44,7 +44,7 @@ def interval(of: Interval) -> str:
     return f"{points(of.mean)} [{points(of.low)}, {points(of.high)}]{star}"
 
 
-def _sheets(comparison: Comparison) -> list[Sheet]:
+def _sheets(comparison: PolicyComparison) -> list[Sheet]:
     backtracks = any(row.backtracks for row in comparison.rows)
     refusal = any(row.refusal_recall is not None for row in comparison.rows)
     head = _ROW_HEAD + _BACKTRACK_HEAD * backtracks + _REFUSAL_HEAD * refusal
@@ -61,7 +61,7 @@ def _sheets(comparison: Comparison) -> list[Sheet]:
     return sheets
 
 
-def _row_cells(row: Row) -> Cells:
+def _row_cells(row: PolicyRow) -> Cells:
     shares = (row.em, row.f1, row.cover_em, row.supporting_recall)
     counts = (row.steps, row.searches, row.valid_searches)
     faults = (row.invalid, row.forced, row.refused)

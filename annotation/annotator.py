@@ -15,7 +15,7 @@ from agent.state import State
 from annotation.evaluators import Evaluator
 from annotation.grower import grow
 from annotation.pairs import sibling_pairs
-from annotation.reward_schemes import Worth
+from annotation.reward_schemes import RewardScheme
 from annotation.rows import Provenance, labelled, pair_rows, tree_rows
 from annotation.scoring import node_scores
 from annotation.settings import PairSettings
@@ -60,7 +60,7 @@ class Annotator:
     environment: Environment
     evaluator: Evaluator | None
     search: SearchSettings
-    worth: Worth
+    worth: RewardScheme
     pairs: PairSettings
     sampling: Sampling
     provenance: Provenance

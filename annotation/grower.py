@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from agent.environment import Environment, Move
 from agent.state import State
 from annotation.evaluators import Evaluator, NodeFacts
-from annotation.reward_schemes import Worth
+from annotation.reward_schemes import RewardScheme
 from engines.sampling import Sampling, Usage
 from mcts import Expansion, Node, SearchSettings, Tree, sample_chains, search
 from rewards.answers import normalise
@@ -48,7 +48,7 @@ async def grow(
     environment: Environment,
     evaluator: Evaluator | None,
     settings: SearchSettings,
-    worth: Worth,
+    worth: RewardScheme,
     sampling: Sampling,
 ) -> GrownTree:
     """Grow the tree of one question.

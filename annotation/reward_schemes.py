@@ -19,7 +19,7 @@ from rewards.spre import label_tree
 from storage.records import Question, TreeNode
 
 
-class Worth(Protocol):
+class RewardScheme(Protocol):
     """Values finished trajectories, and labels stored trees."""
 
     async def finished(self, question: Question, state: State, path: str) -> NodeFacts:

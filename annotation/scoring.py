@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from agent.state import State
 from annotation.evaluators import Evaluator, NodeFacts
-from annotation.reward_schemes import Worth
+from annotation.reward_schemes import RewardScheme
 from rewards.labels import Label
 from rewards.reward_model import Prompt, RewardModel, prefix_of
 from storage.records import Question, TreeNode
@@ -41,10 +41,10 @@ class RewardModelEvaluator:
 
 
 @dataclass(frozen=True)
-class ScoredWorth:
+class ScoredRewardScheme:
     """Another worth, whose finished trajectories are valued by an evaluator of inner nodes."""
 
-    worth: Worth
+    worth: RewardScheme
     evaluator: Evaluator
 
     async def finished(self, question: Question, state: State, path: str) -> NodeFacts:

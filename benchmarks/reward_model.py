@@ -20,7 +20,7 @@ import numpy as np
 from rewards.settings import REWARDS, EvoRagSettings
 from storage.records import Message
 from storage.vectors import Vector
-from training.comparisons import Comparison
+from training.comparisons import SiblingComparison
 from training.reward_model import Material, train_reward_model
 from training.settings import RewardModelSettings
 from weights.backbone import Backbone, Tokens
@@ -59,7 +59,7 @@ def made_up(pairs: int) -> Material:
     random, prompt = np.random.default_rng(1), (Message("user", "Where?"),)
     gaps = random.normal(size=(pairs, len(REWARDS)))
     comparisons = [
-        Comparison(
+        SiblingComparison(
             f"q{i // 4}",
             i % 10,
             2 * i,

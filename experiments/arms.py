@@ -13,7 +13,7 @@ from evaluation.scoring import score_failure
 from runs.assemble import model_folder
 from runs.evaluation_set import evaluation_data
 from runs.products import together
-from runs.workflow import Lab, Totals
+from runs.workflow import Lab, StageTotals
 from storage.errors import BranchwiseError
 from storage.parts import question_ids, read_parts
 from storage.records import Prediction, Unanswered
@@ -51,7 +51,7 @@ class Arm:
     label: str | None = None
     models: str | None = None
     before: "Arm | None" = None
-    made_of: Totals = field(default_factory=dict)
+    made_of: StageTotals = field(default_factory=dict)
     fewest: int = 0
     paper: str = ""
 
@@ -61,7 +61,7 @@ class TooFewPairs(BranchwiseError):
 
 
 @dataclass
-class Examined:
+class EvaluatedArm:
     """An arm on a question set, as far as the study has come.
 
     Attributes:
@@ -74,16 +74,18 @@ class Examined:
 
     arm: Arm
     predictions: dict[int, list[Scored]] = field(default_factory=dict)
-    trainings: list[Totals] = field(default_factory=list)
-    evaluations: list[Totals] = field(default_factory=list)
+    trainings: list[StageTotals] = field(default_factory=list)
+    evaluations: list[StageTotals] = field(default_factory=list)
     left_out: str | None = None
 
 
-def trained(lab: Lab, arm: Arm, seed: int, trees: Totals | None = None) -> tuple[str, Totals]:
+def train_arm(
+    lab: Lab, arm: Arm, seed: int, trees: StageTotals | None = None
+) -> tuple[str, StageTotals]:
     """Train an arm on its pairs, after the arm before it; the model folder and the totals.
 
     Args:
-        trees: totals of the stage that grew them; see `examined`.
+        trees: totals of the stage that grew them; see `evaluate_arms`.
 
     Raises:
         TooFewPairs: it, or the arm before it, has fewer pairs than it wants.
@@ -106,7 +108,7 @@ def trained(lab: Lab, arm: Arm, seed: int, trees: Totals | None = None) -> tuple
     return str(model_folder(lab.call.run, name)), _summed(totals, before)
 
 
-def _summed(last: Totals, before: Sequence[Totals]) -> Totals:
+def _summed(last: StageTotals, before: Sequence[StageTotals]) -> StageTotals:
     """Totals of the last training, with what all of them cost."""
     cost = ("examples", "steps", "seconds")
     return {
@@ -116,24 +118,24 @@ def _summed(last: Totals, before: Sequence[Totals]) -> Totals:
 
 
 def _begins(
-    lab: Lab, arm: Arm, seed: int, trees: Totals | None
-) -> tuple[dict[str, object], tuple[Totals, ...]]:
+    lab: Lab, arm: Arm, seed: int, trees: StageTotals | None
+) -> tuple[dict[str, object], tuple[StageTotals, ...]]:
     """The settings that name an arm's start, and the totals of the training that gave it.
 
     Both are empty where it starts from the recipe's policy.
     """
     if arm.before is None:
         return {}, ()
-    folder, totals = trained(lab, arm.before, seed, trees)
+    folder, totals = train_arm(lab, arm.before, seed, trees)
     return {"policy.model": folder, "policy.weights": None}, (totals,)
 
 
-def examined(
+def evaluate_arms(
     lab: Lab,
     arms: Sequence[Arm],
     asked: Mapping[str, object],
-    trees: Totals | None = None,
-) -> Iterator[list[Examined]]:
+    trees: StageTotals | None = None,
+) -> Iterator[list[EvaluatedArm]]:
     """Train every arm and ask all policies the same questions, one seed after the other.
 
     Args:
@@ -144,7 +146,7 @@ def examined(
     Yields:
         All arms after each seed, so that tables grow with the study.
     """
-    found = [Examined(arm) for arm in arms]
+    found = [EvaluatedArm(arm) for arm in arms]
     for seed in lab.seeds:
         for one in found:
             if one.arm.trainer or not one.predictions:
@@ -153,10 +155,10 @@ def examined(
 
 
 def _examine(
-    lab: Lab, done: Examined, seed: int, asked: Mapping[str, object], trees: Totals | None
+    lab: Lab, done: EvaluatedArm, seed: int, asked: Mapping[str, object], trees: StageTotals | None
 ) -> None:
     try:
-        folder, totals = trained(lab, done.arm, seed, trees)
+        folder, totals = train_arm(lab, done.arm, seed, trees)
     except TooFewPairs as few:
         lab.call.say(f"{lab.title}: {done.arm.name} is left out: {few}")
         done.left_out = str(few)
@@ -171,7 +173,7 @@ def _examine(
 
 
 def predictions_of(
-    lab: Lab, policy: str, evaluated: Totals, settings: Mapping[str, object]
+    lab: Lab, policy: str, evaluated: StageTotals, settings: Mapping[str, object]
 ) -> list[Scored]:
     """What a policy answered and what it failed on; nothing in a dry run.
 
@@ -199,13 +201,13 @@ def _unanswered(
             yield score_failure(question, seed=recipe.seed)
 
 
-def mean_of(totals: Iterable[Totals], *path: str) -> float | None:
+def mean_of(totals: Iterable[StageTotals], *path: str) -> float | None:
     """Mean of a number that some of the totals have, such as `last`, `kl`."""
     found = numbers_of(totals, *path)
     return sum(found) / len(found) if found else None
 
 
-def numbers_of(totals: Iterable[Totals], *path: str) -> list[float]:
+def numbers_of(totals: Iterable[StageTotals], *path: str) -> list[float]:
     """The number at a path, of all totals that have one there."""
     found = []
     for one in totals:

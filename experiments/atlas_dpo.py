@@ -12,7 +12,7 @@ ReasonRAG's table 3 in kind: base, SFT, process DPO; and the controls that it la
 from collections.abc import Sequence
 from dataclasses import replace
 
-from experiments.arms import START, Arm, Examined, examined
+from experiments.arms import START, Arm, EvaluatedArm, evaluate_arms
 from experiments.report import Claim, write_report
 from runs.workflow import Lab
 
@@ -48,7 +48,7 @@ def atlas_dpo(lab: Lab) -> None:
     """Run the study (see module)."""
     lab.branchwise("annotate")
     dpo, sft = chosen_on_dev(lab, CANDIDATES), chosen_on_dev(lab, SFT_CANDIDATES)
-    for done in examined(lab, arms(dpo, sft), TEST):
+    for done in evaluate_arms(lab, arms(dpo, sft), TEST):
         write_report(lab, "atlas-dpo", done, CLAIMS)
 
 
@@ -69,12 +69,12 @@ def chosen_on_dev(lab: Lab, candidates: Sequence[Arm]) -> Arm:
     if len(candidates) == 1:
         return candidates[0]
     first = replace(lab, seeds=lab.seeds[:1])
-    (tried,) = examined(first, candidates, DEV)
+    (tried,) = evaluate_arms(first, candidates, DEV)
     best = max(tried, key=_dev_score)
     lab.call.say(f"study: chosen on dev: {best.arm.name} (EM, F1: {_dev_score(best)})")
     return best.arm
 
 
-def _dev_score(done: Examined) -> tuple[float, float]:
+def _dev_score(done: EvaluatedArm) -> tuple[float, float]:
     row = done.evaluations[0].get("policies", [{}])[0] if done.evaluations else {}
     return round(row.get("em") or 0.0, 4), round(row.get("f1") or 0.0, 4)

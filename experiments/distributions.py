@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from analysis.sheet import NONE, Sheet, number
-from experiments.arms import Examined
-from experiments.trajectories import Move, moves_of
+from experiments.arms import EvaluatedArm
+from experiments.trajectories import RecordedStep, moves_of
 from rewards.evo_rag import Similarity
 from storage.records import Prediction
 
 QUANTILES = {"5 %": 0.05, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "95 %": 0.95}
 
-QUANTITIES: Mapping[str, Callable[[Sequence[Move]], list[int]]] = {
+QUANTITIES: Mapping[str, Callable[[Sequence[RecordedStep]], list[int]]] = {
     "searches a question": lambda moves: [sum(move.searches for move in moves)],
     "steps a question": lambda moves: [len(moves)],
     "near-duplicate searches a question": lambda moves: [sum(move.repeats for move in moves)],
@@ -50,7 +50,7 @@ class Distribution:
         )
 
 
-def distributions(done: Sequence[Examined], similarity: Similarity) -> list[Distribution]:
+def distributions(done: Sequence[EvaluatedArm], similarity: Similarity) -> list[Distribution]:
     """Every quantity of every arm that was examined."""
     paths = {one.arm.name: list(_paths(one, similarity)) for one in done if one.predictions}
     return [
@@ -60,7 +60,7 @@ def distributions(done: Sequence[Examined], similarity: Similarity) -> list[Dist
     ]
 
 
-def _paths(done: Examined, similarity: Similarity) -> Iterator[list[Move]]:
+def _paths(done: EvaluatedArm, similarity: Similarity) -> Iterator[list[RecordedStep]]:
     for rows in done.predictions.values():
         for row in rows:
             if isinstance(row, Prediction):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from experiments.arms import Arm, Examined
+from experiments.arms import Arm, EvaluatedArm
 from retrieval.similarity import QuerySimilarity
 from runs.recipe import Recipe
 
@@ -66,7 +66,7 @@ def full(name: str, paper: str = "") -> Arm:
     return replace(FULL, name=name, label=FULL.name, models=FULL.name, paper=paper)
 
 
-def about(recipe: Recipe, done: Sequence[Examined]) -> str:
+def about(recipe: Recipe, done: Sequence[EvaluatedArm]) -> str:
     """What all tables of a study of arms rest on."""
     seeds = max(len(one.predictions) for one in done)
     return (

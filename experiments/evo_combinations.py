@@ -12,7 +12,7 @@ The paper's combinations differ by 2.6 points of EM and by a third of the steps 
 differences 200 questions find the second, not the first.
 """
 
-from experiments.arms import START, Arm, examined
+from experiments.arms import START, Arm, evaluate_arms
 from experiments.distributions import distribution_sheet, distributions, draw_distributions
 from experiments.evo import FULL, TEST, about, dpo, full, query_similarity
 from experiments.labellings import agreement_sheet, leaning_sheet
@@ -57,7 +57,7 @@ SAVED = (
 def evo_combinations(lab: Lab) -> None:
     """Run the study (see module)."""
     grown = lab.branchwise("annotate")
-    for done in examined(lab, ARMS, TEST, grown):
+    for done in evaluate_arms(lab, ARMS, TEST, grown):
         if not lab.call.dry_run:
             spread = distributions(done, query_similarity())
             draw_distributions(spread, lab.folder / f"{NAME}-distributions.svg")

@@ -23,7 +23,7 @@ from analysis.sheet import Sheet, number, percent
 from experiments.arms import mean_of, numbers_of
 from experiments.evo import OTHERS, TIME_DYNAMIC, trees_of
 from experiments.report import PAPER, Bar, draw
-from runs.workflow import Lab, Totals
+from runs.workflow import Lab, StageTotals
 from runs.workflow_tables import write_sheets
 
 NAME = "evo-heads"
@@ -37,14 +37,14 @@ PAPERS = {"total": "loss 0.62", "single": "loss 0.71"}
 
 AXIS = "siblings that the score orders as the total does, % (mean and range over splits)"
 
-Found = Mapping[str, Sequence[Totals]]
+TotalsByVariant = Mapping[str, Sequence[StageTotals]]
 """Totals of every split, by variant."""
 
 
 def evo_heads(lab: Lab) -> None:
     """Run the study (see module)."""
     grown = lab.branchwise("annotate")
-    found: dict[str, list[Totals]] = {name: [] for name in VARIANTS}
+    found: dict[str, list[StageTotals]] = {name: [] for name in VARIANTS}
     for seed in lab.seeds:
         for name, variant in VARIANTS.items():
             settings = {
@@ -61,7 +61,7 @@ def evo_heads(lab: Lab) -> None:
             write_sheets(lab, NAME, [model_sheet(found), head_sheet(found)], told)
 
 
-def model_sheet(found: Found) -> Sheet:
+def model_sheet(found: TotalsByVariant) -> Sheet:
     """A row a variant: means over the splits, and the deviation of one."""
     head = (
         "heads", "splits", "pairs trained", "pairs kept", "loss", "SD", "score's accuracy %", "SD",
@@ -85,7 +85,7 @@ def model_sheet(found: Found) -> Sheet:
     return sheet.with_column(PAPER, [PAPERS.get(name, "") for name in found])
 
 
-def head_sheet(found: Found) -> Sheet:
+def head_sheet(found: TotalsByVariant) -> Sheet:
     """A row a head of every variant."""
     head = ("heads", "head", "pairs kept", "loss", "SD", "accuracy %", "SD", "length only %")
     rows = tuple(
@@ -105,13 +105,13 @@ def head_sheet(found: Found) -> Sheet:
     return Sheet("Heads (validation questions; means over splits)", head, rows, names=2)
 
 
-def _sd(totals: Sequence[Totals], *path: str) -> float | None:
+def _sd(totals: Sequence[StageTotals], *path: str) -> float | None:
     """Of a split; null where there is but one."""
     values = numbers_of(totals, *path)
     return stdev(values) if len(values) > 1 else None
 
 
-def bars(found: Found) -> list[Bar]:
+def bars(found: TotalsByVariant) -> list[Bar]:
     """How often each score is right over the splits, and what length alone would say, in grey."""
     told = []
     for name, totals in found.items():

@@ -10,7 +10,7 @@ Time on two cores: trees 10 minutes, once for all studies; then 25 a seed (4 tra
 and 2 evaluations of 200 questions, 4 and 3 minutes each), of which there are two by default.
 """
 
-from experiments.arms import START, Arm, examined
+from experiments.arms import START, Arm, evaluate_arms
 from experiments.evo import IN_TWO_STEPS, TEST, about, two_steps
 from experiments.labellings import agreement_sheet, leaning_sheet
 from experiments.report import Claim, write_report
@@ -44,7 +44,7 @@ SAVED = (
 def evo_literal(lab: Lab) -> None:
     """Run the study (see module)."""
     grown = lab.branchwise("annotate")
-    for done in examined(lab, ARMS, TEST, grown):
+    for done in evaluate_arms(lab, ARMS, TEST, grown):
         if not lab.call.dry_run:
             saved = savings(done, SAVED, lab.recipe.seed)
             more = (

@@ -28,12 +28,12 @@ from analysis.suppression import (
     ASSUMED_OVERLAP,
     COMPARISONS,
     SIBLINGS,
-    Outcome,
+    Effect,
     counts,
     silence,
     silenced_siblings,
 )
-from experiments.arms import START, Arm, Examined, examined
+from experiments.arms import START, Arm, EvaluatedArm, evaluate_arms
 from experiments.distributions import distribution_sheet, distributions, draw_distributions
 from experiments.evo import IN_TWO_STEPS, TEST, about, query_similarity, two_steps
 from experiments.labellings import agreement_sheet, labels_of, leaning_sheet
@@ -88,12 +88,12 @@ def evo_schedules(lab: Lab) -> None:
     """Run the study (see module)."""
     lab.call.console.print(silence_sheet(lab.recipe).text())
     grown = lab.branchwise("annotate")
-    for done in examined(lab, ARMS, TEST, grown):
+    for done in evaluate_arms(lab, ARMS, TEST, grown):
         if not lab.call.dry_run:
             _write(lab, done)
 
 
-def _write(lab: Lab, done: Sequence[Examined]) -> None:
+def _write(lab: Lab, done: Sequence[EvaluatedArm]) -> None:
     spread = distributions(done, query_similarity())
     draw_distributions(spread, lab.folder / f"{NAME}-distributions.svg")
     draw_weights(lab.recipe, settings_of(lab.recipe), lab.folder / f"{NAME}-weights.svg")
@@ -147,13 +147,13 @@ def sibling_sheet(lab: Lab) -> Sheet:
 
 def _judged(
     run: Path, label: str, answerable: Mapping[str, bool], min_gap: float
-) -> Mapping[str, Counter[Outcome]]:
+) -> Mapping[str, Counter[Effect]]:
     nodes = table_to_records(read_parts(run, f"relabelled/{label}/labels"), TreeNode)
     return silenced_siblings(nodes, answerable, min_gap)
 
 
-def _told(found: Counter[Outcome] | None) -> str:
-    return ", ".join(str(found[one]) for one in get_args(Outcome)) if found else NONE
+def _told(found: Counter[Effect] | None) -> str:
+    return ", ".join(str(found[one]) for one in get_args(Effect)) if found else NONE
 
 
 def _schedules(recipe: Recipe) -> Iterator[tuple[str, EvoRagSettings]]:

@@ -27,14 +27,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from analysis.sheet import NONE, Sheet, number, percent
-from experiments.arms import START, Arm, Examined, examined, mean_of
+from experiments.arms import START, Arm, EvaluatedArm, evaluate_arms, mean_of
 from experiments.evo import TEST, TIME_DYNAMIC, about, dpo
 from experiments.labellings import leaning_sheet
 from experiments.report import PAPER, Claim, write_report
 from rewards.heads import TOTAL
 from rewards.settings import RewardName
 from runs.assemble import model_folder
-from runs.workflow import Lab, Totals
+from runs.workflow import Lab, StageTotals
 from storage.records import Prediction
 
 NAME = "evo-single"
@@ -67,7 +67,7 @@ class Preference:
 
     reward: RewardName
     siblings: int | None
-    totals: Totals = field(default_factory=dict)
+    totals: StageTotals = field(default_factory=dict)
     arm: Arm | None = None
 
 
@@ -77,13 +77,13 @@ def evo_single(lab: Lab) -> None:
     learned = [preference(lab, reward, grown) for reward in PAPERS]
     arms = (Arm(START), *(one.arm for one in learned if one.arm))
     claims = [Claim(arm.name, START) for arm in arms[1:]]
-    for done in examined(lab, arms, TEST, grown):
+    for done in evaluate_arms(lab, arms, TEST, grown):
         if not lab.call.dry_run:
             more = [single_sheet(learned, done), leaning_sheet(lab.call.run, arms)]
             write_report(lab, NAME, done, claims, more=more, about=about(lab.recipe, done))
 
 
-def preference(lab: Lab, reward: RewardName, grown: Totals) -> Preference:
+def preference(lab: Lab, reward: RewardName, grown: StageTotals) -> Preference:
     """Train a reward model on one reward, if enough siblings differ in it.
 
     Args:
@@ -115,7 +115,7 @@ HEAD = (
 )  # fmt: skip
 
 
-def single_sheet(learned: Sequence[Preference], done: Sequence[Examined]) -> Sheet:
+def single_sheet(learned: Sequence[Preference], done: Sequence[EvaluatedArm]) -> Sheet:
     """A row a reward: its reward model on questions kept out, and the agent likewise."""
     agents = {one.arm.name: one for one in done}
     rows = tuple(_row(one, agents.get(one.arm.name) if one.arm else None) for one in learned)
@@ -123,7 +123,7 @@ def single_sheet(learned: Sequence[Preference], done: Sequence[Examined]) -> She
     return sheet.with_column(PAPER, [PAPERS[one.reward] for one in learned])
 
 
-def _row(learned: Preference, agent: Examined | None) -> tuple[str, ...]:
+def _row(learned: Preference, agent: EvaluatedArm | None) -> tuple[str, ...]:
     head: Mapping[str, Any] = learned.totals.get("heads", {}).get(TOTAL, {})
     trainings = agent.trainings if agent else []
     rows = [row for asked in agent.predictions.values() for row in asked] if agent else []

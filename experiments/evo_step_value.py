@@ -13,7 +13,7 @@ questions find a saving of some 4 % of the steps and a difference of 6 points of
 0.3.
 """
 
-from experiments.arms import START, Arm, examined
+from experiments.arms import START, Arm, evaluate_arms
 from experiments.evo import TEST, about, dpo, full
 from experiments.labellings import agreement_sheet, leaning_sheet
 from experiments.report import Claim, write_report
@@ -48,7 +48,7 @@ SAVED = (
 def evo_step_value(lab: Lab) -> None:
     """Run the study (see module)."""
     grown = lab.branchwise("annotate")
-    for done in examined(lab, ARMS, TEST, grown):
+    for done in evaluate_arms(lab, ARMS, TEST, grown):
         if not lab.call.dry_run:
             saved = savings(done, SAVED, lab.recipe.seed, "steps")
             more = (

@@ -11,7 +11,7 @@ from runs.workflow import Lab, StageStopped
 from storage.records import Pair
 
 
-def second_look(
+def draw_fresh_rollouts(
     lab: Lab, run: Run, pairs: Sequence[Pair], rollouts: int = 8, temperature: float | None = None
 ) -> Rolled:
     """Both sides of every pair rolled out; what is rolled out already is kept, and not noted again.

@@ -15,7 +15,7 @@ from experiments.arms import Arm
 from experiments.report import Claim
 from storage.parts import read_parts
 
-Order = tuple[str, int, int]
+PairOrder = tuple[str, int, int]
 """A pair: its tree, the node that is preferred, and the other."""
 
 STOPS = frozenset({"answer", "refuse"})
@@ -35,7 +35,7 @@ class Labelling:
     """
 
     name: str
-    orders: frozenset[Order]
+    orders: frozenset[PairOrder]
     to_stop: int
     to_go_on: int
     by_actions: float | None

@@ -19,7 +19,7 @@ from analysis.sheet import NONE, Sheet, number, percent
 from analysis.survival import Fresh, SurvivalRow, fresh_value, sample_pairs, survival_table
 from annotation.rows import trees_of
 from annotation.settings import PairSettings
-from experiments.fresh_rollouts import second_look
+from experiments.fresh_rollouts import draw_fresh_rollouts
 from experiments.report import Bar, draw
 from pipelines.relabel import Relabeller
 from rewards.labels import Label
@@ -59,8 +59,8 @@ def labels(lab: Lab) -> None:
     lab.call.say(f"study: {len(sample)} pairs of siblings, {ROLLOUTS} fresh rollouts a side")
     if lab.call.dry_run:
         return
-    fresh = second_look(lab, run, sample, ROLLOUTS).fresh
-    greedy = second_look(lab, run, sample, 1, 0.0).fresh
+    fresh = draw_fresh_rollouts(lab, run, sample, ROLLOUTS).fresh
+    greedy = draw_fresh_rollouts(lab, run, sample, 1, 0.0).fresh
     answers = {pair.tree_id: pair.answers for pair in sample}
     found = []
     for alpha in ALPHAS:
@@ -69,7 +69,7 @@ def labels(lab: Lab) -> None:
         for name in ESTIMATORS:
             ordered = list(in_order(sample, values.of(name)))
             found += [
-                Survival(name, alpha, facet, row)
+                EstimatorSurvival(name, alpha, facet, row)
                 for facet in (None, "outcomes", "gap")
                 for row in survival_table(ordered, fresh, spre, facet)
             ]
@@ -154,7 +154,7 @@ def in_order(sample: Sequence[Pair], values: Values) -> Iterator[Pair]:
 
 
 @dataclass(frozen=True)
-class Survival:
+class EstimatorSurvival:
     """A row of the tables."""
 
     estimator: str
@@ -163,7 +163,7 @@ class Survival:
     row: SurvivalRow
 
 
-def bars(found: Sequence[Survival]) -> Iterator[Bar]:
+def bars(found: Sequence[EstimatorSurvival]) -> Iterator[Bar]:
     """Every estimator at every α, as far as anything was decided; α = 1 is grey."""
     for one in found:
         share, between = one.row.decided, one.row.decided_interval
@@ -172,7 +172,7 @@ def bars(found: Sequence[Survival]) -> Iterator[Bar]:
             yield Bar(name, between[0], share, between[1], strong=one.alpha < 1)
 
 
-def sheet(found: Sequence[Survival], facet: str | None) -> Sheet:
+def sheet(found: Sequence[EstimatorSurvival], facet: str | None) -> Sheet:
     """Survival by estimator and α, and by a facet of the pairs."""
     title = "Label survival" + (f" by {facet}" if facet else "")
     head = (
@@ -183,7 +183,7 @@ def sheet(found: Sequence[Survival], facet: str | None) -> Sheet:
     return Sheet(f"{title} (8 fresh rollouts a side)", head, rows, names=3)
 
 
-def _cells(one: Survival) -> tuple[str, ...]:
+def _cells(one: EstimatorSurvival) -> tuple[str, ...]:
     row = one.row
     return (
         one.estimator,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from experiments.arms import Arm, Examined, examined, predictions_of
+from experiments.arms import Arm, EvaluatedArm, evaluate_arms, predictions_of
 from experiments.atlas_dpo import CANDIDATES, CLAIMS, SFT_CANDIDATES, arms
 from experiments.report import Stratum, write_report
 from runs.assemble import model_folder
@@ -44,7 +44,7 @@ def real_dpo(lab: Lab) -> None:
     made = lab.branchwise("warm-start")
     lab.branchwise("annotate", after=made)
     beside = list(baselines(lab))
-    for done in examined(lab, arms(DPO, SFT), TEST):
+    for done in evaluate_arms(lab, arms(DPO, SFT), TEST):
         write_report(lab, "real-dpo", [*beside, *done], CLAIMS, STRATA)
 
 
@@ -62,7 +62,7 @@ def refuse_other_start(lab: Lab) -> None:
         )
 
 
-def baselines(lab: Lab) -> Iterator[Examined]:
+def baselines(lab: Lab) -> Iterator[EvaluatedArm]:
     """The untrained model in the protocol, and what no protocol is needed for."""
     settings = {
         **TEST,
@@ -71,4 +71,4 @@ def baselines(lab: Lab) -> Iterator[Examined]:
     }
     asked = lab.branchwise("eval", settings=settings)
     for name in ("base", *BASELINES):
-        yield Examined(Arm(name), {0: predictions_of(lab, name, asked, settings)})
+        yield EvaluatedArm(Arm(name), {0: predictions_of(lab, name, asked, settings)})

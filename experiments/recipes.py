@@ -13,13 +13,13 @@ Nothing is claimed of the best one: of so many tries one is lucky. What it is wo
 from collections.abc import Iterator
 from dataclasses import replace
 
-from experiments.arms import START, Arm, Examined, examined, trained
-from experiments.fresh_rollouts import second_look
+from experiments.arms import START, Arm, EvaluatedArm, evaluate_arms, train_arm
+from experiments.fresh_rollouts import draw_fresh_rollouts
 from experiments.real_dpo import DPO
 from experiments.report import Claim, Stratum, write_report
 from runs.folder import existing_run
 from runs.stored_pairs import pairs_of, pairs_table
-from runs.workflow import Lab, Totals, beside
+from runs.workflow import Lab, StageTotals, beside
 
 DEV = {"evaluation.part": "dev", "evaluation.limit": 400}
 FRESH = 4
@@ -67,13 +67,13 @@ STRATA = (
 
 def recipes(lab: Lab) -> None:
     """Run the study (see module)."""
-    done: list[Examined] = []
+    done: list[EvaluatedArm] = []
     for one in tried(lab):
         done.append(one)
         write_report(lab, "recipes", done, CLAIMS, STRATA)
 
 
-def tried(lab: Lab) -> Iterator[Examined]:
+def tried(lab: Lab) -> Iterator[EvaluatedArm]:
     """Every arm, the cheap ones first."""
     found = []
     for arm in (Arm(START), AS_IT_IS, *VARIATIONS):
@@ -86,13 +86,13 @@ def tried(lab: Lab) -> Iterator[Examined]:
     yield second_round(lab, max(found[1:], key=dev_em).arm)
 
 
-def asked(lab: Lab, arm: Arm, trees: Totals | None = None) -> Examined:
+def asked(lab: Lab, arm: Arm, trees: StageTotals | None = None) -> EvaluatedArm:
     """An arm with all seeds."""
-    *_, (done,) = examined(lab, (arm,), DEV, trees)
+    *_, (done,) = evaluate_arms(lab, (arm,), DEV, trees)
     return done
 
 
-def dev_em(done: Examined) -> float:
+def dev_em(done: EvaluatedArm) -> float:
     """Mean over seeds; −1 in a dry run, which asks nothing."""
     every = [row.em for rows in done.predictions.values() for row in rows if row.em is not None]
     return sum(every) / len(every) if every else -1.0
@@ -105,12 +105,12 @@ def look_again(lab: Lab) -> None:
         StageStopped: a limit or a signal came first.
     """
     run = existing_run(lab.call.run)
-    second_look(lab, run, pairs_of(run, pairs_table(DPO.name)), FRESH)
+    draw_fresh_rollouts(lab, run, pairs_of(run, pairs_table(DPO.name)), FRESH)
 
 
-def second_round(lab: Lab, best: Arm) -> Examined:
+def second_round(lab: Lab, best: Arm) -> EvaluatedArm:
     """Trees by the policy that an arm trained with the first seed, and the recipe on them."""
-    folder, totals = trained(lab, best, lab.seeds[0])
+    folder, totals = train_arm(lab, best, lab.seeds[0])
     own = beside(lab, f"{SECOND_ROUND}-{best.name}-{lab.seeds[0]}")
     if not lab.call.dry_run:
         grown_by = {"policy.model": folder, "policy.weights": None}

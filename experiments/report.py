@@ -14,7 +14,7 @@ from analysis.comparison import Scored
 from analysis.sheet import NONE, Sheet, number, percent
 from analysis.significance import Interval, crossed_bootstrap, holm, permutation_p
 from analysis.tables import interval
-from experiments.arms import Examined, mean_of
+from experiments.arms import EvaluatedArm, mean_of
 from runs.workflow import Lab
 from runs.workflow_tables import write_sheets
 from storage.records import Prediction
@@ -51,7 +51,7 @@ class Stratum:
 
 
 @dataclass(frozen=True)
-class Finding:
+class MeasuredClaim:
     """A claim as measured, in [−1, 1].
 
     Attributes:
@@ -72,7 +72,7 @@ class Finding:
 def write_report(
     lab: Lab,
     name: str,
-    done: Sequence[Examined],
+    done: Sequence[EvaluatedArm],
     claims: Sequence[Claim],
     strata: Sequence[Stratum] = (),
     *,
@@ -103,7 +103,9 @@ def write_report(
     )
 
 
-def findings(done: Mapping[str, Examined], claims: Sequence[Claim], seed: int) -> list[Finding]:
+def findings(
+    done: Mapping[str, EvaluatedArm], claims: Sequence[Claim], seed: int
+) -> list[MeasuredClaim]:
     """The claims whose arms were examined; Holm over the primary and over the other ones."""
     measured = [
         _finding(claim, done[claim.arm], done[claim.baseline], seed)
@@ -116,17 +118,17 @@ def findings(done: Mapping[str, Examined], claims: Sequence[Claim], seed: int) -
         for one, p in zip(family, holm([one.p for one in family]), strict=True):
             adjusted[one.claim.name] = p
     return [
-        Finding(one.claim, one.em, one.f1, one.p, adjusted[one.claim.name], one.disagree)
+        MeasuredClaim(one.claim, one.em, one.f1, one.p, adjusted[one.claim.name], one.disagree)
         for one in measured
     ]
 
 
-def _finding(claim: Claim, arm: Examined, base: Examined, seed: int) -> Finding:
+def _finding(claim: Claim, arm: EvaluatedArm, base: EvaluatedArm, seed: int) -> MeasuredClaim:
     keys = sorted(shared_questions([arm, base]))
     em = [scores(one, keys, "em") for one in (base, arm)]
     f1 = [scores(one, keys, "f1") for one in (base, arm)]
     p = permutation_p(*em, seed=seed)
-    return Finding(
+    return MeasuredClaim(
         claim,
         crossed_bootstrap(*em, seed=seed),
         crossed_bootstrap(*f1, seed=seed),
@@ -136,7 +138,7 @@ def _finding(claim: Claim, arm: Examined, base: Examined, seed: int) -> Finding:
     )
 
 
-def shared_questions(done: Sequence[Examined]) -> set[Key]:
+def shared_questions(done: Sequence[EvaluatedArm]) -> set[Key]:
     """Answerable questions that every policy of all arms was asked; a failure counts as wrong."""
     asked = [
         {_key(row) for row in rows if row.em is not None}
@@ -146,7 +148,7 @@ def shared_questions(done: Sequence[Examined]) -> set[Key]:
     return set.intersection(*asked) if asked else set()
 
 
-def scores(done: Examined, keys: Sequence[Key], metric: str) -> np.ndarray:
+def scores(done: EvaluatedArm, keys: Sequence[Key], metric: str) -> np.ndarray:
     """Scores of shape (questions, seeds)."""
     columns = []
     for rows in done.predictions.values():
@@ -167,7 +169,7 @@ _REFUSAL_HEAD = ("backtracks", "refused %", "refusal precision", "refusal recall
 _TRAINING_HEAD = ("pairs", "steps trained", "train s", "KL", "margin", "accuracy")
 
 
-def arm_sheet(done: Sequence[Examined]) -> Sheet:
+def arm_sheet(done: Sequence[EvaluatedArm]) -> Sheet:
     """Every arm: scores (failures count as wrong), behaviour, and what its training did.
 
     Backtracks and refusals are there where somebody could refuse: a question was unanswerable.
@@ -183,7 +185,7 @@ def arm_sheet(done: Sequence[Examined]) -> Sheet:
     return sheet.with_column(PAPER, [one.arm.paper for one in done])
 
 
-def _arm_cells(done: Examined) -> tuple[str, ...]:
+def _arm_cells(done: EvaluatedArm) -> tuple[str, ...]:
     by_seed = list(done.predictions.values())
     rows = [row for asked in by_seed for row in asked]
     own = [row for row in rows if isinstance(row, Prediction)]
@@ -204,7 +206,7 @@ def _arm_cells(done: Examined) -> tuple[str, ...]:
     )
 
 
-def _refusal_cells(done: Examined) -> tuple[str, ...]:
+def _refusal_cells(done: EvaluatedArm) -> tuple[str, ...]:
     """Over all seeds; a failed question is not refused."""
     rows = [row for asked in done.predictions.values() for row in asked]
     own = [row for row in rows if isinstance(row, Prediction)]
@@ -218,7 +220,7 @@ def _refusal_cells(done: Examined) -> tuple[str, ...]:
     )
 
 
-def _training_cells(done: Examined) -> tuple[str, ...]:
+def _training_cells(done: EvaluatedArm) -> tuple[str, ...]:
     """Of pairs that another policy drew there is no KL (`training.dpo.train_dpo`)."""
     off_policy = done.arm.training.get("off_policy", False)
 
@@ -275,7 +277,7 @@ def size_of(
 _Z_LEVEL, _Z_POWER = NormalDist().inv_cdf(0.975), NormalDist().inv_cdf(0.8)
 
 
-def claim_sheet(found: Sequence[Finding]) -> Sheet:
+def claim_sheet(found: Sequence[MeasuredClaim]) -> Sheet:
     """Every claim, the primary ones marked."""
     head = ("difference", "EM [95 %]", "p", "p (Holm)", "F1 [95 %]", "disagree %", "questions")
     rows = tuple(
@@ -295,10 +297,10 @@ def claim_sheet(found: Sequence[Finding]) -> Sheet:
     return sheet.with_column(PAPER, [one.claim.paper for one in found])
 
 
-def stratum_sheet(done: Sequence[Examined], strata: Sequence[Stratum]) -> Sheet:
+def stratum_sheet(done: Sequence[EvaluatedArm], strata: Sequence[Stratum]) -> Sheet:
     """EM of every arm on every stratum, mean over questions and seeds."""
 
-    def cell(one: Examined, stratum: Stratum) -> str:
+    def cell(one: EvaluatedArm, stratum: Stratum) -> str:
         rows = [row for asked in one.predictions.values() for row in asked if stratum.holds(row)]
         return percent(_mean(row.em for row in rows))
 
@@ -317,7 +319,7 @@ class Bar:
     strong: bool = True
 
 
-def claim_bars(found: Sequence[Finding]) -> list[Bar]:
+def claim_bars(found: Sequence[MeasuredClaim]) -> list[Bar]:
     """The EM differences, the primary ones strong."""
     return [
         Bar(one.claim.name, one.em.low, one.em.mean, one.em.high, one.claim.primary)

@@ -17,7 +17,7 @@ from analysis.significance import (
     relative_saving,
 )
 from analysis.tables import interval
-from experiments.arms import Examined
+from experiments.arms import EvaluatedArm
 from experiments.report import PAPER, Claim, Key, covered, scores, shared_questions, size_of
 from storage.records import Prediction
 
@@ -55,7 +55,7 @@ class Saving:
 
 
 def savings(
-    done: Sequence[Examined], claims: Sequence[Claim], seed: int, counted: Counted = "searches"
+    done: Sequence[EvaluatedArm], claims: Sequence[Claim], seed: int, counted: Counted = "searches"
 ) -> list[Saving]:
     """The claims whose arms were examined; `seed` is of the intervals' draws."""
     arms = {one.arm.name: one for one in done if one.predictions}
@@ -68,7 +68,9 @@ def savings(
     return [replace(one, p=p) for one, p in zip(found, adjusted, strict=True)]
 
 
-def _saving(claim: Claim, arm: Examined, base: Examined, seed: int, counted: Counted) -> Saving:
+def _saving(
+    claim: Claim, arm: EvaluatedArm, base: EvaluatedArm, seed: int, counted: Counted
+) -> Saving:
     answered = sorted(answered_questions([arm, base]))
     before, after = (scores(one, answered, counted) for one in (base, arm))
     graded = sorted(shared_questions([arm, base]))
@@ -84,7 +86,7 @@ def _saving(claim: Claim, arm: Examined, base: Examined, seed: int, counted: Cou
     )
 
 
-def answered_questions(done: Sequence[Examined]) -> set[Key]:
+def answered_questions(done: Sequence[EvaluatedArm]) -> set[Key]:
     """Questions that every policy of all arms came to an end with, unanswerable ones among them."""
     ended = [
         {(row.source, row.question_id) for row in rows if isinstance(row, Prediction)}

@@ -12,8 +12,8 @@ from analysis.sheet import NONE, Sheet, number, percent
 from analysis.survival import SurvivalRow, sample_pairs, survival_table
 from annotation.evaluators import ROLLOUTS
 from annotation.grower import CHILDREN
-from experiments.arms import START, Arm, Examined, examined
-from experiments.fresh_rollouts import second_look
+from experiments.arms import START, Arm, EvaluatedArm, evaluate_arms
+from experiments.fresh_rollouts import draw_fresh_rollouts
 from experiments.report import (
     Claim,
     arm_sheet,
@@ -39,8 +39,8 @@ class Kind:
 
     name: str
     lab: Lab
-    dpo: Examined
-    start: Examined
+    dpo: EvaluatedArm
+    start: EvaluatedArm
 
 
 def search(lab: Lab) -> None:
@@ -50,7 +50,7 @@ def search(lab: Lab) -> None:
         own = beside(lab, name)
         own.branchwise("annotate", settings={"mcts.kind": name})
         dpo = Arm(f"dpo-{name}", "train-dpo")
-        for done in examined(own, (Arm(START), dpo), ASKED):
+        for done in evaluate_arms(own, (Arm(START), dpo), ASKED):
             start, trained = done
         kinds.append(Kind(name, own, trained, start))
     if lab.call.dry_run:
@@ -78,7 +78,7 @@ def _row(kind: Kind) -> tuple[str, ...]:
     run = existing_run(kind.lab.call.run)
     pairs = pairs_of(run, "pairs")
     sample = sample_pairs(pairs, JUDGED, run.recipe.seed)
-    rolled = second_look(kind.lab, run, sample)
+    rolled = draw_fresh_rollouts(kind.lab, run, sample)
     found = survival_table(sample, rolled.fresh, run.recipe.spre)
     with run.open_ledger() as ledger:
         tokens = ledger.generated(CHILDREN, ROLLOUTS)

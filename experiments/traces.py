@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
 from analysis.sheet import Sheet
-from experiments.arms import Examined
+from experiments.arms import EvaluatedArm
 from experiments.report import Key
-from experiments.trajectories import NEAR, Move, moves_of
+from experiments.trajectories import NEAR, RecordedStep, moves_of
 from rewards.evo_rag import Similarity
 from storage.inert import inert
 from storage.records import Prediction, Question
@@ -17,12 +17,12 @@ from storage.records import Prediction, Question
 ANSWERABLE, UNANSWERABLE = 3, 1
 """How many questions of either kind are shown, as in the paper."""
 
-Rows = Mapping[str, Prediction]
+ArmPredictions = Mapping[str, Prediction]
 """What every arm did on a question, by its name."""
 
 
 def trace_text(
-    done: Sequence[Examined], questions: Sequence[Question], similarity: Similarity
+    done: Sequence[EvaluatedArm], questions: Sequence[Question], similarity: Similarity
 ) -> str:
     """A table a question, a column an arm, from the policies of the first seed.
 
@@ -45,19 +45,19 @@ def trace_text(
     return "\n".join(parts)
 
 
-def _by_question(done: Sequence[Examined]) -> dict[Key, Rows]:
+def _by_question(done: Sequence[EvaluatedArm]) -> dict[Key, ArmPredictions]:
     """The questions that all arms came to an end with, under their first seed."""
     arms = {one.arm.name: _first(one) for one in done if one.predictions}
     shared = set.intersection(*(set(rows) for rows in arms.values())) if arms else set()
     return {key: {name: rows[key] for name, rows in arms.items()} for key in sorted(shared)}
 
 
-def _first(done: Examined) -> dict[Key, Prediction]:
+def _first(done: EvaluatedArm) -> dict[Key, Prediction]:
     rows = next(iter(done.predictions.values()))
     return {(row.source, row.question_id): row for row in rows if isinstance(row, Prediction)}
 
 
-def telling(shared: Mapping[Key, Rows]) -> list[Key]:
+def telling(shared: Mapping[Key, ArmPredictions]) -> list[Key]:
     """The questions to show: those with most different ends, then most different search counts."""
 
     def difference(key: Key) -> tuple[int, int]:
@@ -71,7 +71,7 @@ def telling(shared: Mapping[Key, Rows]) -> list[Key]:
     return [*answerable[:ANSWERABLE], *unanswerable[:UNANSWERABLE]]
 
 
-def _answerable(rows: Rows) -> bool:
+def _answerable(rows: ArmPredictions) -> bool:
     return all(row.em is not None for row in rows.values())
 
 
@@ -82,7 +82,7 @@ def _end(row: Prediction) -> str:
     return "right" if row.em else "wrong"
 
 
-def _sheet(question: Question, rows: Rows, similarity: Similarity) -> Sheet:
+def _sheet(question: Question, rows: ArmPredictions, similarity: Similarity) -> Sheet:
     columns = [[_cell(move, row) for move in moves_of(row, similarity)] for row in rows.values()]
     steps = tuple(
         (str(number), *cells)
@@ -91,7 +91,7 @@ def _sheet(question: Question, rows: Rows, similarity: Similarity) -> Sheet:
     return Sheet(f"{question.source} {question.id}", ("step", *rows), steps, names=len(rows) + 1)
 
 
-def _cell(move: Move, row: Prediction) -> str:
+def _cell(move: RecordedStep, row: Prediction) -> str:
     """A move in a few words, what it brought, and whether it is a near-duplicate."""
     if move.searches:
         mark = " (Dup.)" if move.repeats else ""

@@ -13,7 +13,7 @@ NEAR = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class RecordedStep:
     """A step of a trajectory.
 
     Attributes:
@@ -38,7 +38,7 @@ class Move:
         return self.alike is not None and self.alike >= NEAR
 
 
-def moves_of(row: Prediction, similarity: Similarity) -> Iterator[Move]:
+def moves_of(row: Prediction, similarity: Similarity) -> Iterator[RecordedStep]:
     """The moves of a trajectory, in order; queries that were taken back count as earlier ones."""
     queries: list[str] = []
     for step in json.loads(row.trajectory):
@@ -47,4 +47,4 @@ def moves_of(row: Prediction, similarity: Similarity) -> Iterator[Move]:
             alike = similarity(content, queries) if queries else None
             queries.append(content)
         titles = tuple(passage["title"] for passage in step["passages"])
-        yield Move(step["action"], content, titles, alike)
+        yield RecordedStep(step["action"], content, titles, alike)

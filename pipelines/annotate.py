@@ -21,7 +21,7 @@ from runs.assemble import open_data, open_index
 from runs.card import described, labelled_by, write_card
 from runs.commit import Committer
 from runs.folder import Run, open_run, refuse_unusable
-from runs.growing import grown_here
+from runs.growing import grow_questions
 from runs.inputs import asks_more, inputs_of
 from runs.preflight import overheard, require, servers, weights
 from runs.progress import Progress
@@ -29,7 +29,7 @@ from runs.recipe import Recipe
 from runs.reward_model import other_total
 from runs.spending import in_words
 from runs.stage import DONE, TOO_MANY_FAILURES, Gate, Invocation, Outcome
-from runs.workers import Order, Workforce, refuse_needless, share_of
+from runs.workers import Workforce, WorkOrder, refuse_needless, share_of
 from sources.load import Data
 from storage.errors import ConfigError, StorageError
 from storage.inert import inert
@@ -117,7 +117,7 @@ async def _annotate(call: Invocation, run: Run, data: Data, retriever: Retriever
         growing = (
             workforce.grown(gate, progress, call.say)
             if workforce
-            else grown_here(recipe, owed, retriever, ledger, gate, progress, call.say)
+            else grow_questions(recipe, owed, retriever, ledger, gate, progress, call.say)
         )
         with gate.listening():
             try:
@@ -141,7 +141,7 @@ def _workforce(
     workers = min(call.options.get("workers") or 1, len(owed))
     if workers < 2:
         return None
-    order = Order(run.ledger, share_of(run.recipe, workers), tuple(q.id for q in owed))
+    order = WorkOrder(run.ledger, share_of(run.recipe, workers), tuple(q.id for q in owed))
     return Workforce(order, workers, ledger)
 
 

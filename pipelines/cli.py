@@ -39,7 +39,7 @@ DEFAULT_RECIPE = Path("configs/atlas.yaml")
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageEntry:
     """A stage by name: where its function lives, and what it does in a line."""
 
     module: str
@@ -48,28 +48,38 @@ class Stage:
 
 
 STAGES = {
-    "doctor": Stage("pipelines.doctor", "doctor", "check this machine and the recipe"),
-    "settings": Stage("pipelines.settings", "settings_page", "every setting, and its default"),
-    "data": Stage("pipelines.data", "data", "read questions and corpus, and count them"),
-    "index": Stage("pipelines.data", "index", "build the index"),
-    "warm-start": Stage("pipelines.warm_start", "warm_start", "supervised start on gold traces"),
-    "annotate": Stage("pipelines.annotate", "annotate", "grow trees, label, write pairs"),
-    "relabel": Stage("pipelines.relabel", "relabel", "label a finished run again, without a call"),
-    "diagnose": Stage("pipelines.diagnose", "diagnose", "say whether a run can teach"),
-    "verify": Stage("pipelines.verify", "verify", "check parts and ledger, and mend them"),
-    "inspect": Stage("pipelines.inspect", "inspect", "DuckDB on the run"),
-    "export-pairs": Stage("pipelines.proguide", "export_pairs", "pairs as RAG-ProGuide JSON"),
-    "import-pairs": Stage("pipelines.proguide", "import_pairs", "RAG-ProGuide JSON as a run"),
-    "train-sft": Stage("pipelines.train_sft", "train_sft", "supervised training on chosen steps"),
-    "train-dpo": Stage("pipelines.train_dpo", "train_dpo", "preference training on the pairs"),
-    "train-rm": Stage("pipelines.train_rm", "train_rm", "a reward model on the run's siblings"),
-    "serve": Stage("pipelines.serve", "serve", "policy or judge on a vLLM server of its own"),
-    "export": Stage("pipelines.export", "export", "merged policy: safetensors, GGUF"),
-    "eval": Stage("pipelines.evaluate", "evaluate", "policies on a question set"),
-    "curriculum": Stage("pipelines.curriculum", "curriculum", "EVO-RAG's stages, in cycles"),
-    "schedule": Stage("pipelines.schedule", "schedule", "what EVO-RAG's rewards weigh, and when"),
-    "study": Stage("pipelines.study", "study", "a recorded experiment, resumable"),
-    "all": Stage("pipelines.all", "all_stages", "annotate, train-dpo, eval"),
+    "doctor": StageEntry("pipelines.doctor", "doctor", "check this machine and the recipe"),
+    "settings": StageEntry("pipelines.settings", "settings_page", "every setting, and its default"),
+    "data": StageEntry("pipelines.data", "data", "read questions and corpus, and count them"),
+    "index": StageEntry("pipelines.data", "index", "build the index"),
+    "warm-start": StageEntry(
+        "pipelines.warm_start", "warm_start", "supervised start on gold traces"
+    ),
+    "annotate": StageEntry("pipelines.annotate", "annotate", "grow trees, label, write pairs"),
+    "relabel": StageEntry(
+        "pipelines.relabel", "relabel", "label a finished run again, without a call"
+    ),
+    "diagnose": StageEntry("pipelines.diagnose", "diagnose", "say whether a run can teach"),
+    "verify": StageEntry("pipelines.verify", "verify", "check parts and ledger, and mend them"),
+    "inspect": StageEntry("pipelines.inspect", "inspect", "DuckDB on the run"),
+    "export-pairs": StageEntry("pipelines.proguide", "export_pairs", "pairs as RAG-ProGuide JSON"),
+    "import-pairs": StageEntry("pipelines.proguide", "import_pairs", "RAG-ProGuide JSON as a run"),
+    "train-sft": StageEntry(
+        "pipelines.train_sft", "train_sft", "supervised training on chosen steps"
+    ),
+    "train-dpo": StageEntry("pipelines.train_dpo", "train_dpo", "preference training on the pairs"),
+    "train-rm": StageEntry(
+        "pipelines.train_rm", "train_rm", "a reward model on the run's siblings"
+    ),
+    "serve": StageEntry("pipelines.serve", "serve", "policy or judge on a vLLM server of its own"),
+    "export": StageEntry("pipelines.export", "export", "merged policy: safetensors, GGUF"),
+    "eval": StageEntry("pipelines.evaluate", "evaluate", "policies on a question set"),
+    "curriculum": StageEntry("pipelines.curriculum", "curriculum", "EVO-RAG's stages, in cycles"),
+    "schedule": StageEntry(
+        "pipelines.schedule", "schedule", "what EVO-RAG's rewards weigh, and when"
+    ),
+    "study": StageEntry("pipelines.study", "study", "a recorded experiment, resumable"),
+    "all": StageEntry("pipelines.all", "all_stages", "annotate, train-dpo, eval"),
 }
 LIMITED = frozenset({"warm-start", "annotate", "eval", "all"})
 """Stages that work through questions."""

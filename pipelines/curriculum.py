@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from runs.curriculum.cycle import Cycle, carry_out
-from runs.curriculum.dev import STAGES, START, DevResult, StageName, asked_on_dev, best, stalled
+from runs.curriculum.dev import STAGES, START, DevResult, StageName, best, evaluate_on_dev, stalled
 from runs.curriculum.fit import BEGUN, FITS, FOLDER, planned, questions_of, require_fit
 from runs.curriculum.report import write_course
 from runs.folder import dump_recipe, open_run, refuse_changed
 from runs.inputs import model_digest
 from runs.recipe import Recipe
 from runs.stage import Invocation, Outcome
-from runs.workflow import Lab, StageStopped, Totals, overrides
+from runs.workflow import Lab, StageStopped, StageTotals, overrides
 from storage.atomic import atomic_write_json, atomic_write_text
 from storage.errors import ConfigError
 from storage.lock import RunLock
@@ -42,7 +42,7 @@ def curriculum(call: Invocation) -> Outcome:
     recipe = call.recipe
     require_fit(call)
     announce(call)
-    course = Course(Lab(call, (recipe.seed,), call.run / FOLDER, "curriculum", FITS))
+    course = CurriculumState(Lab(call, (recipe.seed,), call.run / FOLDER, "curriculum", FITS))
     if call.dry_run:
         course.run()
         return Outcome({"cycles": planned(recipe), "dry_run": True})
@@ -111,7 +111,7 @@ def announce(call: Invocation) -> None:
 
 
 @dataclass
-class Course:
+class CurriculumState:
     """The curriculum as far as it has come.
 
     Attributes:
@@ -126,13 +126,13 @@ class Course:
     lab: Lab
     results: list[DevResult] = field(default_factory=list)
     chosen: dict[StageName, DevResult] = field(default_factory=dict)
-    trained: dict[str, Totals] = field(default_factory=lambda: {START: {}})
+    trained: dict[str, StageTotals] = field(default_factory=lambda: {START: {}})
     places: int = 0
     reward_model: str | None = None
 
     def run(self) -> DevResult:
         """Both stages, one after the other; the policy that they come to."""
-        result = asked_on_dev(self.lab, START, self.lab.recipe.policy.model)
+        result = evaluate_on_dev(self.lab, START, self.lab.recipe.policy.model)
         self._note(result)
         for stage in STAGES:
             result = self._best_of(stage, result)

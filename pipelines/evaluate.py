@@ -22,7 +22,7 @@ from evaluation.run import Evaluated
 from retrieval.interface import Retriever
 from runs.assemble import open_index
 from runs.baselines import Baselines, baselines_of, reader_of
-from runs.evaluation import Exam
+from runs.evaluation import PolicyEvaluation
 from runs.evaluation_set import (
     deciding_settings,
     evaluation_data,
@@ -66,12 +66,16 @@ def evaluate(call: Invocation) -> Outcome:
     done: dict[str, Evaluated] = {}
     with run.open_ledger() as ledger:
         atomic_write_json(run.folder / "eval" / f"{name}.json", settings)
-        exam = Exam(call, run, data, retriever, ledger, Gate(recipe.limits, ledger.totals))
-        for policy, answered in _taken(exam, policies, beside):
+        evaluation = PolicyEvaluation(
+            call, run, data, retriever, ledger, Gate(recipe.limits, ledger.totals)
+        )
+        for policy, answered in _taken(evaluation, policies, beside):
             if answered.owed:
-                call.say(f"stopped: {exam.gate.reason}; run the same command again to continue")
+                call.say(
+                    f"stopped: {evaluation.gate.reason}; run the same command again to continue"
+                )
                 totals = {"policies": list(done), **_spent(call, ledger)}
-                return Outcome(totals, exam.gate.exit_code)
+                return Outcome(totals, evaluation.gate.exit_code)
             _write(run, policy, name, answered)
             done[policy] = answered
         totals = {**_report(call, run, name, done), **_spent(call, ledger)}
@@ -86,12 +90,12 @@ def _spent(call: Invocation, ledger: Ledger) -> dict[str, Any]:
 
 
 def _taken(
-    exam: Exam, policies: Mapping[str, str], beside: Baselines
+    evaluation: PolicyEvaluation, policies: Mapping[str, str], beside: Baselines
 ) -> Iterator[tuple[str, Evaluated]]:
     """Everybody's answers, one after the other."""
     for policy, model in policies.items():
-        yield policy, exam.take(policy, model)
-    yield from beside.taken(exam)
+        yield policy, evaluation.take(policy, model)
+    yield from beside.taken(evaluation)
 
 
 def evaluated_run(call: Invocation, retriever: Retriever) -> Run:

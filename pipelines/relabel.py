@@ -17,7 +17,7 @@ from agent.protocols import protocol_named
 from agent.replay import replay_tree
 from analysis.survival import Fresh, survives
 from annotation.pairs import sibling_pairs
-from annotation.reward_schemes import Worth
+from annotation.reward_schemes import RewardScheme
 from annotation.rows import Provenance, labelled, pair_rows, trees_of
 from annotation.scoring import node_scores
 from rewards.guessing import guessable
@@ -29,7 +29,7 @@ from runs.inputs import replay_passages
 from runs.labelling import keep_labelling, labelled_by
 from runs.recipe import Recipe
 from runs.reward_model import other_total, reward_model_for
-from runs.reward_scheme import worth_for
+from runs.reward_scheme import reward_scheme_for
 from runs.stage import Invocation, Outcome, checked_name
 from storage.errors import ConfigError
 from storage.parts import read_parts, stored_questions, write_part
@@ -106,8 +106,8 @@ class Relabeller:
     dropped: Counter[str] = field(default_factory=Counter)
 
     @cached_property
-    def _worth(self) -> Worth:
-        return worth_for(self.recipe)
+    def _worth(self) -> RewardScheme:
+        return reward_scheme_for(self.recipe)
 
     @cached_property
     def _model(self) -> RewardModel | None:

@@ -13,7 +13,7 @@ from typing import get_args
 
 from analysis.sheet import Sheet, number
 from analysis.suppression import ASSUMED_OVERLAP, counts, silence
-from analysis.suppression import Outcome as Verdict
+from analysis.suppression import Effect as Verdict
 from rewards.settings import REWARDS, EvoRagSettings
 from runs.curriculum.dev import STAGES
 from runs.folder import STUDY, refuse_unusable

@@ -28,14 +28,14 @@ from runs.inputs import replay_passages
 from runs.labelling import labelled_by
 from runs.recipe import Recipe
 from runs.reward_model import UNTAUGHT, encoder_of
-from runs.reward_scheme import worth_for
+from runs.reward_scheme import reward_scheme_for
 from runs.stage import BAD_INPUT, Invocation, Outcome
 from runs.training_start import rows_trained_on, trained_folder
 from storage.errors import ConfigError
 from storage.parts import read_parts, stored_questions
 from storage.records import TreeNode
 from storage.schemas import table_to_records
-from training.comparisons import Comparison, head_names, orders, return_gaps
+from training.comparisons import SiblingComparison, head_names, orders, return_gaps
 from training.head_metrics import HeadMetrics, ModelMetrics
 from training.reward_model import (
     Material,
@@ -107,11 +107,11 @@ def material_of(
     evo_rag = recipe.evo_rag or EvoRagSettings()
     protocol = protocol_named(recipe.agent.protocol)
     prompt = prompter(protocol, recipe.agent.max_steps)
-    worth, passages = worth_for(recipe), replay_passages(run)
+    worth, passages = reward_scheme_for(recipe), replay_passages(run)
     questions = stored_questions(run.folder)
     wanted = PairSettings(min_gap=settings.min_gap)
     places: dict[Prefix, int] = {}
-    comparisons: list[Comparison] = []
+    comparisons: list[SiblingComparison] = []
     dropped: Counter[str] = Counter()
     for nodes in trees_of(table_to_records(read_parts(run.folder, "trees"), TreeNode)):
         question = questions[nodes[0].question_id]
@@ -125,7 +125,7 @@ def material_of(
             )
             gaps = return_gaps(pair.chosen_label, pair.rejected_label)
             t = pair.chosen.depth - 1
-            comparisons.append(Comparison(question.id, t, better, worse, gaps, pair.gap))
+            comparisons.append(SiblingComparison(question.id, t, better, worse, gaps, pair.gap))
     horizon = evo_rag.horizon or recipe.agent.max_steps
     return Material(list(places), comparisons, evo_rag, horizon), dropped
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from retrieval.encoder import Encoder, Vectors
-from retrieval.passages import Rows, Scores, best_rows, retrieved
+from retrieval.passages import PassageNumbers, Scores, best_rows, retrieved
 from storage.records import Passage, RetrievedPassage
 
 VECTORS = "vectors.npy"
@@ -68,7 +68,7 @@ class DenseRetriever:
         return retrieved(self._passages, rows, scores)
 
 
-def nearest(vectors: Vectors, query: Vectors, top_k: int) -> tuple[Rows, Scores]:
+def nearest(vectors: Vectors, query: Vectors, top_k: int) -> tuple[PassageNumbers, Scores]:
     """The rows of the largest inner products above zero, by (−score, row), with their scores.
 
     faiss returns an arbitrary choice among equal scores, so more are fetched until the last

@@ -11,7 +11,7 @@ from storage.errors import ConfigError
 from storage.records import Passage, RetrievedPassage
 
 Scores = NDArray[np.float32]
-Rows = NDArray[np.int64]
+PassageNumbers = NDArray[np.int64]
 
 
 def corpus_hash(passages: Iterable[Passage]) -> str:
@@ -40,7 +40,7 @@ def in_index_order(passages: Iterable[Passage]) -> list[Passage]:
     return ordered
 
 
-def best_rows(scores: Scores, top_k: int) -> Rows:
+def best_rows(scores: Scores, top_k: int) -> PassageNumbers:
     """Rows of the best `top_k` scores above zero, by (−score, row).
 
     Ties at the cut go to the lower rows, so a result never depends on how a partition happened
@@ -59,11 +59,13 @@ def best_rows(scores: Scores, top_k: int) -> Rows:
         cut = np.partition(found, len(found) - top_k)[len(found) - top_k]
         rows = rows[found >= cut]
     order = np.argsort(-scores[rows], kind="stable")
-    best: Rows = rows[order[:top_k]]
+    best: PassageNumbers = rows[order[:top_k]]
     return best
 
 
-def retrieved(passages: Sequence[Passage], rows: Rows, scores: Scores) -> list[RetrievedPassage]:
+def retrieved(
+    passages: Sequence[Passage], rows: PassageNumbers, scores: Scores
+) -> list[RetrievedPassage]:
     """The passages at `rows` with their scores (`scores[i]` belongs to `rows[i]`)."""
     return [
         RetrievedPassage(id=found.id, title=found.title, text=found.text, score=float(score))

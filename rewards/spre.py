@@ -31,7 +31,7 @@ from storage.records import NO_PARENT, Component, TreeNode
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RolloutOutcome:
     """A completed trajectory: what it answered, and its steps from the root."""
 
     trajectory: str
@@ -39,7 +39,7 @@ class Outcome:
     steps: int
 
 
-Evidence = list[tuple[float, Outcome]]
+Evidence = list[tuple[float, RolloutOutcome]]
 """Outcomes with their weights, which are above 0 and need not sum to 1."""
 
 
@@ -82,7 +82,7 @@ class TreeFacts:
     nodes: Sequence[TreeNode]
     answers: tuple[str, ...]
     settings: SpreSettings
-    _outcomes: dict[int, dict[str, Outcome]] = field(default_factory=dict)
+    _outcomes: dict[int, dict[str, RolloutOutcome]] = field(default_factory=dict)
 
     @cached_property
     def children(self) -> dict[int, list[TreeNode]]:
@@ -104,7 +104,7 @@ class TreeFacts:
             return [(1.0, outcome) for outcome in self._collected(node.node_id).values()]
         return self._by_visits[node.node_id] if estimator == "tree" else self._ended(node)
 
-    def _collected(self, node_id: int) -> dict[str, Outcome]:
+    def _collected(self, node_id: int) -> dict[str, RolloutOutcome]:
         """Distinct outcomes at or below a node, leaves and evaluation rollouts alike."""
         if node_id not in self._outcomes:
             node = self._by_id[node_id]
@@ -114,20 +114,20 @@ class TreeFacts:
             self._outcomes[node_id] = found
         return self._outcomes[node_id]
 
-    def started_at(self, node: TreeNode) -> list[Outcome]:
+    def started_at(self, node: TreeNode) -> list[RolloutOutcome]:
         """Outcomes of the rollouts that started at `node`; a leaf's is its own answer."""
         if node.terminal:
             return self._own(node)
         return [
-            Outcome(r.trajectory or f"{node.node_id}:{r.draw}", r.answer, r.steps)
+            RolloutOutcome(r.trajectory or f"{node.node_id}:{r.draw}", r.answer, r.steps)
             for r in node.rollouts
             if r.answer is not None and self._counts(forced=r.forced)
         ]
 
-    def _own(self, node: TreeNode) -> list[Outcome]:
+    def _own(self, node: TreeNode) -> list[RolloutOutcome]:
         if node.action != "answer" or not self._counts(forced=node.forced):
             return []
-        return [Outcome(trajectory_digest(self._path(node)), node.content, node.depth)]
+        return [RolloutOutcome(trajectory_digest(self._path(node)), node.content, node.depth)]
 
     def _counts(self, *, forced: bool) -> bool:
         return self.settings.label_forced or not forced
@@ -139,11 +139,11 @@ class TreeFacts:
             node = self._by_id[node.parent_id]
         return steps[::-1]
 
-    def worth(self, outcome: Outcome) -> float:
+    def worth(self, outcome: RolloutOutcome) -> float:
         """F1 · α^steps, in [0, 1]."""
         return self._f1(outcome) * self.settings.alpha**outcome.steps
 
-    def _f1(self, outcome: Outcome) -> float:
+    def _f1(self, outcome: RolloutOutcome) -> float:
         return f1(outcome.answer, self.answers, keep_articles=self.settings.keep_articles)
 
     @cached_property
@@ -203,7 +203,7 @@ class TreeFacts:
         weights = [weight for weight, _ in evidence]
         outcomes = [outcome for _, outcome in evidence]
 
-        def mean(value: Callable[[Outcome], float]) -> float:
+        def mean(value: Callable[[RolloutOutcome], float]) -> float:
             return fmean(map(value, outcomes), weights)
 
         reward = self.judged(node) if estimator == "judge" else mean(self.worth)

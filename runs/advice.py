@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from analysis.diagnosis import PairFigures, TreeFigures
-from analysis.survival import Interval, SurvivalRow
+from analysis.survival import Bounds, SurvivalRow
 from training.movement import Movement
 
-Verdict = Literal["good", "watch", "bad", "–"]
+Rating = Literal["good", "watch", "bad", "–"]
 
 FEW_PAIRS, LEAST_PAIRS = 500, 50
 """Below 500 pairs a gain is rarely large enough to be seen on some hundred questions; 50 pairs in
@@ -56,7 +56,7 @@ class Finding:
 
     what: str
     figure: str
-    verdict: Verdict
+    verdict: Rating
     advice: str
 
 
@@ -75,7 +75,7 @@ def conclusion(findings: Sequence[Finding]) -> str:
 
 def _graded(bad: bool, watch: bool, what: str, figure: str, advice: str, usual: str) -> Finding:
     """A finding; `usual` is what to say where nothing is wrong."""
-    verdict: Verdict = "bad" if bad else "watch" if watch else "good"
+    verdict: Rating = "bad" if bad else "watch" if watch else "good"
     return Finding(what, figure, verdict, advice if bad or watch else usual)
 
 
@@ -334,5 +334,5 @@ def _fell(moved: Movement) -> float:
     return (moved.first_loss or 0.0) - (moved.loss or 0.0)
 
 
-def _between(interval: Interval) -> str:
+def _between(interval: Bounds) -> str:
     return f"({interval[0]:.0%}–{interval[1]:.0%})"

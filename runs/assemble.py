@@ -92,7 +92,7 @@ def server_logs() -> Path:
 
 
 @asynccontextmanager
-async def opened(
+async def open_engine(
     model: ModelSettings,
     recipe: Recipe,
     ledger: Ledger,

@@ -20,7 +20,7 @@ from evaluation.baselines import (
 from evaluation.run import Begin, Evaluated, from_question
 from evaluation.settings import BaselineName
 from runs.assemble import environment_for
-from runs.evaluation import Exam
+from runs.evaluation import PolicyEvaluation
 from runs.evaluation_set import data_settings
 from runs.inputs import model_digest
 from runs.recipe import Recipe
@@ -47,24 +47,24 @@ class Baselines:
     answers: Mapping[str, str]
     deciding: Mapping[str, Any]
 
-    def taken(self, exam: Exam) -> Iterator[tuple[str, Evaluated]]:
+    def taken(self, evaluation: PolicyEvaluation) -> Iterator[tuple[str, Evaluated]]:
         """The answers of each; one that is owed some is the last."""
         read: dict[str, Evaluated] = {}
         if readers := [name for name in self.names if name != MAJORITY]:
-            with exam.gate.listening():
-                read = asyncio.run(_read(exam, self.model, readers))
+            with evaluation.gate.listening():
+                read = asyncio.run(_read(evaluation, self.model, readers))
         for name in self.names:
             if name == MAJORITY:
-                yield name, self._majority(exam)
+                yield name, self._majority(evaluation)
             elif name in read:
-                exam.tell_skipped(name, read[name])
+                evaluation.tell_skipped(name, read[name])
                 yield name, read[name]
 
-    def _majority(self, exam: Exam) -> Evaluated:
-        recipe, asked = exam.run.recipe, exam.data.questions
+    def _majority(self, evaluation: PolicyEvaluation) -> Evaluated:
+        recipe, asked = evaluation.run.recipe, evaluation.data.questions
         lost = sum(q.answerable and q.source not in self.answers for q in asked)
         if lost:
-            exam.call.say(
+            evaluation.call.say(
                 f"{MAJORITY}: {lost} questions left out, whose source has no others in its part "
                 "`train`"
             )
@@ -104,15 +104,15 @@ def _majority_of(recipe: Recipe, data: Data) -> dict[str, str]:
 
 
 async def _read(
-    exam: Exam, model: ModelSettings, names: list[BaselineName]
+    evaluation: PolicyEvaluation, model: ModelSettings, names: list[BaselineName]
 ) -> dict[str, Evaluated]:
     """The readers' answers, their model started once; one that is owed some is the last."""
     read: dict[str, Evaluated] = {}
-    async with exam.opened(model) as engine:
-        environment = _reading(exam, engine)
+    async with evaluation.opened(model) as engine:
+        environment = _reading(evaluation, engine)
         for name in names:
-            begin, questions = _given(exam, name)
-            read[name] = await exam.asked(
+            begin, questions = _given(evaluation, name)
+            read[name] = await evaluation.asked(
                 name, model, environment, questions, begin=begin, path=f"eval/{name}"
             )
             if read[name].owed:
@@ -120,22 +120,24 @@ async def _read(
     return read
 
 
-def _reading(exam: Exam, engine: Engine) -> Environment:
-    environment = environment_for(exam.run.recipe, engine, exam.retriever)
+def _reading(evaluation: PolicyEvaluation, engine: Engine) -> Environment:
+    environment = environment_for(evaluation.run.recipe, engine, evaluation.retriever)
     # One turn: no budget of steps can force it.
     settings = environment.settings.model_copy(update={"max_steps": 100})
     return replace(environment, protocol=Reading(), settings=settings)
 
 
-def _given(exam: Exam, name: BaselineName) -> tuple[Begin, list[Question]]:
+def _given(evaluation: PolicyEvaluation, name: BaselineName) -> tuple[Begin, list[Question]]:
     """What a reader begins with, and the questions that it can be asked."""
-    questions = list(exam.data.questions)
+    questions = list(evaluation.data.questions)
     if name == "closed-book":
         return from_question, questions
     if name != ORACLE:
-        return one_search(exam.retriever, exam.run.recipe.retrieval.top_k), questions
-    corpus = {passage.id: passage for passage in exam.data.passages}
+        return one_search(evaluation.retriever, evaluation.run.recipe.retrieval.top_k), questions
+    corpus = {passage.id: passage for passage in evaluation.data.passages}
     known = [question for question in questions if supporting(question, corpus)]
     if left_out := len(questions) - len(known):
-        exam.call.say(f"{ORACLE}: {left_out} questions left out, whose gold passages are unknown")
+        evaluation.call.say(
+            f"{ORACLE}: {left_out} questions left out, whose gold passages are unknown"
+        )
     return gold_passages(corpus), known

@@ -11,7 +11,7 @@ from engines.settings import ModelSettings
 from evaluation.run import Begin, Evaluated, from_question
 from evaluation.run import evaluate as answer_all
 from retrieval.interface import Retriever
-from runs.assemble import environment_for, opened, sampling_for
+from runs.assemble import environment_for, open_engine, sampling_for
 from runs.folder import Run
 from runs.progress import Progress
 from runs.stage import Gate, Invocation
@@ -21,7 +21,7 @@ from storage.records import Failure, Prediction, Question
 
 
 @dataclass(frozen=True)
-class Exam:
+class PolicyEvaluation:
     """What every policy is given: the same questions, corpus, ledger and limits."""
 
     call: Invocation
@@ -52,7 +52,7 @@ class Exam:
     def opened(self, model: ModelSettings) -> AbstractAsyncContextManager[LedgeredEngine]:
         """The model behind the run's ledger, as long as the gate is open."""
         recipe = self.run.recipe
-        return opened(model, recipe, self.ledger, self.gate.check, self.call.say)
+        return open_engine(model, recipe, self.ledger, self.gate.check, self.call.say)
 
     async def asked(
         self,

@@ -18,7 +18,7 @@ from annotation.fresh import FreshRoller
 from annotation.rows import trees_of
 from engines.sampling import Sampling
 from retrieval.interface import Retriever
-from runs.assemble import environment_for, open_index, opened, sampling_for
+from runs.assemble import environment_for, open_engine, open_index, sampling_for
 from runs.folder import Run
 from runs.inputs import model_digest, replay_passages
 from runs.progress import Progress
@@ -186,7 +186,9 @@ class Survey:
             return rows
 
         async with (
-            opened(recipe.policy, recipe, self.ledger, self.gate.check, self.call.say) as engine,
+            open_engine(
+                recipe.policy, recipe, self.ledger, self.gate.check, self.call.say
+            ) as engine,
             progress.shown(self.call.console),
         ):
             roller = FreshRoller(

@@ -8,18 +8,18 @@ from agent.environment import Environment
 from annotation.annotator import Annotated, Annotator, in_flight
 from annotation.evaluators import Evaluator, JudgeEvaluator, RolloutEvaluator
 from annotation.judge import Judge
-from annotation.reward_schemes import Worth
+from annotation.reward_schemes import RewardScheme
 from annotation.rows import Provenance
-from annotation.scoring import RewardModelEvaluator, ScoredWorth
+from annotation.scoring import RewardModelEvaluator, ScoredRewardScheme
 from engines.ledgered import BeforeCall
 from engines.sampling import Engine
 from retrieval.interface import Retriever
 from rewards.reward_model import RewardModel
-from runs.assemble import Say, environment_for, opened, sampling_for
+from runs.assemble import Say, environment_for, open_engine, sampling_for
 from runs.progress import Progress
 from runs.recipe import Recipe
 from runs.reward_model import reward_model_for
-from runs.reward_scheme import worth_for
+from runs.reward_scheme import reward_scheme_for
 from storage.ledger import Ledger
 from storage.records import Question
 from storage.text import digest_of
@@ -28,19 +28,19 @@ LABELLING = ("spre", "evo_rag", "pairs", "reward_model")
 """Blocks of the recipe that decide labels and pairs."""
 
 
-class Admission(Protocol):
+class CallGate(Protocol):
     """Who lets calls and questions through: `runs.stage.Gate`, or a worker's parent."""
 
     def check(self) -> None: ...
     def admit(self, questions: Iterable[Question]) -> Iterator[Question]: ...
 
 
-async def grown_here(
+async def grow_questions(
     recipe: Recipe,
     owed: Iterable[Question],
     retriever: Retriever,
     ledger: Ledger,
-    gate: Admission,
+    gate: CallGate,
     progress: Progress,
     say: Say,
 ) -> AsyncGenerator[Annotated, None]:
@@ -56,7 +56,7 @@ async def grown_here(
         finally:
             progress.in_flight -= 1
 
-    async with opened_annotator(recipe, retriever, ledger, gate.check, say) as annotator:
+    async with open_annotator(recipe, retriever, ledger, gate.check, say) as annotator:
         at_once = recipe.questions_in_flight
         # Closed here: whoever stops listening must end the work before engines and ledger close.
         async with aclosing(in_flight(gate.admit(owed), work, at_once)) as finished:
@@ -65,18 +65,20 @@ async def grown_here(
 
 
 @asynccontextmanager
-async def opened_annotator(
+async def open_annotator(
     recipe: Recipe, retriever: Retriever, ledger: Ledger, before_call: BeforeCall, say: Say
 ) -> AsyncIterator[Annotator]:
     """The recipe's annotator with its engines open, each behind the ledger."""
     async with AsyncExitStack() as stack:
         policy = await stack.enter_async_context(
-            opened(recipe.policy, recipe, ledger, before_call, say)
+            open_engine(recipe.policy, recipe, ledger, before_call, say)
         )
         judge, verifier = [
             None
             if model is None
-            else await stack.enter_async_context(opened(model, recipe, ledger, before_call, say))
+            else await stack.enter_async_context(
+                open_engine(model, recipe, ledger, before_call, say)
+            )
             for model in (recipe.asked_judge, recipe.asked_verifier)
         ]
         yield annotator_for(recipe, policy, judge, verifier, retriever)
@@ -93,10 +95,10 @@ def annotator_for(
     environment = environment_for(recipe, policy, retriever)
     reward_model = reward_model_for(recipe)
     scored_by = reward_model if recipe.pairs.score == "reward_model" else None
-    worth: Worth = worth_for(recipe, verifier)
+    worth: RewardScheme = reward_scheme_for(recipe, verifier)
     evaluator = _evaluator(recipe, environment, judge, reward_model)
     if isinstance(evaluator, RewardModelEvaluator):
-        worth = ScoredWorth(worth, evaluator)
+        worth = ScoredRewardScheme(worth, evaluator)
     return Annotator(
         environment=environment,
         evaluator=evaluator,

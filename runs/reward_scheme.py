@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from annotation.reward_schemes import EvoRagWorth, SpreWorth, Worth
+from annotation.reward_schemes import EvoRagWorth, RewardScheme, SpreWorth
 from annotation.verifier import Verifier
 from engines.sampling import Engine
 from retrieval.similarity import QuerySimilarity
@@ -11,7 +11,7 @@ from runs.recipe import Recipe
 from storage.errors import ConfigError
 
 
-def worth_for(recipe: Recipe, verifier: Engine | None = None) -> Worth:
+def reward_scheme_for(recipe: Recipe, verifier: Engine | None = None) -> RewardScheme:
     """The recipe's rewards.
 
     Args:

@@ -23,7 +23,7 @@ from typing import Any
 
 from annotation.annotator import Annotated
 from runs.assemble import Say, open_data, open_index
-from runs.growing import grown_here
+from runs.growing import grow_questions
 from runs.progress import Progress
 from runs.recipe import Recipe
 from runs.signals import ASKING
@@ -44,7 +44,7 @@ _SPAWN = multiprocessing.get_context("spawn")  # a forked child would inherit th
 
 
 @dataclass(frozen=True)
-class Order:
+class WorkOrder:
     """What every worker is told: the run's ledger, its share of the recipe, and what is owed."""
 
     ledger: Path
@@ -68,7 +68,7 @@ class Fault:
     text: str
 
 
-Message = Annotated | Report | Fault | str
+WorkerMessage = Annotated | Report | Fault | str
 
 
 def refuse_needless(recipe: Recipe, workers: int) -> None:
@@ -101,7 +101,7 @@ def share_of(recipe: Recipe, workers: int) -> Recipe:
 class Workforce:
     """Workers on one run, whose ledger their parent holds."""
 
-    def __init__(self, order: Order, workers: int, ledger: Ledger) -> None:
+    def __init__(self, order: WorkOrder, workers: int, ledger: Ledger) -> None:
         self._word: Any = _SPAWN.Value("b", GO, lock=False)
         self._next: Any = _SPAWN.Value("q", 0)
         self._lines: dict[Connection, SpawnProcess] = {}
@@ -151,7 +151,9 @@ class Workforce:
         self._word.value = max(self._word.value, word)
 
     @asynccontextmanager
-    async def _at_work(self) -> AsyncGenerator[AsyncIterator[tuple[Connection, Message]], None]:
+    async def _at_work(
+        self,
+    ) -> AsyncGenerator[AsyncIterator[tuple[Connection, WorkerMessage]], None]:
         """Workers that run, and what they say; none is left when the block ends."""
         try:
             for _ in range(self._workers):
@@ -202,12 +204,12 @@ def _notice_limit(gate: Gate, forbid: Callable[[int], None]) -> None:
 
 async def _heard(
     lines: dict[Connection, SpawnProcess],
-) -> AsyncGenerator[tuple[Connection, Message], None]:
+) -> AsyncGenerator[tuple[Connection, WorkerMessage], None]:
     """What the workers say, until the last one has hung up."""
     loop = asyncio.get_running_loop()
-    heard: asyncio.Queue[tuple[Connection, Message | None]] = asyncio.Queue()
+    heard: asyncio.Queue[tuple[Connection, WorkerMessage | None]] = asyncio.Queue()
 
-    def tell(line: Connection, message: Message | None) -> None:
+    def tell(line: Connection, message: WorkerMessage | None) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody listens any more
             loop.call_soon_threadsafe(heard.put_nowait, (line, message))
 
@@ -242,7 +244,7 @@ def _died(process: SpawnProcess) -> Fault | None:
     )
 
 
-def work(order: Order, line: Connection, word: Any, following: Any) -> None:
+def work(order: WorkOrder, line: Connection, word: Any, following: Any) -> None:
     """What a worker does, from its first line to its last."""
     for one in ASKING:
         signal.signal(one, signal.SIG_IGN)  # the parent is asked, and tells us
@@ -271,14 +273,14 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-async def _work(order: Order, line: Connection, leave: "Leave", following: Any) -> None:
+async def _work(order: WorkOrder, line: Connection, leave: "Leave", following: Any) -> None:
     data = open_data(order.recipe)
     by_id = {question.id: question for question in data.questions}
     owed = claimed([by_id[identity] for identity in order.owed], following)
     retriever = open_index(order.recipe, data.passages, line.send)
     with Ledger(order.ledger, shared=True) as ledger:
         progress = Progress("worker", len(order.owed))
-        growing = grown_here(order.recipe, owed, retriever, ledger, leave, progress, line.send)
+        growing = grow_questions(order.recipe, owed, retriever, ledger, leave, progress, line.send)
         async with _reporting(line, ledger, progress), aclosing(growing) as finished:
             async for annotated in finished:
                 line.send(annotated)

@@ -27,7 +27,7 @@ from runs.stage import FAILED, INTERRUPTED, Invocation
 from storage.atomic import atomic_write_text
 from storage.errors import BranchwiseError
 
-Totals = Mapping[str, Any]
+StageTotals = Mapping[str, Any]
 
 CHILD = "pipelines.child"
 """The module that a stage's process runs."""
@@ -43,7 +43,7 @@ AT_ONCE = (
 class StageStopped(BranchwiseError):
     """A stage of a study ended early; `exit_code` and `totals` are the stage's own."""
 
-    def __init__(self, message: str, exit_code: int, totals: Totals | None = None) -> None:
+    def __init__(self, message: str, exit_code: int, totals: StageTotals | None = None) -> None:
         super().__init__(message)
         self.exit_code = exit_code
         self.totals = totals or {}
@@ -85,8 +85,8 @@ class Lab:
         stage: str,
         *arguments: str,
         settings: Mapping[str, object] | None = None,
-        after: Totals | None = None,
-    ) -> Totals:
+        after: StageTotals | None = None,
+    ) -> StageTotals:
         """Run a stage to its end, or read what it gave when it last ended well.
 
         Args:
@@ -136,7 +136,7 @@ class Lab:
         blocks = set(Recipe.model_fields) - {"limits", "curriculum"}
         return self.recipe.digest(*blocks, without=self.fits)
 
-    def _kept(self, key: str, stage: str) -> Totals | None:
+    def _kept(self, key: str, stage: str) -> StageTotals | None:
         """What a finished stage gave; null if there is none, or its product is not there."""
         kept = self.journal.done(key)
         if kept is None:
@@ -196,7 +196,7 @@ class Ended:
     """
 
     code: int
-    totals: Totals
+    totals: StageTotals
     asked_to_stop: bool
 
     def refuse_stop(self, command: str) -> None:
@@ -263,7 +263,7 @@ def _passing_signals() -> Iterator[_Signals]:
         yield signals
 
 
-def _last_json(printed: str) -> Totals:
+def _last_json(printed: str) -> StageTotals:
     for line in reversed(printed.splitlines()):
         try:
             found: Any = json.loads(line)

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sources.hotpotqa import Context, Facts, hops_of, paragraphs_of
+from sources.hotpotqa import Context, SupportingFacts, hops_of, paragraphs_of
 from sources.rows import Answers, Identifier, Row, Text, content_id, distinct, with_answers
 from storage.records import Question
 
@@ -15,7 +15,7 @@ class Metadata(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     type: str | None = None
-    supporting_facts: Facts = Field(default_factory=list)
+    supporting_facts: SupportingFacts = Field(default_factory=list)
     context: Context = Field(default_factory=list)
 
 

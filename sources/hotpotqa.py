@@ -43,7 +43,7 @@ def _tuples(value: Any) -> Any:
     return value
 
 
-Facts = Annotated[list[tuple[str, int]], BeforeValidator(_facts)]
+SupportingFacts = Annotated[list[tuple[str, int]], BeforeValidator(_facts)]
 Context = Annotated[list[tuple[str, list[str]]], BeforeValidator(_context)]
 
 
@@ -59,7 +59,7 @@ class HotpotRow(Row):
     question: Text
     answer: Text
     type: str | None = None
-    supporting_facts: Facts = Field(default_factory=list)
+    supporting_facts: SupportingFacts = Field(default_factory=list)
     context: Context = Field(default_factory=list)
 
     @classmethod

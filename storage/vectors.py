@@ -24,7 +24,7 @@ from storage.cache import file_lock, remove
 from storage.errors import StorageError
 
 Vector = NDArray[np.float32]
-Found = TypeVar("Found")
+T = TypeVar("T")
 
 BUSY_S = 60.0
 """How long a write waits for those of other processes."""
@@ -105,7 +105,7 @@ class VectorCache:
 
         self._done(write)
 
-    def _done(self, work: Callable[[sqlite3.Connection], Found], again: bool = False) -> Found:
+    def _done(self, work: Callable[[sqlite3.Connection], T], again: bool = False) -> T:
         """What `work` gives; a damaged database is replaced first."""
         try:
             if self._connection is None:

@@ -25,7 +25,7 @@ TIE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class SiblingComparison:
     """Two siblings that differ in action or query.
 
     Attributes:
@@ -63,7 +63,9 @@ def head_names(settings: RewardModelSettings) -> tuple[str, ...]:
     return (TOTAL,) if settings.heads == "single" else REWARDS
 
 
-def orders(comparisons: Sequence[Comparison], settings: RewardModelSettings) -> NDArray[np.float32]:
+def orders(
+    comparisons: Sequence[SiblingComparison], settings: RewardModelSettings
+) -> NDArray[np.float32]:
     """What every head learns of every comparison: (n, K).
 
     +1 where its label is higher for the better side, −1 where it is lower, 0 where it is a tie or
@@ -79,8 +81,8 @@ def orders(comparisons: Sequence[Comparison], settings: RewardModelSettings) -> 
 
 
 def split_questions(
-    comparisons: Iterable[Comparison], share: float, split: int = 0
-) -> tuple[list[Comparison], list[Comparison]]:
+    comparisons: Iterable[SiblingComparison], share: float, split: int = 0
+) -> tuple[list[SiblingComparison], list[SiblingComparison]]:
     """Those to train on, and those of the questions that are kept for validation, in order.
 
     Args:
@@ -88,8 +90,8 @@ def split_questions(
             that models of every seed and schedule are measured on the same ones.
         split: another number keeps other questions.
     """
-    trained: list[Comparison] = []
-    kept: list[Comparison] = []
+    trained: list[SiblingComparison] = []
+    kept: list[SiblingComparison] = []
     for one in comparisons:
         (kept if _draw(one.question_id, split) < share else trained).append(one)
     return trained, kept
@@ -102,7 +104,7 @@ def _draw(question_id: str, split: int) -> float:
     return int.from_bytes(digest, "big") / 2**64
 
 
-def places(comparisons: Sequence[Comparison]) -> tuple[Any, Any]:
+def places(comparisons: Sequence[SiblingComparison]) -> tuple[Any, Any]:
     """Places of the better and of the worse sides: (n,) each."""
     both = np.array([(one.better, one.worse) for one in comparisons], np.int64).reshape(-1, 2)
     return both[:, 0], both[:, 1]

@@ -19,14 +19,14 @@ from storage.records import Pair
 from training.curves import Say
 from training.holdout import HoldoutScore, held_out, score
 from training.likelihood import step_logps
-from training.packing import Row
+from training.packing import StepTokens
 from training.pair_trainer import give_reference, pair_trainer
 from training.preferences import PreferenceTokens, describe_lengths, tokenise_pairs
 from training.reference import reference_logps
 from training.report import TrainingReport
 from training.settings import DpoSettings
-from training.training_run import Course, log_line
-from training.undecided import contested
+from training.training_run import TrainingRun, log_line
+from training.undecided import undecided_pairs
 from weights.policy_files import policy_digest, policy_files
 
 
@@ -57,7 +57,7 @@ def train_dpo(
         start: "packaged" or a model folder: the policy that the pairs were drawn from.
         target: gets `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
         seed: of initialisation and order.
-        resume: refuse to replace another training's checkpoints; see `Course`.
+        resume: refuse to replace another training's checkpoints; see `TrainingRun`.
         say: told how long the pairs are, before training, and how the held-out ones are scored.
         data: where the examples come from, as JSON; goes into `training.json`.
 
@@ -68,7 +68,7 @@ def train_dpo(
     """
     if not pairs:
         raise ConfigError("there is no pair to train on")
-    course = Course("dpo", settings, start, target, seed, resume, say, data)
+    course = TrainingRun("dpo", settings, start, target, seed, resume, say, data)
     model, tokenizer = course.load_start()
     tokens = tokenise_pairs(pairs, tokenizer)
     lengths = describe_lengths(tokens)
@@ -77,7 +77,7 @@ def train_dpo(
     trainer = pair_trainer(model, tokenizer, trained, settings, course.arguments())
     asked = settings.packed or settings.max_start_margin is not None
     reference = _reference(trainer, [*(trained if asked else []), *out], course)
-    kept = contested(trained, reference, settings.max_start_margin)
+    kept = undecided_pairs(trained, reference, settings.max_start_margin)
     if len(kept) < len(trained):
         say(f"dpo: {len(trained) - len(kept)} pairs left out, which the start has decided already")
         trained = [trained[place] for place in kept]
@@ -92,12 +92,14 @@ def train_dpo(
     return course.train(trainer, trained, len(pairs) - len(out), lengths, scored)
 
 
-def _reference(trainer: Any, pairs: Sequence[PreferenceTokens], course: Course) -> dict[Row, float]:
+def _reference(
+    trainer: Any, pairs: Sequence[PreferenceTokens], course: TrainingRun
+) -> dict[StepTokens, float]:
     """Log-probabilities of all steps of `pairs` under the start, kept from an earlier training."""
     if not pairs:
         return {}
 
-    def compute(rows: Sequence[Row]) -> dict[Row, float]:
+    def compute(rows: Sequence[StepTokens]) -> dict[StepTokens, float]:
         with trainer.model.disable_adapter():
             return step_logps(trainer, rows, packed=course.settings.packed)
 
@@ -106,5 +108,5 @@ def _reference(trainer: Any, pairs: Sequence[PreferenceTokens], course: Course) 
     return reference_logps(_rows(pairs), f"{digest} {precision}", compute, course.say)
 
 
-def _rows(pairs: Sequence[PreferenceTokens]) -> list[Row]:
+def _rows(pairs: Sequence[PreferenceTokens]) -> list[StepTokens]:
     return [row for pair in pairs for row in pair.rows]

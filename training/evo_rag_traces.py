@@ -9,7 +9,7 @@ The step after a search begins with a note: the evidence, where the passage was 
 word. So every later prompt shows what was found, and nothing is answered before it was.
 """
 
-from training.hops import Hop
+from training.hops import GoldHop
 from training.walk import MAX_TRIES, Walk
 
 NOTHING_FOUND = "Nothing found"
@@ -72,7 +72,7 @@ class _Way:
                 self._take_back()
         self._refuse("refusals: unanswerable")
 
-    async def _find(self, hop: Hop) -> bool:
+    async def _find(self, hop: GoldHop) -> bool:
         """Search in up to `MAX_TRIES` wordings until the hop's passage is shown."""
         wordings = self._walk.rng.sample(hop.queries, min(MAX_TRIES, len(hop.queries)))
         for tried, wording in enumerate(wordings, start=1):
@@ -84,7 +84,7 @@ class _Way:
                 self._take_back()
         return False
 
-    async def _dally(self, hop: Hop) -> None:
+    async def _dally(self, hop: GoldHop) -> None:
         """Do what the question does not need, as far as the budget lets it."""
         walk = self._walk
         if self._spare > 1 and self._chance(walk.settings.redundant):
@@ -97,7 +97,7 @@ class _Way:
             await self._search(lead, "searches: detours")
             self._take_back()
 
-    async def _search(self, query: str, counted: str, hop: Hop | None = None) -> bool:
+    async def _search(self, query: str, counted: str, hop: GoldHop | None = None) -> bool:
         """Search, and see what is to be noted; whether the hop's passage is shown."""
         walk = self._walk
         found = await walk.search("search", query, self._taken_note())

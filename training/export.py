@@ -43,7 +43,7 @@ _POSITIONS = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Survival:
+class ExportedDifference:
     """How much of the trained change of the logits a file still has.
 
     Attributes:
@@ -61,7 +61,7 @@ class Exported:
 
     form: str
     path: Path
-    kept: Survival
+    kept: ExportedDifference
 
     def line(self) -> str:
         """For the log."""
@@ -163,19 +163,19 @@ def logits(model: Any, prompts: Sequence[Sequence[int]]) -> np.ndarray:
     return np.concatenate(rows)
 
 
-def survival(trained_change: np.ndarray, exported_change: np.ndarray) -> Survival:
+def survival(trained_change: np.ndarray, exported_change: np.ndarray) -> ExportedDifference:
     """How much of `trained_change` there is in `exported_change` (arrays of one shape)."""
     wanted, got = trained_change.ravel(), exported_change.ravel()
     norm = float(np.linalg.norm(wanted))
     if norm == 0 or not np.any(got):
-        return Survival(0.0, 1.0)
+        return ExportedDifference(0.0, 1.0)
     cosine = float(wanted @ got) / (norm * float(np.linalg.norm(got)))
-    return Survival(cosine, float(np.linalg.norm(got - wanted)) / norm)
+    return ExportedDifference(cosine, float(np.linalg.norm(got - wanted)) / norm)
 
 
 def _survival(
     change: np.ndarray, exported: Path, start: np.ndarray, prompts: Sequence[Sequence[int]]
-) -> Survival:
+) -> ExportedDifference:
     read, _ = load_policy(PolicyFiles(str(exported), exported))
     return survival(change, logits(read, prompts) - start)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rewards.heads import Array, Heads
 from rewards.schedule import Weights
-from training.comparisons import TIE, Comparison, orders, places
+from training.comparisons import TIE, SiblingComparison, orders, places
 from training.settings import RewardModelSettings
 
 Signs = NDArray[np.float32]
@@ -88,8 +88,8 @@ class Steps:
 def measure(
     heads: Heads,
     steps: Steps,
-    trained: Sequence[Comparison],
-    kept: Sequence[Comparison],
+    trained: Sequence[SiblingComparison],
+    kept: Sequence[SiblingComparison],
     settings: RewardModelSettings,
 ) -> ModelMetrics:
     """Measure trained heads on the comparisons that were kept for validation."""
@@ -143,12 +143,12 @@ def _right(margins: Array) -> float | None:
     return float(((margins > 0) + 0.5 * (margins == 0)).mean()) if len(margins) else None
 
 
-def _longer(steps: Steps, comparisons: Sequence[Comparison]) -> Signs:
+def _longer(steps: Steps, comparisons: Sequence[SiblingComparison]) -> Signs:
     """+1 where the better side's text is longer than the worse one's, −1 where it is shorter."""
     better, worse = places(comparisons)
     found: Signs = np.sign(steps.lengths[better] - steps.lengths[worse]).astype(np.float32)
     return found
 
 
-def _totals(comparisons: Sequence[Comparison]) -> Signs:
+def _totals(comparisons: Sequence[SiblingComparison]) -> Signs:
     return np.array([one.total > TIE for one in comparisons], np.float32)

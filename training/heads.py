@@ -14,12 +14,15 @@ import numpy as np
 
 from rewards.heads import Array, Heads
 from storage.errors import ConfigError
-from training.comparisons import Comparison, head_names, orders, places
+from training.comparisons import SiblingComparison, head_names, orders, places
 from training.settings import RewardModelSettings
 
 
 def fit_heads(
-    vectors: Array, comparisons: Sequence[Comparison], settings: RewardModelSettings, seed: int
+    vectors: Array,
+    comparisons: Sequence[SiblingComparison],
+    settings: RewardModelSettings,
+    seed: int,
 ) -> Heads:
     """Train all heads, in float32 on the CPU; the same arguments give the same bits.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from storage.errors import ConfigError
-from training.packing import Row
+from training.packing import StepTokens
 from training.preferences import PreferenceTokens
 
 
@@ -62,8 +62,8 @@ def _draw(question_id: str, seed: int) -> float:
 
 def score(
     pairs: Sequence[PreferenceTokens],
-    policy: Mapping[Row, float],
-    start: Mapping[Row, float],
+    policy: Mapping[StepTokens, float],
+    start: Mapping[StepTokens, float],
     beta: float,
 ) -> HoldoutScore:
     """The trained policy's implicit reward on at least one pair (DPO, Rafailov et al. eq. 5).

@@ -29,7 +29,7 @@ _ANSWER_WEIGHT, _NEXT_TITLE_WEIGHT = 6.0, 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Hop:
+class GoldHop:
     """One search: wordings of its query, the passage it must find, wordings of the evidence."""
 
     queries: tuple[str, ...]
@@ -37,7 +37,7 @@ class Hop:
     evidence: tuple[str, ...]
 
 
-def hops_of(question: Question, passages: Mapping[str, Passage]) -> list[Hop]:
+def hops_of(question: Question, passages: Mapping[str, Passage]) -> list[GoldHop]:
     """The question's hops in the order in which they can be taken.
 
     Empty if a supporting passage is unknown or not in the corpus: without it the answer would
@@ -50,7 +50,7 @@ def hops_of(question: Question, passages: Mapping[str, Passage]) -> list[Hop]:
     given = question.extra.get("hops")
     if given:
         return [
-            Hop(tuple(hop["queries"]), str(hop["passage_id"]), tuple(hop["evidence"]))
+            GoldHop(tuple(hop["queries"]), str(hop["passage_id"]), tuple(hop["evidence"]))
             for hop in given
         ]
     gold = [passages[i] for i in question.supporting_ids if i in passages]
@@ -58,7 +58,7 @@ def hops_of(question: Question, passages: Mapping[str, Passage]) -> list[Hop]:
         return []
     ordered = _in_order(question, gold)
     return [
-        Hop(
+        GoldHop(
             _queries(question, passage, place),
             passage.id,
             (best_sentence(question, passage, ordered[place + 1 :]),),

@@ -3,14 +3,16 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from training.packing import Row, packed_batch, padded_batch
+from training.packing import StepTokens, packed_batch, padded_batch
 from weights.prefix_tree import common_prefix
 
 _MOST_TOKENS = 2048
 """Tokens of a batch, what its rows share counted once."""
 
 
-def step_logps(trainer: Any, rows: Sequence[Row], *, packed: bool) -> dict[Row, float]:
+def step_logps(
+    trainer: Any, rows: Sequence[StepTokens], *, packed: bool
+) -> dict[StepTokens, float]:
     """Log-probability of each step after its prompt, in nats, summed over the step's tokens.
 
     Args:
@@ -21,7 +23,7 @@ def step_logps(trainer: Any, rows: Sequence[Row], *, packed: bool) -> dict[Row, 
     import torch
 
     collate = packed_batch if packed else padded_batch
-    found: dict[Row, float] = {}
+    found: dict[StepTokens, float] = {}
     for some in _batches(sorted(set(rows)), packed):
         batch = {
             name: tensor.to(trainer.accelerator.device)
@@ -34,9 +36,9 @@ def step_logps(trainer: Any, rows: Sequence[Row], *, packed: bool) -> dict[Row, 
     return found
 
 
-def _batches(rows: Sequence[Row], packed: bool) -> Iterator[list[Row]]:
+def _batches(rows: Sequence[StepTokens], packed: bool) -> Iterator[list[StepTokens]]:
     """Neighbours in order, so that what rows share is read once."""
-    batch: list[Row] = []
+    batch: list[StepTokens] = []
     tokens = 0
     for row in rows:
         new = len(row.prompt) + len(row.step)

@@ -17,21 +17,21 @@ from typing import Any, NamedTuple
 from weights.prefix_tree import prefix_tree
 
 
-class Row(NamedTuple):
+class StepTokens(NamedTuple):
     """One step to score, as token ids: a prompt and what the policy said; neither is empty."""
 
     prompt: tuple[int, ...]
     step: tuple[int, ...]
 
 
-def padded_batch(rows: Sequence[Row], pad: int) -> dict[str, Any]:
+def padded_batch(rows: Sequence[StepTokens], pad: int) -> dict[str, Any]:
     """Rows in full, padded on the right: tensors of shape (rows, longest)."""
     whole = [[*row.prompt, *row.step] for row in rows]
     starts = [len(row.prompt) for row in rows]
     return _side_by_side(whole, starts, pad)
 
 
-def packed_batch(rows: Sequence[Row], pad: int) -> dict[str, Any]:
+def packed_batch(rows: Sequence[StepTokens], pad: int) -> dict[str, Any]:
     """Rows as their steps, on one tree of everything that they are said after (see module)."""
     import torch
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from training.arguments import lora_config, one_device
 from training.order import StateOrder
-from training.packing import Row, packed_batch
+from training.packing import StepTokens, packed_batch
 from training.preferences import PreferenceTokens
 from training.settings import DpoSettings
 from training.tree_attention import read_packed
@@ -70,7 +70,7 @@ def _losses(settings: DpoSettings) -> dict[str, Any]:
 
 
 def give_reference(
-    trainer: Any, pairs: Sequence[PreferenceTokens], start: Mapping[Row, float]
+    trainer: Any, pairs: Sequence[PreferenceTokens], start: Mapping[StepTokens, float]
 ) -> None:
     """Let `trainer` take the start's log-probabilities from here instead of asking it.
 
@@ -95,7 +95,7 @@ class PackedPairs:
         import torch
 
         rows = [
-            Row(tuple(pair["prompt_ids"]), tuple(pair[f"{side}_ids"]))
+            StepTokens(tuple(pair["prompt_ids"]), tuple(pair[f"{side}_ids"]))
             for side in ("chosen", "rejected")
             for pair in pairs
         ]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage.records import Message, Pair
-from training.packing import Row
+from training.packing import StepTokens
 from weights.chat_template import prompt_ids, target_ids
 
 
@@ -23,9 +23,9 @@ class PreferenceTokens:
         return len(self.prompt) + max(len(self.chosen), len(self.rejected))
 
     @property
-    def rows(self) -> tuple[Row, Row]:
+    def rows(self) -> tuple[StepTokens, StepTokens]:
         """The chosen step and the rejected one, each after the prompt."""
-        return Row(self.prompt, self.chosen), Row(self.prompt, self.rejected)
+        return StepTokens(self.prompt, self.chosen), StepTokens(self.prompt, self.rejected)
 
 
 def tokenise_pairs(pairs: Iterable[Pair], tokenizer: Any) -> list[PreferenceTokens]:

@@ -4,7 +4,7 @@ A query that does not bring the passage is kept with the evidence "None" and tri
 words: recovery as it really happens. Nothing is answered before its evidence was seen.
 """
 
-from training.hops import Hop
+from training.hops import GoldHop
 from training.walk import MAX_TRIES, Walk
 
 NOTHING_FOUND = "None"
@@ -27,7 +27,7 @@ async def walk_reasonrag(walk: Walk) -> None:
     walk.answer()
 
 
-async def _take(walk: Walk, hop: Hop) -> bool:
+async def _take(walk: Walk, hop: GoldHop) -> bool:
     """Search in up to `MAX_TRIES` wordings until the hop's passage is shown; copy its evidence."""
     for wording in walk.rng.sample(hop.queries, min(MAX_TRIES, len(hop.queries))):
         found = await walk.search("query", wording)

@@ -13,18 +13,18 @@ from pathlib import Path
 import numpy as np
 
 from storage.cache import cache_room, open_entry
-from training.packing import Row
+from training.packing import StepTokens
 
 _VERSION = "branchwise-reference-1"
 _LOGPS = "logps.npy"
 
 
 def reference_logps(
-    rows: Iterable[Row],
+    rows: Iterable[StepTokens],
     start: str,
-    compute: Callable[[Sequence[Row]], Mapping[Row, float]],
+    compute: Callable[[Sequence[StepTokens]], Mapping[StepTokens, float]],
     say: Callable[[str], None],
-) -> dict[Row, float]:
+) -> dict[StepTokens, float]:
     """Log-probability of each step under the start, in nats, summed over the step's tokens.
 
     Args:
@@ -52,7 +52,7 @@ def reference_logps(
     return dict(zip(ordered, kept.tolist(), strict=True))
 
 
-def _key(rows: Sequence[Row], start: str) -> str:
+def _key(rows: Sequence[StepTokens], start: str) -> str:
     digest = hashlib.blake2b(f"{_VERSION}\n{start}\n".encode(), digest_size=16)
     for row in rows:
         digest.update(json.dumps(row).encode() + b"\n")

@@ -25,7 +25,7 @@ from rewards.settings import EvoRagSettings
 from storage.atomic import atomic_write_json
 from storage.errors import ConfigError
 from storage.text import digest_of_many
-from training.comparisons import Comparison, split_questions
+from training.comparisons import SiblingComparison, split_questions
 from training.curves import Say
 from training.head_metrics import ModelMetrics, Steps, measure
 from training.heads import fit_heads
@@ -52,7 +52,7 @@ class Material:
     """
 
     steps: Sequence[Prefix]
-    comparisons: Sequence[Comparison]
+    comparisons: Sequence[SiblingComparison]
     evo_rag: EvoRagSettings
     horizon: int
 
@@ -139,7 +139,7 @@ def train_reward_model(
 
 def _embedded(
     material: Material, settings: RewardModelSettings, encoder: FrozenEncoder, say: Say
-) -> tuple[list[Comparison], Any]:
+) -> tuple[list[SiblingComparison], Any]:
     """The comparisons whose steps fit, and all steps as vectors, (n, d).
 
     What is too long, or in no comparison, has zeros, which nobody looks at.

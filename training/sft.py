@@ -14,10 +14,10 @@ from storage.seeds import folded
 from training.arguments import lora_config, one_device
 from training.curves import Say
 from training.examples import IGNORED, StepExample, TokenExample, tokenise
-from training.packing import Row, packed_batch
+from training.packing import StepTokens, packed_batch
 from training.report import TrainingReport
 from training.settings import OptimiserSettings
-from training.training_run import Course, log_line
+from training.training_run import TrainingRun, log_line
 from training.tree_attention import read_packed
 
 
@@ -43,7 +43,7 @@ def train_on_steps(
         start: "packaged" or a model folder.
         target: gets `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
         seed: of initialisation and order.
-        resume: refuse to replace another training's checkpoints; see `Course`.
+        resume: refuse to replace another training's checkpoints; see `TrainingRun`.
         label_smoothing: share of the probability spread over all tokens, in [0, 1).
         say: told how it goes.
         data: where the examples come from, as JSON; goes into `training.json`.
@@ -53,7 +53,7 @@ def train_on_steps(
             ones (`packed: false` does without).
         StorageError: with `resume`, the target's checkpoints are not this training's own.
     """
-    course = Course(kind, settings, start, target, seed, resume, say, data)
+    course = TrainingRun(kind, settings, start, target, seed, resume, say, data)
     model, tokenizer = course.load_start()
     tokens = course.fitting(tokenise(examples, tokenizer))
     trainer = _trainer(model, tokenizer, tokens, course, label_smoothing)
@@ -64,7 +64,7 @@ def _trainer(
     model: Any,
     tokenizer: Any,
     tokens: Sequence[TokenExample],
-    course: Course,
+    course: TrainingRun,
     label_smoothing: float,
 ) -> Any:
     from peft import get_peft_model
@@ -145,10 +145,10 @@ class PackedSteps:
         }
 
 
-def _row(ids: Sequence[int], labels: Sequence[int]) -> Row:
+def _row(ids: Sequence[int], labels: Sequence[int]) -> StepTokens:
     """Prompt and step, told apart by the labels."""
     start = sum(label == IGNORED for label in labels)
-    return Row(tuple(ids[:start]), tuple(ids[start:]))
+    return StepTokens(tuple(ids[:start]), tuple(ids[start:]))
 
 
 class LeftPadding:

@@ -28,7 +28,7 @@ Example = TypeVar("Example", bound=Sized)
 
 
 @dataclass(frozen=True)
-class Course:
+class TrainingRun:
     """A training to be done.
 
     Attributes:

@@ -8,12 +8,12 @@ wrong, and the chosen step's own falls with it (Razin et al. 2024, "Unintentiona
 from collections.abc import Mapping, Sequence
 
 from storage.errors import ConfigError
-from training.packing import Row
+from training.packing import StepTokens
 from training.preferences import PreferenceTokens
 
 
-def contested(
-    pairs: Sequence[PreferenceTokens], start: Mapping[Row, float], most: float | None
+def undecided_pairs(
+    pairs: Sequence[PreferenceTokens], start: Mapping[StepTokens, float], most: float | None
 ) -> list[int]:
     """Places of the pairs whose chosen step the start finds at most e^`most` times likelier.
 

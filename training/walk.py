@@ -13,7 +13,7 @@ from agent.state import Action, ActionKind, State, Step
 from retrieval.interface import Retriever
 from storage.records import Question, RetrievedPassage
 from training.examples import StepExample
-from training.hops import Hop
+from training.hops import GoldHop
 from training.settings import TraceSettings
 
 MAX_TRIES = 3
@@ -39,7 +39,7 @@ class Walk:
     """
 
     question: Question
-    hops: Sequence[Hop]
+    hops: Sequence[GoldHop]
     wordings: Sequence[str]
     protocol: AgentProtocol
     retriever: Retriever

@@ -18,7 +18,7 @@ from weights.pretrained import pretrained
 from weights.tree_attention import attend_to_trees, tree_inputs, unfit_for_trees
 
 Tokens = tuple[int, ...]
-Vectors = NDArray[np.float32]
+StepVectors = NDArray[np.float32]
 
 
 class Backbone:
@@ -96,7 +96,7 @@ def _is_causal(model: Any) -> bool:
     return bool(torch.allclose(one, other, atol=1e-5))
 
 
-def _tree_states(model: Any, batch: Sequence[Tokens]) -> Vectors:
+def _tree_states(model: Any, batch: Sequence[Tokens]) -> StepVectors:
     """(len(batch), width), read as one tree."""
     import torch
 
@@ -109,7 +109,7 @@ def _tree_states(model: Any, batch: Sequence[Tokens]) -> Vectors:
     return _rows(states)
 
 
-def _padded_states(model: Any, batch: Sequence[Tokens]) -> Vectors:
+def _padded_states(model: Any, batch: Sequence[Tokens]) -> StepVectors:
     """(len(batch), width), read side by side, padded on the right."""
     import torch
 
@@ -123,8 +123,8 @@ def _padded_states(model: Any, batch: Sequence[Tokens]) -> Vectors:
     return _rows(states[torch.arange(len(batch)), [len(one) - 1 for one in batch]])
 
 
-def _rows(states: Any) -> Vectors:
-    found: Vectors = states.float().cpu().numpy()
+def _rows(states: Any) -> StepVectors:
+    found: StepVectors = states.float().cpu().numpy()
     return found
 
 

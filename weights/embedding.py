@@ -18,7 +18,7 @@ from storage.cache import cache_room
 from storage.errors import ConfigError
 from storage.records import Message
 from storage.vectors import Vector, VectorCache
-from weights.backbone import Backbone, Tokens, Vectors
+from weights.backbone import Backbone, StepVectors, Tokens
 from weights.chat_template import prompt_ids, target_ids
 from weights.policy_files import (
     PACKAGED,
@@ -109,7 +109,7 @@ class FrozenEncoder:
                 for prefix in prefixes
             ]
 
-    def embed(self, sequences: Sequence[Tokens]) -> Vectors:
+    def embed(self, sequences: Sequence[Tokens]) -> StepVectors:
         """Vectors of shape (len(sequences), width), at least one; equal sequences are read once.
 
         Raises:

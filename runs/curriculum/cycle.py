@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from runs.assemble import model_folder
-from runs.curriculum.dev import START, DevResult, StageName, asked_on_dev
+from runs.curriculum.dev import START, DevResult, StageName, evaluate_on_dev
 from runs.curriculum.fit import questions_of
 from runs.recipe import Recipe
 from runs.reward_model import UNTAUGHT
-from runs.workflow import Lab, StageStopped, Totals, beside
+from runs.workflow import Lab, StageStopped, StageTotals, beside
 
 REWARD_MODEL = "reward-model"
 """Name of a cycle's reward model, and of the relabelling by its scores."""
@@ -69,11 +69,11 @@ class Taught:
     """
 
     result: DevResult | None
-    totals: Totals
+    totals: StageTotals
     reward_model: str | None = None
 
 
-def carry_out(lab: Lab, cycle: Cycle, before: Totals) -> Taught:
+def carry_out(lab: Lab, cycle: Cycle, before: StageTotals) -> Taught:
     """Run the stages of a cycle; those that have finished are not run again.
 
     Args:
@@ -89,14 +89,14 @@ def carry_out(lab: Lab, cycle: Cycle, before: Totals) -> Taught:
         return Taught(None, pairs, reward_model)
     trained = own.branchwise("train-dpo", *label, settings=settings, after=pairs)
     model = str(model_folder(own.call.run, "dpo"))
-    result = asked_on_dev(own, cycle.name, model, settings=settings, after=trained)
+    result = evaluate_on_dev(own, cycle.name, model, settings=settings, after=trained)
     begun = replace(result, begun_from=cycle.begins.name, pairs=trained.get("examples"))
     return Taught(begun, trained, reward_model)
 
 
 def _pairs(
-    own: Lab, settings: Mapping[str, object], before: Totals
-) -> tuple[Totals, tuple[str, ...], str | None]:
+    own: Lab, settings: Mapping[str, object], before: StageTotals
+) -> tuple[StageTotals, tuple[str, ...], str | None]:
     """The roll-outs' pairs, by the labels or by a reward model that learned from the labels.
 
     Returns:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from runs.workflow import Lab, Totals
+from runs.workflow import Lab, StageTotals
 from storage.errors import ConfigError
 
 StageName = Literal["discovery", "refinement"]
@@ -71,13 +71,13 @@ def stalled(results: Sequence[DevResult], patience: int) -> bool:
     return len(scores) - 1 - scores.index(max(scores)) >= patience
 
 
-def asked_on_dev(
+def evaluate_on_dev(
     lab: Lab,
     name: str,
     model: str,
     *,
     settings: Mapping[str, object] | None = None,
-    after: Totals | None = None,
+    after: StageTotals | None = None,
 ) -> DevResult:
     """Ask a policy the dev questions, or read what it said; nothing in a dry run.
 

@@ -76,7 +76,7 @@ CITY_RELATIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Hop:
+class AtlasHop:
     """One search of a trace: any of `queries`, the passage it should find, any of `evidence`."""
 
     queries: tuple[str, ...]
@@ -106,7 +106,7 @@ def city_value(city: City, country: Country, relation: str) -> str:
     return f"{city.population:,}" if relation == "population" else city.time_zone
 
 
-def country_hop(country: Country, relation: str) -> Hop:
+def country_hop(country: Country, relation: str) -> AtlasHop:
     """Look a fact of a country up."""
     name, text = country.name, country_text(country)
     words = COUNTRY_RELATIONS[relation]
@@ -116,10 +116,10 @@ def country_hop(country: Country, relation: str) -> Hop:
         f"{words.names[0]} of {name}",
         name,
     )
-    return Hop(queries, text.passage, _evidence(words, name, value, text.sentences))
+    return AtlasHop(queries, text.passage, _evidence(words, name, value, text.sentences))
 
 
-def city_hop(city: City, country: Country, relation: str) -> Hop:
+def city_hop(city: City, country: Country, relation: str) -> AtlasHop:
     """Look a fact of a city up."""
     name, text = city.name, city_text(city, country)
     words = CITY_RELATIONS[relation]
@@ -129,7 +129,7 @@ def city_hop(city: City, country: Country, relation: str) -> Hop:
         f"{words.names[0]} of {name}",
         name,
     )
-    return Hop(queries, text.passage, _evidence(words, name, value, text.sentences))
+    return AtlasHop(queries, text.passage, _evidence(words, name, value, text.sentences))
 
 
 def _evidence(

@@ -9,7 +9,7 @@ from storage.records import Passage
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class FactPassage:
     """A passage with the sentence that states each fact, by relation."""
 
     passage: Passage
@@ -26,7 +26,7 @@ def city_id(city: City) -> str:
     return f"atlas-city-{city.id}"
 
 
-def country_text(country: Country) -> Text:
+def country_text(country: Country) -> FactPassage:
     """All facts of a country, about 45 words."""
     pick = random.Random(hashed("country passage", country.iso))
     name = country.name
@@ -74,10 +74,10 @@ def country_text(country: Country) -> Text:
     pick.shuffle(order)
     text = " ".join([opening, *(known[relation] for relation in order)])
     passage = Passage(id=country_id(country), title=name, text=text)
-    return Text(passage, {"continent": opening, **known})
+    return FactPassage(passage, {"continent": opening, **known})
 
 
-def city_text(city: City, country: Country) -> Text:
+def city_text(city: City, country: Country) -> FactPassage:
     """Country, inhabitants and time zone of a city, about 30 words."""
     pick = random.Random(hashed("city passage", city.id))
     name, half = city.name, "north" if city.latitude >= 0 else "south"
@@ -112,7 +112,7 @@ def city_text(city: City, country: Country) -> Text:
     rest = [people, clocks, place]
     pick.shuffle(rest)
     passage = Passage(id=city_id(city), title=name, text=" ".join([opening, *rest]))
-    return Text(passage, {"country": opening, "population": people, "time_zone": clocks})
+    return FactPassage(passage, {"country": opening, "population": people, "time_zone": clocks})
 
 
 def build_corpus(facts: Facts) -> list[Passage]:

@@ -20,7 +20,7 @@ from sources.atlas.facts import City, Country, Facts, folded
 from sources.atlas.hops import (
     CITY_RELATIONS,
     COUNTRY_RELATIONS,
-    Hop,
+    AtlasHop,
     city_hop,
     city_value,
     country_hop,
@@ -59,7 +59,7 @@ class Draft:
     type: str
     text: str
     answers: tuple[str, ...]
-    hops: tuple[Hop, ...]
+    hops: tuple[AtlasHop, ...]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from sample_records import a_node, a_question
 from agent.state import Action, State, Step
 from annotation.evaluators import NodeFacts
 from annotation.pairs import SCORE, sibling_pairs
-from annotation.scoring import RewardModelEvaluator, ScoredWorth, node_scores
+from annotation.scoring import RewardModelEvaluator, ScoredRewardScheme, node_scores
 from annotation.settings import PairSettings
 from engines.sampling import Usage
 from rewards.labels import Label
@@ -60,7 +60,7 @@ class Returns:
 async def test_a_node_is_worth_the_score_of_the_step_that_led_there() -> None:
     model: Any = Model(a=0.5, end=-2.0, long=None)
     evaluator = RewardModelEvaluator(model, prompt)
-    worth = ScoredWorth(Returns(), evaluator)
+    worth = ScoredRewardScheme(Returns(), evaluator)
     inner = await evaluator.evaluate(QUESTION, after("a"), "0")
     end = await worth.finished(QUESTION, after("a", "end"), "0/0")
     assert (inner.value, end.value) == (0.5, -2.0)

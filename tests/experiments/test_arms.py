@@ -9,7 +9,7 @@ from fake_endpoint import failure
 from little_world import QUESTIONS, policy, recipe
 from loopback import serving
 
-from experiments.arms import START, Arm, examined
+from experiments.arms import START, Arm, evaluate_arms
 from experiments.report import arm_sheet
 from runs.recipe_file import load_recipe
 from runs.stage import Invocation
@@ -34,7 +34,7 @@ def test_a_failed_question_is_among_the_predictions(
         config = recipe(tmp_path, endpoint.base_url, **blocks)
         console = Terminal(io.StringIO())
         lab = Lab(Invocation(load_recipe(config), tmp_path / "run", console=console), (0,))
-        ((start,),) = examined(lab, (Arm(START),), {"evaluation.limit": 6})
+        ((start,),) = evaluate_arms(lab, (Arm(START),), {"evaluation.limit": 6})
     rows = start.predictions[0]
     assert len(rows) == 6, "as many as were asked"
     failed = [row for row in rows if isinstance(row, Unanswered)]

@@ -6,7 +6,7 @@ from sample_records import a_prediction, a_question
 
 from analysis.significance import Interval
 from evaluation.scoring import score_failure
-from experiments.arms import Arm, Examined
+from experiments.arms import Arm, EvaluatedArm
 from experiments.report import (
     Claim,
     Stratum,
@@ -19,7 +19,7 @@ from experiments.report import (
 from experiments.report import stratum_sheet as strata_of
 
 
-def examined(name: str, *by_seed: str, trainer: bool = True) -> Examined:
+def examined(name: str, *by_seed: str, trainer: bool = True) -> EvaluatedArm:
     """An arm whose answers are right ("1") or wrong ("0"), a string a seed."""
     arm = Arm(name, "train-dpo" if trainer else None)
     rows = {
@@ -30,7 +30,7 @@ def examined(name: str, *by_seed: str, trainer: bool = True) -> Examined:
         for seed, answers in enumerate(by_seed)
     }
     totals = [{"examples": 10, "movement": {"kl": 0.5}} for _ in by_seed]
-    return Examined(arm, rows, totals if trainer else [], [])
+    return EvaluatedArm(arm, rows, totals if trainer else [], [])
 
 
 def test_differences_are_the_arm_s_minus_the_baseline_s() -> None:
@@ -103,7 +103,7 @@ def test_a_failed_question_counts_as_wrong() -> None:
 
 
 def test_an_arm_that_only_failed_has_a_row() -> None:
-    none = Examined(Arm("dpo"), {0: [score_failure(a_question(), seed=0)]})
+    none = EvaluatedArm(Arm("dpo"), {0: [score_failure(a_question(), seed=0)]})
     row = dict(zip(arm_sheet([none]).head, arm_sheet([none]).rows[0], strict=True))
     assert (row["EM"], row["failed"], row["steps"]) == ("0.0", "1", "–")
 

@@ -5,14 +5,14 @@ from evo_answers import searching
 from sample_records import a_question
 
 from evaluation.scoring import score_failure
-from experiments.arms import Arm, Examined
+from experiments.arms import Arm, EvaluatedArm
 from experiments.report import Claim
 from experiments.savings import saving_sheet, savings
 
 
-def examined(name: str, count: int, *by_seed: str) -> Examined:
+def examined(name: str, count: int, *by_seed: str) -> EvaluatedArm:
     rows = {seed: [*searching(count, answered, 1)] for seed, answered in enumerate(by_seed)}
-    return Examined(Arm(name), dict(rows))
+    return EvaluatedArm(Arm(name), dict(rows))
 
 
 def test_three_searches_for_four_are_a_quarter_saved() -> None:

@@ -7,7 +7,7 @@ from evo_answers import an_answer, searching
 from evo_world import words_alike
 from sample_records import a_question
 
-from experiments.arms import Arm, Examined
+from experiments.arms import Arm, EvaluatedArm
 from experiments.distributions import distribution_sheet, distributions, draw_distributions
 from experiments.traces import telling, trace_text
 from experiments.trajectories import moves_of
@@ -17,8 +17,8 @@ REPEATED = ["capital of France", "Lyon", "France capital of"]
 """The third one has all words of the first."""
 
 
-def examined(name: str, rows: Sequence[Prediction]) -> Examined:
-    return Examined(Arm(name), {0: list(rows)})
+def examined(name: str, rows: Sequence[Prediction]) -> EvaluatedArm:
+    return EvaluatedArm(Arm(name), {0: list(rows)})
 
 
 def test_a_query_is_compared_with_all_earlier_ones() -> None:

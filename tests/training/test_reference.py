@@ -7,10 +7,10 @@ from random import Random
 import pytest
 from damage import HARMS, Harm
 
-from training.packing import Row
+from training.packing import StepTokens
 from training.reference import reference_logps
 
-ROWS = [Row((1, 2), (3,)), Row((1, 2), (4, 5)), Row((9,), (3,))]
+ROWS = [StepTokens((1, 2), (3,)), StepTokens((1, 2), (4, 5)), StepTokens((9,), (3,))]
 
 
 class Start:
@@ -19,7 +19,7 @@ class Start:
     def __init__(self) -> None:
         self.asked = 0
 
-    def __call__(self, rows: Sequence[Row]) -> dict[Row, float]:
+    def __call__(self, rows: Sequence[StepTokens]) -> dict[StepTokens, float]:
         self.asked += 1
         return {row: -0.1 * sum(row.prompt) / len(row.step) for row in rows}
 
@@ -61,7 +61,7 @@ def test_what_is_anothers_is_not_trusted(cache: Path) -> None:
     first = reference_logps(ROWS, "a", start, said.append)
     [entry] = (path for path in (cache / "reference").iterdir() if path.is_dir())
     entry.rename(cache / "first")
-    reference_logps([Row((1,), (n,)) for n in range(3)], "a", start, said.append)
+    reference_logps([StepTokens((1,), (n,)) for n in range(3)], "a", start, said.append)
     [other] = (path for path in (cache / "reference").iterdir() if path.is_dir())
     other.rename(entry)
     assert reference_logps(ROWS, "a", start, said.append) == first

@@ -18,7 +18,7 @@ from rewards.schedule import weights
 from rewards.settings import REWARDS, EvoRagSettings
 from storage.errors import ConfigError
 from storage.records import Component, Message
-from training.comparisons import Comparison, orders, return_gaps, split_questions
+from training.comparisons import SiblingComparison, orders, return_gaps, split_questions
 from training.head_metrics import Steps, measure
 from training.heads import fit_heads, head_losses
 from training.reward_model import Material, _steps, train_reward_model
@@ -36,7 +36,7 @@ def vectors(n: int = 400) -> Any:
     return (random.normal(size=(n, WIDTH)) * scale + shift).astype(np.float32)
 
 
-def comparisons(steps: Any, *, without: Sequence[str] = ()) -> list[Comparison]:
+def comparisons(steps: Any, *, without: Sequence[str] = ()) -> list[SiblingComparison]:
     """Pairs of neighbours, four a question; component k's return is a function of column k."""
     exact = (steps - steps.mean(0)) / steps.std(0)
     found = []
@@ -47,7 +47,7 @@ def comparisons(steps: Any, *, without: Sequence[str] = ()) -> list[Comparison]:
         better, worse = (i, i + 1) if total > 0 else (i + 1, i)
         sign = 1 if total > 0 else -1
         signed = {name: sign * gap for name, gap in gaps.items()}
-        found.append(Comparison(f"q{i // 8}", i % 5, better, worse, signed, abs(total)))
+        found.append(SiblingComparison(f"q{i // 8}", i % 5, better, worse, signed, abs(total)))
     return found
 
 
@@ -156,7 +156,7 @@ def test_a_component_may_prefer_what_the_total_rejects() -> None:
     worse = Label(1.0, 1, components("retrieval", 1.0, "step", -1.0, "refusal", 1.0))
     gaps = return_gaps(better, worse)
     assert gaps == {"retrieval": 2.0, "step": -3.0}, "null on one side is no comparison"
-    one = Comparison("q", 0, 0, 1, gaps, 1.0)
+    one = SiblingComparison("q", 0, 0, 1, gaps, 1.0)
     by_component = dict(zip(REWARDS, orders([one], SETTINGS)[0], strict=True))
     assert {name: sign for name, sign in by_component.items() if sign} == {
         "retrieval": 1,
@@ -196,9 +196,15 @@ def test_length_alone_prefers_what_was_right_more_often_in_training() -> None:
     found = vectors(8)
     heads = fit_heads(found, comparisons(found), SETTINGS, seed=0)
     # Of three trained pairs the better side is shorter twice; of two kept ones, never and a tie.
-    trained = [Comparison("a", 0, 0, 1, {"step": 1.0}, 1.0), Comparison("a", 0, 0, 2, {}, 1.0)]
-    trained.append(Comparison("a", 0, 3, 0, {"step": -1.0}, 1.0))
-    kept = [Comparison("b", 0, 4, 5, {"step": 1.0}, 1.0), Comparison("b", 0, 6, 7, {}, 1.0)]
+    trained = [
+        SiblingComparison("a", 0, 0, 1, {"step": 1.0}, 1.0),
+        SiblingComparison("a", 0, 0, 2, {}, 1.0),
+    ]
+    trained.append(SiblingComparison("a", 0, 3, 0, {"step": -1.0}, 1.0))
+    kept = [
+        SiblingComparison("b", 0, 4, 5, {"step": 1.0}, 1.0),
+        SiblingComparison("b", 0, 6, 7, {}, 1.0),
+    ]
     lengths = np.array([10, 20, 30, 40, 9, 5, 7, 7])
     measured = measure(heads, steps_of(found, lengths), trained, kept, SETTINGS)
     score = measured.score
@@ -287,7 +293,7 @@ def test_weights_decay_as_told() -> None:
 
 def test_length_is_that_of_the_policy_s_own_text() -> None:
     steps = [Prefix((Message("user", "Where?" * n),), "x" * (9 - n)) for n in range(3)]
-    asked = [Comparison("q", 2, 0, 1, {}, 1.0)]
+    asked = [SiblingComparison("q", 2, 0, 1, {}, 1.0)]
     found = _steps(Material(steps, asked, EvoRagSettings(), horizon=10), vectors(3))
     assert found.lengths.tolist() == [9, 8, 7]
     assert found.weights == {2: weights(EvoRagSettings(), 0.2)}

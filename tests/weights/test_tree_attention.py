@@ -11,24 +11,24 @@ from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from storage.errors import ConfigError
-from training.packing import Row, packed_batch, padded_batch
+from training.packing import StepTokens, packed_batch, padded_batch
 from training.tree_attention import read_packed
 from weights import tree_attention
 from weights.prefix_tree import prefix_tree
 from weights.tree_attention import TREE_SDPA, subtrees
 
-Batch = Callable[[Sequence[Row], int], dict[str, Any]]
+Batch = Callable[[Sequence[StepTokens], int], dict[str, Any]]
 
 # Two states of one instruction and one without it; siblings of several lengths, one the beginning
 # of another, one there twice.
 ROWS = [
-    Row((1, 2, 3, 4), (5, 6, 7)),
-    Row((1, 2, 3, 4), (5, 6)),
-    Row((1, 2, 3, 4), (8,)),
-    Row((1, 2, 9), (5, 6, 7, 8, 9)),
-    Row((1, 2, 3, 4), (5, 6, 7)),
-    Row((1, 2, 9), (4, 4)),
-    Row((50,), (3, 4)),
+    StepTokens((1, 2, 3, 4), (5, 6, 7)),
+    StepTokens((1, 2, 3, 4), (5, 6)),
+    StepTokens((1, 2, 3, 4), (8,)),
+    StepTokens((1, 2, 9), (5, 6, 7, 8, 9)),
+    StepTokens((1, 2, 3, 4), (5, 6, 7)),
+    StepTokens((1, 2, 9), (4, 4)),
+    StepTokens((50,), (3, 4)),
 ]
 
 
@@ -134,7 +134,7 @@ def test_a_tree_is_read_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_compiled_flex_attention_gives_the_same_on_a_gpu(precision: Any) -> None:
-    many = [Row((*range(1, 60), n), tuple(range(n, n + 20))) for n in range(20)]
+    many = [StepTokens((*range(1, 60), n), tuple(range(n, n + 20))) for n in range(20)]
     sdpa, flex = tiny("sdpa").cuda(), tiny("flex_attention").cuda()
     error = 1e-3 if precision == torch.float32 else 0.3  # nats a step, of 20 tokens
     with torch.compiler.set_stance("default"), torch.autocast("cuda", precision):
@@ -150,7 +150,7 @@ def test_compiled_flex_attention_gives_the_same_on_a_gpu(precision: Any) -> None
 
 def test_siblings_do_not_see_each_other() -> None:
     model = tiny("sdpa")
-    other = [*ROWS[:2], Row((1, 2, 3, 4), (77, 78, 79, 80)), *ROWS[3:]]
+    other = [*ROWS[:2], StepTokens((1, 2, 3, 4), (77, 78, 79, 80)), *ROWS[3:]]
     with torch.no_grad():
         before = step_logps(model, packed_batch(ROWS, 0))
         after = step_logps(model, packed_batch(other, 0))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pretended_lab import Command, Pretended, pretended
 
-from pipelines.curriculum import Course, curriculum, exam_command
+from pipelines.curriculum import CurriculumState, curriculum, exam_command
 from runs.curriculum import fit, report
 from runs.curriculum.dev import DevResult
 from runs.curriculum.fit import require_fit
@@ -59,8 +59,8 @@ def scripted(folder: Path, *settings: str, **more: Any) -> Scripted:
     return Scripted(plain.call, (0,), plain.call.run / "curriculum", scored=dev_row, **more)
 
 
-def carried_out(lab: Scripted) -> tuple[Course, DevResult]:
-    course = Course(lab)
+def carried_out(lab: Scripted) -> tuple[CurriculumState, DevResult]:
+    course = CurriculumState(lab)
     return course, course.run()
 
 
@@ -250,18 +250,18 @@ def test_a_reward_model_that_nothing_asks_may_have_nothing_to_learn(tmp_path: Pa
     assert lab.asked("dev") == ["start", "discovery-1", "refinement-1"]
     assert "goes on without a reward model of this cycle: no pair is left" in said(lab)
     with pytest.raises(StageStopped, match="exit code 2"):
-        Course(Poor(plain.call, (0,), plain.kept_in, scored=dev_row, untaught=False)).run()
+        CurriculumState(Poor(plain.call, (0,), plain.kept_in, scored=dev_row, untaught=False)).run()
     search = "mcts={kind: tree, evaluator: reward_model, normalise: true}"
     for asking in (SCORED, (SCORED[0], search, "reward_model=first")):
         plain = scripted(tmp_path, *asking)
         with pytest.raises(StageStopped, match="exit code 2"):
-            Course(Poor(plain.call, (0,), plain.kept_in, scored=dev_row)).run()
+            CurriculumState(Poor(plain.call, (0,), plain.kept_in, scored=dev_row)).run()
 
 
 def test_dev_without_an_answerable_question_is_refused(tmp_path: Path) -> None:
     lab = replace(scripted(tmp_path), scored=lambda policy: {**dev_row(policy), "em": None})
     with pytest.raises(ConfigError, match="none of the 200 questions of the part dev"):
-        Course(lab).run()
+        CurriculumState(lab).run()
 
 
 @pytest.mark.parametrize(
@@ -322,10 +322,10 @@ def test_there_are_just_as_many_questions_as_the_cycles_need(
 def test_a_curriculum_ends_with_the_code_of_the_stage_that_stopped_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(course: Course) -> DevResult:
+    def stop(course: CurriculumState) -> DevResult:
         raise StageStopped("annotate: stopped", 3)
 
-    monkeypatch.setattr(Course, "run", stop)
+    monkeypatch.setattr(CurriculumState, "run", stop)
     monkeypatch.setattr("pipelines.curriculum.require_fit", lambda call: None)
     monkeypatch.setattr("pipelines.curriculum.model_digest", lambda *_: "d")
     outcome = curriculum(scripted(tmp_path).call)
