@@ -44,7 +44,7 @@ def test_too_little_to_begin_is_told(stage: str, kib: int, world: World, tmp_pat
     is_told(limited(kib, tmp_path, stage, "--config", world.recipe, "--run", run), kib)
 
 
-@pytest.mark.parametrize("kib", [700_000, 1_500_000])
+@pytest.mark.parametrize("kib", [800_000, 1_500_000])
 def test_little_is_enough_for_what_needs_little(kib: int, world: World, tmp_path: Path) -> None:
     """Threads and pools that reserve much would crash `inspect` here, or have it wait for ever."""
     run = tmp_path / "run"

@@ -172,7 +172,7 @@ STAGES = {
     "export-pairs": (of_the_run("export-pairs", "--file", "FOLDER/out.json"), "wrote"),
     "export to": (of_the_run("export-pairs", "--file", f"FOLDER/no/{NAME}.json"), "pwned"),
     "inspect": (of_the_run("inspect"), "pwned"),
-    "changed": (of_the_run("annotate", "--set", f"policy.model='{NAME}'"), "pwned"),
+    "changed": (of_the_run("annotate", "--set", f"policy.model='{NAME}'"), "unacceptable"),
     "schedule": (of_the_run("schedule", "--dry-run"), "evo_rag"),
     "warm-start": (of_the_run("warm-start", "--dry-run"), "pwned"),
     "train-sft": (of_the_run("train-sft", "--dry-run"), "pwned"),
@@ -191,7 +191,7 @@ STAGES = {
     "no run": (["inspect", "--config", "CONFIG", "--run", HOSTILE], "pwned"),
     "--set": (["data", "--config", "CONFIG", "--set", HOSTILE], "pwned"),
     "--set key": (["data", "--config", "CONFIG", "--set", f"mcts.{HOSTILE}=1"], "pwned"),
-    "--set value": (["data", "--config", "CONFIG", "--set", f"mcts.c='{HOSTILE}'"], "pwned"),
+    "--set value": (["data", "--config", "CONFIG", "--set", f"mcts.c='{HOSTILE}'"], "unacceptable"),
 }
 
 
@@ -258,13 +258,15 @@ def filled(world: World, run: Path) -> Path:
     """A run whose every text, of every column of every table, is hostile."""
     folder = run.parent / "filled"
     folder.mkdir()
-    (folder / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
+    for name in ("config.yaml", "provenance.json"):
+        (folder / name).write_bytes((run / name).read_bytes())
+    begun = json.loads((run / "provenance.json").read_text("utf-8"))["seal"]["digest"]
     for table in VIEWS.values():
         schema = SCHEMAS[table]
         row = {field.name: hostile_value(field.type) for field in schema}
         at = f"eval/p/{NAME}/predictions" if table == "predictions" else table
         part = write_part(folder, at, pa.Table.from_pylist([row], schema=schema), 0)
-        add_parts(folder, [part])
+        add_parts(folder, [part], begun)
     return folder
 
 
