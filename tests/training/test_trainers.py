@@ -13,7 +13,7 @@ from tiny_llama import write_tiny_folder, write_tiny_gguf
 
 from storage.errors import ConfigError, StorageError
 from storage.records import Message, Pair
-from training import course, export
+from training import export, training_run
 from training.curves import read_metrics
 from training.dpo import train_dpo
 from training.examples import StepExample
@@ -134,7 +134,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     warm_start(steps(8), settings, target=whole, seed=0)
     with monkeypatch.context() as patch:
-        patch.setattr(course, "curves", _killed_at(3))
+        patch.setattr(training_run, "curves", _killed_at(3))
         with pytest.raises(KeyboardInterrupt):
             warm_start(steps(8), settings, target=killed, seed=0)
     assert [line["step"] for line in read_metrics(killed)] == [1, 2, 3]
@@ -151,7 +151,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(
 
 
 def _killed_at(step: int) -> Any:
-    real = course.curves
+    real = training_run.curves
 
     def curves(*args: Any) -> Any:
         from transformers import TrainerCallback
