@@ -19,7 +19,7 @@ from storage.records import NO_PARENT, Component, TreeNode
 from storage.text import digest_of, storable
 
 SHUFFLED = "shuffled pairs"
-"""What every coin of `pairs.order: shuffled` is tossed with; another word, another shuffle."""
+"""Hash salt of the shuffle of `pairs.order: shuffled`."""
 
 SCORE = "score"
 """Component of a pair's side: what a reward model thinks of it."""
@@ -33,7 +33,7 @@ class SiblingPair:
     tells.
 
     Attributes:
-        margin: by how much what orders the pairs, labels or scores, is for the chosen one.
+        margin: chosen minus rejected, in the quantity that orders the pairs (labels or scores).
     """
 
     chosen: TreeNode

@@ -11,7 +11,7 @@ from storage.settings import Settings
 class PairSettings(Settings):
     """Which siblings become a preference pair.
 
-    All but the first three choose among the pairs that those allow; at their defaults they choose
+    The first three decide which pairs are valid; the others filter them, and at their defaults keep
     all. They are for controls (what if the order meant nothing, or only answers were compared?)
     and for data that no state, question or length should dominate.
 

@@ -70,8 +70,9 @@ class OpenAIEngine:
         Args:
             settings: the model and where it is.
             max_concurrency: calls under way, at most.
-            timeout_s: of one attempt.
-            deadline_s: of a call with all its attempts and waits; no less than `timeout_s` counts.
+            timeout_s: seconds per attempt.
+            deadline_s: seconds per call, retries and waits included; raised to `timeout_s` if
+                smaller.
             retry: how failures are met.
             on_event: told, in a line, when the endpoint is given a pause and when it is back.
             before_attempt: asked before every attempt, and every second while none may start;

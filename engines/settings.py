@@ -85,7 +85,7 @@ class ModelSettings(Settings):
             is that of one that `branchwise serve` started.
         api_key_env: name of the environment variable that holds the endpoint's key (for `vllm` it
             is VLLM_API_KEY, if there is one); never the key itself.
-        temperature, top_p: it is drawn at.
+        temperature, top_p: sampling temperature, and the nucleus' share of probability.
         max_new_tokens: of one completion; a step that is cut there is an invalid action.
         precision: weights of the embedded engine.
         dtype: what vLLM computes in; "auto" is float32 in its CPU build, elsewhere its own choice.

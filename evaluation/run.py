@@ -61,7 +61,7 @@ async def evaluate(
         environment: the policy's; its seed goes on every row.
         policy: the name that tables show.
         sampling: of the answers (temperature 0 is greedy).
-        begin: where trajectories start; steps that lie before count as nobody's.
+        begin: where trajectories start; earlier steps are not attributed to the policy.
         path, draw: of the calls in the ledger; another draw is a fresh call.
         max_in_flight: questions worked on at a time.
         admit: asked before each question; once it says no, no further question starts.

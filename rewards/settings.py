@@ -44,7 +44,7 @@ class EvoRagSettings(Settings):
         stage: of the curriculum.
         rewards: names of those that count; null: all seven.
         horizon: T of the progress t / T, in policy calls; null takes `agent.max_steps`, so that
-            an episode lives to see the late weights (the paper: 20).
+            episodes reach the late weights (the paper: 20).
         retrieval_bonus: `novel` pays a gold document once, `any` (the paper) every time.
         early_refusal: a REFUSE before any SEARCH is `wrong`, or `judged` by the evidence as any
             other (the paper), so that it is right, there being none. A verifier's word on it is in

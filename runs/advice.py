@@ -325,7 +325,7 @@ def of_export(kept: dict[str, float]) -> Finding:
         min(kept.values()) < LEAST_CORRELATION,
         "export",
         ", ".join(f"{form} keeps the change to {value:.3f}" for form, value in kept.items()),
-        "rounding ate of the training: export as f16, or train longer",
+        "rounding removed part of the trained change: export as f16, or train longer",
         "0.99 or more is usual",
     )
 

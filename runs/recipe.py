@@ -98,9 +98,9 @@ class LimitSettings(Settings):
         cache_gib: of the embedded engine's key-value cache, which it fills as it goes; a judge in
             it has one of its own. One GiB holds some 46,000 tokens of the packaged model. What a
             tree's prompts share is read anew where they do not fit.
-        timeout_s: of one attempt at a call.
-        deadline_s: of one call with all its attempts and the waits between them; no less than
-            `timeout_s` counts.
+        timeout_s: seconds per attempt at a call.
+        deadline_s: seconds per call, retries and waits included; raised to `timeout_s` if
+            smaller.
         max_usd, max_tokens: of one run folder, all attempts and stages together (each cycle of a
             curriculum is a run folder of its own); the stage drains and exits 3 when one is
             reached. Only what has a `price_per_million` costs.

@@ -59,7 +59,7 @@ class OptimiserSettings(Settings):
 class TraceSettings(Settings):
     """What traces of the protocol evo-rag do beside what is needed, each by chance.
 
-    They are there to be shed. A policy that answers greedily does at a state what most of the
+    These habits are meant to be unlearned. A policy that answers greedily does at a state what most of the
     traces did there, so a habit of less than half of them shows in its samples only.
 
     Attributes:
