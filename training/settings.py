@@ -59,8 +59,8 @@ class OptimiserSettings(Settings):
 class TraceSettings(Settings):
     """What traces of the protocol evo-rag do beside what is needed, each by chance.
 
-    These habits are meant to be unlearned. A policy that answers greedily does at a state what most of the
-    traces did there, so a habit of less than half of them shows in its samples only.
+    These habits are meant to be unlearned. A policy that answers greedily does at a state what most
+    of the traces did there, so a habit of less than half of them shows in its samples only.
 
     Attributes:
         redundant: share of the hops that are searched again, in other words or the same, when
