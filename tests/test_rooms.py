@@ -9,8 +9,8 @@ from packaging.requirements import Requirement
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 ROOMS = (
-    "agent", "annotation", "engines", "evaluation", "mcts", "pipelines", "retrieval", "rewards",
-    "sources", "storage", "training",
+    "agent", "analysis", "annotation", "engines", "evaluation", "experiments", "mcts", "pipelines",
+    "retrieval", "rewards", "runs", "sources", "storage", "training", "weights",
 )  # fmt: skip
 
 
