@@ -43,7 +43,7 @@ class ReplyReader:
         """The JSON value in `body`.
 
         Raises:
-            ValueError, RecursionError: it is no JSON that Python reads.
+            ValueError, RecursionError: the text is not JSON that Python reads.
         """
         self._repeats = False
         value = self._decoder.decode(body.decode(json.detect_encoding(body), "surrogatepass"))

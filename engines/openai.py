@@ -49,7 +49,7 @@ class OpenAIEngine:
     made with the same bounds and used in the same event loop.
 
     Raises:
-        ConfigError: `base_url` is missing, is no HTTP address, or holds credentials or a query.
+        ConfigError: `base_url` is missing, is not an HTTP address, or holds credentials or a query.
     """
 
     def __init__(

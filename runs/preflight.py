@@ -135,7 +135,7 @@ def overheard(recipe: Recipe) -> Iterator[str]:
 def _overheard(setting: str, url: str | None, seen: str) -> Iterator[str]:
     if url is None or urlsplit(url).scheme != "http":
         return
-    with suppress(ConfigError):  # `servers` complains of what is no proxy
+    with suppress(ConfigError):  # `servers` complains of what is not a proxy
         if (proxy := proxy_for(url)) is not None:
             yield (
                 f"{setting}: {shown_url(url)} is asked through the proxy {proxy.address} of the "
