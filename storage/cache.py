@@ -65,7 +65,7 @@ def cache_room(name: str) -> Path:
 
 
 def refuse_shared_cache() -> None:
-    """Check that nobody else can change what lies in the cache folder; a missing one is fine.
+    """Check that no other user can change what lies in the cache folder; a missing one is fine.
 
     Raises:
         ConfigError: somebody can.

@@ -91,7 +91,7 @@ def read_rows(
 ) -> list[Any]:
     """All rows of a query, at once: an unfinished read would keep the log from shrinking.
 
-    Text that is no UTF-8 any more comes with marks in it, so that its checksum is off.
+    Text that is no longer UTF-8 is read with replacement marks, so its checksum differs.
 
     Raises:
         StorageError: the database cannot be read.

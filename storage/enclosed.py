@@ -107,7 +107,7 @@ def open_named(path: Path, most: int | None = None) -> BufferedReader:
     """Open a regular file that a person named, or one of a model folder; links are followed.
 
     Raises:
-        ConfigError: it is no regular file, or too large.
+        ConfigError: it is not a regular file, or it is too large.
         OSError: it is missing or cannot be opened.
     """
     try:
@@ -126,7 +126,7 @@ def read_named(path: Path, most: int = RECORD_BYTES) -> bytes:
     """The content of a file that a person named; a shell's stream (`/dev/fd/…`) may be one.
 
     Raises:
-        ConfigError: it is no regular file, or too large.
+        ConfigError: it is not a regular file, or it is too large.
         OSError: it is missing or cannot be read.
     """
     if not os.fspath(path).startswith(_STREAMS):

@@ -5,8 +5,8 @@ load: they only give other answers. So a seal is written straight after the file
 system still holds of them, and every byte is compared with it before they are used.
 
 A hash is SHA-256 over the SHA-256 of blocks, which several threads compute at once. Two cores that
-have instructions for it take a tenth of a second for 270 MB, half a second for 1.2 GB and five
-seconds for 15 GB, so large files need no weaker check. A seal finds damage. Whoever may write
+have instructions for it took a tenth of a second for 270 MB and, with other work beside them, 0.9
+for 1.2 GB, so large files need no weaker check. A seal finds damage. Whoever may write
 beside a file could write a seal, too: whose files are read at all is for `storage.cache` to say.
 """
 
