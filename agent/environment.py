@@ -81,7 +81,7 @@ class Environment:
             "policy", question_id, path, draw, self.protocol.prompt_hash, self.seed
         )
         request = SampleRequest(self.prompt(state), sampling, identity, structure)
-        completion = (await self.engine.sample(request))[0]
+        completion = await self.engine.sample(request)
         action = self._read(state, completion, forced=forced)
         passages = await self._retrieve(action)
         step = Step(state.stage, completion.text, action, forced, passages)

@@ -70,7 +70,7 @@ class Judge:
             CallIdentity("judge", question.id, path, 0, self.prompt_hash, self.seed),
             structure,
         )
-        reply = (await self.engine.sample(request))[0]
+        reply = await self.engine.sample(request)
         try:
             score = read_score(reply.text, reply.finish_reason)
         except JudgeError as unreadable:

@@ -55,7 +55,7 @@ class Verifier:
             ),
             Structure("regex", "yes|no") if can else None,
         )
-        reply = (await self.engine.sample(request))[0]
+        reply = await self.engine.sample(request)
         return _read(reply), reply.usage
 
 

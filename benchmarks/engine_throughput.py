@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from engines.openvino import embedded_engine
-from engines.sampling import CallIdentity, Engine, SampleRequest, Sampling, total_usage
+from engines.sampling import CallIdentity, Engine, SampleRequest, Sampling, Usage
 from engines.settings import ModelSettings
 from storage.errors import EndpointError
 from storage.records import Message
@@ -67,7 +67,7 @@ async def timed(engine: Engine, asked: list[SampleRequest]) -> tuple[float, int,
     start = time.perf_counter()
     drawn = await asyncio.gather(*(engine.sample(one) for one in asked))
     seconds = time.perf_counter() - start
-    usage = total_usage([completion for completions in drawn for completion in completions])
+    usage = sum((completion.usage for completion in drawn), Usage())
     return seconds, usage.input_tokens, usage.output_tokens
 
 

@@ -17,14 +17,14 @@ class InstantModel:
     def __init__(self, model: str) -> None:
         self.model = self.digest = model
 
-    async def sample(self, request: SampleRequest, n: int = 1) -> list[Completion]:
-        """One completion, at once."""
+    async def sample(self, request: SampleRequest) -> Completion:
+        """Answers at once."""
         who = request.identity
         chance = crc32(f"{who.question_id}/{who.path}/{who.draw}".encode()).to_bytes(4, "big")
         system, user = request.messages[0].content, request.messages[-1].content
         text = reply(self.model, system, user, chance)
         usage = Usage(tokens(system) + tokens(user), 0, tokens(text))
-        return [Completion(text, "stop", usage, self.model)]
+        return Completion(text, "stop", usage, self.model)
 
     async def __aenter__(self) -> Self:
         return self

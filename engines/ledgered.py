@@ -69,8 +69,8 @@ class LedgeredEngine:
     def capabilities(self) -> Capabilities:
         return replace(self._engine.capabilities, logprobs=False)
 
-    async def sample(self, request: SampleRequest, n: int = 1) -> list[Completion]:
-        """Draw `n` completions, each stored before it is returned.
+    async def sample(self, request: SampleRequest) -> Completion:
+        """Draws one completion, which is stored before it is returned.
 
         Raises:
             EndpointError: a call failed; the error is stored, and the call is made again when
@@ -78,16 +78,6 @@ class LedgeredEngine:
             BudgetExceeded: the draw is not stored, and `before_call` allows no new call.
             StorageError: a reply could not be stored.
         """
-        if n == 1:
-            return [await self._draw(request)]
-        draws = [asyncio.ensure_future(self._draw(draw)) for draw in request.draws(n)]
-        try:
-            return list(await asyncio.gather(*draws))
-        finally:
-            for draw in draws:
-                draw.cancel()
-
-    async def _draw(self, request: SampleRequest) -> Completion:
         key = call_key(request, self.digest)
         while True:
             stored = self._ledger.recall(request.identity.question_id, key)
@@ -126,7 +116,7 @@ class LedgeredEngine:
         if self._before_call is not None:
             self._before_call()
         try:
-            (completion,) = await self._engine.sample(request, 1)
+            completion = await self._engine.sample(request)
         except EndpointError as error:
             nothing = replace(_NOTHING, attempts=error.attempts)
             await self._ledger.put(self._row(key, request, nothing, str(error)))

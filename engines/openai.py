@@ -161,20 +161,9 @@ class OpenAIEngine:
             )
             await once(partial(self._attempt, request))
 
-    async def sample(self, request: SampleRequest, n: int = 1) -> list[Completion]:
-        """Draw `n` completions, each with a seed of its own (see `engines.sampling.Engine`)."""
+    async def sample(self, request: SampleRequest) -> Completion:
+        """Draws one completion (see `engines.sampling.Engine.sample`)."""
         self._require(request)
-        if n == 1:
-            return [await self._draw(request)]
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._draw(draw)) for draw in request.draws(n)]
-        except BaseExceptionGroup as failed:
-            first = failed.exceptions[0]
-            raise first from first.__cause__
-        return [task.result() for task in tasks]
-
-    async def _draw(self, request: SampleRequest) -> Completion:
         if self._traffic is None:
             raise self._is_closed()
         completion, attempts = await self._traffic.send(partial(self._attempt, request))

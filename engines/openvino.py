@@ -132,8 +132,8 @@ class OpenVINOEngine:
             await asyncio.to_thread(self._batch.close)
             self._batch = self._tokenizer = None
 
-    async def sample(self, request: SampleRequest, n: int = 1) -> list[Completion]:
-        """Draw `n` completions (see `engines.sampling.Engine.sample`).
+    async def sample(self, request: SampleRequest) -> Completion:
+        """Draws one completion (see `engines.sampling.Engine.sample`).
 
         Raises:
             EndpointError: the engine is not open, the prompt is too long, or OpenVINO failed.
@@ -143,28 +143,23 @@ class OpenVINOEngine:
         ids = self.token_ids(request)
         self._refuse_long(len(ids), request)
         _refuse_unreadable(request.structure)
-        try:
-            async with asyncio.TaskGroup() as tasks:  # a failed or cancelled draw ends the others
-                draws = [tasks.create_task(self._draw(draw, ids)) for draw in request.draws(n)]
-        except BaseExceptionGroup as failed:
-            first = failed.exceptions[0]
-            raise first from first.__cause__
-        return [draw.result() for draw in draws]
+        return await self._draw(request, ids, self._batch)
 
     def token_ids(self, request: SampleRequest) -> list[int]:
         """The prompt as the model sees it, chat template and assistant prefix included."""
         text = rendered(self._template, request.messages, request.prefix)
         return list(self._tokenizer.encode(text, add_special_tokens=False).input_ids.data[0])
 
-    async def _draw(self, request: SampleRequest, ids: list[int]) -> Completion:
+    async def _draw(
+        self, request: SampleRequest, ids: list[int], batch: BatchingThread
+    ) -> Completion:
         import numpy as np
         import openvino
 
-        assert self._batch is not None
         started = time.monotonic()
         seed = derived_seed(call_key(request, self.digest))
         tensor = openvino.Tensor(np.array([ids], dtype=np.int64))
-        output = await asyncio.wrap_future(self._batch.submit(tensor, _config(request, seed)))
+        output = await asyncio.wrap_future(batch.submit(tensor, _config(request, seed)))
         return self._completion(request, len(ids), output, time.monotonic() - started)
 
     def _completion(

@@ -19,7 +19,7 @@ class RecordedEngine:
     digest: str
     capabilities: Capabilities
 
-    async def sample(self, request: SampleRequest, n: int = 1) -> list[Completion]:
+    async def sample(self, request: SampleRequest) -> Completion:
         """Refuse: whatever gets here is not in the ledger.
 
         Raises:

@@ -6,8 +6,8 @@ Every engine (`engines.openai`, `engines.openvino`) and the ledger that wraps th
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from operator import attrgetter
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, get_args
@@ -74,11 +74,6 @@ class SampleRequest:
     identity: CallIdentity
     structure: Structure | None = None
     prefix: str | None = None
-
-    def draws(self, n: int) -> "list[SampleRequest]":
-        """The `n` requests that differ only in their draw number."""
-        first = self.identity.draw
-        return [replace(self, identity=replace(self.identity, draw=first + i)) for i in range(n)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +148,8 @@ class Engine(Protocol):
     @property
     def capabilities(self) -> Capabilities: ...
 
-    async def sample(self, request: SampleRequest, n: int = 1) -> list[Completion]:
-        """Draw `n` completions; draw numbers are `identity.draw` … `identity.draw + n − 1`.
+    async def sample(self, request: SampleRequest) -> Completion:
+        """Draws one completion.
 
         Cancelling the awaiting task cancels the generation.
 
@@ -211,8 +206,3 @@ _in_order = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=
 def derived_seed(key: str) -> int:
     """The 31-bit seed that a call carries, derived from its ledger key."""
     return int(key[:8], 16) & 0x7FFFFFFF
-
-
-def total_usage(completions: Sequence[Completion]) -> Usage:
-    """Sum of the usage of several completions."""
-    return sum((c.usage for c in completions), Usage())

@@ -142,8 +142,8 @@ class VllmEngine:
         self._endpoint = self.server = None
         await self._stack.aclose()
 
-    async def sample(self, request: SampleRequest, n: int = 1) -> list[Completion]:
-        """Draw `n` completions (see `engines.sampling.Engine.sample`).
+    async def sample(self, request: SampleRequest) -> Completion:
+        """Draws one completion (see `engines.sampling.Engine.sample`).
 
         Raises:
             EndpointError: the server refused, or has died too often.
@@ -152,11 +152,11 @@ class VllmEngine:
         if endpoint is None:
             raise EndpointError("use the vLLM engine inside `async with`", fatal=True)
         if server is None:
-            return [self._named(one, 0) for one in await endpoint.sample(request, n)]
+            return self._named(await endpoint.sample(request), 0)
         while True:
-            drawn = await _outliving(server, endpoint, request, n)
+            drawn = await _outliving(server, endpoint, request)
             if drawn is not None:
-                return [self._named(one, lost) for one in drawn]
+                return self._named(drawn, lost)
             lost += 1
 
     def _named(self, completion: Completion, lost: int) -> Completion:
@@ -179,14 +179,14 @@ class VllmEngine:
 
 
 async def _outliving(
-    server: VllmServer, endpoint: Engine, request: SampleRequest, n: int
-) -> list[Completion] | None:
-    """The draws; null if the server died before they were there.
+    server: VllmServer, endpoint: Engine, request: SampleRequest
+) -> Completion | None:
+    """Draws from `endpoint`; returns None if the server died first.
 
     Not left to the endpoint's own patience, which knows nothing of a server that is started again.
     """
     life = await server.healthy()
-    call = asyncio.ensure_future(endpoint.sample(request, n))
+    call = asyncio.ensure_future(endpoint.sample(request))
     try:
         await asyncio.wait([call, life.ended], return_when=asyncio.FIRST_COMPLETED)
         if not call.done():

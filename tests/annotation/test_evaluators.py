@@ -27,7 +27,7 @@ class Faulty(ScriptedEngine):
         self.answered = 0
         self.cancelled = 0
 
-    async def sample(self, request: SampleRequest, n: int = 1) -> list[Completion]:
+    async def sample(self, request: SampleRequest) -> Completion:
         if request.identity.draw == 0:
             await self.under_way.wait()
             asyncio.get_running_loop().call_soon(self.answer.set)
@@ -39,7 +39,7 @@ class Faulty(ScriptedEngine):
             self.cancelled += 1
             raise
         self.answered += 1
-        return await super().sample(request, n)
+        return await super().sample(request)
 
 
 async def rolled_out(engine: Faulty) -> None:

@@ -28,6 +28,7 @@ REQUEST = SampleRequest(
     sampling=Sampling(),
     identity=CallIdentity("policy", "q1", "tree/0"),
 )
+DRAWS = [replace(REQUEST, identity=replace(REQUEST.identity, draw=draw)) for draw in range(3)]
 
 
 class CountingEngine:
@@ -44,8 +45,7 @@ class CountingEngine:
         self.reached: asyncio.Queue[int] = asyncio.Queue()
         self.error: Exception | None = None
 
-    async def sample(self, request: SampleRequest, n: int = 1) -> list[Completion]:
-        assert n == 1
+    async def sample(self, request: SampleRequest) -> Completion:
         self.asked.append(request)
         number = len(self.asked)
         self.reached.put_nowait(number)
@@ -54,11 +54,9 @@ class CountingEngine:
         if self.error is not None:
             raise self.error
         usage = Usage(100, 40, 10)
-        return [
-            Completion(
-                self.text(number), "stop", usage, "served", "</answer>", (1, 2), (-0.1, -0.2)
-            )
-        ]
+        return Completion(
+            self.text(number), "stop", usage, "served", "</answer>", (1, 2), (-0.1, -0.2)
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -76,7 +74,7 @@ async def test_draws_differ_and_a_replay_makes_no_call(tmp_path: Path) -> None:
     async with Ledger(tmp_path / "l") as ledger:
         engine = CountingEngine(lambda number: f"cut {number} \ud83d")
         ledgered = LedgeredEngine(engine, ledger, Price(input=1, cached=0.5, output=2))
-        first = await ledgered.sample(REQUEST, 3)
+        first = await asyncio.gather(*map(ledgered.sample, DRAWS))
         assert sorted(c.text for c in first) == ["cut 1 \ufffd", "cut 2 \ufffd", "cut 3 \ufffd"]
         assert [r.identity.draw for r in engine.asked] == [0, 1, 2]
         assert (ledgered.hits, ledgered.misses) == (0, 3)
@@ -85,15 +83,15 @@ async def test_draws_differ_and_a_replay_makes_no_call(tmp_path: Path) -> None:
     async with Ledger(tmp_path / "l") as ledger:
         silent = CountingEngine()
         resumed = LedgeredEngine(silent, ledger)
-        assert await resumed.sample(REQUEST, 3) == first
+        assert await asyncio.gather(*map(resumed.sample, DRAWS)) == first
         assert (silent.asked, resumed.hits, resumed.misses) == ([], 3, 0)
         # Another place in the tree, other messages or another engine are other calls.
         other_place = replace(REQUEST, identity=replace(REQUEST.identity, path="tree/1"))
         other_prompt = replace(REQUEST, prefix="<answer>")
-        assert (await resumed.sample(other_place))[0].text == "1"
-        assert (await resumed.sample(other_prompt))[0].text == "2"
+        assert (await resumed.sample(other_place)).text == "1"
+        assert (await resumed.sample(other_prompt)).text == "2"
         silent.digest = "trained"
-        assert (await resumed.sample(REQUEST))[0].text == "3"
+        assert (await resumed.sample(REQUEST)).text == "3"
         assert ledger.totals().unpriced == 3
         assert (resumed.hits, resumed.misses) == (3, 3)
 
@@ -107,7 +105,7 @@ async def test_a_reply_is_stored_before_anybody_sees_it(tmp_path: Path) -> None:
             await ledgered.sample(request)
             return ledger.totals().calls
 
-        seen = await asyncio.gather(*map(stored_when_seen, REQUEST.draws(2)))
+        seen = await asyncio.gather(*map(stored_when_seen, DRAWS[:2]))
         assert min(seen) >= 1
         assert ledger.totals().calls == 2
 
@@ -142,7 +140,7 @@ async def test_a_failed_call_is_noted_and_made_again(tmp_path: Path) -> None:
         stored = sqlite3.connect(tmp_path / "l").execute("SELECT error, attempts FROM calls")
         assert stored.fetchall() == [("it broke", 4)]
         engine.error = None
-        assert (await ledgered.sample(REQUEST))[0].text == "2"
+        assert (await ledgered.sample(REQUEST)).text == "2"
         assert ledger.totals().calls == 1
 
 
@@ -154,10 +152,10 @@ async def test_a_spent_budget_stops_new_calls_not_replays(tmp_path: Path) -> Non
     async with Ledger(tmp_path / "l") as ledger:
         engine = CountingEngine()
         ledgered = LedgeredEngine(engine, ledger, before_call=spent)
-        (paid,) = await ledgered.sample(REQUEST)
+        paid = await ledgered.sample(REQUEST)
         with pytest.raises(BudgetExceeded):
-            await ledgered.sample(REQUEST, 2)
-        assert await ledgered.sample(REQUEST) == [paid]
+            await ledgered.sample(DRAWS[1])
+        assert await ledgered.sample(REQUEST) == paid
         assert len(engine.asked) == ledger.totals().calls == 1
 
 
@@ -189,5 +187,5 @@ async def test_a_run_killed_at_the_first_use_has_paid_once(tmp_path: Path) -> No
     assert killed.returncode == -signal.SIGKILL
     async with Ledger(path) as ledger:
         engine = CountingEngine()
-        (completion,) = await LedgeredEngine(engine, ledger).sample(REQUEST)
+        completion = await LedgeredEngine(engine, ledger).sample(REQUEST)
         assert (completion.text, engine.asked) == ("1", [])

@@ -50,23 +50,28 @@ async def test_one_engine_serves_every_kind_of_request(engine: OpenVINOEngine) -
     hot = Sampling(temperature=1.5, max_new_tokens=96)
     messages = protocol.messages(state, forced=False)
     async with engine:
-        constrained = await engine.sample(asked(messages, hot, structure=structure), 8)
+        constrained = await asyncio.gather(
+            *(
+                engine.sample(asked(messages, hot, path=f"draw {draw}", structure=structure))
+                for draw in range(8)
+            )
+        )
         free, begun = await engine.sample(asked()), await engine.sample(asked(prefix="One, two,"))
         stop = Sampling(temperature=0, top_p=1, max_new_tokens=24, stop=("four",))
         stopped = await engine.sample(asked(sampling=stop, prefix="One, two,"))
         with pytest.raises(EndpointError, match="exceed the 8192"):
             await engine.sample(asked((Message("user", "word " * 9000),)))
         with pytest.raises(EndpointError, match="unreadable constraint"):
-            await engine.sample(asked(structure=Structure("regex", "(")), 2)
+            await engine.sample(asked(structure=Structure("regex", "(")))
     for completion in constrained:
         complete = re.fullmatch(structure.value, completion.text)
         assert bool(complete) == (completion.finish_reason == "stop"), completion
         assert completion.usage.input_tokens > 50
     assert len({c.text for c in constrained}) > 4  # every draw is its own
-    assert free[0].logprobs is not None and all(p <= 0 for p in free[0].logprobs)
-    assert "three" in begun[0].text.lower() and "two" not in begun[0].text.lower()
-    assert stopped[0].stop_reason == "four" and begun[0].text.startswith(stopped[0].text)
-    assert "four" not in stopped[0].text
+    assert free.logprobs is not None and all(p <= 0 for p in free.logprobs)
+    assert "three" in begun.text.lower() and "two" not in begun.text.lower()
+    assert stopped.stop_reason == "four" and begun.text.startswith(stopped.text)
+    assert "four" not in stopped.text
     assert "openvino_telemetry.main" not in sys.modules
 
 
@@ -74,12 +79,12 @@ async def test_cancelled_request_leaves_the_batch(engine: OpenVINOEngine) -> Non
     endless = Sampling(temperature=1.0, max_new_tokens=7000)
     structure = Structure("regex", "[a-z ]+x{9000}")  # cannot end before the limit
     async with engine:
-        task = asyncio.create_task(engine.sample(asked(sampling=endless, structure=structure), 2))
-        await engine.sample(asked())  # by now the endless ones are in the batch
+        task = asyncio.create_task(engine.sample(asked(sampling=endless, structure=structure)))
+        await engine.sample(asked())  # by now the endless one is in the batch
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert (await engine.sample(asked()))[0].text
+        assert (await engine.sample(asked())).text
         assert engine.in_flight == 0
     with pytest.raises(EndpointError, match="async with"):
         await engine.sample(asked())
@@ -97,6 +102,6 @@ async def test_a_batch_of_one_draws_by_its_seed(
         among = await asyncio.gather(
             *(engine.sample(asked(sampling=hot, path=path)) for path in ("b", "a", "c"))
         )
-    texts = [completions[0].text for completions in among]
-    assert texts[1] == alone[0].text
+    texts = [completion.text for completion in among]
+    assert texts[1] == alone.text
     assert len(set(texts)) == 3

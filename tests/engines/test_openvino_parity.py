@@ -123,8 +123,7 @@ def requests() -> list[SampleRequest]:
 
 
 async def answers(engine: OpenVINOEngine, asked: list[SampleRequest]) -> list[Completion]:
-    drawn = await asyncio.gather(*(engine.sample(request) for request in asked))
-    return [completion for completions in drawn for completion in completions]
+    return await asyncio.gather(*(engine.sample(request) for request in asked))
 
 
 async def test_f16_writes_what_transformers_writes(

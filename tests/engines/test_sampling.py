@@ -59,3 +59,6 @@ def test_keys_of_earlier_runs_stay_what_they_were() -> None:
     assert call_key(REQUEST, "digest") == "3ce45b4a62d71bdff3fb519775f65c1a"
     assert prompt_digest(REQUEST) == "97efcf4021b84df1635887e98a654673"
     assert len(call_key(replace(REQUEST, prefix="\ud83d"), "digest")) == 32
+    plain = replace(REQUEST, structure=None, prefix=None)
+    assert call_key(plain, "digest") == "4659c4aeec6f52179ca50ae2da6bae58"
+    assert prompt_digest(plain) == "0867369f55a47c2837b29ccaa825631b"

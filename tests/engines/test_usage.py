@@ -103,10 +103,10 @@ async def test_an_engine_says_once_what_its_counts_rest_on() -> None:
             engine="openai", model="policy", base_url=server.base_url, api_key_env="TEST_KEY"
         )
         async with OpenAIEngine(settings, on_event=told.append) as policy:
-            draws = await asyncio.gather(*(policy.sample(one) for one in REQUEST.draws(5)))
+            draws = await asyncio.gather(*(policy.sample(REQUEST) for _ in range(5)))
     upper = UpperEstimate()
     expected = Usage(upper.prompt(REQUEST), 0, upper.reply(REQUEST, "Paris", "stop"), "bytes")
-    assert [draw.usage for (draw,) in draws] == [expected] * 5
+    assert [draw.usage for draw in draws] == [expected] * 5
     (line,) = told
     assert server.base_url in line
     assert "from bytes" in line or "from the bytes" in line
@@ -145,7 +145,7 @@ async def test_the_model_s_own_tokenizer_counts_where_it_is_known() -> None:
             engine="openai", model="policy", base_url=server.base_url, weights="packaged"
         )
         async with OpenAIEngine(settings, on_event=told.append) as policy:
-            (said,) = await policy.sample(REQUEST)
+            said = await policy.sample(REQUEST)
     prompt = len(prompt_ids(REQUEST.messages, tokenizer()))
     assert said.usage == Usage(prompt, 0, len(target_ids("Paris", tokenizer())), "tokenizer")
     assert "tokenizer of packaged" in told[0]
@@ -171,5 +171,5 @@ async def test_weights_that_are_not_here_are_not_fetched(weights: str) -> None:
             engine="openai", model="policy", base_url=server.base_url, weights=weights
         )
         async with OpenAIEngine(settings) as policy:
-            (said,) = await policy.sample(REQUEST)
+            said = await policy.sample(REQUEST)
     assert said.usage.basis == "bytes"

@@ -73,7 +73,7 @@ def asking(text: str) -> SampleRequest:
 async def test_an_adapter_is_served_on_its_base_under_the_name_of_its_content(fake: Path) -> None:
     policy = fake_vllm.write_policy(fake)
     async with engine(policy, server_args=["--max-num-seqs", "8"]) as served:
-        (drawn,) = await served.sample(asking("Lyon"))
+        drawn = await served.sample(asking("Lyon"))
     (start,) = fake_vllm.kept(fake, "starts")
     words = start["words"]
     said = dict(zip(words, [*words[1:], ""], strict=True))
@@ -98,7 +98,7 @@ async def test_an_adapter_is_served_on_its_base_under_the_name_of_its_content(fa
 async def test_a_call_survives_the_death_of_its_server(fake: Path) -> None:
     with all_ended(fake):
         async with engine(fake_vllm.write_policy(fake)) as served:
-            (drawn,) = await served.sample(asking("die once"))
+            drawn = await served.sample(asking("die once"))
             assert served.server is not None
             assert (await served.server.healthy()).number == 2
             with pytest.raises(ProcessLookupError):  # its child, too, which knew nothing of it
@@ -152,7 +152,7 @@ async def test_a_server_that_is_there_is_used_and_left_alone(fake: Path) -> None
     policy = fake_vllm.write_policy(fake)
     async with server_for(ModelSettings(engine="vllm", model=str(policy)), fake / "logs") as there:
         async with engine(policy, base_url=there.base_url) as served:
-            assert (await served.sample(asking("Lyon")))[0].text
+            assert (await served.sample(asking("Lyon"))).text
             assert served.server is None
         with pytest.raises(EndpointError, match="has no model"):
             async with engine(policy, base_url=there.base_url, dtype="bfloat16"):

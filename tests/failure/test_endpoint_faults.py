@@ -65,8 +65,8 @@ def request(number: int) -> SampleRequest:
 async def replies(asked: OpenAIEngine, calls: int) -> list[Completion]:
     """So many calls at the same time; each must get the reply that is its own."""
     said = await asyncio.gather(*(asked.sample(request(number)) for number in range(calls)))
-    assert [one.text for (one,) in said] == [str(number) for number in range(calls)]
-    return [one for (one,) in said]
+    assert [one.text for one in said] == [str(number) for number in range(calls)]
+    return said
 
 
 def echo(body: dict[str, Any]) -> str:

@@ -190,7 +190,7 @@ async def test_a_proxy_is_not_asked_for_this_machine(
         async with listening(answering, listened) as server:
             url = f"http://{host}:{server.address.rpartition(':')[2]}/v1"
             async with engine(url) as asked:
-                assert (await asked.sample(REQUEST))[0].text == "stolen"
+                assert (await asked.sample(REQUEST)).text == "stolen"
     assert proxy.requests == []
     assert len(server.requests) == 1
 
@@ -239,7 +239,7 @@ async def test_the_certificate_file_that_a_message_recommends_works_on_loopback(
         assert caught.value.fatal
         monkeypatch.setenv("SSL_CERT_FILE", str(kept))
         async with engine(url) as asked:
-            assert (await asked.sample(REQUEST))[0].text == "stolen"
+            assert (await asked.sample(REQUEST)).text == "stolen"
         assert await HttpRetriever(search.address).search("Paris", 3)
         for unusable in (tmp_path / "missing.pem", tmp_path / "key.pem"):
             monkeypatch.setenv("SSL_CERT_FILE", str(unusable))
@@ -353,7 +353,7 @@ async def test_a_text_that_tokens_can_be_is_kept_whole() -> None:
         FakeEndpoint(lambda _: texts.pop(0)) as server,
         engine(server.base_url) as asked,
     ):
-        (kept,), (refused,) = [await asked.sample(REQUEST) for _ in range(2)]
+        kept, refused = [await asked.sample(REQUEST) for _ in range(2)]
     assert (len(kept.text), kept.stop_reason) == (65_536, "stop")
     assert (refused.text, refused.finish_reason, refused.stop_reason) == ("", "length", "overlong")
 

@@ -21,10 +21,9 @@ class ScriptedEngine:
     digest: str = "digest"
     asked: list[SampleRequest] = field(default_factory=list)
 
-    async def sample(self, request: SampleRequest, n: int = 1) -> list[Completion]:
-        draws = request.draws(n)
-        self.asked += draws
-        return [Completion(self.reply(r), self.finish, self.usage, self.model) for r in draws]
+    async def sample(self, request: SampleRequest) -> Completion:
+        self.asked.append(request)
+        return Completion(self.reply(request), self.finish, self.usage, self.model)
 
     async def __aenter__(self) -> Self:
         return self

@@ -88,7 +88,7 @@ async def texts(engine: Engine, requests: Sequence[SampleRequest]) -> list[str]:
 
 
 async def drawn(engine: Engine, requests: Sequence[SampleRequest]) -> list[Completion]:
-    return [c for many in await asyncio.gather(*map(engine.sample, requests)) for c in many]
+    return await asyncio.gather(*map(engine.sample, requests))
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,7 @@ async def _interrupted(engine: VllmEngine, pid: int) -> list[Completion]:
     await engine.sample(asking("Lyon"))
     assert not any(one.done() for one in long), "they were to be under way"
     os.kill(pid, signal.SIGKILL)
-    return [completion for many in await asyncio.gather(*long) for completion in many]
+    return await asyncio.gather(*long)
 
 
 def addresses_of(pid: int) -> set[str]:
