@@ -13,7 +13,8 @@ from agent.environment import Environment, Trajectory
 from agent.state import State
 from annotation.judge import Judge
 from engines.sampling import Sampling, Usage
-from rewards.answers import exact_match, f1
+from rewards.answers import f1
+from rewards.outcome import AnswerScores
 from rewards.settings import SpreSettings
 from rewards.spre import trajectory_digest
 from storage.errors import BudgetExceeded
@@ -110,12 +111,13 @@ class RolloutEvaluator:
         return evaluate_leaf(question, trajectory.state, self.spre).value or 0.0
 
     def _rollout(self, question: Question, trajectory: Trajectory, draw: int) -> Rollout:
-        state, answer = trajectory.state, trajectory.state.answer
+        state = trajectory.state
+        scores = AnswerScores.of(state.answer, question.answers)
         return Rollout(
             draw=draw,
-            answer=answer,
-            em=exact_match(answer, question.answers) if answer is not None else None,
-            f1=f1(answer, question.answers) if answer is not None else None,
+            answer=state.answer,
+            em=scores.em,
+            f1=scores.f1,
             steps=state.depth,
             forced=state.forced,
             tokens=trajectory.usage.output_tokens,

@@ -10,8 +10,8 @@ from annotation.grower import GrownTree
 from annotation.pairs import SiblingPair
 from engines.sampling import Usage
 from mcts import Node
-from rewards.answers import exact_match, f1
 from rewards.labels import Label
+from rewards.outcome import AnswerScores
 from storage.records import Message, Pair, PassageRef, Question, TreeNode, pair_id
 from storage.text import digest_of
 
@@ -72,7 +72,7 @@ def _tree_row(
     step = node.state.steps[-1] if node.state.steps else None
     facts = grown.facts.get(node.id, NodeFacts(None))
     usage = grown.moves[node.path].usage if step else Usage()
-    answer = node.state.answer
+    scores = AnswerScores.of(node.state.answer, question.answers)
     return TreeNode(
         tree_id=identity,
         question_id=question.id,
@@ -96,8 +96,8 @@ def _tree_row(
         rollouts=facts.rollouts,
         iteration=node.iteration,
         verdict=facts.verdict,
-        em=exact_match(answer, question.answers) if answer is not None else None,
-        f1=f1(answer, question.answers) if answer is not None else None,
+        em=scores.em,
+        f1=scores.f1,
         input_tokens=usage.input_tokens,
         cached_tokens=usage.cached_tokens,
         output_tokens=usage.output_tokens,

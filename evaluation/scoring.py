@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 from agent.environment import Trajectory
 from agent.state import Step
-from rewards.answers import cover_em, exact_match, f1, normalise, supporting_recall
+from rewards.answers import normalise, supporting_recall
 from rewards.guessing import guessable
+from rewards.outcome import AnswerScores
 from storage.records import Prediction, Question, Unanswered
 
 SEARCH_KINDS = frozenset({"query", "search"})
@@ -38,7 +39,7 @@ def score_trajectory(
     state, usage = trajectory.state, trajectory.usage
     queries = [s.action.content for s in state.steps if s.action.kind in SEARCH_KINDS]
     retrieved = (passage.id for step in state.steps for passage in step.passages)
-    em, token_f1, cover = _answer_scores(state.answer, question)
+    scores = AnswerScores.in_benchmark(state.answer, question)
     return Prediction(
         question_id=question.id,
         source=question.source,
@@ -50,9 +51,7 @@ def score_trajectory(
         seed=seed,
         prediction=state.answer,
         answers=question.answers,
-        em=em,
-        f1=token_f1,
-        cover_em=cover,
+        **scores._asdict(),
         steps=state.depth - given,
         searches=len(queries),
         valid_searches=valid_searches(queries),
@@ -71,27 +70,14 @@ def score_trajectory(
 
 def score_failure(question: Question, *, seed: int) -> Unanswered:
     """The scores of a question that failed; `seed` is the run's."""
-    em, token_f1, cover = _answer_scores(None, question)
     return Unanswered(
         question_id=question.id,
         source=question.source,
         type=question.type,
         seed=seed,
-        em=em,
-        f1=token_f1,
-        cover_em=cover,
+        **AnswerScores.in_benchmark(None, question)._asdict(),
         guessable=guessable(question.question, question.answers),
     )
-
-
-def _answer_scores(answer: str | None, question: Question) -> tuple[float | None, ...]:
-    """EM, F1 and cover-EM."""
-    if not question.answerable:
-        return None, None, None
-    if answer is None:
-        return 0.0, 0.0, 0.0
-    golds = question.answers
-    return exact_match(answer, golds), f1(answer, golds), cover_em(answer, golds)
 
 
 def valid_searches(queries: Sequence[str]) -> int:
