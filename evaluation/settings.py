@@ -1,16 +1,14 @@
 """What `evaluation:` in a recipe may say."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, StringConstraints, field_validator
 
+from evaluation.baselines import baseline_names
 from storage.settings import Settings
 
 PolicyName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,60}$")]
 """Names a folder of the run."""
-
-
-BaselineName = Literal["majority", "closed-book", "one-shot", "oracle"]
 
 
 class EvaluationSettings(Settings):
@@ -22,10 +20,10 @@ class EvaluationSettings(Settings):
         limit: how many questions.
         bootstrap: resamples of the paired interval.
         temperature: of the answers; 0 is greedy.
-        baselines: what stands beside the policies, asked the same questions: `majority`, the most
-            frequent answer to the source's part `train`; and one turn of `baseline_model`:
-            `closed-book` without a passage, `one-shot` with those that a search with the question
-            finds, `oracle` with the gold passages.
+        baselines: modules of `evaluation.baselines` that are asked the same questions: `majority`
+            is the most frequent answer to the source's part `train`; the others are one turn of
+            `baseline_model`: `closed-book` without a passage, `one-shot` with those that a search
+            with the question finds, `oracle` with the gold passages.
         baseline_model: model folder, "packaged", or a served name. Null: "packaged" in the
             embedded engine, elsewhere the policy's.
         draw: another number asks everybody anew, so that the same weights can be compared with
@@ -36,13 +34,15 @@ class EvaluationSettings(Settings):
     limit: int = Field(default=200, ge=1)
     bootstrap: int = Field(default=10_000, ge=100)
     temperature: float = Field(default=0.0, ge=0, le=5)
-    baselines: tuple[BaselineName, ...] = ()
+    baselines: tuple[str, ...] = ()
     baseline_model: str | None = None
     draw: int = Field(default=0, ge=0)
 
     @field_validator("baselines")
     @classmethod
-    def _no_repeats(cls, names: tuple[BaselineName, ...]) -> tuple[BaselineName, ...]:
+    def _check_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if not set(names) <= set(baseline_names()):
+            raise ValueError(f"no such baseline; known are {', '.join(baseline_names())}")
         if len(set(names)) < len(names):
             raise ValueError("names a baseline twice")
         return names

@@ -11,9 +11,7 @@ evaluation continues.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from analysis.comparison import EVERYTHING, compare
@@ -21,7 +19,7 @@ from analysis.tables import render_markdown, render_table
 from evaluation.run import Evaluated
 from retrieval.interface import Retriever
 from runs.assemble import open_index
-from runs.baselines import Baselines, baselines_of, reader_of
+from runs.candidates import baseline_candidates, policies_of, policy_candidates
 from runs.evaluation import PolicyEvaluation
 from runs.evaluation_set import (
     deciding_settings,
@@ -32,11 +30,9 @@ from runs.evaluation_set import (
 )
 from runs.folder import Run, open_run, refuse_unusable, run_with
 from runs.preflight import overheard
-from runs.recipe import Recipe
 from runs.spending import in_words, spending
 from runs.stage import DONE, TOO_MANY_FAILURES, Gate, Invocation, Outcome
 from storage.atomic import atomic_write_json, atomic_write_text
-from storage.errors import ConfigError
 from storage.ledger import Ledger
 from storage.parts import write_part
 from storage.schemas import rows_to_table, schema_of
@@ -50,7 +46,7 @@ def evaluate(call: Invocation) -> Outcome:
     data = evaluation_data(recipe, call.limit)
     call.say(
         f"eval: {len(data.questions)} questions of {set_name(recipe)}, "
-        f"policies {', '.join(f'{name} ({model})' for name, model in policies.items())}"
+        f"policies {', '.join(f'{name} ({one.policy.model})' for name, one in policies.items())}"
         + "".join(f", {name}" for name in recipe.evaluation.baselines)
     )
     for line in overheard(recipe):
@@ -60,22 +56,21 @@ def evaluate(call: Invocation) -> Outcome:
     refuse_overlap(call.run, data.questions)
     retriever = open_index(recipe, data.passages, call.say)
     run = evaluated_run(call, retriever)
-    beside = baselines_of(recipe, call.run, data)
-    settings = deciding_settings(recipe, call.limit, policies, data, retriever, beside.deciding)
+    candidates = list(policy_candidates(policies, data))
+    candidates += baseline_candidates(recipe, call.run, data, retriever, call.say)
+    deciding = {one.name: one.deciding for one in candidates}
+    settings = deciding_settings(recipe, call.limit, deciding, data, retriever)
     name = name_apart(recipe, settings)
     done: dict[str, Evaluated] = {}
     with run.open_ledger() as ledger:
         atomic_write_json(run.folder / "eval" / f"{name}.json", settings)
-        evaluation = PolicyEvaluation(
-            call, run, data, retriever, ledger, Gate(recipe.limits, ledger.totals)
-        )
-        for policy, answered in _taken(evaluation, policies, beside):
+        gate = Gate(recipe.limits, ledger.totals)
+        evaluation = PolicyEvaluation(call, retriever, ledger, gate)
+        for policy, answered in evaluation.answers(candidates):
             if answered.owed:
-                call.say(
-                    f"stopped: {evaluation.gate.reason}; run the same command again to continue"
-                )
+                call.say(f"stopped: {gate.reason}; run the same command again to continue")
                 totals = {"policies": list(done), **_spent(call, ledger)}
-                return Outcome(totals, evaluation.gate.exit_code)
+                return Outcome(totals, gate.exit_code)
             _write(run, policy, name, answered)
             done[policy] = answered
         totals = {**_report(call, run, name, done), **_spent(call, ledger)}
@@ -89,40 +84,10 @@ def _spent(call: Invocation, ledger: Ledger) -> dict[str, Any]:
     return spending(ledger.totals())
 
 
-def _taken(
-    evaluation: PolicyEvaluation, policies: Mapping[str, str], beside: Baselines
-) -> Iterator[tuple[str, Evaluated]]:
-    """Everybody's answers, one after the other."""
-    for policy, model in policies.items():
-        yield policy, evaluation.take(policy, model)
-    yield from beside.taken(evaluation)
-
-
 def evaluated_run(call: Invocation, retriever: Retriever) -> Run:
     """The run folder, made if it is not there; an evaluation may ask other questions of it."""
     begun = run_with(call.run, call.recipe)
     return begun or open_run(call.run, call.recipe, {"index_digest": retriever.digest})
-
-
-def policies_of(recipe: Recipe, run: Path) -> dict[str, str]:
-    """Policies by name; `{run}` stands for the run's name.
-
-    Raises:
-        ConfigError: none is named, or folders are missing.
-    """
-    named = recipe.evaluation.policies or {"policy": recipe.policy.model}
-    found = {name: model.replace("{run}", run.name) for name, model in named.items()}
-    settings = {f"evaluation.policies.{name}": model for name, model in found.items()}
-    if recipe.evaluation.baselines:
-        settings["evaluation.baseline_model"] = reader_of(recipe, run)
-    missing = [
-        f"{setting}: {model} does not exist; train it first, or leave it out"
-        for setting, model in settings.items()
-        if recipe.policy.engine == "openvino" and model != "packaged" and not Path(model).exists()
-    ]
-    if missing:
-        raise ConfigError("\n".join(missing))
-    return found
 
 
 def _write(run: Run, policy: str, name: str, answered: Evaluated) -> None:

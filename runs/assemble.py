@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from agent.environment import Environment
+from agent.protocol import AgentProtocol
 from agent.protocols import protocol_named
 from engines.ledgered import BeforeCall, LedgeredEngine
 from engines.sampling import Engine, Sampling
@@ -107,10 +108,12 @@ async def open_engine(
         yield ledgered
 
 
-def environment_for(recipe: Recipe, engine: Engine, retriever: Retriever) -> Environment:
-    """Policy, protocol and retrieval under the recipe's budget."""
+def environment_for(
+    recipe: Recipe, engine: Engine, retriever: Retriever, protocol: AgentProtocol | None = None
+) -> Environment:
+    """Policy, protocol (by default the recipe's) and retrieval under the recipe's budget."""
     return Environment(
-        protocol=protocol_named(recipe.agent.protocol),
+        protocol=protocol or protocol_named(recipe.agent.protocol),
         engine=engine,
         retriever=retriever,
         settings=recipe.agent,

@@ -1,72 +1,72 @@
-"""An examination: the questions that every policy and every baseline is asked alike."""
+"""Asks every policy and every baseline of an evaluation."""
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from itertools import groupby
 
-from agent.environment import Environment
-from engines.ledgered import LedgeredEngine
-from engines.settings import ModelSettings
-from evaluation.run import Begin, Evaluated, from_question
+from engines.recorded import RecordedEngine
+from engines.sampling import Capabilities, Engine
+from evaluation.run import Evaluated
 from evaluation.run import evaluate as answer_all
 from retrieval.interface import Retriever
 from runs.assemble import environment_for, open_engine, sampling_for
-from runs.folder import Run
+from runs.candidates import Candidate
 from runs.progress import Progress
 from runs.stage import Gate, Invocation
-from sources.load import Data
 from storage.ledger import Ledger
-from storage.records import Failure, Prediction, Question
+from storage.records import Failure, Prediction
+from storage.text import digest_of
 
 
 @dataclass(frozen=True)
 class PolicyEvaluation:
-    """What every policy is given: the same questions, corpus, ledger and limits."""
+    """What all candidates share: retriever, ledger and limits."""
 
     call: Invocation
-    run: Run
-    data: Data
     retriever: Retriever
     ledger: Ledger
     gate: Gate
 
-    def take(self, name: str, model: str) -> Evaluated:
-        """All answers of one policy, as far as the gate lets the questions through."""
-        with self.gate.listening():
-            answered = asyncio.run(self._answered(name, model))
-        self.tell_skipped(name, answered)
+    def answers(self, candidates: Iterable[Candidate]) -> Iterator[tuple[str, Evaluated]]:
+        """Yields each candidate's answers, as far as the gate lets its questions through.
+
+        Neighbours that ask the same model share an engine.
+        """
+        for _, group in groupby(candidates, key=lambda one: one.recipe.policy):
+            with self.gate.listening():
+                answered = asyncio.run(self._ask_all(list(group)))
+            for name, one in answered.items():
+                if one.skipped:
+                    self.call.say(
+                        f"{name}: {one.skipped} unanswerable questions skipped (no refusal)"
+                    )
+                yield name, one
+
+    async def _ask_all(self, group: list[Candidate]) -> dict[str, Evaluated]:
+        """Asks the candidates of one model; one that a limit stopped is the last."""
+        recipe, answered = group[0].recipe, dict[str, Evaluated]()
+        async with AsyncExitStack() as stack:
+            model: Engine | None = None
+            if any(one.asks_model for one in group):
+                opened = open_engine(
+                    recipe.policy, recipe, self.ledger, self.gate.check, self.call.say
+                )
+                model = await stack.enter_async_context(opened)
+            for one in group:
+                engine = model if one.asks_model and model else _nobody(one)
+                answered[one.name] = await self._ask(one, engine)
+                if answered[one.name].owed:
+                    break
         return answered
 
-    def tell_skipped(self, name: str, answered: Evaluated) -> None:
-        """Say which questions were not asked."""
-        if answered.skipped:
-            self.call.say(f"{name}: {answered.skipped} unanswerable questions skipped (no refusal)")
-
-    async def _answered(self, name: str, model: str) -> Evaluated:
-        settings = self.run.recipe.policy.model_copy(update={"model": model})
-        async with self.opened(settings) as engine:
-            environment = environment_for(self.run.recipe, engine, self.retriever)
-            return await self.asked(name, settings, environment, self.data.questions)
-
-    def opened(self, model: ModelSettings) -> AbstractAsyncContextManager[LedgeredEngine]:
-        """The model behind the run's ledger, as long as the gate is open."""
-        recipe = self.run.recipe
-        return open_engine(model, recipe, self.ledger, self.gate.check, self.call.say)
-
-    async def asked(
-        self,
-        name: str,
-        model: ModelSettings,
-        environment: Environment,
-        questions: Sequence[Question],
-        *,
-        begin: Begin = from_question,
-        path: str = "eval",
-    ) -> Evaluated:
-        """Ask the questions under the recipe's settings; see `evaluation.run.evaluate`."""
-        recipe = self.run.recipe
-        progress = Progress(f"eval {name}", len(questions), spent=self.ledger.totals)
+    async def _ask(self, candidate: Candidate, engine: Engine) -> Evaluated:
+        recipe = candidate.recipe
+        progress = Progress(
+            f"eval {candidate.name}", len(candidate.questions), spent=self.ledger.totals
+        )
 
         def start() -> None:
             progress.in_flight += 1
@@ -78,15 +78,21 @@ class PolicyEvaluation:
 
         async with progress.shown(self.call.console):
             return await answer_all(
-                questions,
-                environment,
-                policy=name,
-                sampling=sampling_for(model, recipe.evaluation.temperature),
-                begin=begin,
-                path=path,
+                candidate.questions,
+                environment_for(recipe, engine, self.retriever, candidate.protocol),
+                policy=candidate.name,
+                sampling=sampling_for(recipe.policy, recipe.evaluation.temperature),
+                begin=candidate.begin,
+                path=candidate.path,
                 draw=recipe.evaluation.draw,
                 max_in_flight=recipe.questions_in_flight,
                 admit=lambda: not self.gate.closed(),
                 on_start=start,
                 on_done=done,
             )
+
+
+def _nobody(candidate: Candidate) -> Engine:
+    """An engine for a candidate whose questions start from their answers; it makes no call."""
+    deciding = json.dumps(candidate.deciding, sort_keys=True)
+    return RecordedEngine(candidate.name, digest_of(candidate.name, deciding), Capabilities())

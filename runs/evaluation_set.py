@@ -8,7 +8,7 @@ from typing import Any
 from agent.protocols import protocol_named
 from retrieval.interface import Retriever
 from runs.assemble import open_data
-from runs.inputs import model_digest, questions_digest
+from runs.inputs import questions_digest
 from runs.recipe import Recipe, identity
 from sources.load import Data
 from sources.parts import folded_question
@@ -53,34 +53,31 @@ def set_name(recipe: Recipe) -> str:
 def deciding_settings(
     recipe: Recipe,
     limit: int | None,
-    policies: Mapping[str, str],
+    candidates: Mapping[str, Any],
     data: Data,
     retriever: Retriever,
-    baselines: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Settings, and digests of prompts, questions, index and weights, that decide the answers.
+    """Returns settings, and digests of prompts, questions, index and weights, that decide answers.
 
-    Baselines and the draw are left out where there are none and it is the first, so that the
+    Baselines and the draw are left out if there are none and it is the first, so that the
     names of evaluations without them do not depend on this version.
+
+    Args:
+        candidates: What decides the answers of each policy and baseline, by name.
     """
     policy = identity(recipe.policy.model_dump(mode="json", exclude={"model", "temperature"}))
     policy.pop("price_per_million")
-    answering = {
-        name: recipe.policy.model_copy(update={"model": model}) for name, model in policies.items()
-    }
+    baselines = {name: candidates[name] for name in recipe.evaluation.baselines}
     return {
         **recipe.model_dump(mode="json", include={"seed", "retrieval", "agent"}),
         "data": data_settings(recipe, limit).model_dump(mode="json", exclude={"skip"}),
         "policy": policy,
         "temperature": recipe.evaluation.temperature,
-        "policies": {
-            name: {"model": policy.model, "digest": model_digest(policy, recipe)}
-            for name, policy in answering.items()
-        },
+        "policies": {name: one for name, one in candidates.items() if name not in baselines},
         "prompt_hash": protocol_named(recipe.agent.protocol).prompt_hash,
         "index_digest": retriever.digest,
         "questions_digest": questions_digest(data.questions),
-        **({"baselines": dict(baselines)} if baselines else {}),
+        **({"baselines": baselines} if baselines else {}),
         **({"draw": recipe.evaluation.draw} if recipe.evaluation.draw else {}),
     }
 

@@ -1,23 +1,22 @@
 """Baselines: what each reader is shown, how its rows count, and the most frequent answer."""
 
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from scripted_engine import ScriptedEngine, ScriptedRetriever
 
 from agent.environment import Environment
-from agent.reading import Reading
 from agent.settings import AgentSettings
 from engines.sampling import SampleRequest, Sampling, Usage
-from evaluation.baselines import (
-    answer_alike,
-    gold_passages,
-    majority_answers,
-    one_search,
-    supporting,
-)
-from evaluation.run import Begin, evaluate, from_question
+from evaluation import baselines
+from evaluation.baselines import Material, baseline_names, load_baseline
+from evaluation.baselines.majority import majority_answers
+from evaluation.baselines.oracle import supporting
+from evaluation.run import Evaluated, evaluate
+from evaluation.settings import EvaluationSettings
 from storage.errors import RetrievalError
 from storage.records import Paragraph, Passage, Prediction, Question, RetrievedPassage
 
@@ -49,36 +48,46 @@ def question(qid: str = "q", *answers: str, **changes: Any) -> Question:
 
 
 async def asked(
-    begin: Begin, reader: ScriptedEngine, *questions: Question, draw: int = 0
-) -> list[Prediction]:
-    environment = Environment(
-        Reading(), reader, ScriptedRetriever(a_and_b), AgentSettings(), top_k=3, seed=7
-    )
-    found = await evaluate(
-        questions or [question()],
-        environment,
-        policy="it",
+    name: str,
+    reader: ScriptedEngine,
+    *questions: Question,
+    shelf: ScriptedRetriever | None = None,
+    others: tuple[Question, ...] = (),
+    draw: int = 0,
+) -> Evaluated:
+    """What a baseline answers to the questions that it can be asked."""
+    retriever = shelf or ScriptedRetriever(a_and_b)
+    baseline = load_baseline(name, Material(CORPUS, retriever, 2, lambda: others))
+    settings = AgentSettings(max_steps=baseline.max_steps)
+    return await evaluate(
+        [one for one in questions or (question(),) if baseline.can_be_asked(one)],
+        Environment(baseline.protocol, reader, retriever, settings, top_k=3, seed=7),
+        policy=name,
         sampling=Sampling(temperature=0.0),
-        begin=begin,
-        path="eval/it",
+        begin=baseline.begin,
+        path=f"eval/{name}",
         draw=draw,
     )
-    return found.predictions
+
+
+async def only_row(name: str, reader: ScriptedEngine, **more: Any) -> Prediction:
+    (row,) = (await asked(name, reader, **more)).predictions
+    return row
 
 
 async def test_closed_book_sees_the_question_alone() -> None:
     reader = reading()
-    (row,) = await asked(from_question, reader, draw=2)
+    row = await only_row("closed-book", reader, draw=2)
     assert (row.prediction, row.em) == ("nothing", 0.0)
     assert (row.steps, row.searches, row.supporting_recall) == (1, 0, 0.0)
     (request,) = reader.asked
-    assert (request.identity.path, request.identity.draw) == ("eval/it+0", 2)
+    assert (request.identity.path, request.identity.draw) == ("eval/closed-book+0", 2)
     assert request.structure is not None
 
 
 async def test_one_shot_searches_once_with_the_question() -> None:
     reader, shelf = reading(), ScriptedRetriever(a_and_b)
-    (row,) = await asked(one_search(shelf, 2), reader)
+    row = await only_row("one-shot", reader, shelf=shelf)
     assert shelf.queries == [("q?", 2)]
     assert (row.prediction, row.em) == ("b", 0.0)
     assert (row.steps, row.searches, row.valid_searches) == (1, 1, 1), "a search is no step"
@@ -90,16 +99,7 @@ async def test_one_shot_searches_once_with_the_question() -> None:
 
 
 async def test_a_search_that_fails_is_a_failed_question() -> None:
-    environment = Environment(
-        Reading(), reading(), ScriptedRetriever(a_and_b), AgentSettings(), top_k=3
-    )
-    found = await evaluate(
-        [question("broken"), question("whole")],
-        environment,
-        policy="one-shot",
-        sampling=Sampling(),
-        begin=one_search(ScriptedRetriever(a_and_b), 2),
-    )
+    found = await asked("one-shot", reading(), question("broken"), question("whole"))
     assert [row.question_id for row in found.predictions] == ["whole"]
     assert [(f.question_id, f.stage, f.kind) for f in found.failures] == [
         ("broken", "eval one-shot", "RetrievalError")
@@ -108,7 +108,7 @@ async def test_a_search_that_fails_is_a_failed_question() -> None:
 
 async def test_the_oracle_is_shown_the_gold_passages() -> None:
     reader = reading()
-    (row,) = await asked(gold_passages(CORPUS), reader)
+    row = await only_row("oracle", reader)
     assert (row.prediction, row.em, row.supporting_recall, row.steps) == ("c", 1.0, 1.0, 1)
     shown = reader.asked[0].messages[-1].content
     assert [name for name in CORPUS if f"text of {name}" in shown] == ["b", "c"]
@@ -141,20 +141,39 @@ def test_the_most_frequent_answer_of_each_source() -> None:
     assert majority_answers([*others, question("7", "RHINE")])["nq"] == "rhine"
 
 
-def test_everybody_is_told_the_same() -> None:
+async def test_everybody_is_told_the_same() -> None:
     exam = [
         question("1", "Rhine"),
         question("2", "the River Rhine", source="2wiki"),
         question("3", "Rhine", source="popqa"),
         question("4", "Rhine", answerable=False),
     ]
-    told = answer_alike(exam, {"nq": "rhine", "2wiki": "rhine"}, policy="majority", seed=3)
+    others = (question("5", "Rhine"), question("6", "Rhine", source="2wiki"))
+    reader = reading()
+    told = await asked("majority", reader, *exam, others=others)
     assert [(p.question_id, p.em, p.f1) for p in told.predictions] == [
         ("1", 1.0, 1.0),
         ("2", 0.0, pytest.approx(2 / 3)),
     ]
     row = told.predictions[0]
     assert (row.policy, row.seed, row.steps, row.searches, row.output_tokens) == (
-        ("majority", 3, 0, 0, 0)
+        ("majority", 7, 0, 0, 0)
     )
     assert (told.skipped, told.owed, told.failures) == (1, 0, [])
+    assert reader.asked == []
+
+
+def test_a_new_baseline_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = (
+        "from evaluation.baselines import Baseline, Material\n"
+        "from evaluation.run import from_question\n"
+        "def baseline(material: Material) -> Baseline:\n"
+        "    return Baseline(from_question, max_steps=3)\n"
+    )
+    (tmp_path / "three_turns.py").write_text(module)
+    monkeypatch.setattr(baselines, "__path__", [*baselines.__path__, str(tmp_path)])
+    assert "three-turns" in baseline_names()
+    assert EvaluationSettings(baselines=("three-turns",))
+    material = Material(CORPUS, ScriptedRetriever(a_and_b), 2, tuple)
+    assert load_baseline("three-turns", material).max_steps == 3
+    monkeypatch.delitem(sys.modules, "evaluation.baselines.three_turns")

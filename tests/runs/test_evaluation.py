@@ -152,7 +152,7 @@ def test_a_source_without_other_questions_has_no_majority(
     [
         ("evaluation.policies={oracle: policy}", "has the name of a baseline"),
         ("evaluation.baselines=[oracle, oracle]", "names a baseline twice"),
-        ("evaluation.baselines=[random]", "evaluation.baselines"),
+        ("evaluation.baselines=[random]", "known are closed-book, majority, one-shot, oracle"),
         ("evaluation.draw=-1", "evaluation.draw"),
     ],
 )

@@ -1,0 +1,42 @@
+"""Majority: the most frequent answer of the source; what the answers alone give away."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from agent.state import Action, State, Step
+from evaluation.baselines import Baseline, Material
+from rewards.answers import normalise
+from storage.records import Question
+
+
+def baseline(material: Material) -> Baseline:
+    """Answers every question of a source alike, without a model."""
+    answers = majority_answers(material.others())
+
+    async def begin(question: Question) -> State:
+        answer = Step("reasoning", "", Action("answer", answers[question.source]))
+        return State(question.question).after(answer, "terminal")
+
+    return Baseline(
+        begin,
+        can_be_asked=lambda question: question.source in answers,
+        left_out="whose source has no others in its part `train`",
+        asks_model=False,
+        deciding={"answers": answers},
+    )
+
+
+def majority_answers(questions: Iterable[Question]) -> dict[str, str]:
+    """Returns, by source, the normalised answer that is right most often; ties go by name.
+
+    Args:
+        questions: Not those that are asked. Each counts once for every distinct gold answer.
+    """
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for question in questions:
+        counts[question.source].update({normalise(gold) for gold in question.answers} - {""})
+    return {
+        source: min(found, key=lambda answer: (-found[answer], answer))
+        for source, found in sorted(counts.items())
+        if found
+    }

@@ -1,0 +1,16 @@
+"""One-shot: one turn of reading the passages that a search with the question finds."""
+
+from agent.reading import with_passages
+from agent.state import State
+from evaluation.baselines import Baseline, Material
+from storage.records import Question
+
+
+def baseline(material: Material) -> Baseline:
+    """Begins with one search, which is no step of the policy."""
+
+    async def begin(question: Question) -> State:
+        found = await material.retriever.search(question.question, material.top_k)
+        return with_passages(question.question, tuple(found))
+
+    return Baseline(begin)
