@@ -6,9 +6,8 @@ that fails becomes a `Failure`; only an error that would fail every question end
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from agent.environment import Environment
 from agent.state import State
@@ -23,13 +22,7 @@ from engines.sampling import Sampling, Usage
 from mcts import SearchSettings
 from rewards.guessing import guessable
 from rewards.reward_model import RewardModel
-from storage.errors import (
-    BranchwiseError,
-    BudgetExceeded,
-    EndpointError,
-    JudgeError,
-    RetrievalError,
-)
+from storage.errors import EndpointError, JudgeError, RetrievalError
 from storage.records import Failure, Pair, Question, TreeNode
 
 
@@ -78,7 +71,7 @@ class Annotator:
         except (EndpointError, RetrievalError, JudgeError) as error:
             if isinstance(error, EndpointError) and error.fatal:
                 raise
-            return Annotated(question, failure=failure_of(question.id, "annotate", error))
+            return Annotated(question, failure=Failure.of(question.id, "annotate", error))
 
     async def _annotate(self, question: Question) -> Annotated:
         grown = await grow(
@@ -112,49 +105,3 @@ class Annotator:
             return None
         prompt = self.environment.prompt
         return await asyncio.to_thread(node_scores, self.scored_by, rows, states, prompt)
-
-
-def failure_of(question_id: str, stage: str, error: BranchwiseError) -> Failure:
-    """The row of a question that could not be finished."""
-    return Failure(
-        question_id=question_id,
-        stage=stage,
-        kind=type(error).__name__,
-        attempts=error.attempts,
-        detail=str(error)[:500],
-        at=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-
-
-async def in_flight(
-    questions: Iterable[Question],
-    work: Callable[[Question], Awaitable[Annotated]],
-    limit: int,
-) -> AsyncGenerator[Annotated, None]:
-    """Run `work` over the questions, at most `limit` at a time; results as they finish.
-
-    A question that a limit stopped gives no result and leaves the others alone, so that their
-    calls under way are stored. Any other exception is raised once the results that came with it
-    are given; the questions still running are cancelled.
-    """
-    waiting = iter(questions)
-    running: set[asyncio.Task[Annotated]] = set()
-    try:
-        while True:
-            while len(running) < limit and (question := next(waiting, None)) is not None:
-                running.add(asyncio.ensure_future(work(question)))
-            if not running:
-                return
-            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            # All looked at before anything is given: asyncio complains of an error unseen.
-            errors = [error for task in done if (error := task.exception()) is not None]
-            for task in done:
-                if task.exception() is None:
-                    yield task.result()
-            for error in errors:
-                if not isinstance(error, BudgetExceeded):
-                    raise error
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)

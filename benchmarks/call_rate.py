@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agent.in_flight import in_flight
 from agent.protocols import protocol_named
 from agent.state import State
-from annotation.annotator import in_flight
 from benchmarks.endpoint_process import Simulated, serving
 from benchmarks.instant import InstantModel, InstantRetriever
 from benchmarks.simulated_models import golden_answer, question_text

@@ -1,16 +1,16 @@
 """One policy on one question set: many trajectories in flight, a row for each question."""
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from itertools import takewhile
 
 from agent.environment import Environment
+from agent.in_flight import in_flight
 from agent.state import State
 from engines.sampling import Sampling
 from evaluation.scoring import score_failure, score_trajectory
-from storage.errors import BranchwiseError, BudgetExceeded, EndpointError, RetrievalError
+from storage.errors import EndpointError, RetrievalError
 from storage.records import Failure, Prediction, Question, Unanswered
 
 __all__ = ["Begin", "Evaluated", "evaluate", "score_trajectory"]
@@ -65,8 +65,8 @@ async def evaluate(
         path, draw: of the calls in the ledger; another draw is a fresh call.
         max_in_flight: questions worked on at a time.
         admit: asked before each question; once it says no, no further question starts.
-        on_start, on_done: called as a question starts, and with its row (progress); null is
-            a question that a limit stopped.
+        on_start, on_done: called as a question starts, and with its row (progress); None if
+            a limit stopped it.
 
     Raises:
         EndpointError: a fatal one; a fault of a single question is a `Failure`.
@@ -74,31 +74,28 @@ async def evaluate(
     exam = _Exam(environment, policy, sampling, begin, path, draw)
     can_refuse = environment.protocol.can_refuse
     asked = [q for q in questions if q.answerable or can_refuse]
-    slots = asyncio.Semaphore(max_in_flight)
 
-    async def answered(question: Question) -> Prediction | Failure | None:
-        async with slots:
-            if not admit():
-                return None
-            on_start()
-            row = await exam.answer(question)
-        on_done(row)
-        return row
+    async def answered(place: int) -> tuple[int, Prediction | Failure]:
+        on_start()
+        row: Prediction | Failure | None = None
+        try:
+            row = await exam.answer(asked[place])
+        finally:
+            on_done(row)
+        return place, row
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(answered(question)) for question in asked]
-    except BaseExceptionGroup as failed:
-        first = failed.exceptions[0]
-        raise first from first.__cause__
-    rows = [task.result() for task in tasks]
-    unanswered = [q for q, row in zip(asked, rows, strict=True) if isinstance(row, Failure)]
+    admitted = takewhile(lambda _: admit(), range(len(asked)))
+    rows = sorted(
+        [found async for found in in_flight(admitted, answered, max_in_flight)],
+        key=lambda found: found[0],
+    )
+    failed = [(asked[place], row) for place, row in rows if isinstance(row, Failure)]
     return Evaluated(
-        predictions=[row for row in rows if isinstance(row, Prediction)],
-        failures=[row for row in rows if isinstance(row, Failure)],
-        unanswered=[score_failure(question, seed=environment.seed) for question in unanswered],
+        predictions=[row for _, row in rows if isinstance(row, Prediction)],
+        failures=[row for _, row in failed],
+        unanswered=[score_failure(question, seed=environment.seed) for question, _ in failed],
         skipped=len(questions) - len(asked),
-        owed=sum(row is None for row in rows),
+        owed=len(asked) - len(rows),
     )
 
 
@@ -113,20 +110,18 @@ class _Exam:
     path: str
     draw: int
 
-    async def answer(self, question: Question) -> Prediction | Failure | None:
-        """The row of a question; null where a limit allowed no further call."""
+    async def answer(self, question: Question) -> Prediction | Failure:
+        """Answers a question; a fault of this question alone is a `Failure`."""
         began = time.perf_counter()
         try:
             root = await self.begin(question)
             trajectory = await self.environment.trajectory(
                 root, self.sampling, question_id=question.id, path=self.path, draw=self.draw
             )
-        except BudgetExceeded:
-            return None
         except (EndpointError, RetrievalError) as error:
             if isinstance(error, EndpointError) and error.fatal:
                 raise
-            return _failure(question, self.policy, error)
+            return Failure.of(question.id, f"eval {self.policy}", error)
         return score_trajectory(
             question,
             trajectory,
@@ -136,14 +131,3 @@ class _Exam:
             latency_s=time.perf_counter() - began,
             given=root.depth,
         )
-
-
-def _failure(question: Question, policy: str, error: BranchwiseError) -> Failure:
-    return Failure(
-        question_id=question.id,
-        stage=f"eval {policy}",
-        kind=type(error).__name__,
-        attempts=error.attempts,
-        detail=str(error)[:500],
-        at=datetime.now(UTC).isoformat(timespec="seconds"),
-    )

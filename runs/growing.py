@@ -5,7 +5,8 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Protocol
 
 from agent.environment import Environment
-from annotation.annotator import Annotated, Annotator, in_flight
+from agent.in_flight import in_flight
+from annotation.annotator import Annotated, Annotator
 from annotation.evaluators import Evaluator, JudgeEvaluator, RolloutEvaluator
 from annotation.judge import Judge
 from annotation.reward_schemes import RewardScheme

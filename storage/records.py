@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from datetime import UTC, datetime
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from storage.errors import BranchwiseError
 from storage.text import digest_of
 
 SCHEMA_VERSION = 1
@@ -266,6 +268,18 @@ class Failure(Record):
     attempts: int = 1
     detail: str
     at: str
+
+    @classmethod
+    def of(cls, question_id: str, stage: str, error: BranchwiseError) -> Self:
+        """Returns the row of a question that an error ended, stamped with the time in UTC."""
+        return cls(
+            question_id=question_id,
+            stage=stage,
+            kind=type(error).__name__,
+            attempts=error.attempts,
+            detail=str(error)[:500],
+            at=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """From questions to predictions, over the real environment and protocol."""
 
+import asyncio
 import json
 
 import pytest
@@ -10,12 +11,13 @@ from agent.evo_rag import EvoRAG
 from agent.protocol import AgentProtocol
 from agent.reasonrag import ReasonRAG
 from agent.settings import AgentSettings
+from agent.state import State
 from analysis.comparison import compare
 from engines.sampling import Capabilities, SampleRequest, Sampling, Usage
 from evaluation.run import evaluate
 from evaluation.scoring import valid_searches
 from storage.errors import BudgetExceeded, EndpointError
-from storage.records import Question, RetrievedPassage
+from storage.records import Failure, Prediction, Question, RetrievedPassage
 
 
 def script(replies: dict[str, list[str | Exception]]) -> ScriptedEngine:
@@ -118,6 +120,35 @@ async def test_bad_ends_score_zero_and_bad_questions_are_rows() -> None:
     ]
     assert (found.skipped, found.owed) == (1, 1)
     assert sorted(done) == ["broken", "forced", "invalid", "none"]
+
+
+async def test_rows_come_in_the_order_of_the_questions() -> None:
+    names = ["q3", "q1", "q2", "q0"]
+    admitted, second_done, done = iter([True, True, True, False]), asyncio.Event(), list[str]()
+
+    async def first_is_last(asked: Question) -> State:
+        if asked.id == "q3":
+            await second_done.wait()
+        return State(asked.question)
+
+    def note(row: Prediction | Failure | None) -> None:
+        done.append(row.question_id if row else "none")
+        if done[-1] == "q2":
+            second_done.set()
+
+    found = await evaluate(
+        [question(name) for name in names],
+        environment({name: ["<answer>Paris</answer>"] for name in names}),
+        policy="p",
+        sampling=SAMPLING,
+        begin=first_is_last,
+        max_in_flight=3,
+        admit=lambda: next(admitted),
+        on_done=note,
+    )
+    assert done == ["q1", "q2", "q3"]
+    assert [row.question_id for row in found.predictions] == ["q3", "q1", "q2"]
+    assert found.owed == 1
 
 
 async def test_where_a_policy_can_refuse_it_is_asked_what_has_no_answer() -> None:

@@ -1,7 +1,5 @@
 """`annotate` and what hangs on it, against a real loopback endpoint."""
 
-import asyncio
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,15 +8,12 @@ import pytest
 from fake_endpoint import FakeEndpoint, failure
 from little_world import policy, recipe
 from loopback import serving
-from sample_records import a_question
 
-from annotation.annotator import Annotated, in_flight
 from pipelines.cli import parser, run_stage
-from storage.errors import EndpointError
 from storage.ledger import Ledger
 from storage.manifest import verify_manifest
 from storage.parts import question_ids, read_parts
-from storage.records import Failure, Pair, Question, TreeNode
+from storage.records import Failure, Pair, TreeNode
 from storage.schemas import table_to_records
 from storage.views import run_sql
 
@@ -259,32 +254,6 @@ def test_an_error_that_ends_the_run_keeps_what_was_finished(tmp_path: Path) -> N
     assert kept
     assert "q3" not in kept
     assert verify_manifest(run) == []
-
-
-async def test_no_result_and_no_error_of_a_batch_is_lost() -> None:
-    unseen: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
-    cancelled: list[str] = []
-
-    async def work(question: Question) -> Annotated:
-        if question.id.startswith("bad"):
-            raise EndpointError("no such model", fatal=True)
-        if question.id == "slow":
-            try:
-                await asyncio.Event().wait()
-            finally:
-                cancelled.append(question.id)
-        return Annotated(question)
-
-    ids = ("bad1", "good1", "slow", "bad2", "good2", "bad3")
-    finished = []
-    with pytest.raises(EndpointError):
-        async for annotated in in_flight([a_question(id=i) for i in ids], work, len(ids)):
-            finished.append(annotated.question.id)
-    gc.collect()
-    assert sorted(finished) == ["good1", "good2"]
-    assert cancelled == ["slow"]
-    assert unseen == []
 
 
 def test_text_without_tags_is_counted_and_told_not_fatal(

@@ -1,0 +1,44 @@
+"""Many questions in flight: the loop behind annotation, evaluation and fresh rollouts."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from itertools import islice
+from typing import Any, TypeVar
+
+from storage.errors import BudgetExceeded
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+async def in_flight(
+    items: Iterable[Item], work: Callable[[Item], Coroutine[Any, Any, Result]], limit: int
+) -> AsyncGenerator[Result, None]:
+    """Runs `work` over the items, at most `limit` at a time; yields results as they finish.
+
+    An item is taken from `items` when its work can start. One that a limit stopped
+    (`BudgetExceeded`) gives no result and leaves the others alone, so that their calls under way
+    are stored. Any other exception is raised after the results that came with it; the items still
+    running are cancelled.
+    """
+    waiting = iter(items)
+    running: set[asyncio.Task[Result]] = set()
+    try:
+        while True:
+            for item in islice(waiting, limit - len(running)):
+                running.add(asyncio.create_task(work(item)))
+            if not running:
+                return
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            # All are looked at before anything is given: asyncio complains of an error unseen.
+            errors = [error for task in done if (error := task.exception()) is not None]
+            for task in done:
+                if task.exception() is None:
+                    yield task.result()
+            for error in errors:
+                if not isinstance(error, BudgetExceeded):
+                    raise error
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

@@ -1,0 +1,93 @@
+"""The loop of questions in flight: who runs, what is given, what an error ends."""
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent.in_flight import in_flight
+from storage.errors import BudgetExceeded, EndpointError
+
+
+async def test_no_result_and_no_error_of_a_batch_is_lost() -> None:
+    unseen: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
+    cancelled: list[str] = []
+
+    async def work(item: str) -> str:
+        if item.startswith("bad"):
+            raise EndpointError("no such model", fatal=True)
+        if item == "slow":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.append(item)
+        return item
+
+    items = ("bad1", "good1", "slow", "bad2", "good2", "bad3")
+    finished = []
+    with pytest.raises(EndpointError):
+        async for item in in_flight(items, work, len(items)):
+            finished.append(item)
+    gc.collect()
+    assert sorted(finished) == ["good1", "good2"]
+    assert cancelled == ["slow"]
+    assert unseen == []
+
+
+async def test_an_item_is_taken_when_its_work_can_start() -> None:
+    taken: list[int] = []
+    running: set[int] = set()
+    most = 0
+
+    def items() -> Iterator[int]:
+        for number in range(9):
+            taken.append(number)
+            yield number
+
+    async def work(number: int) -> int:
+        nonlocal most
+        running.add(number)
+        most = max(most, len(running))
+        await asyncio.sleep(0)
+        running.remove(number)
+        return number
+
+    found = []
+    async for number in in_flight(items(), work, 3):
+        assert len(taken) <= len(found) + 6, "three of a batch that is given, and three after it"
+        found.append(number)
+    assert sorted(found) == list(range(9))
+    assert most == 3
+
+
+async def test_a_limit_leaves_the_others_alone() -> None:
+    async def work(number: int) -> int:
+        if number == 0:
+            raise BudgetExceeded("limits.max_tokens 10 reached")
+        await asyncio.sleep(0)
+        return number
+
+    assert sorted([n async for n in in_flight(range(4), work, 2)]) == [1, 2, 3]
+
+
+async def test_items_that_cannot_be_read_end_what_runs() -> None:
+    cancelled: list[int] = []
+
+    def items() -> Iterator[int]:
+        yield 0
+        raise ValueError("damaged")
+
+    async def work(number: int) -> int:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.append(number)
+        return number
+
+    with pytest.raises(ValueError, match="damaged"):
+        [n async for n in in_flight(items(), work, 2)]
+    assert cancelled == [] or cancelled == [0]
+    assert len(asyncio.all_tasks()) == 1
