@@ -12,7 +12,7 @@ from storage.records import RetrievedPassage
 class InstantModel:
     """The simulated model without an endpoint; answers by who asks."""
 
-    capabilities = Capabilities(structured_output=True, json_schema=True, seed=True)
+    capabilities = Capabilities(structured_output=True, json_schema=True)
 
     def __init__(self, model: str) -> None:
         self.model = self.digest = model

@@ -1,10 +1,20 @@
-"""The wire format of chat completions: a request's body, and a reply as a `Completion`."""
+"""The wire formats of an endpoint: bodies of requests, and replies as `Completion`s."""
 
 import json
-from typing import Any, Literal
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, TypeGuard
 
-from engines.sampling import Completion, FinishReason, SampleRequest, Structure
-from engines.usage import TokenCounter, usage_of
+from engines.sampling import (
+    Completion,
+    FinishReason,
+    SampleRequest,
+    Structure,
+    Usage,
+    begun_turn,
+)
+from engines.usage import TokenCounter, cached_tokens, usage_of
+from storage.errors import EndpointError, TokenDrift
 
 StructuredForm = Literal["vllm", "vllm-guided", "json_schema", "none"]
 """How an endpoint takes a constraint. `vllm-guided` is vLLM before 0.11 (`guided_regex`)."""
@@ -24,7 +34,7 @@ _LONGEST_LABEL = 1000
 
 
 class UnreadableReply(ValueError):
-    """A reply with status 200 that is not a chat completion."""
+    """A reply with status 200 that is not what was asked for."""
 
 
 class ReplyReader:
@@ -66,24 +76,32 @@ def chat_body(
     request: SampleRequest, *, model: str, seed: int, form: StructuredForm
 ) -> dict[str, Any]:
     """The JSON body of `POST /chat/completions` for one draw."""
-    messages = [{"role": m.role, "content": _sendable(m.content)} for m in request.messages]
-    body: dict[str, Any] = {
-        "model": model,
-        "messages": messages,
-        "temperature": request.sampling.temperature,
-        "top_p": request.sampling.top_p,
-        "max_tokens": request.sampling.max_new_tokens,
-        "seed": seed,
-        "n": 1,
-    }
-    if request.prefix is not None:
-        messages.append({"role": "assistant", "content": _sendable(request.prefix)})
-        body |= {"add_generation_prompt": False, "continue_final_message": True}
-    if request.sampling.stop:
-        body["stop"] = list(request.sampling.stop)
-    if request.structure is not None:
-        body |= _constraint(request.structure, form)
-    return body
+    return {"messages": _turns(request), **_how_to_draw(request, model, seed, form)}
+
+
+def ids_body(
+    request: SampleRequest, prompt: Sequence[int], *, model: str, seed: int, form: StructuredForm
+) -> dict[str, Any]:
+    """The JSON body of vLLM's `POST /completions` for one draw after the tokens of `prompt`."""
+    asked = {"prompt": prompt, "logprobs": 0, "return_token_ids": True}
+    return asked | _how_to_draw(request, model, seed, form)
+
+
+def prompt_parts(request: SampleRequest, model: str) -> list[dict[str, Any] | tuple[int, ...]]:
+    """Returns the prompt in parts: bodies of vLLM's `POST /tokenize`, and ids to take as they are.
+
+    The server renders the chat template, so only it can encode the messages.
+    """
+    first, parts = begun_turn(request)
+    turns, how = _turns(request), {"add_generation_prompt": True}
+    if first:
+        turns.append({"role": "assistant", "content": _sendable(first)})
+        how = {"add_generation_prompt": False, "continue_final_message": True}
+    bare = {"model": model, "add_special_tokens": False}
+    encoded: list[dict[str, Any] | tuple[int, ...]] = [{"messages": turns} | bare | how]
+    for part in parts:
+        encoded.append({"prompt": _sendable(part)} | bare if isinstance(part, str) else part)
+    return encoded
 
 
 def read_reply(
@@ -112,9 +130,7 @@ def read_reply(
     Raises:
         UnreadableReply: no choice with a message in it, or its content is no text.
     """
-    reply = _mapping(reply)
-    choices = reply.get("choices")
-    choice = _mapping(choices[0]) if isinstance(choices, list) and choices else {}
+    reply, choice = _first_choice(reply)
     message = _mapping(choice.get("message"))
     content = message.get("content")
     if not message or not isinstance(content, str | None):
@@ -133,6 +149,87 @@ def read_reply(
         stop_reason=_stop_reason(choice, refused=refused),
         latency_s=latency_s,
     )
+
+
+def read_ids_reply(
+    reply: Any, request: SampleRequest, prompt: tuple[int, ...], *, url: str, model: str
+) -> Completion:
+    """The `Completion` in the JSON of vLLM's reply to an `ids_body`.
+
+    Raises:
+        EndpointError: the reply has no token ids, not one log-probability for each of them, or
+            more of them than were asked for.
+        TokenDrift: the server read other tokens than those of `prompt`.
+        UnreadableReply: no choice with a text in it.
+    """
+    reply, choice = _first_choice(reply)
+    text, read, ids = (choice.get(name) for name in ("text", "prompt_token_ids", "token_ids"))
+    logprobs = _mapping(choice.get("logprobs")).get("token_logprobs")
+    if not isinstance(text, str):
+        raise UnreadableReply(f"no choice with a text in {reply or type(reply).__name__!r}")
+    if not (is_ids(read) and is_ids(ids) and _are_logprobs(logprobs) and len(ids) == len(logprobs)):
+        raise EndpointError(
+            f"{url}: the reply lacks token ids of prompt and text, or a log-probability for each. "
+            "Serve the model with vLLM 0.11 or newer.",
+            fatal=True,
+        )
+    if read != list(prompt):
+        raise TokenDrift(
+            f"{url}: the server read other tokens than the {len(prompt)} of the prompt"
+        )
+    most = request.sampling.max_new_tokens
+    if len(ids) > most or len(text) > longest_text(most):
+        raise EndpointError(f"{url}: {len(ids)} tokens in a reply, where {most} were asked for")
+    return Completion(
+        text=_storable(text),
+        finish_reason=_FINISH.get(str(choice.get("finish_reason")), "unknown"),
+        usage=Usage(len(prompt), cached_tokens(reply.get("usage"), len(prompt)), len(ids)),
+        model=_label(reply.get("model") or model),
+        stop_reason=_stop_reason(choice, refused=False),
+        prompt_ids=prompt,
+        token_ids=tuple(ids),
+        logprobs=tuple(map(float, logprobs)),
+    )
+
+
+def is_ids(value: Any) -> TypeGuard[list[int]]:
+    """Whether `value` is a list of token ids."""
+    return isinstance(value, list) and all(type(i) is int and 0 <= i < 2**31 for i in value)
+
+
+def _are_logprobs(value: Any) -> TypeGuard[list[float]]:
+    return isinstance(value, list) and all(
+        type(p) in (int, float) and math.isfinite(p) for p in value
+    )
+
+
+def _turns(request: SampleRequest) -> list[dict[str, str]]:
+    return [{"role": m.role, "content": _sendable(m.content)} for m in request.messages]
+
+
+def _how_to_draw(
+    request: SampleRequest, model: str, seed: int, form: StructuredForm
+) -> dict[str, Any]:
+    """The fields of a body that chat and plain completions have in common."""
+    body: dict[str, Any] = {
+        "model": model,
+        "temperature": request.sampling.temperature,
+        "top_p": request.sampling.top_p,
+        "max_tokens": request.sampling.max_new_tokens,
+        "seed": seed,
+        "n": 1,
+    }
+    if request.sampling.stop:
+        body["stop"] = list(request.sampling.stop)
+    if request.structure is not None:
+        body |= _constraint(request.structure, form)
+    return body
+
+
+def _first_choice(reply: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    reply = _mapping(reply)
+    choices = reply.get("choices")
+    return reply, _mapping(choices[0]) if isinstance(choices, list) and choices else {}
 
 
 def _constraint(structure: Structure, form: StructuredForm) -> dict[str, Any]:

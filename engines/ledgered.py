@@ -67,7 +67,7 @@ class LedgeredEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(self._engine.capabilities, logprobs=False)
+        return replace(self._engine.capabilities, token_ids=False)
 
     async def sample(self, request: SampleRequest) -> Completion:
         """Draws one completion, which is stored before it is returned.
@@ -177,6 +177,7 @@ def _as_replayed(completion: Completion) -> Completion:
         text=storable(completion.text),
         stop_reason=None if stop is None else storable(stop),
         model=storable(completion.model),
+        prompt_ids=None,
         token_ids=None,
         logprobs=None,
     )

@@ -1,8 +1,8 @@
 """Any OpenAI-compatible endpoint (vLLM, a vendor, a fleet) behind the sampling interface.
 
 Explicit timeouts, no hidden retries, the key only from the environment. A vLLM server is asked
-for its constraint on decoding (`structured_outputs`) and for the continuation of a prefix; other
-servers get what `structured_output` in the settings says.
+for its constraint on decoding (`structured_outputs`); other servers get what `structured_output`
+in the settings says. Where token ids are wanted, a vLLM server is sent them (`/completions`).
 """
 
 import asyncio
@@ -14,7 +14,18 @@ from hashlib import blake2b
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from engines.chat import ReplyReader, StructuredForm, chat_body, longest_text, read_reply
+from engines.chat import (
+    ReplyReader,
+    StructuredForm,
+    UnreadableReply,
+    chat_body,
+    ids_body,
+    is_ids,
+    longest_text,
+    prompt_parts,
+    read_ids_reply,
+    read_reply,
+)
 from engines.client import checked_url, key_in, new_client
 from engines.faults import in_words
 from engines.retry import RetryPolicy, once
@@ -82,6 +93,7 @@ class OpenAIEngine:
         """
         self._base_url = checked_url(settings)
         self._url = shown_url(self._base_url)
+        self._root = self._base_url.rstrip("/").removesuffix("/v1")
         self._settings = settings
         self._timeout_s = timeout_s
         retry = retry or RetryPolicy()
@@ -114,8 +126,7 @@ class OpenAIEngine:
         return Capabilities(
             structured_output=vllm,
             json_schema=self._form != "none",
-            prefix_continuation=vllm,
-            seed=True,
+            token_ids=self._form == "vllm",
         )
 
     async def __aenter__(self) -> Self:
@@ -171,15 +182,40 @@ class OpenAIEngine:
 
     async def _attempt(self, request: SampleRequest) -> Completion:
         seed = derived_seed(call_key(request, self.digest))
+        if request.tokens or request.prefix:
+            return await self._continue(request, seed)
         body = chat_body(request, model=self._settings.model, seed=seed, form=self._form)
         begin = time.perf_counter()
-        reply = await self._asked(self._posted(body))
+        reply = await self._asked(self._posted("/chat/completions", body))
         latency_s = time.perf_counter() - begin
         said = self._read(reply, request, latency_s)
         if said.usage.basis != "reported" and not self._counting.settled:
             await self._counting.settle(self._tell_usage)
             said = self._read(reply, request, latency_s)
         return said
+
+    async def _continue(self, request: SampleRequest, seed: int) -> Completion:
+        """Draws by token ids, which the server encodes first."""
+        prompt: list[int] = []
+        for part in prompt_parts(request, self._settings.model):
+            prompt += await self._asked(self._encoded(part)) if isinstance(part, dict) else part
+        model, url = self._settings.model, self._url
+        body = ids_body(request, prompt, model=model, seed=seed, form=self._form)
+        begin = time.perf_counter()
+        reply = await self._asked(self._posted("/completions", body))
+        latency_s = time.perf_counter() - begin
+        try:
+            drawn = read_ids_reply(reply, request, tuple(prompt), url=url, model=model)
+        except UnreadableReply as fault:
+            raise self._in_words(fault) from None
+        return replace(drawn, latency_s=latency_s)
+
+    async def _encoded(self, body: dict[str, Any]) -> list[int]:
+        reply = await self._posted(f"{self._root}/tokenize", body)
+        ids = reply.get("tokens") if isinstance(reply, dict) else None
+        if not is_ids(ids):
+            raise UnreadableReply("no tokens in a reply of /tokenize")
+        return ids
 
     def _read(self, reply: Any, request: SampleRequest, latency_s: float) -> Completion:
         try:
@@ -201,7 +237,7 @@ class OpenAIEngine:
                 "limits and costs rest on that"
             )
 
-    async def _posted(self, body: dict[str, Any]) -> Any:
+    async def _posted(self, path: str, body: dict[str, Any]) -> Any:
         """The JSON of the reply.
 
         Not through `chat.completions.create`, which spends twice the processor time of the whole
@@ -209,9 +245,7 @@ class OpenAIEngine:
         """
         import httpx2
 
-        response = await self._connected().post(
-            "/chat/completions", body=body, cast_to=httpx2.Response
-        )
+        response = await self._connected().post(path, body=body, cast_to=httpx2.Response)
         return self._reader.read(response.content)
 
     async def _asked(self, call: Any, timeout_s: float | None = None) -> Any:
@@ -268,8 +302,7 @@ class OpenAIEngine:
         facts = read_models(await once(partial(self._get, "/models")))
         if facts is None or not facts.is_vllm:
             return facts
-        root = self._base_url.rstrip("/").removesuffix("/v1")
-        version = read_version(await once(partial(self._get, f"{root}/version")))
+        version = read_version(await once(partial(self._get, f"{self._root}/version")))
         return replace(facts, vllm=version)
 
     async def _get(self, path: str) -> Any:
@@ -289,8 +322,11 @@ class OpenAIEngine:
     def _require(self, request: SampleRequest) -> None:
         """Refuse what this endpoint cannot do, rather than leave it out in silence."""
         can = self.capabilities
-        if request.prefix is not None and not can.prefix_continuation:
-            raise EndpointError(f"{self._url} cannot continue a prefix: that needs a vLLM server")
+        if (request.tokens or request.prefix) and not can.token_ids:
+            text = f"{self._url} is not known to take and return token ids: use vLLM 0.11 or newer"
+            raise EndpointError(
+                f"{text} (engine: vllm, or engine: openai with structured_output: vllm)", fatal=True
+            )
         structure = request.structure
         if structure is None:
             return

@@ -22,6 +22,7 @@ from engines.sampling import (
     SampleRequest,
     Structure,
     Usage,
+    begun_turn,
     call_key,
     derived_seed,
 )
@@ -106,10 +107,7 @@ class OpenVINOEngine:
         return Capabilities(
             structured_output=True,
             json_schema=True,
-            prefix_continuation=True,
-            logprobs=True,
-            adapters=True,
-            seed=self._max_batch == 1,
+            token_ids=True,
         )
 
     @property
@@ -140,15 +138,24 @@ class OpenVINOEngine:
         """
         if self._batch is None:
             raise EndpointError("use the embedded engine inside `async with`", fatal=True)
-        ids = self.token_ids(request)
+        ids = self.prompt_ids(request)
         self._refuse_long(len(ids), request)
         _refuse_unreadable(request.structure)
         return await self._draw(request, ids, self._batch)
 
-    def token_ids(self, request: SampleRequest) -> list[int]:
-        """The prompt as the model sees it, chat template and assistant prefix included."""
-        text = rendered(self._template, request.messages, request.prefix)
-        return list(self._tokenizer.encode(text, add_special_tokens=False).input_ids.data[0])
+    def prompt_ids(self, request: SampleRequest) -> list[int]:
+        """The prompt as the model sees it: the chat template and `SampleRequest.prefix`."""
+        first, parts = begun_turn(request)
+        ids = self._encoded(rendered(self._template, request.messages, first))
+        for part in parts:
+            ids += self._encoded(part) if isinstance(part, str) else part
+        return ids
+
+    def _encoded(self, text: str) -> list[int]:
+        text = text.encode("utf-8", "replace").decode("utf-8")
+        encoded = self._tokenizer.encode(text, add_special_tokens=False).input_ids.data[0]
+        ids: list[int] = encoded.tolist()
+        return ids
 
     async def _draw(
         self, request: SampleRequest, ids: list[int], batch: BatchingThread
@@ -160,10 +167,10 @@ class OpenVINOEngine:
         seed = derived_seed(call_key(request, self.digest))
         tensor = openvino.Tensor(np.array([ids], dtype=np.int64))
         output = await asyncio.wrap_future(batch.submit(tensor, _config(request, seed)))
-        return self._completion(request, len(ids), output, time.monotonic() - started)
+        return self._completion(request, ids, output, time.monotonic() - started)
 
     def _completion(
-        self, request: SampleRequest, prompt_tokens: int, output: Any, latency_s: float
+        self, request: SampleRequest, prompt: list[int], output: Any, latency_s: float
     ) -> Completion:
         ids = [int(i) for i in output.generated_ids]
         logprobs: tuple[float, ...] | None = tuple(output.generated_log_probs)
@@ -175,21 +182,19 @@ class OpenVINOEngine:
         if request.structure is not None and request.structure.kind == "regex":
             text = within_bounds(request.structure.value, text)
             if text != written:  # closed at its bound, where the model's own tokens went on
-                ids, logprobs, finish = self._closed_ids(text), None, "stop"
+                ids = [*self._encoded(text), int(self._tokenizer.get_eos_token_id())]
+                logprobs, finish = None, "stop"
         return Completion(
             text=text,
             finish_reason=finish,
-            usage=Usage(prompt_tokens, 0, len(output.generated_ids)),  # cache hits are not told
+            usage=Usage(len(prompt), 0, len(output.generated_ids)),  # cache hits are not told
             model=self.model,
             stop_reason=stop,
+            prompt_ids=tuple(prompt),
             token_ids=tuple(ids),
             logprobs=logprobs,
             latency_s=latency_s,
         )
-
-    def _closed_ids(self, text: str) -> list[int]:
-        encoded = self._tokenizer.encode(text, add_special_tokens=False).input_ids.data[0]
-        return [*(int(i) for i in encoded), int(self._tokenizer.get_eos_token_id())]
 
     def _refuse_long(self, prompt_tokens: int, request: SampleRequest) -> None:
         wanted = prompt_tokens + request.sampling.max_new_tokens

@@ -64,16 +64,23 @@ class CallIdentity:
 class SampleRequest:
     """Messages to continue, how to draw, and who asks.
 
-    `prefix` is the beginning of the assistant's turn that the model continues (protocols that
-    inject documents into a running turn need it); an engine without `prefix_continuation`
-    refuses such a request.
+    Attributes:
+        prefix: Parts of the assistant's turn so far, which the model continues. Ids (sampled
+            earlier) are taken as they are; a text (what the environment inserted) is encoded by
+            itself, without special tokens. Only a text that comes first is encoded together with
+            the rendered chat template, so that a prefilled turn has the tokens of its text.
+        tokens: Whether the completion must have `prompt_ids`, `token_ids` and `logprobs`. Not
+            part of the call's key, because it does not change what is drawn.
+
+    An engine without `Capabilities.token_ids` refuses both.
     """
 
     messages: tuple[Message, ...]
     sampling: Sampling
     identity: CallIdentity
     structure: Structure | None = None
-    prefix: str | None = None
+    prefix: tuple[str | tuple[int, ...], ...] | None = None
+    tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +109,13 @@ class Usage:
 class Completion:
     """What a model wrote, without the request's prefix and without special tokens.
 
-    `model` is the name that the server reported. `token_ids` and `logprobs` (one per generated
-    token, natural logarithm) are there where the engine has them.
+    Attributes:
+        model: The name that the server reported.
+        prompt_ids: The tokens of the prompt as the model read it, the prefix included.
+        token_ids: The tokens that were sampled, with those of the stop string and the one that
+            ended the turn.
+        logprobs: Natural log-probability of each of `token_ids` under the model itself: at
+            temperature 1, over all tokens. None if a constraint of ours closed the text.
     """
 
     text: str
@@ -111,6 +123,7 @@ class Completion:
     usage: Usage
     model: str
     stop_reason: str | None = None
+    prompt_ids: tuple[int, ...] | None = None
     token_ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None
     latency_s: float = 0.0
@@ -121,15 +134,13 @@ class Completion:
 class Capabilities:
     """What an engine can do; callers ask before they rely on it.
 
-    `structured_output` is about `Structure("regex", …)`, `json_schema` about the other kind.
+    `structured_output` is about `Structure("regex", …)`, `json_schema` about the other kind,
+    `token_ids` about `SampleRequest.prefix` and `SampleRequest.tokens`.
     """
 
     structured_output: bool = False
     json_schema: bool = False
-    prefix_continuation: bool = False
-    logprobs: bool = False
-    adapters: bool = False
-    seed: bool = False
+    token_ids: bool = False
 
 
 class Engine(Protocol):
@@ -155,6 +166,7 @@ class Engine(Protocol):
 
         Raises:
             EndpointError: the endpoint refused or failed, or a capability is missing.
+            TokenDrift: the endpoint did not read the prompt's tokens as they were sent.
         """
         ...
 
@@ -165,6 +177,13 @@ class Engine(Protocol):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None: ...
+
+
+def begun_turn(request: SampleRequest) -> tuple[str, list[str | tuple[int, ...]]]:
+    """Returns the text to encode with the chat template, and the parts of the turn after it."""
+    parts = [part for part in request.prefix or () if part]
+    first = parts[0] if parts else ()
+    return (first, parts[1:]) if isinstance(first, str) else ("", parts)
 
 
 def call_key(request: SampleRequest, digest: str) -> str:
@@ -189,7 +208,7 @@ def _hashed(content: object) -> str:
 
 
 _VALUES: dict[type, Callable[[Any], Any]] = {
-    one: attrgetter(*(field.name for field in fields(one)))
+    one: attrgetter(*(field.name for field in fields(one) if field.name != "tokens"))
     for one in (SampleRequest, Message, Sampling, CallIdentity, Structure)
 }
 

@@ -7,7 +7,7 @@ Each of the two counts is judged by itself. `Usage.basis` says what was done.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -57,17 +57,18 @@ def usage_of(
     prompt = _count(said.get("prompt_tokens"), least=1)
     output = _count(said.get("completion_tokens"), least=1 if text else 0)
     if prompt is not None and output is not None:
-        return Usage(prompt, _cached(said, prompt), output)
+        return Usage(prompt, cached_tokens(said, prompt), output)
     return Usage(
         counter.prompt(request) if prompt is None else prompt,
-        0 if prompt is None else _cached(said, prompt),
+        0 if prompt is None else cached_tokens(said, prompt),
         counter.reply(request, text, finish) if output is None else output,
         counter.basis,
     )
 
 
-def _cached(said: Mapping[str, Any], prompt_tokens: int) -> int:
-    details = said.get("prompt_tokens_details")
+def cached_tokens(reported: Any, prompt_tokens: int) -> int:
+    """Tokens of a prompt that a reply's usage says came from a cache; 0 if it does not say."""
+    details = reported.get("prompt_tokens_details") if isinstance(reported, dict) else None
     cached = _count(details.get("cached_tokens"), least=0) if isinstance(details, dict) else None
     return cached if cached is not None and cached <= prompt_tokens else 0
 
@@ -93,8 +94,6 @@ class UpperEstimate:
 
     def prompt(self, request: SampleRequest) -> int:
         texts = [_role_and_content(message) for message in request.messages]
-        if request.prefix is not None:
-            texts.append(request.prefix)
         if request.structure is not None and request.structure.kind == "json_schema":
             texts.append(request.structure.value)  # some vendors put it into the prompt
         return sum(map(_bytes, texts)) + MESSAGE_TOKENS * len(texts) + TEMPLATE_TOKENS
@@ -115,8 +114,8 @@ class TokenizerCount:
         if isinstance(template, str):
             # A template may refuse a system turn, or fail: no reply may be lost by that.
             with suppress(Exception):
-                return self._tokens(rendered(template, request.messages, request.prefix))
-        texts = [*map(_role_and_content, request.messages), request.prefix or ""]
+                return self._tokens(rendered(template, request.messages))
+        texts = [*map(_role_and_content, request.messages)]
         return sum(map(self._tokens, texts)) + MESSAGE_TOKENS * len(texts)
 
     def reply(self, request: SampleRequest, text: str, finish: FinishReason) -> int:

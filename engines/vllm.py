@@ -107,13 +107,7 @@ class VllmEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            structured_output=True,
-            json_schema=True,
-            prefix_continuation=True,
-            adapters=True,
-            seed=True,
-        )
+        return Capabilities(structured_output=True, json_schema=True, token_ids=True)
 
     async def __aenter__(self) -> Self:
         """Start the server and wait until it answers (a minute or more).

@@ -33,6 +33,10 @@ class EndpointError(BranchwiseError):
         self.attempts = attempts
 
 
+class TokenDrift(EndpointError):
+    """A server read other prompt tokens than it was sent, so its reply continues another text."""
+
+
 class RetrievalError(BranchwiseError):
     """The index or the search server could not answer."""
 

@@ -8,7 +8,7 @@ from storage.errors import ConfigError
 from storage.records import Message
 
 
-def rendered(template: str, messages: tuple[Message, ...], prefix: str | None = None) -> str:
+def rendered(template: str, messages: tuple[Message, ...], prefix: str = "") -> str:
     """The prompt: `messages` in a Jinja chat template, then the begun assistant's turn.
 
     Raises:
@@ -26,7 +26,7 @@ def rendered(template: str, messages: tuple[Message, ...], prefix: str | None = 
             f"the model's chat template cannot be used ({type(error).__name__}: {error})"
         ) from error
     # A lone surrogate (it can stand in JSON) has no UTF-8, which the tokenizer takes.
-    return (text + (prefix or "")).encode("utf-8", "replace").decode("utf-8")
+    return (text + prefix).encode("utf-8", "replace").decode("utf-8")
 
 
 def prompt_ids(messages: Sequence[Message], tokenizer: Any) -> tuple[int, ...]:

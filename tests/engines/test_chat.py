@@ -4,13 +4,14 @@ import copy
 import json
 from typing import Any
 
-from fake_endpoint import completion
+from fake_endpoint import completion, encoded, ids_completion
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.chat import UnreadableReply, read_reply
+from engines.chat import UnreadableReply, read_ids_reply, read_reply
 from engines.sampling import CallIdentity, Completion, SampleRequest, Sampling
 from engines.usage import UpperEstimate
+from storage.errors import EndpointError
 from storage.records import Message
 
 JSON = st.recursive(
@@ -19,6 +20,8 @@ JSON = st.recursive(
     max_leaves=5,
 )
 REQUEST = SampleRequest((Message("user", "Hi"),), Sampling(), CallIdentity("policy", "q", "p"))
+PROMPT = encoded("Hi")
+IDS = ids_completion({"prompt": PROMPT}, "Paris")
 WHOLE = completion("Paris", usage={"prompt_tokens": 3, "prompt_tokens_details": {}})
 
 
@@ -48,12 +51,33 @@ def test_any_json(reply: Any) -> None:
     read(reply)
 
 
-@settings(deadline=None)
-@given(st.sampled_from(places(WHOLE)), JSON)
-def test_a_reply_with_anything_in_the_place_of_anything(place: tuple[Any, ...], odd: Any) -> None:
-    reply = copy.deepcopy(WHOLE)
+def with_odd(whole: dict[str, Any], place: tuple[Any, ...], odd: Any) -> dict[str, Any]:
+    reply = copy.deepcopy(whole)
     inner: Any = reply
     for key in place[:-1]:
         inner = inner[key]
     inner[place[-1]] = odd
-    read(reply)
+    return reply
+
+
+@settings(deadline=None)
+@given(st.sampled_from(places(WHOLE)), JSON)
+def test_a_reply_with_anything_in_the_place_of_anything(place: tuple[Any, ...], odd: Any) -> None:
+    read(with_odd(WHOLE, place, odd))
+
+
+@settings(deadline=None)
+@given(st.sampled_from(places(IDS)), JSON)
+def test_ids_of_any_shape_are_whole_or_an_error(place: tuple[Any, ...], odd: Any) -> None:
+    try:
+        said = read_ids_reply(
+            with_odd(IDS, place, odd), REQUEST, tuple(PROMPT), url="here", model="asked"
+        )
+    except (UnreadableReply, EndpointError):
+        return
+    assert said.prompt_ids == tuple(PROMPT)
+    assert said.token_ids is not None and said.logprobs is not None
+    assert len(said.token_ids) == len(said.logprobs) == said.usage.output_tokens
+    assert {type(i) for i in said.token_ids} == {int} and {type(p) for p in said.logprobs} == {
+        float
+    }

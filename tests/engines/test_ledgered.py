@@ -36,7 +36,7 @@ class CountingEngine:
 
     model = "counting"
     digest = "digest"
-    capabilities = Capabilities(seed=True, logprobs=True)
+    capabilities = Capabilities(token_ids=True)
 
     def __init__(self, text: Callable[[int], str] = str) -> None:
         self.asked: list[SampleRequest] = []
@@ -55,7 +55,7 @@ class CountingEngine:
             raise self.error
         usage = Usage(100, 40, 10)
         return Completion(
-            self.text(number), "stop", usage, "served", "</answer>", (1, 2), (-0.1, -0.2)
+            self.text(number), "stop", usage, "served", "</answer>", (5,), (1, 2), (-0.1, -0.2)
         )
 
     async def __aenter__(self) -> Self:
@@ -79,7 +79,7 @@ async def test_draws_differ_and_a_replay_makes_no_call(tmp_path: Path) -> None:
         assert [r.identity.draw for r in engine.asked] == [0, 1, 2]
         assert (ledgered.hits, ledgered.misses) == (0, 3)
         assert ledger.totals().cost_usd == pytest.approx(3 * (60 + 20 + 20) / 1e6)
-        assert not ledgered.capabilities.logprobs  # the ledger keeps none, so none are promised
+        assert not ledgered.capabilities.token_ids  # the ledger keeps none, so none are promised
     async with Ledger(tmp_path / "l") as ledger:
         silent = CountingEngine()
         resumed = LedgeredEngine(silent, ledger)
@@ -87,7 +87,7 @@ async def test_draws_differ_and_a_replay_makes_no_call(tmp_path: Path) -> None:
         assert (silent.asked, resumed.hits, resumed.misses) == ([], 3, 0)
         # Another place in the tree, other messages or another engine are other calls.
         other_place = replace(REQUEST, identity=replace(REQUEST.identity, path="tree/1"))
-        other_prompt = replace(REQUEST, prefix="<answer>")
+        other_prompt = replace(REQUEST, prefix=("<answer>",))
         assert (await resumed.sample(other_place)).text == "1"
         assert (await resumed.sample(other_prompt)).text == "2"
         silent.digest = "trained"

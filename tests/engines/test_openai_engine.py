@@ -10,14 +10,14 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 from aiohttp import web
-from fake_endpoint import FakeEndpoint, completion, failure
+from fake_endpoint import FakeEndpoint, completion, encoded, failure, ids_completion
 
 from engines.cost import cost_usd
 from engines.openai import OpenAIEngine
 from engines.retry import RetryPolicy
 from engines.sampling import CallIdentity, SampleRequest, Sampling, Structure, Usage
 from engines.settings import ModelSettings, Price
-from storage.errors import ConfigError, EndpointError
+from storage.errors import ConfigError, EndpointError, TokenDrift
 from storage.records import Message
 
 KEY = "sk-verysecret-0123456789"
@@ -123,15 +123,12 @@ async def test_odd_replies(body: dict[str, Any], text: str, finish: str, stop: s
 async def test_vllm_is_found_out_and_constrained(
     owner: str, version: str, sent: dict[str, Any]
 ) -> None:
-    request = replace(REQUEST, structure=Structure("regex", "a|b"), prefix="<ans")
+    request = replace(REQUEST, structure=Structure("regex", "a|b"))
     server = FakeEndpoint(owned_by=owner, version=version)
     async with server, engine(server.base_url) as policy:
         assert policy.capabilities.structured_output
         await policy.sample(request)
-    body = server.requests[0]
-    assert sent.items() <= body.items()
-    assert body["messages"][-1] == {"role": "assistant", "content": "<ans"}
-    assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
+    assert sent.items() <= server.requests[0].items()
 
 
 async def test_json_schema_form_and_what_a_plain_server_cannot() -> None:
@@ -142,12 +139,62 @@ async def test_json_schema_form_and_what_a_plain_server_cannot() -> None:
         assert not policy.capabilities.structured_output
         with pytest.raises(EndpointError, match="regex"):
             await policy.sample(replace(REQUEST, structure=Structure("regex", "a")))
-        with pytest.raises(EndpointError, match="prefix"):
-            await policy.sample(replace(REQUEST, prefix="<"))
+        for ids in (replace(REQUEST, prefix=("<",)), replace(REQUEST, tokens=True)):
+            with pytest.raises(EndpointError, match=r"token ids: use vLLM 0\.11") as caught:
+                await policy.sample(ids)
+            assert caught.value.fatal
     assert server.requests[0]["response_format"]["json_schema"]["schema"] == schema
     assert len(server.requests) == 1
     async with FakeEndpoint(owned_by="someone") as server, engine(server.base_url) as policy:
         assert not policy.capabilities.json_schema
+
+
+async def test_a_turn_continues_by_the_ids_that_were_sampled() -> None:
+    said = ["<think>é</think><search>Paris</search> and so on", "It is.</answer>"]
+    sampling = replace(REQUEST.sampling, max_new_tokens=99, stop=("</search>", "</answer>"))
+    first = replace(REQUEST, sampling=sampling, prefix=("<think>",), tokens=True)
+    async with FakeEndpoint(lambda _: said.pop(0)) as server, engine(server.base_url) as policy:
+        searched = await policy.sample(first)
+        assert searched.token_ids is not None
+        begun = ("<think>", searched.token_ids, "<documents>", "")
+        answered = await policy.sample(replace(first, prefix=begun))
+    assert (searched.text, searched.stop_reason) == ("<think>é</think><search>Paris", "</search>")
+    assert searched.token_ids == tuple(encoded(f"{searched.text}</search>"))
+    for drawn, sent in zip((searched, answered), server.requests, strict=True):
+        assert drawn.prompt_ids == tuple(sent["prompt"])
+        assert len(drawn.token_ids or ()) == len(drawn.logprobs or ()) == drawn.usage.output_tokens
+        assert drawn.usage.input_tokens == len(sent["prompt"])
+        assert (sent["temperature"], sent["top_p"], sent["max_tokens"]) == (0.7, 0.9, 99)
+        assert (sent["logprobs"], sent["return_token_ids"]) == (0, True)
+    assert searched.prompt_ids == tuple(
+        encoded("[system]Answer.[user]Capital of France?[assistant]<think>")
+    )
+    assert answered.prompt_ids == (
+        *searched.prompt_ids,
+        *searched.token_ids,
+        *encoded("<documents>"),
+    )
+
+
+async def test_a_server_that_encodes_the_prompt_again_is_caught() -> None:
+    def drifting(asked: dict[str, Any]) -> dict[str, Any]:
+        return ids_completion(asked, "Paris", prompt_token_ids=[*asked["prompt"][:-1], 1, 2])
+
+    async with FakeEndpoint(drifting) as server, engine(server.base_url) as policy:
+        with pytest.raises(TokenDrift, match="read other tokens") as caught:
+            await policy.sample(replace(REQUEST, tokens=True))
+    assert len(server.requests) == 1 and not caught.value.fatal
+
+
+@pytest.mark.parametrize("gone", ["prompt_token_ids", "token_ids", "logprobs"])
+async def test_a_reply_without_ids_or_logprobs_ends_the_run(gone: str) -> None:
+    def script(asked: dict[str, Any]) -> dict[str, Any]:
+        return ids_completion(asked, "Paris", **{gone: None})
+
+    async with FakeEndpoint(script) as server, engine(server.base_url) as policy:
+        with pytest.raises(EndpointError, match=r"lacks token ids.*vLLM") as caught:
+            await policy.sample(replace(REQUEST, tokens=True))
+    assert len(server.requests) == 1 and caught.value.fatal
 
 
 async def test_no_hidden_retries_and_a_bound_on_ours() -> None:

@@ -37,7 +37,7 @@ def asked(
     *,
     path: str = "test",
     structure: Structure | None = None,
-    prefix: str | None = None,
+    prefix: tuple[str | tuple[int, ...], ...] | None = None,
 ) -> SampleRequest:
     greedy = Sampling(temperature=0, top_p=1, max_new_tokens=24)
     identity = CallIdentity("policy", "q", path)
@@ -56,9 +56,12 @@ async def test_one_engine_serves_every_kind_of_request(engine: OpenVINOEngine) -
                 for draw in range(8)
             )
         )
-        free, begun = await engine.sample(asked()), await engine.sample(asked(prefix="One, two,"))
+        free, begun = (
+            await engine.sample(asked()),
+            await engine.sample(asked(prefix=("One, two,",))),
+        )
         stop = Sampling(temperature=0, top_p=1, max_new_tokens=24, stop=("four",))
-        stopped = await engine.sample(asked(sampling=stop, prefix="One, two,"))
+        stopped = await engine.sample(asked(sampling=stop, prefix=("One, two,",)))
         with pytest.raises(EndpointError, match="exceed the 8192"):
             await engine.sample(asked((Message("user", "word " * 9000),)))
         with pytest.raises(EndpointError, match="unreadable constraint"):
@@ -73,6 +76,24 @@ async def test_one_engine_serves_every_kind_of_request(engine: OpenVINOEngine) -
     assert stopped.stop_reason == "four" and begun.text.startswith(stopped.text)
     assert "four" not in stopped.text
     assert "openvino_telemetry.main" not in sys.modules
+
+
+async def test_a_turn_continues_by_the_ids_that_were_sampled(engine: OpenVINOEngine) -> None:
+    sampling = Sampling(temperature=0, top_p=1, max_new_tokens=24, stop=(" five,",))
+    inserted = " [documents]"
+    async with engine:
+        counted = await engine.sample(asked(sampling=sampling, prefix=("One, two,",)))
+        assert counted.prompt_ids and counted.token_ids and counted.logprobs
+        begun = ("One, two,", counted.token_ids, inserted)
+        again = await engine.sample(asked(sampling=sampling, prefix=begun))
+        whole = engine.prompt_ids(asked(prefix=(f"One, two,{counted.text} five,",)))
+    assert counted.stop_reason == " five," and counted.text.endswith("four,")
+    before = (*counted.prompt_ids, *counted.token_ids)
+    assert tuple(whole) == before, "the stop string's tokens are among the sampled ones"
+    assert again.prompt_ids is not None and again.prompt_ids[: len(before)] == before
+    assert len(again.prompt_ids) > len(before)
+    for drawn in (counted, again):
+        assert len(drawn.logprobs or ()) == len(drawn.token_ids or ()) == drawn.usage.output_tokens
 
 
 async def test_cancelled_request_leaves_the_batch(engine: OpenVINOEngine) -> None:
@@ -97,7 +118,6 @@ async def test_a_batch_of_one_draws_by_its_seed(
     settings = ModelSettings(model="packaged", precision="q8_0")
     hot = Sampling(temperature=1.5, max_new_tokens=16)
     async with embedded_engine(settings, max_batch=1) as engine:
-        assert engine.capabilities.seed
         alone = await engine.sample(asked(sampling=hot, path="a"))
         among = await asyncio.gather(
             *(engine.sample(asked(sampling=hot, path=path)) for path in ("b", "a", "c"))

@@ -18,7 +18,7 @@ REQUEST = SampleRequest(
     sampling=Sampling(stop=("\n",)),
     identity=CallIdentity("policy", "q1", "tree/0", 1, "abc", 7),
     structure=Structure("regex", "a|b"),
-    prefix="<answer>",
+    prefix=("<answer>", (1, 2)),
 )
 
 
@@ -33,6 +33,8 @@ def _variants() -> list[SampleRequest]:
     """The request with one field changed, for every field at any depth."""
     found = [
         replace(REQUEST, prefix=None),
+        replace(REQUEST, prefix=("<answer>", (12,))),
+        replace(REQUEST, prefix=("<answer>", "12")),
         replace(REQUEST, structure=None),
         replace(REQUEST, messages=REQUEST.messages[:1]),
         # What moves across a border is another request.
@@ -51,14 +53,17 @@ def _variants() -> list[SampleRequest]:
 def test_whatever_differs_has_another_key() -> None:
     keys = {call_key(one, "digest") for one in [REQUEST, *_variants()]}
     keys.add(call_key(REQUEST, "other"))
+    keys.add(call_key(replace(REQUEST, tokens=True), "digest"))  # draws the same, so no new key
     assert len(keys) == 1 + len(_variants()) + 1
 
 
 def test_keys_of_earlier_runs_stay_what_they_were() -> None:
     # A change here makes every unfinished run pay for its calls again.
-    assert call_key(REQUEST, "digest") == "3ce45b4a62d71bdff3fb519775f65c1a"
-    assert prompt_digest(REQUEST) == "97efcf4021b84df1635887e98a654673"
-    assert len(call_key(replace(REQUEST, prefix="\ud83d"), "digest")) == 32
-    plain = replace(REQUEST, structure=None, prefix=None)
+    assert call_key(REQUEST, "digest") == "cd79d0e13b203db25502572e717e7d86"
+    assert prompt_digest(REQUEST) == "b506d43166ed1f1eecee7fc14d73b018"
+    assert len(call_key(replace(REQUEST, prefix=("\ud83d",)), "digest")) == 32
+    constrained = replace(REQUEST, prefix=None)
+    assert call_key(constrained, "digest") == "91edc24e8d5f34d653bb489aace8d595"
+    plain = replace(constrained, structure=None)
     assert call_key(plain, "digest") == "4659c4aeec6f52179ca50ae2da6bae58"
     assert prompt_digest(plain) == "0867369f55a47c2837b29ccaa825631b"

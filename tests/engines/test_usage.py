@@ -86,10 +86,9 @@ def test_a_sum_rests_on_its_roughest_count() -> None:
     assert (Usage(1) + Usage(2)).basis == "reported"
 
 
-def test_an_upper_estimate_covers_prefix_schema_and_what_is_not_shown() -> None:
+def test_an_upper_estimate_covers_schema_and_what_is_not_shown() -> None:
     count = UpperEstimate()
     plain = count.prompt(REQUEST)
-    assert count.prompt(replace(REQUEST, prefix="<answer>")) >= plain + len("<answer>")
     schema = Structure("json_schema", '{"type": "object"}')
     assert count.prompt(replace(REQUEST, structure=schema)) >= plain + len(schema.value)
     assert count.reply(REQUEST, "", "stop") == REQUEST.sampling.max_new_tokens

@@ -6,6 +6,9 @@
 A reply is a text (the assistant's turn), a dict (the whole JSON body) or an aiohttp response, or
 a fault of the connection (`reset`, `truncated`, `stalled`, `hanging`); the function that makes it
 gets the request's JSON and may be a coroutine.
+
+As vLLM does, it encodes (`/tokenize`, a token is a byte) and continues token ids
+(`/v1/completions`).
 """
 
 import asyncio
@@ -35,6 +38,24 @@ def completion(text: str | None, **changes: Any) -> dict[str, Any]:
     usage = {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15}
     body = {"id": "c", "object": "chat.completion", "created": 0, "model": "served"}
     return body | {"choices": [choice], "usage": usage} | changes
+
+
+def ids_completion(asked: dict[str, Any], text: str, **changes: Any) -> dict[str, Any]:
+    """The JSON body of vLLM's reply to a prompt of token ids; `changes` replace the choice's.
+
+    The text ends at the first stop string, the sampled ids behind it.
+    """
+    stop = next((one for one in asked.get("stop", ()) if one in text), None)
+    kept = text if stop is None else text.partition(stop)[0]
+    ids = encoded(kept + (stop or ""))
+    logprobs = {"token_logprobs": [-i / 7 for i in ids]}
+    choice = {"text": kept, "finish_reason": "stop", "stop_reason": stop, "logprobs": logprobs}
+    choice |= {"prompt_token_ids": asked["prompt"], "token_ids": ids} | changes
+    return {"model": "served", "choices": [choice]}
+
+
+def encoded(text: str) -> list[int]:
+    return list(text.encode())
 
 
 def failure(status: int, message: str = "no", **headers: str) -> web.Response:
@@ -85,8 +106,8 @@ class FakeEndpoint:
     """The server.
 
     Attributes:
-        requests, headers: what chat calls sent.
-        under_way, most: chat calls being answered, and most of them at once.
+        requests, headers: what calls of the model sent.
+        under_way, most: such calls being answered, and most of them at once.
         aborted: set when a client goes away before its reply.
     """
 
@@ -107,6 +128,8 @@ class FakeEndpoint:
         self.loop = asyncio.get_running_loop()
         app = web.Application(middlewares=[self._authorised])
         app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/completions", self._chat)
+        app.router.add_post("/tokenize", self._tokenize)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/version", self._version)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
@@ -161,8 +184,17 @@ class FakeEndpoint:
         finally:
             self.under_way -= 1
         if isinstance(reply, str):
-            reply = completion(reply)
+            reply = ids_completion(body, reply) if "prompt" in body else completion(reply)
         return web.json_response(reply) if isinstance(reply, dict) else reply
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        text = body.get("prompt", "")
+        for turn in body.get("messages", ()):
+            text += f"[{turn['role']}]{turn['content']}"
+        if body.get("add_generation_prompt"):
+            text += "[assistant]"
+        return web.json_response({"tokens": encoded(text)})
 
     async def _models(self, _: web.Request) -> web.Response:
         listed = [{"id": m, "object": "model", "owned_by": self.owned_by} for m in self.models]

@@ -64,7 +64,7 @@ class Observed:
     trained: list[str]
     base: list[str]
     embedded: list[str]
-    continued: tuple[str, str]
+    continued: tuple[Completion, Completion]
     constrained: str
     scored: str
     cached_tokens: int
@@ -105,10 +105,10 @@ def observed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Observed:
 
 async def _observed(logs: Path) -> Observed:
     asked = [asking(city) for city in CITIES]
-    prefixed = asking("Lyon", prefix="<query>The country")
+    prefixed = asking("Lyon", prefix=("<query>The country",), tokens=True)
     async with embedded_engine(ModelSettings(model=POLICY)) as engine:
         embedded = await texts(engine, asked)
-        (continued,) = await texts(engine, [prefixed])
+        (continued,) = await drawn(engine, [prefixed])
     connect = partial(OpenAIEngine, max_concurrency=32, timeout_s=300.0)
     steps = ("--max-model-len", str(STEP_TOKENS), "--max-num-batched-tokens", str(STEP_TOKENS))
     settings = SETTINGS.model_copy(update={"server_args": steps})
@@ -133,7 +133,7 @@ async def _observed(logs: Path) -> Observed:
             trained=trained,
             base=plain,
             embedded=embedded,
-            continued=(continued, (await texts(engine, [prefixed]))[0]),
+            continued=(continued, (await drawn(engine, [prefixed]))[0]),
             constrained=constrained,
             scored=scored,
             cached_tokens=again.usage.cached_tokens,
@@ -199,7 +199,8 @@ def _print(seen: Observed) -> None:
         f"\n{vllm.package} {vllm.version}: greedy replies of the adapter equal the embedded "
         f"engine's (F16) in {same} of {count} prompts, and differ from the base's in {differ}\n"
         f"  base {seen.base[0]!r}\n  adapter {seen.trained[0]!r}\n"
-        f"prefix continued as {seen.continued[1]!r}, by the embedded engine {seen.continued[0]!r}\n"
+        f"prefix continued as {seen.continued[1].text!r}, by the embedded engine "
+        f"{seen.continued[0].text!r}\n"
         f"constraints held: {seen.constrained!r}, {seen.scored!r}\n"
         f"a prompt of {seen.crowd[0].usage.input_tokens} tokens asked again: "
         f"{seen.cached_tokens} cached (in blocks of 128)\n"
@@ -218,8 +219,11 @@ def test_the_adapter_is_in_the_replies(observed: Observed) -> None:
 
 def test_a_prefix_is_continued(observed: Observed) -> None:
     embedded, served = observed.continued
-    assert served == embedded
-    assert "<query>" not in served
+    assert served.text == embedded.text
+    assert "<query>" not in served.text
+    assert served.prompt_ids == embedded.prompt_ids
+    assert served.token_ids == embedded.token_ids
+    assert served.logprobs == pytest.approx(embedded.logprobs, abs=0.05)
 
 
 def test_constraints_hold_where_the_model_would_not_follow(observed: Observed) -> None:
