@@ -48,16 +48,19 @@ def f1(prediction: str, golds: Iterable[str], *, keep_articles: bool = False) ->
     return max(scores, default=0.0)
 
 
-def cover_em(prediction: str, golds: Iterable[str]) -> float:
-    """1.0 if a gold's tokens stand in the prediction, side by side and in order, else 0.0.
+def contains(text: str, golds: Iterable[str]) -> bool:
+    """Whether a gold's tokens occur in the text, side by side and in order.
 
-    Yes/no golds and golds without a token count only where the prediction equals them: any long
-    text would contain them. So cover-EM is never below EM.
+    No text contains a yes/no gold or one without a token: nearly any long text would.
     """
-    predicted = normalise(prediction)
-    tokens = predicted.split()
-    normal = [normalise(gold) for gold in golds]
-    return float(any(predicted == gold or _contains(tokens, gold) for gold in normal))
+    tokens = normalise(text).split()
+    return any(_contains(tokens, normalise(gold)) for gold in golds)
+
+
+def cover_em(prediction: str, golds: Iterable[str]) -> float:
+    """1.0 if the prediction equals or contains a gold, else 0.0; so never below EM."""
+    golds = tuple(golds)
+    return float(exact_match(prediction, golds) == 1.0 or contains(prediction, golds))
 
 
 def supporting_recall(retrieved_ids: Iterable[str], supporting_ids: Sequence[str]) -> float | None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.answers import cover_em, exact_match, f1, normalise, supporting_recall
+from rewards.answers import contains, cover_em, exact_match, f1, normalise, supporting_recall
 
 TEXT = st.text(alphabet="aAnthe ,.-_'!0123ßéİ\t\n", max_size=24)
 
@@ -103,3 +103,27 @@ def test_symmetry_and_idempotence(left: str, right: str) -> None:
     assert normalise(normalise(left, keep_articles=True), keep_articles=True) == normalise(
         left, keep_articles=True
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "golds", "found"),
+    [
+        ("He died on April 22, 1894.", ["22 April 1894", "April 22 1894"], True),
+        ("It was a party.", ["art"], False),
+        ("New: it lies in York.", ["New York"], False),
+        ("the Bank of the West", ["bank of west"], True),
+        ("yes", ["yes"], False),  # cover-EM counts these two
+        ("The The", ["The The"], False),
+        ("There is no answer.", ["no", "noanswer"], False),
+        ("São Tomé", ["Sao Tome"], False),
+        ("Paris", [], False),
+    ],
+)
+def test_contains(text: str, golds: list[str], found: bool) -> None:
+    assert contains(text, golds) is found
+
+
+@given(TEXT, st.lists(TEXT, max_size=3))
+def test_cover_em_is_em_or_contains(prediction: str, golds: list[str]) -> None:
+    expected = exact_match(prediction, golds) == 1.0 or contains(prediction, golds)
+    assert cover_em(prediction, iter(golds)) == expected

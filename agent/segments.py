@@ -1,0 +1,139 @@
+"""Segments of a rollout, and strict readers of the tags in them.
+
+Protocols that continue one turn mix text of the policy with text of the environment. A passage may
+contain any tag, so readers get the policy's segments and never search the joined text. They read
+tag by tag: a pattern over a whole pair takes hours over a megabyte of opened tags.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import Literal, NamedTuple
+
+Pairs = Mapping[str, tuple[str, str]]
+"""Opening and closing string of each tag, by the tag's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive text of one author.
+
+    Attributes:
+        role: Author; `prefill` is the beginning that the protocol gives to the policy's turn.
+        text: Its text, with the stop string that ended it.
+        cut: Whether the policy's call ended at the token limit.
+    """
+
+    role: Literal["prefill", "policy", "environment"]
+    text: str
+    cut: bool = False
+
+
+class Tag(NamedTuple):
+    """One tag and its place in a text."""
+
+    name: str
+    closing: bool
+    start: int
+    end: int
+
+
+def pairs(*names: str) -> Pairs:
+    """Returns `<name>` and `</name>` for each name."""
+    return {name: (f"<{name}>", f"</{name}>") for name in names}
+
+
+R1_SEARCHER: Pairs = {
+    **pairs("think", "answer"),
+    "query": ("<|begin_of_query|>", "<|end_of_query|>"),
+    "documents": ("<|begin_of_documents|>", "<|end_of_documents|>"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SearchTags:
+    """Names of the tags in which Search-R1 and its descendants differ.
+
+    Attributes:
+        documents: Tag around inserted documents.
+        evaluation: Tag around the policy's text about them; None if the protocol has none.
+    """
+
+    documents: str = "information"
+    evaluation: str | None = None
+
+    @property
+    def pairs(self) -> Pairs:
+        """All tags of the protocol."""
+        own = (self.evaluation,) if self.evaluation else ()
+        return pairs("think", "search", "answer", self.documents, *own)
+
+
+SEARCH_R1 = SearchTags()
+EVAL_RAR = SearchTags(evaluation="evaluate")
+AUTOREFINE = SearchTags("documents", "refine")
+
+
+def tags(text: str, known: Pairs) -> Iterator[Tag]:
+    """Yields the known tags of a text in order."""
+    kinds = {opening: (name, False) for name, (opening, _) in known.items()}
+    kinds |= {closing: (name, True) for name, (_, closing) in known.items()}
+    for found in re.finditer("|".join(map(re.escape, kinds)), text):
+        yield Tag(*kinds[found[0]], found.start(), found.end())
+
+
+def section(text: str, name: str) -> str | None:
+    """Returns the text between exactly one `<name>` and one `</name>`, in this order, or None."""
+    found = list(islice(tags(text, pairs(name)), 3))
+    if [tag.closing for tag in found] != [False, True]:
+        return None
+    return text[found[0].end : found[1].start]
+
+
+def outside(text: str, names: Iterable[str]) -> str | None:
+    """Returns the text before, between and after sections that follow each other.
+
+    None unless each section is opened and closed exactly once, in the order of `names`.
+    """
+    wanted = [(name, closing) for name in names for closing in (False, True)]
+    known = pairs(*(name for name, _ in wanted))
+    found = list(islice(tags(text, known), len(wanted) + 1))
+    if [(tag.name, tag.closing) for tag in found] != wanted:
+        return None
+    ends = [0, *(tag.end for tag in found[1::2])]
+    starts = [*(tag.start for tag in found[::2]), len(text)]
+    return "".join(text[end:start] for end, start in zip(ends, starts, strict=True))
+
+
+def first_pair(text: str, known: Pairs, names: Collection[str]) -> tuple[Tag, Tag] | None:
+    """Returns the first complete pair with one of `names` that has no known tag inside."""
+    for one, other in pairwise(tags(text, known)):
+        if one.name in names and (other.name, one.closing, other.closing) == (
+            one.name,
+            False,
+            True,
+        ):
+            return one, other
+    return None
+
+
+def policy_text(segments: Iterable[Segment], *, prefill: bool = False) -> str:
+    """Joins the policy's segments, with a blank line where the environment inserted something.
+
+    So no tag can arise from the end of one call and the beginning of the next.
+
+    Args:
+        segments: Segments of one rollout.
+        prefill: Whether the prefill belongs to the text.
+    """
+    own = ("policy", "prefill") if prefill else ("policy",)
+    return "".join(
+        segment.text if segment.role in own else "\n\n" if segment.role == "environment" else ""
+        for segment in segments
+    )
+
+
+def is_block(segment: Segment, opening: str) -> bool:
+    """Whether the environment inserted documents here, and not a corrective message."""
+    return segment.role == "environment" and segment.text.lstrip().startswith(opening)

@@ -1,0 +1,156 @@
+"""ARENA's reward: format, accuracy, relevance, and a bonus for all three (section 3.3).
+
+The paper asks for three sections in order. Everything else that a correct format needs here is
+ours: each loophole would pay for less than the reply that the prompt asks for.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from agent.segments import Segment, outside, policy_text, section
+from rewards.answers import exact_match, f1
+from storage.settings import Settings
+
+SECTIONS = ("relevance", "analysis", "answer")
+
+ArenaComponent = Literal["format", "accuracy", "relevance", "bonus"]
+ArenaRule = Literal["sections", "outside", "list", "range", "blank", "cut"]
+"""Rules of the format: three sections in order; nothing around them; a list of numbers; numbers of
+references that were shown; an analysis and an answer; no cut at the token limit."""
+
+
+class ArenaSettings(Settings):
+    """ARENA's reward (section 3.3).
+
+    Attributes:
+        components: Components that the total adds up (all of weight 1); Naive-GRPO is `format` and
+            `accuracy`, table 10 is without `bonus`.
+        accuracy: Accuracy reward: `em`, or figure 3's `f1` or `judge` (LJ).
+        partial_relevance: Relevance reward if some but not all cited references are right.
+        bonus: Bonus reward if format, accuracy and relevance are 1.
+    """
+
+    components: tuple[ArenaComponent, ...] = Field(
+        default=("format", "accuracy", "relevance", "bonus"), min_length=1
+    )
+    accuracy: Literal["em", "f1", "judge"] = "em"
+    partial_relevance: float = Field(default=0.5, ge=0, le=1)
+    bonus: float = Field(default=10.0, ge=0)
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaOutcome:
+    """Reward and verdicts of one reply.
+
+    Attributes:
+        components: Components that count, by name; None leaves the sum.
+        total: Their sum.
+        failures: Rules of the format that the reply breaks; none if the format is correct.
+        accuracy: Accuracy under the settings, in [0, 1].
+        relevance: 0, `partial_relevance` or 1; None if no supporting reference is known or shown.
+        all_correct: Whether format, exact match and relevance are 1; None if relevance is None.
+    """
+
+    components: dict[str, float | None]
+    total: float
+    failures: tuple[ArenaRule, ...]
+    accuracy: float
+    relevance: float | None
+    all_correct: bool | None
+
+
+def arena_outcome(
+    segments: Sequence[Segment],
+    golds: Sequence[str],
+    settings: ArenaSettings,
+    *,
+    shown: int,
+    supporting: Collection[int] | None,
+    judged: bool | None = None,
+) -> ArenaOutcome:
+    """Computes the reward of one reply; components do not depend on each other, except the bonus.
+
+    Args:
+        segments: Segments of the rollout.
+        golds: Gold answers; the best counts.
+        settings: Reward settings.
+        shown: Number of references in the prompt.
+        supporting: Numbers of the supporting references among them, from 1; None if unknown.
+        judged: The judge's verdict on the answer, for `accuracy: judge`.
+
+    Raises:
+        ValueError: If the settings ask for a judge and a readable answer has no verdict.
+    """
+    text = policy_text(segments)
+    answer = (section(text, "answer") or "").strip()
+    em = exact_match(answer, golds) if answer else 0.0
+    accuracy = em
+    if answer and settings.accuracy == "f1":
+        accuracy = f1(answer, golds)
+    elif answer and settings.accuracy == "judge":
+        if judged is None:
+            raise ValueError("arena: no verdict of the judge. Discard the rollout and count it.")
+        accuracy = float(judged)
+    cited = _numbers(section(text, "relevance"))
+    relevance = _relevance(cited, supporting, settings.partial_relevance)
+    failures = tuple(_failures(text, cited, shown))
+    if any(segment.cut for segment in segments):
+        failures = (*failures, "cut")
+    full = not failures and relevance == 1.0
+    parts: dict[ArenaComponent, float | None] = {
+        "format": float(not failures),
+        "accuracy": accuracy,
+        "relevance": relevance,
+        "bonus": settings.bonus if full and accuracy == 1.0 else 0.0,
+    }
+    components: dict[str, float | None] = {name: parts[name] for name in settings.components}
+    return ArenaOutcome(
+        components=components,
+        total=sum(value or 0.0 for value in components.values()),
+        failures=failures,
+        accuracy=accuracy,
+        relevance=relevance,
+        all_correct=None if relevance is None else full and em == 1.0,
+    )
+
+
+def _failures(text: str, cited: frozenset[int] | None, shown: int) -> Iterator[ArenaRule]:
+    around = outside(text, SECTIONS)
+    if around is None:
+        yield "sections"
+    elif around.strip():
+        yield "outside"
+    if cited is None:
+        if section(text, "relevance") is not None:
+            yield "list"
+    elif not all(1 <= number <= shown for number in cited):
+        yield "range"
+    contents = (section(text, name) for name in ("analysis", "answer"))
+    if any(content is not None and not content.strip() for content in contents):
+        yield "blank"
+
+
+def _numbers(content: str | None) -> frozenset[int] | None:
+    """Reads "[2, 4]"; None for anything else. A number is one to six ASCII digits."""
+    plain = (content or "").strip()
+    if not (plain.startswith("[") and plain.endswith("]")):
+        return None
+    inside = plain[1:-1].strip()
+    numbers = [number.strip() for number in inside.split(",")] if inside else []
+    # isdigit alone takes full-width digits and superscripts.
+    if not all(one.isascii() and one.isdigit() and len(one) <= 6 for one in numbers):
+        return None
+    return frozenset(map(int, numbers))
+
+
+def _relevance(
+    cited: frozenset[int] | None, supporting: Collection[int] | None, partial: float
+) -> float | None:
+    if not supporting:
+        return None
+    if cited is None or not cited & frozenset(supporting):
+        return 0.0
+    return 1.0 if cited == frozenset(supporting) else partial

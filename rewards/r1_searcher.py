@@ -1,0 +1,174 @@
+"""R1-Searcher's rewards: retrieval and format in stage 1, answer and format in stage 2.
+
+Source: R1-Searcher section 2.2, eq. 1 to 5. The paper says that the answer must be short and the
+text readable; the limits are ours.
+"""
+
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from agent.segments import R1_SEARCHER, Segment, is_block, outside, policy_text, section, tags
+from rewards.answers import cover_em, exact_match, f1
+from storage.settings import Settings
+
+R1Rule = Literal[
+    "sections", "outside", "answer", "long-answer", "documents", "query", "ending", "unreadable"
+]
+"""Rules of the format: reasoning and answer once each, in this order; nothing around them; an
+answer that is not blank and has no tag; a short one; no document tag; no query that was not served;
+an end by `</answer>`; readable characters."""
+
+
+class R1SearcherSettings(Settings):
+    """R1-Searcher's rewards (section 2.2).
+
+    Attributes:
+        stage: 1 pays retrieval and format (eq. 1 and 2), 2 pays answer and format (eq. 3).
+        retrieval: Stage 1, R_retrieval if at least one search was served.
+        format: Stage 1, R_format if the format is correct.
+        format_failure: Stage 2, R'_format if the format is not correct.
+        answer_reward: Stage 2, R_answer: `f1` (eq. 4), or `em` or `cover_em` (eq. 5), which pay 1
+            for a right answer and `wrong_answer` for any other.
+        wrong_answer: R_answer of eq. 5 if the answer is not right.
+        max_answer_words: Words that an answer may have, unless a gold is longer. The paper gives no
+            number; 10 is from descendants of the published code.
+    """
+
+    stage: Literal[1, 2] = 1
+    retrieval: float = Field(default=0.5, ge=0)
+    format: float = Field(default=0.5, ge=0)
+    format_failure: float = Field(default=-2.0, le=0)
+    answer_reward: Literal["f1", "em", "cover_em"] = "f1"
+    wrong_answer: float = Field(default=-1.0, le=0)
+    max_answer_words: int = Field(default=10, ge=1)
+
+
+@dataclass(frozen=True, slots=True)
+class R1SearcherOutcome:
+    """Reward and verdicts of one rollout.
+
+    Attributes:
+        components: `retrieval`, `format` and `answer`; None if the stage does not pay it.
+        total: Their sum.
+        failures: Rules of the format that the rollout breaks; none if the format is correct.
+        retrievals: Blocks of documents that the environment inserted (n).
+        answer: The answer; None if there is none to read.
+    """
+
+    components: dict[str, float | None]
+    total: float
+    failures: tuple[R1Rule, ...]
+    retrievals: int
+    answer: str | None
+
+
+def r1_searcher_outcome(
+    segments: Sequence[Segment],
+    question: str,
+    golds: Sequence[str],
+    settings: R1SearcherSettings,
+) -> R1SearcherOutcome:
+    """Computes the reward of one rollout. The answer is paid whatever the format.
+
+    Args:
+        segments: Segments of the rollout, the prefill included.
+        question: Text of the question; its ideographs are readable.
+        golds: Gold answers; the best counts.
+        settings: Reward settings.
+    """
+    answer = (section(policy_text(segments), "answer") or "").strip() or None
+    failures = tuple(_failures(segments, question, golds, settings.max_answer_words))
+    blocks = len(_blocks(segments))
+    components: dict[str, float | None] = (
+        {
+            "retrieval": settings.retrieval if blocks else 0.0,
+            "format": 0.0 if failures else settings.format,
+            "answer": None,
+        }
+        if settings.stage == 1
+        else {
+            "retrieval": None,
+            "format": settings.format_failure if failures else 0.0,
+            "answer": _answer_reward(answer, golds, settings),
+        }
+    )
+    total = sum(value or 0.0 for value in components.values())
+    return R1SearcherOutcome(components, total, failures, blocks, answer)
+
+
+def _answer_reward(answer: str | None, golds: Sequence[str], settings: R1SearcherSettings) -> float:
+    if settings.answer_reward == "f1":
+        return 0.0 if answer is None else f1(answer, golds)
+    is_right = exact_match if settings.answer_reward == "em" else cover_em
+    return 1.0 if answer is not None and is_right(answer, golds) else settings.wrong_answer
+
+
+def _blocks(segments: Sequence[Segment]) -> list[str]:
+    opening = R1_SEARCHER["documents"][0]
+    return [segment.text for segment in segments if is_block(segment, opening)]
+
+
+def _failures(
+    segments: Sequence[Segment], question: str, golds: Sequence[str], max_words: int
+) -> Iterator[R1Rule]:
+    own = policy_text(segments)
+    around = outside(policy_text(segments, prefill=True), ("think", "answer"))
+    if around is None:
+        yield "sections"
+    elif around.strip():
+        yield "outside"
+    answer = section(own, "answer")
+    if answer is not None:
+        if not answer.strip() or any(tags(answer, R1_SEARCHER)):
+            yield "answer"
+        if len(answer.split()) > max(max_words, *(len(gold.split()) for gold in golds), 0):
+            yield "long-answer"
+    if any(tag.name == "documents" for tag in tags(own, R1_SEARCHER)):
+        yield "documents"
+    if not _only_served(segments):
+        yield "query"
+    if not _ends_with_answer(segments):
+        yield "ending"
+    if not _is_readable(own, set(question).union(*_blocks(segments))):
+        yield "unreadable"
+
+
+def _only_served(segments: Sequence[Segment]) -> bool:
+    """Whether every query tag belongs to a query that was served: one before each block."""
+    opening = R1_SEARCHER["documents"][0]
+    for place, segment in enumerate(segments):
+        if segment.role == "environment":
+            continue
+        served = any(is_block(after, opening) for after in segments[place + 1 : place + 2])
+        found = [tag.closing for tag in tags(segment.text, R1_SEARCHER) if tag.name == "query"]
+        if found != ([False, True] if served else []):
+            return False
+    return True
+
+
+def _ends_with_answer(segments: Sequence[Segment]) -> bool:
+    last = segments[-1] if segments else Segment("policy", "")
+    is_cut = any(segment.cut for segment in segments)
+    return not is_cut and last.role == "policy" and last.text.rstrip().endswith("</answer>")
+
+
+def _is_readable(text: str, shown: set[str]) -> bool:
+    """Whether no character is garbled: no rule finds nonsense in Latin letters.
+
+    Args:
+        text: Text of the policy.
+        shown: Characters of the question and the documents; other CJK ideographs are garble.
+    """
+    return not any(
+        character == "\ufffd"
+        or (
+            unicodedata.category(character) in ("Cc", "Cn", "Co", "Cs")
+            and character not in "\t\n\r"
+        )
+        or ("\u4e00" <= character <= "\u9fff" and character not in shown)
+        for character in set(text)
+    )
