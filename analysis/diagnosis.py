@@ -4,7 +4,7 @@ Counts and shares alone; what they mean for a training is for the reader (`runs.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 
@@ -141,49 +141,58 @@ class TreeFigures:
         return self.right + self.wrong
 
 
-def tree_figures(nodes: Sequence[TreeNode]) -> TreeFigures | None:
-    """Figures of labelled trees (all nodes of any number of them); null without any."""
-    if not nodes:
+def tree_figures(trees: Iterable[Sequence[TreeNode]]) -> TreeFigures | None:
+    """Figures of labelled trees, each given with all its nodes; None without any.
+
+    A tree is looked at once and let go, so that they need not be in memory together.
+    """
+    counted: Counter[str] = Counter()
+    spreads: list[float] = []
+    outcomes: dict[str, list[float]] = defaultdict(list)
+    for tree in trees:
+        ends = [rollout.stop_reason for node in tree for rollout in node.rollouts]
+        steps = [node for node in tree if node.parent_id != NO_PARENT]
+        counted["trees"] += 1
+        counted["steps"] += len(steps)
+        counted["invalid steps"] += sum(node.action == "invalid" for node in steps)
+        counted["rollouts"] += len(ends)
+        counted["invalid rollouts"] += ends.count("invalid")
+        spreads += map(pstdev, _families(steps))
+        outcomes[tree[0].question_id] += _outcomes(tree)
+    if not outcomes:
         return None
-    spreads = [pstdev(rewards) for rewards in _families(nodes)]
-    outcomes = _outcomes(nodes)
     n = len(outcomes)
-    steps = [node for node in nodes if node.parent_id != NO_PARENT]
-    ends = [rollout.stop_reason for node in nodes for rollout in node.rollouts]
     return TreeFigures(
         questions=n,
-        trees=len({node.tree_id for node in nodes}),
+        trees=counted["trees"],
         states=len(spreads),
         spread=fmean(spreads) if spreads else None,
-        flat=_share(spread < _SAME for spread in spreads),
+        flat=_share(sum(spread < _SAME for spread in spreads), len(spreads)),
         right=sum(bool(f1s) and min(f1s) >= 1 for f1s in outcomes.values()) / n,
         wrong=sum(bool(f1s) and max(f1s) <= 0 for f1s in outcomes.values()) / n,
         without_outcome=sum(not f1s for f1s in outcomes.values()) / n,
-        invalid_actions=_share(node.action == "invalid" for node in steps) or 0.0,
-        invalid_rollouts=_share(end == "invalid" for end in ends),
+        invalid_actions=_share(counted["invalid steps"], counted["steps"]) or 0.0,
+        invalid_rollouts=_share(counted["invalid rollouts"], counted["rollouts"]),
     )
 
 
-def _families(nodes: Iterable[TreeNode]) -> list[list[float]]:
+def _families(steps: Iterable[TreeNode]) -> list[list[float]]:
     """Rewards of siblings, of the states that have at least two labelled ones."""
-    families: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for node in nodes:
-        if node.parent_id != NO_PARENT and node.reward is not None:
-            families[node.tree_id, node.parent_id].append(node.reward)
+    families: dict[int, list[float]] = defaultdict(list)
+    for node in steps:
+        if node.reward is not None:
+            families[node.parent_id].append(node.reward)
     return [rewards for rewards in families.values() if len(rewards) > 1]
 
 
-def _outcomes(nodes: Iterable[TreeNode]) -> dict[str, list[float]]:
-    """F1 of every outcome by question: rollouts and leaves; an end without an answer is 0."""
-    found: dict[str, list[float]] = defaultdict(list)
-    for node in nodes:
-        own = found[node.question_id]
-        own += [rollout.f1 or 0.0 for rollout in node.rollouts]
+def _outcomes(tree: Iterable[TreeNode]) -> Iterator[float]:
+    """F1 of every outcome: rollouts and leaves; an end without an answer is 0."""
+    for node in tree:
+        for rollout in node.rollouts:
+            yield rollout.f1 or 0.0
         if node.terminal:
-            own.append(node.f1 or 0.0)
-    return found
+            yield node.f1 or 0.0
 
 
-def _share(facts: Iterable[bool]) -> float | None:
-    known = list(facts)
-    return sum(known) / len(known) if known else None
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

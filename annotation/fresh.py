@@ -5,16 +5,15 @@ draws from the same states, by the same policy at the same temperature, say whet
 two siblings was more than that luck (see `analysis.survival`).
 """
 
-import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from agent.environment import Environment
+from agent.in_flight import in_flight
 from agent.state import State
 from annotation.evaluators import RolloutEvaluator
 from engines.sampling import Sampling
 from rewards.settings import SpreSettings
-from storage.errors import BudgetExceeded
 from storage.records import FreshRollouts, Question, TreeNode
 
 ROOT = "fresh"
@@ -56,14 +55,12 @@ class FreshRoller:
             RetrievalError: a search failed.
         """
         chosen = [(n, s) for n, s in zip(nodes, states, strict=True) if n.node_id in wanted]
-        rolled = await asyncio.gather(
-            *(self._row(question, node, state) for node, state in chosen), return_exceptions=True
-        )
-        faults = [one for one in rolled if isinstance(one, BaseException)]
-        for fault in faults:
-            if not isinstance(fault, BudgetExceeded):
-                raise fault
-        return [one for one in rolled if isinstance(one, FreshRollouts)]
+
+        async def roll(one: tuple[TreeNode, State]) -> FreshRollouts:
+            return await self._row(question, *one)
+
+        rolled = [row async for row in in_flight(chosen, roll, len(chosen))]
+        return sorted(rolled, key=lambda row: row.node_id)
 
     async def _row(self, question: Question, node: TreeNode, state: State) -> FreshRollouts:
         draws = 1 if state.terminal else self.rollouts

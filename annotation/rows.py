@@ -1,8 +1,7 @@
 """Trees and pairs as records: everything a row says besides the reward itself."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from agent.state import State
 from annotation.evaluators import NodeFacts
@@ -36,13 +35,6 @@ class Provenance:
     prompt_hash: str
     label_digest: str
     config_digest: str
-
-
-def trees_of(nodes: Iterable[TreeNode]) -> Iterable[list[TreeNode]]:
-    """Nodes by tree, each in order of node id."""
-    ordered = sorted(nodes, key=lambda n: (n.tree_id, n.node_id))
-    for _, tree in groupby(ordered, key=lambda n: n.tree_id):
-        yield list(tree)
 
 
 def tree_id(question: Question, provenance: Provenance) -> str:

@@ -17,11 +17,10 @@ from statistics import fmean
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
 
-from annotation.rows import trees_of
+from runs.folder import existing_run
+from runs.stored_trees import stored_trees
 from storage.manifest import load_manifest
-from storage.parts import read_parts
 from storage.records import TreeNode
-from storage.schemas import table_to_records
 
 RESAMPLES = 2_000
 UNSCORED = "unscored: "
@@ -81,24 +80,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--run", type=Path, default=Path("datasets/reasonrag"))
     options = parser.parse_args()
-    nodes = table_to_records(read_parts(options.run, "trees"), TreeNode)
-    asked = judged(nodes)
-    unscored = sum(node.judge_score is None for node in asked)
-    print(f"judged nodes: {len(asked)}, unscored {unscored / max(len(asked), 1):.1%}")
-    for why, count in unscored_reasons(options.run).most_common():
-        print(f"  {why}: {count}")
-    used = Counter(node.judge_score for node in asked if node.judge_score is not None)
-    print(f"scores: {', '.join(f'{score:g} × {n}' for score, n in used.most_common(8))}")
+    asked = unscored = 0
+    used: Counter[float] = Counter()
     questions: list[Points] = []
-    for tree in trees_of(nodes):
-        below = answers_below(tree)
-        points = [
-            (node.judge_score, fmean(below[node.node_id]))
-            for node in judged(tree)
-            if node.judge_score is not None and below[node.node_id]
-        ]
+    for tree in stored_trees(existing_run(options.run)):
+        nodes, below = judged(tree.nodes), answers_below(tree.nodes)
+        scored = [(n, n.judge_score) for n in nodes if n.judge_score is not None]
+        asked += len(nodes)
+        unscored += len(nodes) - len(scored)
+        used.update(score for _, score in scored)
+        points = [(score, fmean(below[n.node_id])) for n, score in scored if below[n.node_id]]
         if points:
             questions.append(points)
+    print(f"judged nodes: {asked}, unscored {unscored / max(asked, 1):.1%}")
+    for why, count in unscored_reasons(options.run).most_common():
+        print(f"  {why}: {count}")
+    print(f"scores: {', '.join(f'{score:g} × {n}' for score, n in used.most_common(8))}")
     points = [point for own in questions for point in own]
     if not points:
         print("no scored node has an answer below it: nothing to correlate")

@@ -12,26 +12,22 @@ a step, with noise of SD 0.2, and its score is worth α^depth (ReasonRAG eq. 6).
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Literal
 
 from analysis.sheet import NONE, Sheet, number, percent
 from analysis.survival import Fresh, SurvivalRow, fresh_value, sample_pairs, survival_table
-from annotation.rows import trees_of
 from annotation.settings import PairSettings
 from experiments.fresh_rollouts import draw_fresh_rollouts
 from experiments.report import Bar, draw
-from pipelines.relabel import Relabeller
 from rewards.labels import Label
 from rewards.settings import Estimator, SpreSettings
 from rewards.spre import label_tree
 from runs.folder import Run, existing_run
-from runs.inputs import replay_passages
+from runs.relabelling import Relabeller
+from runs.stored_trees import stored_trees
 from runs.workflow import Lab
 from runs.workflow_tables import write_sheets
-from storage.parts import read_parts, stored_questions
 from storage.records import Pair, TreeNode
-from storage.schemas import table_to_records
 
 SAMPLE, ROLLOUTS = 200, 8
 ALPHAS = (0.9, 1.0)
@@ -54,14 +50,14 @@ Values = Mapping[tuple[str, int], tuple[float, int]]
 def labels(lab: Lab) -> None:
     """Run the study (see module)."""
     run = existing_run(lab.call.run)
-    trees = list(trees_of(table_to_records(read_parts(run.folder, "trees"), TreeNode)))
-    sample = sample_pairs(comparisons(run, trees), SAMPLE, run.recipe.seed)
+    sample = sample_pairs(comparisons(run), SAMPLE, run.recipe.seed)
     lab.call.say(f"study: {len(sample)} pairs of siblings, {ROLLOUTS} fresh rollouts a side")
     if lab.call.dry_run:
         return
     fresh = draw_fresh_rollouts(lab, run, sample, ROLLOUTS).fresh
     greedy = draw_fresh_rollouts(lab, run, sample, 1, 0.0).fresh
     answers = {pair.tree_id: pair.answers for pair in sample}
+    trees = [tree.nodes for tree in stored_trees(run, only=answers)]
     found = []
     for alpha in ALPHAS:
         spre = run.recipe.spre.model_copy(update={"alpha": alpha})
@@ -79,18 +75,16 @@ def labels(lab: Lab) -> None:
     write_sheets(lab, "labels", sheets)
 
 
-def comparisons(run: Run, trees: Sequence[Sequence[TreeNode]]) -> list[Pair]:
+def comparisons(run: Run) -> list[Pair]:
     """All pairs of siblings that any estimator could compare; their order means nothing yet."""
     anything = PairSettings(min_gap=0.0, min_outcomes=1)
-    recipe = run.recipe.model_copy(update={"pairs": anything})
-    questions = stored_questions(run.folder)
-    relabeller = Relabeller(recipe, questions, replay_passages(run))
-    return list(chain.from_iterable(relabeller.tree(tree)[1] for tree in trees))
+    relabeller = Relabeller(run.recipe.model_copy(update={"pairs": anything}))
+    return [pair for tree in stored_trees(run) for pair in relabeller.label(tree)[1]]
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """What every estimator says of the nodes of a run, at one α."""
+    """What every estimator says of the nodes of some trees, at one α."""
 
     trees: Sequence[Sequence[TreeNode]]
     answers: Mapping[str, Sequence[str]]
@@ -111,8 +105,8 @@ class Estimates:
 
     def _labelled(self, estimator: Estimator) -> Iterator[tuple[TreeNode, Label]]:
         for tree in self.trees:
-            if (answers := self.answers.get(tree[0].tree_id)) is not None:
-                yield from zip(tree, label_tree(tree, answers, self.spre, estimator), strict=True)
+            answers = self.answers[tree[0].tree_id]
+            yield from zip(tree, label_tree(tree, answers, self.spre, estimator), strict=True)
 
     def _greedy(self) -> Iterator[tuple[tuple[str, int], tuple[float, int]]]:
         for key, rolled in self.greedy.items():

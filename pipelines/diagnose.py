@@ -45,12 +45,13 @@ from runs.fresh_rollouts import Rolled, roll_fresh
 from runs.labelling import labelling_of
 from runs.stage import DONE, TOO_MANY_FAILURES, Invocation, Outcome
 from runs.stored_pairs import pairs_table
+from runs.stored_trees import stored_trees
 from storage.atomic import atomic_write_json, atomic_write_text
 from storage.errors import ConfigError, StorageError
 from storage.inert import inert
 from storage.manifest import load_manifest
 from storage.parts import read_parts
-from storage.records import Pair, TreeNode
+from storage.records import Pair
 from storage.schemas import table_to_records
 from training.movement import Movement, movement_of
 
@@ -82,11 +83,10 @@ def diagnose(call: Invocation) -> Outcome:
     _refuse_absent(run, table, label)
     pairs = table_to_records(read_parts(run.folder, table), Pair)
     spre = labelling_of(run, label).spre
-    nodes = table_to_records(
-        read_parts(run.folder, f"relabelled/{label}/labels" if label else "trees"), TreeNode
-    )
+    labels = f"relabelled/{label}/labels" if label else "trees"
+    grown = load_manifest(run.folder).rows(labels)
     returns = any(_is_return(pair) for pair in pairs)
-    unsampled = call.options["no_model"] or not nodes or returns
+    unsampled = call.options["no_model"] or not grown or returns
     sample = [] if unsampled else _sample(call, pairs)
     call.say(f"diagnose: {len(pairs)} pairs of {table}, {len(sample)} of them rolled out afresh")
     if call.dry_run:
@@ -95,7 +95,8 @@ def diagnose(call: Invocation) -> Outcome:
     if rolled is not None and rolled.owed:
         call.say(f"stopped: {rolled.reason}; run the same command again to continue")
         return Outcome({"owed": rolled.owed}, rolled.exit_code)
-    found = Diagnosis(run.folder.name, label, pair_figures(pairs), tree_figures(nodes))
+    trees = tree_figures(tree.nodes for tree in stored_trees(run, labels))
+    found = Diagnosis(run.folder.name, label, pair_figures(pairs), trees)
     found.findings += of_pairs(found.pairs)
     questions = found.pairs.questions if found.pairs else 0
     found.findings += of_trees(found.trees, questions, returns=returns)

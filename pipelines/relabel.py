@@ -3,38 +3,29 @@
     branchwise relabel --run datasets/atlas --set spre.estimator=tree --set pairs.min_outcomes=1
 
 Trees keep the facts (judge scores, rollouts, answers), so a label is arithmetic. Writes
-`relabelled/<label>/labels`, `relabelled/<label>/pairs`, and the settings that they were made with;
-the label's name is the digest of those settings unless `--label` gives one.
+`relabelled/<label>/labels` and `relabelled/<label>/pairs`, a part for each part of the trees, and
+the settings that they were made with; the label's name is the digest of those settings unless
+`--label` gives one.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from itertools import groupby
 
-from agent.environment import prompter
-from agent.protocols import protocol_named
-from agent.replay import replay_tree
-from analysis.survival import Fresh, survives
-from annotation.pairs import sibling_pairs
-from annotation.reward_schemes import RewardScheme
-from annotation.rows import Provenance, labelled, pair_rows, trees_of
-from annotation.scoring import node_scores
-from rewards.guessing import guessable
-from rewards.reward_model import RewardModel
+from analysis.survival import Fresh
 from runs.folder import Run, existing_run
 from runs.fresh_rollouts import stored_fresh
-from runs.growing import LABELLING, label_digest
-from runs.inputs import replay_passages
+from runs.growing import LABELLING
 from runs.labelling import keep_labelling, labelled_by
 from runs.recipe import Recipe
-from runs.reward_model import other_total, reward_model_for
-from runs.reward_scheme import reward_scheme_for
+from runs.relabelling import Relabeller
+from runs.reward_model import other_total
 from runs.stage import Invocation, Outcome, checked_name
+from runs.stored_trees import stored_trees
 from storage.errors import ConfigError
-from storage.parts import read_parts, stored_questions, write_part
-from storage.records import Pair, Passage, Question, Record, TreeNode
-from storage.schemas import rows_to_table, schema_of, table_to_records
+from storage.manifest import PartInfo
+from storage.parts import write_part
+from storage.records import Record
+from storage.schemas import rows_to_table, schema_of
 
 
 def relabel(call: Invocation) -> Outcome:
@@ -47,23 +38,31 @@ def relabel(call: Invocation) -> Outcome:
 def _relabel(call: Invocation, run: Run) -> Outcome:
     recipe = labelled_by(run, call.recipe)
     label = checked_name(call.options.get("label") or recipe.digest(*LABELLING))
-    questions = stored_questions(call.run)
-    fresh = fresh_for(run, recipe) if recipe.pairs.confirmed else {}
-    relabeller = Relabeller(recipe, questions, replay_passages(run), fresh)
+    relabeller = Relabeller(recipe, fresh_for(run, recipe) if recipe.pairs.confirmed else {})
     if told := other_total(recipe):
         call.say(told)
-    nodes, pairs = [], []
-    for tree in trees_of(table_to_records(read_parts(call.run, "trees"), TreeNode)):
-        labels, found = relabeller.tree(tree)
-        nodes += labels
-        pairs += found
+    labels, pairs = f"relabelled/{label}/labels", f"relabelled/{label}/pairs"
+    parts: list[PartInfo] = []
+    counted: Counter[str] = Counter()
+    for number, trees in groupby(stored_trees(run), key=lambda tree: tree.part):
+        made: dict[str, list[Record]] = {labels: [], pairs: []}
+        for tree in trees:
+            labelled, found = relabeller.label(tree)
+            made[labels] += labelled
+            made[pairs] += found
+        for name, rows in made.items():
+            counted[name] += len(rows)
+            if not call.dry_run:
+                table = rows_to_table(rows, schema_of(name), run.id)
+                parts.append(write_part(run.folder, name, table, number))
     if not call.dry_run:
         keep_labelling(run, label, recipe)
-        commit(run, {f"relabelled/{label}/labels": nodes, f"relabelled/{label}/pairs": pairs})
+        run.commit(parts, replaced=(labels, pairs))
     done = "would relabel" if call.dry_run else "relabelled"
-    call.say(f"{done} {len(nodes)} nodes as `{label}`: {len(pairs)} pairs")
-    call.say(f"pairs dropped: {dict(relabeller.dropped)}")
-    return Outcome({"label": label, "pairs": len(pairs), "dropped": dict(relabeller.dropped)})
+    call.say(f"{done} {counted[labels]} nodes as `{label}`: {counted[pairs]} pairs")
+    dropped = dict(relabeller.dropped)
+    call.say(f"pairs dropped: {dropped}")
+    return Outcome({"label": label, "pairs": counted[pairs], "dropped": dropped})
 
 
 def fresh_for(run: Run, recipe: Recipe) -> Fresh:
@@ -83,75 +82,3 @@ def fresh_for(run: Run, recipe: Recipe) -> Fresh:
         f"{run.folder}: pairs.confirmed wants fresh rollouts, and there are none: "
         "`branchwise diagnose --sample N` draws those of N pairs"
     )
-
-
-def commit(run: Run, tables: Mapping[str, Sequence[Record]]) -> None:
-    """Write each table as one part, and name them all at once."""
-    run.commit(
-        [
-            write_part(run.folder, name, rows_to_table(rows, schema_of(name), run.id), 0)
-            for name, rows in tables.items()
-        ]
-    )
-
-
-@dataclass
-class Relabeller:
-    """Labels stored trees under a recipe's rewards and `pairs`."""
-
-    recipe: Recipe
-    questions: Mapping[str, Question]
-    passages: Mapping[str, Passage]
-    fresh: Fresh = field(default_factory=dict)
-    dropped: Counter[str] = field(default_factory=Counter)
-
-    @cached_property
-    def _worth(self) -> RewardScheme:
-        return reward_scheme_for(self.recipe)
-
-    @cached_property
-    def _model(self) -> RewardModel | None:
-        """What orders the pairs; null: the labels do."""
-        by_score = self.recipe.pairs.score == "reward_model"
-        return reward_model_for(self.recipe) if by_score else None
-
-    def tree(self, rows: Sequence[TreeNode]) -> tuple[list[TreeNode], list[Pair]]:
-        """The rows with new labels, and the new pairs."""
-        recipe, root = self.recipe, rows[0]
-        question = self.questions[root.question_id]
-        protocol = protocol_named(recipe.agent.protocol)
-        states = replay_tree(question.question, rows, self.passages, protocol)
-        labels = self._worth.labels(question, rows, states)
-        prompt = prompter(protocol, recipe.agent.max_steps)
-        scores = node_scores(self._model, rows, states, prompt) if self._model else None
-        luck = guessable(question.question, question.answers)
-        pairs, dropped = sibling_pairs(rows, labels, recipe.pairs, scores, guessable=luck)
-        self.dropped.update(dropped)
-        found = pair_rows(question, pairs, states, prompt, self._provenance(root))
-        return labelled(rows, labels), self._confirmed(found)
-
-    def _confirmed(self, pairs: list[Pair]) -> list[Pair]:
-        """Those that fresh rollouts bear out, where `pairs.confirmed` asks for it."""
-        if not self.recipe.pairs.confirmed:
-            return pairs
-        kept = []
-        for pair in pairs:
-            held = survives(pair, self.fresh, self.recipe.spre)
-            if held == "kept":
-                kept.append(pair)
-            else:
-                self.dropped[f"fresh_{held or 'missing'}"] += 1
-        return kept
-
-    def _provenance(self, root: TreeNode) -> Provenance:
-        recipe = self.recipe
-        return Provenance(
-            seed=root.seed,
-            cycle=root.cycle,
-            policy_model=recipe.policy.model,
-            policy_digest=root.policy_digest,
-            judge_model=recipe.asked_judge.model if recipe.asked_judge else None,
-            prompt_hash=root.prompt_hash,
-            label_digest=label_digest(recipe, self._model),
-            config_digest=recipe.decisive_digest,
-        )

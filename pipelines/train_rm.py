@@ -11,30 +11,26 @@ questions that were kept out, beside what the length of the texts alone would sa
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from rich.table import Table
 
 from agent.environment import prompter
 from agent.protocols import protocol_named
-from agent.replay import replay_tree
 from annotation.pairs import sibling_pairs
-from annotation.rows import trees_of
 from annotation.settings import PairSettings
 from rewards.reward_model import KIND, prefix_of
 from rewards.settings import EvoRagSettings
 from runs.folder import Run, existing_run
-from runs.inputs import replay_passages
 from runs.labelling import labelled_by
 from runs.recipe import Recipe
 from runs.reward_model import UNTAUGHT, encoder_of
 from runs.reward_scheme import reward_scheme_for
 from runs.stage import BAD_INPUT, Invocation, Outcome
+from runs.stored_trees import stored_trees
 from runs.training_start import rows_trained_on, trained_folder
 from storage.errors import ConfigError
-from storage.parts import read_parts, stored_questions
-from storage.records import TreeNode
-from storage.schemas import table_to_records
 from training.comparisons import SiblingComparison, head_names, orders, return_gaps
 from training.head_metrics import HeadMetrics, ModelMetrics
 from training.reward_model import (
@@ -107,27 +103,32 @@ def material_of(
     evo_rag = recipe.evo_rag or EvoRagSettings()
     protocol = protocol_named(recipe.agent.protocol)
     prompt = prompter(protocol, recipe.agent.max_steps)
-    worth, passages = reward_scheme_for(recipe), replay_passages(run)
-    questions = stored_questions(run.folder)
-    wanted = PairSettings(min_gap=settings.min_gap)
-    places: dict[Prefix, int] = {}
-    comparisons: list[SiblingComparison] = []
+    worth, wanted = reward_scheme_for(recipe), PairSettings(min_gap=settings.min_gap)
+    seen: dict[Prefix, int] = {}
+    by_tree: dict[str, list[SiblingComparison]] = {}
     dropped: Counter[str] = Counter()
-    for nodes in trees_of(table_to_records(read_parts(run.folder, "trees"), TreeNode)):
-        question = questions[nodes[0].question_id]
-        states = replay_tree(question.question, nodes, passages, protocol)
-        pairs, left_out = sibling_pairs(nodes, worth.labels(question, nodes, states), wanted)
+    for tree in stored_trees(run):
+        labels = worth.labels(tree.question, tree.nodes, tree.states)
+        pairs, left_out = sibling_pairs(tree.nodes, labels, wanted)
         dropped += left_out
+        own = by_tree[tree.id] = []
         for pair in pairs:
             better, worse = (
-                places.setdefault(prefix_of(states[node.node_id], prompt), len(places))
+                seen.setdefault(prefix_of(tree.states[node.node_id], prompt), len(seen))
                 for node in (pair.chosen, pair.rejected)
             )
             gaps = return_gaps(pair.chosen_label, pair.rejected_label)
             t = pair.chosen.depth - 1
-            comparisons.append(SiblingComparison(question.id, t, better, worse, gaps, pair.gap))
-    horizon = evo_rag.horizon or recipe.agent.max_steps
-    return Material(list(places), comparisons, evo_rag, horizon), dropped
+            own.append(SiblingComparison(tree.question.id, t, better, worse, gaps, pair.gap))
+    # In order of tree: which part holds it must not decide what is learned.
+    ordered = [one for identity in sorted(by_tree) for one in by_tree[identity]]
+    used = dict.fromkeys(place for one in ordered for place in (one.better, one.worse))
+    places = {place: n for n, place in enumerate(used)}
+    comparisons = [
+        replace(one, better=places[one.better], worse=places[one.worse]) for one in ordered
+    ]
+    steps, horizon = list(seen), evo_rag.horizon or recipe.agent.max_steps
+    return Material([steps[place] for place in places], comparisons, evo_rag, horizon), dropped
 
 
 def pairs_by_head(material: Material, settings: RewardModelSettings) -> dict[str, int]:

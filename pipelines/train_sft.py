@@ -8,17 +8,12 @@ trajectories. Writes `models/<run>/sft/`, or another folder beside it with `--na
 
 from agent.environment import prompter
 from agent.protocols import protocol_named
-from agent.replay import replay_tree
-from annotation.rows import trees_of
 from runs.folder import Run, existing_run
-from runs.inputs import replay_passages
 from runs.stage import Invocation, Outcome
 from runs.stored_pairs import pairs_of, pairs_table
+from runs.stored_trees import stored_trees
 from runs.training_start import checked_start, rows_trained_on, trained_folder
 from storage.errors import ConfigError
-from storage.parts import read_parts, stored_questions
-from storage.records import TreeNode
-from storage.schemas import table_to_records
 from training.examples import StepExample
 from training.sft import train_on_steps
 from training.sft_examples import chosen_steps, right_trajectories
@@ -56,14 +51,11 @@ def right_steps(run: Run) -> list[StepExample]:
     Raises:
         ConfigError: no trajectory of the run is right, or its corpus or prompts have changed.
     """
-    questions = stored_questions(run.folder)
-    passages = replay_passages(run)
     protocol = protocol_named(run.recipe.agent.protocol)
     prompt = prompter(protocol, run.recipe.agent.max_steps)
-    found: list[StepExample] = []
-    for nodes in trees_of(table_to_records(read_parts(run.folder, "trees"), TreeNode)):
-        text = questions[nodes[0].question_id].question
-        found += right_trajectories(nodes, replay_tree(text, nodes, passages, protocol), prompt)
-    if not found:
+    found = {
+        tree.id: right_trajectories(tree.nodes, tree.states, prompt) for tree in stored_trees(run)
+    }
+    if not any(found.values()):
         raise ConfigError(f"{run.folder}: no trajectory is right; annotate more questions")
-    return found
+    return [step for identity in sorted(found) for step in found[identity]]

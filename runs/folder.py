@@ -103,9 +103,14 @@ class Run:
             raise
         return ledger
 
-    def commit(self, parts: Iterable[PartInfo]) -> None:
-        """Name parts in the manifest, all or none; the caller holds the run."""
-        add_parts(self.folder, parts, self.seal.digest)
+    def commit(self, parts: Iterable[PartInfo], replaced: Collection[str] = ()) -> None:
+        """Name parts in the manifest, all or none; the caller holds the run.
+
+        Args:
+            parts: What to commit.
+            replaced: Names of tables of which no older part is kept.
+        """
+        add_parts(self.folder, parts, self.seal.digest, replaced)
 
 
 def open_run(

@@ -6,16 +6,14 @@ again, so whoever asks for more pairs, or goes on after a stop, pays for what is
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agent.protocols import protocol_named
-from agent.replay import replay_tree
+from agent.in_flight import in_flight
 from annotation.fresh import FreshRoller
-from annotation.rows import trees_of
 from engines.sampling import Sampling
 from retrieval.interface import Retriever
 from runs.assemble import environment_for, open_engine, open_index, sampling_for
@@ -24,11 +22,12 @@ from runs.inputs import model_digest, replay_passages
 from runs.progress import Progress
 from runs.recipe import Recipe
 from runs.stage import Gate, Invocation
+from runs.stored_trees import StoredTree, stored_trees
 from storage.errors import ConfigError, EndpointError, RetrievalError
 from storage.ledger import Ledger
 from storage.manifest import load_manifest
-from storage.parts import number_of, read_parts, stored_questions, write_part
-from storage.records import FreshRollouts, Pair, Passage, Question, TreeNode
+from storage.parts import number_of, read_parts, write_part
+from storage.records import FreshRollouts, Pair
 from storage.schemas import rows_to_table, schema_of, table_to_records
 
 TABLE = "survival"
@@ -88,65 +87,56 @@ def roll_fresh(
         EndpointError: a fatal one.
     """
     rolled = Rolled(stored_fresh(run, temperature))
-    trees = _short_of(run, pairs, rolled.fresh, rollouts)
-    if not trees:
+    wanted, policies = _short_of(run, pairs, rolled.fresh, rollouts)
+    if not wanted:
         return rolled
     recipe = run.recipe.model_copy(update={"limits": call.recipe.limits})
     sampling = sampling_for(recipe.policy, temperature)
     passages = replay_passages(run)
     retriever = open_index(recipe, tuple(passages.values()), call.say)
-    _refuse_other_policy(recipe, [tree.nodes[0] for tree in trees])
+    _refuse_other_policy(recipe, policies)
+    trees = stored_trees(run, only=wanted, passages=passages)
     with run.open_ledger() as ledger:
         gate = Gate(recipe.limits, ledger.totals)
         with gate.listening():
-            rows = asyncio.run(
-                Survey(call, recipe, ledger, gate, rolled, sampling, rollouts).rows(
-                    trees, passages, retriever
-                )
-            )
+            survey = Survey(call, recipe, ledger, gate, rolled, sampling, rollouts, wanted)
+            rows = asyncio.run(survey.rows(trees, retriever))
         _commit(run, rows)
     rolled.fresh |= {(row.tree_id, row.node_id): row for row in rows}
     rolled.reason, rolled.exit_code = gate.reason, gate.exit_code
     return rolled
 
 
-@dataclass(frozen=True)
-class Unrolled:
-    """A stored tree, its question, and the nodes of it that want rollouts."""
-
-    question: Question
-    nodes: Sequence[TreeNode]
-    wanted: frozenset[int]
+Wanted = Mapping[str, set[int]]
+"""The nodes to roll out, by id of their tree."""
 
 
 def _short_of(
     run: Run, pairs: Sequence[Pair], fresh: Mapping[NodeKey, FreshRollouts], rollouts: int
-) -> list[Unrolled]:
-    """The trees with nodes that have fewer rollouts than are asked for."""
-    wanted: dict[str, set[int]] = defaultdict(set)
+) -> tuple[Wanted, set[str]]:
+    """Returns the nodes with fewer rollouts than are asked for, and the policies that grew them."""
+    short: dict[str, set[int]] = defaultdict(set)
     for pair in pairs:
         for node in (pair.chosen_node, pair.rejected_node):
             row = fresh.get((pair.tree_id, node))
             if row is None or len(row.rollouts) < rollouts:
-                wanted[pair.tree_id].add(node)
-    table = read_parts(run.folder, "trees")
-    table = table.filter(pc.is_in(table["tree_id"], value_set=pa.array(list(wanted), pa.string())))
-    questions = stored_questions(run.folder)
-    found = []
-    for tree in trees_of(table_to_records(table, TreeNode)):
-        root = tree[0]
+                short[pair.tree_id].add(node)
+    nodes = read_parts(run.folder, "trees", ["tree_id", "node_id", "terminal", "policy_digest"])
+    nodes = nodes.filter(pc.is_in(nodes["tree_id"], value_set=pa.array(list(short), pa.string())))
+    wanted: dict[str, set[int]] = defaultdict(set)
+    policies = set()
+    for tree, node, terminal, policy in zip(*nodes.to_pydict().values(), strict=True):
         # A final answer has one rollout, itself, however many are asked for.
-        done = {n.node_id for n in tree if n.terminal and (root.tree_id, n.node_id) in fresh}
-        if nodes := wanted[root.tree_id] - done:
-            found.append(Unrolled(questions[root.question_id], tree, frozenset(nodes)))
-    return found
+        if node in short[tree] and not (terminal and (tree, node) in fresh):
+            wanted[tree].add(node)
+            policies.add(policy)
+    return wanted, policies
 
 
-def _refuse_other_policy(recipe: Recipe, roots: Sequence[TreeNode]) -> None:
+def _refuse_other_policy(recipe: Recipe, policies: Collection[str]) -> None:
     """Other weights under the same name would be another policy's rollouts."""
     digest = model_digest(recipe.policy, recipe)
-    others = {root.policy_digest for root in roots} - {digest}
-    if others:
+    if others := set(policies) - {digest}:
         raise ConfigError(
             f"the trees were grown by policy {', '.join(sorted(others))}, and "
             f"{recipe.policy.model} is now {digest}: put the weights back, or leave the model out "
@@ -165,23 +155,18 @@ class Survey:
     rolled: Rolled
     sampling: Sampling
     rollouts: int
+    wanted: Wanted
 
-    async def rows(
-        self, trees: Sequence[Unrolled], passages: Mapping[str, Passage], retriever: Retriever
-    ) -> list[FreshRollouts]:
+    async def rows(self, trees: Iterable[StoredTree], retriever: Retriever) -> list[FreshRollouts]:
         """The rows of all nodes that were finished, as far as the gate lets trees through."""
-        recipe = self.recipe
-        progress = Progress("fresh rollouts", len(trees), spent=self.ledger.totals)
-        slots = asyncio.Semaphore(recipe.questions_in_flight)
+        recipe, wanted = self.recipe, self.wanted
+        progress = Progress("fresh rollouts", len(wanted), spent=self.ledger.totals)
 
-        async def one(tree: Unrolled) -> list[FreshRollouts]:
-            async with slots:
-                if self.gate.closed():
-                    return []
-                progress.in_flight += 1
-                rows = await self._attempt(roller, tree, passages)
+        async def roll(tree: StoredTree) -> list[FreshRollouts]:
+            progress.in_flight += 1
+            rows = await self._attempt(roller, tree)
             progress.in_flight -= 1
-            progress.done += len(rows) == len(tree.wanted)
+            progress.done += len(rows) == len(wanted[tree.id])
             progress.failed = self.rolled.failed.total()
             return rows
 
@@ -191,28 +176,17 @@ class Survey:
             ) as engine,
             progress.shown(self.call.console),
         ):
-            roller = FreshRoller(
-                environment_for(recipe, engine, retriever),
-                self.sampling,
-                self.rollouts,
-            )
-            try:
-                async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(one(tree)) for tree in trees]
-            except BaseExceptionGroup as failed:
-                first = failed.exceptions[0]
-                raise first from first.__cause__
-        self.rolled.owed = len(trees) - progress.done - progress.failed
-        return [row for task in tasks for row in task.result()]
+            environment = environment_for(recipe, engine, retriever)
+            roller = FreshRoller(environment, self.sampling, self.rollouts)
+            rolled = in_flight(self.gate.admit(trees), roll, recipe.questions_in_flight)
+            found = [row async for rows in rolled for row in rows]
+        self.rolled.owed = len(wanted) - progress.done - progress.failed
+        return sorted(found, key=lambda row: (row.tree_id, row.node_id))
 
-    async def _attempt(
-        self, roller: FreshRoller, tree: Unrolled, passages: Mapping[str, Passage]
-    ) -> list[FreshRollouts]:
+    async def _attempt(self, roller: FreshRoller, tree: StoredTree) -> list[FreshRollouts]:
         """Rows of one tree; none if it fails on its own."""
-        protocol = protocol_named(self.recipe.agent.protocol)
-        states = replay_tree(tree.question.question, tree.nodes, passages, protocol)
         try:
-            return await roller.roll(tree.question, tree.nodes, states, tree.wanted)
+            return await roller.roll(tree.question, tree.nodes, tree.states, self.wanted[tree.id])
         except (EndpointError, RetrievalError) as error:
             if isinstance(error, EndpointError) and error.fatal:
                 raise

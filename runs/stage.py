@@ -6,17 +6,18 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from runs.recipe import NAME_PATTERN, LimitSettings, Recipe
 from runs.signals import asked_by
 from runs.terminal import Terminal
 from storage.calls import Totals
 from storage.errors import BudgetExceeded, ConfigError
-from storage.records import Question
 
 DONE, FAILED, BAD_INPUT, LIMIT_REACHED, TOO_MANY_FAILURES = 0, 1, 2, 3, 4
 INTERRUPTED = 130
+
+Item = TypeVar("Item")
 
 
 def checked_name(name: str) -> str:
@@ -119,12 +120,12 @@ class Gate:
             self.reason = "interrupted"
         return self.reason is not None
 
-    def admit(self, questions: Iterable[Question]) -> Iterator[Question]:
-        """The questions, until the gate closes."""
-        for question in questions:
+    def admit(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Yields questions, or what stands for one, until the gate closes."""
+        for item in items:
             if self.closed():
                 return
-            yield question
+            yield item
 
     @contextmanager
     def listening(self) -> Iterator[None]:

@@ -21,7 +21,12 @@ def pairs_of(run: Run, table: str) -> list[Pair]:
         ConfigError: there are none, or they are a relabelling's that lacks questions grown since.
     """
     _refuse_outgrown(run, table)
-    pairs = table_to_records(read_parts(run.folder, table), Pair)
+    rows = read_parts(run.folder, table)
+    if table != pairs_table():
+        # Who finished first decided which part a tree is in, and must not decide how a policy
+        # is trained on another labelling.
+        rows = rows.sort_by("tree_id")
+    pairs = table_to_records(rows, Pair)
     if not pairs:
         raise ConfigError(
             f"{run.folder}: no {table} to train on; annotate more questions, or relabel with a "

@@ -4,7 +4,7 @@ A part is committed by being named here, so readers never see half of one, nor a
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
@@ -147,7 +147,12 @@ def begin_manifest(run: Path, begun: str) -> Manifest:
     return _write(run, Manifest(run=begun))
 
 
-def add_parts(run: Path, parts: Iterable[PartInfo], begun: str | None = None) -> Manifest:
+def add_parts(
+    run: Path,
+    parts: Iterable[PartInfo],
+    begun: str | None = None,
+    replaced: Collection[str] = (),
+) -> Manifest:
     """Commit parts, all or none; one with the path of an older part takes its place.
 
     The caller holds the run (see `storage.lock`): two writers would undo each other.
@@ -156,9 +161,11 @@ def add_parts(run: Path, parts: Iterable[PartInfo], begun: str | None = None) ->
         run: the run folder.
         parts: what to commit.
         begun: becomes `Manifest.run` of a manifest that has none, because it was removed.
+        replaced: Names of tables of which no older part is kept.
     """
     before = load_manifest(run)
-    by_path = {part.path: part for part in (*before.parts, *parts)}
+    older = (part for part in before.parts if part.table not in replaced)
+    by_path = {part.path: part for part in (*older, *parts)}
     kept = tuple(by_path[path] for path in sorted(by_path))
     return _write(run, Manifest(run=before.run or begun, parts=kept))
 

@@ -86,7 +86,7 @@ def read_parts(run: Path, table: str, columns: Sequence[str] | None = None) -> p
         StorageError: a part is not as it was committed (by its hash), with its path.
     """
     parts = load_manifest(run).of(table)
-    read = [_read(run, part, columns) for part in parts]
+    read = [read_part(run, part, columns) for part in parts]
     if not read:
         empty = schema_of(table).empty_table()
         return empty.select(list(columns)) if columns is not None else empty
@@ -140,7 +140,8 @@ def _distinct_questions(rows: pa.Table) -> int:
     return int(pc.count_distinct(rows["question_id"]).as_py())
 
 
-def _read(run: Path, part: PartInfo, columns: Sequence[str] | None) -> pa.Table:
+def read_part(run: Path, part: PartInfo, columns: Sequence[str] | None = None) -> pa.Table:
+    """Reads the rows of one part; see `read_parts`."""
     path = run / part.path
     if problem := problem_of(run, part):
         raise StorageError(f"{path}: {problem}. {DAMAGED}")

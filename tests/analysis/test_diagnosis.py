@@ -102,10 +102,10 @@ def a_tree(question: str, *children: tuple[float | None, float | None]) -> list[
 def test_what_trees_can_teach() -> None:
     figures = tree_figures(
         [
-            *a_tree("mixed", (0.8, 1.0), (0.4, 0.5)),
-            *a_tree("right", (0.9, 1.0), (0.9, 1.0)),
-            *a_tree("wrong", (0.0, 0.0), (None, None)),
-            *a_tree("nothing"),
+            a_tree("mixed", (0.8, 1.0), (0.4, 0.5)),
+            a_tree("right", (0.9, 1.0), (0.9, 1.0)),
+            a_tree("wrong", (0.0, 0.0), (None, None)),
+            a_tree("nothing"),
         ]
     )
     assert figures is not None
@@ -120,6 +120,6 @@ def test_what_trees_can_teach() -> None:
 
 def test_a_question_is_silent_over_all_of_its_trees() -> None:
     again = [node.model_copy(update={"tree_id": "other"}) for node in a_tree("q", (0.0, 0.0))]
-    figures = tree_figures([*a_tree("q", (0.9, 1.0)), *again])
+    figures = tree_figures([a_tree("q", (0.9, 1.0)), again])
     assert figures is not None
     assert (figures.questions, figures.trees, figures.silent) == (1, 2, 0.0)

@@ -1,0 +1,78 @@
+"""Stored trees labelled under other rewards, and the pairs that these labels make."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from agent.environment import prompter
+from agent.protocols import protocol_named
+from analysis.survival import Fresh, survives
+from annotation.pairs import sibling_pairs
+from annotation.reward_schemes import RewardScheme
+from annotation.rows import Provenance, labelled, pair_rows
+from annotation.scoring import node_scores
+from rewards.guessing import guessable
+from rewards.reward_model import RewardModel
+from runs.growing import label_digest
+from runs.recipe import Recipe
+from runs.reward_model import reward_model_for
+from runs.reward_scheme import reward_scheme_for
+from runs.stored_trees import StoredTree
+from storage.records import Pair, TreeNode
+
+
+@dataclass
+class Relabeller:
+    """Labels stored trees under a recipe's rewards and `pairs`."""
+
+    recipe: Recipe
+    fresh: Fresh = field(default_factory=dict)
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    @cached_property
+    def _worth(self) -> RewardScheme:
+        return reward_scheme_for(self.recipe)
+
+    @cached_property
+    def _model(self) -> RewardModel | None:
+        """What orders the pairs; null: the labels do."""
+        by_score = self.recipe.pairs.score == "reward_model"
+        return reward_model_for(self.recipe) if by_score else None
+
+    def label(self, tree: StoredTree) -> tuple[list[TreeNode], list[Pair]]:
+        """Returns the nodes with new labels, and the new pairs."""
+        recipe, rows, states, question = self.recipe, tree.nodes, tree.states, tree.question
+        labels = self._worth.labels(question, rows, states)
+        prompt = prompter(protocol_named(recipe.agent.protocol), recipe.agent.max_steps)
+        scores = node_scores(self._model, rows, states, prompt) if self._model else None
+        luck = guessable(question.question, question.answers)
+        pairs, dropped = sibling_pairs(rows, labels, recipe.pairs, scores, guessable=luck)
+        self.dropped.update(dropped)
+        found = pair_rows(question, pairs, states, prompt, self._provenance(rows[0]))
+        return labelled(rows, labels), self._confirmed(found)
+
+    def _confirmed(self, pairs: list[Pair]) -> list[Pair]:
+        """Those that fresh rollouts bear out, where `pairs.confirmed` asks for it."""
+        if not self.recipe.pairs.confirmed:
+            return pairs
+        kept = []
+        for pair in pairs:
+            held = survives(pair, self.fresh, self.recipe.spre)
+            if held == "kept":
+                kept.append(pair)
+            else:
+                self.dropped[f"fresh_{held or 'missing'}"] += 1
+        return kept
+
+    def _provenance(self, root: TreeNode) -> Provenance:
+        recipe = self.recipe
+        return Provenance(
+            seed=root.seed,
+            cycle=root.cycle,
+            policy_model=recipe.policy.model,
+            policy_digest=root.policy_digest,
+            judge_model=recipe.asked_judge.model if recipe.asked_judge else None,
+            prompt_hash=root.prompt_hash,
+            label_digest=label_digest(recipe, self._model),
+            config_digest=recipe.decisive_digest,
+        )

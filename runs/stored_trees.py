@@ -1,0 +1,107 @@
+"""The trees of a run, one after the other; only one part of them is in memory at a time."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+
+from agent.protocols import protocol_named
+from agent.replay import replay_tree
+from agent.state import State
+from runs.folder import Run
+from runs.inputs import replay_passages
+from storage.manifest import PartInfo, load_manifest
+from storage.parts import number_of, read_part, stored_questions
+from storage.records import Passage, Question, TreeNode
+from storage.schemas import table_to_records
+
+
+@dataclass(frozen=True)
+class StoredTree:
+    """One tree of a run.
+
+    Attributes:
+        part: Number of the part that holds it.
+        nodes: All its nodes, in order of `node_id`.
+    """
+
+    part: int
+    nodes: Sequence[TreeNode]
+    _run: "_Replay" = field(repr=False)
+
+    @property
+    def id(self) -> str:
+        return self.nodes[0].tree_id
+
+    @property
+    def question(self) -> Question:
+        """Returns the question that the tree was grown for.
+
+        Raises:
+            StorageError: The run has no such question.
+        """
+        return self._run.questions[self.nodes[0].question_id]
+
+    @cached_property
+    def states(self) -> list[State]:
+        """Returns what the policy saw at each node, in the order of `nodes`.
+
+        Raises:
+            ConfigError: The corpus or the prompts are not those that the tree was grown with.
+            StorageError: Rows of the tree are missing.
+        """
+        protocol = protocol_named(self._run.run.recipe.agent.protocol)
+        return replay_tree(self.question.question, self.nodes, self._run.passages, protocol)
+
+
+def stored_trees(
+    run: Run,
+    table: str = "trees",
+    only: Collection[str] | None = None,
+    passages: Mapping[str, Passage] | None = None,
+) -> Iterator[StoredTree]:
+    """Yields the trees of a run by part, and within a part by id.
+
+    Which part holds a question depends on who finished first when the trees were grown; sort by
+    `id` what must not depend on that.
+
+    Args:
+        run: The run.
+        table: "trees", or the labels of a relabelling.
+        only: Ids of the trees to yield; None for all.
+        passages: The run's corpus by id, if it is in memory already.
+
+    Raises:
+        ConfigError: A part is not a regular file inside the run.
+        StorageError: A part is not as it was committed.
+    """
+    replay = _Replay(run, passages)
+    for part in load_manifest(run.folder).of(table):
+        yield from _trees_of(replay, part, only)
+
+
+def _trees_of(
+    replay: "_Replay", part: PartInfo, only: Collection[str] | None
+) -> Iterator[StoredTree]:
+    """In a frame of its own, so that a part is released before the next one is read."""
+    nodes = table_to_records(read_part(replay.run.folder, part), TreeNode)
+    nodes.sort(key=lambda node: (node.tree_id, node.node_id))
+    for identity, tree in groupby(nodes, key=lambda node: node.tree_id):
+        if only is None or identity in only:
+            yield StoredTree(number_of(part), list(tree), replay)
+
+
+@dataclass
+class _Replay:
+    """Questions and corpus of a run, read when a tree first asks for them."""
+
+    run: Run
+    given: Mapping[str, Passage] | None
+
+    @cached_property
+    def questions(self) -> Mapping[str, Question]:
+        return stored_questions(self.run.folder)
+
+    @cached_property
+    def passages(self) -> Mapping[str, Passage]:
+        return replay_passages(self.run) if self.given is None else self.given
