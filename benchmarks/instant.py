@@ -1,6 +1,5 @@
 """A model and a retriever that answer at once, in this process."""
 
-from types import TracebackType
 from typing import Self
 from zlib import crc32
 
@@ -29,12 +28,7 @@ class InstantModel:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         return None
 
 

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Self, get_args
 
 from engines.cost import cost_usd
@@ -156,13 +155,8 @@ class LedgeredEngine:
         await self._engine.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._engine.__aexit__(exc_type, exc, traceback)
+    async def __aexit__(self, *exception: object) -> None:
+        await self._engine.__aexit__(*exception)
 
 
 _NOTHING = Completion(text="", finish_reason="unknown", usage=Usage(), model="")

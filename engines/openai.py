@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from engines.chat import (
@@ -147,12 +146,7 @@ class OpenAIEngine:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self._close()
 
     async def check(self) -> None:

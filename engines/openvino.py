@@ -11,7 +11,6 @@ import re
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from engines.batching import BatchingThread
@@ -120,12 +119,7 @@ class OpenVINOEngine:
         self._batch = BatchingThread(pipeline, self._max_batch)
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         if self._batch is not None:
             await asyncio.to_thread(self._batch.close)
             self._batch = self._tokenizer = None

@@ -1,7 +1,6 @@
 """An engine of which only the ledger is left: it replays, and makes no new call."""
 
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from engines.sampling import Capabilities, Completion, SampleRequest
@@ -32,10 +31,5 @@ class RecordedEngine:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         pass

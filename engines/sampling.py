@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from types import TracebackType
 from typing import Any, Literal, Protocol, Self, get_args
 
 from storage.records import Message
@@ -171,12 +170,7 @@ class Engine(Protocol):
         ...
 
     async def __aenter__(self) -> Self: ...
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    async def __aexit__(self, *exception: object) -> None: ...
 
 
 def begun_turn(request: SampleRequest) -> tuple[str, list[str | tuple[int, ...]]]:

@@ -11,7 +11,6 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from engines.sampling import Capabilities, Completion, Engine, SampleRequest
@@ -127,12 +126,7 @@ class VllmEngine:
             self._endpoint, self.server, self._stack = endpoint, server, stack.pop_all()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         self._endpoint = self.server = None
         await self._stack.aclose()
 

@@ -10,7 +10,6 @@ import pty
 import re
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import ClassVar, Self
 
 HOSTILE = (
@@ -78,12 +77,7 @@ class PseudoTerminal:
         self._reader.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         os.close(self.descriptor)
         self._reader.join()
         os.close(self._read)
