@@ -1,137 +1,172 @@
 """The environment: runs one step for the search, or a whole trajectory for rollouts and inference.
 
 One step is one policy call: prompt, completion, action, retrieval if the action asks for it, next
-state. Prompts at rollout time and at training time come from the same `AgentProtocol.messages`.
+state. Prompts at rollout time and at training time come from the same protocol.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 
-from agent.protocol import AgentProtocol
-from agent.settings import AgentSettings
-from agent.state import Action, State, Step
+from agent.protocol import AgentProtocol, query_of, root_of
+from agent.state import TERMINAL, State, Step
 from engines.sampling import CallIdentity, Completion, Engine, SampleRequest, Sampling, Usage
 from retrieval.interface import Retriever
-from storage.records import Message, RetrievedPassage
+from storage.records import Message, Question, RetrievedPassage
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A step taken: the state it led to and what it cost."""
+    """One policy call.
+
+    Attributes:
+        state: The state that it led to; its last step says what the text means and what the
+            environment inserted after it.
+        completion: What the engine returned, with token ids and log-probabilities if it was
+            asked for them.
+    """
 
     state: State
-    usage: Usage
+    completion: Completion
 
     @property
     def step(self) -> Step:
         return self.state.steps[-1]
 
+    @property
+    def usage(self) -> Usage:
+        return self.completion.usage
+
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """A state followed to its end.
+    """A state followed to its end: the policy calls that were made for it, in order.
 
-    `usage` is what the continuation cost; `stop_reason` is "answer", "forced", "refused" or
-    "invalid".
+    Attributes:
+        state: The final state.
+        moves: The calls; those before the state that the trajectory began with are not among them.
+        stop_reason: How it ended (`AgentProtocol.stop_reason`).
     """
 
     state: State
-    usage: Usage
+    moves: tuple[Move, ...]
     stop_reason: str
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of all calls."""
+        return reduce(add, (move.usage for move in self.moves), Usage())
 
 
 @dataclass(frozen=True)
 class Environment:
-    """Policy, protocol and retrieval around one budget.
+    """Policy, protocol and retrieval.
 
     Attributes:
-        top_k: passages a search returns.
-        seed: the run's seed; part of every call's identity.
+        protocol: Its settings hold the budget.
+        top_k: Passages that a search returns.
+        seed: The run's seed; part of every call's identity.
+        tokens: Whether completions keep token ids and log-probabilities, as outcome RL needs.
+            Protocols that continue one turn always do.
     """
 
     protocol: AgentProtocol
     engine: Engine
     retriever: Retriever
-    settings: AgentSettings
     top_k: int
     seed: int = 0
+    tokens: bool = False
 
     def prompt(self, state: State) -> tuple[Message, ...]:
-        """The messages that ask for the next step of `state`."""
-        return prompter(self.protocol, self.settings.max_steps)(state)
+        """Returns the messages that ask for the next step of `state`."""
+        return self.protocol.prompt(state)
 
-    def is_forced(self, state: State) -> bool:
-        """Whether the next call is the last one that the budget allows."""
-        return is_last(state, self.settings.max_steps)
+    async def root(self, question: Question) -> State:
+        """Returns the state before the first call, with the passages that the protocol shows.
+
+        Raises:
+            RetrievalError: If the protocol searches first, and the search failed.
+        """
+        query = self.protocol.first_query(question)
+        return root_of(question, self.protocol, None if query is None else await self._find(query))
 
     async def act(
         self, state: State, sampling: Sampling, *, question_id: str, path: str, draw: int = 0
     ) -> Move:
-        """Take one step from a non-terminal `state`.
+        """Takes one step from a state that has not ended.
 
-        `path` and `draw` name the call in the ledger.
+        Args:
+            path: With `draw`, the name of the call in the ledger.
 
         Raises:
-            EndpointError: the policy could not be asked.
-            RetrievalError: the search failed.
+            EndpointError: If the policy could not be asked.
+            RetrievalError: If the search failed.
         """
-        forced = self.is_forced(state)
-        structure = self.protocol.structure(state, forced=forced) if self._structured else None
-        identity = CallIdentity(
-            "policy", question_id, path, draw, self.protocol.prompt_hash, self.seed
+        protocol, last = self.protocol, self.protocol.is_last(state)
+        request = self._request(
+            state,
+            sampling,
+            CallIdentity("policy", question_id, path, draw, protocol.prompt_hash, self.seed),
+            last=last,
         )
-        request = SampleRequest(self.prompt(state), sampling, identity, structure)
         completion = await self.engine.sample(request)
-        action = self._read(state, completion, forced=forced)
-        passages = await self._retrieve(action)
-        step = Step(state.stage, completion.text, action, forced, passages)
-        return Move(state.after(step, self.protocol.next_stage(state, action)), completion.usage)
+        text, cut = self._written(completion), completion.finish_reason == "length"
+        action = protocol.read(state, text, last=last, cut=cut)
+        usage = completion.usage
+        step = Step(
+            state.stage,
+            text,
+            action,
+            forced=last and protocol.forces_answer,
+            cut=cut,
+            token_ids=completion.token_ids if self._keeps_tokens else None,
+            total_tokens=usage.input_tokens + usage.output_tokens,
+        )
+        ended = protocol.is_spent(step)
+        stage = TERMINAL if ended else protocol.next_stage(state, action, last=last)
+        if stage != TERMINAL:  # a search that nobody would read is not served
+            step = await self._answered(state, step)
+        return Move(state.after(step, stage), completion)
 
     async def trajectory(
         self, state: State, sampling: Sampling, *, question_id: str, path: str, draw: int = 0
     ) -> Trajectory:
-        """Follow `state` to its end; ends after at most `max_steps` steps from the root."""
-        usage = Usage()
+        """Follows `state` to its end, at most `agent.max_steps` steps from the root."""
+        moves: list[Move] = []
         while not state.terminal:
             move = await self.act(
-                state,
-                sampling,
-                question_id=question_id,
-                path=f"{path}+{state.depth}",
-                draw=draw,
+                state, sampling, question_id=question_id, path=f"{path}+{state.depth}", draw=draw
             )
-            state, usage = move.state, usage + move.usage
-        return Trajectory(state, usage, stop_reason(state))
+            moves.append(move)
+            state = move.state
+        return Trajectory(state, tuple(moves), self.protocol.stop_reason(state))
 
     @property
-    def _structured(self) -> bool:
-        return self.settings.structured and self.engine.capabilities.structured_output
+    def _keeps_tokens(self) -> bool:
+        return self.tokens or self.protocol.continues
 
-    def _read(self, state: State, completion: Completion, *, forced: bool) -> Action:
-        if completion.finish_reason == "length":
-            return Action("invalid", "", "cut at the token limit")
-        return self.protocol.parse(state, completion.text, forced=forced)
+    def _request(
+        self, state: State, sampling: Sampling, identity: CallIdentity, *, last: bool
+    ) -> SampleRequest:
+        protocol = self.protocol
+        constrained = protocol.settings.structured and self.engine.capabilities.structured_output
+        return SampleRequest(
+            protocol.messages(state, last=last),
+            replace(sampling, stop=protocol.stops) if protocol.stops else sampling,
+            identity,
+            protocol.structure(state, last=last) if constrained else None,
+        )
 
-    async def _retrieve(self, action: Action) -> tuple[RetrievedPassage, ...]:
-        query = self.protocol.query_of(action)
-        return tuple(await self.retriever.search(query, self.top_k)) if query is not None else ()
+    def _written(self, completion: Completion) -> str:
+        """Returns the policy's text with the stop string that ended it, which it generated."""
+        stop = completion.stop_reason
+        return completion.text + stop if stop in self.protocol.stops else completion.text
 
+    async def _answered(self, state: State, step: Step) -> Step:
+        """Returns the step with what the environment answers: passages and inserted text."""
+        query = query_of(step.action)
+        found = replace(step, passages=() if query is None else await self._find(query))
+        return replace(found, inserted=self.protocol.inserted(state, found))
 
-def is_last(state: State, max_steps: int) -> bool:
-    """Whether the next call must answer."""
-    return state.depth + 1 >= max_steps
-
-
-def prompter(protocol: AgentProtocol, max_steps: int) -> Callable[[State], tuple[Message, ...]]:
-    """State → the messages that ask for its next step under a budget of `max_steps`."""
-    return lambda state: protocol.messages(state, forced=is_last(state, max_steps))
-
-
-def stop_reason(state: State) -> str:
-    """How a terminal state ended."""
-    last = state.steps[-1]
-    if last.action.kind == "invalid":
-        return "invalid"
-    if last.action.kind == "refuse":
-        return "refused"
-    return "forced" if last.forced else "answer"
+    async def _find(self, query: str) -> tuple[RetrievedPassage, ...]:
+        return tuple(await self.retriever.search(query, self.top_k))

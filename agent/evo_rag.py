@@ -12,17 +12,16 @@ and packed training, read its beginning once.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 
-from agent.prompts import load_prompts, prompts_digest
-from agent.state import Action, ActionKind, Stage, State, Step
+from agent.protocol import AgentProtocol
+from agent.state import TERMINAL, Action, State, Step
 from agent.tags import MAX_CONTENT_CHARS, fenced
 from engines.sampling import Structure
 from storage.records import Message, RetrievedPassage
 
-_EMPTY: dict[str, ActionKind] = {"<backtrack/>": "backtrack", "<refuse/>": "refuse"}
-_FILLED: tuple[ActionKind, ...] = ("search", "answer")
+_EMPTY = {"<backtrack/>": "backtrack", "<refuse/>": "refuse"}
+_FILLED = ("search", "answer")
 _BODY = f"[^<>\\n]{{1,{MAX_CONTENT_CHARS}}}"
 _NOTE = f"<note>{_BODY}</note>"
 _LEADING_NOTE = re.compile(r"\s*<note>([^<>]*)</note>")
@@ -42,48 +41,39 @@ class LiveSearch:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class EvoRAG:
+class EvoRAG(AgentProtocol):
     """EVO-RAG's protocol (see module)."""
 
-    name: str = "evo-rag"
-    can_refuse: bool = True
-    prompts: dict[str, str] = field(default_factory=lambda: load_prompts("evo-rag"))
+    name = "evo-rag"
+    can_refuse = True
 
-    @cached_property
-    def prompt_hash(self) -> str:
-        return prompts_digest(self.prompts)
-
-    def messages(self, state: State, *, forced: bool) -> tuple[Message, ...]:
+    def messages(self, state: State, *, last: bool) -> tuple[Message, ...]:
         # A prompt offers what is allowed: without a search there is nothing to note or take back.
-        name = "forced" if forced else "step" if live_searches(state.steps) else "first"
+        name = "forced" if last else "step" if live_searches(state.steps) else "first"
         return (Message("system", self.prompts[name]), Message("user", _user_text(state)))
 
-    def structure(self, state: State, *, forced: bool) -> Structure:
+    def structure(self, state: State, *, last: bool) -> Structure:
         stack = live_searches(state.steps)
-        tags = [f"<{kind}>{_BODY}</{kind}>" for kind in _allowed(stack, forced) if kind in _FILLED]
-        tags += [tag for tag, kind in _EMPTY.items() if kind in _allowed(stack, forced)]
+        tags = [f"<{kind}>{_BODY}</{kind}>" for kind in _allowed(stack, last) if kind in _FILLED]
+        tags += [tag for tag, kind in _EMPTY.items() if kind in _allowed(stack, last)]
         note = f"({_NOTE})?" if stack else ""
         # No `|` inside a group: `engines.structure` cuts every alternative where its bound lies.
         return Structure("regex", "|".join(note + tag for tag in tags))
 
-    def parse(self, state: State, text: str, *, forced: bool) -> Action:
+    def parse(self, state: State, text: str, *, last: bool) -> Action:
         stack = live_searches(state.steps)
         note = _LEADING_NOTE.match(text)
         if note and not stack:
-            return Action("invalid", "", "<note> is not allowed before a search")
+            return Action.invalid("<note> is not allowed before a search")
         if note and not note[1].strip():
-            return Action("invalid", "", "<note> is empty")
+            return Action.invalid("<note> is empty")
         action = _read(text[note.end() :] if note else text)
-        if action.kind != "invalid" and action.kind not in _allowed(stack, forced):
-            return Action("invalid", "", f"<{action.kind}> is not allowed here")
+        if action.kind != "invalid" and action.kind not in _allowed(stack, last):
+            return Action.invalid(f"<{action.kind}> is not allowed here")
         return action
 
-    def query_of(self, action: Action) -> str | None:
-        return action.content if action.kind == "search" else None
-
-    def next_stage(self, state: State, action: Action) -> Stage:
-        return "reasoning" if action.kind in ("search", "backtrack") else "terminal"
+    def next_stage(self, state: State, action: Action, *, last: bool) -> str:
+        return state.stage if action.kind in ("search", "backtrack") else TERMINAL
 
     def render(self, action: Action) -> str:
         if action.kind in _FILLED:
@@ -118,8 +108,8 @@ def note_of(step: Step) -> str | None:
     return found[1].strip() if found else None
 
 
-def _allowed(stack: Sequence[LiveSearch], forced: bool) -> tuple[ActionKind, ...]:
-    if forced:
+def _allowed(stack: Sequence[LiveSearch], last: bool) -> tuple[str, ...]:
+    if last:
         return ("answer",)
     return ("search", "answer", "refuse", *(("backtrack",) if stack else ()))
 
@@ -130,9 +120,9 @@ def _read(text: str) -> Action:
         return Action(kind, "")
     found = _ACTION.fullmatch(text)
     if found is None or found[1] != found[3]:
-        return Action("invalid", "", "not one action")
+        return Action.invalid("not one action")
     if not found[2].strip():
-        return Action("invalid", "", f"<{found[1]}> is empty")
+        return Action.invalid(f"<{found[1]}> is empty")
     return Action("search" if found[1] == "search" else "answer", found[2].strip())
 
 

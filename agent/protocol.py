@@ -1,55 +1,181 @@
-"""What a protocol is: prompts, tags, parsing and stages. `agent.reasonrag` is the first."""
+"""What a protocol is: prompts, tags, parsing, stages, and what the environment answers.
 
-from collections.abc import Sequence
-from typing import Protocol
+A system's protocol is one class in a module of this room, a folder of prompts, and a line in
+`agent.protocols`. Two shapes share this class. Protocols that rewrite their state (ReasonRAG,
+EVO-RAG) build a new prompt for every call. Protocols that continue one assistant turn set
+`continues`: the prompt stays, and what the policy wrote and the environment inserted follows it.
+"""
 
-from agent.state import Action, Stage, State
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import ClassVar, Self
+
+from agent.actions import INVALID, is_end, is_search
+from agent.prompts import load_prompts, prompts_digest
+from agent.settings import AgentSettings
+from agent.state import TERMINAL, Action, State, Step
 from engines.sampling import Structure
-from storage.records import Message, RetrievedPassage
+from storage.records import Message, Question, RetrievedPassage
+
+Prefix = tuple[str | tuple[int, ...], ...]
+"""A begun assistant turn: texts to encode, and token ids to take as they are."""
 
 
-class AgentProtocol(Protocol):
+@dataclass(frozen=True)
+class AgentProtocol(ABC):
     """How a state becomes a prompt, and how a model's text becomes an action and a next state.
 
     Attributes:
-        name: the value of `agent.protocol`.
-        can_refuse: whether a policy may decline to answer (else unanswerable questions are
-            skipped).
-        prompt_hash: hash of all prompt files of the protocol; on every row they produced.
+        name: The value of `agent.protocol`, and the folder of its prompts.
+        can_refuse: Whether a policy may decline to answer. If not, unanswerable questions are
+            skipped.
+        forces_answer: Whether the last call that the budget allows demands an answer.
+        continues: Whether all calls of a trajectory continue one assistant turn.
+        stops: Strings that end a call; the policy's text includes the one that ended it.
+        prefill: How the assistant's turn begins, before the policy's first token.
+        settings: Budget and options.
     """
 
+    name: ClassVar[str]
+    can_refuse: ClassVar[bool] = False
+    forces_answer: ClassVar[bool] = True
+    continues: ClassVar[bool] = False
+    stops: ClassVar[tuple[str, ...]] = ()
+
+    settings: AgentSettings = field(default_factory=AgentSettings)
+
+    @cached_property
+    def prompts(self) -> dict[str, str]:
+        """The prompts by file name."""
+        return load_prompts(self.name)
+
+    @cached_property
+    def prompt_hash(self) -> str:
+        """Hash of all prompt files; on every row that they produced."""
+        return prompts_digest(self.prompts)
+
     @property
-    def name(self) -> str: ...
-    @property
-    def can_refuse(self) -> bool: ...
-    @property
-    def prompt_hash(self) -> str: ...
+    def prefill(self) -> str:
+        return ""
 
-    def messages(self, state: State, *, forced: bool) -> tuple[Message, ...]:
-        """The conversation that asks for the next step; `forced` demands an answer now."""
-        ...
+    def given(self, question: Question) -> tuple[RetrievedPassage, ...] | None:
+        """Returns the references that come with the question; None if the protocol shows none."""
+        return None
 
-    def structure(self, state: State, *, forced: bool) -> Structure:
-        """The constraint under which every completion parses."""
-        ...
+    def first_query(self, question: Question) -> str | None:
+        """Returns the query whose passages the policy is shown before its first call, if any."""
+        return None
 
-    def parse(self, state: State, text: str, *, forced: bool) -> Action:
-        """Read the model's own text; what does not parse is an `invalid` action."""
-        ...
+    @abstractmethod
+    def messages(self, state: State, *, last: bool) -> tuple[Message, ...]:
+        """Returns the conversation that asks for the next step.
 
-    def query_of(self, action: Action) -> str | None:
-        """The query to search for after this action, or null if it retrieves nothing."""
-        ...
+        Args:
+            state: A state that has not ended.
+            last: Whether the budget allows no call after this one.
+        """
 
-    def next_stage(self, state: State, action: Action) -> Stage:
-        """The stage after `action`."""
-        ...
+    @abstractmethod
+    def parse(self, state: State, text: str, *, last: bool) -> Action:
+        """Reads the model's own text; any other text than an action is an invalid one."""
 
+    @abstractmethod
     def render(self, action: Action) -> str:
-        """The canonical text of an action (training targets, warm-start traces)."""
-        ...
+        """Returns the canonical text of an action (training targets, warm-start traces)."""
+
+    def structure(self, state: State, *, last: bool) -> Structure | None:
+        """Returns the constraint under which every completion parses; None for free text."""
+        return None
+
+    def read(self, state: State, text: str, *, last: bool, cut: bool) -> Action:
+        """Reads a completion that may have ended at the token limit (`cut`)."""
+        if cut:
+            return Action.invalid("cut at the token limit")
+        return self.parse(state, text, last=last)
+
+    def next_stage(self, state: State, action: Action, *, last: bool) -> str:
+        """Returns the stage after `action`; `agent.state.TERMINAL` ends the trajectory."""
+        return TERMINAL if is_end(action.kind) or last else state.stage
+
+    def inserted(self, state: State, step: Step) -> str:
+        """Returns what the environment writes into the turn after `step`, which `state` made."""
+        return ""
+
+    def stop_reason(self, state: State) -> str:
+        """Names how a finished trajectory ended.
+
+        Returns:
+            "answer", "forced", "refused", "invalid", or "budget" if the last call that the budget
+            allowed did not answer.
+        """
+        kind = state.steps[-1].action.kind
+        if kind == INVALID:
+            return "invalid"
+        if kind == "refuse":
+            return "refused"
+        if kind != "answer":
+            return "budget"
+        return "forced" if state.forced else "answer"
+
+    def is_last(self, state: State) -> bool:
+        """Returns whether the budget allows one more call only."""
+        return state.depth + 1 >= self.settings.max_steps
+
+    def is_spent(self, step: Step) -> bool:
+        """Returns whether `step` used up the trajectory's tokens."""
+        most = self.settings.max_total_tokens
+        return most is not None and step.total_tokens >= most
+
+    def prefix(self, state: State) -> Prefix | None:
+        """Returns the assistant's turn so far; None if the next call begins a turn."""
+        if not self.continues:
+            return (self.prefill,) if self.prefill else None
+        parts: list[str | tuple[int, ...]] = [self.prefill]
+        for step in state.steps:
+            parts += [step.text if step.token_ids is None else step.token_ids, step.inserted]
+        return tuple(part for part in parts if part) or None
+
+    def prompt(self, state: State) -> tuple[Message, ...]:
+        """Returns the messages before the next step; a begun assistant's turn is the last one.
+
+        It is what training reads. Rollouts continue the turn by token ids (`prefix`).
+        """
+        messages = self.messages(state, last=self.is_last(state))
+        if not (begun := self.turn(state)):
+            return messages
+        return (*messages, Message("assistant", begun))
+
+    def turn(self, state: State) -> str:
+        """Returns the text of the assistant's turn so far."""
+        if not self.continues:
+            return self.prefill
+        return self.prefill + "".join(step.text + step.inserted for step in state.steps)
+
+    def with_budget(self, max_steps: int) -> Self:
+        """Returns the protocol with another `agent.max_steps`."""
+        return replace(self, settings=self.settings.model_copy(update={"max_steps": max_steps}))
+
+    def ends_call(self, text: str) -> bool:
+        """Returns whether `text` ends with a stop string, so that no end of turn follows it."""
+        return text.endswith(self.stops) if self.stops else False
 
 
-def shown_passages(state: State) -> Sequence[RetrievedPassage]:
-    """Passages of the last query; what a Grounding prompt shows."""
-    return state.steps[-1].passages if state.steps else ()
+def root_of(
+    question: Question,
+    protocol: AgentProtocol,
+    found: tuple[RetrievedPassage, ...] | None = None,
+) -> State:
+    """Returns the state before the first call.
+
+    Args:
+        question: Its gold fields are not used.
+        protocol: Says which of the question's references are shown.
+        found: Passages to show instead.
+    """
+    return State(question.question, given=protocol.given(question) if found is None else found)
+
+
+def query_of(action: Action) -> str | None:
+    """Returns the query that an action asks the retriever; None if it asks none."""
+    return action.content if is_search(action.kind) else None

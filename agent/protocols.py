@@ -2,17 +2,20 @@
 
 from agent.evo_rag import EvoRAG
 from agent.protocol import AgentProtocol
+from agent.reading import Reading
 from agent.reasonrag import ReasonRAG
+from agent.settings import AgentSettings
+
+PROTOCOLS: dict[str, type[AgentProtocol]] = {
+    protocol.name: protocol for protocol in (ReasonRAG, EvoRAG, Reading)
+}
+"""Every protocol by its name; a new one is added here."""
 
 
-def protocol_named(name: str) -> AgentProtocol:
-    """The protocol of a recipe.
+def protocol_of(settings: AgentSettings) -> AgentProtocol:
+    """Returns the protocol that a recipe's `agent:` block names, with that budget.
 
     Raises:
-        KeyError: no such protocol (the settings refuse unknown names before).
+        KeyError: If there is no such protocol (`runs.contradictions` refuses unknown names).
     """
-    protocols: dict[str, type[ReasonRAG] | type[EvoRAG]] = {
-        "reasonrag": ReasonRAG,
-        "evo-rag": EvoRAG,
-    }
-    return protocols[name]()
+    return PROTOCOLS[settings.protocol](settings)

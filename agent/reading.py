@@ -1,68 +1,47 @@
 """Reading: one turn, from the question (and passages, if some were found for it) to an answer.
 
-For baselines beside a policy that searches. Which passages are shown is decided before the turn:
-they are those of the state's last step, as in ReasonRAG's Grounding. Three worked examples come
-first: an untuned small model answers in sentences without them, and exact match calls those wrong.
+For baselines beside a policy that searches. The passages are those of the root (`State.given`).
+Three worked examples come first: an untuned small model answers in sentences without them, and
+exact match calls those wrong.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
 
-from agent.prompts import load_prompts, prompts_digest
-from agent.protocol import shown_passages
-from agent.state import Action, Stage, State, Step
+from agent.protocol import AgentProtocol
+from agent.state import Action, State
 from agent.tags import fenced, one_tag, tag_structure
 from engines.sampling import Structure
-from storage.records import Message, RetrievedPassage
+from storage.records import Message
 
 
-@dataclass(frozen=True)
-class Reading:
-    """The protocol of the single turn (see module). A root state is asked without passages."""
+class Reading(AgentProtocol):
+    """The protocol of the single turn (see module)."""
 
-    name: str = "reading"
-    can_refuse: bool = False
-    prompts: dict[str, str] = field(default_factory=lambda: load_prompts("reading"))
+    name = "reading"
 
-    @cached_property
-    def prompt_hash(self) -> str:
-        return prompts_digest(self.prompts)
-
-    def messages(self, state: State, *, forced: bool) -> tuple[Message, ...]:
-        shown = [fenced(p.title, p.text) for p in shown_passages(state)]
-        if state.steps and not shown:
+    def messages(self, state: State, *, last: bool) -> tuple[Message, ...]:
+        closed = state.given is None
+        shown = [fenced(p.title, p.text) for p in state.given or ()]
+        if not closed and not shown:
             shown = ["(no passage found)"]
         return (
-            Message("system", self.prompts["passages" if state.steps else "closed-book"]),
-            *self._examples(closed=not state.steps),
+            Message("system", self.prompts["closed-book" if closed else "passages"]),
+            *self._examples(closed=closed),
             Message("user", "\n".join([*shown, f"Question: {state.question}"])),
         )
 
     def _examples(self, *, closed: bool) -> Iterator[Message]:
-        """Earlier turns: passage, question and answer stand in a line each; blank lines between."""
+        """Yields earlier turns: passage, question and answer, a line each."""
         for example in self.prompts["examples"].split("\n\n"):
             passage, question, answer = example.split("\n")
             yield Message("user", question if closed else f"{passage}\n{question}")
             yield Message("assistant", answer)
 
-    def structure(self, state: State, *, forced: bool) -> Structure:
+    def structure(self, state: State, *, last: bool) -> Structure:
         return tag_structure(("answer",))
 
-    def parse(self, state: State, text: str, *, forced: bool) -> Action:
+    def parse(self, state: State, text: str, *, last: bool) -> Action:
         return one_tag(text, ("answer",))
-
-    def query_of(self, action: Action) -> str | None:
-        return None
-
-    def next_stage(self, state: State, action: Action) -> Stage:
-        return "terminal"
 
     def render(self, action: Action) -> str:
         return f"<answer>{action.content}</answer>"
-
-
-def with_passages(question: str, passages: tuple[RetrievedPassage, ...]) -> State:
-    """The state after a search with the question itself, which nobody had to ask a model for."""
-    search = Step("reasoning", "", Action("query", question), passages=passages)
-    return State(question).after(search, "grounding")

@@ -10,6 +10,7 @@ from statistics import fmean, pstdev
 
 import numpy as np
 
+from agent.actions import is_end
 from analysis.survival import Bounds, wilson
 from rewards import similarity as likeness
 from rewards.guessing import guessable
@@ -18,8 +19,6 @@ from storage.records import NO_PARENT, Pair, TreeNode
 
 NEAR = 0.8
 """Similarity of two contents from which they say about the same."""
-EXACT = frozenset({"answer", "refuse", "invalid"})
-"""Actions whose label is their own outcome, not an estimate."""
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 _SAME = 1e-9
 
@@ -106,7 +105,7 @@ def _rests_on_one(pair: Pair) -> bool:
         (pair.chosen_action, pair.chosen_outcomes),
         (pair.rejected_action, pair.rejected_outcomes),
     )
-    return any(action not in EXACT and outcomes <= 1 for action, outcomes in sides)
+    return any(not is_end(action) and outcomes <= 1 for action, outcomes in sides)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, permutations, product
 from typing import Literal
 
-from agent.state import Action, ActionKind, Step
+from agent.state import Action, Step
 from rewards.evo_rag import Gold
 from rewards.returns import EpisodeRewards
 from rewards.settings import EvoRagSettings
@@ -56,7 +56,7 @@ class Compared:
     outcome: Effect
 
 
-def _step(kind: ActionKind, content: str = "", *, finds: bool = False) -> Step:
+def _step(kind: str, content: str = "", *, finds: bool = False) -> Step:
     gold = RetrievedPassage(id="gold", title="", text="", score=0.0)
     return Step("reasoning", "", Action(kind, content), passages=(gold,) if finds else ())
 

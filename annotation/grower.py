@@ -62,7 +62,7 @@ async def grow(
         worth: values terminal nodes.
         sampling: of the children (rollouts have their own).
     """
-    grown = GrownTree(Tree.grow_from(State(question.question)))
+    grown = GrownTree(Tree.grow_from(await environment.root(question)))
 
     async def expand(node: Node[State], draw: int) -> Expansion[State]:
         move = await environment.act(

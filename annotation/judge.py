@@ -11,6 +11,7 @@ from importlib.resources import files
 
 from agent.prompts import prompts_digest
 from agent.state import State, Step
+from agent.tags import inert
 from annotation.verdict import VERDICT_REGEX, VERDICT_SCHEMA, read_score
 from engines.sampling import (
     CallIdentity,
@@ -45,11 +46,18 @@ class JudgeVerdict:
 
 @dataclass(frozen=True)
 class Judge:
-    """A model that scores states; `seed` is the run's."""
+    """A model that scores states.
+
+    Attributes:
+        seed: The run's seed.
+        responses: Whether it reads the policy's whole responses (the paper, eq. 6) instead of the
+            contents of their tags.
+    """
 
     engine: Engine
     settings: JudgeSettings
     seed: int = 0
+    responses: bool = False
 
     @property
     def prompt_hash(self) -> str:
@@ -65,7 +73,7 @@ class Judge:
         """
         structure = _structure(self.engine.capabilities)
         request = SampleRequest(
-            _messages(question, state, structured=structure is not None),
+            _messages(question, state, structured=structure is not None, responses=self.responses),
             Sampling(self.settings.temperature, self.settings.top_p, self.settings.max_new_tokens),
             CallIdentity("judge", question.id, path, 0, self.prompt_hash, self.seed),
             structure,
@@ -101,13 +109,17 @@ def _structure(can: Capabilities) -> Structure | None:
     return Structure("json_schema", VERDICT_SCHEMA) if can.json_schema else None
 
 
-def _messages(question: Question, state: State, *, structured: bool) -> tuple[Message, ...]:
+def _messages(
+    question: Question, state: State, *, structured: bool, responses: bool
+) -> tuple[Message, ...]:
     prompts = _prompts()
     form = prompts["judge-json" if structured else "judge-sentence"]
-    golds = " | ".join(_inert(answer) for answer in question.answers) or "(none)"
-    steps = [_fenced(number, step) for number, step in enumerate(state.steps, 1)]
+    golds = " | ".join(inert(answer) for answer in question.answers) or "(none)"
+    steps = [
+        _fenced(number, step, responses=responses) for number, step in enumerate(state.steps, 1)
+    ]
     lines = [
-        f"Question: {_inert(question.question)}",
+        f"Question: {inert(question.question)}",
         f"Golden answers: {golds}",
         *(steps or ["(no step yet)"]),
         "Grade the steps.",
@@ -115,11 +127,7 @@ def _messages(question: Question, state: State, *, structured: bool) -> tuple[Me
     return (Message("system", f"{prompts['judge']}\n{form}"), Message("user", "\n".join(lines)))
 
 
-def _fenced(number: int, step: Step) -> str:
+def _fenced(number: int, step: Step, *, responses: bool) -> str:
     """A step as data: on one line, and unable to close its fence."""
-    content = _inert(step.action.content or step.text)
+    content = inert(step.text if responses else step.action.content or step.text)
     return f'<step number="{number}" kind="{step.action.kind}">{content}</step>'
-
-
-def _inert(text: str) -> str:
-    return " ".join(text.split()).replace("<", "‹").replace(">", "›")

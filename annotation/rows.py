@@ -81,6 +81,8 @@ def _tree_row(
         passages=_references(node.state),
         terminal=node.terminal,
         forced=node.state.forced,
+        cut=bool(step and step.cut),
+        token_ids=step.token_ids if step else None,
         visits=node.visits,
         value=node.total / node.scored if node.scored else None,
         judge_score=facts.judge_score,
@@ -99,7 +101,7 @@ def _tree_row(
 
 
 def _references(state: State) -> tuple[PassageRef, ...]:
-    shown = state.steps[-1].passages if state.steps else ()
+    shown = state.steps[-1].passages if state.steps else state.given or ()
     return tuple(PassageRef(id=p.id, title=p.title, score=p.score) for p in shown)
 
 

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.in_flight import in_flight
-from agent.protocols import protocol_named
+from agent.protocols import protocol_of
+from agent.settings import AgentSettings
 from agent.state import State
 from benchmarks.endpoint_process import Simulated, serving
 from benchmarks.instant import InstantModel, InstantRetriever
@@ -36,7 +37,7 @@ from storage.ledger import Ledger
 from storage.records import Question
 
 Ask = Callable[[SampleRequest], Awaitable[object]]
-PROTOCOL = protocol_named("reasonrag")
+PROTOCOL = protocol_of(AgentSettings())
 Measure = Callable[[Ask], Awaitable[float]]
 WARM_UP = 200
 """Calls before the clock runs: connections, and limits that grow with use."""
@@ -44,7 +45,7 @@ WARM_UP = 200
 
 def request(number: int) -> SampleRequest:
     """One step of the policy, as the annotator asks for it; no two are alike."""
-    messages = PROTOCOL.messages(State(question_text(number)), forced=False)
+    messages = PROTOCOL.messages(State(question_text(number)), last=False)
     identity = CallIdentity("policy", f"q{number // 64}", "tree/0", number % 64)
     return SampleRequest(messages, Sampling(), identity)
 

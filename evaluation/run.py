@@ -36,18 +36,13 @@ class Evaluated:
     owed: int = 0
 
 
-async def from_question(question: Question) -> State:
-    """Nothing but the question."""
-    return State(question.question)
-
-
 async def evaluate(
     questions: Sequence[Question],
     environment: Environment,
     *,
     policy: str,
     sampling: Sampling,
-    begin: Begin = from_question,
+    begin: Begin | None = None,
     path: str = "eval",
     draw: int = 0,
     max_in_flight: int = 64,
@@ -61,7 +56,7 @@ async def evaluate(
         environment: the policy's; its seed goes on every row.
         policy: the name that tables show.
         sampling: of the answers (temperature 0 is greedy).
-        begin: where trajectories start; earlier steps are not attributed to the policy.
+        begin: where trajectories start; null for the protocol's own root.
         path, draw: of the calls in the ledger; another draw is a fresh call.
         max_in_flight: questions worked on at a time.
         admit: asked before each question; once it says no, no further question starts.
@@ -71,7 +66,7 @@ async def evaluate(
     Raises:
         EndpointError: a fatal one; a fault of a single question is a `Failure`.
     """
-    exam = _Exam(environment, policy, sampling, begin, path, draw)
+    exam = _Exam(environment, policy, sampling, begin or environment.root, path, draw)
     can_refuse = environment.protocol.can_refuse
     asked = [q for q in questions if q.answerable or can_refuse]
 
@@ -129,5 +124,4 @@ class _Exam:
             digest=self.environment.engine.digest,
             seed=self.environment.seed,
             latency_s=time.perf_counter() - began,
-            given=root.depth,
         )

@@ -3,15 +3,13 @@
 import json
 from collections.abc import Sequence
 
+from agent.actions import is_search
 from agent.environment import Trajectory
 from agent.state import Step
 from rewards.answers import normalise, supporting_recall
 from rewards.guessing import guessable
 from rewards.outcome import AnswerScores
 from storage.records import Prediction, Question, Unanswered
-
-SEARCH_KINDS = frozenset({"query", "search"})
-"""Actions that ask the retriever, over all protocols."""
 
 
 def score_trajectory(
@@ -22,7 +20,6 @@ def score_trajectory(
     digest: str,
     seed: int,
     latency_s: float,
-    given: int = 0,
 ) -> Prediction:
     """Every metric of one policy's trajectory on one question.
 
@@ -33,13 +30,16 @@ def score_trajectory(
         policy: the name that tables show; `digest` is its engine's.
         seed: the run's seed.
         latency_s: seconds from the first call to the end.
-        given: how many of the first steps were made for the policy, not by it; they do not count
-            among its `steps`.
     """
     state, usage = trajectory.state, trajectory.usage
+<<<<<<< HEAD
     queries = [s.action.content for s in state.steps if s.action.kind in SEARCH_KINDS]
     retrieved = (passage.id for step in state.steps for passage in step.passages)
     scores = AnswerScores.in_benchmark(state.answer, question)
+=======
+    queries = [s.action.content for s in state.steps if is_search(s.action.kind)]
+    em, token_f1, cover = _answer_scores(state.answer, question)
+>>>>>>> 9ff5167 (Describe every action in one table; protocols decide budget, prefix and answers of the environment)
     return Prediction(
         question_id=question.id,
         source=question.source,
@@ -51,15 +51,24 @@ def score_trajectory(
         seed=seed,
         prediction=state.answer,
         answers=question.answers,
+<<<<<<< HEAD
         **scores._asdict(),
         steps=state.depth - given,
+=======
+        em=em,
+        f1=token_f1,
+        cover_em=cover,
+        steps=state.depth,
+>>>>>>> 9ff5167 (Describe every action in one table; protocols decide budget, prefix and answers of the environment)
         searches=len(queries),
         valid_searches=valid_searches(queries),
         backtracks=sum(step.action.kind == "backtrack" for step in state.steps),
         forced=state.forced,
         refused=state.refused,
         format_ok=all(step.action.kind != "invalid" for step in state.steps),
-        supporting_recall=supporting_recall(retrieved, question.supporting_ids),
+        supporting_recall=supporting_recall(
+            (p.id for p in state.retrieved), question.supporting_ids
+        ),
         trajectory=trajectory_json(state.steps),
         input_tokens=usage.input_tokens,
         cached_tokens=usage.cached_tokens,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
+from agent.actions import is_end
 from analysis.sheet import Sheet, percent
 from experiments.arms import Arm
 from experiments.report import Claim
@@ -17,9 +18,6 @@ from storage.parts import read_parts
 
 PairOrder = tuple[str, int, int]
 """A pair: its tree, the node that is preferred, and the other."""
-
-STOPS = frozenset({"answer", "refuse"})
-"""Actions that end an episode; all others go on."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ def labelling(run: Path, name: str) -> Labelling:
     """Read a relabelling; one that was not made has no pairs."""
     columns = ["tree_id", "chosen_node", "rejected_node", "chosen_action", "rejected_action"]
     rows = read_parts(run, f"relabelled/{name}/pairs", columns).to_pylist()
-    ends = [(row["chosen_action"] in STOPS, row["rejected_action"] in STOPS) for row in rows]
+    ends = [(is_end(row["chosen_action"]), is_end(row["rejected_action"])) for row in rows]
     return Labelling(
         name,
         frozenset((row["tree_id"], row["chosen_node"], row["rejected_node"]) for row in rows),

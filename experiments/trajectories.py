@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from evaluation.scoring import SEARCH_KINDS
+from agent.actions import is_search
 from rewards.evo_rag import Similarity
 from storage.records import Prediction
 
@@ -30,7 +30,7 @@ class RecordedStep:
 
     @property
     def searches(self) -> bool:
-        return self.action in SEARCH_KINDS
+        return is_search(self.action)
 
     @property
     def repeats(self) -> bool:
@@ -43,7 +43,7 @@ def moves_of(row: Prediction, similarity: Similarity) -> Iterator[RecordedStep]:
     queries: list[str] = []
     for step in json.loads(row.trajectory):
         content, alike = step["content"], None
-        if step["action"] in SEARCH_KINDS:
+        if is_search(step["action"]):
             alike = similarity(content, queries) if queries else None
             queries.append(content)
         titles = tuple(passage["title"] for passage in step["passages"])

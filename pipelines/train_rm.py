@@ -16,8 +16,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from agent.environment import prompter
-from agent.protocols import protocol_named
+from agent.protocols import protocol_of
 from annotation.pairs import sibling_pairs
 from annotation.settings import PairSettings
 from rewards.reward_model import KIND, prefix_of
@@ -101,8 +100,8 @@ def material_of(
         ConfigError: corpus or prompts are not those that the trees were grown with.
     """
     evo_rag = recipe.evo_rag or EvoRagSettings()
-    protocol = protocol_named(recipe.agent.protocol)
-    prompt = prompter(protocol, recipe.agent.max_steps)
+    protocol = protocol_of(recipe.agent)
+    prompt = protocol.prompt
     worth, wanted = reward_scheme_for(recipe), PairSettings(min_gap=settings.min_gap)
     seen: dict[Prefix, int] = {}
     by_tree: dict[str, list[SiblingComparison]] = {}

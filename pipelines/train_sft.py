@@ -6,8 +6,7 @@ Trains on the chosen side of every pair, or (`training.sft.examples: right`) on 
 trajectories. Writes `models/<run>/sft/`, or another folder beside it with `--name`.
 """
 
-from agent.environment import prompter
-from agent.protocols import protocol_named
+from agent.protocols import protocol_of
 from runs.folder import Run, existing_run
 from runs.stage import Invocation, Outcome
 from runs.stored_pairs import pairs_of, pairs_table
@@ -51,8 +50,8 @@ def right_steps(run: Run) -> list[StepExample]:
     Raises:
         ConfigError: no trajectory of the run is right, or its corpus or prompts have changed.
     """
-    protocol = protocol_named(run.recipe.agent.protocol)
-    prompt = prompter(protocol, run.recipe.agent.max_steps)
+    protocol = protocol_of(run.recipe.agent)
+    prompt = protocol.prompt
     found = {
         tree.id: right_trajectories(tree.nodes, tree.states, prompt) for tree in stored_trees(run)
     }

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from agent.protocols import protocol_named
+from agent.protocols import protocol_of
 from runs.assemble import model_folder, open_index
 from runs.recipe import Recipe
 from runs.stage import Invocation, Outcome
@@ -29,7 +29,7 @@ def warm_start(call: Invocation) -> Outcome:
     """Run the stage (see module)."""
     recipe, settings = call.recipe, call.recipe.training.warm_start
     drawn = warm_part(recipe, call.limit or settings.questions)
-    data, protocol = load_data(drawn, recipe.seed), protocol_named(recipe.agent.protocol)
+    data, protocol = load_data(drawn, recipe.seed), protocol_of(recipe.agent)
     questions = [q for q in data.questions if q.answerable or protocol.can_refuse]
     target = model_folder(call.run, "warm-start")
     refuse_strange(target, linked=False)
@@ -43,7 +43,6 @@ def warm_start(call: Invocation) -> Outcome:
             retriever,
             seed=recipe.seed,
             top_k=recipe.retrieval.top_k,
-            max_steps=recipe.agent.max_steps,
             settings=settings.traces,
         )
     )

@@ -11,6 +11,7 @@ encoder the heads sit on:
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ class RewardModel:
 def prefix_of(state: State, prompt: Prompt) -> Prefix:
     """The last step of `state`, behind the prompt that asked for it."""
     step = state.steps[-1]
-    before = State(state.question, step.stage, state.steps[:-1])
+    before = replace(state, stage=step.stage, steps=state.steps[:-1])
     # As both are read back from a stored tree, which then has the same scores.
     asked = tuple(Message(m.role, storable(m.content)) for m in prompt(before))
     return Prefix(asked, storable(step.text))

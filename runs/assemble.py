@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from agent.environment import Environment
-from agent.protocol import AgentProtocol
-from agent.protocols import protocol_named
+from agent.protocols import protocol_of
 from engines.ledgered import BeforeCall, LedgeredEngine
 from engines.sampling import Engine, Sampling
 from engines.settings import ModelSettings
@@ -29,7 +28,7 @@ def open_data(recipe: Recipe, settings: DataSettings | None = None) -> Data:
 
     A protocol that cannot refuse is asked answerable questions only.
     """
-    can_refuse = protocol_named(recipe.agent.protocol).can_refuse
+    can_refuse = protocol_of(recipe.agent).can_refuse
     return load_data(settings or recipe.data, recipe.seed, answerable_only=not can_refuse)
 
 
@@ -108,15 +107,12 @@ async def open_engine(
         yield ledgered
 
 
-def environment_for(
-    recipe: Recipe, engine: Engine, retriever: Retriever, protocol: AgentProtocol | None = None
-) -> Environment:
-    """Policy, protocol (by default the recipe's) and retrieval under the recipe's budget."""
+def environment_for(recipe: Recipe, engine: Engine, retriever: Retriever) -> Environment:
+    """Returns the recipe's policy, protocol and retrieval under its budget."""
     return Environment(
-        protocol=protocol or protocol_named(recipe.agent.protocol),
+        protocol=protocol_of(recipe.agent),
         engine=engine,
         retriever=retriever,
-        settings=recipe.agent,
         top_k=recipe.retrieval.top_k,
         seed=recipe.seed,
     )

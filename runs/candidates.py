@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent.protocol import AgentProtocol
-from agent.protocols import protocol_named
+from agent.protocols import protocol_of
 from evaluation.baselines import Material, load_baseline
-from evaluation.run import Begin, from_question
+from evaluation.run import Begin
 from retrieval.interface import Retriever
 from runs.assemble import Say
 from runs.evaluation_set import data_settings
@@ -35,10 +34,9 @@ class Candidate:
 
     name: str
     recipe: Recipe
-    protocol: AgentProtocol
     questions: tuple[Question, ...]
     deciding: Mapping[str, Any] = field(compare=False)
-    begin: Begin = from_question
+    begin: Begin | None = None
     path: str = "eval"
     asks_model: bool = True
 
@@ -72,7 +70,6 @@ def policy_candidates(policies: Mapping[str, Recipe], data: Data) -> Iterator[Ca
         yield Candidate(
             name,
             recipe,
-            protocol_named(recipe.agent.protocol),
             data.questions,
             {"model": recipe.policy.model, "digest": model_digest(recipe.policy, recipe)},
         )
@@ -99,15 +96,14 @@ def baseline_candidates(
         if left_out := len(data.questions) - len(questions):
             say(f"{name}: {left_out} questions left out, {baseline.left_out}")
         deciding = dict(baseline.deciding)
+        agent = reader.agent.model_copy(update={"protocol": baseline.protocol})
         if baseline.asks_model:
             digest = model_digest(reader.policy, reader)
             deciding |= {"model": reader.policy.model, "digest": digest}
-            deciding["prompt_hash"] = baseline.protocol.prompt_hash
-        agent = reader.agent.model_copy(update={"max_steps": baseline.max_steps})
+            deciding["prompt_hash"] = protocol_of(agent).prompt_hash
         yield Candidate(
             name,
             reader.model_copy(update={"agent": agent}),
-            baseline.protocol,
             questions,
             deciding,
             baseline.begin,

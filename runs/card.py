@@ -4,7 +4,7 @@ from collections import Counter
 
 import pyarrow as pa
 
-from agent.protocols import protocol_named
+from agent.protocols import protocol_of
 from analysis.sheet import markdown_cell
 from annotation.settings import PairSettings
 from mcts import SearchSettings
@@ -33,7 +33,7 @@ def write_card(run: Run) -> None:
         "policy": recipe.policy.model,
         "policy_digest": noted_inputs(run.folder)["policy"],
         "protocol": recipe.agent.protocol,
-        "prompt_hash": protocol_named(recipe.agent.protocol).prompt_hash,
+        "prompt_hash": protocol_of(recipe.agent).prompt_hash,
         "search": described(recipe.mcts),
         "labels": labelled_by(recipe),
         "min_gap": recipe.pairs.min_gap,

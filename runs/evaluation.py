@@ -79,7 +79,7 @@ class PolicyEvaluation:
         async with progress.shown(self.call.console):
             return await answer_all(
                 candidate.questions,
-                environment_for(recipe, engine, self.retriever, candidate.protocol),
+                environment_for(recipe, engine, self.retriever),
                 policy=candidate.name,
                 sampling=sampling_for(recipe.policy, recipe.evaluation.temperature),
                 begin=candidate.begin,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent.protocols import protocol_named
+from agent.protocols import protocol_of
 from retrieval.interface import Retriever
 from runs.assemble import open_data
 from runs.inputs import questions_digest
@@ -74,7 +74,7 @@ def deciding_settings(
         "policy": policy,
         "temperature": recipe.evaluation.temperature,
         "policies": {name: one for name, one in candidates.items() if name not in baselines},
-        "prompt_hash": protocol_named(recipe.agent.protocol).prompt_hash,
+        "prompt_hash": protocol_of(recipe.agent).prompt_hash,
         "index_digest": retriever.digest,
         "questions_digest": questions_digest(data.questions),
         **({"baselines": baselines} if baselines else {}),

@@ -143,7 +143,10 @@ def _evaluator(
 ) -> Evaluator | None:
     """What values inner nodes; null where playouts or chains do without."""
     if judge is not None and recipe.asked_judge is not None:
-        return JudgeEvaluator(Judge(judge, recipe.asked_judge, recipe.seed), recipe.spre)
+        return JudgeEvaluator(
+            Judge(judge, recipe.asked_judge, recipe.seed, recipe.agent.history == "responses"),
+            recipe.spre,
+        )
     if recipe.mcts.kind == "chains" or recipe.mcts.evaluator == "playout":
         return None
     if recipe.mcts.evaluator == "reward_model" and reward_model is not None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
-from agent.protocols import protocol_named
+from agent.protocols import protocol_of
 from annotation.judge import judge_prompt_hash
 from annotation.verifier import verifier_prompt_hash
 from engines.settings import ModelSettings
@@ -68,7 +68,7 @@ def replay_passages(run: Run) -> dict[str, Passage]:
 def _replayed(recipe: Recipe, passages: Iterable[Passage]) -> dict[str, str]:
     return {
         "corpus": corpus_hash(passages),
-        "policy_prompts": protocol_named(recipe.agent.protocol).prompt_hash,
+        "policy_prompts": protocol_of(recipe.agent).prompt_hash,
     }
 
 

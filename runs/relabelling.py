@@ -4,8 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from agent.environment import prompter
-from agent.protocols import protocol_named
+from agent.protocols import protocol_of
 from analysis.survival import Fresh, survives
 from annotation.pairs import sibling_pairs
 from annotation.reward_schemes import RewardScheme
@@ -43,7 +42,7 @@ class Relabeller:
         """Returns the nodes with new labels, and the new pairs."""
         recipe, rows, states, question = self.recipe, tree.nodes, tree.states, tree.question
         labels = self._worth.labels(question, rows, states)
-        prompt = prompter(protocol_named(recipe.agent.protocol), recipe.agent.max_steps)
+        prompt = protocol_of(recipe.agent).prompt
         scores = node_scores(self._model, rows, states, prompt) if self._model else None
         luck = guessable(question.question, question.answers)
         pairs, dropped = sibling_pairs(rows, labels, recipe.pairs, scores, guessable=luck)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 
-from agent.protocols import protocol_named
+from agent.protocols import protocol_of
 from agent.replay import replay_tree
 from agent.state import State
 from runs.folder import Run
@@ -50,8 +50,8 @@ class StoredTree:
             ConfigError: The corpus or the prompts are not those that the tree was grown with.
             StorageError: Rows of the tree are missing.
         """
-        protocol = protocol_named(self._run.run.recipe.agent.protocol)
-        return replay_tree(self.question.question, self.nodes, self._run.passages, protocol)
+        protocol = protocol_of(self._run.run.recipe.agent)
+        return replay_tree(self.question, self.nodes, self._run.passages, protocol)
 
 
 def stored_trees(

@@ -112,7 +112,12 @@ class PassageRef(Record):
 
 
 class TreeNode(Record):
-    """One node of a search tree: a row of `trees` (columns of contracts.md, minus provenance)."""
+    """One node of a search tree: a row of `trees` (columns of contracts.md, minus provenance).
+
+    `cut` is whether the call that led here ended at the token limit; `token_ids` are the tokens
+    that it sampled, for protocols that continue one turn (null elsewhere). `passages` of a root are
+    those that the policy was shown before its first call.
+    """
 
     tree_id: str
     question_id: str
@@ -129,6 +134,8 @@ class TreeNode(Record):
     passages: tuple[PassageRef, ...] = ()
     terminal: bool = False
     forced: bool = False
+    cut: bool = False
+    token_ids: tuple[int, ...] | None = None
     visits: int = 0
     value: float | None = None
     judge_score: float | None = None

@@ -65,6 +65,8 @@ TREES = _schema(
     passages=_structs(id=_TEXT, title=_TEXT, score=_NUMBER),
     terminal=_FLAG,
     forced=_FLAG,
+    cut=_FLAG,
+    token_ids=pa.list_(_COUNT),
     visits=_COUNT,
     value=_NUMBER,
     judge_score=_NUMBER,

@@ -145,9 +145,9 @@ def proof_prompts(tokenizer: Any, protocol: AgentProtocol) -> list[tuple[int, ..
     """Token ids of first prompts and of forced-answer prompts."""
     states = [State(question) for question in _QUESTIONS]
     return [
-        prompt_ids(protocol.messages(state, forced=forced), tokenizer)
+        prompt_ids(protocol.messages(state, last=last), tokenizer)
         for state in states
-        for forced in (False, True)
+        for last in (False, True)
     ]
 
 

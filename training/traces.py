@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from agent.protocol import AgentProtocol
-from agent.state import State
+from agent.protocol import AgentProtocol, root_of
 from retrieval.interface import Retriever
 from storage.records import Passage, Question
 from training.evo_rag_traces import walk_evo_rag
@@ -47,7 +46,6 @@ async def build_traces(
     retriever: Retriever,
     seed: int,
     top_k: int,
-    max_steps: int = 10,
     settings: TraceSettings | None = None,
 ) -> Traces:
     """Step examples from gold facts.
@@ -58,7 +56,6 @@ async def build_traces(
         passages: the corpus by id.
         seed: of all that is left to chance; a question's trace depends on nothing else.
         top_k: passages a query brings, as in the recipe.
-        max_steps: the policy's budget; longer traces are put aside.
         settings: what a protocol's traces do beside what is needed.
 
     Raises:
@@ -74,10 +71,9 @@ async def build_traces(
             protocol=protocol,
             retriever=retriever,
             top_k=top_k,
-            max_steps=max_steps,
             settings=settings or TraceSettings(),
             rng=random.Random(f"{seed}:{question.id}"),
-            state=State(question.question),
+            state=root_of(question, protocol),
         )
         await WALKS[protocol.name](walk)
         if walk.problem:

@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agent.environment import is_last, prompter
 from agent.evo_rag import with_note
 from agent.protocol import AgentProtocol
-from agent.state import Action, ActionKind, State, Step
+from agent.state import Action, State, Step
 from retrieval.interface import Retriever
 from storage.records import Question, RetrievedPassage
 from training.examples import StepExample
@@ -31,7 +30,6 @@ class Walk:
         hops: of an answerable question; empty if a gold passage is not in the corpus.
         wordings: queries for a question that has no hops.
         top_k: passages that a search returns.
-        max_steps: the policy's budget.
         rng: decides everything that is left to chance.
         examples: one a step so far.
         counts: of what was done.
@@ -44,7 +42,6 @@ class Walk:
     protocol: AgentProtocol
     retriever: Retriever
     top_k: int
-    max_steps: int
     settings: TraceSettings
     rng: random.Random
     state: State
@@ -54,10 +51,10 @@ class Walk:
 
     @property
     def steps_left(self) -> int:
-        return self.max_steps - self.state.depth
+        return self.protocol.settings.max_steps - self.state.depth
 
     async def search(
-        self, kind: ActionKind, query: str, note: str | None = None
+        self, kind: str, query: str, note: str | None = None
     ) -> tuple[RetrievedPassage, ...]:
         """Search as the policy would; the passages that this brought.
 
@@ -70,7 +67,7 @@ class Walk:
 
     def step(
         self,
-        kind: ActionKind,
+        kind: str,
         content: str = "",
         note: str | None = None,
         found: tuple[RetrievedPassage, ...] = (),
@@ -81,14 +78,16 @@ class Walk:
             note: what the step notes first; null: nothing.
             found: passages that it brings.
         """
-        forced = is_last(self.state, self.max_steps)
+        forced = self.protocol.is_last(self.state)
         action = Action(kind, content)
         target = self._text(action, note)
         if self.problem is None:
             self.problem = self._problem_of(action, target, forced)
-        self.examples.append(self._example(self.state, target, self.max_steps))
+        self.examples.append(self._example(self.protocol, self.state, target))
         step = Step(self.state.stage, target, action, forced, found)
-        self.state = self.state.after(step, self.protocol.next_stage(self.state, action))
+        self.state = self.state.after(
+            step, self.protocol.next_stage(self.state, action, last=forced)
+        )
 
     def answer(self, note: str | None = None) -> None:
         """Give the gold answer; by chance, also learn to where the budget ends here."""
@@ -96,7 +95,9 @@ class Walk:
         self.step("answer", answer, note)
         if self.rng.random() < FORCED_SHARE:
             target = self._text(Action("answer", answer), note)
-            self.examples.append(self._example(before, target, before.depth + 1))
+            self.examples.append(
+                self._example(self.protocol.with_budget(before.depth + 1), before, target)
+            )
             self.counts["forced answers"] += 1
 
     def _text(self, action: Action, note: str | None) -> str:
@@ -106,12 +107,11 @@ class Walk:
     def _problem_of(self, action: Action, target: str, forced: bool) -> str | None:
         if forced and action.kind != "answer":
             return "longer than max_steps"
-        form = self.protocol.structure(self.state, forced=forced)
-        fits = form.kind != "regex" or re.fullmatch(form.value, target) is not None
-        if not fits or self.protocol.parse(self.state, target, forced=forced) != action:
+        form = self.protocol.structure(self.state, last=forced)
+        fits = form is None or form.kind != "regex" or re.fullmatch(form.value, target) is not None
+        if not fits or self.protocol.parse(self.state, target, last=forced) != action:
             return "a step does not fit the protocol's form"
         return None
 
-    def _example(self, state: State, target: str, max_steps: int) -> StepExample:
-        messages = prompter(self.protocol, max_steps)(state)
-        return StepExample(messages, target, self.question.id, state.stage)
+    def _example(self, protocol: AgentProtocol, state: State, target: str) -> StepExample:
+        return StepExample(protocol.prompt(state), target, self.question.id, state.stage)

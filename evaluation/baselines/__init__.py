@@ -10,8 +10,6 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-from agent.protocol import AgentProtocol
-from agent.reading import Reading
 from evaluation.run import Begin
 from retrieval.interface import Retriever
 from storage.records import Passage, Question
@@ -38,9 +36,9 @@ class Baseline:
     """How a baseline is asked.
 
     Attributes:
-        begin: Returns the state that a question starts from. A terminal state is the answer.
-        protocol: Turns states into prompts.
-        max_steps: Budget of a trajectory; by default one turn that nothing forces.
+        begin: Returns the state that a question starts from; by default the protocol's root. A
+            terminal state is the answer.
+        protocol: Name of the protocol; by default one turn of reading.
         can_be_asked: Whether a question can be asked; the others are left out.
         left_out: Why questions are left out, as a relative clause.
         asks_model: False if every question starts from its answer.
@@ -48,9 +46,8 @@ class Baseline:
             evaluation's name.
     """
 
-    begin: Begin
-    protocol: AgentProtocol = field(default_factory=Reading)
-    max_steps: int = 100
+    begin: Begin | None = None
+    protocol: str = "reading"
     can_be_asked: Callable[[Question], bool] = lambda question: True
     left_out: str = ""
     asks_model: bool = True

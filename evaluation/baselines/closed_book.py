@@ -1,9 +1,8 @@
 """Closed-book: one turn of reading without a passage; what the model knows by itself."""
 
 from evaluation.baselines import Baseline, Material
-from evaluation.run import from_question
 
 
 def baseline(material: Material) -> Baseline:
     """Begins with the question alone."""
-    return Baseline(from_question)
+    return Baseline()

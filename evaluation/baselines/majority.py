@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from agent.state import Action, State, Step
+from agent.state import TERMINAL, Action, State, Step
 from evaluation.baselines import Baseline, Material
 from rewards.answers import normalise
 from storage.records import Question
@@ -15,7 +15,7 @@ def baseline(material: Material) -> Baseline:
 
     async def begin(question: Question) -> State:
         answer = Step("reasoning", "", Action("answer", answers[question.source]))
-        return State(question.question).after(answer, "terminal")
+        return State(question.question).after(answer, TERMINAL)
 
     return Baseline(
         begin,

@@ -1,6 +1,5 @@
 """One-shot: one turn of reading the passages that a search with the question finds."""
 
-from agent.reading import with_passages
 from agent.state import State
 from evaluation.baselines import Baseline, Material
 from storage.records import Question
@@ -11,6 +10,6 @@ def baseline(material: Material) -> Baseline:
 
     async def begin(question: Question) -> State:
         found = await material.retriever.search(question.question, material.top_k)
-        return with_passages(question.question, tuple(found))
+        return State(question.question, given=tuple(found))
 
     return Baseline(begin)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from agent.reading import with_passages
 from agent.state import State
 from evaluation.baselines import Baseline, Material
 from storage.records import Passage, Question, RetrievedPassage
@@ -12,7 +11,7 @@ def baseline(material: Material) -> Baseline:
     """Begins with the gold passages; asks no question whose gold passages are unknown."""
 
     async def begin(question: Question) -> State:
-        return with_passages(question.question, supporting(question, material.corpus))
+        return State(question.question, given=supporting(question, material.corpus))
 
     return Baseline(
         begin,

@@ -1,0 +1,42 @@
+"""Every kind of action that a policy can take, in one table."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ActionKind:
+    """What a kind of action does, whatever the protocol.
+
+    Attributes:
+        searches: Whether its content is a query for the retriever.
+        ends: Whether the trajectory ends with it. `invalid` ends it unless the protocol answers
+            invalid actions with a corrective message.
+    """
+
+    searches: bool = False
+    ends: bool = False
+
+
+INVALID = "invalid"
+"""The kind of any text that is not an action of the protocol."""
+
+ACTIONS: dict[str, ActionKind] = {
+    "query": ActionKind(searches=True),
+    "evidence": ActionKind(),
+    "search": ActionKind(searches=True),
+    "backtrack": ActionKind(),
+    "answer": ActionKind(ends=True),
+    "refuse": ActionKind(ends=True),
+    INVALID: ActionKind(ends=True),
+}
+"""Kinds by name. A protocol that needs another kind adds it here."""
+
+
+def is_search(kind: str) -> bool:
+    """Returns whether actions of this kind ask the retriever."""
+    return ACTIONS[kind].searches
+
+
+def is_end(kind: str) -> bool:
+    """Returns whether actions of this kind end a trajectory."""
+    return ACTIONS[kind].ends
