@@ -33,10 +33,10 @@ ACTIONS: dict[str, ActionKind] = {
 
 
 def is_search(kind: str) -> bool:
-    """Returns whether actions of this kind ask the retriever."""
-    return ACTIONS[kind].searches
+    """Returns whether actions of this kind ask the retriever; a root's "" does not."""
+    return kind in ACTIONS and ACTIONS[kind].searches
 
 
 def is_end(kind: str) -> bool:
     """Returns whether actions of this kind end a trajectory."""
-    return ACTIONS[kind].ends
+    return kind in ACTIONS and ACTIONS[kind].ends

@@ -72,7 +72,7 @@ class EvoRAG(AgentProtocol):
             return Action.invalid(f"<{action.kind}> is not allowed here")
         return action
 
-    def next_stage(self, state: State, action: Action, *, last: bool) -> str:
+    def next_stage(self, state: State, action: Action, *, last: bool = False) -> str:
         return state.stage if action.kind in ("search", "backtrack") else TERMINAL
 
     def render(self, action: Action) -> str:

@@ -94,7 +94,7 @@ class AgentProtocol(ABC):
             return Action.invalid("cut at the token limit")
         return self.parse(state, text, last=last)
 
-    def next_stage(self, state: State, action: Action, *, last: bool) -> str:
+    def next_stage(self, state: State, action: Action, *, last: bool = False) -> str:
         """Returns the stage after `action`; `agent.state.TERMINAL` ends the trajectory."""
         return TERMINAL if is_end(action.kind) or last else state.stage
 

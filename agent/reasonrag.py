@@ -39,7 +39,7 @@ class ReasonRAG(AgentProtocol):
     def parse(self, state: State, text: str, *, last: bool) -> Action:
         return one_tag(text, _allowed(state, last))
 
-    def next_stage(self, state: State, action: Action, *, last: bool) -> str:
+    def next_stage(self, state: State, action: Action, *, last: bool = False) -> str:
         return _NEXT.get(action.kind, TERMINAL)
 
     def render(self, action: Action) -> str:

@@ -63,7 +63,7 @@ def _after(
     if node.terminal:
         return parent.after(step, TERMINAL)
     step = replace(step, inserted=protocol.inserted(parent, step))
-    return parent.after(step, protocol.next_stage(parent, action, last=False))
+    return parent.after(step, protocol.next_stage(parent, action))
 
 
 def _retrieved(node: TreeNode, passages: Mapping[str, Passage]) -> tuple[RetrievedPassage, ...]:

@@ -11,7 +11,8 @@ class AgentSettings(Settings):
     """Protocol and budget.
 
     Attributes:
-        protocol: How policy and environment talk; a name in `agent.protocols`.
+        protocol: How policy and environment talk: `reasonrag`, `evo-rag`, or `reading` (one turn
+            without a search).
         max_steps: Most policy calls of a trajectory, in search, rollouts and inference. If the
             protocol forces an answer, the last of them uses the forced-answer prompt.
         max_total_tokens: Once a call's prompt and completion together have so many tokens, the

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from agent.actions import is_search
 from agent.environment import Trajectory
-from agent.state import Step
+from agent.state import Action, State, Step
 from rewards.answers import normalise, supporting_recall
 from rewards.guessing import guessable
 from rewards.outcome import AnswerScores
@@ -32,14 +32,8 @@ def score_trajectory(
         latency_s: seconds from the first call to the end.
     """
     state, usage = trajectory.state, trajectory.usage
-<<<<<<< HEAD
-    queries = [s.action.content for s in state.steps if s.action.kind in SEARCH_KINDS]
-    retrieved = (passage.id for step in state.steps for passage in step.passages)
-    scores = AnswerScores.in_benchmark(state.answer, question)
-=======
     queries = [s.action.content for s in state.steps if is_search(s.action.kind)]
-    em, token_f1, cover = _answer_scores(state.answer, question)
->>>>>>> 9ff5167 (Describe every action in one table; protocols decide budget, prefix and answers of the environment)
+    scores = AnswerScores.in_benchmark(state.answer, question)
     return Prediction(
         question_id=question.id,
         source=question.source,
@@ -51,15 +45,8 @@ def score_trajectory(
         seed=seed,
         prediction=state.answer,
         answers=question.answers,
-<<<<<<< HEAD
         **scores._asdict(),
-        steps=state.depth - given,
-=======
-        em=em,
-        f1=token_f1,
-        cover_em=cover,
-        steps=state.depth,
->>>>>>> 9ff5167 (Describe every action in one table; protocols decide budget, prefix and answers of the environment)
+        steps=len(trajectory.moves),
         searches=len(queries),
         valid_searches=valid_searches(queries),
         backtracks=sum(step.action.kind == "backtrack" for step in state.steps),
@@ -69,7 +56,7 @@ def score_trajectory(
         supporting_recall=supporting_recall(
             (p.id for p in state.retrieved), question.supporting_ids
         ),
-        trajectory=trajectory_json(state.steps),
+        trajectory=trajectory_json(state),
         input_tokens=usage.input_tokens,
         cached_tokens=usage.cached_tokens,
         output_tokens=usage.output_tokens,
@@ -94,8 +81,13 @@ def valid_searches(queries: Sequence[str]) -> int:
     return len({normalise(query) for query in queries} - {""})
 
 
-def trajectory_json(steps: Sequence[Step]) -> str:
-    """The steps as a JSON list: stage, action, content, the model's text, passages by reference."""
+def trajectory_json(state: State) -> str:
+    """Returns the steps as a JSON list: stage, action, content, text, passages by reference.
+
+    If passages were shown before the first call, the first element holds them (action "").
+    """
+    root = Step("root", "", Action("", ""), passages=state.given or ())
+    steps = state.steps if state.given is None else (root, *state.steps)
     rows = [
         {
             "stage": step.stage,

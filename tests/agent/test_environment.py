@@ -19,8 +19,8 @@ def one_passage(_: str) -> list[RetrievedPassage]:
 
 
 def world(engine: ScriptedEngine, max_steps: int = 10) -> Environment:
-    settings = AgentSettings(max_steps=max_steps)
-    return Environment(ReasonRAG(), engine, ScriptedRetriever(one_passage), settings, top_k=3)
+    protocol = ReasonRAG(AgentSettings(max_steps=max_steps))
+    return Environment(protocol, engine, ScriptedRetriever(one_passage), top_k=3)
 
 
 def by_stage(request: SampleRequest) -> str:

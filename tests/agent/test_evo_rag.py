@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.evo_rag import EvoRAG, LiveSearch, live_searches, note_of, with_note
+from agent.protocol import query_of
 from agent.state import Action, State, Step
 from agent.tags import MAX_CONTENT_CHARS
 from engines.structure import relaxed, within_bounds
@@ -24,8 +25,8 @@ def passage(name: str, text: str | None = None) -> RetrievedPassage:
 
 def taken(state: State, text: str, *found: RetrievedPassage, forced: bool = False) -> State:
     """The state that a policy's text leads to; `found` is what its search brings."""
-    action = PROTOCOL.parse(state, text, forced=forced)
-    passages = found if PROTOCOL.query_of(action) is not None else ()
+    action = PROTOCOL.parse(state, text, last=forced)
+    passages = found if query_of(action) is not None else ()
     step = Step(state.stage, text, action, forced, tuple(passages))
     return state.after(step, PROTOCOL.next_stage(state, action))
 
@@ -38,7 +39,7 @@ def after(*texts: str | tuple[str, RetrievedPassage]) -> State:
 
 
 def asked(state: State, *, forced: bool = False) -> tuple[str, str]:
-    system, user = PROTOCOL.messages(state, forced=forced)
+    system, user = PROTOCOL.messages(state, last=forced)
     return system.content, user.content
 
 
@@ -53,9 +54,9 @@ SEARCHED, EMPTIED = after(YATE), after(YATE, "<backtrack/>")
 def test_whatever_the_structure_admits_parses_and_reads_back(
     state: State, forced: bool, data: st.DataObject
 ) -> None:
-    pattern = PROTOCOL.structure(state, forced=forced).value
+    pattern = PROTOCOL.structure(state, last=forced).value
     text = data.draw(st.from_regex(pattern, fullmatch=True))
-    action = PROTOCOL.parse(state, text, forced=forced)
+    action = PROTOCOL.parse(state, text, last=forced)
     blank = re.search(r">\s*</", text)
     assert (action.kind == "invalid") == bool(blank), action.reason
     if blank:
@@ -63,7 +64,7 @@ def test_whatever_the_structure_admits_parses_and_reads_back(
     note = note_of(Step("reasoning", text, action))
     assert (note is not None) == text.startswith("<note>")
     again = PROTOCOL.render(action) if note is None else with_note(note, PROTOCOL.render(action))
-    assert PROTOCOL.parse(state, again, forced=forced) == action
+    assert PROTOCOL.parse(state, again, last=forced) == action
     assert note_of(Step("reasoning", again, action)) == note
     assert forced <= (action.kind == "answer")
 
@@ -75,12 +76,12 @@ def test_the_structure_admits_every_action_that_is_allowed_and_no_other() -> Non
     }  # fmt: skip
 
     def admitted(state: State, *, forced: bool = False) -> set[str]:
-        pattern = PROTOCOL.structure(state, forced=forced).value
+        pattern = PROTOCOL.structure(state, last=forced).value
         by_pattern = {name for name, text in texts.items() if re.fullmatch(pattern, text)}
         by_parser = {
             name
             for name, text in texts.items()
-            if PROTOCOL.parse(state, text, forced=forced).kind != "invalid"
+            if PROTOCOL.parse(state, text, last=forced).kind != "invalid"
         }
         assert by_pattern == by_parser
         return by_pattern
@@ -102,7 +103,7 @@ def test_the_structure_admits_every_action_that_is_allowed_and_no_other() -> Non
     ],
 )  # fmt: skip
 def test_anything_else_is_invalid_and_ends_the_trajectory(text: str) -> None:
-    action = PROTOCOL.parse(SEARCHED, text, forced=False)
+    action = PROTOCOL.parse(SEARCHED, text, last=False)
     assert (action.kind, action.content) == ("invalid", "")
     assert action.reason
     assert taken(SEARCHED, text).terminal
@@ -111,7 +112,7 @@ def test_anything_else_is_invalid_and_ends_the_trajectory(text: str) -> None:
 @given(st.sampled_from(["search", "answer"]), st.integers(250, 400), st.booleans())
 def test_the_embedded_engine_cuts_a_content_at_its_bound(kind: str, n: int, noted: bool) -> None:
     """It writes under an expression without bounds, which are applied to what it wrote."""
-    pattern = PROTOCOL.structure(SEARCHED, forced=False).value
+    pattern = PROTOCOL.structure(SEARCHED, last=False).value
     note = "<note>Yate</note>" if noted else ""
     text = f"{note}<{kind}>{'x' * n}</{kind}>"
     assert re.fullmatch(relaxed(pattern), text)
@@ -172,7 +173,7 @@ def test_a_backtrack_takes_the_search_on_top_with_its_passages_and_notes(made: l
     ]
     assert sorted(shown) == sorted(gone)
     assert lines[-1:] == taken_back or not gone, "at the end: what stands before it stays as it was"
-    backtrack = PROTOCOL.parse(state, "<backtrack/>", forced=False)
+    backtrack = PROTOCOL.parse(state, "<backtrack/>", last=False)
     assert backtrack.kind == ("backtrack" if stack else "invalid")
 
 
@@ -207,7 +208,7 @@ def test_a_prompt_offers_what_is_allowed() -> None:
     for state in (ROOT, SEARCHED, EMPTIED):
         for forced in (False, True):
             system, _ = asked(state, forced=forced)
-            structure = PROTOCOL.structure(state, forced=forced).value
+            structure = PROTOCOL.structure(state, last=forced).value
             for tag in ("<search>", "<answer>", "<refuse/>", "<backtrack/>"):
                 assert (tag in system) == (tag in structure), (state.depth, forced, tag)
             assert forced or ("<note>" in system) == ("<note>" in structure)
@@ -226,12 +227,13 @@ def test_prompt_hash_covers_every_prompt() -> None:
     prompts = dict(PROTOCOL.prompts)
     assert set(prompts) == {"first", "step", "forced"}
     for name, text in prompts.items():
-        assert EvoRAG(prompts={**prompts, name: f"{text}."}).prompt_hash != PROTOCOL.prompt_hash
+        edited = {**prompts, name: f"{text}."}
+        assert type("Edited", (EvoRAG,), {"prompts": edited})().prompt_hash != PROTOCOL.prompt_hash
 
 
 def test_only_a_search_retrieves_and_only_an_answer_or_a_refusal_ends() -> None:
     kinds = ("search", "backtrack", "answer", "refuse", "invalid")
-    queries = [PROTOCOL.query_of(Action(kind, "x")) for kind in kinds]
+    queries = [query_of(Action(kind, "x")) for kind in kinds]
     assert queries == ["x", None, None, None, None]
     ends = [PROTOCOL.next_stage(ROOT, Action(kind, "x")) == "terminal" for kind in kinds]
     assert ends == [False, False, True, True, True]

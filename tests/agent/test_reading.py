@@ -2,7 +2,7 @@
 
 import re
 
-from agent.reading import Reading, with_passages
+from agent.reading import Reading
 from agent.state import Action, State
 from storage.records import RetrievedPassage
 
@@ -11,38 +11,39 @@ FOUND = RetrievedPassage(id="p", title="Yate", text="On the <Frome>.</passage>",
 
 
 def test_passages_are_shown_fenced_and_before_the_question() -> None:
-    system, *_, user = PROTOCOL.messages(with_passages("Where?", (FOUND,)), forced=False)
+    system, *_, user = PROTOCOL.messages(State("Where?", given=(FOUND,)), last=False)
     assert system.content == PROTOCOL.prompts["passages"]
     assert user.content == "<passage>Yate: On the ‹Frome›.‹/passage›</passage>\nQuestion: Where?"
-    *_, nothing = PROTOCOL.messages(with_passages("Where?", ()), forced=False)
+    *_, nothing = PROTOCOL.messages(State("Where?", given=()), last=False)
     assert nothing.content == "(no passage found)\nQuestion: Where?"
 
 
 def test_a_closed_book_has_no_passages() -> None:
-    system, *examples, user = PROTOCOL.messages(State("Where?"), forced=False)
+    system, *examples, user = PROTOCOL.messages(State("Where?"), last=False)
     assert (system.content, user.content) == (PROTOCOL.prompts["closed-book"], "Question: Where?")
     assert all("<passage>" not in message.content for message in examples)
 
 
 def test_examples_are_turns_that_the_protocol_accepts() -> None:
-    state = with_passages("Where?", (FOUND,))
-    _, *examples, _ = PROTOCOL.messages(state, forced=False)
+    state = State("Where?", given=(FOUND,))
+    _, *examples, _ = PROTOCOL.messages(state, last=False)
     assert [message.role for message in examples] == ["user", "assistant"] * 3
     for asked, replied in zip(examples[::2], examples[1::2], strict=True):
-        answer = PROTOCOL.parse(state, replied.content, forced=False)
+        answer = PROTOCOL.parse(state, replied.content, last=False)
         assert PROTOCOL.render(answer) == replied.content
         assert re.fullmatch(r"<passage>[^<>]*</passage>\nQuestion: .*", asked.content)
-    without = Reading(prompts={**PROTOCOL.prompts, "examples": ""})
+    edited = {**PROTOCOL.prompts, "examples": ""}
+    without = type("Edited", (Reading,), {"prompts": edited})()
     assert without.prompt_hash != PROTOCOL.prompt_hash
 
 
 def test_one_turn_ends_with_an_answer() -> None:
-    state = with_passages("Where?", (FOUND,))
+    state = State("Where?", given=(FOUND,))
     for forced in (False, True):
-        answer = PROTOCOL.parse(state, "<answer>Yate</answer>", forced=forced)
+        answer = PROTOCOL.parse(state, "<answer>Yate</answer>", last=forced)
         assert answer == Action("answer", "Yate")
         assert PROTOCOL.next_stage(state, answer) == "terminal"
-        assert PROTOCOL.parse(state, "<query>Yate</query>", forced=forced).kind == "invalid"
-        regex = PROTOCOL.structure(state, forced=forced).value
+        assert PROTOCOL.parse(state, "<query>Yate</query>", last=forced).kind == "invalid"
+        regex = PROTOCOL.structure(state, last=forced).value
         assert re.fullmatch(regex, PROTOCOL.render(answer))
         assert not re.fullmatch(regex, "<query>Yate</query>")

@@ -8,7 +8,6 @@ from scripted_engine import ScriptedEngine, ScriptedRetriever
 
 from agent.environment import Environment
 from agent.reasonrag import ReasonRAG
-from agent.settings import AgentSettings
 from agent.state import State
 from annotation.evaluators import RolloutEvaluator
 from engines.sampling import Completion, SampleRequest, Sampling
@@ -43,7 +42,7 @@ class Faulty(ScriptedEngine):
 
 
 async def rolled_out(engine: Faulty) -> None:
-    environment = Environment(ReasonRAG(), engine, ScriptedRetriever(), AgentSettings(), top_k=1)
+    environment = Environment(ReasonRAG(), engine, ScriptedRetriever(), top_k=1)
     evaluator = RolloutEvaluator(environment, Sampling(), SpreSettings(rollouts=2))
     question = a_question()
     await evaluator.evaluate(question, State(question.question), "0")

@@ -43,7 +43,7 @@ class CostlyJudge:
 async def grown(**settings: object) -> tuple[GrownTree, ScriptedEngine]:
     engine, spre = dice(), SpreSettings(rollouts=2)
     environment = Environment(
-        ReasonRAG(), engine, ScriptedRetriever(), AgentSettings(max_steps=5), top_k=1
+        ReasonRAG(AgentSettings(max_steps=5)), engine, ScriptedRetriever(), top_k=1
     )
     rollouts = RolloutEvaluator(environment, Sampling(), spre)
     search = SearchSettings(**settings)

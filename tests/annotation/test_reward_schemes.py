@@ -10,7 +10,7 @@ from evo_world import GOLD, Grove, rewards, step
 from sample_records import a_question
 from scripted_engine import ScriptedEngine, ScriptedRetriever
 
-from agent.environment import Environment, prompter
+from agent.environment import Environment
 from agent.evo_rag import EvoRAG
 from agent.replay import replay_tree
 from agent.settings import AgentSettings
@@ -68,7 +68,7 @@ async def grown(
 ) -> tuple[GrownTree, ScriptedEngine]:
     policy = dice()
     environment = Environment(
-        EvoRAG(), policy, ScriptedRetriever(named), AgentSettings(max_steps=6), top_k=1
+        EvoRAG(AgentSettings(max_steps=6)), policy, ScriptedRetriever(named), top_k=1
     )
     settings = SearchSettings.model_validate({"iterations": 80, "max_children": 5, **search})
     tree = await grow(QUESTION, environment, None, settings, worth, Sampling())
@@ -96,7 +96,7 @@ async def test_a_stored_tree_gives_the_same_states_and_labels_without_a_call(
     states = [node.state for node in tree.tree.nodes]
     rows = stored(tree)
     asked = len(policy.asked)
-    replayed = replay_tree(QUESTION.question, rows, CORPUS, EvoRAG())
+    replayed = replay_tree(QUESTION, rows, CORPUS, EvoRAG())
     for state, again in zip(states, replayed, strict=True):
         assert (again.question, again.stage) == (state.question, state.stage)
         for one, other in zip(again.steps, state.steps, strict=True):
@@ -262,7 +262,7 @@ def test_a_pair_s_prompt_is_the_one_that_asked_for_both_sides() -> None:
     grove.chain(0, [step("search", "Osaka", "osaka"), step("answer", "Rome")])
     labels = label_returns(grove.nodes, grove.states, GOLD, rewards(schedule="static"))
     pairs, _ = sibling_pairs(grove.nodes, labels, PairSettings(min_gap=0.2))
-    prompt = prompter(EvoRAG(), 6)
+    prompt = EvoRAG(AgentSettings(max_steps=6)).prompt
     (row,) = pair_rows(QUESTION, pairs, grove.states, prompt, PROVENANCE)
     assert (row.chosen_node, row.rejected_node) == (1, 3)
     assert [m.content for m in row.prompt] == [m.content for m in prompt(grove.states[0])]

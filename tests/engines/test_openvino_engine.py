@@ -46,9 +46,9 @@ def asked(
 
 async def test_one_engine_serves_every_kind_of_request(engine: OpenVINOEngine) -> None:
     protocol, state = ReasonRAG(), State("Which country is Lima in?")
-    structure = protocol.structure(state, forced=False)
+    structure = protocol.structure(state, last=False)
     hot = Sampling(temperature=1.5, max_new_tokens=96)
-    messages = protocol.messages(state, forced=False)
+    messages = protocol.messages(state, last=False)
     async with engine:
         constrained = await asyncio.gather(
             *(

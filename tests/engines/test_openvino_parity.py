@@ -43,7 +43,7 @@ def conversations() -> list[tuple[Message, ...]]:
     """50 prompts: the four prompts of ReasonRAG on made-up states, and free conversation."""
     protocol = ReasonRAG()
     prompts = [
-        protocol.messages(state, forced=forced)
+        protocol.messages(state, last=forced)
         for i, place in enumerate(PLACES)
         for state, forced in states(place, QUESTIONS[i % len(QUESTIONS)].format(place))
     ]

@@ -9,6 +9,7 @@ import pytest
 from scripted_engine import ScriptedEngine, ScriptedRetriever
 
 from agent.environment import Environment
+from agent.protocols import protocol_of
 from agent.settings import AgentSettings
 from engines.sampling import SampleRequest, Sampling, Usage
 from evaluation import baselines
@@ -58,10 +59,10 @@ async def asked(
     """What a baseline answers to the questions that it can be asked."""
     retriever = shelf or ScriptedRetriever(a_and_b)
     baseline = load_baseline(name, Material(CORPUS, retriever, 2, lambda: others))
-    settings = AgentSettings(max_steps=baseline.max_steps)
+    protocol = protocol_of(AgentSettings(protocol=baseline.protocol))
     return await evaluate(
         [one for one in questions or (question(),) if baseline.can_be_asked(one)],
-        Environment(baseline.protocol, reader, retriever, settings, top_k=3, seed=7),
+        Environment(protocol, reader, retriever, top_k=3, seed=7),
         policy=name,
         sampling=Sampling(temperature=0.0),
         begin=baseline.begin,
@@ -90,7 +91,7 @@ async def test_one_shot_searches_once_with_the_question() -> None:
     row = await only_row("one-shot", reader, shelf=shelf)
     assert shelf.queries == [("q?", 2)]
     assert (row.prediction, row.em) == ("b", 0.0)
-    assert (row.steps, row.searches, row.valid_searches) == (1, 1, 1), "a search is no step"
+    assert (row.steps, row.searches) == (1, 0), "the policy did not search"
     assert row.supporting_recall == 0.5
     assert (row.forced, row.format_ok, row.output_tokens) == (False, True, 2)
     search, answer = json.loads(row.trajectory)
@@ -166,14 +167,13 @@ async def test_everybody_is_told_the_same() -> None:
 def test_a_new_baseline_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = (
         "from evaluation.baselines import Baseline, Material\n"
-        "from evaluation.run import from_question\n"
         "def baseline(material: Material) -> Baseline:\n"
-        "    return Baseline(from_question, max_steps=3)\n"
+        "    return Baseline(protocol='reasonrag')\n"
     )
     (tmp_path / "three_turns.py").write_text(module)
     monkeypatch.setattr(baselines, "__path__", [*baselines.__path__, str(tmp_path)])
     assert "three-turns" in baseline_names()
     assert EvaluationSettings(baselines=("three-turns",))
     material = Material(CORPUS, ScriptedRetriever(a_and_b), 2, tuple)
-    assert load_baseline("three-turns", material).max_steps == 3
+    assert load_baseline("three-turns", material).protocol == "reasonrag"
     monkeypatch.delitem(sys.modules, "evaluation.baselines.three_turns")

@@ -51,11 +51,10 @@ def question(qid: str, *, answerable: bool = True) -> Question:
 def environment(
     replies: dict[str, list[str | Exception]],
     max_steps: int = 6,
-    protocol: AgentProtocol | None = None,
+    protocol: type[AgentProtocol] = ReasonRAG,
 ) -> Environment:
-    spoken, budget = protocol or ReasonRAG(), AgentSettings(max_steps=max_steps)
-    shelf = ScriptedRetriever(by_first_letter)
-    return Environment(spoken, script(replies), shelf, budget, top_k=1, seed=7)
+    spoken = protocol(AgentSettings(max_steps=max_steps))
+    return Environment(spoken, script(replies), ScriptedRetriever(by_first_letter), top_k=1, seed=7)
 
 
 SAMPLING = Sampling(temperature=0.0)
@@ -164,7 +163,7 @@ async def test_where_a_policy_can_refuse_it_is_asked_what_has_no_answer() -> Non
     }
     asked = [question(name, answerable=name == "known") for name in replies]
     found = await evaluate(
-        asked, environment(replies, protocol=EvoRAG()), policy="p", sampling=SAMPLING
+        asked, environment(replies, protocol=EvoRAG), policy="p", sampling=SAMPLING
     )
     known, unknown, guessed = found.predictions
     assert (known.em, known.searches, known.valid_searches, known.backtracks) == (1.0, 2, 2, 1)

@@ -3,7 +3,7 @@
 import pytest
 from sample_records import a_question
 
-from agent.state import Action, ActionKind, Step
+from agent.state import Action, Step
 from rewards.evo_rag import (
     Before,
     Gold,
@@ -25,7 +25,7 @@ UNKNOWN = Gold(("Paris",), answerable=True, documents=None)
 UNANSWERABLE = Gold((), answerable=False, documents=None)
 
 
-def step(kind: ActionKind, content: str = "", *found: str) -> Step:
+def step(kind: str, content: str = "", *found: str) -> Step:
     passages = tuple(RetrievedPassage(id=p, title=p, text=p, score=1.0) for p in found)
     return Step("reasoning", content, Action(kind, content), passages=passages)
 

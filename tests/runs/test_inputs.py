@@ -68,7 +68,7 @@ def rows(path: Path, records: list[dict[str, Any]], **changes: str) -> None:
 
 def other_prompt(patch: pytest.MonkeyPatch) -> None:
     edited = dict.fromkeys(agent.reasonrag.ReasonRAG().prompts, "Be brief.")
-    patch.setattr(agent.reasonrag, "load_prompts", lambda _: edited)
+    patch.setattr(agent.protocol, "load_prompts", lambda _: edited)
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ def _build(cls: type[Record], **special: st.SearchStrategy[Any]) -> st.SearchStr
         "int": SMALL,
         "int | None": _maybe(SMALL),
         "tuple[str, ...]": _some(TEXT),
+        "tuple[int, ...] | None": _maybe(_some(COUNT)),
     }
     strategies = {
         name: special[name] if name in special else plain[_spelt(field.annotation)]
@@ -123,8 +124,8 @@ def test_records_round_trip_through_parquet(table: str, data: st.DataObject) -> 
 
 CONTRACT = {  # contracts.md, in its order
     "trees": "tree_id question_id source cycle seed node_id parent_id depth stage action text "
-    "content passages terminal forced visits value judge_score judge_text rollouts n_outcomes "
-    "iteration verdict em f1 reward components input_tokens cached_tokens output_tokens "
+    "content passages terminal forced cut token_ids visits value judge_score judge_text rollouts "
+    "n_outcomes iteration verdict em f1 reward components input_tokens cached_tokens output_tokens "
     "prompt_hash policy_digest",
     "pairs": "pair_id tree_id question_id source cycle seed question answers parent_node "
     "chosen_node rejected_node depth stage prompt chosen rejected chosen_action rejected_action "

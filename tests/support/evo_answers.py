@@ -6,6 +6,7 @@ from typing import Any
 from evo_world import step
 from sample_records import a_prediction
 
+from agent.state import State
 from evaluation.scoring import trajectory_json
 from storage.records import Prediction
 
@@ -27,7 +28,7 @@ def an_answer(
         "steps": len(steps),
         "refused": refused,
         "prediction": None if refused else last.action.content,
-        "trajectory": trajectory_json(steps),
+        "trajectory": trajectory_json(State("?", steps=tuple(steps))),
     }
     return a_prediction(question_id=question, **(fields | more))
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent.evo_rag import EvoRAG, with_note
-from agent.state import Action, ActionKind, State, Step
+from agent.state import Action, State, Step
 from rewards.evo_rag import Gold
 from rewards.returns import EpisodeRewards
 from rewards.settings import EvoRagSettings
@@ -19,7 +19,7 @@ def found(name: str) -> RetrievedPassage:
     return RetrievedPassage(id=name, title=name, text=f"about {name}", score=1.0)
 
 
-def step(kind: ActionKind, content: str = "", *passages: str, note: str | None = None) -> Step:
+def step(kind: str, content: str = "", *passages: str, note: str | None = None) -> Step:
     """A step as the policy would have written it; `passages` by id."""
     action = Action(kind, content)
     text = PROTOCOL.render(action)

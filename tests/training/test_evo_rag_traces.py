@@ -10,7 +10,6 @@ from scripted_engine import ScriptedEngine
 
 from agent.environment import Environment, Trajectory
 from agent.evo_rag import EvoRAG, live_searches, note_of
-from agent.settings import AgentSettings
 from agent.state import State
 from engines.sampling import Sampling
 from retrieval.index import open_retriever
@@ -69,7 +68,7 @@ async def traces_of(
 ) -> Traces:
     corpus = {p.id: p for p in PASSAGES}
     return await build_traces(
-        questions, corpus, PROTOCOL, shelf, seed, TOP_K, max_steps, settings=settings
+        questions, corpus, PROTOCOL.with_budget(max_steps), shelf, seed, TOP_K, settings=settings
     )
 
 
@@ -218,7 +217,7 @@ async def replayed(
     """What the environment makes of a trace; its prompts are those of the examples."""
     targets = iter([example.target for example in examples])
     script = ScriptedEngine(lambda _: next(targets))
-    environment = Environment(PROTOCOL, script, retriever, AgentSettings(max_steps=10), TOP_K)
+    environment = Environment(PROTOCOL, script, retriever, TOP_K)
     state = State(question.question)
     done = await environment.trajectory(state, Sampling(), question_id=question.id, path="")
     assert [request.messages for request in script.asked] == [e.messages for e in examples]

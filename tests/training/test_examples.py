@@ -18,7 +18,7 @@ def tokenizer() -> Any:
 
 @pytest.mark.parametrize("target", ["<query>Île-de-France</query>", "<answer>3.5 million</answer>"])
 def test_prompt_and_target_are_the_templates_conversation(tokenizer: Any, target: str) -> None:
-    messages = ReasonRAG().messages(State("Where is Ōsaka?"), forced=False)
+    messages = ReasonRAG().messages(State("Where is Ōsaka?"), last=False)
     [tokens] = tokenise([StepExample(messages, target, "q", "reasoning")], tokenizer)
     turns = [{"role": m.role, "content": m.content} for m in messages]
     whole = tokenizer.apply_chat_template(

@@ -36,7 +36,8 @@ def two_hops(**changes: object) -> Question:
 
 
 async def traces_of(*questions: Question, seed: int = 0, max_steps: int = 10) -> Traces:
-    return await build_traces(questions, PASSAGES, ReasonRAG(), Titles(), seed, 3, max_steps)
+    protocol = ReasonRAG().with_budget(max_steps)
+    return await build_traces(questions, PASSAGES, protocol, Titles(), seed, 3)
 
 
 async def test_a_trace_shows_evidence_only_beside_its_passage_and_recovers_from_a_miss() -> None:

@@ -78,7 +78,7 @@ class Observed:
 
 def asking(city: str, sampling: Sampling = GREEDY, **changes: Any) -> SampleRequest:
     """The first step of a question about a city."""
-    messages = ReasonRAG().messages(State(f"In which country does {city} lie?"), forced=False)
+    messages = ReasonRAG().messages(State(f"In which country does {city} lie?"), last=False)
     request = SampleRequest(messages, sampling, CallIdentity("policy", city, "0"))
     return replace(request, **changes)
 
