@@ -12,6 +12,7 @@ from agent.protocol import AgentProtocol, query_of, root_of
 from agent.state import TERMINAL, State, Step
 from engines.sampling import CallIdentity, Completion, Engine, SampleRequest, Sampling, Usage
 from retrieval.interface import Retriever
+from storage.errors import EndpointError
 from storage.records import Message, Question, RetrievedPassage
 
 
@@ -77,6 +78,20 @@ class Environment:
     seed: int = 0
     tokens: bool = False
 
+    def __post_init__(self) -> None:
+        """Refuses an engine that cannot continue a turn.
+
+        Raises:
+            EndpointError: If protocol or trainer need token ids, and the engine reports none.
+        """
+        if self._keeps_tokens and not self.engine.capabilities.token_ids:
+            raise EndpointError(
+                f"{self.engine.model} reports no token ids, without which agent.protocol "
+                f"`{self.protocol.name}` cannot continue a turn. Use engine: openvino, engine: "
+                "vllm, or engine: openai at a vLLM server",
+                fatal=True,
+            )
+
     def prompt(self, state: State) -> tuple[Message, ...]:
         """Returns the messages that ask for the next step of `state`."""
         return self.protocol.prompt(state)
@@ -119,7 +134,7 @@ class Environment:
             action,
             forced=last and protocol.forces_answer,
             cut=cut,
-            token_ids=completion.token_ids if self._keeps_tokens else None,
+            token_ids=self._continued_ids(completion),
             total_tokens=usage.input_tokens + usage.output_tokens,
         )
         ended = protocol.is_spent(step)
@@ -155,12 +170,28 @@ class Environment:
             replace(sampling, stop=protocol.stops) if protocol.stops else sampling,
             identity,
             protocol.structure(state, last=last) if constrained else None,
+            prefix=protocol.prefix(state),
+            tokens=self._keeps_tokens,
         )
 
     def _written(self, completion: Completion) -> str:
         """Returns the policy's text with the stop string that ended it, which it generated."""
         stop = completion.stop_reason
         return completion.text + stop if stop in self.protocol.stops else completion.text
+
+    def _continued_ids(self, completion: Completion) -> tuple[int, ...] | None:
+        """Returns the sampled ids that a continued turn keeps.
+
+        If the policy ended the turn by itself, that is all but the token that ended it: the
+        environment still writes into the same turn.
+        """
+        ids = completion.token_ids
+        if ids is None or not self.protocol.continues:
+            return None
+        by_itself = completion.finish_reason == "stop" and (
+            completion.stop_reason not in self.protocol.stops
+        )
+        return ids[:-1] if by_itself else ids
 
     async def _answered(self, state: State, step: Step) -> Step:
         """Returns the step with what the environment answers: passages and inserted text."""

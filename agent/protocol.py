@@ -13,13 +13,11 @@ from typing import ClassVar, Self
 
 from agent.actions import INVALID, is_end, is_search
 from agent.prompts import load_prompts, prompts_digest
+from agent.segments import Segment
 from agent.settings import AgentSettings
 from agent.state import TERMINAL, Action, State, Step
 from engines.sampling import Structure
 from storage.records import Message, Question, RetrievedPassage
-
-Prefix = tuple[str | tuple[int, ...], ...]
-"""A begun assistant turn: texts to encode, and token ids to take as they are."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +125,11 @@ class AgentProtocol(ABC):
         most = self.settings.max_total_tokens
         return most is not None and step.total_tokens >= most
 
-    def prefix(self, state: State) -> Prefix | None:
-        """Returns the assistant's turn so far; None if the next call begins a turn."""
+    def prefix(self, state: State) -> tuple[str | tuple[int, ...], ...] | None:
+        """Returns the assistant's turn so far, for `engines.sampling.SampleRequest.prefix`.
+
+        None if the next call begins a turn.
+        """
         if not self.continues:
             return (self.prefill,) if self.prefill else None
         parts: list[str | tuple[int, ...]] = [self.prefill]
@@ -146,6 +147,14 @@ class AgentProtocol(ABC):
             return messages
         return (*messages, Message("assistant", begun))
 
+    def segments(self, state: State) -> tuple[Segment, ...]:
+        """Returns the texts of a trajectory by author, as outcome rewards read them."""
+        found = [Segment("prefill", self.prefill)]
+        for step in state.steps:
+            found.append(Segment("policy", step.text, cut=step.cut))
+            found.append(Segment("environment", step.inserted))
+        return tuple(segment for segment in found if segment.text or segment.role == "policy")
+
     def turn(self, state: State) -> str:
         """Returns the text of the assistant's turn so far."""
         if not self.continues:
@@ -155,10 +164,6 @@ class AgentProtocol(ABC):
     def with_budget(self, max_steps: int) -> Self:
         """Returns the protocol with another `agent.max_steps`."""
         return replace(self, settings=self.settings.model_copy(update={"max_steps": max_steps}))
-
-    def ends_call(self, text: str) -> bool:
-        """Returns whether `text` ends with a stop string, so that no end of turn follows it."""
-        return text.endswith(self.stops) if self.stops else False
 
 
 def root_of(

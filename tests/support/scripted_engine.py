@@ -42,3 +42,56 @@ class ScriptedRetriever:
     async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
         self.queries.append((query, top_k))
         return list(self.found(query))
+
+
+END_OF_TURN = 0
+"""The token that ends a turn of a `SpellingEngine`."""
+
+
+@dataclass
+class SpellingEngine:
+    """Writes given texts one token a character, and stops at stop strings as engines do.
+
+    Attributes:
+        texts: What it writes, call by call. A text that holds no stop string ends by itself, or at
+            the token limit if it ends with "…" (which is not written).
+    """
+
+    texts: list[str]
+    model: str = "spelling"
+    digest: str = "spelling"
+    capabilities: Capabilities = Capabilities(token_ids=True)
+    asked: list[SampleRequest] = field(default_factory=list)
+
+    async def sample(self, request: SampleRequest) -> Completion:
+        text = self.texts[len(self.asked)]
+        self.asked.append(request)
+        prompt = spelt("".join(m.content for m in request.messages))
+        for part in request.prefix or ():
+            prompt += spelt(part) if isinstance(part, str) else part
+        ends = [(text.index(s) + len(s), s) for s in request.sampling.stop if s in text]
+        end, stop = min(ends, default=(len(text), None))
+        cut = stop is None and text.endswith("…")
+        text = text.removesuffix("…") if cut else text[:end]
+        ids = spelt(text) + (() if cut or stop else (END_OF_TURN,))
+        return Completion(
+            text.removesuffix(stop) if stop else text,
+            "length" if cut else "stop",
+            Usage(len(prompt), 0, len(ids)),
+            self.model,
+            stop_reason=stop,
+            prompt_ids=prompt,
+            token_ids=ids,
+            logprobs=(-0.5,) * len(ids),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+
+def spelt(text: str) -> tuple[int, ...]:
+    """Returns the tokens of a text."""
+    return tuple(map(ord, text))
