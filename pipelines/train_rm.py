@@ -100,8 +100,7 @@ def material_of(
         ConfigError: corpus or prompts are not those that the trees were grown with.
     """
     evo_rag = recipe.evo_rag or EvoRagSettings()
-    protocol = protocol_of(recipe.agent)
-    prompt = protocol.prompt
+    prompt = protocol_of(recipe.agent).prompt
     worth, wanted = reward_scheme_for(recipe), PairSettings(min_gap=settings.min_gap)
     seen: dict[Prefix, int] = {}
     by_tree: dict[str, list[SiblingComparison]] = {}

@@ -50,8 +50,7 @@ def right_steps(run: Run) -> list[StepExample]:
     Raises:
         ConfigError: no trajectory of the run is right, or its corpus or prompts have changed.
     """
-    protocol = protocol_of(run.recipe.agent)
-    prompt = protocol.prompt
+    prompt = protocol_of(run.recipe.agent).prompt
     found = {
         tree.id: right_trajectories(tree.nodes, tree.states, prompt) for tree in stored_trees(run)
     }
