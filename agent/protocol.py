@@ -57,6 +57,10 @@ class AgentProtocol(ABC):
     def prefill(self) -> str:
         return ""
 
+    def unfit(self, question: Question) -> str | None:
+        """Returns why the protocol cannot be asked a question; None if it can."""
+        return None if question.answerable or self.can_refuse else "unanswerable"
+
     def given(self, question: Question) -> tuple[RetrievedPassage, ...] | None:
         """Returns the references that come with the question; None if the protocol shows none."""
         return None

@@ -1,13 +1,26 @@
 """Protocols by the name that `agent.protocol` gives."""
 
+from agent.arena import Arena
 from agent.evo_rag import EvoRAG
 from agent.protocol import AgentProtocol
+from agent.r1_searcher import R1Searcher
 from agent.reading import Reading
 from agent.reasonrag import ReasonRAG
+from agent.search_loop import AutoRefine, EvalRAR, SearchR1
 from agent.settings import AgentSettings
 
 PROTOCOLS: dict[str, type[AgentProtocol]] = {
-    protocol.name: protocol for protocol in (ReasonRAG, EvoRAG, Reading)
+    protocol.name: protocol
+    for protocol in (
+        ReasonRAG,
+        EvoRAG,
+        Arena,
+        R1Searcher,
+        EvalRAR,
+        SearchR1,
+        AutoRefine,
+        Reading,
+    )
 }
 """Every protocol by its name; a new one is added here."""
 

@@ -25,7 +25,7 @@ class Evaluated:
 
     Attributes:
         unanswered: the questions of `failures`, as tables count them.
-        skipped: unanswerable questions that a protocol without refusal was not asked.
+        skipped: questions that the protocol cannot be asked (`AgentProtocol.unfit`).
         owed: questions that were not admitted any more, or that a limit stopped.
     """
 
@@ -67,8 +67,7 @@ async def evaluate(
         EndpointError: a fatal one; a fault of a single question is a `Failure`.
     """
     exam = _Exam(environment, policy, sampling, begin or environment.root, path, draw)
-    can_refuse = environment.protocol.can_refuse
-    asked = [q for q in questions if q.answerable or can_refuse]
+    asked = [q for q in questions if environment.protocol.unfit(q) is None]
 
     async def answered(place: int) -> tuple[int, Prediction | Failure]:
         on_start()

@@ -30,7 +30,7 @@ def warm_start(call: Invocation) -> Outcome:
     recipe, settings = call.recipe, call.recipe.training.warm_start
     drawn = warm_part(recipe, call.limit or settings.questions)
     data, protocol = load_data(drawn, recipe.seed), protocol_of(recipe.agent)
-    questions = [q for q in data.questions if q.answerable or protocol.can_refuse]
+    questions = [q for q in data.questions if protocol.unfit(q) is None]
     target = model_folder(call.run, "warm-start")
     refuse_strange(target, linked=False)
     call.say(f"warm-start: {len(questions)} questions of the part `warm` → {target}")

@@ -10,11 +10,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from agent.arena import SECTIONS
 from agent.segments import Segment, outside, policy_text, section
 from rewards.answers import exact_match, f1
 from storage.settings import Settings
-
-SECTIONS = ("relevance", "analysis", "answer")
 
 ArenaComponent = Literal["format", "accuracy", "relevance", "bonus"]
 ArenaRule = Literal["sections", "outside", "list", "range", "blank", "cut"]

@@ -26,10 +26,10 @@ Say = Callable[[str], None]
 def open_data(recipe: Recipe, settings: DataSettings | None = None) -> Data:
     """Questions and corpus of the recipe (or of `settings` in its place), checked.
 
-    A protocol that cannot refuse is asked answerable questions only.
+    Questions that the protocol cannot be asked are left out and counted.
     """
-    can_refuse = protocol_of(recipe.agent).can_refuse
-    return load_data(settings or recipe.data, recipe.seed, answerable_only=not can_refuse)
+    unfit = protocol_of(recipe.agent).unfit
+    return load_data(settings or recipe.data, recipe.seed, unfit=unfit)
 
 
 def open_index(recipe: Recipe, passages: tuple[Passage, ...], say: Say | None = None) -> Retriever:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -41,7 +41,16 @@ class _Loaded:
     corpus: Corpus
 
 
-def load_data(settings: DataSettings, seed: int, *, answerable_only: bool = False) -> Data:
+Unfit = Callable[[Question], str | None]
+"""Question → why it cannot be asked; None if it can."""
+
+
+def unanswerable(question: Question) -> str | None:
+    """Returns "unanswerable" if a question has no answer."""
+    return None if question.answerable else "unanswerable"
+
+
+def load_data(settings: DataSettings, seed: int, *, unfit: Unfit = lambda _: None) -> Data:
     """Reads everything that `settings` names.
 
     With `mix`, each of its sets is drawn on its own, and `settings.limit` caps the whole (the
@@ -52,7 +61,8 @@ def load_data(settings: DataSettings, seed: int, *, answerable_only: bool = Fals
     Args:
         settings: sets, parts, limits and the corpus.
         seed: of the sample, and of atlas's questions.
-        answerable_only: leave unanswerable questions out, before limits are applied.
+        unfit: says why a question cannot be asked; such questions are left out before limits are
+            applied, and counted by reason.
 
     Raises:
         ConfigError: faults in the files (all of them, with file and line), no corpus, a limit
@@ -60,7 +70,7 @@ def load_data(settings: DataSettings, seed: int, *, answerable_only: bool = Fals
     """
     _check_limits(settings)
     notes: Notes = Counter()
-    loaded, named = _read_files(_Reading(settings, seed, answerable_only, notes))
+    loaded, named = _read_files(_Reading(settings, seed, unfit, notes))
     faults = Faults()
     placed, _ = fold((one for part in loaded for one in part.questions), faults)
     corpus = named or _own_corpus(loaded, faults)
@@ -90,7 +100,7 @@ def load_part(settings: DataSettings, part: Part, seed: int) -> tuple[Question, 
     """
     wanted = {"split": part, "limit": None}
     settings = settings.model_copy(update={"skip": 0})
-    reading = _Reading(settings, seed, answerable_only=True, notes=Counter())
+    reading = _Reading(settings, seed, unfit=unanswerable, notes=Counter())
     sets = [one.model_copy(update=wanted) for one in settings.mix or (settings,)]
     return tuple(placed.question for one in sets for placed in _load_set(one, reading).questions)
 
@@ -101,7 +111,7 @@ class _Reading:
 
     settings: DataSettings
     seed: int
-    answerable_only: bool
+    unfit: Unfit
     notes: Notes
 
 
@@ -156,8 +166,8 @@ def _drawn(
             notes[f"{one.source}: questions dropped, of another type"] += 1
         elif one.split is not None and placed.question.split != one.split:
             notes[f"{one.source}: questions of another part"] += 1
-        elif reading.answerable_only and not placed.question.answerable:
-            notes[f"{one.source}: questions left out, unanswerable"] += 1
+        elif reason := reading.unfit(placed.question):
+            notes[f"{one.source}: questions left out, {reason}"] += 1
         else:
             kept.append(placed)
     # Atlas leaves them out itself, in the order in which it makes its questions.
@@ -276,7 +286,7 @@ def _atlas(one: SetSettings, reading: _Reading) -> tuple[QuestionSet, Corpus]:
         reading.seed,
         one.types,
         settings.cities,
-        answerable_only=reading.answerable_only,
+        unfit=reading.unfit,
         skip=_skip(one),
     )
     placed = tuple(PlacedQuestion(f"atlas: {question.id}", question) for question in questions)

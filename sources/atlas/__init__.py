@@ -1,5 +1,6 @@
 """The embedded source: GeoNames facts become a corpus and questions, deterministic from a seed."""
 
+from collections.abc import Callable
 from itertools import islice
 from typing import get_args
 
@@ -25,7 +26,7 @@ def build_questions(
     types: tuple[str, ...] | None = None,
     cities: int | None = None,
     *,
-    answerable_only: bool = False,
+    unfit: Callable[[Question], str | None] = lambda _: None,
     skip: int = 0,
 ) -> list[Question]:
     """Questions of a part (null for all four parts), a balanced mixture of types.
@@ -38,7 +39,7 @@ def build_questions(
         seed: of the choice of places and wordings.
         types: single, bridge, comparison, compositional, unanswerable; null for all.
         cities: size of the corpus; questions name only cities that are in it.
-        answerable_only: the same questions in the same order, without the unanswerable ones.
+        unfit: says why a question cannot be asked; the others are the same, in the same order.
         skip: how many to leave out first; of every part, if `part` is null.
     """
     kinds = [kind for kind in MIX if types is None or kind.rstrip("3") in types]
@@ -49,6 +50,6 @@ def build_questions(
     found: list[Question] = []
     for one in parts:
         asked = questions_of(facts, one, seed, kinds)
-        kept = (q for q in asked if q.answerable or not answerable_only)
+        kept = (q for q in asked if unfit(q) is None)
         found += islice(kept, skip, skip + wanted)
     return found

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from sources.load import Data, load_data
+from sources.load import Data, load_data, unanswerable
 from sources.settings import DataSettings, SetSettings
 from storage.errors import ConfigError
 
@@ -239,7 +239,7 @@ def test_the_real_mix() -> None:
 def test_a_limit_counts_the_questions_that_can_be_answered() -> None:
     settings = DataSettings(limit=30, cities=500)
     everything = load_data(settings, 0).questions
-    answerable = load_data(settings, 0, answerable_only=True)
+    answerable = load_data(settings, 0, unfit=unanswerable)
     assert len(answerable.questions) == 30
     assert all(question.answerable for question in answerable.questions)
     kept = [question.id for question in everything if question.answerable]

@@ -48,9 +48,9 @@ class Case:
             ),
         ]
 
-    def outcome(self) -> Outcome:
+    def outcome(self, segments: list[Segment] | None = None) -> Outcome:
         given = {name: value for name, value in self.settings.items() if name not in PROTOCOL}
-        segments, golds = self.segments, self.gold_answers
+        segments, golds = segments or self.segments, self.gold_answers
         if self.system == "arena":
             return arena_outcome(
                 segments,

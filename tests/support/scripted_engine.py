@@ -53,8 +53,8 @@ class SpellingEngine:
     """Writes given texts one token a character, and stops at stop strings as engines do.
 
     Attributes:
-        texts: What it writes, call by call. A text that holds no stop string ends by itself, or at
-            the token limit if it ends with "…" (which is not written).
+        texts: What it writes, call by call. A text that ends with "…" (which is not written) is
+            cut at the token limit; another one ends at the first stop string, or by itself.
     """
 
     texts: list[str]
@@ -69,9 +69,11 @@ class SpellingEngine:
         prompt = spelt("".join(m.content for m in request.messages))
         for part in request.prefix or ():
             prompt += spelt(part) if isinstance(part, str) else part
-        ends = [(text.index(s) + len(s), s) for s in request.sampling.stop if s in text]
-        end, stop = min(ends, default=(len(text), None))
-        cut = stop is None and text.endswith("…")
+        cut = text.endswith("…")
+        stops = () if cut else request.sampling.stop
+        end, stop = min(
+            ((text.index(s) + len(s), s) for s in stops if s in text), default=(len(text), None)
+        )
         text = text.removesuffix("…") if cut else text[:end]
         ids = spelt(text) + (() if cut or stop else (END_OF_TURN,))
         return Completion(

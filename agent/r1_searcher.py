@@ -1,0 +1,98 @@
+"""The R1-Searcher protocol: one turn of reasoning that pauses at each query.
+
+Source: R1-Searcher section 2.2 and its prompts (in our own words). A query inside `<think>` is
+answered with documents, and the turn continues after them.
+"""
+
+from itertools import chain
+
+from agent.protocol import AgentProtocol
+from agent.segments import R1_SEARCHER, Tag, policy_text, section, tags
+from agent.state import Action, State, Step
+from agent.tags import inert
+from storage.records import Message
+
+QUERY_END = R1_SEARCHER["query"][1]
+ANSWER_END = R1_SEARCHER["answer"][1]
+
+
+class R1Searcher(AgentProtocol):
+    """R1-Searcher's protocol (see module)."""
+
+    name = "r1-searcher"
+    forces_answer = False
+    continues = True
+    stops = (QUERY_END, ANSWER_END)
+
+    @property
+    def prefill(self) -> str:
+        """The base model's prompt ends with `<think>`; an instruct model writes it itself."""
+        own = R1_SEARCHER["think"][0] if self.settings.prompt == "base" else ""
+        return own if self.settings.prefill is None else self.settings.prefill
+
+    def messages(self, state: State, *, last: bool) -> tuple[Message, ...]:
+        system = Message("system", self.prompts[self.settings.prompt])
+        return (system, Message("user", f"Question: {state.question}"))
+
+    def parse(self, state: State, text: str, *, last: bool) -> Action:
+        if text.endswith(QUERY_END):
+            return self._query(state, text)
+        if not text.endswith(ANSWER_END):
+            return Action.invalid("ended without a query or an answer")
+        segments = self.segments(state.after(Step(state.stage, text, Action("answer", "")), ""))
+        # Nothing is repaired: of two answers none is read, and the trajectory ends all the same.
+        return Action("answer", (section(policy_text(segments), "answer") or "").strip())
+
+    def _query(self, state: State, text: str) -> Action:
+        """Returns the search at the end of a segment, or why it is not served."""
+        found = list(tags(text, R1_SEARCHER))
+        queries = [tag for tag in found if tag.name == "query"]
+        if [tag.closing for tag in queries] != [False, True]:
+            return Action.invalid("not one query, opened and closed")
+        opened, closed = queries
+        query = text[opened.end : closed.start].strip()
+        if not query or found.index(closed) != found.index(opened) + 1:
+            return Action.invalid("the query is blank or holds a tag")
+        if not self._is_thinking(state, found[: found.index(opened)]):
+            return Action.invalid("the query is not inside <think>")
+        if (
+            sum(step.action.kind == "search" for step in state.steps)
+            >= self.settings.max_retrievals
+        ):
+            return Action.invalid("no retrieval is left (agent.max_retrievals)")
+        return Action("search", query)
+
+    def _is_thinking(self, state: State, before: list[Tag]) -> bool:
+        """Returns whether exactly `<think>` is open: no `</think>` and no `<answer>` yet."""
+        earlier = (tags(text, R1_SEARCHER) for text in (self.prefill, *_texts(state)))
+        own = [tag for tag in chain(*earlier, before) if tag.name in ("think", "answer")]
+        return [(tag.name, tag.closing) for tag in own] == [("think", False)]
+
+    def inserted(self, state: State, step: Step) -> str:
+        opening, closing = R1_SEARCHER["documents"]
+        found = [
+            f"({number}) {inert(passage.title)}: {inert(passage.text)}"
+            for number, passage in enumerate(step.passages, start=1)
+        ]
+        return "\n".join(["\n", opening, *(found or ["None"]), closing, "\n"])
+
+    def stop_reason(self, state: State) -> str:
+        """Returns "answer", "invalid", "budget", "cut", or "no-answer" if it just stopped."""
+        last = state.steps[-1]
+        if last.cut:
+            return "cut"
+        if last.action.kind == "invalid" and not last.text.endswith(self.stops):
+            return "no-answer"
+        return super().stop_reason(state)
+
+    def render(self, action: Action) -> str:
+        """Returns query or answer with the reasoning before it (part `think`)."""
+        think = dict(action.parts).get("think", "")
+        if action.kind == "search":
+            opening, closing = R1_SEARCHER["query"]
+            return f"{think}{opening}{action.content}{closing}"
+        return f"{think}</think>\n<answer>{action.content}</answer>"
+
+
+def _texts(state: State) -> tuple[str, ...]:
+    return tuple(step.text for step in state.steps)

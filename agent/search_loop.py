@@ -1,0 +1,98 @@
+"""Search-R1's loop and its two descendants: reason, search, read, answer, all in one turn.
+
+Sources: Eval-RAR algorithm 1 and its prompt (in our own words); Search-R1; AutoRefine. They differ
+in their tags and in what the policy writes about the documents (`agent.segments.SearchTags`).
+"""
+
+from typing import ClassVar
+
+from agent.protocol import AgentProtocol
+from agent.segments import AUTOREFINE, EVAL_RAR, SEARCH_R1, SearchTags, first_pair
+from agent.state import Action, State, Step
+from agent.tags import inert
+from storage.records import Message
+
+CORRECTION = "\nMy action is wrong. Let me try again.\n"
+"""What the environment writes after an invalid action, in the policy's own voice (Eval-RAR)."""
+
+
+class SearchLoop(AgentProtocol):
+    """Searches and one answer, in the tags of `search_tags`."""
+
+    forces_answer = False
+    continues = True
+    stops = ("</search>", "</answer>")
+    search_tags: ClassVar[SearchTags]
+
+    @property
+    def prefill(self) -> str:
+        return self.settings.prefill or ""
+
+    def messages(self, state: State, *, last: bool) -> tuple[Message, ...]:
+        system = Message("system", self.prompts["system"])
+        return (system, Message("user", f"Question: {state.question}"))
+
+    def parse(self, state: State, text: str, *, last: bool) -> Action:
+        """Returns the first complete search or answer; what follows it has no effect."""
+        known = self.search_tags.pairs
+        found = first_pair(text, known, ("search", "answer"))
+        if found is None:
+            return Action.invalid("no complete <search> or <answer>")
+        opened, closed = found
+        content = text[opened.end : closed.start].strip()
+        if not content:
+            return Action.invalid(f"<{opened.name}> is blank")
+        return Action(opened.name, content)
+
+    def next_stage(self, state: State, action: Action, *, last: bool = False) -> str:
+        """Continues after an invalid action while calls and corrections remain."""
+        if action.kind == "invalid" and not last and self._corrections(state) > 0:
+            return state.stage
+        return super().next_stage(state, action, last=last)
+
+    def _corrections(self, state: State) -> int:
+        """Returns how many more invalid actions are answered."""
+        made = sum(step.action.kind == "invalid" for step in state.steps)
+        return self.settings.max_corrections - made
+
+    def inserted(self, state: State, step: Step) -> str:
+        if step.action.kind == "invalid":
+            return CORRECTION
+        opening, closing = self.search_tags.pairs[self.search_tags.documents]
+        found = [
+            f'Doc {number}(Title: "{inert(passage.title)}") {inert(passage.text)}'
+            for number, passage in enumerate(step.passages, start=1)
+        ]
+        return f"\n\n{opening}" + "\n".join(found or ["None"]) + f"{closing}\n\n"
+
+    def stop_reason(self, state: State) -> str:
+        """Returns "answer", "budget" if no call was left, or "invalid" if no correction was."""
+        if state.steps[-1].action.kind == "invalid" and state.depth >= self.settings.max_steps:
+            return "budget"
+        return super().stop_reason(state)
+
+    def render(self, action: Action) -> str:
+        """Returns the action with the sections before it, such as `think` and `evaluate`."""
+        parts = (*action.parts, (action.kind, action.content))
+        return "\n".join(f"<{name}>{content}</{name}>" for name, content in parts)
+
+
+class EvalRAR(SearchLoop):
+    """Eval-RAR: the policy evaluates what each search brought before it goes on."""
+
+    name = "eval-rar"
+    search_tags = EVAL_RAR
+
+
+class SearchR1(SearchLoop):
+    """Search-R1: no evaluation."""
+
+    name = "search-r1"
+    search_tags = SEARCH_R1
+
+
+class AutoRefine(SearchLoop):
+    """AutoRefine: the policy refines the documents instead of evaluating them."""
+
+    name = "autorefine"
+    search_tags = AUTOREFINE
