@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.reasonrag import ReasonRAG
+from agent.settings import AgentSettings
 from agent.state import Action, State, Step
 from storage.records import RetrievedPassage
 
@@ -107,3 +108,15 @@ def test_prompt_hash_covers_every_prompt() -> None:
         edited = {**prompts, name: f"{text}."}
         changed = type("Edited", (ReasonRAG,), {"prompts": edited})()
         assert changed.prompt_hash != PROTOCOL.prompt_hash
+
+
+def test_history_shows_contents_or_whole_responses() -> None:
+    text = "The founder first. <query>founder of Orsk</query>"
+    step = Step("reasoning", text, PROTOCOL.parse(ROOT, text, last=False))
+    state = ROOT.after(step, "grounding")
+    assert PROTOCOL.messages(state, last=False)[1].content.splitlines()[1] == (
+        "Query: founder of Orsk"
+    )
+    whole = ReasonRAG(AgentSettings(history="responses"))
+    assert whole.messages(state, last=False)[1].content.splitlines()[1] == text
+    assert whole.parse(state, "<evidence>None</evidence>", last=False).kind == "evidence"

@@ -7,12 +7,13 @@ import pytest
 from fake_endpoint import FakeEndpoint, completion
 from hypothesis import given
 from hypothesis import strategies as st
+from scripted_engine import ScriptedEngine
 
 from agent.state import Action, State, Step
 from annotation.judge import Judge
 from annotation.verdict import SCORES, VERDICT_REGEX, VERDICT_SCHEMA, read_score
 from engines.openai import OpenAIEngine
-from engines.sampling import FinishReason
+from engines.sampling import Capabilities, FinishReason
 from engines.settings import JudgeSettings
 from storage.errors import JudgeError
 from storage.records import Question
@@ -164,3 +165,12 @@ async def test_the_form_follows_the_engine_and_silence_is_no_score() -> None:
     sent = server.requests[0]
     assert sent["structured_outputs"] == {"regex": VERDICT_REGEX}
     assert "JSON" in sent["messages"][0]["content"]
+
+
+@pytest.mark.parametrize(("responses", "seen"), [(False, ">Paris<"), (True, ">So it is ‹evid")])
+async def test_a_judge_reads_contents_or_whole_responses(responses: bool, seen: str) -> None:
+    engine = ScriptedEngine(lambda _: "So the score is 0.25.", capabilities=Capabilities())
+    step = Step("grounding", "So it is <evidence>Paris</evidence>", Action("evidence", "Paris"))
+    judge = Judge(engine, JudgeSettings(), responses=responses)
+    await judge.score(QUESTION, State("Q?").after(step, "reasoning"), "judge/0")
+    assert seen in engine.asked[0].messages[-1].content
