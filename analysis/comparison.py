@@ -28,6 +28,7 @@ class PolicyRow:
     """One policy on one stratum.
 
     Attributes:
+        protocol: that it was asked in; null for references, and where all failed.
         n: questions, failed ones included; `answerable` of them count for em, f1 and cover_em.
         failed: questions without a prediction.
         em, f1, cover_em, supporting_recall: means in [0, 1]; null where nothing has a value.
@@ -39,6 +40,7 @@ class PolicyRow:
     """
 
     policy: str
+    protocol: str | None
     stratum: str
     n: int
     failed: int
@@ -115,7 +117,11 @@ def compare(
     differences: list[Difference] = []
     for stratum in _strata([one for own in scored.values() for one in own]):
         here = {name: [one for one in own if one in stratum] for name, own in scored.items()}
-        rows += [_row(name, stratum.name, own) for name, own in here.items() if own]
+        rows += [
+            _row(name, stratum.name, own, is_reference=name in references)
+            for name, own in here.items()
+            if own
+        ]
         for base, name in _compared(here, references):
             whole = stratum.name == EVERYTHING
             if whole or (base == first and len(here[base]) >= FEWEST):
@@ -157,13 +163,14 @@ def _strata(scored: Sequence[Scored]) -> list[_Stratum]:
     return strata
 
 
-def _row(policy: str, stratum: str, scored: Sequence[Scored]) -> PolicyRow:
+def _row(policy: str, stratum: str, scored: Sequence[Scored], *, is_reference: bool) -> PolicyRow:
     own = [one for one in scored if isinstance(one, Prediction)]
     unanswerable = sum(one.em is None for one in scored)
     refused = [p for p in own if p.refused]
     rightly = sum(p.em is None for p in refused)
     return PolicyRow(
         policy=policy,
+        protocol=None if is_reference else next((p.protocol for p in own), None),
         stratum=stratum,
         n=len(scored),
         failed=len(scored) - len(own),

@@ -2,7 +2,8 @@
 
 Scores and shares are in percent, differences in points; an interval that excludes zero is
 marked with a star. Failed questions are among the `n` and count as wrong (`analysis.comparison`).
-What nobody did or could do has no columns: taking searches back, refusing the unanswerable.
+What nobody did or could do has no columns: taking searches back, refusing the unanswerable. Nor
+has the protocol, if all policies share one.
 """
 
 from collections.abc import Sequence
@@ -54,7 +55,10 @@ def _sheets(comparison: PolicyComparison) -> list[Sheet]:
         + (percent(row.refusal_precision), percent(row.refusal_recall)) * refusal
         for row in comparison.rows
     )
-    sheets = [Sheet("Policies (%)", head, rows, _NAMES)]
+    protocols = [row.protocol or "" for row in comparison.rows]
+    differ = len(set(protocols) - {""}) > 1
+    sheet = Sheet("Policies (%)", head, rows, _NAMES)
+    sheets = [sheet.with_column("protocol", protocols) if differ else sheet]
     if comparison.differences:
         rows = _difference_rows(comparison.differences)
         sheets.append(Sheet("Differences (points)", _DIFFERENCE_HEAD, rows, _NAMES))

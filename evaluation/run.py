@@ -120,6 +120,7 @@ class _Exam:
             question,
             trajectory,
             policy=self.policy,
+            protocol=self.environment.protocol.name,
             digest=self.environment.engine.digest,
             seed=self.environment.seed,
             latency_s=time.perf_counter() - began,

@@ -17,6 +17,7 @@ def score_trajectory(
     trajectory: Trajectory,
     *,
     policy: str,
+    protocol: str,
     digest: str,
     seed: int,
     latency_s: float,
@@ -28,6 +29,7 @@ def score_trajectory(
 
     Args:
         policy: the name that tables show; `digest` is its engine's.
+        protocol: name of the protocol that it was asked in.
         seed: the run's seed.
         latency_s: seconds from the first call to the end.
     """
@@ -41,6 +43,7 @@ def score_trajectory(
         hops=question.hops,
         guessable=guessable(question.question, question.answers),
         policy=policy,
+        protocol=protocol,
         policy_digest=digest,
         seed=seed,
         prediction=state.answer,

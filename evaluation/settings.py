@@ -1,9 +1,18 @@
 """What `evaluation:` in a recipe may say."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
+from agent.settings import AgentSettings
+from engines.settings import ModelSettings
 from evaluation.baselines import baseline_names
 from storage.settings import Settings
 
@@ -11,12 +20,40 @@ PolicyName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._
 """Names a folder of the run."""
 
 
+class EvaluatedPolicy(ModelSettings, AgentSettings):
+    """A policy to compare, with settings of `policy:` and `agent:` in one block.
+
+    Those that it leaves out are the recipe's. Only if it names another `engine` or `base_url`, it
+    inherits nothing about the endpoint (address, key, price, weights, server arguments, form of
+    constraints). A model's name alone is short for `{model: …}`.
+
+    Attributes:
+        model: model folder, "packaged" or served name; `{run}` stands for the run's name.
+        temperature: of the answers; not set: `evaluation.temperature`.
+    """
+
+    model: str
+    temperature: float = Field(default=0.0, ge=0, le=5)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_short_form(cls, value: Any) -> Any:
+        return {"model": value} if isinstance(value, str) else value
+
+    @model_serializer(mode="wrap")
+    def _write_own(self, write: SerializerFunctionWrapHandler) -> Any:
+        """Writes the settings that the block names: only those are not the recipe's."""
+        own = {name: value for name, value in write(self).items() if name in self.model_fields_set}
+        return own["model"] if own.keys() == {"model"} else own
+
+
 class EvaluationSettings(Settings):
     """Which policies are compared, and on what.
 
     Attributes:
-        policies: name → model folder (or "packaged"); the first one is the baseline of the
-            differences. Entries whose folder is missing are an error.
+        policies: name → model folder, or a block with settings of its own (see the next section);
+            the first one is the baseline of the differences. Entries whose folder is missing are
+            an error.
         limit: how many questions.
         bootstrap: resamples of the paired interval.
         temperature: of the answers; 0 is greedy.
@@ -30,7 +67,7 @@ class EvaluationSettings(Settings):
             themselves.
     """
 
-    policies: dict[PolicyName, str] = Field(default_factory=dict)
+    policies: dict[PolicyName, EvaluatedPolicy] = Field(default_factory=dict)
     limit: int = Field(default=200, ge=1)
     bootstrap: int = Field(default=10_000, ge=100)
     temperature: float = Field(default=0.0, ge=0, le=5)

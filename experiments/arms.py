@@ -34,6 +34,7 @@ class Arm:
         trainer: null for the start itself.
         pairs: settings of the relabelling that it learns from.
         training: settings of its trainer's block.
+        asked: settings of its policy in the evaluation besides the model, such as its protocol.
         draw: of its evaluation; another one asks the same weights anew.
         label: name of the relabelling, where arms share one; null takes the arm's name.
         models: what its model folders are called, where arms share them; null takes its name.
@@ -47,6 +48,7 @@ class Arm:
     trainer: Trainer | None = None
     pairs: Mapping[str, object] = field(default_factory=dict)
     training: Mapping[str, object] = field(default_factory=dict)
+    asked: Mapping[str, object] = field(default_factory=dict)
     draw: int = 0
     label: str | None = None
     models: str | None = None
@@ -164,7 +166,8 @@ def _examine(
         done.left_out = str(few)
         return
     policy = f"{done.arm.name}-{seed}" if done.arm.trainer else done.arm.name
-    named = {"evaluation.policies": {policy: folder}, "evaluation.draw": done.arm.draw}
+    own = {"model": folder, **done.arm.asked} if done.arm.asked else folder
+    named = {"evaluation.policies": {policy: own}, "evaluation.draw": done.arm.draw}
     settings = {**asked, **named}
     evaluated = lab.branchwise("eval", settings=settings, after=totals)
     done.predictions[seed] = predictions_of(lab, policy, evaluated, settings)

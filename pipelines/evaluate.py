@@ -30,6 +30,7 @@ from runs.evaluation_set import (
 )
 from runs.folder import Run, open_run, refuse_unusable, run_with
 from runs.preflight import overheard
+from runs.recipe import Recipe
 from runs.spending import in_words, spending
 from runs.stage import DONE, TOO_MANY_FAILURES, Gate, Invocation, Outcome
 from storage.atomic import atomic_write_json, atomic_write_text
@@ -46,17 +47,17 @@ def evaluate(call: Invocation) -> Outcome:
     data = evaluation_data(recipe, call.limit)
     call.say(
         f"eval: {len(data.questions)} questions of {set_name(recipe)}, "
-        f"policies {', '.join(f'{name} ({one.policy.model})' for name, one in policies.items())}"
+        f"policies {', '.join(f'{name} ({_how(one, recipe)})' for name, one in policies.items())}"
         + "".join(f", {name}" for name in recipe.evaluation.baselines)
     )
     for line in overheard(recipe):
         call.say(f"note: {line}")
     if call.dry_run:
         return Outcome({"questions": len(data.questions), "dry_run": True})
-    refuse_overlap(call.run, data.questions)
+    refuse_overlap(call.run, policies.values(), data.questions)
     retriever = open_index(recipe, data.passages, call.say)
     run = evaluated_run(call, retriever)
-    candidates = list(policy_candidates(policies, data))
+    candidates = list(policy_candidates(recipe, policies, data))
     candidates += baseline_candidates(recipe, call.run, data, retriever, call.say)
     deciding = {one.name: one.deciding for one in candidates}
     settings = deciding_settings(recipe, call.limit, deciding, data, retriever)
@@ -75,6 +76,13 @@ def evaluate(call: Invocation) -> Outcome:
             done[policy] = answered
         totals = {**_report(call, run, name, done), **_spent(call, ledger)}
     return Outcome(totals, _exit_code(call, done))
+
+
+def _how(policy: Recipe, recipe: Recipe) -> str:
+    """A policy's model, and its protocol if it is not the recipe's."""
+    protocol = policy.agent.protocol
+    own = f", {protocol}" if protocol != recipe.agent.protocol else ""
+    return policy.policy.model + own
 
 
 def _spent(call: Invocation, ledger: Ledger) -> dict[str, Any]:

@@ -82,33 +82,43 @@ def _walk(block: Block) -> Iterator[Block]:
     yield block
     for name, one in type(block.defaults).model_fields.items():
         kind, value = _within(one), getattr(block.defaults, name)
+        at = f"{block.names[0]}.{name}".lstrip(".")
         if kind is not None:
-            at = f"{block.names[0]}.{name}".lstrip(".")
             yield from _walk(Block((at,), kind() if value is None else value, value is not None))
+        elif get_origin(one.annotation) is dict and _is_block(get_args(one.annotation)[1]):
+            kind = get_args(one.annotation)[1]
+            missing = [key for key, inner in kind.model_fields.items() if inner.is_required()]
+            defaults = kind.model_construct(**dict.fromkeys(missing))
+            yield from _walk(Block((f"{at}.<name>",), defaults, given=False))
 
 
 def _within(one: FieldInfo) -> type[BaseModel] | None:
-    """The class of a setting that is a block; null for a value or a list."""
-    for kind in (one.annotation, *get_args(one.annotation)):
-        if inspect.isclass(kind) and issubclass(kind, BaseModel):
-            return None if get_origin(one.annotation) is tuple else kind
-    return None
+    """The class of a setting that is a block; None for a value, or for several blocks."""
+    if get_origin(one.annotation) in (tuple, dict):
+        return None
+    return next(filter(_is_block, (one.annotation, *get_args(one.annotation))), None)
+
+
+def _is_block(kind: Any) -> bool:
+    return inspect.isclass(kind) and issubclass(kind, BaseModel)
 
 
 def _section(block: Block, earlier: Sequence[Block]) -> str:
     kind = type(block.defaults)
     # One that is built on an earlier block's class is told by what differs.
-    like = next((one for one in earlier if type(one.defaults) in kind.__mro__[1:]), None)
+    like = [one for one in earlier if type(one.defaults) in kind.__mro__[1:]]
+    known = {name: value for one in like for name, value in one.defaults}
     title = ", ".join(f"`{name}`" for name in block.names) if block.names != ("",) else "The recipe"
     meanings = meanings_of(kind)
     rows = [
         f"| `{name}` | {_default(one, block.defaults, name)} | {_values(one)} | {meanings[name]} |"
         for name, one in block.own.items()
-        if like is None or getattr(block.defaults, name) != getattr(like.defaults, name)
+        if name not in known or getattr(block.defaults, name) != known[name]
     ]
     about = [(inspect.getdoc(kind) or "").split("\n\n")[0].replace("\n", " ")]
     about += ["Null, unless it is named."] * (not block.given)
-    about += [f"As `{like.names[0]}`, but for these:"] if like else []
+    same = " and ".join(f"`{one.names[0]}`" for one in like)
+    about += [f"As {same}, but for these:"] * bool(like)
     table = ("| setting | default | may be | meaning |", "|---|---|---|---|", *rows)
     return "\n".join((f"## {title}", "", " ".join(about), "", *table, ""))
 
@@ -160,7 +170,7 @@ def _kind(annotation: Any) -> str:
     shape = _SHAPES.get(get_origin(annotation))
     if shape is not None:
         return shape(get_args(annotation))
-    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+    if _is_block(annotation):
         return "block"
     return _KINDS[annotation]
 

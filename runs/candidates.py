@@ -10,8 +10,9 @@ from evaluation.baselines import Material, load_baseline
 from evaluation.run import Begin
 from retrieval.interface import Retriever
 from runs.assemble import Say
-from runs.evaluation_set import data_settings
+from runs.evaluation_set import answering, data_settings
 from runs.inputs import model_digest
+from runs.preflight import model_files, problems
 from runs.recipe import Recipe
 from sources.load import Data, load_part
 from sources.parts import folded_question
@@ -42,37 +43,30 @@ class Candidate:
 
 
 def policies_of(recipe: Recipe, run: Path) -> dict[str, Recipe]:
-    """Returns the recipe of every policy by name; `{run}` stands for the run's name.
+    """Returns the recipe of every policy by name (see `Recipe.policy_recipes`).
 
     Raises:
-        ConfigError: Model folders are missing.
+        ConfigError: Weights of policies or baselines are missing or damaged.
     """
-    named = recipe.evaluation.policies or {"policy": recipe.policy.model}
-    found = {name: _with_model(recipe, model, run) for name, model in named.items()}
-    settings = {f"evaluation.policies.{name}": one for name, one in found.items()}
+    found = recipe.policy_recipes(run.name)
+    models = {f"evaluation.policies.{name}": one.policy for name, one in found.items()}
     if recipe.evaluation.baselines:
-        settings["evaluation.baseline_model"] = _reader(recipe, run)
-    missing = [
-        f"{setting}: {one.policy.model} does not exist; train it first, or leave it out"
-        for setting, one in settings.items()
-        if one.policy.engine == "openvino"
-        and one.policy.model != "packaged"
-        and not Path(one.policy.model).exists()
-    ]
-    if missing:
+        models["evaluation.baseline_model"] = _reader(recipe, run).policy
+    checks = (check for item in models.items() for check in model_files(*item))
+    if missing := list(problems(checks)):
         raise ConfigError("\n".join(missing))
     return found
 
 
-def policy_candidates(policies: Mapping[str, Recipe], data: Data) -> Iterator[Candidate]:
+def policy_candidates(
+    recipe: Recipe, policies: Mapping[str, Recipe], data: Data
+) -> Iterator[Candidate]:
     """Yields the policies as they are asked."""
-    for name, recipe in policies.items():
-        yield Candidate(
-            name,
-            recipe,
-            data.questions,
-            {"model": recipe.policy.model, "digest": model_digest(recipe.policy, recipe)},
-        )
+    common = answering(recipe)
+    for name, one in policies.items():
+        differing = {key: value for key, value in answering(one).items() if value != common[key]}
+        weights = {"model": one.policy.model, "digest": model_digest(one.policy, one)}
+        yield Candidate(name, one, data.questions, weights | differing)
 
 
 def baseline_candidates(
@@ -96,7 +90,9 @@ def baseline_candidates(
         if left_out := len(data.questions) - len(questions):
             say(f"{name}: {left_out} questions left out, {baseline.left_out}")
         deciding = dict(baseline.deciding)
-        agent = reader.agent.model_copy(update={"protocol": baseline.protocol})
+        own = {"protocol": baseline.protocol, "max_steps": baseline.max_steps}
+        update = {setting: value for setting, value in own.items() if value is not None}
+        agent = reader.agent.model_copy(update=update)
         if baseline.asks_model:
             digest = model_digest(reader.policy, reader)
             deciding |= {"model": reader.policy.model, "digest": digest}
@@ -115,12 +111,9 @@ def baseline_candidates(
 def _reader(recipe: Recipe, run: Path) -> Recipe:
     """The recipe of the model that baselines ask."""
     untrained = "packaged" if recipe.policy.engine == "openvino" else recipe.policy.model
-    return _with_model(recipe, recipe.evaluation.baseline_model or untrained, run)
-
-
-def _with_model(recipe: Recipe, model: str, run: Path) -> Recipe:
-    update = {"model": model.replace("{run}", run.name)}
-    return recipe.model_copy(update={"policy": recipe.policy.model_copy(update=update)})
+    model = (recipe.evaluation.baseline_model or untrained).replace("{run}", run.name)
+    policy = recipe.policy.model_copy(update={"model": model})
+    return recipe.model_copy(update={"policy": policy})
 
 
 def _others(recipe: Recipe, data: Data) -> Iterator[Question]:

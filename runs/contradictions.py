@@ -193,6 +193,11 @@ def _verifier_endpoint(recipe: Recipe) -> Iterator[str]:
     return _endpoint("verifier", recipe.verifier)
 
 
+def _evaluated_endpoints(recipe: Recipe) -> Iterator[str]:
+    for role, model in recipe.own_endpoints().items():
+        yield from _endpoint(role, model)
+
+
 def _endpoint(role: str, model: ModelSettings | None) -> Iterator[str]:
     if model and model.engine == "openai" and not model.base_url:
         yield f"{role}.engine is `openai` but {role}.base_url is not set"
@@ -208,6 +213,7 @@ def _prices(recipe: Recipe) -> Iterator[str]:
         "policy": recipe.policy,
         "judge": recipe.asked_judge,
         "verifier": recipe.asked_verifier,
+        **recipe.own_endpoints(),
     }
     for role, model in asked.items():
         if model is None or (model.engine != "openai" and model.base_url is None):
@@ -270,7 +276,8 @@ CHECKS: tuple[tuple[tuple[str, ...], Callable[[Recipe], Iterator[str]]], ...] = 
     (("policy",), _policy_endpoint),
     (("judge",), _judge_endpoint),
     (("verifier",), _verifier_endpoint),
-    (("limits", "policy", "judge", "mcts", "evo_rag", "verifier"), _prices),
+    (("agent", "policy", "evaluation"), _evaluated_endpoints),
+    (("limits", "policy", "judge", "mcts", "evo_rag", "verifier", "agent", "evaluation"), _prices),
     (("data",), _sources),
     (("evaluation",), _evaluation),
     (("curriculum",), _curriculum),

@@ -41,7 +41,7 @@ class PolicyEvaluation:
             for name, one in answered.items():
                 if one.skipped:
                     self.call.say(
-                        f"{name}: {one.skipped} unanswerable questions skipped (no refusal)"
+                        f"{name}: {one.skipped} questions skipped that its protocol cannot be asked"
                     )
                 yield name, one
 

@@ -1,28 +1,39 @@
 """What an evaluation asks, and everything that its predictions depend on."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agent.protocols import protocol_of
 from retrieval.interface import Retriever
-from runs.assemble import open_data
 from runs.inputs import questions_digest
 from runs.recipe import Recipe, identity
-from sources.load import Data
+from sources.load import Data, load_data
 from sources.parts import folded_question
 from sources.settings import DataSettings
 from storage.errors import ConfigError
 from storage.parts import read_parts
+from storage.plain_json import object_inside
 from storage.records import Question
 from storage.schemas import table_to_records
 from storage.text import digest_of
+from weights.policy_files import TRAINING
 
 
 def evaluation_data(recipe: Recipe, limit: int | None = None) -> Data:
-    """The evaluation's questions, over the run's corpus."""
-    return open_data(recipe, data_settings(recipe, limit))
+    """Reads the evaluation's questions, over the run's corpus.
+
+    A question is left out if no policy can be asked it; each policy then skips what it alone
+    cannot be asked.
+    """
+    protocols = [protocol_of(one.agent) for one in recipe.policy_recipes(recipe.name).values()]
+
+    def unfit(question: Question) -> str | None:
+        reasons = [protocol.unfit(question) for protocol in protocols]
+        return None if None in reasons else reasons[0]
+
+    return load_data(data_settings(recipe, limit), recipe.seed, unfit=unfit)
 
 
 def data_settings(recipe: Recipe, limit: int | None = None) -> DataSettings:
@@ -65,20 +76,28 @@ def deciding_settings(
     Args:
         candidates: What decides the answers of each policy and baseline, by name.
     """
-    policy = identity(recipe.policy.model_dump(mode="json", exclude={"model", "temperature"}))
-    policy.pop("price_per_million")
     baselines = {name: candidates[name] for name in recipe.evaluation.baselines}
     return {
-        **recipe.model_dump(mode="json", include={"seed", "retrieval", "agent"}),
+        **recipe.model_dump(mode="json", include={"seed", "retrieval"}),
+        **answering(recipe),
         "data": data_settings(recipe, limit).model_dump(mode="json", exclude={"skip"}),
-        "policy": policy,
-        "temperature": recipe.evaluation.temperature,
         "policies": {name: one for name, one in candidates.items() if name not in baselines},
-        "prompt_hash": protocol_of(recipe.agent).prompt_hash,
         "index_digest": retriever.digest,
         "questions_digest": questions_digest(data.questions),
         **({"baselines": baselines} if baselines else {}),
         **({"draw": recipe.evaluation.draw} if recipe.evaluation.draw else {}),
+    }
+
+
+def answering(recipe: Recipe) -> dict[str, Any]:
+    """Returns the settings, and the digest of the prompts, that any weights answer under."""
+    policy = identity(recipe.policy.model_dump(mode="json", exclude={"model", "temperature"}))
+    policy.pop("price_per_million")
+    return {
+        "agent": recipe.agent.model_dump(mode="json"),
+        "policy": policy,
+        "temperature": recipe.evaluation.temperature,
+        "prompt_hash": protocol_of(recipe.agent).prompt_hash,
     }
 
 
@@ -87,21 +106,31 @@ def name_apart(recipe: Recipe, settings: Mapping[str, Any]) -> str:
     return f"{set_name(recipe)}-{digest_of(json.dumps(settings, sort_keys=True))[:6]}"
 
 
-def refuse_overlap(run: Path, asked: Sequence[Question]) -> None:
-    """Questions that the run was annotated with, and so trained on, are no test.
+def refuse_overlap(run: Path, policies: Iterable[Recipe], asked: Sequence[Question]) -> None:
+    """Refuses questions that the run, or one that a policy was trained on, was annotated with.
 
     Raises:
-        ConfigError: some are asked again, by id or by text.
+        ConfigError: Some are asked again, by id or by text.
     """
-    if not run.is_dir():
-        return
-    grown = table_to_records(read_parts(run, "questions"), Question)
-    ids = {(q.source, q.id) for q in grown}
-    texts = {folded_question(q.question) for q in grown}
-    seen = [q for q in asked if (q.source, q.id) in ids or folded_question(q.question) in texts]
-    if seen:
-        raise ConfigError(
-            f"{len(seen)} of {len(asked)} evaluation questions are questions that {run} was "
-            f"annotated with, such as {seen[0].question!r}: draw data.split and the evaluation's "
-            "set from different parts"
+    trained = (_trained_on(one.policy.model) for one in policies)
+    for folder in dict.fromkeys((run, *(run.parent / name for name in trained if name))):
+        grown = (
+            table_to_records(read_parts(folder, "questions"), Question) if folder.is_dir() else ()
         )
+        ids = {(q.source, q.id) for q in grown}
+        texts = {folded_question(q.question) for q in grown}
+        seen = [q for q in asked if (q.source, q.id) in ids or folded_question(q.question) in texts]
+        if seen:
+            raise ConfigError(
+                f"{len(seen)} of {len(asked)} evaluation questions are questions that {folder} was "
+                f"annotated with, such as {seen[0].question!r}: draw data.split and the "
+                "evaluation's set from different parts"
+            )
+
+
+def _trained_on(model: str) -> str | None:
+    """The name of the run whose rows a policy was trained on, if its folder says so."""
+    try:
+        return Path(object_inside(Path(model), TRAINING)["data"]["run"]).name
+    except (OSError, ValueError, KeyError, TypeError, ConfigError):
+        return None

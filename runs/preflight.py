@@ -72,10 +72,11 @@ def _there(path: str, setting: str) -> None:
 
 def evaluated(recipe: Recipe, run: Path) -> Iterator[Check]:
     """What an evaluation asks an endpoint for, by the names that it serves them under."""
-    if recipe.policy.engine == "openai":
-        for name, model in recipe.evaluation.policies.items():
-            asked = recipe.policy.model_copy(update={"model": model.replace("{run}", run.name)})
-            yield f"evaluation.policies.{name}", partial(_reach, asked, recipe)
+    if not recipe.evaluation.policies:
+        return  # `servers` asks for the recipe's own
+    for name, one in recipe.policy_recipes(run.name).items():
+        if one.policy.engine == "openai":
+            yield f"evaluation.policies.{name}", partial(_reach, one.policy, one)
 
 
 def cannot_be_asked(policy: ModelSettings) -> str | None:
@@ -99,12 +100,17 @@ def cannot_be_asked(policy: ModelSettings) -> str | None:
 def weights(recipe: Recipe) -> Iterator[Check]:
     """Files of the models that run on this machine."""
     for role, model in _models(recipe):
-        if model.engine == "openvino":
-            yield role, partial(sound_files, model.model)
-        elif model.engine == "vllm":
-            yield role, partial(_sound_if_ours, model.model)
+        yield from model_files(role, model)
     if recipe.asked_reward_model is not None:
         yield "reward_model", partial(reward_model_digest, Path(recipe.asked_reward_model))
+
+
+def model_files(role: str, model: ModelSettings) -> Iterator[Check]:
+    """Yields the check of a model's files, if it runs on this machine."""
+    if model.engine == "openvino":
+        yield role, partial(sound_files, model.model)
+    elif model.engine == "vllm":
+        yield role, partial(_sound_if_ours, model.model)
 
 
 def _sound_if_ours(model: str) -> None:
@@ -127,7 +133,7 @@ def overheard(recipe: Recipe) -> Iterator[str]:
     """Which servers are asked in the clear through a proxy of the environment, a line each."""
     if recipe.retrieval.kind == "http":
         yield from _overheard("retrieval.url", recipe.retrieval.url, "query and passage")
-    for role, model in _models(recipe):
+    for role, model in (*_models(recipe), *recipe.own_endpoints().items()):
         if model.engine != "openvino":
             yield from _overheard(f"{role}.base_url", model.base_url, "prompt, reply and the key")
 

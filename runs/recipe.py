@@ -4,14 +4,14 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping
 from functools import reduce
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field
 
 from agent.settings import AgentSettings
 from annotation.settings import PairSettings
 from engines.settings import JudgeSettings, ModelSettings
-from evaluation.settings import EvaluationSettings
+from evaluation.settings import EvaluatedPolicy, EvaluationSettings
 from mcts.settings import SearchSettings
 from retrieval.settings import RetrievalSettings
 from rewards.settings import Estimator, EvoRagSettings, SpreSettings
@@ -20,6 +20,8 @@ from runs.curriculum_settings import CurriculumSettings
 from sources.settings import DataSettings, Part, SetSettings
 from storage.settings import Settings
 from training.settings import TrainingSettings
+
+S = TypeVar("S", bound=Settings)
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,60}$"
 """What can be the name of a folder."""
@@ -30,6 +32,12 @@ MAY_CHANGE = frozenset({"limits", "training", "evaluation", "curriculum"})
 
 MODELS = ("policy", "judge", "verifier")
 """Blocks that name a model."""
+
+ENDPOINT = {
+    *("base_url", "api_key_env", "price_per_million", "server_args", "structured_output"),
+    "weights",
+}
+"""What an evaluated policy at another endpoint does not inherit: above all the key."""
 
 
 def decisive(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,6 +200,38 @@ class Recipe(Settings):
         """The label estimator, with its default for the search's evaluator."""
         return self.spre.estimator or default_estimator(self.mcts.evaluator)
 
+    def policy_recipes(self, run: str) -> dict[str, "Recipe"]:
+        """Returns, by name, this recipe with the settings of every policy that is evaluated.
+
+        Args:
+            run: Name of the run, for which `{run}` stands in the names of models.
+        """
+        named = self.evaluation.policies or {"policy": EvaluatedPolicy(model=self.policy.model)}
+        return {name: self._with_policy(policy, run) for name, policy in named.items()}
+
+    def _with_policy(self, policy: EvaluatedPolicy, run: str) -> "Recipe":
+        own = {name: getattr(policy, name) for name in policy.model_fields_set}
+        own["model"] = policy.model.replace("{run}", run)
+        answers = {"temperature": own.pop("temperature", self.evaluation.temperature)}
+        model = self.policy
+        if any(own.get(name, now) != now for name, now in model if name in ("engine", "base_url")):
+            model = _updated(model, ModelSettings().model_dump(include=ENDPOINT))
+        blocks = {
+            "policy": _updated(model, own),
+            "agent": _updated(self.agent, own),
+            "evaluation": _updated(self.evaluation, answers),
+        }
+        return self.model_copy(update=blocks)
+
+    def own_endpoints(self) -> dict[str, ModelSettings]:
+        """Returns the policies that are evaluated elsewhere than at the recipe's, by setting."""
+        here = (self.policy.engine, self.policy.base_url)
+        return {
+            f"evaluation.policies.{name}": one.policy
+            for name, one in self.policy_recipes(self.name).items()
+            if (one.policy.engine, one.policy.base_url) != here
+        }
+
     @property
     def decisive_digest(self) -> str:
         """Hash of all that decides what rows mean (12 hex digits)."""
@@ -209,6 +249,12 @@ class Recipe(Settings):
             *blocks_of_it, last = path.split(".")
             reduce(dict.__getitem__, blocks_of_it, content).pop(last)
         return _hash(content)
+
+
+def _updated(block: S, values: Mapping[str, Any]) -> S:
+    """A block with those of the values that are its settings."""
+    own = {name: value for name, value in values.items() if name in type(block).model_fields}
+    return block.model_copy(update=own)
 
 
 def _hash(content: dict[str, Any]) -> str:

@@ -150,10 +150,9 @@ def _valid_keys(section: Sequence[str]) -> list[str]:
     """Names of the settings in a section of the recipe."""
     model: type[BaseModel] = Recipe
     for name in section:
-        if name.isdigit():
-            continue
-        field = model.model_fields.get(name)
-        found = _models_in(field.annotation) if field else []
+        if name not in model.model_fields:
+            continue  # the number of an entry, or the name of a policy
+        found = _models_in(model.model_fields[name].annotation)
         if not found:
             return []
         model = found[0]

@@ -233,7 +233,8 @@ class Prediction(Record):
 
     `evaluation` is the name of the table that it belongs to (`eval/<evaluation>.md`), `guessable`
     whether the question gives its answer away (`rewards.guessing`). `backtracks` counts the
-    searches that were taken back; null in rows of older versions.
+    searches that were taken back; null in rows of older versions. `protocol` is how the policy was
+    asked; "" in rows of older versions.
     """
 
     question_id: str
@@ -243,6 +244,7 @@ class Prediction(Record):
     guessable: bool | None = None
     evaluation: str = ""
     policy: str
+    protocol: str = ""
     policy_digest: str
     seed: int
     prediction: str | None

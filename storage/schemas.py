@@ -132,6 +132,7 @@ PREDICTIONS = _schema(
     guessable=_FLAG,
     evaluation=_TEXT,
     policy=_TEXT,
+    protocol=_TEXT,
     policy_digest=_TEXT,
     seed=_LARGE,
     prediction=_TEXT,

@@ -39,6 +39,7 @@ class Baseline:
         begin: Returns the state that a question starts from; by default the protocol's root. A
             terminal state is the answer.
         protocol: Name of the protocol; by default one turn of reading.
+        max_steps: Budget of a trajectory; by default the recipe's.
         can_be_asked: Whether a question can be asked; the others are left out.
         left_out: Why questions are left out, as a relative clause.
         asks_model: False if every question starts from its answer.
@@ -48,6 +49,7 @@ class Baseline:
 
     begin: Begin | None = None
     protocol: str = "reading"
+    max_steps: int | None = None
     can_be_asked: Callable[[Question], bool] = lambda question: True
     left_out: str = ""
     asks_model: bool = True

@@ -168,12 +168,13 @@ def test_a_new_baseline_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     module = (
         "from evaluation.baselines import Baseline, Material\n"
         "def baseline(material: Material) -> Baseline:\n"
-        "    return Baseline(protocol='reasonrag')\n"
+        "    return Baseline(protocol='reasonrag', max_steps=3)\n"
     )
     (tmp_path / "three_turns.py").write_text(module)
     monkeypatch.setattr(baselines, "__path__", [*baselines.__path__, str(tmp_path)])
     assert "three-turns" in baseline_names()
     assert EvaluationSettings(baselines=("three-turns",))
     material = Material(CORPUS, ScriptedRetriever(a_and_b), 2, tuple)
-    assert load_baseline("three-turns", material).protocol == "reasonrag"
+    loaded = load_baseline("three-turns", material)
+    assert (loaded.protocol, loaded.max_steps) == ("reasonrag", 3)
     monkeypatch.delitem(sys.modules, "evaluation.baselines.three_turns")

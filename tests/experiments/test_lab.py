@@ -159,7 +159,7 @@ def test_a_noted_command_can_be_pasted(own_folder: Path, stages: list[str]) -> N
     recipe = load_recipe(options.config, options.overrides)
     assert options.run == one.call.run
     assert recipe.data.corpus == tuple(settings["data.corpus"])
-    assert recipe.evaluation.policies == settings["evaluation.policies"]
+    assert recipe.model_dump()["evaluation"]["policies"] == settings["evaluation.policies"]
     assert recipe == one.recipe_with(settings)
 
 

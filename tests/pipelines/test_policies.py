@@ -1,0 +1,223 @@
+"""`eval` of policies that differ in protocol, budget, temperature and engine."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_endpoint import FakeEndpoint
+from little_world import QUESTIONS, policy, recipe
+from loopback import serving
+
+from agent.settings import AgentSettings
+from engines.settings import ModelSettings
+from pipelines.cli import parser, run_stage
+from runs.recipe import Recipe
+from runs.recipe_file import load_recipe
+from storage.errors import ConfigError
+from storage.parts import read_parts
+from storage.records import Prediction
+from storage.schemas import table_to_records
+
+UNKNOWN = {"id": "u1", "question": "Who is the mayor?", "answers": [], "answerable": False}
+
+
+def searching(request: dict[str, Any]) -> str:
+    """A policy of EVO-RAG: one search, then an answer, or a refusal where there is none."""
+    user = request["messages"][-1]["content"]
+    if "Search: " not in user:
+        return "<search>capital</search>"
+    return "<note>a capital</note>" + ("<refuse/>" if "mayor" in user else "<answer>Paris</answer>")
+
+
+@pytest.fixture
+def here() -> Iterator[FakeEndpoint]:
+    with serving(policy, key="key of here", models=("policy", "untrained")) as served:
+        yield served
+
+
+@pytest.fixture
+def there() -> Iterator[FakeEndpoint]:
+    with serving(searching, key="key of there", models=("searcher",)) as served:
+        yield served
+
+
+@pytest.fixture
+def config(
+    tmp_path: Path, here: FakeEndpoint, there: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HERE", "key of here")
+    monkeypatch.setenv("THERE", "key of there")
+    monkeypatch.setattr("little_world.QUESTIONS", [*QUESTIONS, UNKNOWN])
+    elsewhere = {"engine": "openai", "base_url": there.base_url, "api_key_env": "THERE"}
+    policies = {
+        "first": "policy",
+        "second": {
+            **{"model": "searcher", "protocol": "evo-rag", "max_steps": 3, "temperature": 0.5},
+            **elsewhere,
+            "max_new_tokens": 200,
+        },
+    }
+    asked = {"source": "jsonl", "questions": str(tmp_path / "questions.jsonl"), "split": None}
+    return recipe(
+        tmp_path,
+        here.base_url,
+        policy={
+            "engine": "openai", "model": "policy", "base_url": here.base_url, "api_key_env": "HERE",
+        },
+        evaluation={"policies": policies, "bootstrap": 100, "set": asked},
+    )  # fmt: skip
+
+
+def evaluated(config: Path, run: Path, *settings: str) -> int:
+    more = [word for one in settings for word in ("--set", one)]
+    arguments = ["eval", "--config", str(config), "--run", str(run), *more]
+    return run_stage(parser().parse_args(arguments))
+
+
+def predictions(run: Path, policy: str, name: str) -> dict[str, Prediction]:
+    table = read_parts(run, f"eval/{policy}/{name}/predictions")
+    return {row.question_id: row for row in table_to_records(table, Prediction)}
+
+
+def test_each_policy_is_asked_in_its_own_protocol_and_at_its_own_endpoint(
+    tmp_path: Path, config: Path, here: FakeEndpoint, there: FakeEndpoint
+) -> None:
+    run, baselines = tmp_path / "run", "evaluation.baselines=[closed-book]"
+    assert evaluated(config, run, baselines, "evaluation.baseline_model=untrained") == 0
+    (kept,) = (run / "eval").glob("*.json")
+    first, second = (predictions(run, policy, kept.stem) for policy in ("first", "second"))
+    answerable = {row["id"] for row in QUESTIONS}
+    assert set(first) == answerable
+    assert set(second) == {*answerable, "u1"}, "only this protocol can refuse"
+    assert second["u1"].refused
+    assert {row.protocol for row in first.values()} == {"reasonrag"}
+    assert {row.protocol for row in second.values()} == {"evo-rag"}
+    assert {row.steps for row in second.values()} == {2}
+    asked = [(r["temperature"], r["max_tokens"]) for r in (*here.requests, *there.requests)]
+    assert set(asked[: len(here.requests)]) == {(0.0, 96)}
+    assert set(asked[len(here.requests) :]) == {(0.5, 200)}
+    table = (kept.with_suffix(".md")).read_text().splitlines()
+    cells = {row.split(" | ")[0]: row.split(" | ")[-1] for row in table if " | all | " in row}
+    assert cells["| first"] == "reasonrag |"
+    assert cells["| second"] == "evo-rag |"
+    assert cells["| closed-book"] == "– |", "a baseline's protocol is its own"
+    assert any(row.startswith("| second − first | all | 6 | ") for row in table), "paired by id"
+    made = len(here.requests) + len(there.requests)
+    assert evaluated(config, run, baselines, "evaluation.baseline_model=untrained") == 0
+    assert len(here.requests) + len(there.requests) == made
+
+
+def test_a_budget_of_its_own_ends_a_trajectory(tmp_path: Path, config: Path) -> None:
+    assert evaluated(config, tmp_path / "run", "evaluation.policies.second.max_steps=1") == 0
+    (kept,) = (tmp_path / "run" / "eval").glob("*.json")
+    deciding = json.loads(kept.read_text())["policies"]
+    assert deciding["first"].keys() == {"model", "digest"}
+    assert deciding["second"]["agent"]["max_steps"] == 1
+    assert deciding["second"]["temperature"] == 0.5
+    rows = predictions(tmp_path / "run", "second", kept.stem).values()
+    assert {row.steps for row in rows} == {1}
+
+
+def test_a_block_that_says_what_the_recipe_says_is_the_same_evaluation(
+    tmp_path: Path, config: Path
+) -> None:
+    run = tmp_path / "run"
+    for value in ("policy", "{model: policy, protocol: reasonrag, temperature: 0.0}"):
+        assert evaluated(config, run, f"evaluation.policies={{first: {value}}}") == 0
+    assert len(list((run / "eval").glob("*.json"))) == 1
+
+
+def test_what_a_policy_leaves_out_is_the_recipe_s(config: Path) -> None:
+    def second(block: str) -> Recipe:
+        return load_recipe(config, [f"evaluation.policies={{it: {block}}}"]).policy_recipes("r")[
+            "it"
+        ]
+
+    ours = load_recipe(config)
+    same = second("{model: 'models/{run}/dpo', protocol: evo-rag}")
+    assert same.policy.model == "models/r/dpo"
+    assert (same.agent.protocol, same.agent.max_steps) == ("evo-rag", 6)
+    assert same.policy.base_url == ours.policy.base_url
+    assert same.policy.api_key_env == "HERE"
+    other = second("{model: m, base_url: 'http://127.0.0.1:1/v1'}")
+    assert other.policy.engine == "openai"
+    assert other.policy.api_key_env == "OPENAI_API_KEY", "no key goes to another address"
+    embedded = second("{model: packaged, engine: openvino}")
+    assert embedded.policy.base_url is None
+    assert embedded.policy.top_p == ours.policy.top_p
+
+
+def test_a_block_has_settings_of_two_others() -> None:
+    assert not ModelSettings.model_fields.keys() & AgentSettings.model_fields.keys()
+
+
+def test_a_recipe_is_kept_as_it_was_given(config: Path) -> None:
+    kept = load_recipe(config).model_dump(mode="json")["evaluation"]["policies"]
+    assert kept["first"] == "policy"
+    assert kept["second"].keys() >= {"model", "protocol", "max_steps", "engine", "base_url"}
+    assert "top_p" not in kept["second"]
+    assert Recipe.model_validate(load_recipe(config).model_dump(mode="json")) == load_recipe(config)
+
+
+@pytest.mark.parametrize(
+    ("block", "says"),
+    [
+        ("{model: policy, protocol: chess}", "evaluation.policies.mine.protocol"),
+        ("{model: policy, max_steps: 0}", "evaluation.policies.mine.max_steps"),
+        ("{model: policy, protocl: evo-rag}", "did you mean `protocol`"),
+        ("{protocol: evo-rag}", "evaluation.policies.mine.model` is missing"),
+        ("7", "evaluation.policies.mine"),
+        (
+            "{model: p, engine: openai, base_url: 'http://127.0.0.1:1/v1?key=1'}",
+            "evaluation.policies.mine: ",
+        ),
+        ("{model: p, api_key_env: sk_live0123456789abcdefg}", "evaluation.policies.mine.api_key"),
+    ],
+)
+def test_a_mistaken_policy_is_refused_in_words(config: Path, block: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_recipe(config, [f"evaluation.policies={{mine: {block}}}"])
+
+
+def test_an_endpoint_without_an_address_is_refused(tmp_path: Path) -> None:
+    path = recipe(tmp_path, "", policy={"engine": "openvino"})
+    with pytest.raises(ConfigError, match=r"policies\.mine\.base_url is not set"):
+        load_recipe(path, ["evaluation.policies={mine: {model: m, engine: openai}}"])
+
+
+def test_an_endpoint_of_its_own_has_a_price_of_its_own(config: Path) -> None:
+    price = {"input": 1, "output": 1}
+    more = ["limits.max_usd=1", f"policy.price_per_million={price}"]
+    with pytest.raises(ConfigError, match=r"policies\.second\.price_per_million names no price"):
+        load_recipe(config, more)
+    assert load_recipe(config, [*more, f"evaluation.policies.second.price_per_million={price}"])
+
+
+def test_questions_that_a_policy_was_trained_on_are_no_test(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grown = ["annotate", "--config", str(config), "--run", str(tmp_path / "grown"), "--limit", "2"]
+    assert run_stage(parser().parse_args(grown)) == 0
+    (tmp_path / "dpo").mkdir()
+    (tmp_path / "dpo" / "training.json").write_text('{"data": {"run": "grown"}}')
+    mine = f"evaluation.policies={{mine: {tmp_path}/dpo}}"
+    assert evaluated(config, tmp_path / "run", mine) == 2
+    assert f"are questions that {tmp_path}/grown was" in capsys.readouterr().out
+
+
+def test_weights_that_are_missing_are_named_before_any_call(
+    tmp_path: Path,
+    config: Path,
+    here: FakeEndpoint,
+    there: FakeEndpoint,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    more = "evaluation.policies.mine={model: models/none/dpo, engine: openvino}"
+    assert evaluated(config, tmp_path / "run", more) == 2
+    told = capsys.readouterr().out
+    assert "evaluation.policies.mine: model 'models/none/dpo' does not exist" in told
+    assert not here.requests
+    assert not there.requests
