@@ -69,6 +69,7 @@ def identity(model: Mapping[str, Any]) -> dict[str, Any]:
 LATER: Mapping[str, Any] = {
     "cycle": 0,
     "data.skip": 0,
+    "data.references": 0,
     "curriculum": CurriculumSettings().model_dump(mode="json"),
     "mcts.kind": "tree",
     "mcts.max_output_tokens": None,

@@ -288,6 +288,7 @@ def _atlas(one: SetSettings, reading: _Reading) -> tuple[QuestionSet, Corpus]:
         settings.cities,
         unfit=reading.unfit,
         skip=_skip(one),
+        references=settings.references,
     )
     placed = tuple(PlacedQuestion(f"atlas: {question.id}", question) for question in questions)
     own = build_corpus(settings.cities) if settings.corpus is None else []

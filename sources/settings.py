@@ -50,6 +50,8 @@ class DataSettings(SetSettings):
         mix: several sets instead of one; tables then count by source.
         passage_words: length of the passages that plain documents are cut into.
         cities: how many of atlas's cities get a passage (largest first); null for all.
+        references: paragraphs that each of atlas's questions brings, for protocols that show them:
+            its supporting passages, and others of the same country or continent; 0 for none.
         skip: how many questions to leave out of the front of the sample, before the limit: what an
             earlier cycle of a curriculum has seen. With a mix, of the front of the whole.
     """
@@ -59,4 +61,5 @@ class DataSettings(SetSettings):
     mix: tuple[SetSettings, ...] = ()
     passage_words: int = Field(default=100, ge=10)
     cities: int | None = Field(default=None, ge=500)
+    references: int = Field(default=0, ge=0, le=100)
     skip: int = Field(default=0, ge=0)

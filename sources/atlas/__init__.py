@@ -7,6 +7,7 @@ from typing import get_args
 from sources.atlas.facts import load_facts
 from sources.atlas.passages import build_corpus as _corpus
 from sources.atlas.questions import MIX, questions_of
+from sources.atlas.references import Shelf
 from sources.settings import Part
 from storage.records import Passage, Question
 
@@ -28,6 +29,7 @@ def build_questions(
     *,
     unfit: Callable[[Question], str | None] = lambda _: None,
     skip: int = 0,
+    references: int = 0,
 ) -> list[Question]:
     """Questions of a part (null for all four parts), a balanced mixture of types.
 
@@ -41,6 +43,7 @@ def build_questions(
         cities: size of the corpus; questions name only cities that are in it.
         unfit: says why a question cannot be asked; the others are the same, in the same order.
         skip: how many to leave out first; of every part, if `part` is null.
+        references: paragraphs of each question; 0 for none.
     """
     kinds = [kind for kind in MIX if types is None or kind.rstrip("3") in types]
     if not kinds:
@@ -48,8 +51,11 @@ def build_questions(
     parts: tuple[Part, ...] = (part,) if part else get_args(Part)
     facts, wanted = load_facts(cities), DEFAULT_PER_PART if limit is None else limit
     found: list[Question] = []
+    shelf = Shelf(facts, seed)
     for one in parts:
         asked = questions_of(facts, one, seed, kinds)
+        if references:
+            asked = (shelf.with_references(question, references) for question in asked)
         kept = (q for q in asked if unfit(q) is None)
         found += islice(kept, skip, skip + wanted)
     return found

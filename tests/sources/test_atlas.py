@@ -122,3 +122,23 @@ def test_unanswerable_questions_ask_what_no_passage_holds(
     for question in questions["dev"]:
         assert question.answerable == (question.type != "unanswerable")
         assert bool(question.answers) == question.answerable
+
+
+def test_references_are_the_supporting_passages_among_neighbours(
+    questions: dict[str, list[Question]], corpus: dict[str, Passage]
+) -> None:
+    asked = build_questions("test", 60, references=6)
+    assert asked == build_questions("test", 60, references=6)
+    bare = [question.model_copy(update={"paragraphs": ()}) for question in asked]
+    assert bare == questions["test"][:60], "questions stay what they are without references"
+    places = Counter[int]()
+    for question in asked:
+        shown = {paragraph.id: paragraph for paragraph in question.paragraphs}
+        assert len(question.paragraphs) == len(shown) == 6
+        supporting = {name for name, paragraph in shown.items() if paragraph.is_supporting}
+        assert supporting == set(question.supporting_ids)
+        assert all(corpus[str(name)].text == shown[name].text for name in shown)
+        places.update(n for n, one in enumerate(question.paragraphs) if one.is_supporting)
+    assert min(places[n] for n in range(6)) > 8, "every place holds supporting passages"
+    few = build_questions("test", 60, references=1)
+    assert {len(question.paragraphs) for question in few} == {1, 2, 3}, "none is left out"
