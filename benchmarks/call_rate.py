@@ -1,12 +1,16 @@
 """How many calls a second does one core make, and what bounds it?
 
-    python -m benchmarks.call_rate [--calls 4000] [--in-flight 64] [--questions 400]
+    python -m benchmarks.call_rate [--calls 4000] [--in-flight 64] [--questions 400] [--tokens 200]
 
 Over HTTP: the same requests to a simulated endpoint without latency, through aiohttp alone, the
 openai package alone, our engine, and our engine with the ledger; all but the endpoint on one core,
 the endpoint on another. In process: the real annotator (search, protocol, judge, labels, pairs) and
 the real ledger, with models and retrieval that answer at once; one core, the ledger's thread
 included. Each number is the best of `--rounds`, because other programs only ever slow it down.
+
+With `--tokens N` only the last one, twice: without token ids, and with the ids of every prompt and
+N sampled ones with their log-probabilities in the ledger. The two take turns, and each number is
+the median of `--rounds`.
 """
 
 import argparse
@@ -17,6 +21,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from agent.in_flight import in_flight
@@ -28,7 +33,7 @@ from benchmarks.instant import InstantModel, InstantRetriever
 from benchmarks.simulated_models import golden_answer, question_text
 from benchmarks.workload import write_run
 from engines.ledgered import LedgeredEngine
-from engines.sampling import CallIdentity, SampleRequest, Sampling
+from engines.sampling import CallIdentity, Completion, SampleRequest, Sampling
 from runs.assemble import engine_for
 from runs.growing import annotator_for
 from runs.recipe import Recipe
@@ -128,15 +133,26 @@ OVER_HTTP = {
 }
 
 
-async def in_process(recipe: Recipe, questions: int) -> float:
-    """Calls a second of the annotator over `questions`."""
+class AskingForTokens(LedgeredEngine):
+    """Asks for token ids whatever its caller asks for."""
+
+    def sample(self, request: SampleRequest) -> Coroutine[Any, Any, Completion]:
+        """Draws one completion, which is stored with its tokens."""
+        asked = request.messages, request.sampling, request.identity, request.structure
+        return super().sample(SampleRequest(*asked, tokens=True))
+
+
+async def in_process(recipe: Recipe, questions: int, tokens: int = 0) -> float:
+    """Calls a second of the annotator over `questions`, with token ids in the ledger if any."""
+    wrapped = AskingForTokens if tokens else LedgeredEngine
     texts = [question_text(number) for number in range(questions)]
     asked = [
         Question(id=f"q{number}", source="made", question=text, answers=(golden_answer(text),))
         for number, text in enumerate(texts)
     ]
     with tempfile.TemporaryDirectory() as folder, Ledger(Path(folder) / "ledger.sqlite") as ledger:
-        policy, judge = (LedgeredEngine(InstantModel(name), ledger) for name in ("policy", "judge"))
+        models = [InstantModel(name, tokens) for name in ("policy", "judge")]
+        policy, judge = (wrapped(model, ledger) for model in models)
         annotator = annotator_for(recipe, policy, judge, None, InstantRetriever())
         start = time.perf_counter()
         async for annotated in in_flight(asked, annotator.annotate, recipe.questions_in_flight):
@@ -156,12 +172,25 @@ def best(measured: Callable[[], Coroutine[Any, Any, float]], rounds: int) -> flo
     return max(asyncio.run(measured()) for _ in range(rounds))
 
 
+def compare_tokens(recipe: Recipe, questions: int, tokens: int, rounds: int) -> None:
+    """Prints what token ids in the ledger cost."""
+    counts = (0, tokens)
+    rates: dict[int, list[float]] = {count: [] for count in counts}
+    for number in range(rounds):
+        for count in counts if number % 2 else reversed(counts):
+            rates[count].append(asyncio.run(in_process(recipe, questions, count)))
+    without, kept = (median(rates[count]) for count in counts)
+    show("in process, without token ids", without)
+    show(f"in process, {tokens} token ids a reply kept ({kept / without - 1:+.1%})", kept)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--calls", type=int, default=4000)
     parser.add_argument("--in-flight", type=int, default=64)
     parser.add_argument("--questions", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=0)
     options = parser.parse_args()
     measure = partial(timed, calls=options.calls, at_once=options.in_flight)
     with tempfile.TemporaryDirectory() as folder, serving("--latency-s", "0") as endpoint:
@@ -169,6 +198,9 @@ def main() -> None:
         recipe = load_recipe(write_run(Path(folder), endpoint.base_url, 1, {"limits": limits}))
         print(f"calls a second, {pin(endpoint)}; {options.in_flight} in flight over HTTP\n")
         print("| what calls | calls/s | µs a call |\n|---|---|---|")
+        if options.tokens:
+            compare_tokens(recipe, options.questions, options.tokens, options.rounds)
+            return
         for name, way in OVER_HTTP.items():
             show(name, best(partial(way, recipe, measure), options.rounds))
         in_one = partial(in_process, recipe, options.questions)

@@ -1,7 +1,6 @@
 """The wire formats of an endpoint: bodies of requests, and replies as `Completion`s."""
 
 import json
-import math
 from collections.abc import Sequence
 from typing import Any, Literal, TypeGuard
 
@@ -31,6 +30,7 @@ OVERLONG = "overlong"
 _SHORTEST_LIMIT = 2**16
 _CHARACTERS_A_TOKEN = 64
 _LONGEST_LABEL = 1000
+_NO_LOGPROB = 1e6
 
 
 class UnreadableReply(ValueError):
@@ -199,7 +199,7 @@ def is_ids(value: Any) -> TypeGuard[list[int]]:
 
 def _are_logprobs(value: Any) -> TypeGuard[list[float]]:
     return isinstance(value, list) and all(
-        type(p) in (int, float) and math.isfinite(p) for p in value
+        type(p) in (int, float) and abs(p) < _NO_LOGPROB for p in value
     )
 
 

@@ -19,8 +19,8 @@ from engines.sampling import (
     prompt_digest,
 )
 from engines.settings import Price
-from storage.calls import Call
-from storage.errors import EndpointError
+from storage.calls import Call, packed, unpacked
+from storage.errors import EndpointError, StorageError
 from storage.ledger import Ledger
 from storage.text import storable
 
@@ -32,9 +32,9 @@ class LedgeredEngine:
     """An `Engine` that answers from the ledger what it has answered before.
 
     Each draw has its own key (`engines.sampling.call_key`), so two draws of one prompt never
-    share a result. Draws of one key that run at the same time share one call. Replies carry no
-    token ids and no log probabilities, fresh or replayed, because the ledger keeps none: a
-    resumed run sees what the first one saw.
+    share a result. Draws of one key that run at the same time share one call. A reply carries
+    token ids and log-probabilities (in float32), fresh or replayed, if `SampleRequest.tokens` asks
+    for them, because only then are they stored: a resumed run sees what the first one saw.
 
     Attributes:
         hits: draws that made no call (replayed, or shared with a call under way).
@@ -66,7 +66,7 @@ class LedgeredEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(self._engine.capabilities, token_ids=False)
+        return self._engine.capabilities
 
     async def sample(self, request: SampleRequest) -> Completion:
         """Draws one completion, which is stored before it is returned.
@@ -75,22 +75,33 @@ class LedgeredEngine:
             EndpointError: a call failed; the error is stored, and the call is made again when
                 it is asked for again.
             BudgetExceeded: the draw is not stored, and `before_call` allows no new call.
-            StorageError: a reply could not be stored.
+            StorageError: a reply could not be stored, or was stored without the token ids that
+                the request asks for.
         """
         key = call_key(request, self.digest)
         while True:
             stored = self._ledger.recall(request.identity.question_id, key)
             if stored is not None:
-                return self._counted(_completion(stored), replayed=True)
+                return self._reply(request, _completion(stored), replayed=True)
             under_way = self._under_way.get(key)
             if under_way is None:
-                return self._counted(await self._lead(key, request), replayed=False)
+                return self._reply(request, await self._lead(key, request), replayed=False)
             await asyncio.wait([under_way])
             # Cancelled with the task that made the call: then this one makes it.
             if not under_way.cancelled():
-                return self._counted(under_way.result(), replayed=True)
+                return self._reply(request, under_way.result(), replayed=True)
 
-    def _counted(self, completion: Completion, *, replayed: bool) -> Completion:
+    def _reply(
+        self, request: SampleRequest, completion: Completion, *, replayed: bool
+    ) -> Completion:
+        """Counts the draw and checks that it has the tokens that the request asks for."""
+        if request.tokens and completion.token_ids is None:
+            identity = request.identity
+            raise StorageError(
+                f"{self._ledger.path}: the call {identity.path!r} of question "
+                f"{identity.question_id!r} was stored without token ids. Start a new run, whose "
+                "calls keep them."
+            )
         self.hits += replayed
         self.misses += not replayed
         return completion
@@ -120,26 +131,28 @@ class LedgeredEngine:
             nothing = replace(_NOTHING, attempts=error.attempts)
             await self._ledger.put(self._row(key, request, nothing, str(error)))
             raise
-        completion = _as_replayed(completion)
-        await self._ledger.put(self._row(key, request, completion, None))
-        return completion
+        if not request.tokens:
+            completion = replace(completion, prompt_ids=None, token_ids=None, logprobs=None)
+        call = self._row(key, request, completion, None)
+        await self._ledger.put(call)
+        return _completion(call, completion)
 
     def _row(
         self, key: str, request: SampleRequest, completion: Completion, error: str | None
     ) -> Call:
-        identity, usage = request.identity, completion.usage
+        identity, usage, stop = request.identity, completion.usage, completion.stop_reason
         return Call(
             key=key,
             role=identity.role,
-            model=completion.model or self.model,
+            model=storable(completion.model or self.model),
             policy_digest=self.digest,
             question_id=identity.question_id,
             path=identity.path,
             draw=identity.draw,
             prompt_digest=prompt_digest(request),
-            text=completion.text,
+            text=storable(completion.text),
             finish_reason=completion.finish_reason,
-            stop_reason=completion.stop_reason,
+            stop_reason=None if stop is None else storable(stop),
             input_tokens=usage.input_tokens,
             cached_tokens=usage.cached_tokens,
             output_tokens=usage.output_tokens,
@@ -149,6 +162,9 @@ class LedgeredEngine:
             attempts=completion.attempts,
             error=error,
             at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            prompt_ids=packed("i", completion.prompt_ids),
+            token_ids=packed("i", completion.token_ids),
+            logprobs=packed("f", completion.logprobs),
         )
 
     async def __aenter__(self) -> Self:
@@ -163,21 +179,12 @@ _NOTHING = Completion(text="", finish_reason="unknown", usage=Usage(), model="")
 """Stands in a row whose call failed."""
 
 
-def _as_replayed(completion: Completion) -> Completion:
-    """The completion as a replay would give it."""
-    stop = completion.stop_reason
-    return replace(
-        completion,
-        text=storable(completion.text),
-        stop_reason=None if stop is None else storable(stop),
-        model=storable(completion.model),
-        prompt_ids=None,
-        token_ids=None,
-        logprobs=None,
-    )
-
-
-def _completion(call: Call) -> Completion:
+def _completion(call: Call, drawn: Completion | None = None) -> Completion:
+    """What was stored, as every replay gives it; ids that were just `drawn` are not unpacked."""
+    if drawn is None:
+        ids = unpacked("i", call.prompt_ids), unpacked("i", call.token_ids)
+    else:
+        ids = drawn.prompt_ids, drawn.token_ids
     return Completion(
         text=call.text,
         finish_reason=_finish_reason(call.finish_reason),
@@ -186,6 +193,9 @@ def _completion(call: Call) -> Completion:
         ),
         model=call.model,
         stop_reason=call.stop_reason,
+        prompt_ids=ids[0],
+        token_ids=ids[1],
+        logprobs=unpacked("f", call.logprobs),
         latency_s=call.latency_s,
         attempts=call.attempts,
     )

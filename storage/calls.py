@@ -1,8 +1,10 @@
 """What the ledger keeps: the rows of its tables, and its totals."""
 
+import struct
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from operator import attrgetter
-from typing import Literal
+from typing import Any, Literal
 
 QuestionStatus = Literal["owed", "done", "failed"]
 REPORTED = "reported"
@@ -11,7 +13,7 @@ REPORTED = "reported"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One model call: a row of `calls`. Prompts are kept by digest only.
+    """One model call: a row of `calls`. The texts of prompts are kept by digest only.
 
     Attributes:
         key: `engines.sampling.call_key`, which holds everything that decides the result.
@@ -27,6 +29,8 @@ class Call:
         latency_s, attempts: how long it took in seconds, and how many tries.
         error: why there is no reply; null for a call that succeeded.
         at: when it ended (ISO 8601, UTC).
+        prompt_ids, token_ids, logprobs: The tokens of the prompt, those that were sampled and
+            their log-probabilities (`packed`); None unless the request asked for them.
     """
 
     key: str
@@ -49,6 +53,19 @@ class Call:
     attempts: int
     error: str | None
     at: str
+    prompt_ids: bytes | None = None
+    token_ids: bytes | None = None
+    logprobs: bytes | None = None
+
+
+def packed(kind: Literal["i", "f"], values: Sequence[float] | None) -> bytes | None:
+    """Packs integers ("i") or floats ("f") into a BLOB of 4 bytes each, little-endian."""
+    return None if values is None else struct.pack(f"<{len(values)}{kind}", *values)
+
+
+def unpacked(kind: Literal["i", "f"], blob: bytes | None) -> tuple[Any, ...] | None:
+    """Returns what was `packed`; floats are rounded to float32."""
+    return None if blob is None else struct.unpack(f"<{len(blob) // 4}{kind}", blob)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +148,7 @@ CREATE TABLE IF NOT EXISTS calls (
     stop_reason TEXT, input_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL,
     output_tokens INTEGER NOT NULL, usage_basis TEXT NOT NULL, cost_usd REAL,
     latency_s REAL NOT NULL, attempts INTEGER NOT NULL, error TEXT, at TEXT NOT NULL,
-    checksum TEXT NOT NULL
+    prompt_ids BLOB, token_ids BLOB, logprobs BLOB, checksum TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS calls_by_question ON calls (question_id);
 CREATE TABLE IF NOT EXISTS questions (

@@ -12,7 +12,7 @@ from storage.checksums import sound
 from storage.errors import StorageError
 from storage.groupcommit import refused
 
-LEDGER_VERSION = 3
+LEDGER_VERSION = 4
 """`PRAGMA user_version` of the database."""
 REMEDY = (
     "Put the ledger back from a copy of the run. Where there is none, `branchwise verify --run DIR "

@@ -9,14 +9,17 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Self
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engines.ledgered import LedgeredEngine
 from engines.sampling import CallIdentity, Capabilities, Completion, SampleRequest, Sampling, Usage
 from engines.settings import Price
-from storage.errors import BudgetExceeded, EndpointError
+from storage.errors import BudgetExceeded, EndpointError, StorageError
 from storage.ledger import Ledger
 from storage.records import Message
 
@@ -28,6 +31,13 @@ REQUEST = SampleRequest(
     identity=CallIdentity("policy", "q1", "tree/0"),
 )
 DRAWS = [replace(REQUEST, identity=replace(REQUEST.identity, draw=draw)) for draw in range(3)]
+
+
+Tokens = tuple[tuple[int, ...] | None, tuple[int, ...] | None, tuple[float, ...] | None]
+
+
+def tokens_of(completion: Completion) -> Tokens:
+    return completion.prompt_ids, completion.token_ids, completion.logprobs
 
 
 class CountingEngine:
@@ -43,6 +53,7 @@ class CountingEngine:
         self.gate: asyncio.Event | None = None
         self.reached: asyncio.Queue[int] = asyncio.Queue()
         self.error: Exception | None = None
+        self.tokens: Tokens = ((5, 6), (1, 2), (-0.1, -0.2))
 
     async def sample(self, request: SampleRequest) -> Completion:
         self.asked.append(request)
@@ -53,9 +64,7 @@ class CountingEngine:
         if self.error is not None:
             raise self.error
         usage = Usage(100, 40, 10)
-        return Completion(
-            self.text(number), "stop", usage, "served", "</answer>", (5,), (1, 2), (-0.1, -0.2)
-        )
+        return Completion(self.text(number), "stop", usage, "served", "</answer>", *self.tokens)
 
     async def __aenter__(self) -> Self:
         return self
@@ -73,7 +82,7 @@ async def test_draws_differ_and_a_replay_makes_no_call(tmp_path: Path) -> None:
         assert [r.identity.draw for r in engine.asked] == [0, 1, 2]
         assert (ledgered.hits, ledgered.misses) == (0, 3)
         assert ledger.totals().cost_usd == pytest.approx(3 * (60 + 20 + 20) / 1e6)
-        assert not ledgered.capabilities.token_ids  # the ledger keeps none, so none are promised
+        assert {tokens_of(one) for one in first} == {(None, None, None)}, "nobody asked for them"
     async with Ledger(tmp_path / "l") as ledger:
         silent = CountingEngine()
         resumed = LedgeredEngine(silent, ledger)
@@ -88,6 +97,47 @@ async def test_draws_differ_and_a_replay_makes_no_call(tmp_path: Path) -> None:
         assert (await resumed.sample(REQUEST)).text == "3"
         assert ledger.totals().unpriced == 3
         assert (resumed.hits, resumed.misses) == (3, 3)
+
+
+IDS = st.lists(st.integers(0, 2**31 - 1), max_size=9).map(tuple)
+LOGPROBS = st.lists(st.floats(-9999, 0), max_size=9).map(tuple)
+
+
+@settings(max_examples=25)
+@given(prompt=IDS, ids=IDS, logprobs=st.none() | LOGPROBS)
+def test_tokens_are_the_same_fresh_and_replayed(
+    prompt: tuple[int, ...], ids: tuple[int, ...], logprobs: tuple[float, ...] | None
+) -> None:
+    asked = replace(REQUEST, tokens=True)
+
+    async def drawn(path: Path) -> tuple[Completion, Completion, int]:
+        engine = CountingEngine()
+        engine.tokens = (prompt, ids, logprobs)
+        async with Ledger(path) as ledger:
+            fresh = await LedgeredEngine(engine, ledger).sample(asked)
+        async with Ledger(path) as ledger:
+            return fresh, await LedgeredEngine(engine, ledger).sample(asked), len(engine.asked)
+
+    with TemporaryDirectory() as folder:
+        fresh, replayed, calls = asyncio.run(drawn(Path(folder) / "l"))
+    assert (fresh, calls) == (replayed, 1)
+    assert (fresh.prompt_ids, fresh.token_ids) == (prompt, ids)
+    assert fresh.logprobs == (logprobs and pytest.approx(logprobs, rel=1e-6, abs=1e-37))
+
+
+async def test_tokens_that_were_not_stored_are_missed_in_words(tmp_path: Path) -> None:
+    asked = replace(REQUEST, tokens=True)
+    async with Ledger(tmp_path / "l") as ledger:
+        ledgered = LedgeredEngine(CountingEngine(), ledger)
+        plain, missed = await asyncio.gather(
+            ledgered.sample(REQUEST), ledgered.sample(asked), return_exceptions=True
+        )
+        assert isinstance(plain, Completion)
+        assert isinstance(missed, StorageError), "it shares the call of the one that wants none"
+        with pytest.raises(StorageError, match=r"'tree/0' of question 'q1' .* without token ids"):
+            await ledgered.sample(asked)
+        assert await ledgered.sample(REQUEST) == plain
+        assert ledger.totals().calls == 1
 
 
 async def test_a_reply_is_stored_before_anybody_sees_it(tmp_path: Path) -> None:

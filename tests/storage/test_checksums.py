@@ -1,23 +1,30 @@
 """Rows of the ledger that are no longer as they were stored: never used, never asked for again."""
 
+import asyncio
 import sqlite3
 from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_records import a_call
 
-from storage.calls import Call, QuestionRow
+from storage.calls import Call, QuestionRow, packed, unpacked
 from storage.checksums import checksum, sound
 from storage.damage import LEDGER_VERSION, check
 from storage.errors import StorageError
 from storage.ledger import Ledger
 
-CALL = a_call(text="<answer>Lyon</answer>")
+CALL = a_call(
+    text="<answer>Lyon</answer>",
+    prompt_ids=packed("i", [1, 49_151, 2]),
+    token_ids=packed("i", [30, 2**31 - 1]),
+    logprobs=packed("f", [-0.25, -9999.0]),
+)
 COLUMNS = [field.name for field in fields(Call)]
 
 
@@ -38,12 +45,21 @@ def flipped(value: Any) -> Any:
     """A value with one bit flipped; something for nothing."""
     if isinstance(value, str):
         return chr(ord(value[0]) ^ 1) + value[1:] if value else "x"
+    if isinstance(value, bytes):
+        return bytes([value[0] ^ 1]) + value[1:]
     return "x" if value is None else value + 1
 
 
 VALUES = st.lists(
-    st.none() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5), max_size=4
+    st.none()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+    | st.binary(max_size=5),
+    max_size=4,
 )
+IDS = st.lists(st.integers(0, 2**31 - 1), max_size=9)
+LOGPROBS = st.lists(st.floats(-9999, 0, width=32), max_size=9)
 
 
 @given(VALUES, VALUES)
@@ -51,6 +67,36 @@ def test_other_values_have_another_checksum(one: list[Any], other: list[Any]) ->
     if list(map(repr, one)) != list(map(repr, other)):
         assert checksum(one) != checksum(other)
     assert sound([*one, checksum(one)])
+
+
+@settings(max_examples=25)
+@given(prompt=IDS, ids=st.none() | IDS, logprobs=st.none() | LOGPROBS, bit=st.integers(0))
+def test_packed_tokens_come_back_and_any_flipped_bit_of_them_is_found(
+    prompt: list[int], ids: list[int] | None, logprobs: list[float] | None, bit: int
+) -> None:
+    call = replace(
+        CALL,
+        prompt_ids=packed("i", prompt),
+        token_ids=packed("i", ids),
+        logprobs=packed("f", logprobs),
+    )
+    with TemporaryDirectory() as folder:
+        path = asyncio.run(stored(Path(folder) / "l", call))
+        with Ledger(path) as ledger:
+            kept = ledger.recall("q1", "k1")
+        assert kept == call
+        assert unpacked("i", kept.prompt_ids) == tuple(prompt)
+        assert unpacked("i", kept.token_ids) == (None if ids is None else tuple(ids))
+        assert unpacked("f", kept.logprobs) == (None if logprobs is None else tuple(logprobs))
+        for column in ("prompt_ids", "token_ids", "logprobs"):
+            if blob := getattr(call, column):
+                place = bit % (8 * len(blob))
+                broken = bytearray(blob)
+                broken[place // 8] ^= 1 << place % 8
+                changed(path, f"UPDATE calls SET {column} = ?", bytes(broken))
+                assert [row.table for row in check(path).damaged] == ["calls"]
+                changed(path, f"UPDATE calls SET {column} = ?", blob)
+        assert check(path).whole
 
 
 @pytest.mark.parametrize("column", COLUMNS)
@@ -175,7 +221,7 @@ async def test_an_older_ledger_is_refused(tmp_path: Path) -> None:
     path = await stored(tmp_path / "l", CALL)
     with closing(sqlite3.connect(path)) as older:
         older.execute(f"PRAGMA user_version = {LEDGER_VERSION - 1}")
-    with pytest.raises(StorageError, match=r"ledger version 2, .* move l\* away"):
+    with pytest.raises(StorageError, match=r"ledger version 3, .* move l\* away"):
         Ledger(path)
-    with pytest.raises(StorageError, match="ledger version 2"):
+    with pytest.raises(StorageError, match="ledger version 3"):
         check(path)
