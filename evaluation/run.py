@@ -1,7 +1,8 @@
 """One policy on one question set: many trajectories in flight, a row for each question."""
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -25,14 +26,14 @@ class Evaluated:
 
     Attributes:
         unanswered: the questions of `failures`, as tables count them.
-        skipped: questions that the protocol cannot be asked (`AgentProtocol.unfit`).
+        skipped: how many questions the protocol cannot be asked, by reason.
         owed: questions that were not admitted any more, or that a limit stopped.
     """
 
     predictions: list[Prediction]
     failures: list[Failure]
     unanswered: list[Unanswered]
-    skipped: int
+    skipped: Mapping[str, int]
     owed: int = 0
 
 
@@ -67,7 +68,8 @@ async def evaluate(
         EndpointError: a fatal one; a fault of a single question is a `Failure`.
     """
     exam = _Exam(environment, policy, sampling, begin or environment.root, path, draw)
-    asked = [q for q in questions if environment.protocol.unfit(q) is None]
+    reasons = [environment.protocol.unfit(question) for question in questions]
+    asked = [question for question, why in zip(questions, reasons, strict=True) if why is None]
 
     async def answered(place: int) -> tuple[int, Prediction | Failure]:
         on_start()
@@ -88,7 +90,7 @@ async def evaluate(
         predictions=[row for _, row in rows if isinstance(row, Prediction)],
         failures=[row for _, row in failed],
         unanswered=[score_failure(question, seed=environment.seed) for question, _ in failed],
-        skipped=len(questions) - len(asked),
+        skipped=Counter(why for why in reasons if why is not None),
         owed=len(asked) - len(rows),
     )
 
@@ -119,9 +121,7 @@ class _Exam:
         return score_trajectory(
             question,
             trajectory,
+            self.environment,
             policy=self.policy,
-            protocol=self.environment.protocol.name,
-            digest=self.environment.engine.digest,
-            seed=self.environment.seed,
             latency_s=time.perf_counter() - began,
         )

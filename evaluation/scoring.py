@@ -4,22 +4,21 @@ import json
 from collections.abc import Sequence
 
 from agent.actions import is_search
-from agent.environment import Trajectory
+from agent.environment import Environment, Trajectory
 from agent.state import Action, State, Step
 from rewards.answers import normalise, supporting_recall
 from rewards.guessing import guessable
 from rewards.outcome import AnswerScores
+from rewards.verdicts import verdicts_of
 from storage.records import Prediction, Question, Unanswered
 
 
 def score_trajectory(
     question: Question,
     trajectory: Trajectory,
+    environment: Environment,
     *,
     policy: str,
-    protocol: str,
-    digest: str,
-    seed: int,
     latency_s: float,
 ) -> Prediction:
     """Every metric of one policy's trajectory on one question.
@@ -28,13 +27,13 @@ def score_trajectory(
     about those); elsewhere a trajectory without an answer scores 0.
 
     Args:
-        policy: the name that tables show; `digest` is its engine's.
-        protocol: name of the protocol that it was asked in.
-        seed: the run's seed.
+        environment: that it was rolled out in.
+        policy: the name that tables show.
         latency_s: seconds from the first call to the end.
     """
     state, usage = trajectory.state, trajectory.usage
-    queries = [s.action.content for s in state.steps if is_search(s.action.kind)]
+    searches = [step for step in state.steps if is_search(step.action.kind)]
+    served = [step.action.content for step in searches if step is not state.steps[-1]]
     scores = AnswerScores.in_benchmark(state.answer, question)
     return Prediction(
         question_id=question.id,
@@ -43,19 +42,20 @@ def score_trajectory(
         hops=question.hops,
         guessable=guessable(question.question, question.answers),
         policy=policy,
-        protocol=protocol,
-        policy_digest=digest,
-        seed=seed,
+        protocol=environment.protocol.name,
+        policy_digest=environment.engine.digest,
+        seed=environment.seed,
         prediction=state.answer,
         answers=question.answers,
         **scores._asdict(),
         steps=len(trajectory.moves),
-        searches=len(queries),
-        valid_searches=valid_searches(queries),
+        searches=len(searches),
+        valid_searches=valid_searches(served),
         backtracks=sum(step.action.kind == "backtrack" for step in state.steps),
         forced=state.forced,
         refused=state.refused,
-        format_ok=all(step.action.kind != "invalid" for step in state.steps),
+        **verdicts_of(question, environment.protocol, state)._asdict(),
+        stop_reason=trajectory.stop_reason,
         supporting_recall=supporting_recall(
             (p.id for p in state.retrieved), question.supporting_ids
         ),

@@ -50,6 +50,9 @@ def evaluate(call: Invocation) -> Outcome:
         f"policies {', '.join(f'{name} ({_how(one, recipe)})' for name, one in policies.items())}"
         + "".join(f", {name}" for name in recipe.evaluation.baselines)
     )
+    for note, count in data.notes.items():
+        if "left out, " in note:
+            call.say(f"{note}: {count}")
     for line in overheard(recipe):
         call.say(f"note: {line}")
     if call.dry_run:

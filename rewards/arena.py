@@ -10,9 +10,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from agent.arena import SECTIONS
+from agent.arena import SECTIONS, supporting_numbers
+from agent.protocol import AgentProtocol
 from agent.segments import Segment, outside, policy_text, section
+from agent.state import State
 from rewards.answers import exact_match, f1
+from rewards.outcome import Verdicts
+from storage.records import Question
 from storage.settings import Settings
 
 ArenaComponent = Literal["format", "accuracy", "relevance", "bonus"]
@@ -153,3 +157,23 @@ def _relevance(
     if cited is None or not cited & frozenset(supporting):
         return 0.0
     return 1.0 if cited == frozenset(supporting) else partial
+
+
+def arena_verdicts(question: Question, protocol: AgentProtocol, state: State) -> Verdicts:
+    """Judges a finished trajectory for evaluation, under the default settings."""
+    outcome = arena_outcome(
+        protocol.segments(state),
+        question.answers,
+        ArenaSettings(),
+        shown=len(state.given or ()),
+        supporting=supporting_numbers(question, state),
+    )
+    relevance = outcome.relevance
+    return Verdicts(
+        not outcome.failures,
+        outcome.failures,
+        relevance=relevance,
+        relevance_full=None if relevance is None else relevance == 1.0,
+        all_correct=outcome.all_correct,
+        turn_tokens=state.steps[-1].total_tokens,
+    )

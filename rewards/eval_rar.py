@@ -9,13 +9,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 from pydantic import Field
 
+from agent.actions import INVALID
+from agent.protocol import AgentProtocol
+from agent.search_loop import SearchLoop
 from agent.segments import SearchTags, Segment, first_pair, is_block, tags
+from agent.state import State
 from rewards.answers import contains, exact_match, f1, normalise
+from rewards.outcome import Verdicts
 from rewards.similarity import longest_common_run
+from storage.records import Question
 from storage.settings import Settings
 
 ACTIONS = ("search", "answer")
@@ -155,3 +161,21 @@ def _copied_share(evaluations: Iterable[_Evaluation], blocks: Sequence[str]) -> 
             runs = (longest_common_run(tokens, block) for block in read[: one.blocks])
             shares.append(max(runs, default=0) / len(tokens))
     return fmean(shares) if shares else None
+
+
+def eval_rar_verdicts(question: Question, protocol: AgentProtocol, state: State) -> Verdicts:
+    """Judges a finished trajectory for evaluation, under the default settings."""
+    search_tags = cast(SearchLoop, protocol).search_tags
+    segments, golds = protocol.segments(state), question.answers
+    outcome = eval_rar_outcome(segments, golds, EvalRarSettings(), search_tags)
+    invalid = [step for step in state.steps if step.action.kind == INVALID]
+    is_evaluating = search_tags.evaluation is not None and outcome.searches > 0
+    return Verdicts(
+        not invalid,
+        retrievals=outcome.searches,
+        corrections=sum(bool(step.inserted) for step in invalid),
+        evaluated=outcome.evaluated / outcome.searches if is_evaluating else None,
+        copied=outcome.copied,
+        forged=outcome.forged,
+        turn_tokens=state.steps[-1].total_tokens,
+    )

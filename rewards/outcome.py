@@ -1,4 +1,4 @@
-"""Scores of a finished trajectory's answer: exact match, F1 and cover-EM, computed in one place."""
+"""Scores of a finished trajectory: of its answer, and under its protocol's rules."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -27,3 +27,33 @@ class AnswerScores(NamedTuple):
         if not question.answerable:
             return cls()
         return cls(0.0, 0.0, 0.0) if answer is None else cls.of(answer, question.answers)
+
+
+class Verdicts(NamedTuple):
+    """What a protocol's rules say of a finished trajectory; None if they say nothing.
+
+    Attributes:
+        format_ok: Whether the format is correct.
+        format_failures: Rules of the format that it breaks.
+        relevance: 1 if exactly the supporting references are cited, 0.5 if some are, else 0.
+        relevance_full: Whether relevance is 1.
+        all_correct: Whether format, exact match and relevance are 1.
+        retrievals: Blocks of passages that the environment inserted.
+        corrections: Invalid actions that were answered with a corrective message.
+        evaluated: Share of the retrievals that the policy evaluated.
+        copied: Mean share of an evaluation that is copied from the passages.
+        forged: Opening document tags that the policy wrote itself.
+        turn_tokens: Tokens of the whole conversation: prompt, samples and insertions.
+    """
+
+    format_ok: bool
+    format_failures: tuple[str, ...] | None = None
+    relevance: float | None = None
+    relevance_full: bool | None = None
+    all_correct: bool | None = None
+    retrievals: int | None = None
+    corrections: int | None = None
+    evaluated: float | None = None
+    copied: float | None = None
+    forged: int | None = None
+    turn_tokens: int | None = None

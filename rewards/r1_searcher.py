@@ -11,8 +11,12 @@ from typing import Literal
 
 from pydantic import Field
 
+from agent.protocol import AgentProtocol
 from agent.segments import R1_SEARCHER, Segment, is_block, outside, policy_text, section, tags
+from agent.state import State
 from rewards.answers import cover_em, exact_match, f1
+from rewards.outcome import Verdicts
+from storage.records import Question
 from storage.settings import Settings
 
 R1Rule = Literal[
@@ -171,4 +175,17 @@ def _is_readable(text: str, shown: set[str]) -> bool:
         )
         or ("\u4e00" <= character <= "\u9fff" and character not in shown)
         for character in set(text)
+    )
+
+
+def r1_searcher_verdicts(question: Question, protocol: AgentProtocol, state: State) -> Verdicts:
+    """Judges a finished trajectory for evaluation, under the default settings."""
+    outcome = r1_searcher_outcome(
+        protocol.segments(state), question.question, question.answers, R1SearcherSettings()
+    )
+    return Verdicts(
+        not outcome.failures,
+        outcome.failures,
+        retrievals=outcome.retrievals,
+        turn_tokens=state.steps[-1].total_tokens,
     )

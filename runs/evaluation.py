@@ -39,10 +39,8 @@ class PolicyEvaluation:
             with self.gate.listening():
                 answered = asyncio.run(self._ask_all(list(group)))
             for name, one in answered.items():
-                if one.skipped:
-                    self.call.say(
-                        f"{name}: {one.skipped} questions skipped that its protocol cannot be asked"
-                    )
+                for why, count in one.skipped.items():
+                    self.call.say(f"{name}: {count} questions are not asked, {why}")
                 yield name, one
 
     async def _ask_all(self, group: list[Candidate]) -> dict[str, Evaluated]:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from storage.errors import BranchwiseError
 from storage.text import digest_of
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of every parquet table; a change of a contract raises it."""
 
 Role = Literal["system", "user", "assistant"]
@@ -234,7 +234,8 @@ class Prediction(Record):
     `evaluation` is the name of the table that it belongs to (`eval/<evaluation>.md`), `guessable`
     whether the question gives its answer away (`rewards.guessing`). `backtracks` counts the
     searches that were taken back; null in rows of older versions. `protocol` is how the policy was
-    asked; "" in rows of older versions.
+    asked; "" in rows of older versions. `format_ok` and what follows it up to `turn_tokens` are
+    verdicts of the protocol's rules (`rewards.outcome.Verdicts`).
     """
 
     question_id: str
@@ -253,6 +254,7 @@ class Prediction(Record):
     f1: float | None
     cover_em: float | None
     judge: float | None = None
+    judge_model: str | None = None
     steps: int
     searches: int
     valid_searches: int
@@ -260,6 +262,17 @@ class Prediction(Record):
     forced: bool
     refused: bool
     format_ok: bool
+    format_failures: tuple[str, ...] | None = None
+    relevance: float | None = None
+    relevance_full: bool | None = None
+    all_correct: bool | None = None
+    retrievals: int | None = None
+    corrections: int | None = None
+    evaluated: float | None = None
+    copied: float | None = None
+    forged: int | None = None
+    turn_tokens: int | None = None
+    stop_reason: str | None = None
     supporting_recall: float | None
     trajectory: str
     input_tokens: int

@@ -1,77 +1,22 @@
 """ARENA, R1-Searcher, Eval-RAR: what the environment does with the worked cases."""
 
-import re
 from typing import Any
 
 import pytest
-from outcome_rl_cases import CASES, Case
+from outcome_rl_cases import CASES, UNREACHABLE, Case, asked, follow
 from sample_records import a_question
 from scripted_engine import ScriptedRetriever, SpellingEngine
 
 from agent.actions import is_search
 from agent.arena import supporting_numbers
-from agent.environment import Environment, Trajectory
+from agent.environment import Environment
 from agent.protocol import root_of
 from agent.protocols import protocol_of
 from agent.segments import Segment
 from agent.settings import AgentSettings
 from engines.sampling import Sampling
 from evaluation.scoring import valid_searches
-from storage.records import Paragraph, Question, RetrievedPassage
-
-PROTOCOLS = {"autorefine": "autorefine", "no-evaluation": "eval-rar"}
-DOCUMENT = re.compile(
-    r'(?:\(\d\) (.*?): |Doc \d\(Title: "(.*?)"\) )(.*?)(?:\n|</information>|</documents>)'
-)
-UNREACHABLE = {"r1-searcher-text_after_answer": "a call ends at </answer>"}
-BUDGET = ("prefill", "max_retrievals", "max_steps", "max_corrections")
-
-
-def asked(case: Case) -> Question:
-    """The question of a case, with its references as paragraphs."""
-    paragraphs = tuple(
-        Paragraph(title=r["title"], text=r["text"], is_supporting=r["supporting"], id=str(n))
-        for n, r in enumerate(case.references, start=1)
-    )
-    return a_question(
-        question=case.question,
-        answers=tuple(case.gold_answers),
-        paragraphs=paragraphs,
-        supporting_ids=(),
-    )
-
-
-def settings_of(case: Case) -> AgentSettings:
-    given = {name: value for name, value in case.settings.items() if name in BUDGET}
-    protocol = PROTOCOLS.get(case.settings.get("reward", ""), case.system)
-    return AgentSettings.model_validate({"max_steps": 9, **given, "protocol": protocol})
-
-
-async def follow(case: Case) -> tuple[Trajectory, Environment]:
-    """Lets the policy write what it wrote, and the retriever find what it found."""
-    texts = [p["text"] + "…" * (p["finish"] == "length") for p in case.transcript if "finish" in p]
-    blocks = [p["text"] for p in case.transcript if p["role"] == "environment"]
-    served = iter(
-        [
-            DOCUMENT.findall(block)
-            for block in blocks
-            if "document" in block.lower() or "<information>" in block
-        ]
-    )
-
-    def passages(_: str) -> list[RetrievedPassage]:
-        return [
-            RetrievedPassage(id=one or other, title=one or other, text=text, score=1.0)
-            for one, other, text in next(served, [])
-        ]
-
-    environment = Environment(
-        protocol_of(settings_of(case)), SpellingEngine(texts), ScriptedRetriever(passages), top_k=3
-    )
-    question = asked(case)
-    state = await environment.root(question)
-    end = await environment.trajectory(state, Sampling(), question_id="q", path="r")
-    return end, environment
+from storage.records import Paragraph
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.system}-{case.name}")

@@ -117,7 +117,7 @@ async def test_bad_ends_score_zero_and_bad_questions_are_rows() -> None:
     assert [(u.question_id, u.em, u.guessable) for u in found.unanswered] == [
         ("broken", 0.0, False)
     ]
-    assert (found.skipped, found.owed) == (1, 1)
+    assert (found.skipped, found.owed) == ({"unanswerable": 1}, 1)
     assert sorted(done) == ["broken", "forced", "invalid", "none"]
 
 
@@ -170,7 +170,7 @@ async def test_where_a_policy_can_refuse_it_is_asked_what_has_no_answer() -> Non
     assert (known.supporting_recall, known.refused, known.format_ok) == (1.0, False, True)
     assert (unknown.em, unknown.refused, unknown.searches, unknown.backtracks) == (None, True, 1, 0)
     assert (guessed.em, guessed.refused, guessed.prediction) == (None, False, "Paris")
-    assert found.skipped == 0
+    assert not found.skipped
     (whole, *_) = compare({"p": found.predictions}).rows
     assert (whole.n, whole.answerable, whole.em) == (3, 1, 1.0)
     assert (whole.refusal_precision, whole.refusal_recall) == (1.0, 0.5)

@@ -60,6 +60,7 @@ def _build(cls: type[Record], **special: st.SearchStrategy[Any]) -> st.SearchStr
         "int | None": _maybe(SMALL),
         "tuple[str, ...]": _some(TEXT),
         "tuple[int, ...] | None": _maybe(_some(COUNT)),
+        "tuple[str, ...] | None": _maybe(_some(TEXT)),
     }
     strategies = {
         name: special[name] if name in special else plain[_spelt(field.annotation)]

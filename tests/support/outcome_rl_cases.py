@@ -7,19 +7,35 @@ values rest on: `paper`, `design` or `ours`.
 """
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sample_records import a_question
+from scripted_engine import ScriptedRetriever, SpellingEngine
+
+from agent.environment import Environment, Trajectory
+from agent.protocols import protocol_of
 from agent.segments import AUTOREFINE, EVAL_RAR, Segment
+from agent.settings import AgentSettings
+from engines.sampling import Sampling
 from rewards.arena import ArenaOutcome, ArenaSettings, arena_outcome
 from rewards.eval_rar import EvalRarOutcome, EvalRarSettings, eval_rar_outcome
 from rewards.r1_searcher import R1SearcherOutcome, R1SearcherSettings, r1_searcher_outcome
+from storage.records import Paragraph, Question, RetrievedPassage
 
 Outcome = ArenaOutcome | R1SearcherOutcome | EvalRarOutcome
 
-PROTOCOL = ("prefill", "max_retrievals", "max_steps", "max_corrections")
+BUDGET = ("prefill", "max_retrievals", "max_steps", "max_corrections")
 """Settings of the cases that no reward has."""
+
+PROTOCOLS = {"autorefine": "autorefine", "no-evaluation": "eval-rar"}
+DOCUMENT = re.compile(
+    r'(?:\(\d\) (.*?): |Doc \d\(Title: "(.*?)"\) )(.*?)(?:\n|</information>|</documents>)'
+)
+UNREACHABLE = {"r1-searcher-text_after_answer": "a call ends at </answer>"}
+"""Cases that no call of a policy ends in, by name."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +65,7 @@ class Case:
         ]
 
     def outcome(self, segments: list[Segment] | None = None) -> Outcome:
-        given = {name: value for name, value in self.settings.items() if name not in PROTOCOL}
+        given = {name: value for name, value in self.settings.items() if name not in BUDGET}
         segments, golds = segments or self.segments, self.gold_answers
         if self.system == "arena":
             return arena_outcome(
@@ -70,3 +86,50 @@ class Case:
 
 FILE = Path(__file__).parents[1] / "rewards" / "cases" / "outcome_rl.json"
 CASES = [Case(**case) for case in json.loads(FILE.read_text())]
+
+
+def asked(case: Case) -> Question:
+    """The question of a case, with its references as paragraphs."""
+    paragraphs = tuple(
+        Paragraph(title=r["title"], text=r["text"], is_supporting=r["supporting"], id=str(n))
+        for n, r in enumerate(case.references, start=1)
+    )
+    return a_question(
+        question=case.question,
+        answers=tuple(case.gold_answers),
+        paragraphs=paragraphs,
+        supporting_ids=(),
+    )
+
+
+def settings_of(case: Case) -> AgentSettings:
+    given = {name: value for name, value in case.settings.items() if name in BUDGET}
+    protocol = PROTOCOLS.get(case.settings.get("reward", ""), case.system)
+    return AgentSettings.model_validate({"max_steps": 9, **given, "protocol": protocol})
+
+
+async def follow(case: Case) -> tuple[Trajectory, Environment]:
+    """Lets the policy write what it wrote, and the retriever find what it found."""
+    texts = [p["text"] + "…" * (p["finish"] == "length") for p in case.transcript if "finish" in p]
+    blocks = [p["text"] for p in case.transcript if p["role"] == "environment"]
+    served = iter(
+        [
+            DOCUMENT.findall(block)
+            for block in blocks
+            if "document" in block.lower() or "<information>" in block
+        ]
+    )
+
+    def passages(_: str) -> list[RetrievedPassage]:
+        return [
+            RetrievedPassage(id=one or other, title=one or other, text=text, score=1.0)
+            for one, other, text in next(served, [])
+        ]
+
+    environment = Environment(
+        protocol_of(settings_of(case)), SpellingEngine(texts), ScriptedRetriever(passages), top_k=3
+    )
+    question = asked(case)
+    state = await environment.root(question)
+    end = await environment.trajectory(state, Sampling(), question_id="q", path="r")
+    return end, environment

@@ -1,0 +1,64 @@
+"""Verdicts of the protocols' rules on every row, checked against the worked cases."""
+
+import pytest
+from outcome_rl_cases import CASES, UNREACHABLE, Case, asked, follow
+
+from evaluation.scoring import score_trajectory
+from storage.records import Prediction
+
+REACHED = [case for case in CASES if f"{case.system}-{case.name}" not in UNREACHABLE]
+
+
+def case_of(system: str, name: str) -> Case:
+    return next(case for case in CASES if (case.system, case.name) == (system, name))
+
+
+async def row_of(case: Case) -> Prediction:
+    end, environment = await follow(case)
+    return score_trajectory(asked(case), end, environment, policy="p", latency_s=0.0)
+
+
+@pytest.mark.parametrize("case", REACHED, ids=lambda case: f"{case.system}-{case.name}")
+async def test_a_row_says_what_the_case_says(case: Case) -> None:
+    row, expected = await row_of(case), case.expected
+    if case.system == "arena":
+        assert row.format_ok == (expected["format"] == 1) == (row.format_failures == ())
+        assert row.relevance == expected["relevance"]
+        full = None if row.relevance is None else row.relevance == 1
+        assert row.relevance_full is full
+        right = None if full is None else row.format_ok and full and row.em == 1
+        assert row.all_correct is right
+        if "accuracy" not in case.settings and "bonus" in expected:
+            assert bool(row.all_correct) == (expected["bonus"] == 10)
+        assert row.retrievals is row.corrections is row.forged is None
+    if case.system == "r1-searcher":
+        paid = 0.5 if case.settings["stage"] == 1 else 0
+        assert row.format_ok == (expected["format"] == paid) == (row.format_failures == ())
+        assert row.relevance is row.all_correct is row.corrections is row.forged is None
+    if case.system == "eval-rar":
+        assert row.format_ok == (row.corrections == 0 and row.stop_reason != "invalid")
+        assert row.format_failures is row.relevance is row.all_correct is None
+        share = case.facts.get("evaluations")
+        assert share is None or share == (row.evaluated or 0) * (row.retrievals or 0)
+    facts = {"retrievals": row.retrievals, "searches": row.retrievals, "steps": row.steps}
+    facts |= {"valid_searches": row.valid_searches, "corrections": row.corrections}
+    facts |= {"stop": row.stop_reason}
+    assert {name: facts[name] for name in case.facts if name in facts} == {
+        name: value for name, value in case.facts.items() if name in facts
+    }
+    last = (await follow(case))[0].moves[-1].usage
+    assert row.turn_tokens == last.input_tokens + last.output_tokens
+
+
+async def test_copied_and_forged_are_told_where_they_can_happen() -> None:
+    copied = await row_of(case_of("eval-rar", "evaluation_copies_documents"))
+    assert copied.copied is not None and copied.copied > 0.5
+    assert (copied.evaluated, copied.forged) == (1.0, 0)
+    forged = await row_of(case_of("eval-rar", "policy_wrote_information"))
+    assert (forged.forged, forged.copied, forged.evaluated) == (1, None, None)
+
+
+async def test_broken_rules_are_named() -> None:
+    assert (await row_of(case_of("arena", "text_before"))).format_failures == ("outside",)
+    late = await row_of(case_of("r1-searcher", "query_outside_think"))
+    assert late.format_failures is not None and "query" in late.format_failures
