@@ -142,14 +142,16 @@ class AgentProtocol(ABC):
         return tuple(part for part in parts if part) or None
 
     def prompt(self, state: State) -> tuple[Message, ...]:
-        """Returns the messages before the next step; a begun assistant's turn is the last one.
+        """Returns the messages before the next step, as training reads them.
 
-        It is what training reads. Rollouts continue the turn by token ids (`prefix`).
+        The assistant's messages at the end are the turn so far, in the parts of `prefix`; rollouts
+        continue it by token ids (`weights.chat_template.prompt_ids`).
         """
-        messages = self.messages(state, last=self.is_last(state))
-        if not (begun := self.turn(state)):
-            return messages
-        return (*messages, Message("assistant", begun))
+        parts = [self.prefill]
+        if self.continues:
+            parts += [part for step in state.steps for part in (step.text, step.inserted)]
+        turn = (Message("assistant", part) for part in parts if part)
+        return (*self.messages(state, last=self.is_last(state)), *turn)
 
     def segments(self, state: State) -> tuple[Segment, ...]:
         """Returns the texts of a trajectory by author, as outcome rewards read them."""
@@ -158,12 +160,6 @@ class AgentProtocol(ABC):
             found.append(Segment("policy", step.text, cut=step.cut))
             found.append(Segment("environment", step.inserted))
         return tuple(segment for segment in found if segment.text or segment.role == "policy")
-
-    def turn(self, state: State) -> str:
-        """Returns the text of the assistant's turn so far."""
-        if not self.continues:
-            return self.prefill
-        return self.prefill + "".join(step.text + step.inserted for step in state.steps)
 
     def with_budget(self, max_steps: int) -> Self:
         """Returns the protocol with another `agent.max_steps`."""

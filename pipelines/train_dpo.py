@@ -8,6 +8,7 @@ are, and refuses to train if too many would not fit. Writes `models/<run>/dpo/`,
 beside it with `--name`.
 """
 
+from agent.protocols import protocol_of
 from runs.folder import existing_run
 from runs.stage import Invocation, Outcome
 from runs.stored_pairs import pairs_of, pairs_table
@@ -31,6 +32,7 @@ def train_dpo(call: Invocation) -> Outcome:
         start=start,
         target=target,
         seed=recipe.seed,
+        stops=protocol_of(run.recipe.agent).stops,
         resume=call.resume,
         data=rows_trained_on(run, table),
         say=call.say,

@@ -36,6 +36,7 @@ def train_sft(call: Invocation) -> Outcome:
         start=start,
         target=target,
         seed=recipe.seed,
+        stops=protocol_of(run.recipe.agent).stops,
         resume=call.resume,
         data=rows_trained_on(run, table),
         say=call.say,

@@ -56,6 +56,7 @@ def warm_start(call: Invocation) -> Outcome:
         settings,
         target=target,
         seed=recipe.seed,
+        stops=protocol.stops,
         resume=call.resume,
         data={**_made_with(recipe, drawn), "index_digest": retriever.digest},
         say=call.say,

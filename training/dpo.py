@@ -37,6 +37,7 @@ def train_dpo(
     start: str,
     target: Path,
     seed: int,
+    stops: tuple[str, ...] = (),
     resume: bool = False,
     say: Say = log_line,
     data: Mapping[str, Any] | None = None,
@@ -57,6 +58,7 @@ def train_dpo(
         start: "packaged" or a model folder: the policy that the pairs were drawn from.
         target: gets `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
         seed: of initialisation and order.
+        stops: Strings that end a call of the pairs' protocol within its turn.
         resume: refuse to replace another training's checkpoints; see `TrainingRun`.
         say: told how long the pairs are, before training, and how the held-out ones are scored.
         data: where the examples come from, as JSON; goes into `training.json`.
@@ -70,7 +72,7 @@ def train_dpo(
         raise ConfigError("there is no pair to train on")
     course = TrainingRun("dpo", settings, start, target, seed, resume, say, data)
     model, tokenizer = course.load_start()
-    tokens = tokenise_pairs(pairs, tokenizer)
+    tokens = tokenise_pairs(pairs, tokenizer, stops)
     lengths = describe_lengths(tokens)
     say(lengths)
     trained, out = held_out(course.fitting(tokens), settings.holdout, seed)

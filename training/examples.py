@@ -2,7 +2,7 @@
 
 Token ids come from the same template code that prompts the embedded engine, so that a policy is
 trained on the tokens it is later asked with. The loss is on the policy's own tokens only: its text
-and the token that ends its turn.
+and the token that ends its turn, if it ends there.
 """
 
 from collections.abc import Iterable
@@ -36,7 +36,7 @@ class StepExample:
 
 @dataclass(frozen=True, slots=True)
 class TokenExample:
-    """A step as token ids: `prompt` carries no loss, `target` ends with the end-of-turn token."""
+    """A step as token ids: `prompt` carries no loss, `target` does."""
 
     prompt: tuple[int, ...]
     target: tuple[int, ...]
@@ -51,12 +51,14 @@ class TokenExample:
         return [IGNORED] * len(self.prompt) + list(self.target)
 
 
-def tokenise(examples: Iterable[StepExample], tokenizer: Any) -> list[TokenExample]:
-    """Examples as token ids, in order."""
+def tokenise(
+    examples: Iterable[StepExample], tokenizer: Any, stops: tuple[str, ...] = ()
+) -> list[TokenExample]:
+    """Examples as token ids, in order; `stops` are those of their protocol."""
     return [
         TokenExample(
             prompt_ids(example.messages, tokenizer),
-            target_ids(example.target, tokenizer),
+            target_ids(example.target, tokenizer, stops),
             example.weight,
         )
         for example in examples

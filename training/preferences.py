@@ -11,7 +11,7 @@ from weights.chat_template import prompt_ids, target_ids
 
 @dataclass(frozen=True, slots=True)
 class PreferenceTokens:
-    """One pair: the state's prompt, and both steps with the token that ends the turn."""
+    """One pair: the state's prompt, and both steps."""
 
     prompt: tuple[int, ...]
     chosen: tuple[int, ...]
@@ -28,21 +28,26 @@ class PreferenceTokens:
         return StepTokens(self.prompt, self.chosen), StepTokens(self.prompt, self.rejected)
 
 
-def tokenise_pairs(pairs: Iterable[Pair], tokenizer: Any) -> list[PreferenceTokens]:
-    """Pairs as token ids, in order; the ids that the embedded engine prompts with."""
+def tokenise_pairs(
+    pairs: Iterable[Pair], tokenizer: Any, stops: tuple[str, ...] = ()
+) -> list[PreferenceTokens]:
+    """Pairs as token ids, in order; the ids that the embedded engine prompts with.
+
+    `stops` are those of the protocol that asked for the steps.
+    """
     return [
         PreferenceTokens(
             prompt_ids(pair.prompt, tokenizer),
-            _turn(pair.chosen, tokenizer),
-            _turn(pair.rejected, tokenizer),
+            _step(pair.chosen, tokenizer, stops),
+            _step(pair.rejected, tokenizer, stops),
             pair.question_id,
         )
         for pair in pairs
     ]
 
 
-def _turn(messages: Sequence[Message], tokenizer: Any) -> tuple[int, ...]:
-    return target_ids("".join(message.content for message in messages), tokenizer)
+def _step(messages: Sequence[Message], tokenizer: Any, stops: tuple[str, ...]) -> tuple[int, ...]:
+    return target_ids("".join(message.content for message in messages), tokenizer, stops)
 
 
 def describe_lengths(tokens: Sequence[PreferenceTokens]) -> str:

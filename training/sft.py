@@ -29,6 +29,7 @@ def train_on_steps(
     start: str,
     target: Path,
     seed: int,
+    stops: tuple[str, ...] = (),
     resume: bool = False,
     label_smoothing: float = 0.0,
     say: Say = log_line,
@@ -43,6 +44,7 @@ def train_on_steps(
         start: "packaged" or a model folder.
         target: gets `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
         seed: of initialisation and order.
+        stops: Strings that end a call of the examples' protocol within its turn.
         resume: refuse to replace another training's checkpoints; see `TrainingRun`.
         label_smoothing: share of the probability spread over all tokens, in [0, 1).
         say: told how it goes.
@@ -55,7 +57,7 @@ def train_on_steps(
     """
     course = TrainingRun(kind, settings, start, target, seed, resume, say, data)
     model, tokenizer = course.load_start()
-    tokens = course.fitting(tokenise(examples, tokenizer))
+    tokens = course.fitting(tokenise(examples, tokenizer, stops))
     trainer = _trainer(model, tokenizer, tokens, course, label_smoothing)
     return course.train(trainer, tokens, given=len(examples))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any
 
 from storage.errors import ConfigError
@@ -30,16 +31,33 @@ def rendered(template: str, messages: tuple[Message, ...], prefix: str = "") -> 
 
 
 def prompt_ids(messages: Sequence[Message], tokenizer: Any) -> tuple[int, ...]:
-    """Token ids that ask a model for its turn; the embedded engine's own ids."""
-    text = rendered(tokenizer.chat_template, tuple(messages))
+    """Token ids that ask a model for its turn; the embedded engine's own ids.
+
+    The assistant's messages at the end are the parts of a begun turn, as in
+    `engines.sampling.SampleRequest.prefix`: only the first is encoded with the template.
+    """
+    turn = [m.content for m in takewhile(lambda m: m.role == "assistant", reversed(messages))]
+    asked = tuple(messages[: len(messages) - len(turn)])
+    first, *others = reversed(turn) if turn else ("",)
+    texts = [rendered(tokenizer.chat_template, asked, first), *others]
+    return tuple(i for text in texts for i in _encoded(text, tokenizer))
+
+
+def target_ids(target: str, tokenizer: Any, stops: tuple[str, ...] = ()) -> tuple[int, ...]:
+    """Token ids of a policy's text, and of the token that ends its turn.
+
+    Args:
+        target: The text.
+        tokenizer: The model's tokenizer.
+        stops: Strings at which engines stop the model within its turn, so that no token ends it.
+    """
+    ids = _encoded(target, tokenizer)
+    return ids if target.endswith(stops) else (*ids, int(tokenizer.eos_token_id))
+
+
+def _encoded(text: str, tokenizer: Any) -> tuple[int, ...]:
+    text = text.encode("utf-8", "replace").decode("utf-8")
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def target_ids(target: str, tokenizer: Any) -> tuple[int, ...]:
-    """Token ids of a turn and of the token that ends it."""
-    text = target.encode("utf-8", "replace").decode("utf-8")
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return (*ids, int(tokenizer.eos_token_id))
 
 
 @lru_cache(maxsize=8)

@@ -95,7 +95,11 @@ class FrozenEncoder:
 
     def tokens(self, prefixes: Sequence[Prefix]) -> list[Tokens]:
         """Prefixes as the token ids that a policy is trained on; for a model without a chat
-        template, as the bare texts between the model's own marks."""
+        template, as the bare texts between the model's own marks.
+
+        Every step ends its turn, also one that a policy would continue: what is kept is the state
+        of the last token, which is the same token for all.
+        """
         with self._lock:
             if self._tokenizer is None:
                 self._tokenizer = tokenizer_of(self._files.base)

@@ -134,7 +134,8 @@ async def test_segments_name_the_author_and_the_prompt_holds_the_turn() -> None:
         Segment("policy", "(y)"),
     )
     before = State("Q?", steps=end.state.steps[:1])
-    assert protocol.prompt(before) == (Message("user", "Q?"), Message("assistant", ">[x]{p}"))
+    turn = (Message("assistant", part) for part in (">", "[x]", "{p}"))
+    assert protocol.prompt(before) == (Message("user", "Q?"), *turn)
 
 
 async def test_a_stored_tree_gives_the_same_states() -> None:

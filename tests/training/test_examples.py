@@ -1,14 +1,21 @@
 """Token ids of examples, against the chat template of the packaged model."""
 
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+from sample_records import a_pair
 
 from agent.reasonrag import ReasonRAG
-from agent.state import State
-from storage.records import Message
+from agent.search_loop import SearchR1
+from agent.settings import AgentSettings
+from agent.state import Action, State, Step
+from storage.records import Message, RetrievedPassage
 from training.examples import IGNORED, StepExample, tokenise
+from training.preferences import tokenise_pairs
 from weights.policy_files import load_tokenizer, packaged_gguf
+
+SIDES = ("chosen", "rejected")
 
 
 @pytest.fixture(scope="module")
@@ -38,3 +45,38 @@ def test_only_the_policys_own_tokens_carry_a_loss(tokenizer: Any) -> None:
     learned = [label for label in tokens.labels if label != IGNORED]
     assert tokenizer.decode(learned) == "<answer>mine</answer><|im_end|>"
     assert len(tokens.labels) == len(tokens)
+
+
+def test_a_begun_turn_is_encoded_part_by_part_and_only_its_end_is_learned(tokenizer: Any) -> None:
+    """Joined, "</information>", "\\n\\n" and "<think>" have other tokens than one by one."""
+    protocol = SearchR1(AgentSettings(protocol="search-r1", prefill="<think>"))
+    texts = ("a</think><search>b</search>", "\n\nc", "d</think><answer>e</answer>")
+    found = RetrievedPassage(id="p", title="T", text="t", score=1.0)
+    root = State("Q?")
+    step = Step(root.stage, texts[0], Action("search", "b"), passages=(found,))
+    step = replace(step, inserted=protocol.inserted(root, step))
+    state = root.after(step, root.stage)
+    state = state.after(Step(root.stage, texts[1], Action.invalid(""), inserted="\n"), root.stage)
+    example = StepExample(protocol.prompt(state), texts[2], "q", state.stage)
+    [tokens] = tokenise([example], tokenizer, protocol.stops)
+    first = tokenizer.apply_chat_template(
+        [asdict(m) for m in protocol.messages(state, last=False)],
+        add_generation_prompt=True,
+        tokenize=False,
+    )
+    parts = (first + "<think>", texts[0], step.inserted, texts[1], "\n")
+    assert tokens.prompt == tuple(
+        i for part in parts for i in tokenizer(part, add_special_tokens=False)["input_ids"]
+    )
+    assert tokens.prompt != tuple(
+        tokenizer("".join(parts), add_special_tokens=False)["input_ids"]
+    ), "the order of the parts makes no difference here"
+    assert tokenizer.decode(tokens.target) == texts[2], "the engine stops it within its turn"
+    [by_itself] = tokenise([replace(example, target=texts[1])], tokenizer, protocol.stops)
+    assert by_itself.target[-1] == tokenizer.eos_token_id
+    sides = {side: (Message("assistant", text),) for side, text in zip(SIDES, texts, strict=False)}
+    pair = a_pair(prompt=example.messages, **sides)
+    [compared] = tokenise_pairs([pair], tokenizer, protocol.stops)
+    assert compared.prompt == tokens.prompt
+    ends = [ids[-1] == tokenizer.eos_token_id for ids in (compared.chosen, compared.rejected)]
+    assert ends == [False, True]
