@@ -30,7 +30,6 @@ from runs.evaluation_set import (
 )
 from runs.folder import Run, open_run, refuse_unusable, run_with
 from runs.preflight import overheard
-from runs.recipe import Recipe
 from runs.spending import in_words, spending
 from runs.stage import DONE, TOO_MANY_FAILURES, Gate, Invocation, Outcome
 from storage.atomic import atomic_write_json, atomic_write_text
@@ -45,10 +44,10 @@ def evaluate(call: Invocation) -> Outcome:
     refuse_unusable(call.run)
     policies = policies_of(recipe, call.run)
     data = evaluation_data(recipe, call.limit)
+    named = [f"{k} ({one.policy.model}, {one.agent.protocol})" for k, one in policies.items()]
     call.say(
-        f"eval: {len(data.questions)} questions of {set_name(recipe)}, "
-        f"policies {', '.join(f'{name} ({_how(one, recipe)})' for name, one in policies.items())}"
-        + "".join(f", {name}" for name in recipe.evaluation.baselines)
+        f"eval: {len(data.questions)} questions of {set_name(recipe)}, policies "
+        + ", ".join((*named, *recipe.evaluation.baselines))
     )
     for note, count in data.notes.items():
         if "left out, " in note:
@@ -79,13 +78,6 @@ def evaluate(call: Invocation) -> Outcome:
             done[policy] = answered
         totals = {**_report(call, run, name, done), **_spent(call, ledger)}
     return Outcome(totals, _exit_code(call, done))
-
-
-def _how(policy: Recipe, recipe: Recipe) -> str:
-    """A policy's model, and its protocol if it is not the recipe's."""
-    protocol = policy.agent.protocol
-    own = f", {protocol}" if protocol != recipe.agent.protocol else ""
-    return policy.policy.model + own
 
 
 def _spent(call: Invocation, ledger: Ledger) -> dict[str, Any]:

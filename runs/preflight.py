@@ -77,6 +77,8 @@ def evaluated(recipe: Recipe, run: Path) -> Iterator[Check]:
     for name, one in recipe.policy_recipes(run.name).items():
         if one.policy.engine == "openai":
             yield f"evaluation.policies.{name}", partial(_reach, one.policy, one)
+        elif one.policy.engine == "vllm" != recipe.policy.engine and one.policy.base_url is None:
+            yield f"evaluation.policies.{name}", installed_vllm
 
 
 def cannot_be_asked(policy: ModelSettings) -> str | None:
