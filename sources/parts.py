@@ -1,8 +1,7 @@
 """Hash parts: the same key lies in the same part on every machine, whatever else is read."""
 
-import hashlib
-
 from sources.settings import Part
+from storage.text import number_of
 
 SHARES: dict[Part, int] = {"warm": 30, "train": 25, "dev": 15, "test": 30}
 """Per cent of the keys in each part."""
@@ -10,8 +9,7 @@ SHARES: dict[Part, int] = {"warm": 30, "train": 25, "dev": 15, "test": 30}
 
 def hashed(*parts: object) -> int:
     """A 64-bit number that depends on `parts` alone; seeds and choices come from it."""
-    key = "\x1f".join(str(part) for part in parts).encode("utf-8", "surrogatepass")
-    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
+    return number_of("\x1f".join(map(str, parts)))
 
 
 def folded_question(text: str) -> str:

@@ -31,6 +31,17 @@ def digest_of_many(parts: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
+def number_of(text: str) -> int:
+    """Hash of a text as a 64-bit number; seeds and choices come from it."""
+    content = text.encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
+
+
+def share_of(text: str) -> float:
+    """Hash of a text as a number in [0, 1), such as says whether a question is held out."""
+    return number_of(text) / 2**64
+
+
 def holds_phrase(text: str, phrase: str) -> bool:
     """Whether `text` holds `phrase` as whole words, in any case ("no" is not in "north")."""
     if not phrase.strip():

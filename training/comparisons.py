@@ -6,7 +6,6 @@ be the other way round than the total's, or a tie, from which it learns nothing 
 heads learn the total's: `labels: total`).
 """
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from rewards.heads import TOTAL
 from rewards.labels import Label
 from rewards.returns import RETURN
 from rewards.settings import REWARDS
+from storage.text import share_of
 from training.settings import RewardModelSettings
 
 TIE = 1e-9
@@ -93,15 +93,9 @@ def split_questions(
     trained: list[SiblingComparison] = []
     kept: list[SiblingComparison] = []
     for one in comparisons:
-        (kept if _draw(one.question_id, split) < share else trained).append(one)
+        drawn = f"{split}:{one.question_id}" if split else one.question_id
+        (kept if share_of(f"validation:{drawn}") < share else trained).append(one)
     return trained, kept
-
-
-def _draw(question_id: str, split: int) -> float:
-    """A number in [0, 1) that is the question's own in this split."""
-    drawn = f"{split}:{question_id}" if split else question_id
-    digest = hashlib.blake2b(f"validation:{drawn}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64
 
 
 def places(comparisons: Sequence[SiblingComparison]) -> tuple[Any, Any]:

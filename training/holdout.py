@@ -1,11 +1,11 @@
 """Pairs that are kept out of a preference training, to see whether it learned what is preferred."""
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from storage.errors import ConfigError
+from storage.text import share_of
 from training.packing import StepTokens
 from training.preferences import PreferenceTokens
 
@@ -44,7 +44,7 @@ def held_out(
     Raises:
         ConfigError: none is left to train on.
     """
-    out = {p.question_id for p in pairs if _draw(p.question_id, seed) < share}
+    out = {p.question_id for p in pairs if share_of(f"holdout:{seed}:{p.question_id}") < share}
     trained = [pair for pair in pairs if pair.question_id not in out]
     if not trained:
         raise ConfigError(
@@ -52,12 +52,6 @@ def held_out(
             "lower it, or annotate more questions"
         )
     return trained, [pair for pair in pairs if pair.question_id in out]
-
-
-def _draw(question_id: str, seed: int) -> float:
-    """A number in [0, 1) that is the question's own."""
-    digest = hashlib.blake2b(f"holdout:{seed}:{question_id}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64
 
 
 def score(
