@@ -27,7 +27,7 @@ from runs.seal import (
     new_seal,
     refuse_ledger,
 )
-from storage.atomic import atomic_write_json, atomic_write_text, is_temporary
+from storage.atomic import atomic_write_json, atomic_write_text, is_temporary, make_folder
 from storage.enclosed import read_inside
 from storage.errors import ConfigError, StorageError
 from storage.inert import inert_yaml
@@ -37,6 +37,7 @@ from storage.manifest import MANIFEST, PartInfo, add_parts, begin_manifest, load
 from storage.plain_json import object_inside
 from storage.plain_yaml import parse_settings
 from storage.secret_names import redacted_command
+from storage.settings import in_words
 
 STUDY = "study"
 """Folder of a run where a study notes what it does, before there is a recipe."""
@@ -136,14 +137,14 @@ def open_run(
         StorageError: the file system refused.
     """
     refuse_unusable(folder)
-    _make(folder)
+    make_folder(folder)
     with _held(folder):
         kept = _kept(folder)
         if kept is None:
             seal = _begin(folder, recipe, {**facts, INPUTS: dict(inputs or {})})
         else:
             seal = _continue(folder, recipe, kept, facts, inputs or {}, grown)
-        _make(folder / "logs")
+        make_folder(folder / "logs")
     return Run(folder, recipe, seal)
 
 
@@ -253,8 +254,7 @@ def _recipe_in(folder: Path, kept: Mapping[str, Any]) -> Recipe:
     try:
         return Recipe.model_validate(kept)
     except ValidationError as error:
-        faults = (f"`{'.'.join(map(str, e['loc']))}`: {e['msg']}" for e in error.errors())
-        raise _unreadable(folder, "; ".join(faults)) from error
+        raise _unreadable(folder, in_words(error)) from error
 
 
 def _kept(folder: Path) -> dict[str, Any] | None:
@@ -323,16 +323,6 @@ def _half_begun(folder: Path) -> list[Path]:
     if not begun or manifest.parts:
         return []
     return [folder / PROVENANCE, folder / MANIFEST]
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(
-            f"cannot make the folder {folder}: {error.strerror}; make room or mend the "
-            "permissions, or give another --run folder"
-        ) from error
 
 
 def refuse_changed(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from storage.records import Paragraph, Question
+from storage.settings import in_words
 
 
 def _not_blank(text: str) -> str:
@@ -52,7 +53,7 @@ class Row(BaseModel, ABC):
         try:
             return cls.model_validate(raw)
         except ValidationError as error:
-            raise ValueError(f"{_in_words(error)} (read as {cls.format})") from error
+            raise ValueError(f"{in_words(error)} (read as {cls.format})") from error
 
     @abstractmethod
     def to_question(self, source: str) -> Question:
@@ -65,15 +66,6 @@ class Row(BaseModel, ABC):
     def others(self) -> dict[str, Any]:
         """The fields that the format does not name."""
         return dict(self.model_extra or {})
-
-
-def _in_words(error: ValidationError) -> str:
-    words = []
-    for detail in error.errors(include_url=False):
-        place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in detail["loc"])
-        message = detail["msg"].removeprefix("Value error, ")
-        words.append(f"{place.removeprefix('.')!r}: {message}")
-    return "; ".join(words)
 
 
 def distinct(texts: Iterable[str]) -> tuple[str, ...]:

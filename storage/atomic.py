@@ -51,6 +51,21 @@ def atomic_path(path: Path) -> Iterator[Path]:
         ) from error
 
 
+def make_folder(folder: Path) -> None:
+    """Creates a folder and those above it, if they are missing.
+
+    Raises:
+        StorageError: The file system refused.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"cannot make the folder {folder}: {error.strerror or error}. Make room or mend the "
+            "permissions, then run the same command again"
+        ) from error
+
+
 def atomic_write_bytes(path: Path, data: bytes) -> None:
     """Make `path` hold exactly `data` (see `atomic_path`)."""
     with atomic_path(path) as temporary:

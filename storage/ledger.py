@@ -9,7 +9,6 @@ Every row ends in a checksum, which is compared whenever the row is read for use
 neither used nor asked for again in silence; `storage.damage` looks at all rows.
 """
 
-import os
 import sqlite3
 import threading
 from collections import Counter
@@ -17,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from storage.atomic import make_folder, sync
 from storage.begun import BEGUN, UNSEALED
 from storage.calls import (
     CALL_COLUMNS,
@@ -81,7 +81,7 @@ class Ledger:
         """
         self.path = path
         self._reads = threading.Lock()
-        _make_folder(path.parent)
+        make_folder(path.parent)
         refuse_irregular(*(path.with_name(path.name + suffix) for suffix in SUFFIXES))
         self._lock = None if shared else RunLock(lock_path(path))
         try:
@@ -305,13 +305,6 @@ class Ledger:
         self.close()
 
 
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"cannot make {folder}: {error.strerror}") from error
-
-
 def _connect(path: Path) -> sqlite3.Connection:
     """A durable autocommit connection; tables are created where they are missing."""
     connection = sqlite3.connect(
@@ -342,13 +335,4 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {LEDGER_VERSION}")
         connection.execute("COMMIT")
-        _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """SQLite syncs the content of a new database, not its name in the folder."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(path.parent)  # SQLite syncs the content of a new database, not its name in the folder.

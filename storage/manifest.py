@@ -16,6 +16,7 @@ from storage.atomic import atomic_write_text
 from storage.enclosed import LOG_BYTES, open_inside, read_inside
 from storage.errors import StorageError
 from storage.records import SCHEMA_VERSION, Record
+from storage.settings import in_words
 from storage.text import digest_of
 
 MANIFEST = "manifest.json"
@@ -112,7 +113,7 @@ def load_manifest(run: Path) -> Manifest:
     except OSError as error:
         raise StorageError(f"{path}: cannot be read ({error.strerror or error})") from error
     except ValidationError as error:
-        raise _not_a_manifest(path, _in_words(error)) from error
+        raise _not_a_manifest(path, in_words(error, most=1)) from error
     if manifest.schema_version > SCHEMA_VERSION:
         raise StorageError(
             f"{path}: has schema version {manifest.schema_version}, this Branchwise reads up to "
@@ -128,13 +129,6 @@ def _not_a_manifest(path: Path, why: str) -> StorageError:
         f"{path}: not a manifest ({why}). Put it back from a copy of the run, or remove it and run "
         "the same stages again: the ledger replays what was paid"
     )
-
-
-def _in_words(error: ValidationError) -> str:
-    """The first fault, without pydantic's links and types."""
-    first = error.errors(include_url=False)[0]
-    place = ".".join(map(str, first["loc"]))
-    return f"{place}: {first['msg']}" if place else first["msg"]
 
 
 def begin_manifest(run: Path, begun: str) -> Manifest:

@@ -21,6 +21,7 @@ from storage.inert import inert_json
 from storage.json_records import read_json_records
 from storage.reading import Faults
 from storage.records import Message, Pair, pair_id
+from storage.settings import in_words
 from storage.text import digest_of, storable
 
 SOURCE = "rag-proguide"
@@ -143,18 +144,13 @@ def read_proguide(path: Path) -> Iterator[Pair]:
         try:
             record = ProGuideRecord.model_validate(value)
         except ValidationError as error:
-            faults.add(f"{path}: record {number}", _in_words(error))
+            faults.add(f"{path}: record {number}", in_words(error))
             continue
         if record.chosen == record.rejected:
             faults.add(f"{path}: record {number}", _EQUAL)
         else:
             yield from_proguide(record)
     faults.raise_any()
-
-
-def _in_words(error: ValidationError) -> str:
-    details = error.errors(include_url=False)
-    return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in details)
 
 
 def write_proguide(path: Path, pairs: Iterable[Pair]) -> int:

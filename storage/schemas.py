@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from storage.errors import StorageError
 from storage.records import SCHEMA_VERSION, Question, Record
+from storage.settings import in_words
 from storage.text import storable_values
 
 R = TypeVar("R", bound=Record)
@@ -274,10 +275,9 @@ def table_to_records(table: pa.Table, cls: type[R]) -> list[R]:
         columns = table.select([_column(cls, name) for name in fields]).rename_columns(fields)
         return [cls.model_validate(_restored(row, cls)) for row in columns.to_pylist()]
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:3]
-        )
-        raise StorageError(f"rows are no {cls.__name__} records: {problems}") from error
+        raise StorageError(
+            f"cannot read rows as {cls.__name__}: {in_words(error, most=3)}"
+        ) from error
 
 
 def _row(record: Record) -> dict[str, Any]:

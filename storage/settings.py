@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from storage.seeds import LEAST, MOST, fits
 from storage.text import storable
@@ -31,6 +31,17 @@ class Settings(BaseModel):
         if isinstance(value, int) and not fits(value):
             raise ValueError(f"does not fit into 64 bits: give {LEAST} to {MOST}")
         return value
+
+
+def in_words(error: ValidationError, most: int | None = None) -> str:
+    """Returns the first faults that pydantic found, each as "`place`: message"."""
+    words = []
+    for fault in error.errors(include_url=False)[:most]:
+        steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in fault["loc"])
+        place = "".join(steps).removeprefix(".")
+        message = fault["msg"].removeprefix("Value error, ")
+        words.append(f"`{place}`: {message}" if place else message)
+    return "; ".join(words)
 
 
 def _texts_in(value: Any) -> Iterator[str]:

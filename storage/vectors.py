@@ -19,6 +19,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from storage.atomic import make_folder
 from storage.cache import file_lock, remove
 from storage.errors import StorageError
 
@@ -70,10 +71,7 @@ class VectorCache:
         self._lock = path.with_name(f"{path.name}.lock")
         self._connection: sqlite3.Connection | None = None
         self._inode = 0
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"cannot make {path.parent}: {error.strerror}") from error
+        make_folder(path.parent)
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, Vector]:
         """Those of `keys` that are there, by key.

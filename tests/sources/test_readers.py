@@ -188,15 +188,15 @@ def test_nq_open(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"question": "  "}, "'question': is empty"),
-        ({"question": None}, "'question': Input should be a valid string"),
+        ({"question": "  "}, "`question`: is empty"),
+        ({"question": None}, "`question`: Input should be a valid string"),
         ({"answers": []}, "has no answers"),
         ({"answers": ["", " "]}, "has no answers"),
-        ({"answers": "text"}, "'answers': Input should be a valid list"),
-        ({"answers": [3]}, r"'answers\[0\]': Input should be a valid string"),
-        ({"hops": "2"}, "'hops': Input should be a valid integer"),
-        ({"paragraphs": [{"title": "A"}]}, r"'paragraphs\[0\].text': Field required"),
-        ({"id": True}, "'id': Input should be a valid string"),
+        ({"answers": "text"}, "`answers`: Input should be a valid list"),
+        ({"answers": [3]}, r"`answers\[0\]`: Input should be a valid string"),
+        ({"hops": "2"}, "`hops`: Input should be a valid integer"),
+        ({"paragraphs": [{"title": "A"}]}, r"`paragraphs\[0\].text`: Field required"),
+        ({"id": True}, "`id`: Input should be a valid string"),
     ],
 )
 def test_a_bad_field_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -220,7 +220,7 @@ def test_all_faults_at_once_then_a_count(tmp_path: Path) -> None:
     assert "q.jsonl:1: is not JSON" in lines[0]
     assert "q.jsonl:2: is a list, not an object" in lines[1]
     assert "q.jsonl:3: has NaN" in lines[2]
-    assert "q.jsonl:5: 'question': Field required" in lines[3]
+    assert "q.jsonl:5: `question`: Field required" in lines[3]
     assert lines[-1] == "… and 13 more"
 
 
@@ -282,7 +282,7 @@ def test_columns_of_unequal_length_are_not_cut(
     tmp_path: Path, source: str, row: dict[str, Any]
 ) -> None:
     with pytest.raises(
-        ConfigError, match=r"q.jsonl:1: '[a-z_.]+': the lists have \d and \d entries"
+        ConfigError, match=r"q.jsonl:1: `[a-z_.]+`: the lists have \d and \d entries"
     ):
         read_set(source, write(tmp_path / "q.jsonl", row))
 

@@ -101,7 +101,7 @@ def test_pairs_that_do_not_fit_are_refused_and_nothing_is_written(tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[@, {}]", "record 2: instruction: Field required"),
+        ("[@, {}]", "record 2: `instruction`: Field required"),
         ('[@, {"instruction": "a', "record 2: is not valid JSON"),
         ("[@", "after record 1: the list is not closed"),
         ("[@ @]", r"record 1: is not valid JSON \(no comma"),
@@ -136,7 +136,7 @@ def test_all_bad_records_are_told_at_once(tmp_path: Path) -> None:
         list(read_proguide(path))
     told = str(caught.value).splitlines()
     assert told[0] == f"{path}: record 1: is no JSON object"
-    assert told[1].startswith(f"{path}: record 3: layer: ")
+    assert told[1].startswith(f"{path}: record 3: `layer`: ")
     assert (len(told), told[-1]) == (21, "… and 2 more")
     # A torn line does not hide the next ones.
     path.write_text("\n".join([json.dumps(good)[:-9], json.dumps(good), '{"a": }', "{}"]))
@@ -179,7 +179,7 @@ def test_a_pair_of_equal_sides_is_refused(tmp_path: Path) -> None:
         f"{place} 2",
         f"{place} 4",
     ]
-    assert any(fault.startswith(f"{place} 3: layer: ") for fault in faults)
+    assert any(fault.startswith(f"{place} 3: `layer`: ") for fault in faults)
 
 
 def test_content_is_the_first_tag_of_the_preferred_kind() -> None:
