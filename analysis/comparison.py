@@ -2,9 +2,11 @@
 
 EM, F1 and cover-EM are means over answerable questions. A question that failed counts there as 0
 in its policy's mean, not as absent: all policies keep one denominator, and none gains by failing
-on the hard questions. Everything else is over the questions that did not fail.
+on the hard questions; so does the judge's verdict. Everything else is over the questions that did
+not fail and have a value.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -17,6 +19,14 @@ from storage.records import Prediction, Unanswered
 Metric = Literal["em", "f1"]
 Scored = Prediction | Unanswered
 METRICS: tuple[Metric, ...] = ("em", "f1")
+SCORES = ("em", "f1", "cover_em", "judge")
+"""Of answers; a question that failed has them, too."""
+MEANS = (
+    "supporting_recall", "steps", "searches", "valid_searches", "backtracks", "forced", "refused",
+    "relevance", "relevance_full", "all_correct", "retrievals", "corrections", "evaluated",
+    "copied", "forged", "output_tokens", "turn_tokens", "latency_s",
+)  # fmt: skip
+"""Columns of `predictions` that are averaged as they are."""
 EVERYTHING = "all"
 """Name of the stratum that holds every question."""
 FEWEST = 10
@@ -31,12 +41,18 @@ class PolicyRow:
         protocol: that it was asked in; null for references, and where all failed.
         n: questions, failed ones included; `answerable` of them count for em, f1 and cover_em.
         failed: questions without a prediction.
-        em, f1, cover_em, supporting_recall: means in [0, 1]; null where nothing has a value.
+        em, f1, cover_em, judge, supporting_recall: means in [0, 1]; null where nothing has a value.
         steps, searches, valid_searches, backtracks: means a question; null where all failed.
-        invalid, forced, refused: shares in [0, 1]; null where all failed.
+        invalid, forced, refused: shares in [0, 1]; null where all failed. Invalid is a reply
+            without the protocol's format.
+        relevance, relevance_full, all_correct, evaluated, copied: means in [0, 1]; null where
+            nothing has a value.
+        retrievals, corrections, forged, turn_tokens: means a question; likewise.
         refusal_precision, refusal_recall: null where every question is answerable (precision
             also where nothing was refused). A failed question is not refused.
         output_tokens, latency_s: means a question; null where all failed.
+        counts: over how many questions each mean is, by its name.
+        broken: share of the replies that break each rule of the protocol's format.
     """
 
     policy: str
@@ -48,6 +64,7 @@ class PolicyRow:
     em: float | None
     f1: float | None
     cover_em: float | None
+    judge: float | None
     supporting_recall: float | None
     steps: float | None
     searches: float | None
@@ -58,8 +75,19 @@ class PolicyRow:
     refused: float | None
     refusal_precision: float | None
     refusal_recall: float | None
+    relevance: float | None
+    relevance_full: float | None
+    all_correct: float | None
+    retrievals: float | None
+    corrections: float | None
+    evaluated: float | None
+    copied: float | None
+    forged: float | None
     output_tokens: float | None
+    turn_tokens: float | None
     latency_s: float | None
+    counts: Mapping[str, int]
+    broken: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +103,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class PolicyComparison:
-    """Rows and differences, the whole set first, then by source, by type and by guessability.
+    """Rows and differences, the whole set first, then by source, type, hops and guessability.
 
     On the whole set every policy is compared with every one before it and with every reference,
     elsewhere with the first policy.
@@ -143,17 +171,17 @@ class _Stratum:
     """The questions whose `field` is `value`; all of them where there is no field."""
 
     name: str = EVERYTHING
-    field: Literal["source", "type", "guessable"] | None = None
-    value: str | bool | None = None
+    field: Literal["source", "type", "hops", "guessable"] | None = None
+    value: str | int | None = None
 
     def __contains__(self, scored: Scored) -> bool:
         return self.field is None or getattr(scored, self.field) == self.value
 
 
 def _strata(scored: Sequence[Scored]) -> list[_Stratum]:
-    """All, then every source, every type and either guessability, where more than one is there."""
+    """All, then every source, type, number of hops and guessability, where there are several."""
     strata = [_Stratum()]
-    for field in ("source", "type"):
+    for field in ("source", "type", "hops"):
         values = sorted({v for one in scored if (v := getattr(one, field)) is not None})
         if len(values) > 1:
             strata += [_Stratum(f"{field} {value}", field, value) for value in values]
@@ -168,6 +196,10 @@ def _row(policy: str, stratum: str, scored: Sequence[Scored], *, is_reference: b
     unanswerable = sum(one.em is None for one in scored)
     refused = [p for p in own if p.refused]
     rightly = sum(p.em is None for p in refused)
+    values = {name: _known(getattr(one, name) for one in scored) for name in SCORES}
+    values |= {name: _known(getattr(p, name) for p in own) for name in MEANS}
+    ruled = [p.format_failures for p in own if p.format_failures is not None]
+    broken = Counter(rule for failures in ruled for rule in failures)
     return PolicyRow(
         policy=policy,
         protocol=None if is_reference else next((p.protocol for p in own), None),
@@ -175,27 +207,21 @@ def _row(policy: str, stratum: str, scored: Sequence[Scored], *, is_reference: b
         n=len(scored),
         failed=len(scored) - len(own),
         answerable=len(scored) - unanswerable,
-        em=_mean(one.em for one in scored),
-        f1=_mean(one.f1 for one in scored),
-        cover_em=_mean(one.cover_em for one in scored),
-        supporting_recall=_mean(p.supporting_recall for p in own),
-        steps=_mean(p.steps for p in own),
-        searches=_mean(p.searches for p in own),
-        valid_searches=_mean(p.valid_searches for p in own),
-        backtracks=_mean(p.backtracks for p in own),
-        invalid=_mean(not p.format_ok for p in own),
-        forced=_mean(p.forced for p in own),
-        refused=_mean(p.refused for p in own),
+        invalid=_mean([not p.format_ok for p in own]),
         refusal_precision=rightly / len(refused) if unanswerable and refused else None,
         refusal_recall=rightly / unanswerable if unanswerable else None,
-        output_tokens=_mean(p.output_tokens for p in own),
-        latency_s=_mean(p.latency_s for p in own),
+        counts={name: len(known) for name, known in values.items()},
+        broken={rule: count / len(ruled) for rule, count in broken.most_common()},
+        **{name: _mean(known) for name, known in values.items()},
     )
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
 
 
 def _differences(

@@ -41,7 +41,11 @@ class Sheet:
         """For `console.print`. Cells are text: markup or escapes in them stay inert."""
         table = Table(title=Text(inert(self.title)), title_justify="left")
         for number, name in enumerate(self.head):
-            table.add_column(Text(inert(name)), justify="left" if number < self.names else "right")
+            # Names are wrapped, so that numbers are whole.
+            if number < self.names:
+                table.add_column(Text(inert(name)), overflow="fold")
+            else:
+                table.add_column(Text(inert(name)), justify="right", no_wrap=True)
         for row in self.rows:
             table.add_row(*(Text(inert(cell)) for cell in row))
         return table

@@ -2,27 +2,67 @@
 
 Scores and shares are in percent, differences in points; an interval that excludes zero is
 marked with a star. Failed questions are among the `n` and count as wrong (`analysis.comparison`).
-What nobody did or could do has no columns: taking searches back, refusing the unanswerable. Nor
-has the protocol, if all policies share one.
+What nobody did or could do has no columns: taking searches back, refusing the unanswerable,
+citing references. Nor has the protocol, if all policies share one. A count in brackets is that of
+the questions which a mean is over, if some have no value. Tables that are too wide for a terminal
+are split.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from rich.console import Group
 
-from analysis.comparison import Difference, PolicyComparison, PolicyRow, compare
+from analysis.comparison import EVERYTHING, Difference, PolicyComparison, PolicyRow, compare
 from analysis.sheet import Sheet, number, percent, points
 from analysis.significance import Interval
 
 __all__ = ["compare", "interval", "render_markdown", "render_table"]
 
-_ROW_HEAD = (
-    "policy", "questions", "n", "failed", "EM", "F1", "cover-EM", "recall", "steps", "searches",
-    "valid", "invalid", "forced", "refused",
-)  # fmt: skip
-_BACKTRACK_HEAD = ("backtracks",)
-_REFUSAL_HEAD = ("refusal precision", "refusal recall")
-_DIFFERENCE_HEAD = ("difference", "questions", "n", "EM [95 %]", "F1 [95 %]")
+_whole = partial(number, digits=0)
+_WIDTH, _NAME_WIDTH = 80, 12
+"""Of a table, and of a column of names, which may be wrapped."""
+_TABLES: dict[str, tuple[tuple[str, str, Callable[[float | None], str]], ...]] = {
+    "Policies (%)": (
+        ("EM", "em", percent),
+        ("F1", "f1", percent),
+        ("cover-EM", "cover_em", percent),
+        ("judge", "judge", percent),
+        ("n", "n", _whole),
+        ("failed", "failed", _whole),
+        ("recall", "supporting_recall", percent),
+        ("invalid", "invalid", percent),
+        ("forced", "forced", percent),
+        ("refused", "refused", percent),
+        ("refusal precision", "refusal_precision", percent),
+        ("refusal recall", "refusal_recall", percent),
+        ("relevance", "relevance", percent),
+        ("full", "relevance_full", percent),
+        ("all correct", "all_correct", percent),
+        ("evaluated", "evaluated", percent),
+        ("copied", "copied", percent),
+    ),
+    "Policies (a question)": (
+        ("steps", "steps", number),
+        ("searches", "searches", number),
+        ("served", "retrievals", number),
+        ("valid", "valid_searches", number),
+        ("backtracks", "backtracks", number),
+        ("corrections", "corrections", number),
+        ("forged", "forged", number),
+        ("policy tokens", "output_tokens", _whole),
+        ("whole turn", "turn_tokens", _whole),
+    ),
+}
+"""Columns of each table: head, attribute of `PolicyRow`, format."""
+_RARE = {"failed", "forced", "refused", "backtracks", "corrections", "forged"}
+"""Attributes that say nothing if they are 0 everywhere."""
+_COUNTED = {
+    *("judge", "relevance", "relevance_full", "all_correct", "supporting_recall", "evaluated"),
+    "copied",
+}
+"""Means that may be over some of the questions; then the count follows in brackets."""
+_DIFFERENCE_HEAD = ("policies", "questions", "n", "EM [95 %]", "F1 [95 %]")
 _NAMES = 2
 """Leading columns that hold names."""
 
@@ -30,12 +70,12 @@ Cells = tuple[str, ...]
 
 
 def render_table(comparison: PolicyComparison) -> Group:
-    """Both tables for `console.print`."""
+    """All tables for `console.print`."""
     return Group(*(sheet.text() for sheet in _sheets(comparison)))
 
 
 def render_markdown(comparison: PolicyComparison) -> str:
-    """Both tables as GitHub Markdown."""
+    """All tables as GitHub Markdown."""
     return "\n".join(sheet.markdown() for sheet in _sheets(comparison))
 
 
@@ -46,38 +86,56 @@ def interval(of: Interval) -> str:
 
 
 def _sheets(comparison: PolicyComparison) -> list[Sheet]:
-    backtracks = any(row.backtracks for row in comparison.rows)
-    refusal = any(row.refusal_recall is not None for row in comparison.rows)
-    head = _ROW_HEAD + _BACKTRACK_HEAD * backtracks + _REFUSAL_HEAD * refusal
-    rows = tuple(
-        _row_cells(row)
-        + (number(row.backtracks),) * backtracks
-        + (percent(row.refusal_precision), percent(row.refusal_recall)) * refusal
-        for row in comparison.rows
-    )
-    protocols = [row.protocol or "" for row in comparison.rows]
-    differ = len(set(protocols) - {""}) > 1
-    sheet = Sheet("Policies (%)", head, rows, _NAMES)
-    sheets = [sheet.with_column("protocol", protocols) if differ else sheet]
+    rows = comparison.rows
+    sheets = [sheet for title in _TABLES for sheet in _policy_sheets(title, rows)]
+    protocols = [row.protocol or "" for row in rows]
+    if len(set(protocols) - {""}) > 1:
+        sheets[-1] = sheets[-1].with_column("protocol", protocols)
+    whole = [row for row in rows if row.stratum == EVERYTHING]
+    broken = [(row.policy, rule, percent(n)) for row in whole for rule, n in row.broken.items()]
+    if broken:
+        head = ("policy", "broken rule", "replies")
+        sheets.append(Sheet("Format (%)", head, tuple(broken), _NAMES))
     if comparison.differences:
-        rows = _difference_rows(comparison.differences)
-        sheets.append(Sheet("Differences (points)", _DIFFERENCE_HEAD, rows, _NAMES))
+        differences = _difference_rows(comparison.differences)
+        sheets.append(Sheet("Differences (points)", _DIFFERENCE_HEAD, differences, _NAMES))
     return sheets
 
 
-def _row_cells(row: PolicyRow) -> Cells:
-    shares = (row.em, row.f1, row.cover_em, row.supporting_recall)
-    counts = (row.steps, row.searches, row.valid_searches)
-    faults = (row.invalid, row.forced, row.refused)
-    return (
-        row.policy,
-        row.stratum,
-        str(row.n),
-        str(row.failed),
-        *(percent(share) for share in shares),
-        *(number(count) for count in counts),
-        *(percent(share) for share in faults),
-    )
+def _policy_sheets(title: str, rows: Sequence[PolicyRow]) -> Iterator[Sheet]:
+    """Yields one of `_TABLES` in narrow parts, without columns that say nothing."""
+    names = {
+        "policy": [row.policy for row in rows],
+        "questions": [row.stratum for row in rows],
+    }
+    start = 1 + sum(min(_width(*column), _NAME_WIDTH + 3) for column in names.items())
+    part, width = dict(names), start
+    for head, name, form in _TABLES[title]:
+        values = [getattr(row, name) for row in rows]
+        if all(value is None for value in values) or (name in _RARE and not any(values)):
+            continue
+        cells = [form(value) + _count(row, name) for row, value in zip(rows, values, strict=True)]
+        if part != names and width + _width(head, cells) > _WIDTH:
+            yield _sheet(title, part)
+            part, width = dict(names), start
+        part[head] = cells
+        width += _width(head, cells)
+    yield _sheet(title, part)
+
+
+def _width(head: str, cells: Sequence[str]) -> int:
+    """Returns the width of a column with its edge."""
+    return 3 + max(map(len, (head, *cells)))
+
+
+def _sheet(title: str, columns: Mapping[str, Sequence[str]]) -> Sheet:
+    return Sheet(title, tuple(columns), tuple(zip(*columns.values(), strict=True)), _NAMES)
+
+
+def _count(row: PolicyRow, name: str) -> str:
+    count = row.counts.get(name, 0)
+    is_part = name in _COUNTED and 0 < count < row.n - (0 if name == "judge" else row.failed)
+    return f" ({count})" if is_part else ""
 
 
 def _difference_rows(differences: Sequence[Difference]) -> tuple[Cells, ...]:

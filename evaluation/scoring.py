@@ -76,6 +76,7 @@ def score_failure(question: Question, *, seed: int) -> Unanswered:
         seed=seed,
         **AnswerScores.in_benchmark(None, question)._asdict(),
         guessable=guessable(question.question, question.answers),
+        hops=question.hops,
     )
 
 

@@ -309,7 +309,7 @@ class Unanswered:
     """A question that failed under a policy, as tables count it: wrong, where it has an answer.
 
     Named and scored like a `Prediction`; `em`, `f1` and `cover_em` are 0, or null where the
-    question is unanswerable.
+    question is unanswerable. So is `judge`, if a judge is asked.
     """
 
     question_id: str
@@ -320,3 +320,5 @@ class Unanswered:
     f1: float | None
     cover_em: float | None
     guessable: bool | None = None
+    hops: int | None = None
+    judge: float | None = None

@@ -2,8 +2,15 @@
 
 import pytest
 from outcome_rl_cases import CASES, UNREACHABLE, Case, asked, follow
+from scripted_engine import ScriptedEngine, ScriptedRetriever
 
+from agent.environment import Environment
+from agent.protocols import protocol_of
+from agent.settings import AgentSettings
+from engines.sampling import Capabilities, Sampling
+from evaluation.run import evaluate
 from evaluation.scoring import score_trajectory
+from rewards.verdicts import VERDICTS
 from storage.records import Prediction
 
 REACHED = [case for case in CASES if f"{case.system}-{case.name}" not in UNREACHABLE]
@@ -62,3 +69,15 @@ async def test_broken_rules_are_named() -> None:
     assert (await row_of(case_of("arena", "text_before"))).format_failures == ("outside",)
     late = await row_of(case_of("r1-searcher", "query_outside_think"))
     assert late.format_failures is not None and "query" in late.format_failures
+
+
+@pytest.mark.parametrize("name", sorted(VERDICTS))
+async def test_nothing_constrains_a_policy_whose_format_is_measured(name: str) -> None:
+    can = Capabilities(structured_output=True, json_schema=True, token_ids=True)
+    engine = ScriptedEngine(lambda _: "<search>a</search>", capabilities=can)
+    protocol = protocol_of(AgentSettings(protocol=name, max_steps=2, structured=True))
+    environment = Environment(protocol, engine, ScriptedRetriever(), top_k=3)
+    question = asked(case_of("arena", "all_full"))
+    found = await evaluate([question], environment, policy="p", sampling=Sampling())
+    assert len(found.predictions) == 1
+    assert engine.asked and {request.structure for request in engine.asked} == {None}
