@@ -95,7 +95,8 @@ def silence(
         min_gap: smallest difference of returns that makes a pair.
         overlap: cosine of any two sub-queries.
     """
-    rewards = EpisodeRewards(settings, max_steps, lambda query, others: overlap)
+    horizon = settings.horizon or max_steps
+    rewards = EpisodeRewards(settings, horizon, lambda query, others: overlap)
     compared = []
     for comparison, t in product(COMPARISONS, range(max_steps)):
         if t >= comparison.earliest and _fit(comparison, t, max_steps):
@@ -150,7 +151,7 @@ def _known_order(better: TreeNode, worse: TreeNode, answerable: bool) -> str | N
         return SIBLINGS[0]
     if right and worse.action == "refuse":
         return SIBLINGS[1]
-    # A refusal before any search is a mistake of its own (`evo_rag.early_refusal`).
+    # A refusal before any search is a mistake of its own (`rewards.early_refusal`).
     if better.action == "refuse" and better.depth > 1 and wrong and not answerable:
         return SIBLINGS[2]
     return None
@@ -169,7 +170,8 @@ def _fit(comparison: ActionComparison, t: int, max_steps: int) -> bool:
 def _gap(comparison: ActionComparison, t: int, rewards: EpisodeRewards) -> float:
     before = tuple(_before(comparison, t))
     better, worse = (
-        rewards.episode((*before, *way), GOLD) for way in (comparison.better, comparison.worse)
+        rewards.episode((*before, *way), GOLD).total or 0.0
+        for way in (comparison.better, comparison.worse)
     )
     return better - worse
 

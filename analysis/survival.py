@@ -16,38 +16,27 @@ from typing import Literal
 
 import numpy as np
 
-from rewards.answers import f1
-from rewards.settings import SpreSettings
-from storage.records import FreshRollouts, Pair
+from storage.records import FreshRollouts, Pair, Rollout
 from storage.seeds import folded
 
 OrderVerdict = Literal["kept", "reversed", "tied"]
 Fresh = Mapping[tuple[str, int], FreshRollouts]
 """Fresh rollouts by (tree_id, node_id)."""
+Worth = Callable[[Rollout, Sequence[str]], float | None]
+"""(rollout, gold answers) → its value, or None if it does not count (`rewards.scheme`)."""
 Bounds = tuple[float, float]
 """Low and high end of a 95 % interval."""
 
 _Z = 1.96
 
 
-def fresh_value(rolled: FreshRollouts, answers: Sequence[str], spre: SpreSettings) -> float | None:
-    """Mean of F1 · α^steps over fresh rollouts, in [0, 1] (ReasonRAG eq. 1).
-
-    One that ended without an answer is worth 0. Forced answers are left out where
-    `spre.label_forced` leaves them out of the labels; null if nothing remains.
-    """
-    counted = [r for r in rolled.rollouts if spre.label_forced or not r.forced]
-    if not counted:
-        return None
-    return fmean(
-        0.0
-        if r.answer is None
-        else f1(r.answer, answers, keep_articles=spre.keep_articles) * spre.alpha**r.steps
-        for r in counted
-    )
+def fresh_value(rolled: FreshRollouts, answers: Sequence[str], worth: Worth) -> float | None:
+    """Returns the mean value of the fresh rollouts that count; None if none does."""
+    counted = [value for r in rolled.rollouts if (value := worth(r, answers)) is not None]
+    return fmean(counted) if counted else None
 
 
-def fresh_gap(pair: Pair, fresh: Fresh, spre: SpreSettings) -> float | None:
+def fresh_gap(pair: Pair, fresh: Fresh, worth: Worth) -> float | None:
     """Fresh value of the chosen side minus that of the rejected one, in [−1, 1].
 
     Without the bias of a label's gap, which was picked for being above 0. Null where a side was
@@ -56,14 +45,14 @@ def fresh_gap(pair: Pair, fresh: Fresh, spre: SpreSettings) -> float | None:
     values = []
     for node in (pair.chosen_node, pair.rejected_node):
         rolled = fresh.get((pair.tree_id, node))
-        values.append(fresh_value(rolled, pair.answers, spre) if rolled is not None else None)
+        values.append(fresh_value(rolled, pair.answers, worth) if rolled is not None else None)
     chosen, rejected = values
     return None if chosen is None or rejected is None else chosen - rejected
 
 
-def survives(pair: Pair, fresh: Fresh, spre: SpreSettings) -> OrderVerdict | None:
+def survives(pair: Pair, fresh: Fresh, worth: Worth) -> OrderVerdict | None:
     """What fresh rollouts say of a pair's order; null where they say nothing (`fresh_gap`)."""
-    gap = fresh_gap(pair, fresh, spre)
+    gap = fresh_gap(pair, fresh, worth)
     return None if gap is None else _verdict(gap)
 
 
@@ -158,7 +147,7 @@ FACETS: Mapping[str, Facet] = {
 def survival_table(
     pairs: Sequence[Pair],
     fresh: Fresh,
-    spre: SpreSettings,
+    worth: Worth,
     by: str | Facet | None = None,
     *,
     resamples: int = 2000,
@@ -174,7 +163,7 @@ def survival_table(
     facet = FACETS[by] if isinstance(by, str) else by
     groups: dict[str, list[tuple[Pair, float]]] = defaultdict(list)
     for pair in pairs:
-        gap = fresh_gap(pair, fresh, spre)
+        gap = fresh_gap(pair, fresh, worth)
         if gap is not None:
             groups["all" if facet is None else facet(pair)].append((pair, gap))
     return [_row(name, judged, resamples, seed) for name, judged in sorted(groups.items())]

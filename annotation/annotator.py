@@ -14,7 +14,6 @@ from agent.state import State
 from annotation.evaluators import Evaluator
 from annotation.grower import grow
 from annotation.pairs import sibling_pairs
-from annotation.reward_schemes import RewardScheme
 from annotation.rows import Provenance, labelled, pair_rows, tree_rows
 from annotation.scoring import node_scores
 from annotation.settings import PairSettings
@@ -22,6 +21,7 @@ from engines.sampling import Sampling, Usage
 from mcts import SearchSettings
 from rewards.guessing import guessable
 from rewards.reward_model import RewardModel
+from rewards.scheme import RewardScheme
 from storage.errors import EndpointError, JudgeError, RetrievalError
 from storage.records import Failure, Pair, Question, TreeNode
 
@@ -53,7 +53,7 @@ class Annotator:
     environment: Environment
     evaluator: Evaluator | None
     search: SearchSettings
-    worth: RewardScheme
+    scheme: RewardScheme
     pairs: PairSettings
     sampling: Sampling
     provenance: Provenance
@@ -75,11 +75,11 @@ class Annotator:
 
     async def _annotate(self, question: Question) -> Annotated:
         grown = await grow(
-            question, self.environment, self.evaluator, self.search, self.worth, self.sampling
+            question, self.environment, self.evaluator, self.search, self.scheme, self.sampling
         )
         rows = tree_rows(question, grown, self.provenance)
         states = [node.state for node in grown.tree.nodes]
-        labels = self.worth.labels(question, rows, states)
+        labels = self.scheme.labels(question, rows, states)
         scores = await self._scores(rows, states)
         luck = guessable(question.question, question.answers)
         pairs, dropped = sibling_pairs(rows, labels, self.pairs, scores, guessable=luck)

@@ -5,6 +5,7 @@ computed from.
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Protocol
@@ -13,35 +14,14 @@ from agent.environment import Environment, Trajectory
 from agent.state import State
 from annotation.judge import Judge
 from engines.sampling import Sampling, Usage
-from rewards.answers import f1
 from rewards.outcome import AnswerScores
-from rewards.settings import SpreSettings
+from rewards.scheme import NodeFacts, RewardScheme
 from rewards.spre import trajectory_digest
 from storage.errors import BudgetExceeded
 from storage.records import Question, Rollout
 
 ROLLOUTS = "rollout"
 """Where the ledger keeps the draws of a tree's rollouts: `rollout/<path of the node>`."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
-    """What is known of one node.
-
-    Attributes:
-        value: what the search backs up; null where judge or reward model gave no score.
-        verdict: the verifier's on a refusal; null where none was asked or could be read.
-        usage: tokens of the evaluation's calls.
-        unscored: why judge or reward model gave none.
-    """
-
-    value: float | None
-    rollouts: tuple[Rollout, ...] = ()
-    judge_score: float | None = None
-    judge_text: str | None = None
-    unscored: str | None = None
-    verdict: bool | None = None
-    usage: Usage = Usage()
 
 
 class Evaluator(Protocol):
@@ -52,78 +32,81 @@ class Evaluator(Protocol):
         ...
 
 
-def evaluate_leaf(question: Question, state: State, spre: SpreSettings) -> NodeFacts:
-    """F1 · α^depth of a terminal state, never judged; an invalid action is worth 0."""
-    answer = state.answer
-    if answer is None:
-        return NodeFacts(0.0)
-    score = f1(answer, question.answers, keep_articles=spre.keep_articles)
-    return NodeFacts(score * spre.alpha**state.depth)
-
-
 @dataclass(frozen=True)
 class RolloutEvaluator:
-    """Mean over `spre.rollouts` simulated completions of F1 · α^steps (0 for an invalid end).
+    """Mean outcome of simulated completions (0 for one that the scheme cannot score).
 
     Attributes:
-        root: before the node's path in the ledger; draws under another root are other draws.
+        draws: Completions per node.
     """
 
     environment: Environment
     sampling: Sampling
-    spre: SpreSettings
-    root: str = ROLLOUTS
+    draws: int
+    scheme: RewardScheme
 
     async def evaluate(self, question: Question, state: State, path: str) -> NodeFacts:
-        trajectories = await self._trajectories(question, state, path)
-        rollouts = [self._rollout(question, t, draw) for draw, t in enumerate(trajectories)]
+        trajectories = await draw_rollouts(
+            self.environment, self.sampling, question, state, f"{ROLLOUTS}/{path}", self.draws
+        )
+        outcomes = [self.scheme.outcome(t.state, question) for t in trajectories]
         return NodeFacts(
-            value=fmean(self._worth(question, t) for t in trajectories),
-            rollouts=tuple(rollouts),
+            value=fmean(outcome.total or 0.0 for outcome in outcomes),
+            rollouts=rollout_rows(question, trajectories),
             usage=sum((t.usage for t in trajectories), Usage()),
         )
 
-    async def _trajectories(self, question: Question, state: State, path: str) -> list[Trajectory]:
-        """All draws; one that fails ends the others, which would pay for nothing."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(self._drawn(question, state, path, draw))
-                    for draw in range(self.spre.rollouts)
-                ]
-        except BaseExceptionGroup as failed:
-            first = failed.exceptions[0]
-            raise first from first.__cause__
-        return [_finished(task.result()) for task in tasks]
 
-    async def _drawn(
-        self, question: Question, state: State, path: str, draw: int
-    ) -> Trajectory | BudgetExceeded:
-        """One draw. A limit is no fault: the others' calls under way must still be stored."""
+async def draw_rollouts(
+    environment: Environment,
+    sampling: Sampling,
+    question: Question,
+    state: State,
+    path: str,
+    draws: int,
+) -> list[Trajectory]:
+    """Completes a state `draws` times; `path` names the calls in the ledger.
+
+    A draw that fails cancels the others, which would pay for nothing.
+    """
+
+    async def one(draw: int) -> Trajectory | BudgetExceeded:
+        # A limit is no fault: the others' calls under way must still be stored.
         try:
-            return await self.environment.trajectory(
-                state, self.sampling, question_id=question.id, path=f"{self.root}/{path}", draw=draw
+            return await environment.trajectory(
+                state, sampling, question_id=question.id, path=path, draw=draw
             )
         except BudgetExceeded as limit:
             return limit
 
-    def _worth(self, question: Question, trajectory: Trajectory) -> float:
-        return evaluate_leaf(question, trajectory.state, self.spre).value or 0.0
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(draw)) for draw in range(draws)]
+    except BaseExceptionGroup as failed:
+        first = failed.exceptions[0]
+        raise first from first.__cause__
+    return [_finished(task.result()) for task in tasks]
 
-    def _rollout(self, question: Question, trajectory: Trajectory, draw: int) -> Rollout:
-        state = trajectory.state
-        scores = AnswerScores.of(state.answer, question.answers)
-        return Rollout(
-            draw=draw,
-            answer=state.answer,
-            em=scores.em,
-            f1=scores.f1,
-            steps=state.depth,
-            forced=state.forced,
-            tokens=trajectory.usage.output_tokens,
-            stop_reason=trajectory.stop_reason,
-            trajectory=trajectory_digest((s.action.kind, s.action.content) for s in state.steps),
-        )
+
+def rollout_rows(question: Question, trajectories: Sequence[Trajectory]) -> tuple[Rollout, ...]:
+    """Returns completions as they are stored with a node."""
+    return tuple(_row(question, one, draw) for draw, one in enumerate(trajectories))
+
+
+def _row(question: Question, trajectory: Trajectory, draw: int) -> Rollout:
+    state = trajectory.state
+    scores = AnswerScores.of(state.answer, question.answers)
+    return Rollout(
+        draw=draw,
+        answer=state.answer,
+        em=scores.em,
+        f1=scores.f1,
+        steps=state.depth,
+        forced=state.forced,
+        tokens=trajectory.usage.output_tokens,
+        stop_reason=trajectory.stop_reason,
+        trajectory=trajectory_digest((s.action.kind, s.action.content) for s in state.steps),
+    )
 
 
 def _finished(drawn: Trajectory | BudgetExceeded) -> Trajectory:
@@ -134,10 +117,10 @@ def _finished(drawn: Trajectory | BudgetExceeded) -> Trajectory:
 
 @dataclass(frozen=True)
 class JudgeEvaluator:
-    """score · α^depth (eq. 6); unscored where the reply cannot be read."""
+    """A judge's score, as the scheme takes it; unscored if the reply cannot be read."""
 
     judge: Judge
-    spre: SpreSettings
+    scheme: RewardScheme
 
     async def evaluate(self, question: Question, state: State, path: str) -> NodeFacts:
         verdict = await self.judge.score(question, state, f"judge/{path}")
@@ -150,4 +133,4 @@ class JudgeEvaluator:
         )
         if verdict.score is None:
             return facts
-        return replace(facts, value=verdict.score * self.spre.alpha**state.depth)
+        return replace(facts, value=self.scheme.judged(verdict.score, state))

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from agent.environment import Environment
 from agent.in_flight import in_flight
 from agent.state import State
-from annotation.evaluators import RolloutEvaluator
+from annotation.evaluators import draw_rollouts, rollout_rows
 from engines.sampling import Sampling
-from rewards.settings import SpreSettings
 from storage.records import FreshRollouts, Question, TreeNode
 
 ROOT = "fresh"
@@ -64,10 +63,10 @@ class FreshRoller:
 
     async def _row(self, question: Question, node: TreeNode, state: State) -> FreshRollouts:
         draws = 1 if state.terminal else self.rollouts
-        evaluator = RolloutEvaluator(
-            self.environment, self.sampling, SpreSettings(rollouts=draws), ROOT
+        path = f"{ROOT}/{node.tree_id}/{node.node_id}"
+        trajectories = await draw_rollouts(
+            self.environment, self.sampling, question, state, path, draws
         )
-        facts = await evaluator.evaluate(question, state, f"{node.tree_id}/{node.node_id}")
         return FreshRollouts(
             tree_id=node.tree_id,
             question_id=node.question_id,
@@ -76,6 +75,6 @@ class FreshRoller:
             seed=node.seed,
             node_id=node.node_id,
             temperature=self.sampling.temperature,
-            rollouts=facts.rollouts,
+            rollouts=rollout_rows(question, trajectories),
             policy_digest=node.policy_digest,
         )

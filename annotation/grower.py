@@ -4,11 +4,12 @@ from dataclasses import dataclass, field
 
 from agent.environment import Environment, Move
 from agent.state import State
-from annotation.evaluators import Evaluator, NodeFacts
-from annotation.reward_schemes import RewardScheme
+from annotation.evaluators import Evaluator
+from annotation.scoring import RewardModelEvaluator
 from engines.sampling import Sampling, Usage
 from mcts import Expansion, Node, SearchSettings, Tree, sample_chains, search
 from rewards.answers import normalise
+from rewards.scheme import NodeFacts, RewardScheme
 from storage.records import Question
 
 CHILDREN = "tree"
@@ -48,7 +49,7 @@ async def grow(
     environment: Environment,
     evaluator: Evaluator | None,
     settings: SearchSettings,
-    worth: RewardScheme,
+    scheme: RewardScheme,
     sampling: Sampling,
 ) -> GrownTree:
     """Grow the tree of one question.
@@ -59,7 +60,7 @@ async def grow(
         evaluator: values new non-terminal nodes; null for a search that values none (playouts,
             chains).
         settings: the search, or the sampling of chains.
-        worth: values terminal nodes.
+        scheme: values terminal nodes.
         sampling: of the children (rollouts have their own).
     """
     grown = GrownTree(Tree.grow_from(await environment.root(question)))
@@ -75,7 +76,9 @@ async def grow(
 
     async def evaluate(node: Node[State]) -> float | None:
         if node.terminal:
-            facts = await worth.finished(question, node.state, node.path)
+            facts = await scheme.finished(question, node.state, node.path)
+            if isinstance(evaluator, RewardModelEvaluator):
+                facts = await evaluator.rescored(facts, question, node.state, node.path)
         elif evaluator is None:
             return None
         else:

@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agent.state import State
-from annotation.evaluators import NodeFacts
 from annotation.grower import GrownTree
 from annotation.pairs import SiblingPair
 from engines.sampling import Usage
 from mcts import Node
 from rewards.labels import Label
 from rewards.outcome import AnswerScores
+from rewards.scheme import NodeFacts
 from storage.records import Message, Pair, PassageRef, Question, TreeNode, pair_id
 from storage.text import digest_of
 

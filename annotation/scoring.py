@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from agent.state import State
-from annotation.evaluators import Evaluator, NodeFacts
-from annotation.reward_schemes import RewardScheme
-from rewards.labels import Label
 from rewards.reward_model import Prompt, RewardModel, prefix_of
+from rewards.scheme import NodeFacts
 from storage.records import Question, TreeNode
 
 
@@ -39,24 +37,12 @@ class RewardModelEvaluator:
         too_long = "longer than the reward model reads" if score is None else None
         return NodeFacts(score, unscored=too_long)
 
-
-@dataclass(frozen=True)
-class ScoredRewardScheme:
-    """Another worth, whose finished trajectories are valued by an evaluator of inner nodes."""
-
-    worth: RewardScheme
-    evaluator: Evaluator
-
-    async def finished(self, question: Question, state: State, path: str) -> NodeFacts:
-        facts = await self.worth.finished(question, state, path)
-        own = await self.evaluator.evaluate(question, state, path)
-        usage = facts.usage + own.usage
-        return replace(facts, value=own.value, unscored=own.unscored, usage=usage)
-
-    def labels(
-        self, question: Question, nodes: Sequence[TreeNode], states: Sequence[State]
-    ) -> list[Label]:
-        return self.worth.labels(question, nodes, states)
+    async def rescored(
+        self, facts: NodeFacts, question: Question, state: State, path: str
+    ) -> NodeFacts:
+        """Replaces the value of a finished trajectory with the model's score."""
+        own = await self.evaluate(question, state, path)
+        return replace(facts, value=own.value, unscored=own.unscored)
 
 
 def node_scores(

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from rewards.settings import REWARDS, EvoRagSettings
+from runs.recipe import Recipe
 from storage.records import Message
 from storage.vectors import Vector
 from training.comparisons import SiblingComparison
@@ -70,7 +71,8 @@ def made_up(pairs: int) -> Material:
         for i in range(pairs)
     ]
     steps = [Prefix(prompt, str(n)) for n in range(2 * pairs)]
-    return Material(steps, comparisons, EvoRagSettings(), horizon=10)
+    scheme = Recipe(name="benchmark", rewards=EvoRagSettings()).scheme
+    return Material(steps, comparisons, scheme)
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from runs.workflow import Lab
 DEV = {"evaluation.part": "dev", "evaluation.limit": 200, "policy.precision": "q8_0"}
 TEST = {"evaluation.part": "test", "evaluation.limit": 600, "policy.precision": "f16"}
 
-RIGHT_WRONG = {"spre.alpha": 1.0, "pairs.min_gap": 0.5, "pairs.same_action": True}
+RIGHT_WRONG = {"rewards.alpha": 1.0, "pairs.min_gap": 0.5, "pairs.same_action": True}
 """Right answers against wrong ones, whatever their length; steps of one kind alone."""
 
 BATCHES = {"batch_size": 8, "micro_batch": 8}

@@ -8,18 +8,16 @@ ones among them, once, greedily, in the recipe's precision.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 from experiments.arms import Arm, EvaluatedArm
-from retrieval.similarity import QuerySimilarity
 from runs.recipe import Recipe
 
 TEST = {"evaluation.part": "test"}
 FEWEST = 20
 """Pairs: fewer are two steps of the optimiser, and nothing is learned from them."""
 
-TIME_DYNAMIC = {"evo_rag.schedule": "time-dynamic", "evo_rag.stage": "refinement"}
+TIME_DYNAMIC = {"rewards.schedule": "time-dynamic", "rewards.stage": "refinement"}
 
 
 def dpo(name: str, paper: str = "", **rewards: object) -> Arm:
@@ -28,9 +26,9 @@ def dpo(name: str, paper: str = "", **rewards: object) -> Arm:
     Args:
         name: of the arm.
         paper: what the paper reports of it.
-        rewards: settings of `evo_rag:`; what is not named is time-dynamic Refinement.
+        rewards: settings of `rewards:`; what is not named is time-dynamic Refinement.
     """
-    named = {f"evo_rag.{key}": value for key, value in rewards.items()}
+    named = {f"rewards.{key}": value for key, value in rewards.items()}
     return Arm(name, "train-dpo", {**TIME_DYNAMIC, **named}, fewest=FEWEST, paper=paper)
 
 
@@ -49,12 +47,6 @@ IN_TWO_STEPS = (
     "seconds are those of both, margin and accuracy of the second."
 )
 """What a reader of the arms' table has to know of `two_steps`."""
-
-
-@cache
-def query_similarity() -> QuerySimilarity:
-    """One for all seeds: what was encoded once need not be again."""
-    return QuerySimilarity()
 
 
 FULL = dpo("full")

@@ -14,20 +14,21 @@ differences 200 questions find the second, not the first.
 
 from experiments.arms import START, Arm, evaluate_arms
 from experiments.distributions import distribution_sheet, distributions, draw_distributions
-from experiments.evo import FULL, TEST, about, dpo, full, query_similarity
+from experiments.evo import FULL, TEST, about, dpo, full
 from experiments.labellings import agreement_sheet, leaning_sheet
 from experiments.report import Claim, write_report
 from experiments.savings import saving_sheet, saving_size, savings
+from rewards.evo_scheme import query_similarity
 from runs.workflow import Lab
 
 NAME = "evo-combinations"
 
 ARMS = (
     Arm(START, paper="EM 53.1, F1 66.7, 8.2 steps"),
-    dpo("best-2", "EM 56.2, F1 70.0, 11.3 steps", rewards=["backtrack", "answer"]),
-    dpo("best-3", "EM 56.9, F1 70.6, 10.1 steps", rewards=["backtrack", "answer", "overlap"]),
-    dpo("exploration", "EM 55.0, F1 69.1, 13.4 steps", rewards=["retrieval", "overlap"]),
-    dpo("efficiency", "EM 55.4, F1 68.8, 9.0 steps", rewards=["backtrack", "step"]),
+    dpo("best-2", "EM 56.2, F1 70.0, 11.3 steps", components=["backtrack", "answer"]),
+    dpo("best-3", "EM 56.9, F1 70.6, 10.1 steps", components=["backtrack", "answer", "overlap"]),
+    dpo("exploration", "EM 55.0, F1 69.1, 13.4 steps", components=["retrieval", "overlap"]),
+    dpo("efficiency", "EM 55.4, F1 68.8, 9.0 steps", components=["backtrack", "step"]),
     full(FULL.name, "EM 57.6, F1 71.5, 10.4 steps"),
 )
 """Paper: Qwen3-8B; its steps are the "average retrieval length"."""

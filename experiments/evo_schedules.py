@@ -35,11 +35,12 @@ from analysis.suppression import (
 )
 from experiments.arms import START, Arm, EvaluatedArm, evaluate_arms
 from experiments.distributions import distribution_sheet, distributions, draw_distributions
-from experiments.evo import IN_TWO_STEPS, TEST, about, query_similarity, two_steps
+from experiments.evo import IN_TWO_STEPS, TEST, about, two_steps
 from experiments.labellings import agreement_sheet, labels_of, leaning_sheet
 from experiments.report import Claim, write_report
 from experiments.savings import saving_sheet, saving_size, savings
 from experiments.traces import trace_text
+from rewards.evo_scheme import query_similarity
 from rewards.settings import EvoRagSettings
 from runs.curriculum.dev import STAGES
 from runs.evaluation_set import evaluation_data
@@ -158,7 +159,7 @@ def _told(found: Counter[Effect] | None) -> str:
 
 def _schedules(recipe: Recipe) -> Iterator[tuple[str, EvoRagSettings]]:
     """Every schedule of the arms, in both stages where they differ."""
-    rewards = recipe.evo_rag or EvoRagSettings()
+    rewards = settings_of(recipe)["refinement"]
     for schedule in ("answer-only", "static"):
         yield schedule, rewards.model_copy(update={"schedule": schedule})
     for schedule in ("two-stage", "time-dynamic"):

@@ -91,7 +91,7 @@ def preference(lab: Lab, reward: RewardName, grown: StageTotals) -> Preference:
     """
     settings = {
         **TIME_DYNAMIC,
-        "evo_rag.rewards": [reward],
+        "rewards.components": [reward],
         "training.reward_model.heads": "single",
         "training.reward_model.min_gap": LEAST_GAP,
     }
@@ -102,7 +102,7 @@ def preference(lab: Lab, reward: RewardName, grown: StageTotals) -> Preference:
         return Preference(reward, siblings)
     name = f"prefers-{reward}"
     totals = lab.branchwise("train-rm", "--name", name, settings=settings, after=grown)
-    agent = dpo(f"only-{reward}", rewards=[reward])
+    agent = dpo(f"only-{reward}", components=[reward])
     folder = str(model_folder(lab.call.run, name))
     scored = {**agent.pairs, "pairs.score": "reward_model", "reward_model": folder}
     arm = replace(agent, pairs=scored, training={"holdout": HOLDOUT}, made_of=totals)

@@ -4,9 +4,9 @@ Looks at a finished run. A sample of 200 pairs of siblings, whatever their label
 afresh 8 times a side at the policy's temperature, and once greedily. Every estimator then labels
 the same siblings, at α = 0.9 and 1, and the table says how many of the orders survive: by
 estimator, number of outcomes and gap. Beside what the tree knows, two more labels: `greedy` (one
-greedy completion from each sibling, which is what `spre.temperature: 0` asks) and `judge`, a judge
-that is simulated, because no model at hand can judge: it sees the mean F1 that the tree found below
-a step, with noise of SD 0.2, and its score is worth α^depth (ReasonRAG eq. 6).
+greedy completion from each sibling, which is what `mcts.rollout_temperature: 0` asks) and `judge`,
+a judge that is simulated, because no model at hand can judge: it sees the mean F1 that the tree
+found below a step, with noise of SD 0.2, and its score is worth α^depth (ReasonRAG eq. 6).
 """
 
 import random
@@ -21,12 +21,13 @@ from experiments.fresh_rollouts import draw_fresh_rollouts
 from experiments.report import Bar, draw
 from rewards.labels import Label
 from rewards.settings import Estimator, SpreSettings
-from rewards.spre import label_tree
+from rewards.spre import Spre, label_tree
 from runs.folder import Run, existing_run
 from runs.relabelling import Relabeller
 from runs.stored_trees import stored_trees
 from runs.workflow import Lab
 from runs.workflow_tables import write_sheets
+from storage.errors import ConfigError
 from storage.records import Pair, TreeNode
 
 SAMPLE, ROLLOUTS = 200, 8
@@ -59,15 +60,19 @@ def labels(lab: Lab) -> None:
     answers = {pair.tree_id: pair.answers for pair in sample}
     trees = [tree.nodes for tree in stored_trees(run, only=answers)]
     found = []
+    spre = run.recipe.rewards
+    if not isinstance(spre, SpreSettings):
+        raise ConfigError(f"study labels: rewards.scheme is `{spre.scheme}`; use a run of spre")
     for alpha in ALPHAS:
-        spre = run.recipe.spre.model_copy(update={"alpha": alpha})
-        values = Estimates(trees, answers, spre, greedy)
+        rewards = spre.model_copy(update={"alpha": alpha})
+        scheme = Spre(run.recipe.model_copy(update={"rewards": rewards}))
+        values = Estimates(trees, answers, scheme, greedy)
         for name in ESTIMATORS:
             ordered = list(in_order(sample, values.of(name)))
             found += [
                 EstimatorSurvival(name, alpha, facet, row)
                 for facet in (None, "outcomes", "gap")
-                for row in survival_table(ordered, fresh, spre, facet)
+                for row in survival_table(ordered, fresh, scheme.rollout_value, facet)
             ]
     sheets = [sheet(found, None), sheet(found, "outcomes"), sheet(found, "gap")]
     axis = "pairs whose order survives, % of those that are not tied (95 % interval)"
@@ -88,7 +93,7 @@ class Estimates:
 
     trees: Sequence[Sequence[TreeNode]]
     answers: Mapping[str, Sequence[str]]
-    spre: SpreSettings
+    scheme: Spre
     greedy: Fresh
 
     def of(self, estimator: Estimator | Literal["greedy"]) -> Values:
@@ -106,11 +111,13 @@ class Estimates:
     def _labelled(self, estimator: Estimator) -> Iterator[tuple[TreeNode, Label]]:
         for tree in self.trees:
             answers = self.answers[tree[0].tree_id]
-            yield from zip(tree, label_tree(tree, answers, self.spre, estimator), strict=True)
+            labels = label_tree(tree, answers, self.scheme.settings, estimator)
+            yield from zip(tree, labels, strict=True)
 
     def _greedy(self) -> Iterator[tuple[tuple[str, int], tuple[float, int]]]:
         for key, rolled in self.greedy.items():
-            value = fresh_value(rolled, self.answers.get(key[0], ()), self.spre)
+            golds = self.answers.get(key[0], ())
+            value = fresh_value(rolled, golds, self.scheme.rollout_value)
             if value is not None:
                 yield key, (value, 1)
 
@@ -123,7 +130,7 @@ class Estimates:
                 score = min(1.0, max(0.0, seen + error))
                 yield (
                     (node.tree_id, node.node_id),
-                    (score * self.spre.alpha**node.depth, label.n_outcomes),
+                    (score * self.scheme.settings.alpha**node.depth, label.n_outcomes),
                 )
 
 

@@ -47,7 +47,7 @@ VARIATIONS = (
     variation("higher-rate", training={"lr": 8e-4}),
     variation("four-epochs", training={"epochs": 4.0}),
     variation("open-questions", {"pairs.guessable": "drop"}),
-    variation("many-outcomes", {"spre.estimator": "monte_carlo", "pairs.min_outcomes": 3}),
+    variation("many-outcomes", {"rewards.estimator": "monte_carlo", "pairs.min_outcomes": 3}),
 )
 CONFIRMED = variation("confirmed", {"pairs.confirmed": True})
 SECOND_ROUND = "second-round"

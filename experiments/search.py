@@ -79,7 +79,7 @@ def _row(kind: Kind) -> tuple[str, ...]:
     pairs = pairs_of(run, "pairs")
     sample = sample_pairs(pairs, JUDGED, run.recipe.seed)
     rolled = draw_fresh_rollouts(kind.lab, run, sample)
-    found = survival_table(sample, rolled.fresh, run.recipe.spre)
+    found = survival_table(sample, rolled.fresh, run.recipe.scheme.rollout_value)
     with run.open_ledger() as ledger:
         tokens = ledger.generated(CHILDREN, ROLLOUTS)
     return (

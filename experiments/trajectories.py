@@ -9,7 +9,7 @@ from rewards.evo_rag import Similarity
 from storage.records import Prediction
 
 NEAR = 0.8
-"""Cosine from which two sub-queries are near-duplicates, as in `evo_rag.overlap_threshold`."""
+"""Cosine from which two sub-queries are near-duplicates, as in `rewards.overlap_threshold`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,9 @@ class SearchSettings(BaseModel):
         evaluator: what a new node is worth (`judge`: eq. 6; `rollout`: eq. 1; `reward_model`: the
             score of a trained one). `playout` asks nobody: the new node is followed to its end
             within the tree, whose value is backed up, so that every step of it can be labelled.
+        rollouts: completions of a new node that the evaluator `rollout` draws.
+        rollout_temperature: of these; null takes the policy's. 0 asks what the policy comes to if
+            it is decoded greedily from here on, which one rollout answers without noise.
         normalise: compare Q by where it lies between the lowest and the highest value that this
             tree has seen, for values that are not in [0, 1].
         max_output_tokens: once the policy has generated so many for a question (children, repeated
@@ -39,5 +42,7 @@ class SearchSettings(BaseModel):
     selection: Literal["puct", "uct"] = "puct"
     c: float = Field(default=1.4, ge=0)
     evaluator: Literal["rollout", "judge", "playout", "reward_model"] = "rollout"
+    rollouts: int = Field(default=1, ge=1)
+    rollout_temperature: float | None = Field(default=None, ge=0, le=5)
     normalise: bool = False
     max_output_tokens: int | None = Field(default=None, ge=1)

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from annotation.annotator import Annotated
 from retrieval.interface import Retriever
 from runs.assemble import open_data, open_index
-from runs.card import described, labelled_by, write_card
+from runs.card import described, write_card
 from runs.commit import Committer
 from runs.folder import Run, open_run, refuse_unusable
 from runs.growing import grow_questions
@@ -88,7 +88,7 @@ def announce(call: Invocation, recipe: Recipe, data: Data) -> None:
     """Say what will happen before anything is paid for."""
     call.say(
         f"annotate: {len(data.questions)} questions over {len(data.passages):,} passages, "
-        f"{described(recipe.mcts)}, labels: {labelled_by(recipe)}"
+        f"{described(recipe.mcts)}, labels: {recipe.scheme.describe()}"
     )
     policy = f"{recipe.policy.engine}:{inert(recipe.policy.model)}"
     call.say(f"policy {policy}; run folder {inert(str(call.run))}")

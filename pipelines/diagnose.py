@@ -4,8 +4,8 @@
     branchwise diagnose --run datasets/atlas --no-model
 
 Looks at pairs and trees as they lie there, rolls both sides of a sample of pairs out afresh to see
-whether their order holds under the rewards that labelled them (not under EVO-RAG's, which prefer
-more than right answers), and reads the curve of `models/<run>/dpo` where it was trained. Prints a
+whether their order holds under the rewards that labelled them (if answers alone decide these), and
+reads the curve of `models/<run>/dpo` where it was trained. Prints a
 line a figure with what it means, and writes `diagnosis.json` and `diagnosis.md` (of a relabelling:
 into its folder). The rollouts are in the ledger and in `survival/`: none is paid for twice.
 """
@@ -24,11 +24,10 @@ from analysis.survival import (
     FACETS,
     Fresh,
     SurvivalRow,
+    Worth,
     sample_pairs,
     survival_table,
 )
-from rewards.returns import RETURN
-from rewards.settings import SpreSettings
 from runs.advice import (
     UNROLLED,
     Finding,
@@ -82,10 +81,10 @@ def diagnose(call: Invocation) -> Outcome:
     table = pairs_table(label)
     _refuse_absent(run, table, label)
     pairs = table_to_records(read_parts(run.folder, table), Pair)
-    spre = labelling_of(run, label).spre
+    scheme = labelling_of(run, label).scheme
     labels = f"relabelled/{label}/labels" if label else "trees"
     grown = load_manifest(run.folder).rows(labels)
-    returns = any(_is_return(pair) for pair in pairs)
+    returns = not scheme.by_answer
     unsampled = call.options["no_model"] or not grown or returns
     sample = [] if unsampled else _sample(call, pairs)
     call.say(f"diagnose: {len(pairs)} pairs of {table}, {len(sample)} of them rolled out afresh")
@@ -103,7 +102,7 @@ def diagnose(call: Invocation) -> Outcome:
     if returns:
         found.findings.append(UNROLLED)
     if rolled is not None:
-        _judge_labels(found, sample, rolled.fresh, spre)
+        _judge_labels(found, sample, rolled.fresh, scheme.rollout_value)
     found.findings += _training(call, found)
     _report(call, found, run.folder / Path(table).parent)
     return Outcome(found.totals(), _exit_code(call, sample, rolled))
@@ -117,21 +116,14 @@ def _refuse_absent(run: Run, table: str, label: str | None) -> None:
         )
 
 
-def _is_return(pair: Pair) -> bool:
-    """Whether the labels are EVO-RAG's, of which the answers of rollouts say little."""
-    return any(part.name.endswith(RETURN) for part in pair.chosen_components)
-
-
 def _sample(call: Invocation, pairs: Sequence[Pair]) -> list[Pair]:
     return sample_pairs(pairs, call.options["sample"], call.recipe.seed)
 
 
-def _judge_labels(
-    found: Diagnosis, sample: Sequence[Pair], fresh: Fresh, spre: SpreSettings
-) -> None:
+def _judge_labels(found: Diagnosis, sample: Sequence[Pair], fresh: Fresh, worth: Worth) -> None:
     """Survival of the sample, whole and by every facet."""
     for name in (None, *FACETS):
-        found.survival[name or "all"] = survival_table(sample, fresh, spre, name)
+        found.survival[name or "all"] = survival_table(sample, fresh, worth, name)
     found.findings.append(of_survival(next(iter(found.survival["all"]), None), len(sample)))
 
 

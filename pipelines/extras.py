@@ -23,9 +23,8 @@ from storage.errors import ConfigError
 
 def extras_of(recipe: Recipe) -> tuple[str, ...]:
     """Names of the extras that a recipe needs, as in pyproject.toml."""
-    # EVO-RAG compares queries by the encoder that dense retrieval has.
-    dense = recipe.retrieval.kind in ("dense", "fusion") or recipe.evo_rag is not None
-    return ("dense",) if dense else ()
+    dense = ("dense",) if recipe.retrieval.kind in ("dense", "fusion") else ()
+    return tuple(dict.fromkeys((*dense, *recipe.scheme.extras)))
 
 
 def needed(given: Sequence[str], shell_words: str = "") -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """`make relabel`: labels and pairs of a finished run under other reward settings; no model call.
 
-    branchwise relabel --run datasets/atlas --set spre.estimator=tree --set pairs.min_outcomes=1
+    branchwise relabel --run datasets/atlas --set rewards.estimator=tree --set pairs.min_outcomes=1
 
 Trees keep the facts (judge scores, rollouts, answers), so a label is arithmetic. Writes
 `relabelled/<label>/labels` and `relabelled/<label>/pairs`, a part for each part of the trees, and
@@ -71,10 +71,10 @@ def fresh_for(run: Run, recipe: Recipe) -> Fresh:
     Raises:
         ConfigError: there is nothing, or it says nothing of these labels.
     """
-    if recipe.evo_rag is not None:
+    if not recipe.scheme.by_answer:
         raise ConfigError(
-            "pairs.confirmed: EVO-RAG's rewards prefer more than right answers, and fresh rollouts "
-            "tell of answers alone; leave it out"
+            f"pairs.confirmed: the reward scheme `{recipe.rewards.scheme}` rewards more than right "
+            "answers, and fresh rollouts tell of answers alone; leave it out"
         )
     if fresh := stored_fresh(run):
         return fresh

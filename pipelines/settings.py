@@ -14,6 +14,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from rewards.schemes import SCHEMES
+from rewards.settings import SchemeSettings
 from runs.recipe import Recipe
 from runs.stage import Invocation, Outcome
 
@@ -83,7 +85,10 @@ def _walk(block: Block) -> Iterator[Block]:
     for name, one in type(block.defaults).model_fields.items():
         kind, value = _within(one), getattr(block.defaults, name)
         at = f"{block.names[0]}.{name}".lstrip(".")
-        if kind is not None:
+        if isinstance(value, SchemeSettings):
+            schemes = (scheme.settings_class for scheme in SCHEMES.values())
+            yield from (Block((at,), one.model_validate({})) for one in schemes)
+        elif kind is not None:
             yield from _walk(Block((at,), kind() if value is None else value, value is not None))
         elif get_origin(one.annotation) is dict and _is_block(get_args(one.annotation)[1]):
             kind = get_args(one.annotation)[1]
@@ -109,6 +114,8 @@ def _section(block: Block, earlier: Sequence[Block]) -> str:
     like = [one for one in earlier if type(one.defaults) in kind.__mro__[1:]]
     known = {name: value for one in like for name, value in one.defaults}
     title = ", ".join(f"`{name}`" for name in block.names) if block.names != ("",) else "The recipe"
+    if isinstance(block.defaults, SchemeSettings):
+        title += f", scheme `{block.defaults.scheme}`"
     meanings = meanings_of(kind)
     rows = [
         f"| `{name}` | {_default(one, block.defaults, name)} | {_values(one)} | {meanings[name]} |"

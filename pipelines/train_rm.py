@@ -2,7 +2,7 @@
 
     branchwise train-rm --run datasets/evo-rag
 
-Labels the stored trees under the recipe's `evo_rag:`, so that another schedule is a `--set` and
+Labels the stored trees under the recipe's `rewards:`, so that another schedule is a `--set` and
 grows nothing, and compares all siblings that differ in action or query and are far enough apart. A
 frozen encoder reads each step once; linear heads learn to order them. Prints how each head does on
 questions that were kept out, beside what the length of the texts alone would say. Writes
@@ -20,12 +20,11 @@ from agent.protocols import protocol_of
 from annotation.pairs import sibling_pairs
 from annotation.settings import PairSettings
 from rewards.reward_model import KIND, prefix_of
-from rewards.settings import EvoRagSettings
+from rewards.schemes import naming
 from runs.folder import Run, existing_run
 from runs.labelling import labelled_by
 from runs.recipe import Recipe
 from runs.reward_model import UNTAUGHT, encoder_of
-from runs.reward_scheme import reward_scheme_for
 from runs.stage import BAD_INPUT, Invocation, Outcome
 from runs.stored_trees import stored_trees
 from runs.training_start import rows_trained_on, trained_folder
@@ -78,12 +77,13 @@ def labels_of(call: Invocation, run: Run) -> Recipe:
     Raises:
         ConfigError: the recipe has none that a step could be given.
     """
-    if call.recipe.evo_rag is None:
+    if not call.recipe.scheme.learnable:
         raise ConfigError(
-            "train-rm: a reward model learns the rewards of `evo_rag:`, which is not set; grow the "
-            "trees with it and the protocol evo-rag"
+            "train-rm: a reward model cannot learn the reward scheme "
+            f"`{call.recipe.rewards.scheme}`; grow the trees with rewards.scheme: "
+            f"{naming(lambda scheme: scheme.learnable)}"
         )
-    return labelled_by(run, call.recipe, ("evo_rag",))
+    return labelled_by(run, call.recipe, ("rewards",))
 
 
 def material_of(
@@ -93,20 +93,19 @@ def material_of(
 
     Args:
         run: with the trees.
-        recipe: of the run, with the `evo_rag:` that is to label them.
+        recipe: of the run, with the `rewards:` that are to label them.
         settings: of the reward model.
 
     Raises:
         ConfigError: corpus or prompts are not those that the trees were grown with.
     """
-    evo_rag = recipe.evo_rag or EvoRagSettings()
     prompt = protocol_of(recipe.agent).prompt
-    worth, wanted = reward_scheme_for(recipe), PairSettings(min_gap=settings.min_gap)
+    scheme, wanted = recipe.scheme, PairSettings(min_gap=settings.min_gap)
     seen: dict[Prefix, int] = {}
     by_tree: dict[str, list[SiblingComparison]] = {}
     dropped: Counter[str] = Counter()
     for tree in stored_trees(run):
-        labels = worth.labels(tree.question, tree.nodes, tree.states)
+        labels = scheme.labels(tree.question, tree.nodes, tree.states)
         pairs, left_out = sibling_pairs(tree.nodes, labels, wanted)
         dropped += left_out
         own = by_tree[tree.id] = []
@@ -125,8 +124,8 @@ def material_of(
     comparisons = [
         replace(one, better=places[one.better], worse=places[one.worse]) for one in ordered
     ]
-    steps, horizon = list(seen), evo_rag.horizon or recipe.agent.max_steps
-    return Material([steps[place] for place in places], comparisons, evo_rag, horizon), dropped
+    steps = list(seen)
+    return Material([steps[place] for place in places], comparisons, scheme), dropped
 
 
 def pairs_by_head(material: Material, settings: RewardModelSettings) -> dict[str, int]:

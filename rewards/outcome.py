@@ -1,6 +1,7 @@
-"""Scores of a finished trajectory: of its answer, and under its protocol's rules."""
+"""Scores of a finished trajectory: its answer, its protocol's rules, its reward scheme."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rewards.answers import cover_em, exact_match, f1
@@ -57,3 +58,16 @@ class Verdicts(NamedTuple):
     copied: float | None = None
     forged: int | None = None
     turn_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Value of a finished trajectory under a reward scheme.
+
+    Attributes:
+        total: Reward of the whole trajectory; None if the scheme cannot say.
+        components: Named values that the total is made of; None for an unknown one.
+    """
+
+    total: float | None
+    components: Mapping[str, float | None] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from agent.state import State, Step
 from rewards.evo_rag import Gold, Rewards, Similarity, step_rewards
 from rewards.labels import Label
+from rewards.outcome import Outcome
 from rewards.schedule import weights
 from rewards.settings import REWARDS, EvoRagSettings
 from storage.records import NO_PARENT, Component, TreeNode
@@ -31,21 +32,16 @@ class EpisodeRewards:
     """The seven rewards under a recipe's settings and its budget.
 
     Attributes:
-        max_steps: `agent.max_steps`, the horizon where `evo_rag.horizon` gives none.
+        horizon: T of p(t) = t / T, in policy calls.
         similarity: of sub-queries.
         verified: whether refusals are shown to a verifier, so that one without its word has no
             reward; if not, the gold says whether the evidence sufficed.
     """
 
     settings: EvoRagSettings
-    max_steps: int
+    horizon: int
     similarity: Similarity
     verified: bool = False
-
-    @property
-    def horizon(self) -> int:
-        """T of p(t) = t / T, in policy calls."""
-        return self.settings.horizon or self.max_steps
 
     def raw(self, steps: Sequence[Step], gold: Gold, verdict: bool | None) -> Rewards:
         """Of the last of `steps`, unweighted."""
@@ -64,17 +60,20 @@ class EpisodeRewards:
         scale = weights(self.settings, t / self.horizon)
         return {name: _times(scale[name], raw[name]) for name in REWARDS}
 
-    def episode(self, steps: Sequence[Step], gold: Gold, verdict: bool | None = None) -> float:
-        """Σ_t w_t · r_t of a whole trajectory; what is null adds nothing.
+    def episode(self, steps: Sequence[Step], gold: Gold, verdict: bool | None = None) -> Outcome:
+        """Σ_t w_t · r_t of a whole trajectory and of each reward; what is null adds nothing.
 
         Args:
             verdict: the verifier's on its last step.
         """
         total = 0.0
+        parts: dict[str, float] = dict.fromkeys(REWARDS, 0.0)
         for end in range(1, len(steps) + 1):
             raw = self.raw(steps[:end], gold, verdict if end == len(steps) else None)
-            total += sum(value or 0.0 for value in self.weighted(raw, end - 1).values())
-        return total
+            weighted = self.weighted(raw, end - 1)
+            total += sum(value or 0.0 for value in weighted.values())
+            parts = {name: parts[name] + (weighted[name] or 0.0) for name in REWARDS}
+        return Outcome(total, parts)
 
 
 def label_returns(

@@ -17,8 +17,7 @@ from typing import Any
 
 from agent.state import State
 from rewards.heads import Heads
-from rewards.schedule import weights
-from rewards.settings import EvoRagSettings
+from rewards.schedule import Weights
 from storage.errors import ConfigError
 from storage.plain_json import object_inside
 from storage.records import Message
@@ -51,25 +50,23 @@ class RewardModel:
         self,
         heads: Heads,
         encoder: FrozenEncoder,
-        settings: EvoRagSettings,
+        weights: Callable[[int], Weights],
         *,
-        horizon: int,
         max_length: int,
     ) -> None:
         """Puts it together.
 
         Args:
-            settings: schedule, stage and the rewards that count.
-            horizon: T of p(t) = t / T, in policy calls.
+            weights: of the heads, by the 0-based index of the policy call.
             max_length: tokens of the longest step behind its prompt.
         """
         self.digest = digest_of(heads.digest, encoder.digest)
         self._heads, self._encoder, self._max_length = heads, encoder, max_length
-        self._settings, self._horizon = settings, horizon
+        self._weights = weights
 
     @classmethod
     def load(
-        cls, folder: Path, settings: EvoRagSettings, horizon: int, say: Say | None = None
+        cls, folder: Path, weights: Callable[[int], Weights], say: Say | None = None
     ) -> "RewardModel":
         """The model that `branchwise train-rm` wrote; its encoder loads at the first step.
 
@@ -95,7 +92,7 @@ class RewardModel:
                 "put them back, or train it again with `branchwise train-rm`"
             )
         longest = int(record["settings"]["max_length"])
-        return cls(heads, encoder, settings, horizon=horizon, max_length=longest)
+        return cls(heads, encoder, weights, max_length=longest)
 
     def score(self, prefixes: Sequence[Prefix], t: Sequence[int]) -> list[float | None]:
         """What the model thinks of each step; of no use but to compare.
@@ -112,7 +109,7 @@ class RewardModel:
         found: list[float | None] = [None] * len(prefixes)
         if places:
             vectors = self._encoder.embed([tokens[i] for i in places])
-            scales = [weights(self._settings, t[i] / self._horizon) for i in places]
+            scales = [self._weights(t[i]) for i in places]
             for i, score in zip(places, self._heads.scores(vectors, scales).tolist(), strict=True):
                 found[i] = round(score, DIGITS)
         return found

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from rewards.settings import REWARDS, EvoRagSettings, RewardName
 
-Weights = Mapping[RewardName, float]
+Weights = Mapping[str, float]
 
 
 class Column(NamedTuple):
@@ -38,7 +38,7 @@ def weights(settings: EvoRagSettings, p: float) -> Weights:
     Returns:
         All seven, ≥ 0; a reward that does not count weighs 0.
     """
-    counted = REWARDS if settings.rewards is None else settings.rewards
+    counted = REWARDS if settings.components is None else settings.components
     return {name: _weight(name, settings, min(p, 1.0)) * (name in counted) for name in REWARDS}
 
 

@@ -1,4 +1,4 @@
-"""What `spre:` and `evo_rag:` in a recipe may say."""
+"""Settings of the reward schemes: what `rewards:` in a recipe may say."""
 
 from typing import Literal, get_args
 
@@ -12,28 +12,34 @@ REWARDS: tuple[RewardName, ...] = get_args(RewardName)
 """EVO-RAG's seven, in the order (β, λ, γ, δ, ρ, η, κ) of its section 3.5."""
 
 
-class SpreSettings(Settings):
+class SchemeSettings(Settings):
+    """Settings that every reward scheme has.
+
+    Attributes:
+        scheme: Name of the scheme, which decides what else may be set (`rewards.schemes`).
+    """
+
+    scheme: str
+
+
+class SpreSettings(SchemeSettings):
     """Shortest Path Reward Estimation (ReasonRAG eq. 1).
 
     Attributes:
         estimator: null takes `monte_carlo` with the rollout evaluator, `tree` with the judge.
         alpha: what every step costs, in (0, 1].
-        rollouts: simulated completions of a new node.
-        temperature: of the rollouts; null takes the policy's. 0 asks what the policy comes to if
-            it is decoded greedily from here on, which one rollout answers without noise.
         label_forced: whether a forced answer counts (the published data leave it unlabelled).
         keep_articles: F1 without removing articles (the published code).
     """
 
+    scheme: Literal["spre"] = "spre"
     estimator: Estimator | None = None
     alpha: float = Field(default=0.9, gt=0, le=1)
-    rollouts: int = Field(default=1, ge=1)
-    temperature: float | None = Field(default=None, ge=0, le=5)
     label_forced: bool = True
     keep_articles: bool = False
 
 
-class EvoRagSettings(Settings):
+class EvoRagSettings(SchemeSettings):
     """EVO-RAG's step rewards and how they are weighed (sections 3.2, 3.5 and 3.6).
 
     Attributes:
@@ -42,7 +48,7 @@ class EvoRagSettings(Settings):
             Mid; `answer-only` weighs the answer alone, with 1; `none` weighs nothing, so that no
             pair is left.
         stage: of the curriculum.
-        rewards: names of those that count; null: all seven.
+        components: names of the rewards that count; null: all seven.
         horizon: T of the progress t / T, in policy calls; null takes `agent.max_steps`, so that
             episodes reach the late weights (the paper: 20).
         retrieval_bonus: `novel` pays a gold document once, `any` (the paper) every time.
@@ -59,9 +65,10 @@ class EvoRagSettings(Settings):
         step_value: raw value of a step (the paper also tried −0.5 and −2).
     """
 
+    scheme: Literal["evo-rag"] = "evo-rag"
     schedule: Literal["time-dynamic", "two-stage", "static", "answer-only", "none"] = "time-dynamic"
     stage: Literal["discovery", "refinement"] = "refinement"
-    rewards: tuple[RewardName, ...] | None = Field(default=None, min_length=1)
+    components: tuple[RewardName, ...] | None = Field(default=None, min_length=1)
     horizon: int | None = Field(default=None, ge=1)
     retrieval_bonus: Literal["novel", "any"] = "novel"
     early_refusal: Literal["wrong", "judged"] = "wrong"

@@ -19,15 +19,18 @@ them; for `judge` these are the answers that passes through the node ended in.
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean
 
+from agent.state import State
 from rewards.answers import f1, normalise
 from rewards.labels import Label
+from rewards.outcome import Outcome
+from rewards.scheme import RewardScheme
 from rewards.settings import Estimator, SpreSettings
-from storage.records import NO_PARENT, Component, TreeNode
+from storage.records import NO_PARENT, Component, Question, Rollout, TreeNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +50,6 @@ def trajectory_digest(actions: Iterable[tuple[str, str]]) -> str:
     """Digest of (action, content) from the root; equal for trajectories that say the same."""
     said = "\x1f".join(f"{kind}\x1e{normalise(content)}" for kind, content in actions)
     return hashlib.blake2b(said.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-
-
-def default_estimator(evaluator: str) -> Estimator:
-    """`monte_carlo` for trees grown with rollouts, `tree` for trees grown with a judge."""
-    return "tree" if evaluator == "judge" else "monte_carlo"
 
 
 def label_tree(
@@ -212,3 +210,58 @@ class TreeFacts:
             Component(name="steps", value=mean(lambda outcome: outcome.steps)),
         )
         return Label(reward, len({outcome.trajectory for outcome in outcomes}), parts)
+
+
+class Spre(RewardScheme):
+    """Rewards a step by the answers that it leads to: F1 · α^steps."""
+
+    settings_class = SpreSettings
+    settings: SpreSettings
+    by_answer = True
+
+    @property
+    def estimator(self) -> Estimator:
+        """The estimator of labels: by default `tree` for a judge's trees, else `monte_carlo`."""
+        default: Estimator = "tree" if self.recipe.mcts.evaluator == "judge" else "monte_carlo"
+        return self.settings.estimator or default
+
+    def problems(self) -> Iterator[str]:
+        search, estimator = self.recipe.mcts, self.estimator
+        facts = {"judge": "judge scores", "rollout": "rollouts"}.get(estimator)
+        if facts is None:
+            return
+        if search.kind == "chains":
+            yield (
+                f"rewards.estimator is `{estimator}` but mcts.kind is `chains`, so that only "
+                "answers are scored; use tree or monte_carlo, or let mcts.kind be tree"
+            )
+        elif estimator != search.evaluator:
+            yield (
+                f"rewards.estimator is `{estimator}` but mcts.evaluator is `{search.evaluator}`, "
+                f"so no node has {facts}; use tree or monte_carlo, or mcts.evaluator: {estimator}"
+            )
+
+    def describe(self) -> str:
+        return f"SPRE `{self.estimator}`, α {self.settings.alpha}"
+
+    def outcome(self, state: State, question: Question) -> Outcome:
+        score = 0.0 if state.answer is None else self._f1(state.answer, question.answers)
+        total = score * self.settings.alpha**state.depth
+        return Outcome(total, {"f1": score, "steps": state.depth})
+
+    def judged(self, score: float, state: State) -> float:
+        return score * self.settings.alpha**state.depth  # eq. 6
+
+    def labels(
+        self, question: Question, nodes: Sequence[TreeNode], states: Sequence[State]
+    ) -> list[Label]:
+        return label_tree(nodes, question.answers, self.settings, self.estimator)
+
+    def rollout_value(self, rollout: Rollout, golds: Sequence[str]) -> float | None:
+        if rollout.forced and not self.settings.label_forced:
+            return None
+        score = 0.0 if rollout.answer is None else self._f1(rollout.answer, golds)
+        return score * self.settings.alpha**rollout.steps
+
+    def _f1(self, answer: str, golds: Sequence[str]) -> float:
+        return f1(answer, golds, keep_articles=self.settings.keep_articles)

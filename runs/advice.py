@@ -138,7 +138,7 @@ def _of_labels(pairs: PairFigures) -> Iterator[Finding]:
         pairs.one_outcome > MUCH_ONE_OUTCOME and median <= LARGE_GAP,
         "one-outcome pairs",
         f"{pairs.one_outcome:.0%} rest on one outcome on a side",
-        "a higher pairs.min_gap (`branchwise relabel`), or greedy rollouts (spre.temperature=0): "
+        "a higher pairs.min_gap (`branchwise relabel`), or mcts.rollout_temperature 0: "
         f"below gaps of {LARGE_GAP} hardly half of the sampled orders hold",
         f"under {MUCH_ONE_OUTCOME:.0%}, or gaps above {LARGE_GAP}, are usual",
     )
@@ -221,7 +221,7 @@ def of_trees(
             "label spread",
             f"standard deviation {trees.spread:.2f} among siblings; none in {trees.flat:.0%} "
             f"of {trees.states} states",
-            "more mcts.iterations or spre.rollouts, a higher mcts.temperature",
+            "more mcts.iterations or mcts.rollouts, a higher mcts.temperature",
             f"none in under {MANY_FLAT:.0%} is usual",
         )
     ends = "" if trees.invalid_rollouts is None else f", {trees.invalid_rollouts:.1%} of rollouts"
@@ -264,7 +264,7 @@ def of_survival(row: SurvivalRow | None, asked: int) -> Finding:
     else:
         advice = (
             "labels are partly noise: a higher pairs.min_gap, greedy rollouts "
-            "(spre.temperature=0), or more spre.rollouts"
+            "(mcts.rollout_temperature=0), or more mcts.rollouts"
         )
     return _graded(
         poor and row.decided_interval[1] < GOOD_SURVIVAL,

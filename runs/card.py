@@ -9,7 +9,6 @@ from analysis.sheet import markdown_cell
 from annotation.settings import PairSettings
 from mcts import SearchSettings
 from runs.folder import Run, installed_version, noted_inputs, repository
-from runs.recipe import Recipe
 from storage.atomic import atomic_write_text
 from storage.inert import inert
 from storage.manifest import load_manifest
@@ -35,7 +34,7 @@ def write_card(run: Run) -> None:
         "protocol": recipe.agent.protocol,
         "prompt_hash": protocol_of(recipe.agent).prompt_hash,
         "search": described(recipe.mcts),
-        "labels": labelled_by(recipe),
+        "labels": recipe.scheme.describe(),
         "min_gap": recipe.pairs.min_gap,
         "min_outcomes": recipe.pairs.min_outcomes,
         "chosen": chosen_by(recipe.pairs),
@@ -58,17 +57,6 @@ def described(search: SearchSettings) -> str:
         f"{search.iterations} iterations, up to {search.max_children} children, "
         f"{search.selection}, evaluator {search.evaluator}{until}"
     )
-
-
-def labelled_by(recipe: Recipe) -> str:
-    """What labels come from, and by which settings, in a line."""
-    if recipe.evo_rag is None:
-        return f"SPRE `{recipe.estimator}`, α {recipe.spre.alpha}"
-    always = {"schedule": recipe.evo_rag.schedule, "stage": recipe.evo_rag.stage}
-    said = {**always, **recipe.evo_rag.model_dump(mode="json", exclude_defaults=True)}
-    settings = ", ".join(f"`{name}: {value}`" for name, value in said.items())
-    judge = f"verifier `{recipe.verifier.model}`" if recipe.verifier else "no verifier"
-    return f"EVO-RAG returns, {settings}, {judge}"
 
 
 def chosen_by(pairs: PairSettings) -> str:

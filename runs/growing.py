@@ -9,23 +9,23 @@ from agent.in_flight import in_flight
 from annotation.annotator import Annotated, Annotator
 from annotation.evaluators import Evaluator, JudgeEvaluator, RolloutEvaluator
 from annotation.judge import Judge
-from annotation.reward_schemes import RewardScheme
 from annotation.rows import Provenance
-from annotation.scoring import RewardModelEvaluator, ScoredRewardScheme
+from annotation.scoring import RewardModelEvaluator
 from engines.ledgered import BeforeCall
 from engines.sampling import Engine
 from retrieval.interface import Retriever
 from rewards.reward_model import RewardModel
+from rewards.scheme import RewardScheme
+from rewards.schemes import scheme_of
 from runs.assemble import Say, environment_for, open_engine, sampling_for
 from runs.progress import Progress
 from runs.recipe import Recipe
 from runs.reward_model import reward_model_for
-from runs.reward_scheme import reward_scheme_for
 from storage.ledger import Ledger
 from storage.records import Question
 from storage.text import digest_of
 
-LABELLING = ("spre", "evo_rag", "pairs", "reward_model")
+LABELLING = ("rewards", "pairs", "reward_model")
 """Blocks of the recipe that decide labels and pairs."""
 
 
@@ -96,15 +96,12 @@ def annotator_for(
     environment = environment_for(recipe, policy, retriever)
     reward_model = reward_model_for(recipe)
     scored_by = reward_model if recipe.pairs.score == "reward_model" else None
-    worth: RewardScheme = reward_scheme_for(recipe, verifier)
-    evaluator = _evaluator(recipe, environment, judge, reward_model)
-    if isinstance(evaluator, RewardModelEvaluator):
-        worth = ScoredRewardScheme(worth, evaluator)
+    scheme = scheme_of(recipe, verifier)
     return Annotator(
         environment=environment,
-        evaluator=evaluator,
+        evaluator=_evaluator(recipe, environment, scheme, judge, reward_model),
         search=recipe.mcts,
-        worth=worth,
+        scheme=scheme,
         pairs=recipe.pairs,
         sampling=sampling_for(recipe.policy, recipe.mcts.temperature),
         provenance=Provenance(
@@ -122,22 +119,17 @@ def annotator_for(
 
 
 def label_digest(recipe: Recipe, scored_by: RewardModel | None) -> str:
-    """Hash of what decides labels and pairs: the settings, and the model that orders the pairs.
-
-    Of EVO-RAG's also the budget, which is the horizon where no other is set, and whether a verifier
-    decides on refusals.
-    """
-    decides = [recipe.digest(*LABELLING)]
-    if recipe.evo_rag is not None:
-        decides += [str(recipe.agent.max_steps), str(recipe.verifier is not None)]
-    if scored_by is not None:
-        decides.append(scored_by.digest)
-    return decides[0] if len(decides) == 1 else digest_of(*decides)[:12]
+    """Hash of what decides labels and pairs: settings, whether a verifier does, and the model."""
+    resolved = recipe.model_copy(update={"rewards": recipe.scheme.resolved})
+    verified = str(recipe.asked_verifier is not None)
+    scored = [] if scored_by is None else [scored_by.digest]
+    return digest_of(resolved.digest(*LABELLING), verified, *scored)[:12]
 
 
 def _evaluator(
     recipe: Recipe,
     environment: Environment,
+    scheme: RewardScheme,
     judge: Engine | None,
     reward_model: RewardModel | None,
 ) -> Evaluator | None:
@@ -145,11 +137,11 @@ def _evaluator(
     if judge is not None and recipe.asked_judge is not None:
         return JudgeEvaluator(
             Judge(judge, recipe.asked_judge, recipe.seed, recipe.agent.history == "responses"),
-            recipe.spre,
+            scheme,
         )
     if recipe.mcts.kind == "chains" or recipe.mcts.evaluator == "playout":
         return None
     if recipe.mcts.evaluator == "reward_model" and reward_model is not None:
         return RewardModelEvaluator(reward_model, environment.prompt)
-    drawn = sampling_for(recipe.policy, recipe.spre.temperature)
-    return RolloutEvaluator(environment, drawn, recipe.spre)
+    drawn = sampling_for(recipe.policy, recipe.mcts.rollout_temperature)
+    return RolloutEvaluator(environment, drawn, recipe.mcts.rollouts, scheme)

@@ -5,17 +5,14 @@ Noted in `provenance.json` when a run is begun; `runs.folder` refuses to go on w
 
 import json
 from collections.abc import Iterable, Sequence
-from functools import cache
 from pathlib import Path
 
 from agent.protocols import protocol_of
 from annotation.judge import judge_prompt_hash
-from annotation.verifier import verifier_prompt_hash
 from engines.settings import ModelSettings
 from engines.vllm_weights import served_digest
 from retrieval.interface import Retriever
 from retrieval.passages import corpus_hash
-from retrieval.similarity import QuerySimilarity
 from rewards.reward_model import reward_model_digest
 from runs.assemble import engine_for, open_data
 from runs.folder import Run, noted_inputs, refuse_other_inputs
@@ -23,7 +20,7 @@ from runs.recipe import Recipe
 from sources.load import Data
 from storage.parts import question_ids
 from storage.records import Passage, Question
-from storage.text import digest_of, digest_of_many
+from storage.text import digest_of_many
 from weights.policy_files import policy_digest, policy_files
 
 
@@ -38,20 +35,11 @@ def inputs_of(recipe: Recipe, data: Data, retriever: Retriever) -> dict[str, str
     if recipe.asked_judge is not None:
         found["judge"] = model_digest(recipe.asked_judge, recipe)
         found["judge_prompts"] = judge_prompt_hash()
-    if recipe.evo_rag is not None:
-        found["query_encoder"] = _query_encoder()
     if recipe.asked_verifier is not None:
         found["verifier"] = model_digest(recipe.asked_verifier, recipe)
-        found["verifier_prompts"] = verifier_prompt_hash()
     if recipe.asked_reward_model is not None:
         found["reward_model"] = reward_model_digest(Path(recipe.asked_reward_model))
-    return found
-
-
-@cache
-def _query_encoder() -> str:
-    """Digest of what says how alike sub-queries are."""
-    return digest_of(QuerySimilarity().identity)
+    return found | recipe.scheme.inputs()
 
 
 def replay_passages(run: Run) -> dict[str, Passage]:

@@ -33,11 +33,17 @@ def labelled_by(run: Run, recipe: Recipe, blocks: Collection[str] = LABELLING) -
         run: whose trees are labelled.
         recipe: with the wanted settings.
         blocks: those that are taken.
+
+    Raises:
+        ConfigError: the scheme cannot label such trees.
     """
     taken: dict[str, Any] = {block: getattr(recipe, block) for block in blocks}
     if recipe.verifier is None:
         taken["verifier"] = None
-    return run.recipe.model_copy(update=taken)
+    found = run.recipe.model_copy(update=taken)
+    if problems := list(found.scheme.problems()):
+        raise ConfigError("\n".join(problems))
+    return found
 
 
 def keep_labelling(run: Run, label: str, recipe: Recipe) -> None:

@@ -14,8 +14,9 @@ from engines.settings import JudgeSettings, ModelSettings
 from evaluation.settings import EvaluatedPolicy, EvaluationSettings
 from mcts.settings import SearchSettings
 from retrieval.settings import RetrievalSettings
-from rewards.settings import Estimator, EvoRagSettings, SpreSettings
-from rewards.spre import default_estimator
+from rewards.scheme import RewardScheme
+from rewards.schemes import RewardSettings, scheme_of
+from rewards.settings import SpreSettings
 from runs.curriculum_settings import CurriculumSettings
 from sources.settings import DataSettings, Part, SetSettings
 from storage.settings import Settings
@@ -73,7 +74,7 @@ LATER: Mapping[str, Any] = {
     "curriculum": CurriculumSettings().model_dump(mode="json"),
     "mcts.kind": "tree",
     "mcts.max_output_tokens": None,
-    "spre.temperature": None,
+    "mcts.rollout_temperature": None,
     "pairs.actions": None,
     "pairs.same_action": False,
     "pairs.max_length_ratio": None,
@@ -86,7 +87,6 @@ LATER: Mapping[str, Any] = {
     "pairs.score": "labels",
     "mcts.branches": 1,
     "mcts.normalise": False,
-    "evo_rag": None,
     "verifier": None,
     "reward_model": None,
 }
@@ -147,8 +147,7 @@ class Recipe(Settings):
     Attributes:
         name: of the run: its folders are `datasets/<name>` and `models/<name>`.
         seed: of sample, search and training.
-        spre: labels of ReasonRAG, where there is no `evo_rag`.
-        evo_rag: labels of EVO-RAG; null: ReasonRAG's.
+        rewards: what a step is worth; `scheme` names the system.
         verifier: says of a refusal whether the evidence sufficed; null: the gold documents say.
         reward_model: folder of one that `branchwise train-rm` wrote, for `mcts.evaluator` and
             `pairs.score`.
@@ -164,8 +163,7 @@ class Recipe(Settings):
     policy: ModelSettings = ModelSettings()
     judge: JudgeSettings | None = None
     mcts: SearchSettings = SearchSettings()
-    spre: SpreSettings = SpreSettings()
-    evo_rag: EvoRagSettings | None = None
+    rewards: RewardSettings = SpreSettings()
     verifier: JudgeSettings | None = None
     reward_model: str | None = None
     pairs: PairSettings = PairSettings()
@@ -175,6 +173,11 @@ class Recipe(Settings):
     curriculum: CurriculumSettings = CurriculumSettings()
 
     @property
+    def scheme(self) -> RewardScheme:
+        """The reward scheme that `rewards:` names."""
+        return scheme_of(self)
+
+    @property
     def asked_judge(self) -> JudgeSettings | None:
         """The judge that the search asks; null where it asks none, whatever `judge:` says."""
         return self.judge if self.mcts.evaluator == "judge" else None
@@ -182,7 +185,7 @@ class Recipe(Settings):
     @property
     def asked_verifier(self) -> JudgeSettings | None:
         """The verifier that refusals are shown to; null where nothing asks one."""
-        return self.verifier if self.evo_rag is not None else None
+        return self.verifier if self.scheme.asks_verifier else None
 
     @property
     def asked_reward_model(self) -> str | None:
@@ -195,11 +198,6 @@ class Recipe(Settings):
         """How many questions are worked on at once."""
         fitting = 24 if self.policy.engine == "openvino" else 256
         return self.limits.max_questions_in_flight or fitting
-
-    @property
-    def estimator(self) -> Estimator:
-        """The label estimator, with its default for the search's evaluator."""
-        return self.spre.estimator or default_estimator(self.mcts.evaluator)
 
     def policy_recipes(self, run: str) -> dict[str, "Recipe"]:
         """Returns, by name, this recipe with the settings of every policy that is evaluated.

@@ -11,6 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from rewards.schemes import settings_class
+from rewards.settings import SchemeSettings
 from runs.contradictions import contradictions
 from runs.recipe import Recipe
 from storage.enclosed import read_named
@@ -59,7 +61,7 @@ def _read(path: Path, overrides: Sequence[str]) -> tuple[Recipe, list[str], set[
     problems += [p for p in (_override(values, item) for item in overrides) if p]
     recipe, faults = _validated(values)
     set_here = {tuple(item.partition("=")[0].split(".")) for item in overrides}
-    problems += [_explain(path, document.lines, set_here, fault) for fault in faults]
+    problems += [_explain(path, document.lines, values, set_here, fault) for fault in faults]
     return recipe, problems, {str(fault["loc"][0]) for fault in faults}
 
 
@@ -110,6 +112,7 @@ def _override(values: dict[str, Any], item: str) -> str | None:
 def _explain(
     path: Path,
     lines: dict[tuple[str, ...], int],
+    values: dict[str, Any],
     set_here: set[tuple[str, ...]],
     error: dict[str, Any],
 ) -> str:
@@ -121,7 +124,9 @@ def _explain(
         place = f"--set {'.'.join(min(overriding))}"
     key = ".".join(location)
     if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(location[-1], _valid_keys(location[:-1]), n=1, cutoff=0.5)
+        near = difflib.get_close_matches(
+            location[-1], _valid_keys(location[:-1], values), n=1, cutoff=0.5
+        )
         hint = f"; did you mean `{near[0]}`?" if near else ""
         return f"{place}: `{key}` is not a setting{hint}"
     if error["type"] == "missing":
@@ -146,8 +151,8 @@ def _without_keys(name: str, value: Any) -> Any:
     return value
 
 
-def _valid_keys(section: Sequence[str]) -> list[str]:
-    """Names of the settings in a section of the recipe."""
+def _valid_keys(section: Sequence[str], values: dict[str, Any]) -> list[str]:
+    """Names of the settings in a section of a recipe with these values."""
     model: type[BaseModel] = Recipe
     for name in section:
         if name not in model.model_fields:
@@ -155,7 +160,9 @@ def _valid_keys(section: Sequence[str]) -> list[str]:
         found = _models_in(model.model_fields[name].annotation)
         if not found:
             return []
-        model = found[0]
+        # Which settings a scheme has depends on its name.
+        is_scheme = found[0] is SchemeSettings
+        model = settings_class(values["rewards"]) if is_scheme else found[0]
     return list(model.model_fields)
 
 

@@ -7,15 +7,14 @@ from functools import cached_property
 from agent.protocols import protocol_of
 from analysis.survival import Fresh, survives
 from annotation.pairs import sibling_pairs
-from annotation.reward_schemes import RewardScheme
 from annotation.rows import Provenance, labelled, pair_rows
 from annotation.scoring import node_scores
 from rewards.guessing import guessable
 from rewards.reward_model import RewardModel
+from rewards.scheme import RewardScheme
 from runs.growing import label_digest
 from runs.recipe import Recipe
 from runs.reward_model import reward_model_for
-from runs.reward_scheme import reward_scheme_for
 from runs.stored_trees import StoredTree
 from storage.records import Pair, TreeNode
 
@@ -29,8 +28,8 @@ class Relabeller:
     dropped: Counter[str] = field(default_factory=Counter)
 
     @cached_property
-    def _worth(self) -> RewardScheme:
-        return reward_scheme_for(self.recipe)
+    def _scheme(self) -> RewardScheme:
+        return self.recipe.scheme
 
     @cached_property
     def _model(self) -> RewardModel | None:
@@ -41,7 +40,7 @@ class Relabeller:
     def label(self, tree: StoredTree) -> tuple[list[TreeNode], list[Pair]]:
         """Returns the nodes with new labels, and the new pairs."""
         recipe, rows, states, question = self.recipe, tree.nodes, tree.states, tree.question
-        labels = self._worth.labels(question, rows, states)
+        labels = self._scheme.labels(question, rows, states)
         prompt = protocol_of(recipe.agent).prompt
         scores = node_scores(self._model, rows, states, prompt) if self._model else None
         luck = guessable(question.question, question.answers)
@@ -56,7 +55,7 @@ class Relabeller:
             return pairs
         kept = []
         for pair in pairs:
-            held = survives(pair, self.fresh, self.recipe.spre)
+            held = survives(pair, self.fresh, self._scheme.rollout_value)
             if held == "kept":
                 kept.append(pair)
             else:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from rewards.reward_model import RewardModel, read_record
-from rewards.settings import EvoRagSettings
 from runs.recipe import Recipe
 from storage.errors import ConfigError
 from weights.embedding import Say, base_of
@@ -34,22 +33,19 @@ def other_total(recipe: Recipe) -> str | None:
 
     Null where the recipe asks no such model, or weighs as it did when the model was trained.
     """
-    if recipe.asked_reward_model is None or recipe.evo_rag is None:
+    if recipe.asked_reward_model is None or not recipe.scheme.learnable:
         return None
     record = read_record(Path(recipe.asked_reward_model))
     learned = record["settings"]
     if learned["heads"] == "multi" and learned["labels"] == "component":
         return None
-    then = EvoRagSettings.model_validate(record["evo_rag"] | {"horizon": record["horizon"]})
-    now = recipe.evo_rag.model_copy(update={"horizon": _horizon(recipe.evo_rag, recipe)})
-    others = [
-        name for name in EvoRagSettings.model_fields if getattr(then, name) != getattr(now, name)
-    ]
+    now = recipe.scheme.resolved.model_dump(mode="json")
+    others = [name for name in now if record["rewards"].get(name) != now[name]]
     if not others:
         return None
     return (
         f"reward model {recipe.asked_reward_model}: it learned the total of other rewards, and "
-        f"orders by that, whatever evo_rag says now ({', '.join(others)})"
+        f"orders by that, whatever `rewards:` says now ({', '.join(others)})"
     )
 
 
@@ -59,12 +55,6 @@ def reward_model_for(recipe: Recipe, say: Say | None = None) -> RewardModel | No
     Raises:
         ConfigError: it, or its encoder, is missing or not what it was.
     """
-    if recipe.asked_reward_model is None or recipe.evo_rag is None:
+    if recipe.asked_reward_model is None or not recipe.scheme.learnable:
         return None
-    horizon = _horizon(recipe.evo_rag, recipe)
-    return RewardModel.load(Path(recipe.asked_reward_model), recipe.evo_rag, horizon, say)
-
-
-def _horizon(settings: EvoRagSettings, recipe: Recipe) -> int:
-    """T of p(t) = t / T, in policy calls."""
-    return settings.horizon or recipe.agent.max_steps
+    return RewardModel.load(Path(recipe.asked_reward_model), recipe.scheme.weights, say)

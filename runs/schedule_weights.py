@@ -18,9 +18,12 @@ def settings_of(recipe: Recipe) -> ByStage:
     Raises:
         ConfigError: it has none.
     """
-    if recipe.evo_rag is None:
-        raise ConfigError("evo_rag: is not set, so there is no schedule; see configs/evo-rag.yaml")
-    return {stage: recipe.evo_rag.model_copy(update={"stage": stage}) for stage in STAGES}
+    rewards = recipe.rewards
+    if not isinstance(rewards, EvoRagSettings):
+        raise ConfigError(
+            f"rewards.scheme is `{rewards.scheme}`, which has no schedule; see configs/evo-rag.yaml"
+        )
+    return {stage: rewards.model_copy(update={"stage": stage}) for stage in STAGES}
 
 
 def episode(recipe: Recipe, settings: EvoRagSettings) -> Iterator[tuple[int, float, Weights]]:
@@ -42,7 +45,7 @@ def draw_weights(recipe: Recipe, stages: ByStage, path: Path) -> None:
     )
     for axes, (stage, settings) in zip(panels, stages.items(), strict=True):
         calls = list(episode(recipe, settings))
-        for name in settings.rewards or REWARDS:
+        for name in settings.components or REWARDS:
             axes.plot([t for t, _, _ in calls], [at[name] for _, _, at in calls], label=name)
         axes.set_title(stage.capitalize())
         axes.set_xlabel("policy call t")

@@ -30,7 +30,7 @@ def pairs_of(run: Run, table: str) -> list[Pair]:
     if not pairs:
         raise ConfigError(
             f"{run.folder}: no {table} to train on; annotate more questions, or relabel with a "
-            "smaller pairs.min_gap or pairs.min_outcomes (evo_rag.schedule `none` leaves no pair)"
+            "smaller pairs.min_gap or pairs.min_outcomes (rewards.schedule `none` leaves no pair)"
         )
     return pairs
 

@@ -20,8 +20,7 @@ import numpy as np
 
 from rewards.heads import Heads
 from rewards.reward_model import HEADS, KIND, RECORD, stored_encoder
-from rewards.schedule import weights
-from rewards.settings import EvoRagSettings
+from rewards.scheme import RewardScheme
 from storage.atomic import atomic_write_json
 from storage.errors import ConfigError
 from storage.text import digest_of_many
@@ -47,14 +46,12 @@ class Material:
     Attributes:
         steps: distinct, each behind its prompt.
         comparisons: of siblings among them.
-        evo_rag: the rewards that labelled them.
-        horizon: T of p(t) = t / T, in policy calls.
+        scheme: the rewards that labelled them.
     """
 
     steps: Sequence[Prefix]
     comparisons: Sequence[SiblingComparison]
-    evo_rag: EvoRagSettings
-    horizon: int
+    scheme: RewardScheme
 
     @property
     def digest(self) -> str:
@@ -164,7 +161,7 @@ def _embedded(
 def _steps(material: Material, vectors: Any) -> Steps:
     lengths = np.array([len(step.text) for step in material.steps], np.int64)
     times = {one.t for one in material.comparisons}
-    scales = {t: weights(material.evo_rag, t / material.horizon) for t in times}
+    scales = {t: material.scheme.weights(t) for t in times}
     return Steps(vectors, lengths, scales)
 
 
@@ -181,8 +178,7 @@ def _record(
         "encoder": stored_encoder(target, encoder.model),
         "encoder_digest": encoder.digest,
         "settings": settings.model_dump(mode="json"),
-        "evo_rag": material.evo_rag.model_dump(mode="json"),
-        "horizon": material.horizon,
+        "rewards": material.scheme.resolved.model_dump(mode="json"),
         "seed": seed,
         "data": data,
         "data_digest": material.digest,

@@ -47,7 +47,7 @@ class Cycle:
         questions = questions_of(recipe)
         found: dict[str, object] = {
             "cycle": self.place,
-            "evo_rag.stage": self.stage,
+            "rewards.stage": self.stage,
             "data.skip": recipe.data.skip + (self.place - 1) * questions,
             "data.limit": questions,
         }

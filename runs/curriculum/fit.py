@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from rewards.schemes import naming
 from runs.assemble import open_data
 from runs.changes import flat
 from runs.folder import refuse_changed, refuse_unusable
@@ -67,10 +68,17 @@ def questions_of(recipe: Recipe) -> int:
 
 
 def _faults(recipe: Recipe) -> Iterator[str]:
-    if recipe.evo_rag is None:
-        yield "curriculum: its stages weigh the rewards of `evo_rag:`, which is not set"
-    elif recipe.evo_rag.schedule == "none":
-        yield "evo_rag.schedule is `none`, which leaves no pair to learn from: choose another one"
+    scheme = recipe.scheme
+    if not scheme.stages:
+        yield (
+            f"curriculum: the reward scheme `{recipe.rewards.scheme}` has no stages to go through; "
+            f"set rewards.scheme: {naming(lambda one: bool(one.stages))}"
+        )
+    elif not any(scheme.weights(0).values()):
+        yield (
+            "curriculum: all weights of the rewards are 0, which leaves no pair to learn from: "
+            "choose another rewards.schedule"
+        )
     if recipe.pairs.score == "reward_model" and not recipe.curriculum.reward_model:
         yield (
             "pairs.score is `reward_model`, each cycle's own, but curriculum.reward_model is "

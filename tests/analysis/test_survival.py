@@ -5,11 +5,17 @@ from typing import Any
 import pytest
 from sample_records import a_pair
 
-from analysis.survival import Fresh, sample_pairs, survival_table, survives
-from rewards.settings import SpreSettings
+from analysis.survival import Fresh, Worth, sample_pairs, survival_table, survives
+from runs.recipe import Recipe
 from storage.records import FreshRollouts, Pair, Rollout
 
-NO_COST = SpreSettings(alpha=1.0)
+
+def worth(**settings: object) -> Worth:
+    """The value of a rollout by SPRE."""
+    return Recipe.model_validate({"name": "x", "rewards": settings}).scheme.rollout_value
+
+
+NO_COST = worth(alpha=1.0)
 
 
 def a_rollout(answer: str | None, steps: int = 3, **changes: Any) -> Rollout:
@@ -56,10 +62,10 @@ def test_the_mean_of_fresh_rollouts_decides(
 def test_alpha_decides_between_a_long_way_and_a_short_one() -> None:
     long, short = a_rollout("Paris", steps=6), a_rollout("Paris", steps=2)
     fresh = by_node(rolled(1, short), rolled(2, long))
-    assert survives(a_pair(), fresh, SpreSettings(alpha=0.9)) == "kept"
+    assert survives(a_pair(), fresh, worth(alpha=0.9)) == "kept"
     assert survives(a_pair(), fresh, NO_COST) == "tied"
     late = by_node(rolled(1, short, WRONG), rolled(2, long))
-    assert survives(a_pair(), late, SpreSettings(alpha=0.5)) == "kept"
+    assert survives(a_pair(), late, worth(alpha=0.5)) == "kept"
     assert survives(a_pair(), late, NO_COST) == "reversed"
 
 
@@ -67,7 +73,7 @@ def test_forced_answers_count_where_labels_count_them() -> None:
     forced = a_rollout("Paris", forced=True)
     fresh = by_node(rolled(1, WRONG), rolled(2, forced, WRONG))
     assert survives(a_pair(), fresh, NO_COST) == "reversed"
-    unforced = SpreSettings(alpha=1.0, label_forced=False)
+    unforced = worth(alpha=1.0, label_forced=False)
     assert survives(a_pair(), fresh, unforced) == "tied"
     assert survives(a_pair(), by_node(rolled(1, RIGHT), rolled(2, forced)), unforced) is None
     assert survives(a_pair(), by_node(rolled(1, RIGHT)), NO_COST) is None

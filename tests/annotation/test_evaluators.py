@@ -11,7 +11,7 @@ from agent.reasonrag import ReasonRAG
 from agent.state import State
 from annotation.evaluators import RolloutEvaluator
 from engines.sampling import Completion, SampleRequest, Sampling
-from rewards.settings import SpreSettings
+from runs.recipe import Recipe
 from storage.errors import BudgetExceeded, EndpointError
 
 
@@ -43,7 +43,7 @@ class Faulty(ScriptedEngine):
 
 async def rolled_out(engine: Faulty) -> None:
     environment = Environment(ReasonRAG(), engine, ScriptedRetriever(), top_k=1)
-    evaluator = RolloutEvaluator(environment, Sampling(), SpreSettings(rollouts=2))
+    evaluator = RolloutEvaluator(environment, Sampling(), 2, Recipe(name="x").scheme)
     question = a_question()
     await evaluator.evaluate(question, State(question.question), "0")
 

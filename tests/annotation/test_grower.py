@@ -11,12 +11,12 @@ from agent.environment import Environment
 from agent.reasonrag import ReasonRAG
 from agent.settings import AgentSettings
 from agent.state import State
-from annotation.evaluators import NodeFacts, RolloutEvaluator
+from annotation.evaluators import RolloutEvaluator
 from annotation.grower import GrownTree, grow
-from annotation.reward_schemes import SpreWorth
 from engines.sampling import Capabilities, SampleRequest, Sampling, Usage
 from mcts import SearchSettings
-from rewards.settings import SpreSettings
+from rewards.scheme import NodeFacts
+from runs.recipe import Recipe
 from storage.records import Question
 
 REPLIES = ("<query>France</query>", "<answer>Paris</answer>", "<query>Lyon</query>", "well, well")
@@ -41,15 +41,14 @@ class CostlyJudge:
 
 
 async def grown(**settings: object) -> tuple[GrownTree, ScriptedEngine]:
-    engine, spre = dice(), SpreSettings(rollouts=2)
+    engine, scheme = dice(), Recipe(name="x").scheme
     environment = Environment(
         ReasonRAG(AgentSettings(max_steps=5)), engine, ScriptedRetriever(), top_k=1
     )
-    rollouts = RolloutEvaluator(environment, Sampling(), spre)
+    rollouts = RolloutEvaluator(environment, Sampling(), 2, scheme)
     search = SearchSettings(**settings)
     evaluator = CostlyJudge() if search.evaluator == "judge" else rollouts
-    worth = SpreWorth(spre, "monte_carlo")
-    return await grow(a_question(), environment, evaluator, search, worth, Sampling()), engine
+    return await grow(a_question(), environment, evaluator, search, scheme, Sampling()), engine
 
 
 async def test_chains_ask_the_policy_only_and_never_twice_under_one_name() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from evo_world import GOLD, Grove, rewards, step
+from evo_world import GOLD, Grove, evo_scheme, rewards, step
 from sample_records import a_question
 from scripted_engine import ScriptedEngine, ScriptedRetriever
 
@@ -16,16 +16,15 @@ from agent.replay import replay_tree
 from agent.settings import AgentSettings
 from annotation.grower import GrownTree, grow
 from annotation.pairs import sibling_pairs
-from annotation.reward_schemes import EvoRagWorth, SpreWorth
 from annotation.rows import Provenance, pair_rows, tree_rows
 from annotation.settings import PairSettings
-from annotation.verifier import Verifier
 from engines.sampling import Capabilities, SampleRequest, Sampling
-from engines.settings import JudgeSettings
 from mcts import SearchSettings
+from rewards.evo_scheme import EvoRag
 from rewards.labels import Label
 from rewards.returns import label_returns
-from rewards.settings import SpreSettings
+from rewards.scheme import RewardScheme
+from runs.recipe import Recipe
 from storage.records import Passage, RetrievedPassage, TreeNode
 from storage.schemas import rows_to_table, schema_of, table_to_records
 
@@ -63,15 +62,13 @@ def named(query: str) -> list[RetrievedPassage]:
     return [RetrievedPassage(**one.model_dump(), score=1.5) for one in found]
 
 
-async def grown(
-    worth: EvoRagWorth | SpreWorth, **search: object
-) -> tuple[GrownTree, ScriptedEngine]:
+async def grown(scheme: RewardScheme, **search: object) -> tuple[GrownTree, ScriptedEngine]:
     policy = dice()
     environment = Environment(
         EvoRAG(AgentSettings(max_steps=6)), policy, ScriptedRetriever(named), top_k=1
     )
     settings = SearchSettings.model_validate({"iterations": 80, "max_children": 5, **search})
-    tree = await grow(QUESTION, environment, None, settings, worth, Sampling())
+    tree = await grow(QUESTION, environment, None, settings, scheme, Sampling())
     return tree, policy
 
 
@@ -91,7 +88,7 @@ GROWTHS = [
 async def test_a_stored_tree_gives_the_same_states_and_labels_without_a_call(
     search: dict[str, object],
 ) -> None:
-    worth = EvoRagWorth(rewards(max_steps=6))
+    worth = evo_scheme()
     tree, policy = await grown(worth, **search)
     states = [node.state for node in tree.tree.nodes]
     rows = stored(tree)
@@ -111,14 +108,14 @@ async def test_a_stored_tree_gives_the_same_states_and_labels_without_a_call(
     for row, label in zip(rows, before, strict=True):
         if row.terminal and row.action != "invalid":
             assert label.reward is not None
-            path = rewards(max_steps=6).episode(states[row.node_id].steps, GOLD)
-            above = rewards(max_steps=6).episode(states[row.node_id].steps[:-1], GOLD)
+            path = rewards(max_steps=6).episode(states[row.node_id].steps, GOLD).total
+            above = rewards(max_steps=6).episode(states[row.node_id].steps[:-1], GOLD).total
             assert label.reward == pytest.approx(path - above)
             assert tree.facts[row.node_id].value == pytest.approx(path), "what the search backs up"
 
 
 async def test_only_finished_trajectories_are_valued_and_every_label_rests_on_them() -> None:
-    worth = EvoRagWorth(rewards(max_steps=6))
+    worth = evo_scheme()
     tree, _ = await grown(worth, evaluator="playout", normalise=True)
     nodes = tree.tree.nodes
     assert set(tree.facts) == {node.id for node in nodes if node.terminal}
@@ -134,10 +131,9 @@ async def test_only_finished_trajectories_are_valued_and_every_label_rests_on_th
         assert (label.reward is None) == (not below)
 
 
-def verifying(*words: str, **settings: Any) -> tuple[EvoRagWorth, ScriptedEngine]:
+def verifying(*words: str, **settings: Any) -> tuple[EvoRag, ScriptedEngine]:
     engine = dice(words)
-    verifier = Verifier(engine, JudgeSettings())
-    return EvoRagWorth(rewards(max_steps=6, verified=True, **settings), verifier), engine
+    return evo_scheme(verifier=engine, **settings), engine
 
 
 async def test_a_verifier_is_asked_of_refusals_after_a_search_and_its_word_is_stored() -> None:
@@ -159,13 +155,14 @@ async def test_a_verifier_is_asked_of_refusals_after_a_search_and_its_word_is_st
     refusals = {row.node_id: row.verdict for row in rows if searched.get(row.node_id)}
     assert set(refusals.values()) == {True, False, None}
     # Without the verifier at hand the stored word gives the same labels.
-    labels = EvoRagWorth(worth.rewards).labels(QUESTION, rows, states)
+    labels = worth.labels(QUESTION, rows, states)
+    worth.verifier = None
     assert labels == worth.labels(QUESTION, rows, states)
     for node_id, verdict in refusals.items():
         earned = {c.name: c.value for c in labels[node_id].components}["refusal"]
         assert earned == {True: -1.0, False: 1.0, None: None}[verdict]
         whole = worth.rewards.episode(states[node_id].steps, GOLD, verdict)
-        assert tree.facts[node_id].value == pytest.approx(whole)
+        assert tree.facts[node_id].value == pytest.approx(whole.total)
     for node_id, asked in searched.items():
         if not asked:
             value = {c.name: c.value for c in labels[node_id].components}["refusal"]
@@ -183,7 +180,7 @@ async def test_by_the_paper_a_verifier_decides_on_refusing_at_once_too() -> None
 
 
 async def test_without_a_verifier_the_gold_documents_say() -> None:
-    worth = EvoRagWorth(rewards(max_steps=6))
+    worth = evo_scheme()
     grove = Grove()
     (found,) = grove.chain(0, [step("search", "Lyon", "lyon")])
     (missed,) = grove.chain(0, [step("search", "Osaka", "osaka")])
@@ -198,7 +195,7 @@ async def test_without_a_verifier_the_gold_documents_say() -> None:
 
 
 async def test_reasonrag_s_worth_is_its_own_arithmetic() -> None:
-    worth = SpreWorth(SpreSettings(alpha=0.9), "monte_carlo")
+    worth = Recipe(name="x").scheme
     grove = Grove()
     searched = grove.add(0, step("search", "Lyon", "lyon"))
     right = grove.add(searched, step("answer", "Paris"))

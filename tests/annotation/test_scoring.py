@@ -9,12 +9,12 @@ import pytest
 from sample_records import a_node, a_question
 
 from agent.state import Action, State, Step
-from annotation.evaluators import NodeFacts
 from annotation.pairs import SCORE, sibling_pairs
-from annotation.scoring import RewardModelEvaluator, ScoredRewardScheme, node_scores
+from annotation.scoring import RewardModelEvaluator, node_scores
 from annotation.settings import PairSettings
 from engines.sampling import Usage
 from rewards.labels import Label
+from rewards.scheme import NodeFacts
 from storage.records import Message, TreeNode
 from weights.embedding import Prefix
 
@@ -47,26 +47,15 @@ def after(*texts: str) -> State:
     return state
 
 
-class Returns:
-    """A worth that values nothing but says what it was asked."""
-
-    async def finished(self, question: Any, state: State, path: str) -> NodeFacts:
-        return NodeFacts(9.0, verdict=True, usage=Usage(5, 0, 1))
-
-    def labels(self, question: Any, nodes: Sequence[TreeNode], states: Any) -> list[Label]:
-        return [Label(1.0, 1) for _ in nodes]
-
-
 async def test_a_node_is_worth_the_score_of_the_step_that_led_there() -> None:
     model: Any = Model(a=0.5, end=-2.0, long=None)
     evaluator = RewardModelEvaluator(model, prompt)
-    worth = ScoredRewardScheme(Returns(), evaluator)
+    earned = NodeFacts(9.0, verdict=True, usage=Usage(5, 0, 1))
     inner = await evaluator.evaluate(QUESTION, after("a"), "0")
-    end = await worth.finished(QUESTION, after("a", "end"), "0/0")
+    end = await evaluator.rescored(earned, QUESTION, after("a", "end"), "0/0")
     assert (inner.value, end.value) == (0.5, -2.0)
     assert model.shown == [("Where? after 0", "a", 0), ("Where? after 1", "end", 1)]
     assert (end.verdict, end.usage) == (True, Usage(5, 0, 1)), "what labels are made of stays"
-    assert worth.labels(QUESTION, [a_node()], [after("a")]) == [Label(1.0, 1)]
     long = await evaluator.evaluate(QUESTION, after("long"), "0")
     assert (long.value, long.unscored) == (None, "longer than the reward model reads")
 

@@ -95,7 +95,7 @@ def test_refinement_goes_on_from_discovery(lab: Pretended) -> None:
     for schedule in ("answer-only", "static", "two-stage", "time-dynamic"):
         first, second = f"discovery-{schedule}", schedule
         for label, stage in ((first, "discovery"), (second, "refinement")):
-            staged = {"evo_rag.schedule": schedule, "evo_rag.stage": stage}
+            staged = {"rewards.schedule": schedule, "rewards.stage": stage}
             assert labels[label] == staged
     order = [named(one) for one in trainings(lab)]
     assert order[:3] == ["discovery-answer-only-0", "answer-only-0", "discovery-static-0"]
@@ -118,13 +118,13 @@ def test_refinement_goes_on_from_discovery(lab: Pretended) -> None:
 def test_the_letter_changes_two_rewards_in_both_steps(lab: Pretended) -> None:
     evo_literal.evo_literal(lab)
     labels = {one.arguments[1]: one.settings for one in lab.ran if one.stage == "relabel"}
-    literal = {"evo_rag.retrieval_bonus": "any", "evo_rag.overlap_threshold": 0.0}
+    literal = {"rewards.retrieval_bonus": "any", "rewards.overlap_threshold": 0.0}
     for schedule in ("two-stage", "time-dynamic"):
         for label, stage in (
             (f"discovery-{schedule}-literal", "discovery"),
             (f"{schedule}-literal", "refinement"),
         ):
-            staged = {"evo_rag.schedule": schedule, "evo_rag.stage": stage}
+            staged = {"rewards.schedule": schedule, "rewards.stage": stage}
             assert labels.pop(label) == literal | staged
     assert not labels
     assert [named(one) for one in trainings(lab)][:2] == [
@@ -237,7 +237,7 @@ def test_what_schedules_silence_traces_and_distributions_are_kept(lab: Pretended
 def test_combinations_and_step_values_are_rewards_by_name(lab: Pretended) -> None:
     evo_combinations.evo_combinations(lab)
     labels = {one.arguments[1]: one.settings for one in lab.ran if one.stage == "relabel"}
-    assert {label: found.get("evo_rag.rewards") for label, found in labels.items()} == {
+    assert {label: found.get("rewards.components") for label, found in labels.items()} == {
         "best-2": ["backtrack", "answer"],
         "best-3": ["backtrack", "answer", "overlap"],
         "exploration": ["retrieval", "overlap"],
@@ -250,7 +250,7 @@ def test_combinations_and_step_values_are_rewards_by_name(lab: Pretended) -> Non
     lab.ran.clear()
     evo_step_value.evo_step_value(lab)
     labels = {one.arguments[1]: one.settings for one in lab.ran if one.stage == "relabel"}
-    values = {label: found.get("evo_rag.step_value") for label, found in labels.items()}
+    values = {label: found.get("rewards.step_value") for label, found in labels.items()}
     assert values == {"step-0.5": -0.5, "full": None, "step-2": -2.0}, "−1 is the default"
     assert {named(one) for one in trainings(lab)} >= {"full-0", "full-1"}
     assert "step-1-0" in lab.asked("test")
@@ -286,7 +286,7 @@ def reward_model(head: dict[str, Any]) -> dict[str, Any]:
 
 def single(command: Command) -> dict[str, Any]:
     """Backtracks are too few to learn from; the agent that knows the step penalty has no pairs."""
-    reward = command.settings.get("evo_rag.rewards", [None])[0]
+    reward = command.settings.get("rewards.components", [None])[0]
     if command.stage == "train-rm" and "--dry-run" in command.arguments:
         return {"heads": {"total": 9 if reward == "backtrack" else 380}, "dry_run": True}
     if command.stage == "train-rm":
@@ -303,7 +303,7 @@ def test_an_agent_learns_what_its_reward_model_prefers(tmp_path: Path, lab: Pret
     alone = shared(tmp_path, told=single)
     evo_single.evo_single(alone)
     models = [one for one in alone.ran if one.stage == "train-rm" and "--name" in one.arguments]
-    assert [one.settings["evo_rag.rewards"] for one in models] == [
+    assert [one.settings["rewards.components"] for one in models] == [
         [reward] for reward in ("refusal", "retrieval", "step", "overlap")
     ]
     assert {one.settings["training.reward_model.heads"] for one in models} == {"single"}
@@ -312,7 +312,7 @@ def test_an_agent_learns_what_its_reward_model_prefers(tmp_path: Path, lab: Pret
     refusal = labelled["only-refusal"]
     assert refusal.settings["pairs.score"] == "reward_model"
     assert refusal.settings["reward_model"] == "models/run/prefers-refusal"
-    assert refusal.settings["evo_rag.rewards"] == ["refusal"]
+    assert refusal.settings["rewards.components"] == ["refusal"]
     model = {PRODUCT: "train-rm --name prefers-refusal"}
     assert refusal.after == together({PRODUCT: "annotate"}, model)
     assert {one.settings["training.dpo.holdout"] for one in trainings(alone)} == {0.2}

@@ -113,7 +113,7 @@ def test_a_stage_whose_product_is_gone_is_run_again(own_folder: Path, stages: li
 
 
 def test_a_raised_limit_repeats_nothing(own_folder: Path, stages: list[str]) -> None:
-    settings = {"spre.alpha": 1}
+    settings = {"rewards.alpha": 1}
     lab(own_folder, "limits.max_hours=1").branchwise("relabel", settings=settings)
     lab(own_folder, "limits.max_hours=2").branchwise("relabel", settings=settings)
     assert stages == ["relabel"]

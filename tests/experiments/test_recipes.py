@@ -59,7 +59,7 @@ def test_every_arm_changes_one_thing(tmp_path: Path, looked_at: list[int]) -> No
         {},
         {},
         {"pairs.guessable": "drop"},
-        {"spre.estimator": "monte_carlo", "pairs.min_outcomes": 3},
+        {"rewards.estimator": "monte_carlo", "pairs.min_outcomes": 3},
         {"pairs.confirmed": True},
         {},  # the start of the second round, whose trained policy is there
     ]

@@ -82,7 +82,7 @@ def desk(tmp_path: Path, stages: Stages) -> Iterator[Desk]:
         "agent": {"protocol": "evo-rag"},
         "policy": {"model": str(tmp_path / "start")},
         "mcts": {"kind": "chains", "iterations": 4, "branches": 2},
-        "evo_rag": {},
+        "rewards": {"scheme": "evo-rag"},
     }
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
     yield Desk(stages, tmp_path)

@@ -336,6 +336,6 @@ def test_a_reward_model(record: Any, says: str, world: World, tmp_path: Path) ->
     folder.mkdir()
     (folder / "training.json").write_text(_json(record))
     (folder / "heads.safetensors").write_bytes(no_tensors("none"))
-    trees = ("mcts={kind: chains, branches: 2}", "agent.protocol=evo-rag", "evo_rag={}")
+    trees = ("mcts={kind: chains, branches: 2}", "agent.protocol=evo-rag", "rewards.scheme=evo-rag")
     settings = (*trees, "pairs.score=reward_model", f"reward_model={folder}")
     told(asked(world, "packaged", *settings), says)

@@ -157,8 +157,8 @@ def test_the_manifest(text: str, world: World, run: Path) -> None:
         RECIPES["a list in itself"],
         ("seed: " + DIGITS, "is a number of 5000 characters"),
         ("[]", "holds no settings"),
-        ("spre: [1]", "spre"),
-        ("spre: {alpha: 1}\nspre: {}", "stands there twice"),
+        ("rewards: [1]", "rewards"),
+        ("rewards: {alpha: 1}\nrewards: {}", "stands there twice"),
     ],
 )
 def test_the_settings_of_a_relabelling(text: str, says: str, world: World, run: Path) -> None:

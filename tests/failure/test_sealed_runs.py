@@ -21,7 +21,7 @@ from storage.parts import read_parts
 
 pytestmark = pytest.mark.failure
 
-NAMED = "spre.alpha: was 0.9, now 0.5"
+NAMED = "rewards.alpha: was 0.9, now 0.5"
 STAGES: dict[str, tuple[str, ...]] = {
     "annotate": (),
     "relabel": (),
@@ -73,11 +73,11 @@ def edited(path: Path, change: Callable[[Any], None]) -> None:
 
 
 def other_alpha(content: Any) -> None:
-    content["spre"]["alpha"] = 0.5
+    content["rewards"]["alpha"] = 0.5
 
 
 def other_alpha_still(content: Any) -> None:
-    content["spre"]["alpha"] = 0.7
+    content["rewards"]["alpha"] = 0.7
 
 
 def goes_on(world: World, run: Path) -> Ended:
@@ -159,7 +159,7 @@ def test_what_may_change_may_be_edited(world: World, half: Path) -> None:
 def test_another_labelling_lies_beside(world: World, half: Path) -> None:
     world.finish(half)
     relabelled = world.stages.run(
-        "relabel", "--run", half, "--set", "spre.alpha=0.5", "--label", "half"
+        "relabel", "--run", half, "--set", "rewards.alpha=0.5", "--label", "half"
     )
     assert relabelled.code == 0, relabelled.said
     assert world.stages.run("inspect", "--run", half).code == 0
@@ -215,7 +215,7 @@ def test_a_file_of_another_run_is_told(
     name: str, of: str, world: World, half: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other" / "run"
-    more = ("--set", "spre.alpha=0.5") if of == "other settings" else ()
+    more = ("--set", "rewards.alpha=0.5") if of == "other settings" else ()
     assert world.annotate(other, *some_of_it(), *more).code == 3
     shutil.copy(other / name, half / name)
     before = {path: path.read_bytes() for path in half.rglob("*.parquet")}
@@ -326,7 +326,7 @@ def test_before_there_is_a_recipe_another_one_may_begin(
     seam: Seam, world: World, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    assert world.annotate(run, "--set", "spre.alpha=0.5", seam=seam).code == -9
+    assert world.annotate(run, "--set", "rewards.alpha=0.5", seam=seam).code == -9
     world.finish(run)
 
 

@@ -120,7 +120,7 @@ def test_relabelling_makes_no_call(tmp_path: Path, endpoint: FakeEndpoint) -> No
     made = len(endpoint.requests)
     assert branchwise("relabel", config, run, "--label", "same") == 0
     assert facts(pairs_of(run, "relabelled/same/pairs")) == facts(pairs_of(run))
-    more = ("--set", "spre.estimator=rollout", "--set", "spre.alpha=0.5")
+    more = ("--set", "rewards.estimator=rollout", "--set", "rewards.alpha=0.5")
     assert branchwise("relabel", config, run, "--label", "other", *more) == 0
     other = pairs_of(run, "relabelled/other/pairs")
     assert other

@@ -67,7 +67,9 @@ def test_labels_of_chains_come_from_their_answers(tmp_path: Path, endpoint: Fake
         assert node.reward == (pytest.approx(sum(worth) / len(worth), abs=1e-6) if worth else None)
     assert pairs_of(run)
     assert "12 independent chains" in (run / "README.md").read_text()
-    assert branchwise("relabel", config, run, "--set", "spre.estimator=tree", "--label", "t") == 0
+    assert (
+        branchwise("relabel", config, run, "--set", "rewards.estimator=tree", "--label", "t") == 0
+    )
     for node in table_to_records(read_parts(run, "relabelled/t/labels"), TreeNode):
         leaves = below[node.tree_id, node.node_id]
         total = sum(leaf.visits * (leaf.f1 or 0.0) * 0.9**leaf.depth for leaf in leaves)

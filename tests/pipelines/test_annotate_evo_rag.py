@@ -37,7 +37,7 @@ def endpoint() -> Iterator[FakeEndpoint]:
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OPENAI_API_KEY", "test-key")
-    monkeypatch.setattr("runs.reward_scheme._similarity", lambda: words_alike)
+    monkeypatch.setattr("rewards.evo_scheme.query_similarity", lambda: words_alike)
 
 
 def evo_recipe(folder: Path, base_url: str, growth: str, **changes: Any) -> Path:
@@ -117,7 +117,7 @@ def test_one_set_of_trees_serves_every_schedule(tmp_path: Path, endpoint: FakeEn
         return nodes_of(run, labels), pairs_of(run, pairs)
 
     assert relabelled("same") == (grown, pairs_of(run))
-    two_stage, _ = relabelled("two-stage", "evo_rag.schedule=two-stage")
+    two_stage, _ = relabelled("two-stage", "rewards.schedule=two-stage")
     assert [n.components for n in two_stage] == [n.components for n in grown]
     assert [n.reward for n in two_stage] != [n.reward for n in grown]
     # With weights that stand still a reward is the weighted sum of the returns; Start of table 1.
@@ -127,10 +127,10 @@ def test_one_set_of_trees_serves_every_schedule(tmp_path: Path, endpoint: FakeEn
         if node.reward is not None:
             total = sum(w * (parts[f"{name}_return"] or 0.0) for name, w in start.items())
             assert node.reward == pytest.approx(total, abs=1e-5)
-    answers, _ = relabelled("answers", "evo_rag.schedule=answer-only")
+    answers, _ = relabelled("answers", "rewards.schedule=answer-only")
     assert {n.reward for n in answers if n.terminal and n.reward is not None} <= {0.0, 1.0}
-    assert relabelled("none", "evo_rag.schedule=none")[1] == []
-    steps, _ = relabelled("steps", "evo_rag.rewards=[step]", "evo_rag.schedule=two-stage")
+    assert relabelled("none", "rewards.schedule=none")[1] == []
+    steps, _ = relabelled("steps", "rewards.components=[step]", "rewards.schedule=two-stage")
     finished = [n for n in steps if n.terminal and n.reward is not None]
     assert [n.reward for n in finished] == pytest.approx([-0.02] * len(finished))
     assert len(endpoint.requests) == made
@@ -181,7 +181,7 @@ def test_without_its_verifier_the_gold_says_of_the_same_trees(
     settings, grown = RewardModelSettings(min_gap=0.05), existing_run(run)
     without = grown.recipe.model_copy(update={"verifier": None})
     for label, rewards in (("gold", without), ("same", grown.recipe)):
-        material, _ = material_of(grown, labelled_by(grown, rewards, ("evo_rag",)), settings)
+        material, _ = material_of(grown, labelled_by(grown, rewards, ("rewards",)), settings)
         gaps = sorted(pair.total for pair in material.comparisons)
         told = sorted(pair.reward_gap for pair in pairs_of(run, f"relabelled/{label}/pairs"))
         assert gaps == pytest.approx(told, abs=1e-5), "as relabel has it"
@@ -192,7 +192,7 @@ def test_a_pair_s_gap_is_that_of_what_both_sides_know(
     tmp_path: Path, endpoint: FakeEndpoint
 ) -> None:
     config, run = evo_recipe(tmp_path, endpoint.base_url, "chains"), tmp_path / "run"
-    still = ("--set", "evo_rag.schedule=two-stage", "--set", "pairs.min_gap=0.05")
+    still = ("--set", "rewards.schedule=two-stage", "--set", "pairs.min_gap=0.05")
     assert branchwise("annotate", config, run, *still) == 0
     start = dict(zip(REWARDS, (2.0, 1.5, 0.1, 0.3, 0.5, 0.02, 0.05), strict=True))
     partly_unknown = 0
@@ -223,7 +223,14 @@ def test_a_diagnosis_does_not_hold_returns_against_the_answers_of_rollouts(
     assert told["label survival"][0] == "not looked at"
     assert "differ in what they earn" in told["silent questions"][1]
     # The same trees under ReasonRAG's labels are asked again.
-    spre = ("--set", "evo_rag=null", "--set", "verifier=null", "--set", "pairs.min_gap=0.01")
+    spre = (
+        "--set",
+        "rewards={scheme: spre}",
+        "--set",
+        "verifier=null",
+        "--set",
+        "pairs.min_gap=0.01",
+    )
     assert branchwise("relabel", config, run, "--label", "spre", *spre) == 0
     assert branchwise("diagnose", config, run, "--label", "spre", "--sample", "2") == 0
     assert len(endpoint.requests) > made
@@ -237,4 +244,4 @@ def test_trees_of_another_protocol_are_not_labelled(
         assert branchwise("annotate", recipe(tmp_path, served.base_url), run) == 0
         evo = evo_recipe(tmp_path, served.base_url, "chains")
     assert branchwise("relabel", evo, run, "--label", "evo") == 2
-    assert "the trees are of reasonrag" in capsys.readouterr().out
+    assert "agent.protocol is `reasonrag`" in capsys.readouterr().out

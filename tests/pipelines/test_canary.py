@@ -48,7 +48,7 @@ def test_no_gold_field_reaches_a_policy_or_a_pair(tmp_path: Path, monkeypatch: A
         (tmp_path / "questions.jsonl").write_text(lines)
         _stage("annotate", config, run)
         trained = _pairs(run, "pairs")
-        _stage("relabel", config, run, "--label", "again", "--set", "spre.alpha=0.8")
+        _stage("relabel", config, run, "--label", "again", "--set", "rewards.alpha=0.8")
         before = len(endpoint.requests)
         _stage("eval", config, tmp_path / "evaluated")
         assert len(endpoint.requests) > before > 0
@@ -71,7 +71,7 @@ def test_no_gold_field_reaches_an_evo_rag_policy_its_verifier_or_a_pair(
 ) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OPENAI_API_KEY", "test-key")
-    monkeypatch.setattr("runs.reward_scheme._similarity", lambda: words_alike)
+    monkeypatch.setattr("rewards.evo_scheme.query_similarity", lambda: words_alike)
     run = tmp_path / "run"
     with serving(evo_policy, models=("policy", "verifier")) as endpoint:
         served = {"engine": "openai", "model": "verifier", "base_url": endpoint.base_url}
@@ -79,7 +79,7 @@ def test_no_gold_field_reaches_an_evo_rag_policy_its_verifier_or_a_pair(
         lines = "".join(json.dumps(marked(row)) + "\n" for row in QUESTIONS)
         (tmp_path / "questions.jsonl").write_text(lines)
         _stage("annotate", config, run)
-        _stage("relabel", config, run, "--label", "again", "--set", "evo_rag.stage=refinement")
+        _stage("relabel", config, run, "--label", "again", "--set", "rewards.stage=refinement")
         asked = json.dumps(endpoint.requests)
         models = {request["model"] for request in endpoint.requests}
     assert models == {"policy", "verifier"}

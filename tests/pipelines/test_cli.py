@@ -38,7 +38,7 @@ def test_a_run_goes_on_with_its_own_recipe(
     made = len(endpoint.requests)
     # There is no configs/atlas.yaml here: a stage that still looked for it would exit 2.
     assert branchwise("annotate", "--run", run) == 0
-    assert branchwise("relabel", "--run", run, "--set", "spre.alpha=0.5") == 0
+    assert branchwise("relabel", "--run", run, "--set", "rewards.alpha=0.5") == 0
     assert branchwise("inspect", "--run", run) == 0
     assert len(endpoint.requests) == made
     assert branchwise("annotate", "--run", run, "--set", "mcts.c=9") == 2

@@ -194,15 +194,16 @@ def test_fresh_rollouts_are_worth_what_the_labels_own_rewards_make_of_them(
     run: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sampled = ("--label", "halved", "--sample", 50, "--rollouts", 2)
-    assert branchwise("relabel", run, "--label", "halved", "--set", "spre.alpha=0.5") == 0
+    assert branchwise("relabel", run, "--label", "halved", "--set", "rewards.alpha=0.5") == 0
     assert branchwise("diagnose", run, *sampled) == 0
     (judged,) = diagnosis(run / "relabelled" / "halved")["survival"]["all"]
     pairs = table_to_records(read_parts(run, "relabelled/halved/pairs"), Pair)
-    fresh, spre = stored_fresh(existing_run(run)), existing_run(run).recipe.spre
-    gap_at = {
-        alpha: survival_table(pairs, fresh, spre.model_copy(update={"alpha": alpha}))[0].fresh_gap
-        for alpha in (0.5, 0.9)
-    }
+    fresh, recipe = stored_fresh(existing_run(run)), existing_run(run).recipe
+    gap_at = {}
+    for alpha in (0.5, 0.9):
+        rewards = recipe.rewards.model_copy(update={"alpha": alpha})
+        worth = recipe.model_copy(update={"rewards": rewards}).scheme.rollout_value
+        gap_at[alpha] = survival_table(pairs, fresh, worth)[0].fresh_gap
     assert judged["fresh_gap"] == pytest.approx(gap_at[0.5])
     assert gap_at[0.5] != pytest.approx(gap_at[0.9], abs=1e-3)
     (run / "relabelled" / "halved" / "labelling.yaml").unlink()
@@ -399,8 +400,8 @@ def test_confirmed_pairs_are_those_that_fresh_rollouts_bear_out(
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     every = table_to_records(read_parts(run, "pairs"), Pair)
     kept = table_to_records(read_parts(run, "relabelled/confirmed/pairs"), Pair)
-    spre, fresh = existing_run(run).recipe.spre, longest(run)
-    said = {pair.pair_id: survives(pair, fresh, spre) for pair in every}
+    worth, fresh = existing_run(run).recipe.scheme.rollout_value, longest(run)
+    said = {pair.pair_id: survives(pair, fresh, worth) for pair in every}
     assert {pair.pair_id for pair in kept} == {i for i, held in said.items() if held == "kept"}
     told = Counter(held for held in said.values())
     assert (told["kept"], told[None]) == (found["pairs"], found["dropped"]["fresh_missing"])

@@ -54,7 +54,8 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_recipe_that_the_stage_will_take_decides(
     given: str, dense: bool, own_folder: Path
 ) -> None:
-    (own_folder / "configs" / "evo-studies.yaml").write_text("name: x\nevo_rag: {}\n")
+    studies = own_folder / "configs" / "evo-studies.yaml"
+    studies.write_text("name: x\nrewards: {scheme: evo-rag}\n")
     assert needed(given.split()) == (("dense",) if dense else ())
 
 
@@ -63,7 +64,7 @@ def test_the_recipe_that_the_stage_will_take_decides(
     [
         ("--set retrieval.kind=fusion", True),
         ("--limit 20 --set 'retrieval.kind=dense' --set mcts.c=2", True),
-        ("--set evo_rag={}", True),
+        ("--set rewards.scheme=evo-rag", True),
         ("--set retrieval.kind=dense | tee log 2>&1", True),
         ("--config dense.yaml", True),
         ("--limit 20 # --set retrieval.kind=dense", False),

@@ -21,7 +21,7 @@ def rows_of(path: Path) -> list[list[str]]:
 
 def test_weights_by_policy_call_and_what_they_silence(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert schedule(run, "--set", "agent.max_steps=4", "--set", "evo_rag.horizon=2") == 0
+    assert schedule(run, "--set", "agent.max_steps=4", "--set", "rewards.horizon=2") == 0
     head, *calls = rows_of(run / "study" / "schedule-refinement.csv")
     answer = head.index("answer")
     # Table 1: κ from 0.1 to 1.0 within T = 2 calls; what comes later is at the end.
@@ -61,4 +61,4 @@ def test_a_recipe_without_the_rewards_has_no_schedule(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert schedule(tmp_path / "run", "--config", "configs/atlas.yaml") == 2
-    assert "evo_rag: is not set" in capsys.readouterr().out
+    assert "has no schedule" in capsys.readouterr().out

@@ -17,7 +17,6 @@ from pipelines.train_rm import material_of
 from rewards.reward_model import RewardModel
 from rewards.schedule import weights
 from rewards.settings import REWARDS, EvoRagSettings
-from runs import reward_scheme as worth
 from runs.contradictions import contradictions
 from runs.folder import existing_run
 from runs.growing import LABELLING
@@ -49,6 +48,8 @@ def policy(request: dict[str, Any]) -> str:
 class Words:
     """The share of words that two queries have in common, in the place of an encoder."""
 
+    identity = "words"
+
     def __call__(self, query: str, others: Sequence[str]) -> float:
         own = set(query.split())
         return max(len(own & set(o.split())) / len(own | set(o.split())) for o in others)
@@ -73,7 +74,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OPENAI_API_KEY", "test-key")
     monkeypatch.setattr("weights.policy_files.load_tokenizer", _tokenizer)
-    monkeypatch.setattr(worth, "_similarity", Words)
+    monkeypatch.setattr("rewards.evo_scheme.query_similarity", Words)
     monkeypatch.chdir(tmp_path)  # models are written below the folder that a stage is run in
 
 
@@ -85,7 +86,7 @@ def config(tmp_path: Path, endpoint: FakeEndpoint, encoder: Path) -> Path:
         agent={"max_steps": 6, "protocol": "evo-rag"},
         retrieval={"top_k": 1},
         mcts={"kind": "chains", "iterations": 10, "branches": 2},
-        evo_rag={"stage": "refinement"},
+        rewards={"scheme": "evo-rag", "stage": "refinement"},
         pairs={"per_state": "extremes", "min_gap": 0.2},
         training={"reward_model": {"encoder": str(encoder), "validation": 0.3, "epochs": 3}},
     )
@@ -118,7 +119,7 @@ def test_a_reward_model_is_trained_and_orders_pairs(
     assert set(dry["heads"]) == set(REWARDS)
     assert 0 < dry["heads"]["answer"] <= dry["pairs"]
     assert not folder.exists()
-    other = ("--set", "evo_rag.schedule=answer-only")
+    other = ("--set", "rewards.schedule=answer-only")
     assert branchwise("train-rm", config, run, "--dry-run", "--json", *other) == 0
     assert totals(capsys) != dry, "another schedule, other pairs, of one run"
 
@@ -162,7 +163,7 @@ def test_a_model_of_another_total_says_so(
     run, folder = tmp_path / "run", tmp_path / "models" / "run" / "total"
     assert branchwise("annotate", config, run) == 0
     scored = ("--set", "pairs.score=reward_model", "--set", f"reward_model={folder}")
-    other = ("--set", "evo_rag.schedule=answer-only", "--set", "evo_rag.stage=refinement")
+    other = ("--set", "rewards.schedule=answer-only", "--set", "rewards.stage=refinement")
     told = "it learned the total of other rewards, and orders by that"
 
     def said(*settings: str) -> str:
@@ -178,8 +179,8 @@ def test_a_model_of_another_total_says_so(
         assert branchwise("train-rm", config, run, *more) == 0
         assert told not in said()
         assert (told not in said(*other)) == knows_weights
-        assert told not in said("--set", "evo_rag.horizon=6"), "as many as agent.max_steps"
-        longer = said("--set", "evo_rag.horizon=20")
+        assert told not in said("--set", "rewards.horizon=6"), "as many as agent.max_steps"
+        longer = said("--set", "rewards.horizon=20")
         assert (told not in longer) == knows_weights
         assert knows_weights or "(horizon)" in longer
 
@@ -227,7 +228,10 @@ def key(node: TreeNode) -> tuple[str, int]:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"evo_rag": None, "agent": {"max_steps": 6}}, "`evo_rag:`, which is not set"),
+        (
+            {"rewards": {}, "agent": {"max_steps": 6}},
+            "cannot learn the reward scheme `spre`; grow the trees with rewards.scheme: evo-rag",
+        ),
         ({"training": {}}, "training.reward_model.encoder"),
         ({"pairs": {"score": "reward_model"}}, "there is no `reward_model:`"),
         (
@@ -256,7 +260,10 @@ def test_what_is_missing_is_named(
     ("changes", "says"),
     [
         ({"mcts": {"evaluator": "reward_model", "normalise": True}}, "there is no `reward_model:`"),
-        ({"pairs": {"score": "reward_model"}, "reward_model": "rm", "evo_rag": None}, "`evo_rag:`"),
+        (
+            {"pairs": {"score": "reward_model"}, "reward_model": "rm", "rewards": {}},
+            "cannot learn the reward scheme `spre`; set rewards.scheme: evo-rag",
+        ),
         (
             {"mcts": {"evaluator": "reward_model", "kind": "chains"}, "reward_model": "rm"},
             "evaluates no step on the way",
@@ -264,7 +271,8 @@ def test_what_is_missing_is_named(
     ],
 )
 def test_recipes_that_nothing_could_score_are_refused(changes: dict[str, Any], says: str) -> None:
-    blocks = {"name": "x", "agent": {"protocol": "evo-rag"}, "evo_rag": {}, **changes}
+    evo = {"agent": {"protocol": "evo-rag"}, "rewards": {"scheme": "evo-rag"}}
+    blocks = {"name": "x", **evo, **changes}
     assert any(says in problem for problem in contradictions(Recipe.model_validate(blocks)))
 
 
@@ -273,20 +281,19 @@ def test_a_recipe_that_asks_no_reward_model_keeps_its_digest() -> None:
     named = plain.model_copy(update={"reward_model": "models/x/reward-model"})
     assert (plain.asked_reward_model, named.asked_reward_model) == (None, None)
     assert "reward_model" in LATER
-    assert plain.digest("spre", "pairs") == plain.digest(*LABELLING)
+    assert plain.digest("rewards", "pairs") == plain.digest(*LABELLING)
     assert named.digest(*LABELLING) != plain.digest(*LABELLING)
 
 
 def test_a_model_learns_the_pairs_that_the_labels_make(tmp_path: Path, config: Path) -> None:
-    run, still = tmp_path / "run", {"schedule": "two-stage", "stage": "refinement", "horizon": 20}
+    run, evo = tmp_path / "run", EvoRagSettings(schedule="two-stage", horizon=20)
     assert branchwise("annotate", config, run) == 0
-    same = ("--set", f"evo_rag={json.dumps(still)}", "--set", "pairs={min_gap: 0.3}")
+    same = ("--set", f"rewards={evo.model_dump_json()}", "--set", "pairs={min_gap: 0.3}")
     assert branchwise("relabel", config, run, "--label", "all", *same) == 0
-    evo = EvoRagSettings.model_validate(still)
     grown = existing_run(run)
-    recipe = grown.recipe.model_copy(update={"evo_rag": evo})
+    recipe = grown.recipe.model_copy(update={"rewards": evo})
     material, _ = material_of(grown, recipe, RewardModelSettings(min_gap=0.3))
-    assert (material.horizon, material.evo_rag) == (20, evo)
+    assert material.scheme.settings == evo
     learned = sorted(
         (c.question_id, material.steps[c.better].text, material.steps[c.worse].text, c.t, c.total)
         for c in material.comparisons
@@ -307,6 +314,7 @@ def test_a_model_is_asked_on_the_clock_of_the_recipe(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(RewardModel, "load", lambda *given: asked.append(given))
     blocks = {"pairs": {"score": "reward_model"}, "reward_model": "rm", "agent": {"max_steps": 6}}
     for horizon in (None, 20):
-        evo = {"horizon": horizon, "stage": "discovery"}
-        reward_model_for(Recipe.model_validate({"name": "x", "evo_rag": evo, **blocks}))
-    assert [(given[1].stage, given[2]) for given in asked] == [("discovery", 6), ("discovery", 20)]
+        evo = {"scheme": "evo-rag", "horizon": horizon, "stage": "discovery"}
+        reward_model_for(Recipe.model_validate({"name": "x", "rewards": evo, **blocks}))
+    settings = EvoRagSettings(stage="discovery")
+    assert [given[1](3) for given in asked] == [weights(settings, 3 / 6), weights(settings, 3 / 20)]

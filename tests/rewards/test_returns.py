@@ -92,7 +92,7 @@ def test_components_are_the_same_under_every_schedule_stage_and_subset() -> None
         {"schedule": "two-stage"},
         {"schedule": "answer-only"},
         {"schedule": "none"},
-        {"rewards": ("step", "backtrack")},
+        {"components": ("step", "backtrack")},
     ):
         other = labels(tree(), rewards(**settings))
         assert [x.components for x in other] == plain
@@ -114,14 +114,14 @@ def test_the_aggregated_reward_of_an_episode_is_the_sum_over_its_steps() -> None
         0.07 * (0 + 2 / 3) / 2 - 0.032,
     ]
     scale = rewards(stage="discovery", cosine=0.9)
-    assert scale.episode(steps, GOLD) == pytest.approx(sum(by_step))
+    assert scale.episode(steps, GOLD).total == pytest.approx(sum(by_step))
     for end in range(1, 6):
-        assert scale.episode(steps[:end], GOLD) == pytest.approx(sum(by_step[:end]))
+        assert scale.episode(steps[:end], GOLD).total == pytest.approx(sum(by_step[:end]))
     # Refusing instead: the gold document is in context, so −1; with a verifier as it says.
     refused, before = (*steps[:4], REFUSE), sum(by_step[:4]) - 0.032
-    assert scale.episode(refused, GOLD) == pytest.approx(before - 0.5)
+    assert scale.episode(refused, GOLD).total == pytest.approx(before - 0.5)
     verified = rewards(stage="discovery", cosine=0.9, verified=True)
-    worth = [verified.episode(refused, GOLD, word) for word in (False, True, None)]
+    worth = [verified.episode(refused, GOLD, word).total for word in (False, True, None)]
     assert worth == pytest.approx([before + 0.5, before - 0.5, before])
 
 
@@ -129,7 +129,7 @@ def test_the_aggregated_reward_of_an_episode_is_the_sum_over_its_steps() -> None
 def test_the_step_value_scales_what_a_step_costs(value: float) -> None:
     # Refinement, T = 10, t = 0, 1: η 0.05 and 0.055; the answer is worth κ = 0.19.
     scale = rewards(step_value=value)
-    found = scale.episode((step("search", "x", "lyon"), RIGHT), GOLD)
+    found = scale.episode((step("search", "x", "lyon"), RIGHT), GOLD).total
     assert found == pytest.approx(1 + 0.19 + value * (0.05 + 0.055))
 
 
@@ -141,10 +141,10 @@ def test_the_label_of_an_unbranched_trajectory_is_its_return(inner: list, last: 
     grove, scale = Grove(), rewards(stage="discovery")
     grove.chain(0, [*inner, last])
     found = labels(grove, scale)
-    assert found[1].reward == pytest.approx(scale.episode(grove.states[-1].steps, GOLD))
+    assert found[1].reward == pytest.approx(scale.episode(grove.states[-1].steps, GOLD).total)
     for place in range(1, len(found)):
-        before = scale.episode(grove.states[place].steps[:-1], GOLD)
-        whole = scale.episode(grove.states[-1].steps, GOLD)
+        before = scale.episode(grove.states[place].steps[:-1], GOLD).total
+        whole = scale.episode(grove.states[-1].steps, GOLD).total
         assert found[place].reward == pytest.approx(whole - before)
 
 

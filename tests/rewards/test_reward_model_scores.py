@@ -1,7 +1,7 @@
 """A reward model's scores: heads weighed at the step's own time, and nobody else's heads."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,20 @@ from agent.state import Action, State, Step
 from rewards import reward_model
 from rewards.heads import Heads
 from rewards.reward_model import RewardModel, prefix_of, reward_model_digest, stored_encoder
-from rewards.schedule import weights
+from rewards.schedule import Weights, weights
 from rewards.settings import REWARDS, EvoRagSettings
 from storage.errors import BranchwiseError, ConfigError
 from storage.records import Message
 from weights.embedding import Prefix
 
 SETTINGS = EvoRagSettings(stage="discovery")
+
+
+def at(settings: EvoRagSettings) -> Callable[[int], Weights]:
+    """Weights over four policy calls."""
+    return lambda t: weights(settings, t / 4)
+
+
 ROWS = np.arange(21, dtype=np.float32).reshape(3, 7) ** 2
 
 
@@ -75,7 +82,7 @@ def step(number: int, messages: int = 1) -> Prefix:
 
 
 def test_a_score_is_the_heads_weighed_at_the_step_s_own_time(tmp_path: Path) -> None:
-    model = RewardModel.load(write(tmp_path, heads()), SETTINGS, horizon=4)
+    model = RewardModel.load(write(tmp_path, heads()), at(SETTINGS))
     scores = model.score([step(2), step(2), step(0)], [0, 3, 3])
     for score, (row, t) in zip(scores, [(2, 0), (2, 3), (0, 3)], strict=True):
         scale = weights(SETTINGS, t / 4)
@@ -89,8 +96,8 @@ def test_a_score_is_the_heads_weighed_at_the_step_s_own_time(tmp_path: Path) -> 
 
 def test_rewards_that_do_not_count_and_a_silent_head_say_nothing(tmp_path: Path) -> None:
     folder = write(tmp_path, heads())
-    only = EvoRagSettings(stage="discovery", rewards=("step",))
-    [score] = RewardModel.load(folder, only, horizon=4).score([step(1)], [0])
+    only = EvoRagSettings(stage="discovery", components=("step",))
+    [score] = RewardModel.load(folder, at(only)).score([step(1)], [0])
     k = REWARDS.index("step")
     standard = ((ROWS[1][k] - (k + 1)) / (2 * (k + 1)) - (k + 1) / 10) / (3 * (k + 1))
     assert score == pytest.approx(0.02 * standard, abs=1e-4)
@@ -105,7 +112,7 @@ def test_a_model_of_the_total_has_its_weights_in_it(tmp_path: Path) -> None:
         output_mean=one,
         output_sd=one * 2,
     )
-    model = RewardModel.load(write(tmp_path, single), SETTINGS, horizon=4)
+    model = RewardModel.load(write(tmp_path, single), at(SETTINGS))
     early, late = model.score([step(1), step(1)], [0, 3])
     columns = np.arange(1, 8)
     by_hand = (0.5 * ((ROWS[1] - columns) / (2 * columns)).sum() - 1) / 2
@@ -113,7 +120,7 @@ def test_a_model_of_the_total_has_its_weights_in_it(tmp_path: Path) -> None:
 
 
 def test_a_step_that_is_too_long_has_no_score(tmp_path: Path) -> None:
-    model = RewardModel.load(write(tmp_path, heads()), SETTINGS, horizon=4)
+    model = RewardModel.load(write(tmp_path, heads()), at(SETTINGS))
     found = model.score([step(1, messages=2), step(1)], [0, 0])
     assert (found[0], found[1] is None) == (None, False)
     assert model.score([step(1, messages=2)], [0]) == [None]
@@ -143,12 +150,12 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path, harm: str, say
     else:
         write(folder, heads(), encoder_digest="f" * 32)
     with pytest.raises(BranchwiseError, match=says):
-        RewardModel.load(folder, SETTINGS, horizon=4)
+        RewardModel.load(folder, at(SETTINGS))
 
 
 def test_its_digest_is_known_without_its_encoder(tmp_path: Path) -> None:
     folder = write(tmp_path, heads())
-    assert RewardModel.load(folder, SETTINGS, horizon=4).digest == reward_model_digest(folder)
+    assert RewardModel.load(folder, at(SETTINGS)).digest == reward_model_digest(folder)
     with pytest.raises(ConfigError):
         reward_model_digest(tmp_path / "none")
 
@@ -158,7 +165,7 @@ def test_an_encoder_is_found_from_wherever_the_folder_is_moved_with_it(tmp_path:
     assert stored_encoder(folder, str(encoder)) == "../bert"
     assert stored_encoder(folder, "hub:a/b@c") == "hub:a/b@c"
     folder.mkdir(parents=True)
-    model = RewardModel.load(write(folder, heads(), encoder="../bert"), SETTINGS, horizon=4)
+    model = RewardModel.load(write(folder, heads(), encoder="../bert"), at(SETTINGS))
     assert Path(model._encoder.model).resolve() == encoder
 
 
@@ -176,7 +183,7 @@ def test_a_step_stands_behind_the_prompt_that_asked_for_it() -> None:
 
 
 def test_a_step_without_a_score_takes_nobody_s_time(tmp_path: Path) -> None:
-    model = RewardModel.load(write(tmp_path, heads()), SETTINGS, horizon=4)
+    model = RewardModel.load(write(tmp_path, heads()), at(SETTINGS))
     [late] = model.score([step(2)], [3])
     assert model.score([step(1, messages=2), step(2)], [0, 3]) == [None, late]
     assert late == round(late or 0.0, 4), "further decimals hang on the machine"

@@ -65,7 +65,7 @@ def test_a_reward_that_is_not_named_weighs_nothing_and_the_others_what_they_did(
     p: float, chosen: set[str]
 ) -> None:
     every = weights(EvoRagSettings(), p)
-    some = weights(EvoRagSettings(rewards=tuple(chosen)), p)
+    some = weights(EvoRagSettings(components=tuple(chosen)), p)
     assert some == {name: every[name] if name in chosen else 0.0 for name in REWARDS}
 
 

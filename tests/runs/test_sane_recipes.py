@@ -6,9 +6,10 @@ import pytest
 
 from analysis.suppression import silence
 from runs.recipe_file import load_recipe
+from runs.schedule_weights import settings_of
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-SHIPPED = [path for path in sorted(CONFIGS.glob("*.yaml")) if "\nevo_rag:" in path.read_text()]
+SHIPPED = [path for path in sorted(CONFIGS.glob("*.yaml")) if "scheme: evo-rag" in path.read_text()]
 OUTRANKED = {
     "a right answer, a wrong one",
     "a right answer, refusing wrongly",
@@ -21,8 +22,7 @@ LITERAL = {"evo-rag-paper"}
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.stem)
 def test_a_right_answer_outranks_everything_once_all_gold_is_in_context(path: Path) -> None:
     recipe = load_recipe(path)
-    assert recipe.evo_rag is not None
-    settings = recipe.evo_rag.model_copy(update={"stage": "refinement"})
+    settings = settings_of(recipe)["refinement"]
     rows = silence(settings, recipe.agent.max_steps, min_gap=0.0, overlap=0.25)
     turned = {row.comparison for row in rows if row.gap <= 0} & OUTRANKED
     assert turned == ({"answering, searching again first"} if path.stem in LITERAL else set())

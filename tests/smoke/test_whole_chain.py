@@ -28,7 +28,7 @@ SMALL = {
     "data.types": "[single, bridge]",
     "mcts.iterations": 8,
     "pairs.min_gap": 0.01,  # four questions have too few of right against wrong
-    "spre.alpha": 0.9,
+    "rewards.alpha": 0.9,
     "training.dpo.max_examples": 8,
     "training.dpo.batch_size": 4,
     "training.dpo.micro_batch": 2,

@@ -6,9 +6,12 @@ from typing import Any
 
 from agent.evo_rag import EvoRAG, with_note
 from agent.state import Action, State, Step
+from engines.sampling import Engine
 from rewards.evo_rag import Gold
+from rewards.evo_scheme import EvoRag
 from rewards.returns import EpisodeRewards
 from rewards.settings import EvoRagSettings
+from runs.recipe import Recipe
 from storage.records import RetrievedPassage, TreeNode
 
 PROTOCOL = EvoRAG()
@@ -35,12 +38,25 @@ def rewards(
     max_steps: int = 10, *, cosine: float = 0.5, verified: bool = False, **settings: Any
 ) -> EpisodeRewards:
     """Rewards where any two sub-queries are equally alike."""
+    found = EvoRagSettings.model_validate(settings)
     return EpisodeRewards(
-        EvoRagSettings.model_validate(settings),
-        max_steps,
+        found,
+        found.horizon or max_steps,
         lambda query, others: cosine,
         verified=verified,
     )
+
+
+def evo_scheme(max_steps: int = 6, verifier: Engine | None = None, **settings: Any) -> EvoRag:
+    """EVO-RAG's scheme with the rewards above; refusals are shown to `verifier` if there is one."""
+    blocks = {
+        "agent": {"protocol": "evo-rag", "max_steps": max_steps},
+        "rewards": {"scheme": "evo-rag", **settings},
+        "verifier": None if verifier is None else {},
+    }
+    scheme = EvoRag(Recipe.model_validate({"name": "x", **blocks}), verifier)
+    scheme.rewards = rewards(max_steps, verified=verifier is not None, **settings)
+    return scheme
 
 
 @dataclass
@@ -84,7 +100,7 @@ class Grove:
 EVO: dict[str, Any] = {
     "agent": {"protocol": "evo-rag", "max_steps": 6},
     "mcts": {"kind": "chains", "iterations": 6, "branches": 2},
-    "evo_rag": {"stage": "discovery"},
+    "rewards": {"scheme": "evo-rag", "stage": "discovery"},
     "pairs": {"min_gap": 0.2},
 }
 """Blocks of a recipe of EVO-RAG, for `little_world.recipe`."""
@@ -106,9 +122,15 @@ def evo_policy(request: dict[str, Any]) -> str:
     return note + (search, answer, "<backtrack/>", answer, "<refuse/>", search, answer)[seed % 7]
 
 
-def words_alike(query: str, others: Sequence[str]) -> float:
+class WordsAlike:
     """Share of common words, in place of an encoder that takes seconds to load."""
-    words = set(query.lower().split())
-    return max(
-        len(words & set(o.lower().split())) / len(words | set(o.lower().split())) for o in others
-    )
+
+    identity = "words"
+
+    def __call__(self, query: str, others: Sequence[str]) -> float:
+        words = set(query.lower().split())
+        sides = [set(other.lower().split()) for other in others]
+        return max(len(words & side) / len(words | side) for side in sides)
+
+
+words_alike = WordsAlike()

@@ -78,7 +78,7 @@ def test_cycles_follow_one_another(tmp_path: Path) -> None:
         ("eval", "evo-discovery-1"),
     ]
     grown = [one.settings for one in commands(lab, "annotate")]
-    assert [one["evo_rag.stage"] for one in grown] == ["discovery", "discovery", "refinement"]
+    assert [one["rewards.stage"] for one in grown] == ["discovery", "discovery", "refinement"]
     assert [one["cycle"] for one in grown] == [1, 2, 3]
     assert [(one["data.skip"], one["data.limit"]) for one in grown] == [(0, 20), (20, 20), (40, 20)]
     assert [one.get("policy.model") for one in grown] == [
@@ -97,7 +97,7 @@ def test_a_policy_is_trained_from_the_one_that_rolled_out(tmp_path: Path) -> Non
     lab = scripted(tmp_path, "policy.weights=somewhere")
     carried_out(lab)
     for grown, trained in zip(commands(lab, "annotate"), commands(lab, "train-dpo"), strict=True):
-        for name in ("policy.model", "policy.weights", "evo_rag.stage"):
+        for name in ("policy.model", "policy.weights", "rewards.stage"):
             assert (name in grown.settings) == (name in trained.settings)
             assert grown.settings.get(name) == trained.settings.get(name)
         assert trained.after["product"] == f"annotate of {trained.run}"
@@ -267,8 +267,8 @@ def test_dev_without_an_answerable_question_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (("evo_rag=null",), "weigh the rewards of `evo_rag:`, which is not set"),
-        (("evo_rag.schedule=none",), "schedule is `none`"),
+        (("rewards={scheme: spre}",), "`spre` has no stages to go through"),
+        (("rewards.schedule=none",), "all weights of the rewards are 0"),
         ((*SCORED[1:], "curriculum.reward_model=false"), "curriculum.reward_model is false"),
         (("training.reward_model.encoder=nowhere",), "nowhere"),
         (("data.limit=null",), "questions: say how many a cycle has"),
@@ -282,7 +282,7 @@ def test_dev_without_an_answerable_question_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_curriculum_is_refused_first(
     settings: tuple[str, ...], told: str, tmp_path: Path
 ) -> None:
-    more = ("agent.protocol=reasonrag", "mcts.kind=tree") if "null" in settings[0][:13] else ()
+    more = ("agent.protocol=reasonrag", "mcts.kind=tree") if "spre" in settings[0] else ()
     fitting = ("policy.model=packaged", "data.cities=500", *settings, *more)
     call = pretended("evo-rag", tmp_path / "evo", *fitting).call
     with pytest.raises(ConfigError, match=told):

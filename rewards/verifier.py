@@ -66,7 +66,7 @@ def verifier_prompt_hash() -> str:
 
 @cache
 def _prompt() -> str:
-    return files("annotation").joinpath("prompts/verifier.txt").read_text("utf-8").strip()
+    return files("rewards").joinpath("prompts/verifier.txt").read_text("utf-8").strip()
 
 
 def _messages(question: Question, state: State) -> tuple[Message, ...]:

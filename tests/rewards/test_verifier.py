@@ -8,9 +8,9 @@ from sample_records import a_question
 from scripted_engine import ScriptedEngine
 
 from agent.state import State
-from annotation.verifier import Verifier, verifier_prompt_hash
 from engines.sampling import Capabilities, FinishReason, Usage
 from engines.settings import JudgeSettings
+from rewards.verifier import Verifier, verifier_prompt_hash
 
 QUESTION = a_question(
     answers=("CANARY",), supporting_ids=("CANARY",), supporting_titles=("CANARY",), type="CANARY"

@@ -1,0 +1,115 @@
+"""EVO-RAG as a reward scheme: weighted returns of seven step rewards (section 3.3)."""
+
+from collections.abc import Iterator, Sequence
+from functools import cache, cached_property
+
+from agent.state import State
+from retrieval.similarity import QuerySimilarity
+from rewards.evo_rag import Gold
+from rewards.labels import Label
+from rewards.outcome import Outcome
+from rewards.returns import EpisodeRewards, label_returns
+from rewards.schedule import Weights, weights
+from rewards.scheme import NodeFacts, RewardScheme
+from rewards.settings import EvoRagSettings
+from rewards.verifier import Verifier, verifier_prompt_hash
+from storage.records import Question, TreeNode
+from storage.text import digest_of
+
+PROTOCOL = "evo-rag"
+"""The protocol whose actions are rewarded."""
+
+
+class EvoRag(RewardScheme):
+    """Rewards every step of a trajectory."""
+
+    settings_class = EvoRagSettings
+    settings: EvoRagSettings
+    extras = ("dense",)  # its encoder says how alike queries are
+    asks_verifier = True
+    learnable = True
+    stages = ("discovery", "refinement")
+
+    @property
+    def horizon(self) -> int:
+        """T of p(t) = t / T, in policy calls."""
+        return self.settings.horizon or self.recipe.agent.max_steps
+
+    @property
+    def resolved(self) -> EvoRagSettings:
+        return self.settings.model_copy(update={"horizon": self.horizon})
+
+    @cached_property
+    def rewards(self) -> EpisodeRewards:
+        """The seven rewards; finds the encoder of queries."""
+        verified = self.recipe.verifier is not None
+        return EpisodeRewards(self.settings, self.horizon, query_similarity(), verified=verified)
+
+    def problems(self) -> Iterator[str]:
+        search, protocol = self.recipe.mcts, self.recipe.agent.protocol
+        if protocol != PROTOCOL:
+            yield (
+                f"rewards.scheme: evo-rag rewards the actions of the protocol {PROTOCOL}, but "
+                f"agent.protocol is `{protocol}`; set agent.protocol: {PROTOCOL}, or use another "
+                "scheme"
+            )
+        if search.kind == "tree" and search.evaluator not in {"playout", "reward_model"}:
+            yield (
+                f"rewards.scheme: evo-rag rewards every step of a trajectory, but mcts.evaluator "
+                f"is `{search.evaluator}`, which keeps none of its steps; set mcts.evaluator: "
+                "playout, or mcts.kind: chains"
+            )
+        if search.kind == "tree" and not search.normalise:
+            yield "rewards.scheme: returns of evo-rag are not in [0, 1]; set mcts.normalise: true"
+        if self.recipe.pairs.invalid == "rejected":
+            yield "rewards.scheme: evo-rag does not reward invalid actions; set pairs.invalid: drop"
+        counted = self.settings.components or ("answer",)
+        if self.settings.schedule == "answer-only" and "answer" not in counted:
+            yield (
+                "rewards.schedule is `answer-only`, but `answer` is not among rewards.components, "
+                "so that nothing counts; name it there, or leave rewards.components out"
+            )
+
+    def inputs(self) -> dict[str, str]:
+        found = {"query_encoder": digest_of(query_similarity().identity)}
+        if self.recipe.verifier is not None:
+            found["verifier_prompts"] = verifier_prompt_hash()
+        return found
+
+    def describe(self) -> str:
+        always = {"schedule": self.settings.schedule, "stage": self.settings.stage}
+        others = self.settings.model_dump(mode="json", exclude_defaults=True)
+        named = ", ".join(f"`{name}: {value}`" for name, value in {**always, **others}.items())
+        verifier = self.recipe.verifier
+        judge = f"verifier `{verifier.model}`" if verifier else "no verifier"
+        return f"EVO-RAG returns, {named}, {judge}"
+
+    def outcome(self, state: State, question: Question) -> Outcome:
+        return self.rewards.episode(state.steps, Gold.of(question))
+
+    async def finished(self, question: Question, state: State, path: str) -> NodeFacts:
+        if self.verifier is None or self.recipe.verifier is None or not self._open(state):
+            return await super().finished(question, state, path)
+        asked = Verifier(self.verifier, self.recipe.verifier, self.recipe.seed)
+        verdict, usage = await asked.sufficient(question, state, path)
+        whole = self.rewards.episode(state.steps, Gold.of(question), verdict)
+        return NodeFacts(whole.total, verdict=verdict, usage=usage)
+
+    def _open(self, state: State) -> bool:
+        """Whether the evidence decides on a refusal: before any search it may be wrong anyway."""
+        judged = self.settings.early_refusal == "judged"
+        return state.refused and (judged or any(s.action.kind == "search" for s in state.steps))
+
+    def labels(
+        self, question: Question, nodes: Sequence[TreeNode], states: Sequence[State]
+    ) -> list[Label]:
+        return label_returns(nodes, states, Gold.of(question), self.rewards)
+
+    def weights(self, t: int) -> Weights:
+        return weights(self.settings, t / self.horizon)
+
+
+@cache
+def query_similarity() -> QuerySimilarity:
+    """Returns the one encoder of queries, so that each query is encoded once."""
+    return QuerySimilarity()

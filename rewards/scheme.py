@@ -1,0 +1,148 @@
+"""The interface of a reward scheme: everything that the other rooms ask one.
+
+A scheme is built from a recipe. `rewards.schemes` lists all of them by the name in
+`rewards: {scheme: …}`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from agent.settings import AgentSettings
+from agent.state import State
+from engines.sampling import Engine, Usage
+from engines.settings import JudgeSettings
+from rewards.labels import Label
+from rewards.outcome import Outcome
+from rewards.settings import SchemeSettings
+from storage.records import Question, Rollout, TreeNode
+
+
+class SearchFacts(Protocol):
+    """The part of `mcts:` that schemes read."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def evaluator(self) -> str: ...
+    @property
+    def normalise(self) -> bool: ...
+
+
+class PairFacts(Protocol):
+    """The part of `pairs:` that schemes read."""
+
+    @property
+    def invalid(self) -> str: ...
+
+
+class RecipeFacts(Protocol):
+    """The part of a recipe that schemes read."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def agent(self) -> AgentSettings: ...
+    @property
+    def mcts(self) -> SearchFacts: ...
+    @property
+    def pairs(self) -> PairFacts: ...
+    @property
+    def rewards(self) -> SchemeSettings: ...
+    @property
+    def verifier(self) -> JudgeSettings | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What is known of one node.
+
+    Attributes:
+        value: Value that the search backs up; None if judge or reward model gave no score.
+        verdict: The verifier's verdict on a refusal; None if it gave none.
+        usage: Tokens of the evaluation's calls.
+        unscored: Reason why judge or reward model gave no score.
+    """
+
+    value: float | None
+    rollouts: tuple[Rollout, ...] = ()
+    judge_score: float | None = None
+    judge_text: str | None = None
+    unscored: str | None = None
+    verdict: bool | None = None
+    usage: Usage = Usage()
+
+
+class RewardScheme(ABC):
+    """A reward system under the settings of one recipe.
+
+    Attributes:
+        settings_class: Class of the scheme's `rewards:` block.
+        extras: Extras of pyproject.toml that the scheme needs.
+        asks_verifier: Whether the scheme asks the recipe's verifier about refusals.
+        by_answer: Whether answers alone decide, so that fresh rollouts can test labels.
+        learnable: Whether a reward model can learn the scheme (see `weights`).
+        stages: Values of `rewards.stage` that a curriculum goes through.
+    """
+
+    settings_class: ClassVar[type[SchemeSettings]]
+    settings: SchemeSettings
+    extras: ClassVar[tuple[str, ...]] = ()
+    asks_verifier: ClassVar[bool] = False
+    by_answer: ClassVar[bool] = False
+    learnable: ClassVar[bool] = False
+    stages: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, recipe: RecipeFacts, verifier: Engine | None = None) -> None:
+        """Binds the scheme to a recipe; loads nothing.
+
+        Args:
+            verifier: Open engine of the recipe's verifier; None if stored verdicts suffice.
+        """
+        self.recipe = recipe
+        self.settings = recipe.rewards
+        self.verifier = verifier
+
+    @property
+    def resolved(self) -> SchemeSettings:
+        """Settings with the defaults filled in that depend on other blocks of the recipe."""
+        return self.settings
+
+    def problems(self) -> Iterator[str]:
+        """Yields why the recipe cannot work with this scheme, each with a remedy."""
+        yield from ()
+
+    def inputs(self) -> dict[str, str]:
+        """Returns digests of everything outside the recipe that decides rewards."""
+        return {}
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Describes the labels for the dataset card, in one line."""
+
+    @abstractmethod
+    def outcome(self, state: State, question: Question) -> Outcome:
+        """Scores a finished trajectory."""
+
+    async def finished(self, question: Question, state: State, path: str) -> NodeFacts:
+        """Values a terminal state for the search; `path` names its node in the ledger."""
+        return NodeFacts(self.outcome(state, question).total)
+
+    def judged(self, score: float, state: State) -> float:
+        """Turns a judge's score of a state, in [0, 1], into a value for the search."""
+        return score
+
+    @abstractmethod
+    def labels(
+        self, question: Question, nodes: Sequence[TreeNode], states: Sequence[State]
+    ) -> list[Label]:
+        """Labels a stored tree: one label per node, in order of `node_id`."""
+
+    def rollout_value(self, rollout: Rollout, golds: Sequence[str]) -> float | None:
+        """Values a stored rollout if `by_answer`; None if it does not count."""
+        raise NotImplementedError
+
+    def weights(self, t: int) -> Mapping[str, float]:
+        """Returns the weights of the components at policy call `t` if `learnable`."""
+        raise NotImplementedError

@@ -1,0 +1,56 @@
+"""All reward schemes, by the name that `rewards: {scheme: …}` gives."""
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, SerializeAsAny, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from engines.sampling import Engine
+from rewards.evo_scheme import EvoRag
+from rewards.scheme import RecipeFacts, RewardScheme
+from rewards.settings import SchemeSettings
+from rewards.spre import Spre
+
+SCHEMES: dict[str, type[RewardScheme]] = {"spre": Spre, "evo-rag": EvoRag}
+
+DEFAULT = "spre"
+"""Scheme of a `rewards:` block that names none."""
+
+
+def scheme_of(recipe: RecipeFacts, verifier: Engine | None = None) -> RewardScheme:
+    """Builds the reward scheme of a recipe; see `RewardScheme` for `verifier`."""
+    return SCHEMES[recipe.rewards.scheme](recipe, verifier)
+
+
+def naming(fits: Callable[[type[RewardScheme]], bool]) -> str:
+    """Names the schemes that fit, for the remedy of an error message."""
+    return " or ".join(name for name, scheme in SCHEMES.items() if fits(scheme))
+
+
+def settings_class(block: Mapping[str, Any]) -> type[SchemeSettings]:
+    """Returns the settings class of the scheme that a `rewards:` block names.
+
+    Raises:
+        ValidationError: If there is no such scheme.
+    """
+    name = block.get("scheme", DEFAULT)
+    if isinstance(name, str) and name in SCHEMES:
+        return SCHEMES[name].settings_class
+    near = difflib.get_close_matches(str(name), SCHEMES, n=1)
+    hint = f"did you mean `{near[0]}`?" if near else f"use {' or '.join(SCHEMES)}"
+    unknown = PydanticCustomError("unknown_scheme", "no such reward scheme; {hint}", {"hint": hint})
+    fault = InitErrorDetails(type=unknown, loc=("scheme",), input=name)
+    raise ValidationError.from_exception_data("rewards", [fault])
+
+
+def _validated(block: object) -> object:
+    return settings_class(block).model_validate(block) if isinstance(block, Mapping) else block
+
+
+RewardSettings = Annotated[SchemeSettings, SerializeAsAny(), BeforeValidator(_validated)]
+"""Type of a recipe's `rewards:`: the settings of any registered scheme.
+
+A union of pydantic would be closed; here a scheme that is registered later is valid, too.
+"""
