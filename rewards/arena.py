@@ -15,9 +15,10 @@ from agent.protocol import AgentProtocol
 from agent.segments import Segment, outside, policy_text, section
 from agent.state import State
 from rewards.answers import exact_match, f1
-from rewards.outcome import Verdicts
+from rewards.outcome import Outcome, Verdicts
+from rewards.outcome_scheme import OutcomeScheme
+from rewards.settings import SchemeSettings
 from storage.records import Question
-from storage.settings import Settings
 
 ArenaComponent = Literal["format", "accuracy", "relevance", "bonus"]
 ArenaRule = Literal["sections", "outside", "list", "range", "blank", "cut"]
@@ -25,7 +26,7 @@ ArenaRule = Literal["sections", "outside", "list", "range", "blank", "cut"]
 references that were shown; an analysis and an answer; no cut at the token limit."""
 
 
-class ArenaSettings(Settings):
+class ArenaSettings(SchemeSettings):
     """ARENA's reward (section 3.3).
 
     Attributes:
@@ -36,6 +37,7 @@ class ArenaSettings(Settings):
         bonus: Bonus reward if format, accuracy and relevance are 1.
     """
 
+    scheme: Literal["arena"] = "arena"
     components: tuple[ArenaComponent, ...] = Field(
         default=("format", "accuracy", "relevance", "bonus"), min_length=1
     )
@@ -177,3 +179,30 @@ def arena_verdicts(question: Question, protocol: AgentProtocol, state: State) ->
         all_correct=outcome.all_correct,
         turn_tokens=state.steps[-1].total_tokens,
     )
+
+
+class Arena(OutcomeScheme):
+    """ARENA's adaptive reward of one reply."""
+
+    title = "ARENA"
+    protocols = ("arena",)
+    settings_class = ArenaSettings
+    settings: ArenaSettings
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.settings.accuracy == "judge":
+            yield (
+                "rewards.accuracy: `judge` needs a judge's word on every reply, which trees do not "
+                "ask for; use em or f1"
+            )
+
+    def outcome(self, state: State, question: Question) -> Outcome:
+        found = arena_outcome(
+            self.segments(state),
+            question.answers,
+            self.settings,
+            shown=len(state.given or ()),
+            supporting=supporting_numbers(question, state),
+        )
+        return Outcome(found.total, found.components)

@@ -15,19 +15,21 @@ from pydantic import Field
 
 from agent.actions import INVALID
 from agent.protocol import AgentProtocol
+from agent.protocols import PROTOCOLS
 from agent.search_loop import SearchLoop
 from agent.segments import SearchTags, Segment, first_pair, is_block, tags
 from agent.state import State
 from rewards.answers import contains, exact_match, f1, normalise
-from rewards.outcome import Verdicts
+from rewards.outcome import Outcome, Verdicts
+from rewards.outcome_scheme import OutcomeScheme
+from rewards.settings import SchemeSettings
 from rewards.similarity import longest_common_run
 from storage.records import Question
-from storage.settings import Settings
 
 ACTIONS = ("search", "answer")
 
 
-class EvalRarSettings(Settings):
+class EvalRarSettings(SchemeSettings):
     """Reward of a rollout with searches (Eval-RAR section 4).
 
     Attributes:
@@ -38,6 +40,7 @@ class EvalRarSettings(Settings):
             every evaluation of the policy (eq. 3), also those before any search.
     """
 
+    scheme: Literal["eval-rar"] = "eval-rar"
     reward: Literal["eval-rar", "em", "autorefine"] = "eval-rar"
     r_eval: float = Field(default=0.1, ge=0, le=1)
     evaluations: Literal["after_documents", "all"] = "after_documents"
@@ -179,3 +182,22 @@ def eval_rar_verdicts(question: Question, protocol: AgentProtocol, state: State)
         forged=outcome.forged,
         turn_tokens=state.steps[-1].total_tokens,
     )
+
+
+class EvalRar(OutcomeScheme):
+    """Rewards of the protocols that share Search-R1's loop."""
+
+    title = "Eval-RAR"
+    protocols = tuple(
+        name for name, protocol in PROTOCOLS.items() if issubclass(protocol, SearchLoop)
+    )
+    settings_class = EvalRarSettings
+    settings: EvalRarSettings
+
+    def outcome(self, state: State, question: Question) -> Outcome:
+        protocol = PROTOCOLS[self.recipe.agent.protocol]
+        assert issubclass(protocol, SearchLoop)
+        found = eval_rar_outcome(
+            self.segments(state), question.answers, self.settings, protocol.search_tags
+        )
+        return Outcome(found.total, found.components)

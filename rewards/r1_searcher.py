@@ -15,9 +15,10 @@ from agent.protocol import AgentProtocol
 from agent.segments import R1_SEARCHER, Segment, is_block, outside, policy_text, section, tags
 from agent.state import State
 from rewards.answers import cover_em, exact_match, f1
-from rewards.outcome import Verdicts
+from rewards.outcome import Outcome, Verdicts
+from rewards.outcome_scheme import OutcomeScheme
+from rewards.settings import SchemeSettings
 from storage.records import Question
-from storage.settings import Settings
 
 R1Rule = Literal[
     "sections", "outside", "answer", "long-answer", "documents", "query", "ending", "unreadable"
@@ -27,7 +28,7 @@ answer that is not blank and has no tag; a short one; no document tag; no query 
 an end by `</answer>`; readable characters."""
 
 
-class R1SearcherSettings(Settings):
+class R1SearcherSettings(SchemeSettings):
     """R1-Searcher's rewards (section 2.2).
 
     Attributes:
@@ -42,6 +43,7 @@ class R1SearcherSettings(Settings):
             number; 10 is from descendants of the published code.
     """
 
+    scheme: Literal["r1-searcher"] = "r1-searcher"
     stage: Literal[1, 2] = 1
     retrieval: float = Field(default=0.5, ge=0)
     format: float = Field(default=0.5, ge=0)
@@ -189,3 +191,18 @@ def r1_searcher_verdicts(question: Question, protocol: AgentProtocol, state: Sta
         retrievals=outcome.retrievals,
         turn_tokens=state.steps[-1].total_tokens,
     )
+
+
+class R1Searcher(OutcomeScheme):
+    """R1-Searcher's rewards of stage 1 or 2."""
+
+    title = "R1-Searcher"
+    protocols = ("r1-searcher",)
+    settings_class = R1SearcherSettings
+    settings: R1SearcherSettings
+
+    def outcome(self, state: State, question: Question) -> Outcome:
+        found = r1_searcher_outcome(
+            self.segments(state), question.question, question.answers, self.settings
+        )
+        return Outcome(found.total, found.components)

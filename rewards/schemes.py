@@ -8,12 +8,21 @@ from pydantic import BeforeValidator, SerializeAsAny, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from engines.sampling import Engine
+from rewards.arena import Arena
+from rewards.eval_rar import EvalRar
 from rewards.evo_scheme import EvoRag
+from rewards.r1_searcher import R1Searcher
 from rewards.scheme import RecipeFacts, RewardScheme
 from rewards.settings import SchemeSettings
 from rewards.spre import Spre
 
-SCHEMES: dict[str, type[RewardScheme]] = {"spre": Spre, "evo-rag": EvoRag}
+SCHEMES: dict[str, type[RewardScheme]] = {
+    "spre": Spre,
+    "evo-rag": EvoRag,
+    "arena": Arena,
+    "r1-searcher": R1Searcher,
+    "eval-rar": EvalRar,
+}
 
 DEFAULT = "spre"
 """Scheme of a `rewards:` block that names none."""

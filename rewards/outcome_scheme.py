@@ -1,0 +1,90 @@
+"""Rewards of whole trajectories as reward schemes: ARENA, R1-Searcher, Eval-RAR.
+
+A node is labelled with the mean outcome of the distinct finished trajectories at or below it. The
+outcome is computed from the text of every call, which an evaluator's rollouts do not keep, so the
+search must keep every step as a node. What an invalid step costs counts for the steps before it;
+the step has no label.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+from typing import ClassVar
+
+from agent.protocols import protocol_of
+from agent.segments import Segment
+from agent.state import State
+from rewards.labels import Label
+from rewards.outcome import Outcome
+from rewards.scheme import RewardScheme
+from storage.records import NO_PARENT, Component, Question, TreeNode
+
+
+class OutcomeScheme(RewardScheme):
+    """A reward of finished trajectories.
+
+    Attributes:
+        title: The system's name in a sentence.
+        protocols: Protocols whose trajectories it can read.
+    """
+
+    title: ClassVar[str]
+    protocols: ClassVar[tuple[str, ...]]
+
+    def problems(self) -> Iterator[str]:
+        search, protocol = self.recipe.mcts, self.recipe.agent.protocol
+        name = self.settings.scheme
+        if protocol not in self.protocols:
+            yield (
+                f"rewards.scheme: {name} rewards the protocol {' or '.join(self.protocols)}, but "
+                f"agent.protocol is `{protocol}`; change one of them"
+            )
+        if search.kind == "tree" and search.evaluator not in {"playout", "reward_model"}:
+            yield (
+                f"rewards.scheme: {name} rewards whole trajectories, but mcts.evaluator is "
+                f"`{search.evaluator}`, which keeps none of their steps; set mcts.evaluator: "
+                "playout, or mcts.kind: chains"
+            )
+        if search.kind == "tree" and not search.normalise:
+            yield f"rewards.scheme: {name} is not in [0, 1]; set mcts.normalise: true"
+        if self.recipe.pairs.invalid == "rejected":
+            yield f"rewards.scheme: {name} does not label invalid steps; set pairs.invalid: drop"
+
+    def describe(self) -> str:
+        changed = self.settings.model_dump(mode="json", exclude_defaults=True)
+        return ", ".join([f"{self.title} outcomes", *(f"`{k}: {v}`" for k, v in changed.items())])
+
+    def segments(self, state: State) -> tuple[Segment, ...]:
+        """Returns the texts of a trajectory by author."""
+        return protocol_of(self.recipe.agent).segments(state)
+
+    def labels(
+        self, question: Question, nodes: Sequence[TreeNode], states: Sequence[State]
+    ) -> list[Label]:
+        below: dict[int, list[Outcome]] = defaultdict(list)
+        # Children have larger ids than their parents.
+        for node, state in sorted(
+            zip(nodes, states, strict=True), key=lambda pair: -pair[0].node_id
+        ):
+            if node.terminal:
+                below[node.node_id].append(self.outcome(state, question))
+            if node.parent_id != NO_PARENT:
+                below[node.parent_id] += below[node.node_id]
+        return [_label(node, below[node.node_id]) for node in nodes]
+
+
+def _label(node: TreeNode, outcomes: Sequence[Outcome]) -> Label:
+    totals = [outcome.total for outcome in outcomes if outcome.total is not None]
+    if not totals or node.action == "invalid" or node.parent_id == NO_PARENT:
+        return Label(None, len(totals))
+    names = dict.fromkeys(name for outcome in outcomes for name in outcome.components)
+    components = tuple(
+        Component(name=name, value=_mean([o.components.get(name) for o in outcomes]))
+        for name in names
+    )
+    return Label(fmean(totals), len(totals), components)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

@@ -1,0 +1,109 @@
+"""ARENA, R1-Searcher, Eval-RAR as reward schemes: outcomes of trajectories, labels of trees."""
+
+from typing import Any
+
+import pytest
+from sample_records import a_question
+from scripted_engine import ScriptedRetriever, SpellingEngine
+
+from agent.environment import Environment
+from agent.protocols import protocol_of
+from annotation.grower import grow
+from annotation.pairs import sibling_pairs
+from annotation.rows import Provenance, tree_rows
+from annotation.settings import PairSettings
+from engines.sampling import Sampling
+from rewards.scheme import RewardScheme
+from rewards.schemes import scheme_of
+from runs.contradictions import contradictions
+from runs.recipe import Recipe
+from storage.records import Paragraph
+
+QUESTION = a_question(
+    question="Where?",
+    answers=("Oslo",),
+    paragraphs=(
+        Paragraph(title="A", text="Oslo is a city.", is_supporting=True, id="a"),
+        Paragraph(title="B", text="Rome is a city.", id="b"),
+    ),
+)
+ONE_WAY = {"kind": "chains", "iterations": 2}
+
+
+def recipe(protocol: str, rewards: dict[str, Any], **blocks: Any) -> Recipe:
+    agent = {"protocol": protocol, "max_steps": 4, "prefill": ""}
+    given = {"mcts": ONE_WAY, **blocks}
+    return Recipe.model_validate({"name": "t", "agent": agent, "rewards": rewards, **given})
+
+
+async def grown(one: Recipe, *texts: str) -> tuple[list[Any], list[Any]]:
+    """Labels, and actions, of the nodes of a tree whose calls write these texts."""
+    environment = Environment(
+        protocol_of(one.agent), SpellingEngine(list(texts)), ScriptedRetriever(), top_k=1
+    )
+    scheme: RewardScheme = scheme_of(one)
+    tree = await grow(QUESTION, environment, None, one.mcts, scheme, Sampling())
+    rows = tree_rows(QUESTION, tree, Provenance(0, 0, "m", "d", None, "h", "l", "c"))
+    labels = scheme.labels(QUESTION, rows, [node.state for node in tree.tree.nodes])
+    pairs, _ = sibling_pairs(rows, labels, PairSettings())
+    return [
+        (row.action, row.content, label.reward) for row, label in zip(rows, labels, strict=True)
+    ], pairs
+
+
+async def test_a_step_is_labelled_with_the_mean_of_what_followed() -> None:
+    one = recipe(
+        "eval-rar",
+        {"scheme": "eval-rar"},
+        mcts={"iterations": 3, "max_children": 3, "evaluator": "playout", "normalise": True},
+    )
+    nodes, pairs = await grown(
+        one,
+        "<search>x</search>",
+        "<answer>Oslo</answer>",
+        "<answer>Rome</answer>",
+        "<answer>Oslo</answer>",
+    )
+    assert nodes[0] == ("", "", None)
+    assert ("search", "x", 1.0) in nodes and ("answer", "Rome", 0.0) in nodes
+    assert {(p.chosen.content, p.rejected.content) for p in pairs} == {
+        ("x", "Rome"),
+        ("Oslo", "Rome"),
+    }
+
+
+async def test_an_invalid_step_has_no_label_but_costs_the_steps_before() -> None:
+    one = recipe("r1-searcher", {"scheme": "r1-searcher", "stage": 2})
+    query = "<think>a <|begin_of_query|> x <|end_of_query|>"
+    nodes, _ = await grown(one, query, "b</think>\n<answer>Oslo</answer>", query, "nothing more")
+    assert nodes[1][2] == pytest.approx((1.0 - 2.0) / 2), "a right answer, and no end"
+    assert nodes[-1][0] == "invalid" and nodes[-1][2] is None
+
+
+async def test_arena_reads_the_references_that_were_shown() -> None:
+    one = recipe("arena", {"scheme": "arena"})
+    full = "<relevance>[1]</relevance>\n<analysis>1 says so.</analysis>\n<answer>Oslo</answer>"
+    part = full.replace("[1]", "[1,2]")
+    nodes, pairs = await grown(one, full, part)
+    assert [label for *_, label in nodes] == [None, 13.0]  # same answer: one node
+    other = part.replace("Oslo", "Rome")
+    nodes, pairs = await grown(one, full, other)
+    assert [label for *_, label in nodes] == [None, 13.0, 1.5]
+    assert pairs[0].gap == pytest.approx(11.5)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "rewards", "blocks", "problem"),
+    [
+        ("reasonrag", {"scheme": "arena"}, {}, "rewards the protocol arena"),
+        ("search-r1", {"scheme": "eval-rar"}, {"mcts": {}}, "mcts.evaluator: playout"),
+        ("eval-rar", {"scheme": "eval-rar"}, {"pairs": {"invalid": "rejected"}}, "pairs.invalid"),
+        ("arena", {"scheme": "arena", "accuracy": "judge"}, {}, "use em or f1"),
+    ],
+)
+def test_what_cannot_work_is_named(
+    protocol: str, rewards: dict[str, Any], blocks: dict[str, Any], problem: str
+) -> None:
+    found = contradictions(recipe(protocol, rewards, **blocks))
+    assert any(problem in one for one in found), found
+    assert not contradictions(recipe("search-r1", {"scheme": "eval-rar", "reward": "em"}))
