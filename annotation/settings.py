@@ -1,11 +1,20 @@
 """What `pairs:` in a recipe may say."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from agent.actions import ACTIONS
 from storage.settings import Settings
+
+
+def _known_action(kind: str) -> str:
+    if kind not in ACTIONS:
+        raise ValueError(f"no such action ({kind}). Choose among {', '.join(ACTIONS)}")
+    return kind
+
+
+ActionName = Annotated[str, AfterValidator(_known_action)]
 
 
 class PairSettings(Settings):
@@ -49,7 +58,7 @@ class PairSettings(Settings):
     min_gap: float = Field(default=0.01, ge=0, lt=1)
     min_outcomes: int = Field(default=1, ge=1)
     invalid: Literal["drop", "rejected"] = "drop"
-    actions: tuple[str, ...] | None = Field(default=None, min_length=1)
+    actions: tuple[ActionName, ...] | None = Field(default=None, min_length=1)
     same_action: bool = False
     max_length_ratio: float | None = Field(default=None, ge=1)
     max_similarity: float | None = Field(default=None, ge=0, lt=1)
@@ -59,10 +68,3 @@ class PairSettings(Settings):
     score: Literal["labels", "reward_model"] = "labels"
     order: Literal["earned", "shuffled"] = "earned"
     confirmed: bool = False
-
-    @field_validator("actions")
-    @classmethod
-    def _check_actions(cls, kinds: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        if unknown := [kind for kind in kinds or () if kind not in ACTIONS]:
-            raise ValueError(f"no such action ({unknown[0]}). Choose among {', '.join(ACTIONS)}")
-        return kinds
