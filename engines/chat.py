@@ -14,6 +14,7 @@ from engines.sampling import (
 )
 from engines.usage import TokenCounter, cached_tokens, usage_of
 from storage.errors import EndpointError, TokenDrift
+from storage.text import storable
 
 StructuredForm = Literal["vllm", "vllm-guided", "json_schema", "none"]
 """How an endpoint takes a constraint. `vllm-guided` is vLLM before 0.11 (`guided_regex`)."""
@@ -95,12 +96,12 @@ def prompt_parts(request: SampleRequest, model: str) -> list[dict[str, Any] | tu
     first, parts = begun_turn(request)
     turns, how = _turns(request), {"add_generation_prompt": True}
     if first:
-        turns.append({"role": "assistant", "content": _sendable(first)})
+        turns.append({"role": "assistant", "content": storable(first)})
         how = {"add_generation_prompt": False, "continue_final_message": True}
     bare = {"model": model, "add_special_tokens": False}
     encoded: list[dict[str, Any] | tuple[int, ...]] = [{"messages": turns} | bare | how]
     for part in parts:
-        encoded.append({"prompt": _sendable(part)} | bare if isinstance(part, str) else part)
+        encoded.append({"prompt": storable(part)} | bare if isinstance(part, str) else part)
     return encoded
 
 
@@ -136,7 +137,7 @@ def read_reply(
     if not message or not isinstance(content, str | None):
         raise UnreadableReply(f"no choice with a text in {reply or type(reply).__name__!r}")
     refused = bool(message.get("refusal"))
-    text = _storable(content) if content and not refused else ""
+    text = storable(content) if content and not refused else ""
     said = "content_filter" if refused else _FINISH.get(str(choice.get("finish_reason")), "unknown")
     usage = usage_of(reply.get("usage"), request, text, said, counter)
     if len(text) > longest:
@@ -181,7 +182,7 @@ def read_ids_reply(
     if len(ids) > most or len(text) > longest_text(most):
         raise EndpointError(f"{url}: {len(ids)} tokens in a reply, where {most} were asked for")
     return Completion(
-        text=_storable(text),
+        text=storable(text),
         finish_reason=_FINISH.get(str(choice.get("finish_reason")), "unknown"),
         usage=Usage(len(prompt), cached_tokens(reply.get("usage"), len(prompt)), len(ids)),
         model=_label(reply.get("model") or model),
@@ -204,7 +205,7 @@ def _are_logprobs(value: Any) -> TypeGuard[list[float]]:
 
 
 def _turns(request: SampleRequest) -> list[dict[str, str]]:
-    return [{"role": m.role, "content": _sendable(m.content)} for m in request.messages]
+    return [{"role": m.role, "content": storable(m.content)} for m in request.messages]
 
 
 def _how_to_draw(
@@ -260,12 +261,4 @@ def _stop_reason(choice: dict[str, Any], *, refused: bool) -> str | None:
 def _label(value: Any) -> str:
     """A name beside the completion, as it is kept; the end of a very long one is left out."""
     text = str(value)
-    return _storable(text if len(text) <= _LONGEST_LABEL else text[:_LONGEST_LABEL] + "…")
-
-
-def _sendable(text: str) -> str:
-    """Lone surrogates cannot be sent as UTF-8; they become "?"."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
-_storable = _sendable
+    return storable(text if len(text) <= _LONGEST_LABEL else text[:_LONGEST_LABEL] + "…")

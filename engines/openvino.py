@@ -27,8 +27,8 @@ from engines.sampling import (
 )
 from engines.settings import ModelSettings
 from engines.structure import relaxed, within_bounds
-from storage.cache import Say
 from storage.errors import ConfigError, EndpointError
+from storage.text import Say, storable
 from weights.chat_template import rendered
 from weights.gguf import gguf_metadata
 from weights.policy_files import policy_digest, policy_files
@@ -146,8 +146,7 @@ class OpenVINOEngine:
         return ids
 
     def _encoded(self, text: str) -> list[int]:
-        text = text.encode("utf-8", "replace").decode("utf-8")
-        encoded = self._tokenizer.encode(text, add_special_tokens=False).input_ids.data[0]
+        encoded = self._tokenizer.encode(storable(text), add_special_tokens=False).input_ids.data[0]
         ids: list[int] = encoded.tolist()
         return ids
 

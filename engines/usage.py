@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from engines.sampling import FinishReason, SampleRequest, Usage, UsageBasis
 from storage.records import Message
+from storage.text import storable
 from weights.chat_template import rendered
 from weights.policy_files import policy_files, tokenizer_of
 
@@ -125,8 +126,9 @@ class TokenizerCount:
         return tokens if shown else max(tokens, request.sampling.max_new_tokens)
 
     def _tokens(self, text: str) -> int:
-        sendable = text.encode("utf-8", "replace").decode("utf-8")
-        return len(self.tokenizer(sendable, add_special_tokens=False, verbose=False)["input_ids"])
+        return len(
+            self.tokenizer(storable(text), add_special_tokens=False, verbose=False)["input_ids"]
+        )
 
 
 class Counting:
@@ -181,4 +183,4 @@ def _role_and_content(message: Message) -> str:
 
 
 def _bytes(text: str) -> int:
-    return len(text.encode("utf-8", "replace"))
+    return len(storable(text).encode())

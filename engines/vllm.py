@@ -6,7 +6,6 @@ because the server died is made again, with the same seed, once the next one ans
 
 import asyncio
 import os
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -19,15 +18,13 @@ from engines.vllm_command import Served, Vllm, installed_vllm, server_command, s
 from engines.vllm_server import VllmServer
 from engines.vllm_weights import ready_weights, served_digest, served_name
 from storage.errors import EndpointError
+from storage.text import Say
 
 if TYPE_CHECKING:
     from engines.openai import OpenAIEngine
 
 KEY_VARIABLE = "VLLM_API_KEY"
 """Where vLLM itself looks for a key to ask for; it is shown no other key of ours."""
-
-
-Say = Callable[[str], None]
 
 
 class Connect(Protocol):

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from engines.settings import ModelSettings
 from engines.vllm_command import Served
-from storage.cache import Say, cache_room, open_entry
+from storage.cache import cache_room, open_entry
 from storage.errors import ConfigError
-from storage.text import digest_of
+from storage.text import Say, digest_of
 from weights.adapters import adapter_config, check_adapter
 from weights.hub import HUB
 from weights.model_folders import read_config

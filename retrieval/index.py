@@ -11,9 +11,10 @@ from retrieval.cached import CachedRetriever
 from retrieval.interface import Retriever
 from retrieval.passages import corpus_hash, in_index_order
 from retrieval.settings import RetrievalSettings
-from storage.cache import Say, cache_room, open_entry
+from storage.cache import cache_room, open_entry
 from storage.errors import ConfigError
 from storage.records import Passage
+from storage.text import Say
 
 __all__ = ["corpus_hash", "open_retriever"]
 

@@ -21,8 +21,8 @@ from rewards.schedule import Weights
 from storage.errors import ConfigError
 from storage.plain_json import object_inside
 from storage.records import Message
-from storage.text import digest_of, storable
-from weights.embedding import FrozenEncoder, Prefix, Say
+from storage.text import Say, digest_of, storable
+from weights.embedding import FrozenEncoder, Prefix
 from weights.hub import HUB
 from weights.policy_files import PACKAGED
 

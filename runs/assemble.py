@@ -1,7 +1,7 @@
 """The parts of a run, put together from its recipe: data, retriever, engines, environment."""
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
@@ -19,8 +19,7 @@ from sources.settings import DataSettings
 from storage.cache import cache_room
 from storage.ledger import Ledger
 from storage.records import Passage
-
-Say = Callable[[str], None]
+from storage.text import Say
 
 
 def open_data(recipe: Recipe, settings: DataSettings | None = None) -> Data:

@@ -9,7 +9,6 @@ from agent.protocols import protocol_of
 from evaluation.baselines import Material, load_baseline
 from evaluation.run import Begin
 from retrieval.interface import Retriever
-from runs.assemble import Say
 from runs.evaluation_set import answering, data_settings
 from runs.inputs import model_digest
 from runs.preflight import model_files, problems
@@ -18,6 +17,7 @@ from sources.load import Data, load_part
 from sources.parts import folded_question
 from storage.errors import ConfigError
 from storage.records import Question
+from storage.text import Say
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from retrieval.interface import Retriever
 from rewards.reward_model import RewardModel
 from rewards.scheme import RewardScheme
 from rewards.schemes import scheme_of
-from runs.assemble import Say, environment_for, open_engine, sampling_for
+from runs.assemble import environment_for, open_engine, sampling_for
 from runs.progress import Progress
 from runs.recipe import Recipe
 from runs.reward_model import reward_model_for
 from storage.ledger import Ledger
 from storage.records import Question
-from storage.text import digest_of
+from storage.text import Say, digest_of
 
 LABELLING = ("rewards", "pairs", "reward_model")
 """Blocks of the recipe that decide labels and pairs."""

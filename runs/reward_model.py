@@ -5,7 +5,8 @@ from pathlib import Path
 from rewards.reward_model import RewardModel, read_record
 from runs.recipe import Recipe
 from storage.errors import ConfigError
-from weights.embedding import Say, base_of
+from storage.text import Say
+from weights.embedding import base_of
 
 UNTAUGHT = "untaught"
 """Key of the totals that says why no model was made, where there was nothing to learn."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from annotation.annotator import Annotated
-from runs.assemble import Say, open_data, open_index
+from runs.assemble import open_data, open_index
 from runs.growing import grow_questions
 from runs.progress import Progress
 from runs.recipe import Recipe
@@ -34,6 +34,7 @@ from storage.inert import guard_streams
 from storage.ledger import Ledger
 from storage.memory import exhausted
 from storage.records import Question
+from storage.text import Say
 
 GO, NO_CALLS, NO_QUESTIONS = 0, 1, 2
 """What the parent lets its workers do; each word forbids more than the one before."""

@@ -23,8 +23,7 @@ from pathlib import Path
 from storage.atomic import sync
 from storage.errors import ConfigError, StorageError
 from storage.file_seal import folder_fault, seal_folder
-
-Say = Callable[[str], None]
+from storage.text import Say
 
 _ELSEWHERE = "set the environment variable BRANCHWISE_CACHE to a folder"
 _log = logging.getLogger(__name__)

@@ -2,8 +2,11 @@
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+Say = Callable[[str], None]
+"""Logs a line for a person to read."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 

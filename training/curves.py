@@ -2,18 +2,16 @@
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from storage.enclosed import LOG_BYTES, read_inside
 from storage.errors import StorageError
 from storage.plain_json import as_object, parse_json
+from storage.text import Say
 from training.checkpoints import list_checkpoint
 
 METRICS = "metrics.jsonl"
-
-Say = Callable[[str], None]
 
 _SPOKEN_EVERY_S = 30.0
 _NAMES = {

@@ -16,7 +16,7 @@ from typing import Any
 
 from storage.errors import ConfigError
 from storage.records import Pair
-from training.curves import Say
+from storage.text import Say
 from training.holdout import HoldoutScore, held_out, score
 from training.likelihood import step_logps
 from training.packing import StepTokens

@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from agent.tags import inert
 from storage.records import Passage, Question
 from storage.text import holds_phrase
 
@@ -178,7 +179,7 @@ def best_sentence(question: Question, passage: Passage, later: Sequence[Passage]
     sentences = _SENTENCE_END.split(" ".join(passage.text.split()))
     best = max(sentences, key=score)
     keep = [*links, *question.answers] if not later else links
-    return _shortened(best.translate(str.maketrans("<>", "‹›")), keep)
+    return _shortened(inert(best), keep)
 
 
 def _shortened(sentence: str, keep: Sequence[str]) -> str:

@@ -23,9 +23,8 @@ from rewards.reward_model import HEADS, KIND, RECORD, stored_encoder
 from rewards.scheme import RewardScheme
 from storage.atomic import atomic_write_json
 from storage.errors import ConfigError
-from storage.text import digest_of_many
+from storage.text import Say, digest_of_many
 from training.comparisons import SiblingComparison, split_questions
-from training.curves import Say
 from training.head_metrics import ModelMetrics, Steps, measure
 from training.heads import fit_heads
 from training.lengths import within

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from storage.seeds import folded
+from storage.text import Say
 from training.arguments import lora_config, one_device
-from training.curves import Say
 from training.examples import IGNORED, StepExample, TokenExample, tokenise
 from training.packing import StepTokens, packed_batch
 from training.report import TrainingReport

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from storage.errors import StorageError
+from storage.text import Say
 from training.arguments import quiet, shared_arguments
 from training.checkpoints import forget_checkpoints, latest_checkpoint
-from training.curves import Say, curves, read_metrics
+from training.curves import curves, read_metrics
 from training.holdout import HoldoutScore
 from training.lengths import within
 from training.movement import movement_of

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from training.curves import Say
+from storage.text import Say
 from training.examples import StepExample
 from training.report import TrainingReport
 from training.settings import WarmStartSettings

@@ -7,6 +7,7 @@ from typing import Any
 
 from storage.errors import ConfigError
 from storage.records import Message
+from storage.text import storable
 
 
 def rendered(template: str, messages: tuple[Message, ...], prefix: str = "") -> str:
@@ -26,8 +27,7 @@ def rendered(template: str, messages: tuple[Message, ...], prefix: str = "") -> 
         raise ConfigError(
             f"the model's chat template cannot be used ({type(error).__name__}: {error})"
         ) from error
-    # A lone surrogate (it can stand in JSON) has no UTF-8, which the tokenizer takes.
-    return (text + prefix).encode("utf-8", "replace").decode("utf-8")
+    return storable(text + prefix)  # A lone surrogate has no UTF-8, which the tokenizer takes.
 
 
 def prompt_ids(messages: Sequence[Message], tokenizer: Any) -> tuple[int, ...]:
@@ -56,8 +56,7 @@ def target_ids(target: str, tokenizer: Any, stops: tuple[str, ...] = ()) -> tupl
 
 
 def _encoded(text: str, tokenizer: Any) -> tuple[int, ...]:
-    text = text.encode("utf-8", "replace").decode("utf-8")
-    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return tuple(tokenizer(storable(text), add_special_tokens=False)["input_ids"])
 
 
 @lru_cache(maxsize=8)

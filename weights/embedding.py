@@ -8,7 +8,7 @@ its vector lies in the cache under a hash of the weights and of its tokens.
 import hashlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 from storage.cache import cache_room
 from storage.errors import ConfigError
 from storage.records import Message
+from storage.text import Say, storable
 from storage.vectors import Vector, VectorCache
 from weights.backbone import Backbone, StepVectors, Tokens
 from weights.chat_template import prompt_ids, target_ids
@@ -26,8 +27,6 @@ from weights.policy_files import (
     policy_files,
     tokenizer_of,
 )
-
-Say = Callable[[str], None]
 
 _log = logging.getLogger(__name__)
 _WORTH_A_WORD = 500
@@ -158,7 +157,7 @@ class FrozenEncoder:
 
 def _bare(prefix: Prefix) -> str:
     text = "\n".join([*(message.content for message in prefix.messages), prefix.text])
-    return text.encode("utf-8", "replace").decode("utf-8")
+    return storable(text)
 
 
 def _key(digest: str, tokens: Tokens) -> bytes:

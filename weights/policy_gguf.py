@@ -4,8 +4,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from storage.cache import Say, cache_room, open_entry
+from storage.cache import cache_room, open_entry
 from storage.file_seal import file_fault
+from storage.text import Say
 from weights.gguf import (
     DIGEST_KEY,
     Precision,

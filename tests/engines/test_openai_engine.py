@@ -101,7 +101,7 @@ async def test_seeds_are_stable_by_call_and_differ_by_draw() -> None:
         (completion(None, message={"refusal": "I won't"}), "", "content_filter", "refusal"),
         (completion("cut", finish_reason="length"), "cut", "length", "length"),
         (completion("x", finish_reason="abort"), "x", "unknown", "abort"),
-        (completion("bad \ud800"), "bad ?", "stop", "stop"),
+        (completion("bad \ud800"), "bad \ufffd", "stop", "stop"),
         (completion("nul \0"), "nul \0", "stop", "stop"),
         (completion("x", usage=None), "x", "stop", "stop"),
         (completion("x" * 65_536), "x" * 65_536, "stop", "stop"),
