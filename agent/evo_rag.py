@@ -76,14 +76,10 @@ class EvoRAG(AgentProtocol):
         return state.stage if action.kind in ("search", "backtrack") else TERMINAL
 
     def render(self, action: Action) -> str:
-        if action.kind in _FILLED:
-            return f"<{action.kind}>{action.content}</{action.kind}>"
-        return f"<{action.kind}/>"
-
-
-def with_note(note: str, rendered: str) -> str:
-    """A step's text that notes an intermediate answer first."""
-    return f"<note>{note}</note>{rendered}"
+        """Returns the text of an action, after its note (part `note`) if it has one."""
+        kind, note = action.kind, dict(action.parts).get("note")
+        text = f"<{kind}>{action.content}</{kind}>" if kind in _FILLED else f"<{kind}/>"
+        return text if note is None else f"<note>{note}</note>{text}"
 
 
 def live_searches(steps: Sequence[Step]) -> tuple[LiveSearch, ...]:

@@ -22,14 +22,10 @@ async def walk_evo_rag(walk: Walk) -> None:
     Raises:
         RetrievalError: a search failed.
     """
-    if not walk.question.answerable:
-        await _Way(walk).to_refusal()
-    elif not walk.hops:
-        walk.problem = "supporting passages are not in the corpus"
-    elif not walk.question.answers:
-        walk.problem = "no answer"
-    else:
+    if walk.question.answerable:
         await _Way(walk).to_answer()
+    else:
+        await _Way(walk).to_refusal()
 
 
 class _Way:
@@ -56,7 +52,7 @@ class _Way:
         if kept_up < len(hops):
             self._refuse("refusals: given up")
         else:
-            walk.answer(self._taken_note())
+            walk.answer(note=self._taken_note())
 
     async def to_refusal(self) -> None:
         walk = self._walk
@@ -100,7 +96,7 @@ class _Way:
     async def _search(self, query: str, counted: str, hop: GoldHop | None = None) -> bool:
         """Search, and see what is to be noted; whether the hop's passage is shown."""
         walk = self._walk
-        found = await walk.search("search", query, self._taken_note())
+        found = await walk.search("search", query, note=self._taken_note())
         walk.counts["searches"] += 1
         walk.counts[counted] += 1
         for passage in found:

@@ -41,6 +41,7 @@ class TokenExample:
     prompt: tuple[int, ...]
     target: tuple[int, ...]
     weight: float = 1.0
+    question_id: str = ""
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.target)
@@ -60,6 +61,7 @@ def tokenise(
             prompt_ids(example.messages, tokenizer),
             target_ids(example.target, tokenizer, stops),
             example.weight,
+            example.question_id,
         )
         for example in examples
     ]

@@ -1,6 +1,7 @@
-"""The order of pairs: states shuffled, the pairs of a state one after another.
+"""The order of examples: groups shuffled, the examples of a group one after another.
 
-So siblings meet in one micro-batch, and their prompt is read once.
+So siblings, or calls of one turn, meet in one micro-batch, and what their prompts share is read
+once.
 """
 
 import random
@@ -8,10 +9,10 @@ from collections.abc import Hashable, Iterator, Sequence
 
 
 class StateOrder:
-    """A sampler for PyTorch's loaders: indices of pairs, in another order every epoch.
+    """A sampler for PyTorch's loaders: indices of examples, in another order every epoch.
 
     Args:
-        states: what the pairs' states are known by, one a pair.
+        states: what the examples' groups are known by, one an example.
         seed: the order depends on it and the epoch alone, so that a resumed training goes on in it.
     """
 

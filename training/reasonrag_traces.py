@@ -17,9 +17,6 @@ async def walk_reasonrag(walk: Walk) -> None:
     Raises:
         RetrievalError: a search failed.
     """
-    if not walk.hops or not walk.question.answers:
-        walk.problem = "no answer" if walk.hops else "supporting passages are not in the corpus"
-        return
     for hop in walk.hops:
         if not await _take(walk, hop):
             walk.problem = walk.problem or "no query wording brings the passage"

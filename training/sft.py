@@ -14,6 +14,7 @@ from storage.seeds import folded
 from storage.text import Say
 from training.arguments import lora_config, one_device
 from training.examples import IGNORED, StepExample, TokenExample, tokenise
+from training.order import StateOrder
 from training.packing import StepTokens, packed_batch
 from training.report import TrainingReport
 from training.settings import OptimiserSettings
@@ -58,7 +59,9 @@ def train_on_steps(
     course = TrainingRun(kind, settings, start, target, seed, resume, say, data)
     model, tokenizer = course.load_start()
     tokens = course.fitting(tokenise(examples, tokenizer, stops))
-    trainer = _trainer(model, tokenizer, tokens, course, label_smoothing)
+    # Calls of one turn begin with each other's prompts, which are then read once.
+    together = [one.question_id for one in tokens] if stops else None
+    trainer = _trainer(model, tokenizer, tokens, course, label_smoothing, together)
     return course.train(trainer, tokens, given=len(examples))
 
 
@@ -68,6 +71,7 @@ def _trainer(
     tokens: Sequence[TokenExample],
     course: TrainingRun,
     label_smoothing: float,
+    together: Sequence[str] | None,
 ) -> Any:
     from peft import get_peft_model
     from transformers import TrainingArguments, set_seed
@@ -78,7 +82,7 @@ def _trainer(
         read_packed(model, course.kind.replace("-", "_"))
         one_device(arguments)
     set_seed(folded(course.seed))  # before the adapter is made: its first weights are random
-    return _trainer_class(label_smoothing)(
+    return _trainer_class(label_smoothing, together)(
         model=get_peft_model(model, lora_config(course.settings.lora)),
         args=arguments,
         train_dataset=[
@@ -89,13 +93,18 @@ def _trainer(
     )
 
 
-def _trainer_class(label_smoothing: float) -> Any:
+def _trainer_class(label_smoothing: float, together: Sequence[str] | None) -> Any:
     """Made here because transformers takes seconds to import."""
     import torch
     from transformers import Trainer
 
     class StepTrainer(Trainer):  # type: ignore[misc]
         """Weighted cross-entropy, computed for the last positions only."""
+
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            if together is None:
+                return super()._get_train_sampler(train_dataset)
+            return StateOrder(together, self.args.seed)
 
         def _track_num_input_tokens(self, inputs: Any) -> None:
             """What the model reads: of packed examples the tree, not the rows."""

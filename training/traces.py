@@ -13,16 +13,23 @@ from dataclasses import dataclass
 from agent.protocol import AgentProtocol, root_of
 from retrieval.interface import Retriever
 from storage.records import Passage, Question
+from training.arena_traces import walk_arena
 from training.evo_rag_traces import walk_evo_rag
 from training.examples import StepExample
 from training.hops import hops_of, queries_about
 from training.reasonrag_traces import walk_reasonrag
+from training.search_traces import walk_r1_searcher, walk_search_loop
 from training.settings import TraceSettings
 from training.walk import Walk
 
 WALKS: Mapping[str, Callable[[Walk], Awaitable[None]]] = {
     "reasonrag": walk_reasonrag,
     "evo-rag": walk_evo_rag,
+    "arena": walk_arena,
+    "r1-searcher": walk_r1_searcher,
+    "eval-rar": walk_search_loop,
+    "search-r1": walk_search_loop,
+    "autorefine": walk_search_loop,
 }
 """How a question is walked, by the protocol's name."""
 
@@ -64,6 +71,8 @@ async def build_traces(
     traces = Traces([], Counter())
     titles = frozenset(passage.title for passage in passages.values())
     for question in questions:
+        query = protocol.first_query(question)
+        shown = None if query is None else tuple(await retriever.search(query, top_k))
         walk = Walk(
             question=question,
             hops=hops_of(question, passages),
@@ -73,9 +82,14 @@ async def build_traces(
             top_k=top_k,
             settings=settings or TraceSettings(),
             rng=random.Random(f"{seed}:{question.id}"),
-            state=root_of(question, protocol),
+            state=root_of(question, protocol, shown),
         )
-        await WALKS[protocol.name](walk)
+        if question.answerable and not walk.hops:
+            walk.problem = "supporting passages are not in the corpus"
+        elif question.answerable and not question.answers:
+            walk.problem = "no answer"
+        else:
+            await WALKS[protocol.name](walk)
         if walk.problem:
             traces.counts[f"put aside: {walk.problem}"] += 1
         else:

@@ -4,11 +4,10 @@ import random
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from agent.evo_rag import with_note
 from agent.protocol import AgentProtocol
-from agent.state import Action, State, Step
+from agent.state import TERMINAL, Action, State, Step
 from retrieval.interface import Retriever
 from storage.records import Question, RetrievedPassage
 from training.examples import StepExample
@@ -22,12 +21,18 @@ FORCED_SHARE = 0.1
 """Share of the traces that also show the forced-answer prompt, answered with evidence at hand."""
 
 
+def cited(rng: random.Random, hop: GoldHop) -> str:
+    """Returns one wording of a hop's evidence, as a sentence of a longer text."""
+    evidence = rng.choice(hop.evidence)
+    return evidence if evidence.endswith((".", "!", "?")) else f"{evidence}."
+
+
 @dataclass
 class Walk:
     """A question on its way to an end.
 
     Attributes:
-        hops: of an answerable question; empty if a gold passage is not in the corpus.
+        hops: of an answerable question.
         wordings: queries for a question that has no hops.
         top_k: passages that a search returns.
         rng: decides everything that is left to chance.
@@ -54,7 +59,7 @@ class Walk:
         return self.protocol.settings.max_steps - self.state.depth
 
     async def search(
-        self, kind: str, query: str, note: str | None = None
+        self, kind: str, query: str, **parts: str | None
     ) -> tuple[RetrievedPassage, ...]:
         """Search as the policy would; the passages that this brought.
 
@@ -62,56 +67,56 @@ class Walk:
             RetrievalError: the search failed.
         """
         found = tuple(await self.retriever.search(query, self.top_k))
-        self.step(kind, query, note, found)
+        self.step(kind, query, found, **parts)
         return found
 
     def step(
         self,
         kind: str,
         content: str = "",
-        note: str | None = None,
         found: tuple[RetrievedPassage, ...] = (),
+        /,
+        **parts: str | None,
     ) -> None:
         """Learn this step here, then take it.
 
         Args:
-            note: what the step notes first; null: nothing.
             found: passages that it brings.
+            parts: other sections of its text, in order; None: left out.
         """
-        forced = self.protocol.is_last(self.state)
-        action = Action(kind, content)
-        target = self._text(action, note)
+        protocol, state = self.protocol, self.state
+        forced = protocol.is_last(state)
+        said = tuple((name, text) for name, text in parts.items() if text is not None)
+        action = Action(kind, content, parts=said)
+        target = protocol.render(action)
+        if not state.steps:
+            target = target.removeprefix(protocol.prefill)
         if self.problem is None:
             self.problem = self._problem_of(action, target, forced)
-        self.examples.append(self._example(self.protocol, self.state, target))
-        step = Step(self.state.stage, target, action, forced, found)
-        self.state = self.state.after(
-            step, self.protocol.next_stage(self.state, action, last=forced)
+        self.examples.append(
+            StepExample(protocol.prompt(state), target, self.question.id, state.stage)
         )
+        step = Step(state.stage, target, action, forced, found)
+        stage = protocol.next_stage(state, action, last=forced)
+        if stage != TERMINAL:
+            step = replace(step, inserted=protocol.inserted(state, step))
+        self.state = state.after(step, stage)
 
-    def answer(self, note: str | None = None) -> None:
+    def answer(self, **parts: str | None) -> None:
         """Give the gold answer; by chance, also learn to where the budget ends here."""
-        before, answer = self.state, self.question.answers[0]
-        self.step("answer", answer, note)
-        if self.rng.random() < FORCED_SHARE:
-            target = self._text(Action("answer", answer), note)
-            self.examples.append(
-                self._example(self.protocol.with_budget(before.depth + 1), before, target)
-            )
+        before = self.state
+        self.step("answer", self.question.answers[0], **parts)
+        if self.protocol.forces_answer and self.rng.random() < FORCED_SHARE:
+            messages = self.protocol.with_budget(before.depth + 1).prompt(before)
+            self.examples.append(replace(self.examples[-1], messages=messages))
             self.counts["forced answers"] += 1
-
-    def _text(self, action: Action, note: str | None) -> str:
-        rendered = self.protocol.render(action)
-        return rendered if note is None else with_note(note, rendered)
 
     def _problem_of(self, action: Action, target: str, forced: bool) -> str | None:
         if forced and action.kind != "answer":
             return "longer than max_steps"
         form = self.protocol.structure(self.state, last=forced)
         fits = form is None or form.kind != "regex" or re.fullmatch(form.value, target) is not None
-        if not fits or self.protocol.parse(self.state, target, last=forced) != action:
+        read = self.protocol.parse(self.state, target, last=forced)
+        if not fits or (read.kind, read.content) != (action.kind, action.content):
             return "a step does not fit the protocol's form"
         return None
-
-    def _example(self, protocol: AgentProtocol, state: State, target: str) -> StepExample:
-        return StepExample(protocol.prompt(state), target, self.question.id, state.stage)

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.evo_rag import EvoRAG, LiveSearch, live_searches, note_of, with_note
+from agent.evo_rag import EvoRAG, LiveSearch, live_searches, note_of
 from agent.protocol import query_of
 from agent.state import Action, State, Step
 from agent.tags import MAX_CONTENT_CHARS
@@ -63,7 +64,7 @@ def test_whatever_the_structure_admits_parses_and_reads_back(
         return
     note = note_of(Step("reasoning", text, action))
     assert (note is not None) == text.startswith("<note>")
-    again = PROTOCOL.render(action) if note is None else with_note(note, PROTOCOL.render(action))
+    again = PROTOCOL.render(replace(action, parts=(("note", note),) if note else ()))
     assert PROTOCOL.parse(state, again, last=forced) == action
     assert note_of(Step("reasoning", again, action)) == note
     assert forced <= (action.kind == "answer")
@@ -139,7 +140,7 @@ def walked(made: Sequence[Move]) -> tuple[State, list[LiveSearch], list[str]]:
             continue
         text = "<backtrack/>" if kind == "backtrack" else f"<search>query {which}</search>"
         found = [passage(f"p{which}")] if which else []
-        state = taken(state, with_note(note, text) if note else text, *found)
+        state = taken(state, f"<note>{note}</note>{text}" if note else text, *found)
         if note:
             top = stack[-1]
             stack[-1] = LiveSearch(top.number, top.query, top.passages, (*top.notes, note))

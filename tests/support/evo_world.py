@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent.evo_rag import EvoRAG, with_note
+from agent.evo_rag import EvoRAG
 from agent.state import Action, State, Step
 from engines.sampling import Engine
 from rewards.evo_rag import Gold
@@ -28,7 +28,7 @@ def step(kind: str, content: str = "", *passages: str, note: str | None = None) 
     text = PROTOCOL.render(action)
     return Step(
         "reasoning",
-        with_note(note, text) if note else text,
+        f"<note>{note}</note>{text}" if note else text,
         action,
         passages=tuple(found(name) for name in passages),
     )

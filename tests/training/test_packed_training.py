@@ -270,3 +270,23 @@ def test_pairs_that_the_start_has_decided_are_left_out(base: str, tmp_path: Path
     assert some and others
     assert (some, left) == (rest, others), "what one order leaves out, the other trains on"
     assert any("which the start has decided already" in line for line in said)
+
+
+def test_calls_of_one_turn_are_read_together(base: str, tmp_path: Path) -> None:
+    calls = [
+        StepExample(
+            (Message("user", f"Question {q}?"), *turn(f"passage {q} " * 30 + "go on ") * n),
+            "x]",
+            q,
+            "",
+        )
+        for n in range(3)
+        for q in "abcdef"
+    ]
+    settings = SftSettings(batch_size=3, micro_batch=3, precision="float32")
+    for name, stops in (("apart", ()), ("together", ("]",))):
+        train_on_steps(
+            calls, settings, kind="sft", start=base, target=tmp_path / name, seed=0, stops=stops
+        )
+    apart, together = (read_metrics(tmp_path / n)[-1]["tokens"] for n in ("apart", "together"))
+    assert together < 0.8 * apart

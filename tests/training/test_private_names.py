@@ -35,6 +35,7 @@ def test_every_private_name_that_we_use_is_still_there() -> None:
         (DPOTrainer, "compute_loss", loss),
         (DPOTrainer, "compute_ref_log_probs", "self model inputs"),
         # training/sft.py
+        (Trainer, "_get_train_sampler", "self train_dataset"),
         (Trainer, "_track_num_input_tokens", "self inputs"),
         (Trainer, "compute_loss", loss),
         # weights/tree_attention.py

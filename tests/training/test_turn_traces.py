@@ -1,0 +1,162 @@
+"""Traces of ARENA, R1-Searcher and the search loops: replayed, and paid in full."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_engine import SpellingEngine
+
+from agent.arena import supporting_numbers
+from agent.environment import Environment, Trajectory
+from agent.protocol import AgentProtocol
+from agent.protocols import protocol_of
+from agent.search_loop import SearchLoop
+from agent.segments import policy_text
+from agent.settings import AgentSettings
+from engines.openvino import embedded_engine
+from engines.sampling import CallIdentity, SampleRequest, Sampling
+from engines.settings import ModelSettings
+from retrieval.index import open_retriever
+from retrieval.interface import Retriever
+from retrieval.settings import RetrievalSettings
+from rewards.arena import ArenaSettings, arena_outcome
+from rewards.eval_rar import EvalRarSettings, eval_rar_outcome
+from rewards.r1_searcher import R1SearcherSettings, r1_searcher_outcome
+from sources.atlas import build_corpus, build_questions
+from storage.records import Passage, Question
+from training.examples import StepExample
+from training.search_traces import USELESS
+from training.traces import Traces, build_traces
+from weights.chat_template import prompt_ids
+from weights.policy_files import load_tokenizer, packaged_gguf
+
+TOP_K, REFERENCES = 2, 5
+LOOPS = ("eval-rar", "search-r1", "autorefine")
+
+Atlas = tuple[dict[str, Question], dict[str, Passage], Retriever]
+
+
+@pytest.fixture(scope="module")
+def atlas(tmp_path_factory: pytest.TempPathFactory) -> Atlas:
+    corpus = build_corpus(800)
+    index = open_retriever(RetrievalSettings(), corpus, tmp_path_factory.mktemp("atlas"))
+    asked = build_questions("warm", 60, cities=800, references=REFERENCES)
+    return {q.id: q for q in asked if q.answerable}, {p.id: p for p in corpus}, index
+
+
+def protocol(name: str, **settings: Any) -> AgentProtocol:
+    return protocol_of(AgentSettings(protocol=name, **settings))
+
+
+async def traces_of(atlas: Atlas, by: AgentProtocol) -> Traces:
+    questions, corpus, retriever = atlas
+    return await build_traces(questions.values(), corpus, by, retriever, 0, TOP_K)
+
+
+async def replayed(atlas: Atlas, by: AgentProtocol) -> dict[str, Trajectory]:
+    """What the environment makes of each trace; its prompts are those of the examples."""
+    questions, _, retriever = atlas
+    made = await traces_of(atlas, by)
+    assert made.counts["traces"] >= 0.9 * len(questions), made.counts
+    steps: dict[str, list[StepExample]] = {}
+    for example in made.examples:
+        steps.setdefault(example.question_id, []).append(example)
+    done = {}
+    for name, examples in steps.items():
+        engine = SpellingEngine([example.target for example in examples])
+        environment = Environment(by, engine, retriever, TOP_K)
+        root = await environment.root(questions[name])
+        end = await environment.trajectory(root, Sampling(), question_id=name, path="")
+        for request, example in zip(engine.asked, examples, strict=True):
+            parts = [
+                p if isinstance(p, str) else "".join(map(chr, p)) for p in request.prefix or ()
+            ]
+            turn = example.messages[len(request.messages) :]
+            assert [m.content for m in turn] == parts
+            assert example.messages[: -len(turn) or None] == request.messages
+        assert (end.stop_reason, end.state.answer) == ("answer", questions[name].answers[0])
+        done[name] = end
+    return done
+
+
+@pytest.mark.parametrize("references", ["given", "retrieved"])
+async def test_an_arena_reply_cites_all_supporting_references(
+    atlas: Atlas, references: str
+) -> None:
+    by, questions = protocol("arena", references=references), atlas[0]
+    if references == "retrieved":  # one search brings what one hop needs
+        questions = {name: q for name, q in questions.items() if q.type == "single"}
+    done = await replayed((questions, *atlas[1:]), by)
+    for name, end in done.items():
+        question = questions[name]
+        outcome = arena_outcome(
+            by.segments(end.state),
+            question.answers,
+            ArenaSettings(),
+            shown=len(end.state.given or ()),
+            supporting=supporting_numbers(question, end.state),
+        )
+        assert outcome.total == 13 and outcome.all_correct
+
+
+@pytest.mark.parametrize("prompt", ["base", "instruct"])
+async def test_an_r1_searcher_trace_is_well_formed_and_searches_too_much_now_and_then(
+    atlas: Atlas, prompt: str
+) -> None:
+    by, useless = protocol("r1-searcher", prompt=prompt), Counter[bool]()
+    for name, end in (await replayed(atlas, by)).items():
+        question, segments = atlas[0][name], by.segments(end.state)
+        paid = [
+            r1_searcher_outcome(
+                segments, question.question, question.answers, R1SearcherSettings(stage=stage)
+            )
+            for stage in (1, 2)
+        ]
+        assert [(one.failures, one.total) for one in paid] == [((), 1.0), ((), 1.0)]
+        useless[USELESS in policy_text(segments)] += 1
+    assert 0.05 < useless[True] / useless.total() < 0.5
+
+
+@pytest.mark.parametrize("name", LOOPS)
+async def test_a_loop_writes_about_every_block_and_answers(atlas: Atlas, name: str) -> None:
+    by = protocol(name, max_steps=5)
+    assert isinstance(by, SearchLoop)
+    rewards = EvalRarSettings(reward="autorefine" if name == "autorefine" else "eval-rar")
+    for question_id, end in (await replayed(atlas, by)).items():
+        question, segments = atlas[0][question_id], by.segments(end.state)
+        outcome = eval_rar_outcome(segments, question.answers, rewards, by.search_tags)
+        assert outcome.total == 1.0 and not outcome.forged
+        assert outcome.searches == len(end.state.steps) - 1 >= (question.hops or 0)
+        assert outcome.evaluated == (0 if name == "search-r1" else outcome.searches)
+        if name != "search-r1" and question.type != "comparison":
+            assert max(value or 0 for value in list(outcome.components.values())[1:]) == 0.1
+
+
+async def test_what_a_policy_cannot_be_shown_is_put_aside(atlas: Atlas) -> None:
+    questions, corpus, retriever = atlas
+    two_hops = next(q for q in questions.values() if q.hops == 2)
+    one = two_hops.model_copy(update={"paragraphs": two_hops.paragraphs[:1]})
+    made = await build_traces([one], corpus, protocol("arena"), retriever, 0, TOP_K)
+    assert made.counts == {"put aside: a supporting passage is not among the references": 1}
+    short = protocol("eval-rar", max_steps=2)
+    made = await build_traces([two_hops], corpus, short, retriever, 0, TOP_K)
+    assert made.counts["put aside: longer than max_steps"] == 1
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["arena", "r1-searcher", *LOOPS])
+async def test_a_policy_is_trained_on_the_ids_that_it_is_asked_with(
+    atlas: Atlas, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path))
+    tokenizer = load_tokenizer(packaged_gguf())
+    by = protocol(name)
+    made = await traces_of(atlas, by)
+    asked = {"sampling": Sampling(), "identity": CallIdentity("policy", "q", "r")}
+    async with embedded_engine(ModelSettings(model="packaged")) as engine:
+        for example in made.examples[:40]:
+            turn = tuple(m.content for m in example.messages if m.role == "assistant")
+            messages = example.messages[: len(example.messages) - len(turn)]
+            request = SampleRequest(messages, prefix=turn or None, **asked)  # type: ignore[arg-type]
+            assert tuple(engine.prompt_ids(request)) == prompt_ids(example.messages, tokenizer)

@@ -1,0 +1,18 @@
+"""A reply in ARENA's protocol: the supporting references, what each of them says, the answer."""
+
+from agent.arena import supporting_numbers
+from training.walk import Walk, cited
+
+
+async def walk_arena(walk: Walk) -> None:
+    """Answers from the references, or notes that a supporting one is not shown."""
+    shown = {passage.id: number for number, passage in enumerate(walk.state.given or (), start=1)}
+    if any(hop.passage_id not in shown for hop in walk.hops):
+        walk.problem = "a supporting passage is not among the references"
+        return
+    used = {shown[hop.passage_id]: cited(walk.rng, hop) for hop in walk.hops}
+    supporting = supporting_numbers(walk.question, walk.state) or ()
+    # In the order in which one leads to the next, which a small policy finds easier to follow.
+    listed = ",".join(str(number) for number in dict.fromkeys([*used, *sorted(supporting)]))
+    analysis = " ".join(f"Reference {number}: {text}" for number, text in used.items())
+    walk.answer(relevance=f"[{listed}]", analysis=analysis)

@@ -1,0 +1,87 @@
+"""Ways to the answer in protocols that search within one turn: R1-Searcher and the search loops.
+
+Every hop is searched for, in other words if its passage was not found. What the policy writes about
+documents cites the evidence, or says that there is none, and names what is missing. Nothing is
+answered before its evidence was shown.
+"""
+
+from agent.search_loop import SearchLoop
+from storage.records import RetrievedPassage
+from training.hops import GoldHop
+from training.walk import MAX_TRIES, Walk, cited
+
+NEEDLESS = 0.15
+"""Share of the hops of R1-Searcher's traces after which something useless is searched."""
+
+NOT_FOUND, USELESS, ENOUGH = "The documents do not say.", "That does not help.", "That is enough."
+
+
+async def walk_search_loop(walk: Walk) -> None:
+    """Walks one question in the tags of its loop.
+
+    Raises:
+        RetrievalError: If a search failed.
+    """
+    protocol = walk.protocol
+    assert isinstance(protocol, SearchLoop)
+    await _Turn(walk, protocol.search_tags.evaluation or "think").to_answer()
+
+
+async def walk_r1_searcher(walk: Walk) -> None:
+    """Walks one question inside `<think>`, with a useless search now and then.
+
+    Raises:
+        RetrievalError: If a search failed.
+    """
+    await _Turn(walk, "think", opening="<think>", needless=NEEDLESS).to_answer()
+
+
+class _Turn:
+    """A walk within one turn.
+
+    Args:
+        walk: The walk.
+        part: Part of a text that says what the documents brought.
+        opening: How the turn begins.
+        needless: Share of the hops after which something useless is searched.
+    """
+
+    def __init__(self, walk: Walk, part: str, opening: str = "", needless: float = 0.0) -> None:
+        self._walk, self._part, self._opening, self._needless = walk, part, opening, needless
+        self._known = ""  # what the last search brought
+
+    async def to_answer(self) -> None:
+        walk = self._walk
+        for number, hop in enumerate(walk.hops, start=1):
+            found = await self._find(hop)
+            if found is None:
+                walk.problem = walk.problem or "no query wording brings the passage"
+                return
+            self._known = cited(walk.rng, hop)
+            spare = walk.steps_left - (len(walk.hops) - number) - 1
+            leads = [p.title for p in found if p.title not in walk.question.supporting_titles]
+            if leads and spare > 0 and walk.rng.random() < self._needless:
+                await self._search(walk.rng.choice(leads), "searches: useless")
+                self._known = f"{USELESS} {self._known}"
+        walk.answer(**self._said(ENOUGH))
+
+    async def _find(self, hop: GoldHop) -> tuple[RetrievedPassage, ...] | None:
+        """Searches in up to `MAX_TRIES` wordings until the hop's passage is shown."""
+        for query in self._walk.rng.sample(hop.queries, min(MAX_TRIES, len(hop.queries))):
+            found = await self._search(query, "searches")
+            if any(passage.id == hop.passage_id for passage in found):
+                return found
+            self._walk.counts["searches: missed"] += 1
+            self._known = NOT_FOUND
+        return None
+
+    async def _search(self, query: str, counted: str) -> tuple[RetrievedPassage, ...]:
+        self._walk.counts[counted] += 1
+        return await self._walk.search("search", query, **self._said(f"I need {query}."))
+
+    def _said(self, then: str) -> dict[str, str]:
+        """Returns what the policy writes before its next action, by part."""
+        text = f"{self._known} {then}".lstrip()
+        if self._walk.state.steps:
+            return {self._part: text}
+        return {"think": self._opening + text}
