@@ -3,6 +3,7 @@
 from typing import Literal
 
 from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
 
 from storage.settings import Settings
 
@@ -48,5 +49,8 @@ class AgentSettings(Settings):
         from agent.protocols import PROTOCOLS
 
         if name not in PROTOCOLS:
-            raise ValueError(f"no such protocol ({name}). Choose one of {', '.join(PROTOCOLS)}")
+            known = ", ".join(PROTOCOLS)
+            raise PydanticCustomError(
+                "unknown_protocol", "no such protocol; use one of {known}", {"known": known}
+            )
         return name

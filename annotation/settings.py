@@ -3,6 +3,7 @@
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from agent.actions import ACTIONS
 from storage.settings import Settings
@@ -10,7 +11,10 @@ from storage.settings import Settings
 
 def _known_action(kind: str) -> str:
     if kind not in ACTIONS:
-        raise ValueError(f"no such action ({kind}). Choose among {', '.join(ACTIONS)}")
+        known = ", ".join(ACTIONS)
+        raise PydanticCustomError(
+            "unknown_action", "no such action; use some of {known}", {"known": known}
+        )
     return kind
 
 

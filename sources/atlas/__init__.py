@@ -1,6 +1,6 @@
 """The embedded source: GeoNames facts become a corpus and questions, deterministic from a seed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import get_args
 
@@ -9,10 +9,15 @@ from sources.atlas.passages import build_corpus as _corpus
 from sources.atlas.questions import MIX, questions_of
 from sources.atlas.references import Shelf
 from sources.settings import Part
+from storage.errors import ConfigError
 from storage.records import Passage, Question
 
 DEFAULT_PER_PART = 2_000
 """Questions of a part where no limit is given; there are many more."""
+
+
+HOPELESS = 500
+"""Questions in a row that a protocol cannot be asked."""
 
 
 def build_corpus(cities: int | None = None) -> list[Passage]:
@@ -56,6 +61,25 @@ def build_questions(
         asked = questions_of(facts, one, seed, kinds)
         if references:
             asked = (shelf.with_references(question, references) for question in asked)
-        kept = (q for q in asked if unfit(q) is None)
-        found += islice(kept, skip, skip + wanted)
+        found += islice(_fitting(asked, unfit), skip, skip + wanted)
     return found
+
+
+def _fitting(
+    asked: Iterable[Question], unfit: Callable[[Question], str | None]
+) -> Iterator[Question]:
+    """Yields the questions that can be asked.
+
+    Raises:
+        ConfigError: If `HOPELESS` questions in a row cannot: the others would be the same.
+    """
+    refused = 0
+    for question in asked:
+        if (reason := unfit(question)) is None:
+            refused = 0
+            yield question
+        elif (refused := refused + 1) == HOPELESS:
+            raise ConfigError(
+                f"data.source: atlas's questions are {reason}. Set data.references for questions "
+                "with paragraphs, or change agent or data.types"
+            )

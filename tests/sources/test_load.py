@@ -245,3 +245,8 @@ def test_a_limit_counts_the_questions_that_can_be_answered() -> None:
     kept = [question.id for question in everything if question.answerable]
     assert len(kept) < 30
     assert set(kept) < {question.id for question in answerable.questions}
+
+
+def test_a_protocol_that_fits_no_question_of_atlas_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"without paragraphs\. Set data\.references"):
+        load_data(DataSettings(cities=500), 0, unfit=lambda _: "without paragraphs")
