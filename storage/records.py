@@ -1,9 +1,9 @@
-"""Records: what crosses a disk or a wire, with the fields that `storage.schemas` gives to Arrow."""
+"""Records: what crosses a disk or a wire; a table has a column for each field of its record."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -12,6 +12,10 @@ from storage.text import digest_of
 
 SCHEMA_VERSION = 2
 """Version of every parquet table; a change of a contract raises it."""
+
+Small = Annotated[int, "int16"]
+Large = Annotated[int, "int64"]
+"""Whole numbers whose column is not an int32: Arrow's name for it."""
 
 Role = Literal["system", "user", "assistant"]
 """Speaker of a chat message."""
@@ -66,7 +70,7 @@ class Question(Record):
     question: str
     answers: tuple[str, ...]
     type: str | None = None
-    hops: int | None = None
+    hops: Small | None = None
     answerable: bool = True
     supporting_titles: tuple[str, ...] = ()
     supporting_ids: tuple[str, ...] = ()
@@ -96,7 +100,7 @@ class Rollout(Record):
     answer: str | None
     em: float | None
     f1: float | None
-    steps: int
+    steps: Small
     forced: bool
     tokens: int
     stop_reason: str
@@ -122,11 +126,11 @@ class TreeNode(Record):
     tree_id: str
     question_id: str
     source: str
-    cycle: int = 0
-    seed: int
+    cycle: Small = 0
+    seed: Large
     node_id: int
     parent_id: int
-    depth: int
+    depth: Small
     stage: str
     action: str
     text: str
@@ -166,8 +170,8 @@ class FreshRollouts(Record):
     tree_id: str
     question_id: str
     source: str
-    cycle: int = 0
-    seed: int
+    cycle: Small = 0
+    seed: Large
     node_id: int
     temperature: float
     rollouts: tuple[Rollout, ...]
@@ -192,14 +196,14 @@ class Pair(Record):
     tree_id: str
     question_id: str
     source: str
-    cycle: int = 0
-    seed: int
+    cycle: Small = 0
+    seed: Large
     question: str
     answers: tuple[str, ...]
     parent_node: int
     chosen_node: int
     rejected_node: int
-    depth: int
+    depth: Small
     stage: str
     prompt: tuple[Message, ...]
     chosen: tuple[Message, ...]
@@ -241,13 +245,13 @@ class Prediction(Record):
     question_id: str
     source: str
     type: str | None = None
-    hops: int | None = None
+    hops: Small | None = None
     guessable: bool | None = None
     evaluation: str = ""
     policy: str
     protocol: str = ""
     policy_digest: str
-    seed: int
+    seed: Large
     prediction: str | None
     answers: tuple[str, ...]
     em: float | None
@@ -255,10 +259,10 @@ class Prediction(Record):
     cover_em: float | None
     judge: float | None = None
     judge_model: str | None = None
-    steps: int
-    searches: int
-    valid_searches: int
-    backtracks: int | None = None
+    steps: Small
+    searches: Small
+    valid_searches: Small
+    backtracks: Small | None = None
     forced: bool
     refused: bool
     format_ok: bool
@@ -266,8 +270,8 @@ class Prediction(Record):
     relevance: float | None = None
     relevance_full: bool | None = None
     all_correct: bool | None = None
-    retrievals: int | None = None
-    corrections: int | None = None
+    retrievals: Small | None = None
+    corrections: Small | None = None
     evaluated: float | None = None
     copied: float | None = None
     forged: int | None = None

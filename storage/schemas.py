@@ -1,218 +1,88 @@
 """Arrow schemas of the parquet tables (contracts.md), and records to rows and back.
 
-Schemas are explicit because an all-None column would otherwise be typed `null`. Named values are
-lists of struct, never Arrow maps, which break Hugging Face datasets. Rows are read by name, with
-the records' defaults, so tables of older versions stay readable.
+A table has a column for each field of its record. Schemas come from the fields' types because an
+all-None column would otherwise be typed `null`. Named values are lists of struct, never Arrow maps,
+which break Hugging Face datasets. Rows are read by name, with the records' defaults, so tables of
+older versions stay readable.
 """
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import islice
-from typing import Any, TypeVar, get_args
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 from pydantic import BaseModel, ValidationError
 
 from storage.errors import StorageError
-from storage.records import SCHEMA_VERSION, Question, Record
+from storage.records import (
+    SCHEMA_VERSION,
+    Failure,
+    FreshRollouts,
+    Pair,
+    Prediction,
+    Question,
+    Record,
+    TreeNode,
+)
 from storage.settings import in_words
 from storage.text import storable_values
 
 R = TypeVar("R", bound=Record)
 
-_TEXT, _TEXTS = pa.string(), pa.list_(pa.string())
-_NUMBER, _FLAG = pa.float32(), pa.bool_()
-_SMALL, _COUNT, _LARGE = pa.int16(), pa.int32(), pa.int64()
+_ARROW: dict[Any, pa.DataType] = {
+    str: pa.string(),
+    float: pa.float32(),
+    bool: pa.bool_(),
+    int: pa.int32(),
+}
+"""Columns of Python's types; `storage.records.Small` and `Large` name their own."""
 
 
-def _structs(**fields: pa.DataType) -> pa.DataType:
-    return pa.list_(pa.struct(list(fields.items())))
+def _schema(record: type[Record]) -> pa.Schema:
+    """A table of the record's fields, in their order, after the two that every table carries."""
+    columns = [(_column(record, name), kind) for name, kind in _fields(record)]
+    return pa.schema([("schema_version", pa.int16()), ("run_id", pa.string()), *columns])
 
 
-_COMPONENTS = _structs(name=_TEXT, value=_NUMBER)
-_MESSAGES = _structs(role=_TEXT, content=_TEXT)
-_ROLLOUTS = _structs(
-    draw=_COUNT,
-    answer=_TEXT,
-    em=_NUMBER,
-    f1=_NUMBER,
-    steps=_SMALL,
-    forced=_FLAG,
-    tokens=_COUNT,
-    stop_reason=_TEXT,
-    trajectory=_TEXT,
-)
+def _column(cls: type[Record], field: str) -> str:
+    """The column of a record's field: a question's `id` is `question_id`, as everywhere."""
+    return "question_id" if cls is Question and field == "id" else field
 
 
-def _schema(**columns: pa.DataType) -> pa.Schema:
-    """A table of these columns, in this order, after the two that every table carries."""
-    return pa.schema([("schema_version", _SMALL), ("run_id", _TEXT), *columns.items()])
+def _fields(record: type) -> list[tuple[str, pa.DataType]]:
+    hints = get_type_hints(record, include_extras=True)
+    names = record.model_fields if issubclass(record, BaseModel) else record.__annotations__
+    return [(name, _arrow(hints[name])) for name in names]
 
 
-TREES = _schema(
-    tree_id=_TEXT,
-    question_id=_TEXT,
-    source=_TEXT,
-    cycle=_SMALL,
-    seed=_LARGE,
-    node_id=_COUNT,
-    parent_id=_COUNT,
-    depth=_SMALL,
-    stage=_TEXT,
-    action=_TEXT,
-    text=_TEXT,
-    content=_TEXT,
-    passages=_structs(id=_TEXT, title=_TEXT, score=_NUMBER),
-    terminal=_FLAG,
-    forced=_FLAG,
-    cut=_FLAG,
-    token_ids=pa.list_(_COUNT),
-    visits=_COUNT,
-    value=_NUMBER,
-    judge_score=_NUMBER,
-    judge_text=_TEXT,
-    rollouts=_ROLLOUTS,
-    n_outcomes=_COUNT,
-    iteration=_COUNT,
-    verdict=_FLAG,
-    em=_NUMBER,
-    f1=_NUMBER,
-    reward=_NUMBER,
-    components=_COMPONENTS,
-    input_tokens=_COUNT,
-    cached_tokens=_COUNT,
-    output_tokens=_COUNT,
-    prompt_hash=_TEXT,
-    policy_digest=_TEXT,
-)
-"""`trees`: one row a node (`storage.records.TreeNode`)."""
+def _arrow(hint: Any) -> pa.DataType:
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint in _ARROW:
+        return _ARROW[hint]
+    if origin is Annotated:
+        return pa.type_for_alias(inner[1])
+    if origin is tuple:
+        return pa.list_(_arrow(inner[0]))
+    if origin in (Union, UnionType):  # X | None: every column takes nulls
+        return _arrow(inner[0])
+    if isinstance(hint, type):
+        return pa.struct(_fields(hint))
+    return pa.string()  # one of a few names, or (`Question.extra`) JSON
 
-PAIRS = _schema(
-    pair_id=_TEXT,
-    tree_id=_TEXT,
-    question_id=_TEXT,
-    source=_TEXT,
-    cycle=_SMALL,
-    seed=_LARGE,
-    question=_TEXT,
-    answers=_TEXTS,
-    parent_node=_COUNT,
-    chosen_node=_COUNT,
-    rejected_node=_COUNT,
-    depth=_SMALL,
-    stage=_TEXT,
-    prompt=_MESSAGES,
-    chosen=_MESSAGES,
-    rejected=_MESSAGES,
-    chosen_action=_TEXT,
-    rejected_action=_TEXT,
-    chosen_reward=_NUMBER,
-    rejected_reward=_NUMBER,
-    reward_gap=_NUMBER,
-    chosen_visits=_COUNT,
-    rejected_visits=_COUNT,
-    chosen_outcomes=_COUNT,
-    rejected_outcomes=_COUNT,
-    chosen_components=_COMPONENTS,
-    rejected_components=_COMPONENTS,
-    policy_model=_TEXT,
-    policy_digest=_TEXT,
-    judge_model=_TEXT,
-    prompt_hash=_TEXT,
-    label_digest=_TEXT,
-    config_digest=_TEXT,
-)
-"""`pairs`: one row a preference (`storage.records.Pair`)."""
 
-PREDICTIONS = _schema(
-    question_id=_TEXT,
-    source=_TEXT,
-    type=_TEXT,
-    hops=_SMALL,
-    guessable=_FLAG,
-    evaluation=_TEXT,
-    policy=_TEXT,
-    protocol=_TEXT,
-    policy_digest=_TEXT,
-    seed=_LARGE,
-    prediction=_TEXT,
-    answers=_TEXTS,
-    em=_NUMBER,
-    f1=_NUMBER,
-    cover_em=_NUMBER,
-    judge=_NUMBER,
-    judge_model=_TEXT,
-    steps=_SMALL,
-    searches=_SMALL,
-    valid_searches=_SMALL,
-    backtracks=_SMALL,
-    forced=_FLAG,
-    refused=_FLAG,
-    format_ok=_FLAG,
-    format_failures=_TEXTS,
-    relevance=_NUMBER,
-    relevance_full=_FLAG,
-    all_correct=_FLAG,
-    retrievals=_SMALL,
-    corrections=_SMALL,
-    evaluated=_NUMBER,
-    copied=_NUMBER,
-    forged=_COUNT,
-    turn_tokens=_COUNT,
-    stop_reason=_TEXT,
-    supporting_recall=_NUMBER,
-    trajectory=_TEXT,
-    input_tokens=_COUNT,
-    cached_tokens=_COUNT,
-    output_tokens=_COUNT,
-    latency_s=_NUMBER,
-)
-"""`predictions`: one row a question and policy (`storage.records.Prediction`)."""
-
-FAILURES = _schema(
-    question_id=_TEXT, stage=_TEXT, kind=_TEXT, attempts=_COUNT, detail=_TEXT, at=_TEXT
-)
-"""`failures`: one row a question that could not be finished (`storage.records.Failure`)."""
-
-QUESTIONS = _schema(
-    question_id=_TEXT,
-    source=_TEXT,
-    question=_TEXT,
-    answers=_TEXTS,
-    type=_TEXT,
-    hops=_SMALL,
-    answerable=_FLAG,
-    supporting_titles=_TEXTS,
-    supporting_ids=_TEXTS,
-    paragraphs=_structs(title=_TEXT, text=_TEXT, is_supporting=_FLAG, id=_TEXT),
-    split=_TEXT,
-    licence=_TEXT,
-    extra=_TEXT,
-)
-"""`questions`: one row a question; `Question.id` is `question_id`, `extra` is JSON."""
-
-SURVIVAL = _schema(
-    tree_id=_TEXT,
-    question_id=_TEXT,
-    source=_TEXT,
-    cycle=_SMALL,
-    seed=_LARGE,
-    node_id=_COUNT,
-    temperature=_NUMBER,
-    rollouts=_ROLLOUTS,
-    policy_digest=_TEXT,
-)
-"""`survival`: one row a node that was rolled out afresh (`storage.records.FreshRollouts`)."""
+TREES, PAIRS, QUESTIONS = _schema(TreeNode), _schema(Pair), _schema(Question)
 
 SCHEMAS = {
     "trees": TREES,
     "labels": TREES,  # a relabelled run's nodes: the same rows under other labels
     "pairs": PAIRS,
-    "predictions": PREDICTIONS,
-    "failures": FAILURES,
+    "predictions": _schema(Prediction),
+    "failures": _schema(Failure),
     "questions": QUESTIONS,
-    "survival": SURVIVAL,
+    "survival": _schema(FreshRollouts),
 }
 """Schemas by the last word of a table's name ("pairs", "relabelled/strict/pairs")."""
 
@@ -294,11 +164,6 @@ def _restored(row: dict[str, Any], cls: type[Record]) -> dict[str, Any]:
     if cls is Question and isinstance(restored.get("extra"), str):
         restored["extra"] = json.loads(restored["extra"])
     return restored
-
-
-def _column(cls: type[Record], field: str) -> str:
-    """The column of a record's field: a question's `id` is `question_id`, as everywhere."""
-    return "question_id" if cls is Question and field == "id" else field
 
 
 def _without_filler(row: Mapping[str, Any], cls: type[BaseModel]) -> dict[str, Any]:

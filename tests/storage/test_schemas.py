@@ -1,6 +1,7 @@
 """Records survive parquet: nulls, any Unicode, empty lists, other versions."""
 
-from typing import Any
+from inspect import signature
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,19 +13,18 @@ from sample_records import a_node
 from storage.errors import StorageError
 from storage.records import (
     SCHEMA_VERSION,
-    Component,
     Failure,
-    Message,
+    FreshRollouts,
+    Large,
     Pair,
-    Paragraph,
-    PassageRef,
     Prediction,
     Question,
     Record,
     Rollout,
+    Small,
     TreeNode,
 )
-from storage.schemas import FAILURES, SCHEMAS, TREES, rows_to_table, table_to_records
+from storage.schemas import SCHEMAS, TREES, rows_to_table, table_to_records
 from storage.text import storable
 
 TEXT = st.text(max_size=12)  # no surrogates, everything else: NUL, right-to-left, emoji
@@ -32,81 +32,50 @@ FLOAT = st.floats(allow_nan=False, width=32)
 SMALL = st.integers(-(2**15), 2**15 - 1)
 COUNT = st.integers(-(2**31), 2**31 - 1)
 SEED = st.integers(-(2**63), 2**63 - 1)
+FAILURES = SCHEMAS["failures"]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT,
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXT, inner, max_size=2),
     max_leaves=4,
 )
+PLAIN: dict[Any, st.SearchStrategy[Any]] = {
+    str: TEXT,
+    float: FLOAT,
+    bool: st.booleans(),
+    int: COUNT,
+    Small: SMALL,
+    Large: SEED,
+}
 
 
-def _some(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.lists(strategy, max_size=2).map(tuple)
+def _values(hint: Any) -> st.SearchStrategy[Any]:
+    """Any value of a field; integers are in the range of their column."""
+    inner = get_args(hint)
+    if hint in PLAIN:
+        return PLAIN[hint]
+    if get_origin(hint) is tuple:
+        return st.lists(_values(inner[0]), max_size=2).map(tuple)
+    if get_origin(hint) is Literal:
+        return st.sampled_from(inner)
+    if get_origin(hint) is dict:
+        return st.dictionaries(TEXT, JSON, max_size=2)
+    return st.none() | _values(inner[0]) if inner else _build(hint)
 
 
-def _maybe(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.none() | strategy
+def _build(cls: type) -> st.SearchStrategy[Any]:
+    """Records whose every field varies."""
+    hints = get_type_hints(cls, include_extras=True)
+    names = signature(cls).parameters
+    return st.builds(cls, **{name: _values(hints[name]) for name in names})
 
 
-def _build(cls: type[Record], **special: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Records whose every field varies; integers are in the range of their column."""
-    plain = {
-        "str": TEXT,
-        "str | None": _maybe(TEXT),
-        "bool": st.booleans(),
-        "bool | None": _maybe(st.booleans()),
-        "float": FLOAT,
-        "float | None": _maybe(FLOAT),
-        "int": SMALL,
-        "int | None": _maybe(SMALL),
-        "tuple[str, ...]": _some(TEXT),
-        "tuple[int, ...] | None": _maybe(_some(COUNT)),
-        "tuple[str, ...] | None": _maybe(_some(TEXT)),
-    }
-    strategies = {
-        name: special[name] if name in special else plain[_spelt(field.annotation)]
-        for name, field in cls.model_fields.items()
-    }
-    return st.builds(cls, **strategies)
-
-
-def _spelt(annotation: Any) -> str:
-    return (
-        annotation.__name__
-        if isinstance(annotation, type) and not str(annotation).startswith("tuple")
-        else str(annotation)
-    )
-
-
-COMPONENTS = _some(_build(Component))
-MESSAGES = _some(
-    st.builds(Message, role=st.sampled_from(["system", "user", "assistant"]), content=TEXT)
-)
-RECORDS: dict[str, st.SearchStrategy[Any]] = {
-    "trees": _build(
-        TreeNode,
-        seed=SEED,
-        visits=COUNT,
-        output_tokens=COUNT,
-        passages=_some(_build(PassageRef)),
-        rollouts=_some(_build(Rollout)),
-        components=COMPONENTS,
-    ),
-    "pairs": _build(
-        Pair,
-        seed=SEED,
-        prompt=MESSAGES,
-        chosen=MESSAGES,
-        rejected=MESSAGES,
-        chosen_components=COMPONENTS,
-        rejected_components=COMPONENTS,
-    ),
-    "predictions": _build(Prediction, seed=SEED),
-    "failures": _build(Failure, attempts=COUNT),
-    "questions": _build(
-        Question,
-        paragraphs=_some(_build(Paragraph)),
-        extra=st.dictionaries(TEXT, JSON, max_size=2),
-    ),
+RECORDS: dict[str, type[Record]] = {
+    "trees": TreeNode,
+    "pairs": Pair,
+    "predictions": Prediction,
+    "failures": Failure,
+    "questions": Question,
+    "survival": FreshRollouts,
 }
 
 
@@ -114,8 +83,8 @@ RECORDS: dict[str, st.SearchStrategy[Any]] = {
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_records_round_trip_through_parquet(table: str, data: st.DataObject) -> None:
-    records = data.draw(st.lists(RECORDS[table], max_size=3))
-    cls = type(records[0]) if records else TreeNode
+    cls = RECORDS[table]
+    records = data.draw(st.lists(_build(cls), max_size=3))
     sink = pa.BufferOutputStream()
     pq.write_table(rows_to_table(records, SCHEMAS[table], "run"), sink, compression="zstd")
     read = pq.read_table(pa.BufferReader(sink.getvalue()))
