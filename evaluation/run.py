@@ -2,12 +2,13 @@
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 from agent.environment import Environment
 from agent.in_flight import in_flight
+from agent.protocol import AgentProtocol
 from agent.state import State
 from engines.sampling import Sampling
 from evaluation.scoring import score_failure, score_trajectory
@@ -35,6 +36,15 @@ class Evaluated:
     unanswered: list[Unanswered]
     skipped: Mapping[str, int]
     owed: int = 0
+
+
+def askable(
+    questions: Iterable[Question], protocol: AgentProtocol
+) -> tuple[list[Question], Counter[str]]:
+    """Returns the questions that a protocol can be asked, and how many it cannot, by reason."""
+    reasons = [(question, protocol.unfit(question)) for question in questions]
+    asked = [question for question, why in reasons if why is None]
+    return asked, Counter(why for _, why in reasons if why is not None)
 
 
 async def evaluate(
@@ -68,8 +78,7 @@ async def evaluate(
         EndpointError: a fatal one; a fault of a single question is a `Failure`.
     """
     exam = _Exam(environment, policy, sampling, begin or environment.root, path, draw)
-    reasons = [environment.protocol.unfit(question) for question in questions]
-    asked = [question for question, why in zip(questions, reasons, strict=True) if why is None]
+    asked, skipped = askable(questions, environment.protocol)
 
     async def answered(place: int) -> tuple[int, Prediction | Failure]:
         on_start()
@@ -90,7 +99,7 @@ async def evaluate(
         predictions=[row for _, row in rows if isinstance(row, Prediction)],
         failures=[row for _, row in failed],
         unanswered=[score_failure(question, seed=environment.seed) for question, _ in failed],
-        skipped=Counter(why for why in reasons if why is not None),
+        skipped=skipped,
         owed=len(asked) - len(rows),
     )
 

@@ -1,6 +1,6 @@
 """What `evaluation:` in a recipe may say."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -12,8 +12,9 @@ from pydantic import (
 )
 
 from agent.settings import AgentSettings
-from engines.settings import ModelSettings
+from engines.settings import JudgeSettings, ModelSettings
 from evaluation.baselines import baseline_names
+from rewards.answer_judge import JudgePrompt
 from storage.settings import Settings
 
 PolicyName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,60}$")]
@@ -43,8 +44,33 @@ class EvaluatedPolicy(ModelSettings, AgentSettings):
     @model_serializer(mode="wrap")
     def _write_own(self, write: SerializerFunctionWrapHandler) -> Any:
         """Writes the settings that the block names: only those are not the recipe's."""
-        own = {name: value for name, value in write(self).items() if name in self.model_fields_set}
+        own = _own(self, write)
         return own["model"] if own.keys() == {"model"} else own
+
+
+class EvaluationJudge(JudgeSettings):
+    """A model that says whether answers are right; what it leaves out is as in `judge:`.
+
+    If it names another `engine` or `base_url`, it inherits nothing about the endpoint.
+
+    Attributes:
+        prompt: `yes-no` (ARENA) shows the gold answers and the response; `true-false`
+            (R1-Searcher) shows the question, too. A reply of another word gives no verdict.
+        reads: the response is the `answer`, or all that the policy wrote (`reply`).
+        temperature: never that of `judge:`.
+    """
+
+    prompt: JudgePrompt = "yes-no"
+    reads: Literal["answer", "reply"] = "answer"
+
+    @model_serializer(mode="wrap")
+    def _write_own(self, write: SerializerFunctionWrapHandler) -> Any:
+        return _own(self, write)
+
+
+def _own(block: Settings, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    """Writes the settings that a block names."""
+    return {name: value for name, value in write(block).items() if name in block.model_fields_set}
 
 
 class EvaluationSettings(Settings):
@@ -65,6 +91,7 @@ class EvaluationSettings(Settings):
             embedded engine, elsewhere the policy's.
         draw: another number asks everybody anew, so that the same weights can be compared with
             themselves.
+        judge: of the answers; null asks none. It reads stored predictions.
     """
 
     policies: dict[PolicyName, EvaluatedPolicy] = Field(default_factory=dict)
@@ -74,6 +101,7 @@ class EvaluationSettings(Settings):
     baselines: tuple[str, ...] = ()
     baseline_model: str | None = None
     draw: int = Field(default=0, ge=0)
+    judge: EvaluationJudge | None = None
 
     @field_validator("baselines")
     @classmethod

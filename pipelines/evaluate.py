@@ -7,7 +7,8 @@ under the same structured decoding; so does every one of `evaluation.baselines`.
 failures and metrics lie in `eval/<policy>/<set>/` of the run folder, the table in `eval/<set>.md`
 and what decides it in `eval/<set>.json`; `<set>` ends in a hash of that, so evaluations of other
 settings, questions or weights lie side by side. Calls are in a ledger, so an interrupted
-evaluation continues.
+evaluation continues. `evaluation.judge` judges the answers afterwards, stored ones, too: they are
+not asked for again, and other verdicts replace those that the rows have.
 """
 
 from collections import Counter
@@ -29,6 +30,7 @@ from runs.evaluation_set import (
     set_name,
 )
 from runs.folder import Run, open_run, refuse_unusable, run_with
+from runs.judging import AnswerJudging, stored_answers
 from runs.preflight import overheard
 from runs.spending import in_words, spending
 from runs.stage import DONE, TOO_MANY_FAILURES, Gate, Invocation, Outcome
@@ -54,6 +56,9 @@ def evaluate(call: Invocation) -> Outcome:
             call.say(f"{note}: {count}")
     for line in overheard(recipe):
         call.say(f"note: {line}")
+    if recipe.answer_judge is not None:
+        most = len(data.questions) * (len(policies) + len(recipe.evaluation.baselines))
+        call.say(f"judge: at most {most} calls of {recipe.answer_judge.model}")
     if call.dry_run:
         return Outcome({"questions": len(data.questions), "dry_run": True})
     refuse_overlap(call.run, policies.values(), data.questions)
@@ -64,20 +69,35 @@ def evaluate(call: Invocation) -> Outcome:
     deciding = {one.name: one.deciding for one in candidates}
     settings = deciding_settings(recipe, call.limit, deciding, data, retriever)
     name = name_apart(recipe, settings)
-    done: dict[str, Evaluated] = {}
+    judging = AnswerJudging.of(recipe)
+    about = settings if judging is None else {**settings, "judge": judging.deciding}
     with run.open_ledger() as ledger:
-        atomic_write_json(run.folder / "eval" / f"{name}.json", settings)
+        atomic_write_json(run.folder / "eval" / f"{name}.json", about)
         gate = Gate(recipe.limits, ledger.totals)
+        stored = {one.name: stored_answers(run, one, name) for one in candidates if judging}
+        done = {policy: answered for policy, answered in stored.items() if answered}
         evaluation = PolicyEvaluation(call, retriever, ledger, gate)
-        for policy, answered in evaluation.answers(candidates):
+        for policy, answered in evaluation.answers(c for c in candidates if c.name not in done):
             if answered.owed:
-                call.say(f"stopped: {gate.reason}; run the same command again to continue")
-                totals = {"policies": list(done), **_spent(call, ledger)}
-                return Outcome(totals, gate.exit_code)
+                return _stopped(call, gate, ledger, list(done))
             _write(run, policy, name, answered)
             done[policy] = answered
+        done = {one.name: done[one.name] for one in candidates}
+        if judging is not None:
+            judged = judging.judge(call, ledger, gate, done, data.questions)
+            if judged is None:
+                return _stopped(call, gate, ledger, list(done))
+            for policy, answered in judged.items():
+                _write(run, policy, name, answered)
+            done = judged
         totals = {**_report(call, run, name, done), **_spent(call, ledger)}
     return Outcome(totals, _exit_code(call, done))
+
+
+def _stopped(call: Invocation, gate: Gate, ledger: Ledger, policies: list[str]) -> Outcome:
+    """Say what stopped the stage; what the policies in `policies` answered is kept."""
+    call.say(f"stopped: {gate.reason}; run the same command again to continue")
+    return Outcome({"policies": policies, **_spent(call, ledger)}, gate.exit_code)
 
 
 def _spent(call: Invocation, ledger: Ledger) -> dict[str, Any]:
@@ -137,4 +157,9 @@ def _exit_code(call: Invocation, done: dict[str, Evaluated]) -> int:
         if failed > share * asked:
             call.say(f"{policy}: that is more than limits.max_failed_share; see `make inspect`")
             code = TOO_MANY_FAILURES
+    judged = [row for one in done.values() for row in one.predictions if row.em is not None]
+    unread = sum(row.judge is None for row in judged) if call.recipe.evaluation.judge else 0
+    if unread > share * len(judged):
+        call.say(f"judge: {unread} of {len(judged)} answers have no verdict")
+        code = TOO_MANY_FAILURES
     return code

@@ -13,19 +13,10 @@ from agent.evo_rag import live_searches
 from agent.prompts import prompts_digest
 from agent.state import State
 from agent.tags import fenced
-from engines.sampling import (
-    CallIdentity,
-    Completion,
-    Engine,
-    SampleRequest,
-    Sampling,
-    Structure,
-    Usage,
-)
+from engines.sampling import CallIdentity, Engine, Usage
 from engines.settings import JudgeSettings
+from rewards.one_word import ask_for_word
 from storage.records import Message, Question
-
-_WORDS = {"yes": True, "no": False}
 
 
 @dataclass(frozen=True)
@@ -46,17 +37,10 @@ class Verifier:
         Raises:
             EndpointError: the verifier could not be asked.
         """
-        can = self.engine.capabilities.structured_output
-        request = SampleRequest(
-            _messages(question, state),
-            Sampling(self.settings.temperature, self.settings.top_p, self.settings.max_new_tokens),
-            CallIdentity(
-                "verifier", question.id, f"verifier/{path}", 0, verifier_prompt_hash(), self.seed
-            ),
-            Structure("regex", "yes|no") if can else None,
+        identity = CallIdentity(
+            "verifier", question.id, f"verifier/{path}", 0, verifier_prompt_hash(), self.seed
         )
-        reply = await self.engine.sample(request)
-        return _read(reply), reply.usage
+        return await ask_for_word(self.engine, self.settings, _messages(question, state), identity)
 
 
 def verifier_prompt_hash() -> str:
@@ -74,9 +58,3 @@ def _messages(question: Question, state: State) -> tuple[Message, ...]:
     passages = [fenced(p.title, p.text) for p in shown.values()] or ["(no passage)"]
     text = "\n".join([*passages, f"Question: {question.question}", "Do the passages suffice?"])
     return (Message("system", _prompt()), Message("user", text))
-
-
-def _read(reply: Completion) -> bool | None:
-    if reply.finish_reason == "length":
-        return None
-    return _WORDS.get(reply.text.strip().rstrip(".").lower())

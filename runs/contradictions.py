@@ -209,6 +209,9 @@ def _sources(recipe: Recipe) -> Iterator[str]:
 
 def _evaluation(recipe: Recipe) -> Iterator[str]:
     evaluation = recipe.evaluation
+    judge = evaluation.judge
+    if judge is not None and recipe.judge is None and "model" not in judge.model_fields_set:
+        yield "evaluation.judge names no model, and there is no `judge:`; name one in either block"
     for name in evaluation.baselines:
         if name in evaluation.policies:
             yield (
@@ -241,10 +244,10 @@ CHECKS: tuple[tuple[tuple[str, ...], Callable[[Recipe], Iterator[str]]], ...] = 
     (("policy",), _policy_endpoint),
     (("judge",), _judge_endpoint),
     (("verifier",), _verifier_endpoint),
-    (("agent", "policy", "evaluation"), _evaluated_endpoints),
+    (("agent", "policy", "judge", "evaluation"), _evaluated_endpoints),
     (("limits", "policy", "judge", "mcts", "rewards", "verifier", "agent", "evaluation"), _prices),
     (("data",), _sources),
-    (("evaluation",), _evaluation),
+    (("evaluation", "judge"), _evaluation),
     (("curriculum",), _curriculum),
 )
 """Every contradiction, with the blocks of the recipe that it reads."""

@@ -16,7 +16,7 @@ from engines.vllm_command import installed_vllm
 from engines.vllm_weights import served_files
 from rewards.reward_model import reward_model_digest
 from runs.assemble import engine_for
-from runs.recipe import Recipe
+from runs.recipe import JUDGE, Recipe
 from sources.files import existing
 from storage.errors import BranchwiseError, ConfigError
 from storage.http import proxy_for, shown_url
@@ -72,13 +72,19 @@ def _there(path: str, setting: str) -> None:
 
 def evaluated(recipe: Recipe, run: Path) -> Iterator[Check]:
     """What an evaluation asks an endpoint for, by the names that it serves them under."""
-    if not recipe.evaluation.policies:
-        return  # `servers` asks for the recipe's own
-    for name, one in recipe.policy_recipes(run.name).items():
-        if one.policy.engine == "openai":
-            yield f"evaluation.policies.{name}", partial(_reach, one.policy, one)
-        elif one.policy.engine == "vllm" != recipe.policy.engine and one.policy.base_url is None:
-            yield f"evaluation.policies.{name}", installed_vllm
+    asked: dict[str, ModelSettings] = {}
+    if recipe.evaluation.policies:  # else `servers` asks for the recipe's own
+        policies = recipe.policy_recipes(run.name).items()
+        asked = {f"evaluation.policies.{name}": one.policy for name, one in policies}
+    if recipe.answer_judge is not None:
+        asked[JUDGE] = recipe.answer_judge
+        if recipe.answer_judge.engine == "openvino":
+            yield from model_files(JUDGE, recipe.answer_judge)
+    for setting, model in asked.items():
+        if model.engine == "openai":
+            yield setting, partial(_reach, model, recipe)
+        elif model.engine == "vllm" != recipe.policy.engine and model.base_url is None:
+            yield setting, installed_vllm
 
 
 def cannot_be_asked(policy: ModelSettings) -> str | None:

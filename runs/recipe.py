@@ -34,6 +34,9 @@ MAY_CHANGE = frozenset({"limits", "training", "evaluation", "curriculum"})
 MODELS = ("policy", "judge", "verifier")
 """Blocks that name a model."""
 
+JUDGE = "evaluation.judge"
+"""Setting that names the judge of answers."""
+
 ENDPOINT = {
     *("base_url", "api_key_env", "price_per_million", "server_args", "structured_output"),
     "weights",
@@ -212,24 +215,32 @@ class Recipe(Settings):
         own = {name: getattr(policy, name) for name in policy.model_fields_set}
         own["model"] = policy.model.replace("{run}", run)
         answers = {"temperature": own.pop("temperature", self.evaluation.temperature)}
-        model = self.policy
-        if any(own.get(name, now) != now for name, now in model if name in ("engine", "base_url")):
-            model = _updated(model, ModelSettings().model_dump(include=ENDPOINT))
         blocks = {
-            "policy": _updated(model, own),
+            "policy": _with_own(self.policy, own),
             "agent": _updated(self.agent, own),
             "evaluation": _updated(self.evaluation, answers),
         }
         return self.model_copy(update=blocks)
 
+    @property
+    def answer_judge(self) -> JudgeSettings | None:
+        """The model that `evaluation.judge` names, with the settings of `judge:` that it leaves."""
+        asked = self.evaluation.judge
+        if asked is None:
+            return None
+        own = {name: getattr(asked, name) for name in asked.model_fields_set}
+        own["temperature"] = asked.temperature
+        return _with_own(self.judge or JudgeSettings(), own)
+
     def own_endpoints(self) -> dict[str, ModelSettings]:
-        """Returns the policies that are evaluated elsewhere than at the recipe's, by setting."""
+        """Returns the models of an evaluation that are not at the recipe's policy, by setting."""
         here = (self.policy.engine, self.policy.base_url)
-        return {
+        found: dict[str, ModelSettings] = {
             f"evaluation.policies.{name}": one.policy
             for name, one in self.policy_recipes(self.name).items()
             if (one.policy.engine, one.policy.base_url) != here
         }
+        return found if (judge := self.answer_judge) is None else {**found, JUDGE: judge}
 
     @property
     def decisive_digest(self) -> str:
@@ -248,6 +259,14 @@ class Recipe(Settings):
             *blocks_of_it, last = path.split(".")
             reduce(dict.__getitem__, blocks_of_it, content).pop(last)
         return _hash(content)
+
+
+def _with_own(model: S, own: Mapping[str, Any]) -> S:
+    """A model with its own settings; at another endpoint it inherits nothing about that."""
+    here = {"engine", "base_url"} & own.keys()
+    if any(own[name] != getattr(model, name) for name in here):
+        model = _updated(model, ModelSettings().model_dump(include=ENDPOINT))
+    return _updated(model, own)
 
 
 def _updated(block: S, values: Mapping[str, Any]) -> S:

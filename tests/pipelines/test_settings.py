@@ -22,7 +22,7 @@ def test_the_page_is_what_the_command_prints(capsys: pytest.CaptureFixture[str])
 def test_every_setting_of_a_recipe_is_there() -> None:
     named = {f"{at}.{name}".lstrip(".") for one in blocks() for at in one.names for name in one.own}
     assert named >= set(flat(Recipe(name="run").model_dump(mode="json"))) - {
-        "judge", "verifier", "evaluation.set", "policy.price_per_million",
+        "judge", "verifier", "evaluation.set", "evaluation.judge", "policy.price_per_million",
     }  # fmt: skip
     assert {"judge.model", "verifier.model", "training.dpo.lora.r"} <= named
     assert {"rewards.schedule", "rewards.alpha"} <= named, "of every scheme"

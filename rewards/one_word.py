@@ -1,0 +1,34 @@
+"""A question to a model that one of two words answers."""
+
+from engines.sampling import CallIdentity, Engine, SampleRequest, Sampling, Structure, Usage
+from engines.settings import JudgeSettings
+from storage.records import Message
+
+
+async def ask_for_word(
+    engine: Engine,
+    settings: JudgeSettings,
+    messages: tuple[Message, ...],
+    identity: CallIdentity,
+    words: tuple[str, str] = ("yes", "no"),
+) -> tuple[bool | None, Usage]:
+    """Asks for one of two words; decoding is constrained to them if the engine can.
+
+    Returns:
+        Whether the reply is the first word, or None if it is neither; and the tokens of the call.
+
+    Raises:
+        EndpointError: The model could not be asked.
+    """
+    can = engine.capabilities.structured_output
+    request = SampleRequest(
+        messages,
+        Sampling(settings.temperature, settings.top_p, settings.max_new_tokens),
+        identity,
+        Structure("regex", "|".join(words)) if can else None,
+    )
+    reply = await engine.sample(request)
+    first, second = (word.lower() for word in words)
+    # One that was cut may be the beginning of more.
+    said = None if reply.finish_reason == "length" else reply.text.strip().rstrip(".").lower()
+    return {first: True, second: False}.get(said or ""), reply.usage

@@ -1,0 +1,217 @@
+"""`evaluation.judge` at a real loopback endpoint: verdicts on stored answers, paid for once."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_endpoint import FakeEndpoint, failure
+from little_world import policy, recipe
+from loopback import serving
+
+from pipelines.cli import parser, run_stage
+from runs.folder import dump_recipe
+from runs.recipe_file import load_recipe
+from storage.errors import ConfigError
+from storage.parts import read_parts
+from storage.records import Prediction
+from storage.schemas import table_to_records
+
+POLICIES = {"first": "policy", "second": "other"}
+WORDS: dict[str, str] = {}
+"""What the judge says of an answer in this test; else whether it is Paris."""
+
+
+def replies(request: dict[str, Any]) -> Any:
+    if request["model"] != "judge":
+        return policy(request)
+    answer = request["messages"][-1]["content"].rpartition("Response: ")[2]
+    said = WORDS.get(answer, "Yes." if answer == "Paris" else "no")
+    return failure(400, said) if said == "broken" else said
+
+
+@pytest.fixture
+def endpoint() -> Iterator[FakeEndpoint]:
+    WORDS.clear()
+    with serving(replies, models=(*POLICIES.values(), "judge")) as served:
+        yield served
+
+
+@pytest.fixture
+def config(tmp_path: Path, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+    questions = {"source": "jsonl", "questions": str(tmp_path / "questions.jsonl"), "split": None}
+    asking = {"policies": POLICIES, "bootstrap": 100, "set": questions}
+    judge = {"engine": "openai", "model": "judge", "base_url": endpoint.base_url}
+    return recipe(tmp_path, endpoint.base_url, evaluation=asking, judge=judge)
+
+
+def evaluated(config: Path, run: Path, *settings: str) -> int:
+    words = [word for setting in settings for word in ("--set", setting)]
+    options = ["eval", "--config", str(config), "--run", str(run), *words]
+    return run_stage(parser().parse_args(options))
+
+
+def predictions(run: Path) -> list[Prediction]:
+    (name,) = {path.stem for path in (run / "eval").glob("*.json")}
+    tables = (read_parts(run, f"eval/{policy}/{name}/predictions") for policy in POLICIES)
+    return [row for table in tables for row in table_to_records(table, Prediction)]
+
+
+def judge_calls(endpoint: FakeEndpoint) -> list[list[dict[str, str]]]:
+    return [r["messages"] for r in endpoint.requests if r["model"] == "judge"]
+
+
+JUDGED = "evaluation.judge={}"
+
+
+def test_without_a_judge_nobody_is_asked(
+    tmp_path: Path, config: Path, endpoint: FakeEndpoint
+) -> None:
+    run = tmp_path / "run"
+    assert evaluated(config, run) == 0
+    assert not judge_calls(endpoint)
+    assert {(row.judge, row.judge_model) for row in predictions(run)} == {(None, None)}
+    (table,) = (run / "eval").glob("*.md")
+    assert "judge" not in table.read_text()
+
+
+def test_stored_answers_are_judged_once(
+    tmp_path: Path, config: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert evaluated(config, run) == 0
+    before, answered = predictions(run), len(endpoint.requests)
+    assert evaluated(config, run, JUDGED) == 0
+    rows, calls = predictions(run), judge_calls(endpoint)
+    assert len(endpoint.requests) == answered + len(calls), "no policy was asked again"
+    assert len(calls) == len({(row.question_id, row.prediction) for row in rows if row.prediction})
+    assert f"judge: 12 answers, at most {len(calls)} calls of judge" in capsys.readouterr().out
+    assert [row.judge for row in rows] == [float(row.prediction == "Paris") for row in rows]
+    assert {row.judge_model for row in rows} == {"judge"}
+    bare = [row.model_copy(update={"judge": None, "judge_model": None}) for row in rows]
+    assert bare == before
+    system, user = calls[0]
+    assert "one word" in system["content"]
+    assert user["content"].startswith("Correct answers: "), "it sees no question"
+    (table,) = (run / "eval").glob("*.md")
+    assert "| EM | F1 | cover-EM | judge |" in table.read_text()
+    (about,) = (run / "eval").glob("*.json")
+    assert json.loads(about.read_text())["judge"]["prompt"] == "yes-no"
+    made = len(endpoint.requests)
+    assert evaluated(config, run, JUDGED) == 0
+    assert len(endpoint.requests) == made
+    assert predictions(run) == rows
+
+
+def test_replies_of_another_word_are_no_verdict(
+    tmp_path: Path, config: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    WORDS["Tokyo"], WORDS["Yen"] = "yes and no", "broken"
+    assert evaluated(config, run, JUDGED) == 4
+    rows = predictions(run)
+    assert {row.judge for row in rows if row.prediction in WORDS} == {None}
+    assert {row.judge for row in rows if row.prediction == "Paris"} == {1.0}
+    asked = [row.prediction for row in rows if row.em is not None]
+    told = capsys.readouterr().out
+    assert "EndpointError" in told and "neither word" in told
+    unread = sum(answer in WORDS for answer in asked)
+    assert f"judge: {unread} of 12 answers have no verdict" in told
+    made = len(judge_calls(endpoint))
+    WORDS["Yen"] = "no"
+    assert evaluated(config, run, JUDGED, "limits.max_failed_share=1") == 0
+    again = [messages[-1]["content"] for messages in judge_calls(endpoint)[made:]]
+    assert again and all(text.endswith("Response: Yen") for text in again), "stored words are paid"
+
+
+def test_a_limit_stops_the_judge_and_the_rest_continues(
+    tmp_path: Path, config: Path, endpoint: FakeEndpoint
+) -> None:
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    assert evaluated(config, run) == 0
+    answered = len(endpoint.requests)
+    limit = f"limits.max_tokens={15 * (answered + 2)}"
+    slow = "limits.max_questions_in_flight=1"
+    assert evaluated(config, run, JUDGED, limit, slow) == 3
+    assert len(judge_calls(endpoint)) == 2
+    assert {row.judge for row in predictions(run)} == {None}, "half a verdict is none"
+    assert evaluated(config, run, JUDGED) == 0
+    seeds = [r["seed"] for r in endpoint.requests if r["model"] == "judge"]
+    assert len(set(seeds)) == len(seeds) == len(endpoint.requests) - answered
+    assert evaluated(config, whole, JUDGED) == 0
+    assert [row.judge for row in predictions(whole)] == [row.judge for row in predictions(run)]
+
+
+def test_the_other_prompt_sees_the_question_and_the_whole_reply(
+    tmp_path: Path, config: Path, endpoint: FakeEndpoint
+) -> None:
+    run = tmp_path / "run"
+    how = "evaluation.judge={prompt: true-false, reads: reply}"
+    assert evaluated(config, run, how, "limits.max_failed_share=1") == 0
+    texts = [messages[-1]["content"] for messages in judge_calls(endpoint)]
+    assert texts and all(text.startswith("Question: ") for text in texts)
+    assert all("‹query›" in text or "‹answer›" in text for text in texts), "inert, and whole"
+    assert {row.judge for row in predictions(run)} == {None}, "yes and no are not its words"
+
+
+def test_failed_questions_and_questions_without_an_answer_are_wrong(
+    tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unlucky(request: dict[str, Any]) -> Any:
+        user = request["messages"][-1]["content"]
+        if request["model"] == "judge":
+            return "yes"
+        if request["model"] == "other" and "currency" in user:
+            return failure(400, "no")
+        return "nothing" if "castle" in user or "money" in user else "<answer>Paris</answer>"
+
+    run = tmp_path / "run"
+    with serving(unlucky, models=(*POLICIES.values(), "judge")) as endpoint:
+        here = (f"policy.base_url={endpoint.base_url}", f"judge.base_url={endpoint.base_url}")
+        assert evaluated(config, run, JUDGED, *here, "limits.max_failed_share=0.5") == 0
+        assert len(judge_calls(endpoint)) == 5, "one call for an answer that both gave"
+    rows = {(row.policy, row.question_id): row for row in predictions(run)}
+    assert rows["first", "q6"].prediction is None
+    assert (rows["first", "q6"].judge, rows["first", "q1"].judge) == (0.0, 1.0)
+    (second,) = (run / "eval" / "second").glob("*/metrics.json")
+    kept = json.loads(second.read_text())
+    assert (kept["judge"], kept["counts"]["judge"]) == (pytest.approx(4 / 6), 6)
+
+
+def test_a_judge_takes_over_what_it_does_not_say(config: Path) -> None:
+    plain = load_recipe(config, [JUDGED])
+    assert plain.answer_judge == plain.judge
+    warm = load_recipe(config, [JUDGED, "judge.temperature=0.7", "judge.max_new_tokens=8"])
+    assert warm.answer_judge is not None
+    assert (warm.answer_judge.temperature, warm.answer_judge.max_new_tokens) == (0.0, 8)
+    elsewhere = ["judge.api_key_env=SECRET_ONE", "evaluation.judge.model=gpt"]
+    there = load_recipe(config, [*elsewhere, "evaluation.judge.base_url=http://127.0.0.1:9/v1"])
+    assert there.answer_judge is not None
+    assert (there.answer_judge.model, there.answer_judge.api_key_env) == ("gpt", "OPENAI_API_KEY")
+    config.write_text(dump_recipe(there))
+    assert load_recipe(config) == there
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ((JUDGED, "judge=null"), "evaluation.judge names no model"),
+        (("evaluation.judge={prompt: maybe}",), "evaluation.judge.prompt"),
+        (
+            ("judge=null", "evaluation.judge={engine: openai, model: x}"),
+            "evaluation.judge.base_url is not set",
+        ),
+        (
+            (JUDGED, "limits.max_usd=1", "policy.price_per_million={input: 1, output: 1}"),
+            "evaluation.judge.price_per_million names no price",
+        ),
+    ],
+)
+def test_a_judge_that_cannot_be_asked_is_refused(
+    config: Path, settings: tuple[str, ...], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_recipe(config, list(settings))
