@@ -12,9 +12,11 @@ from pathlib import Path
 from runs.folder import existing_run, open_run
 from runs.stage import Invocation, Outcome
 from runs.stored_pairs import pairs_of, pairs_table
+from sources.files import read_rows
 from storage.errors import ConfigError
 from storage.parts import write_part
-from storage.proguide import read_proguide, write_proguide
+from storage.proguide import pairs_of_records, write_proguide
+from storage.reading import Faults
 from storage.records import Pair
 from storage.schemas import rows_to_table, schema_of
 from storage.text import digest_of
@@ -36,7 +38,7 @@ def export_pairs(call: Invocation) -> Outcome:
 def import_pairs(call: Invocation) -> Outcome:
     """Read RAG-ProGuide JSON into a run of its own."""
     source = Path(call.options["file"])
-    pairs = list(read_proguide(source))
+    pairs = read_proguide(source)
     if not pairs:
         raise ConfigError(f"{source}: holds no pair")
     if call.dry_run:
@@ -48,6 +50,18 @@ def import_pairs(call: Invocation) -> Outcome:
         run.commit([write_part(run.folder, "pairs", rows, 0)])
     call.say(f"imported {len(pairs)} pairs into {call.run}")
     return Outcome({"pairs": len(pairs), "run": str(call.run)})
+
+
+def read_proguide(path: Path) -> list[Pair]:
+    """The pairs of a published file (a JSON list, or JSONL; `.gz` too).
+
+    Raises:
+        ConfigError: the faults of all records, each with file and record.
+    """
+    faults = Faults()
+    pairs = list(pairs_of_records(read_rows(path, faults), faults))
+    faults.raise_any()
+    return pairs
 
 
 def _inputs(pairs: Iterable[Pair]) -> dict[str, str]:

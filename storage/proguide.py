@@ -11,14 +11,13 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from storage.atomic import atomic_path
 from storage.errors import ConfigError
 from storage.inert import inert_json
-from storage.json_records import read_json_records
 from storage.reading import Faults
 from storage.records import Message, Pair, pair_id
 from storage.settings import in_words
@@ -133,24 +132,18 @@ def from_proguide(record: ProGuideRecord) -> Pair:
     )
 
 
-def read_proguide(path: Path) -> Iterator[Pair]:
-    """The pairs of a published file (a JSON list, or JSONL; `.gz` too), read as asked for.
-
-    Raises:
-        ConfigError: at the end, the faults of all records, with file and record number.
-    """
-    faults = Faults()
-    for number, value in read_json_records(path, faults):
+def pairs_of_records(rows: Iterable[tuple[str, dict[str, Any]]], faults: Faults) -> Iterator[Pair]:
+    """The pairs of published records, each given with its place; what is wrong becomes a fault."""
+    for place, row in rows:
         try:
-            record = ProGuideRecord.model_validate(value)
+            record = ProGuideRecord.model_validate(row)
         except ValidationError as error:
-            faults.add(f"{path}: record {number}", in_words(error))
+            faults.add(place, in_words(error))
             continue
         if record.chosen == record.rejected:
-            faults.add(f"{path}: record {number}", _EQUAL)
+            faults.add(place, _EQUAL)
         else:
             yield from_proguide(record)
-    faults.raise_any()
 
 
 def write_proguide(path: Path, pairs: Iterable[Pair]) -> int:
