@@ -69,8 +69,12 @@ def test_a_setting_that_came_since_counts_once_it_is_used(path: str) -> None:
         "normalise": True,
         "verifier": {},
         "reward_model": "models/rm",
+        "agent.references": "retrieved",
+        "prompt": "instruct",
+        "prefill": "<think>",
+        "history": "responses",
     }
-    value = used.get(name or block, 7)
+    value = used.get(path) or used.get(name or block, 7)
     changed = recipe(**{block: {name: value} if name else value})
     assert changed.decisive_digest != DIGEST
     assert changed.digest(block) != recipe().digest(block)
