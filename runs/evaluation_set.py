@@ -8,7 +8,7 @@ from typing import Any
 from agent.protocols import protocol_of
 from retrieval.interface import Retriever
 from runs.inputs import questions_digest
-from runs.recipe import Recipe, identity
+from runs.recipe import Recipe, identity, without_later
 from sources.load import Data, load_data
 from sources.parts import folded_question
 from sources.settings import DataSettings
@@ -103,7 +103,8 @@ def answering(recipe: Recipe) -> dict[str, Any]:
 
 def name_apart(recipe: Recipe, settings: Mapping[str, Any]) -> str:
     """The set's name with a hash of the settings, so that no other evaluation writes there."""
-    return f"{set_name(recipe)}-{digest_of(json.dumps(settings, sort_keys=True))[:6]}"
+    digest = digest_of(json.dumps(without_later(settings), sort_keys=True))
+    return f"{set_name(recipe)}-{digest[:6]}"
 
 
 def refuse_overlap(run: Path, policies: Iterable[Recipe], asked: Sequence[Question]) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Collection, Mapping
+from copy import deepcopy
 from functools import reduce
 from typing import Any, TypeVar
 
@@ -282,12 +283,17 @@ def _updated(block: S, values: Mapping[str, Any]) -> S:
     return block.model_copy(update=own)
 
 
-def _hash(content: dict[str, Any]) -> str:
-    """Of settings as plain values, those of `LATER` left out where they do what was done before."""
+def without_later(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings as plain values, without those of `LATER` that do what was done before."""
+    kept = deepcopy(dict(content))
     for path, before in LATER.items():
         block, _, name = path.partition(".")
-        within, key = (content.get(block, {}), name) if name else (content, block)
+        within, key = (kept.get(block, {}), name) if name else (kept, block)
         if key in within and within[key] == before:
             del within[key]
-    canonical = json.dumps(content, sort_keys=True, ensure_ascii=False)
+    return kept
+
+
+def _hash(content: dict[str, Any]) -> str:
+    canonical = json.dumps(without_later(content), sort_keys=True, ensure_ascii=False)
     return hashlib.blake2b(canonical.encode(), digest_size=6).hexdigest()

@@ -12,6 +12,7 @@ from little_world import policy, recipe
 from loopback import serving
 
 from pipelines.cli import parser, run_stage
+from runs.evaluation_set import name_apart
 from runs.recipe_file import load_recipe
 from storage.errors import ConfigError
 from storage.parts import read_parts
@@ -136,6 +137,15 @@ def test_another_draw_asks_anew_and_lies_apart(
     again = len(endpoint.requests)
     assert evaluated(config, run, alone, "evaluation.draw=1") == 0
     assert len(endpoint.requests) == again
+
+
+def test_settings_that_came_later_rename_no_evaluation(config: Path) -> None:
+    read = load_recipe(config)
+    now = {"agent": read.agent.model_dump(mode="json"), "seed": 0}
+    before = {"agent": {"protocol": "reasonrag", "max_steps": 6, "structured": True}, "seed": 0}
+    assert now["agent"] != before["agent"]
+    assert name_apart(read, now) == name_apart(read, before)
+    assert name_apart(read, now) != name_apart(read, {**now, "seed": 1})
 
 
 def test_a_source_without_other_questions_has_no_majority(
