@@ -16,8 +16,8 @@ from engines.usage import TokenCounter, cached_tokens, usage_of
 from storage.errors import EndpointError, TokenDrift
 from storage.text import storable
 
-StructuredForm = Literal["vllm", "vllm-guided", "json_schema", "none"]
-"""How an endpoint takes a constraint. `vllm-guided` is vLLM before 0.11 (`guided_regex`)."""
+StructuredForm = Literal["vllm", "json_schema", "none"]
+"""How an endpoint takes a constraint. `vllm` is that of vLLM since 0.11."""
 
 _FINISH: dict[str, FinishReason] = {
     "stop": "stop",
@@ -239,8 +239,6 @@ def _constraint(structure: Structure, form: StructuredForm) -> dict[str, Any]:
     if form == "json_schema":
         named = {"name": "reply", "schema": schema, "strict": True}
         return {"response_format": {"type": "json_schema", "json_schema": named}}
-    if form == "vllm-guided":
-        return {"guided_regex": structure.value} if schema is None else {"guided_json": schema}
     field = {"regex": structure.value} if schema is None else {"json": schema}
     return {"structured_outputs": field}
 

@@ -37,7 +37,7 @@ from engines.sampling import (
     call_key,
     derived_seed,
 )
-from engines.server import ServerFacts, read_models, read_version
+from engines.server import ServerFacts, read_models
 from engines.settings import ModelSettings
 from engines.traffic import Traffic, TrafficSettings, traffic_to
 from engines.usage import Counting
@@ -121,11 +121,11 @@ class OpenAIEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        vllm = self._form in ("vllm", "vllm-guided")
+        vllm = self._form == "vllm"
         return Capabilities(
             structured_output=vllm,
             json_schema=self._form != "none",
-            token_ids=self._form == "vllm",
+            token_ids=vllm,
         )
 
     async def __aenter__(self) -> Self:
@@ -293,11 +293,7 @@ class OpenAIEngine:
 
     async def _server(self) -> ServerFacts | None:
         """What the server says about itself; null if it has no list of models."""
-        facts = read_models(await once(partial(self._get, "/models")))
-        if facts is None or not facts.is_vllm:
-            return facts
-        version = read_version(await once(partial(self._get, f"{self._root}/version")))
-        return replace(facts, vllm=version)
+        return read_models(await once(partial(self._get, "/models")))
 
     async def _get(self, path: str) -> Any:
         """JSON at `path`; null where there is no such page."""

@@ -1,14 +1,10 @@
 """What a server tells about itself, and which form of constraint follows from it."""
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from engines.chat import StructuredForm
 from storage.inert import inert
-
-UNKNOWN_VERSION = (0,)
-"""vLLM that does not tell its version."""
 
 _OPENAI_OWNERS = frozenset({"openai", "openai-internal", "system"})
 _SHOWN, _LONGEST_SHOWN = 10, 100
@@ -16,22 +12,16 @@ _SHOWN, _LONGEST_SHOWN = 10, 100
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """The models on offer, who owns them, and vLLM's version (null for other servers)."""
+    """The models on offer, and who owns them."""
 
     models: tuple[str, ...]
     owners: frozenset[str]
-    vllm: tuple[int, ...] | None = None
-
-    @property
-    def is_vllm(self) -> bool:
-        return "vllm" in self.owners
 
     @property
     def form(self) -> StructuredForm:
         """How this server takes constraints; unknown kinds of server get none."""
-        if self.is_vllm:
-            guided = UNKNOWN_VERSION < (self.vllm or UNKNOWN_VERSION) < (0, 11)
-            return "vllm-guided" if guided else "vllm"
+        if "vllm" in self.owners:
+            return "vllm"
         return "json_schema" if self.owners & _OPENAI_OWNERS else "none"
 
     @property
@@ -52,9 +42,3 @@ def read_models(reply: Any) -> ServerFacts | None:
         models=tuple(str(m.get("id", "")) for m in models),
         owners=frozenset(str(m.get("owned_by", "")).lower() for m in models),
     )
-
-
-def read_version(reply: Any) -> tuple[int, ...]:
-    """(major, minor) in a reply to vLLM's `GET /version`."""
-    version = str(reply.get("version", "")) if isinstance(reply, dict) else ""
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:2]) or UNKNOWN_VERSION

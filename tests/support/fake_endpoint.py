@@ -114,7 +114,6 @@ class FakeEndpoint:
     script: Script = lambda _: "Paris"
     models: tuple[str, ...] = ("policy",)
     owned_by: str = "vllm"
-    version: str = "0.32.0"
     key: str | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -131,7 +130,6 @@ class FakeEndpoint:
         app.router.add_post("/v1/completions", self._chat)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_get("/v1/models", self._models)
-        app.router.add_get("/version", self._version)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         self._port = 0
@@ -199,6 +197,3 @@ class FakeEndpoint:
     async def _models(self, _: web.Request) -> web.Response:
         listed = [{"id": m, "object": "model", "owned_by": self.owned_by} for m in self.models]
         return web.json_response({"object": "list", "data": listed})
-
-    async def _version(self, _: web.Request) -> web.Response:
-        return web.json_response({"version": self.version})
