@@ -13,6 +13,7 @@ from analysis.sheet import NONE, Sheet, number
 from experiments.arms import EvaluatedArm
 from experiments.trajectories import RecordedStep, moves_of
 from rewards.evo_rag import Similarity
+from runs.plot import svg
 from storage.records import Prediction
 
 QUANTILES = {"5 %": 0.05, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "95 %": 0.95}
@@ -76,18 +77,11 @@ def distribution_sheet(found: Sequence[Distribution]) -> Sheet:
 
 def draw_distributions(found: Sequence[Distribution], path: Path) -> None:
     """Box plots, a panel a quantity, as SVG: median, quartiles, whiskers from 5 to 95 %."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, len(QUANTITIES), figsize=(13, 3.6), layout="constrained")
-    for axes, quantity in zip(panels, QUANTITIES, strict=True):
-        own = [one for one in found if one.quantity == quantity]
-        axes.boxplot([one.values for one in own], whis=(5, 95), showfliers=False)
-        axes.set_xticks(range(1, len(own) + 1), [one.arm for one in own], rotation=45, ha="right")
-        axes.set_title(quantity, fontsize="medium")
-        axes.set_ylim(bottom=0)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    plt.close(figure)
+    with svg(path, len(QUANTITIES), 13, 3.6) as panels:
+        for axes, quantity in zip(panels, QUANTITIES, strict=True):
+            own = [one for one in found if one.quantity == quantity]
+            arms = [one.arm for one in own]
+            axes.boxplot([one.values for one in own], whis=(5, 95), showfliers=False)
+            axes.set_xticks(range(1, len(own) + 1), arms, rotation=45, ha="right")
+            axes.set_title(quantity, fontsize="medium")
+            axes.set_ylim(bottom=0)

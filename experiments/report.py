@@ -15,6 +15,7 @@ from analysis.sheet import NONE, Sheet, number, percent
 from analysis.significance import Interval, crossed_bootstrap, holm, permutation_p
 from analysis.tables import interval
 from experiments.arms import EvaluatedArm, mean_of
+from runs.plot import svg
 from runs.workflow import Lab
 from runs.workflow_tables import write_sheets
 from storage.records import Prediction
@@ -336,19 +337,11 @@ def draw(bars: Sequence[Bar], path: Path, axis: str, rest: float = 0.0) -> None:
         axis: what is measured, in per cent or points.
         rest: where nothing would be the matter, in [−1, 1].
     """
-    import matplotlib
-
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 0.5 * len(bars) + 1.2), layout="constrained")
-    for place, bar in enumerate(reversed(bars)):
-        colour = "black" if bar.strong else "grey"
-        axes.plot([100 * bar.low, 100 * bar.high], [place, place], color=colour)
-        axes.plot([100 * bar.mean], [place], "o", color=colour)
-    axes.axvline(100 * rest, color="lightgrey", zorder=0)
-    axes.set_yticks(range(len(bars)), [bar.name for bar in reversed(bars)])
-    axes.set_xlabel(axis)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    plt.close(figure)
+    with svg(path, 1, 7, 0.5 * len(bars) + 1.2) as (axes,):
+        for place, bar in enumerate(reversed(bars)):
+            colour = "black" if bar.strong else "grey"
+            axes.plot([100 * bar.low, 100 * bar.high], [place, place], color=colour)
+            axes.plot([100 * bar.mean], [place], "o", color=colour)
+        axes.axvline(100 * rest, color="lightgrey", zorder=0)
+        axes.set_yticks(range(len(bars)), [bar.name for bar in reversed(bars)])
+        axes.set_xlabel(axis)

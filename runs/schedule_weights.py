@@ -6,6 +6,7 @@ from pathlib import Path
 from rewards.schedule import Weights, weights
 from rewards.settings import REWARDS, EvoRagSettings
 from runs.curriculum.dev import STAGES, StageName
+from runs.plot import svg
 from runs.recipe import Recipe
 from storage.errors import ConfigError
 
@@ -35,22 +36,13 @@ def episode(recipe: Recipe, settings: EvoRagSettings) -> Iterator[tuple[int, flo
 
 def draw_weights(recipe: Recipe, stages: ByStage, path: Path) -> None:
     """The weights over an episode, a panel a stage, as SVG."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(
-        1, len(stages), figsize=(9, 3.6), sharey=True, layout="constrained"
-    )
-    for axes, (stage, settings) in zip(panels, stages.items(), strict=True):
-        calls = list(episode(recipe, settings))
-        for name in settings.components or REWARDS:
-            axes.plot([t for t, _, _ in calls], [at[name] for _, _, at in calls], label=name)
-        axes.set_title(stage.capitalize())
-        axes.set_xlabel("policy call t")
-    panels[0].set_ylabel("weight")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    plt.close(figure)
+    with svg(path, len(stages), 9, 3.6, sharey=True) as panels:
+        for axes, (stage, settings) in zip(panels, stages.items(), strict=True):
+            calls = list(episode(recipe, settings))
+            for name in settings.components or REWARDS:
+                axes.plot([t for t, _, _ in calls], [at[name] for _, _, at in calls], label=name)
+            axes.set_title(stage.capitalize())
+            axes.set_xlabel("policy call t")
+        panels[0].set_ylabel("weight")
+        lines = panels[0].get_legend_handles_labels()
+        panels[0].figure.legend(*lines, loc="outside right center")

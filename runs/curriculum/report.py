@@ -5,6 +5,7 @@ from pathlib import Path
 
 from analysis.sheet import NONE, Sheet, number, percent
 from runs.curriculum.dev import DevResult, StageName
+from runs.plot import svg
 from runs.schedule_weights import draw_weights, settings_of
 from runs.workflow import Lab
 from runs.workflow_tables import write_sheets
@@ -63,24 +64,16 @@ def _cells(result: DevResult, chosen: Mapping[StageName, DevResult]) -> tuple[st
 
 def draw_course(results: Sequence[DevResult], path: Path) -> None:
     """The figures over the cycles as SVG."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, len(PANELS), figsize=(10, 3.2), layout="constrained")
     names = [result.name for result in results]
-    for axes, (label, lines) in zip(panels, PANELS.items(), strict=True):
-        for (name, field), style in zip(lines.items(), ("o-", "s--"), strict=False):
-            axes.plot(names, _values(results, field), style, label=name)
-        axes.set_ylabel(label)
-        axes.margins(y=0.2)
-        axes.set_ylim(bottom=0)
-        axes.tick_params(axis="x", rotation=45)
-        axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    plt.close(figure)
+    with svg(path, len(PANELS), 10, 3.2) as panels:
+        for axes, (label, lines) in zip(panels, PANELS.items(), strict=True):
+            for (name, field), style in zip(lines.items(), ("o-", "s--"), strict=False):
+                axes.plot(names, _values(results, field), style, label=name)
+            axes.set_ylabel(label)
+            axes.margins(y=0.2)
+            axes.set_ylim(bottom=0)
+            axes.tick_params(axis="x", rotation=45)
+            axes.legend()
 
 
 def _values(results: Sequence[DevResult], field: str) -> list[float]:

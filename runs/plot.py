@@ -1,0 +1,24 @@
+"""Plots as SVG files."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from storage.atomic import make_folder
+
+
+@contextmanager
+def svg(path: Path, panels: int, width: float, height: float, **shared: bool) -> Iterator[Any]:
+    """Gives the axes of panels side by side, in inches all together; writes the file at the end."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    size = {"figsize": (width, height), "layout": "constrained", "squeeze": False}
+    figure, axes = pyplot.subplots(1, panels, **size, **shared)
+    yield axes[0]
+    make_folder(path.parent)
+    figure.savefig(path)
+    pyplot.close(figure)
