@@ -1,9 +1,8 @@
 """YAML that anybody may have written, as the plain values that JSON has too.
 
-A few lines of YAML can stand for more than any memory holds (aliases of aliases), for themselves
-(an alias inside its own anchor), or for more nesting than Python follows. So a document is measured
-event by event, before anything is built from it; what is built are mappings with text as keys,
-lists, text, finite numbers, true, false and null.
+What is built are mappings with text as keys, lists, text, finite numbers, true, false and null. A
+value stands where it is meant: anchors and aliases, with which a few lines stand for more than any
+memory holds or for themselves, are refused, and so is nesting that no settings have.
 """
 
 from collections.abc import Iterator
@@ -16,15 +15,11 @@ from storage.errors import ConfigError
 
 DEEPEST = 40
 """Levels of nesting; a recipe has five."""
-LARGEST = 1 << 20
-"""Characters of a document with its aliases written out, where each value counts 32 at least."""
 LONGEST_NUMBER = 100
 """Characters of a number."""
 
-_LEAST = 32
 _MAPPING, _SEQUENCE, _TEXT = (f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str"))
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
-_MERGE = "tag:yaml.org,2002:merge"
 
 Key = tuple[str, ...]
 
@@ -55,7 +50,7 @@ def parse_yaml(text: str, place: str) -> Document:
         ConfigError: it is not YAML, or holds what no setting can be; with the line.
     """
     try:
-        _measure(text, place)
+        _refuse_references(text, place)
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
         if root is None:
@@ -81,57 +76,24 @@ def parse_settings(text: str, place: str) -> dict[str, Any]:
     return document.value
 
 
-@dataclass(slots=True)
-class _Begun:
-    """A mapping or list whose end was not read yet."""
-
-    anchor: str | None
-    size: int = _LEAST
-    height: int = 1
-
-
-def _measure(text: str, place: str) -> None:
-    """Refuse a document that is too deep, too large, or part of itself.
+def _refuse_references(text: str, place: str) -> None:
+    """Refuses, before anything is built, a document with anchors or aliases, or one too deep.
 
     Raises:
         ConfigError: it is.
     """
-    begun: list[_Begun] = []
-    known: dict[str, tuple[int, int]] = {}  # size and height of what an anchor names
+    depth = 0
     for event in yaml.parse(text, yaml.SafeLoader):
         here = f"{place}:{event.start_mark.line + 1 if event.start_mark else 1}"
-        if isinstance(event, yaml.CollectionStartEvent):
-            begun.append(_Begun(event.anchor))
-            size, height = 0, 0
-        elif isinstance(event, yaml.CollectionEndEvent):
-            ended = begun.pop()
-            size, height = ended.size, ended.height
-            if ended.anchor is not None:
-                known[ended.anchor] = (size, height)
-        elif isinstance(event, yaml.ScalarEvent):
-            size, height = _LEAST + len(event.value), 0
-            if event.anchor is not None:
-                known[event.anchor] = (size, height)
-        elif isinstance(event, yaml.AliasEvent):
-            if event.anchor in {one.anchor for one in begun}:
-                raise ConfigError(f"{here}: the alias *{event.anchor} is part of what it names")
-            size, height = known.get(event.anchor or "", (_LEAST, 0))  # YAML itself refuses others
-        else:
-            continue
-        _add(begun, size, height, here)
-
-
-def _add(begun: list[_Begun], size: int, height: int, here: str) -> None:
-    if len(begun) + height > DEEPEST:
-        raise ConfigError(f"{here}: nested more than {DEEPEST} levels deep")
-    if not begun:
-        return
-    begun[-1].size += size
-    begun[-1].height = max(begun[-1].height, height + 1)
-    if sum(one.size for one in begun) > LARGEST:
-        raise ConfigError(
-            f"{here}: the document holds more than settings ever do, with its aliases written out"
-        )
+        if isinstance(event, yaml.NodeEvent) and event.anchor is not None:
+            raise ConfigError(
+                f"{here}: `{event.anchor}` is an anchor or alias (& or *), which no settings have; "
+                "write the value out, or put text that begins so in quotes"
+            )
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise ConfigError(f"{here}: nested more than {DEEPEST} levels deep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +103,6 @@ class _Plain:
     loader: yaml.SafeLoader
     place: str
     document: Document
-    merged: set[int] = field(default_factory=set)
 
     def value(self, node: yaml.Node, at: Key) -> Any:
         """The value of a node.
@@ -162,26 +123,16 @@ class _Plain:
         return self.value(node, at)
 
     def _pairs(self, node: yaml.MappingNode, at: Key) -> Iterator[tuple[str, yaml.Node]]:
-        if id(node) not in self.merged:  # an alias leads here again
-            self._check_keys(node, at)
-            self.merged.add(id(node))
-            # What `<<` merges then comes first, so that the mapping's own keys replace it.
-            self.loader.flatten_mapping(node)
-        for key, inner in node.value:
-            self.document.lines[(*at, str(key.value))] = key.start_mark.line + 1
-            yield str(key.value), inner
-
-    def _check_keys(self, node: yaml.MappingNode, at: Key) -> None:
         named: set[str] = set()
-        for key, _ in node.value:
-            if key.tag == _MERGE:
-                continue
-            if not isinstance(key, yaml.ScalarNode) or not isinstance(self._scalar(key), str):
+        for key, inner in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag != _TEXT:
                 raise self._fault(key, "is a key that is not text; put it in quotes")
+            place, line = (*at, key.value), key.start_mark.line + 1
             if key.value in named:
-                place = ".".join((*at, key.value))
-                self.document.repeated.append((place, key.start_mark.line + 1))
+                self.document.repeated.append((".".join(place), line))
             named.add(key.value)
+            self.document.lines[place] = line
+            yield key.value, inner
 
     def _scalar(self, node: yaml.ScalarNode) -> Any:
         if node.tag == _TEXT:
