@@ -24,7 +24,7 @@ ifneq ($(filter-out $(PINNED_EXTRAS),$(EXTRAS)),)
 $(error EXTRAS: choose of $(PINNED_EXTRAS))
 endif
 
-.PHONY: help setup doctor clean data index warm-start annotate relabel diagnose verify inspect export-pairs \
+.PHONY: help setup doctor clean data index warm-start select annotate relabel diagnose verify inspect export-pairs \
         import-pairs train-sft train-dpo train-rm export eval serve curriculum schedule study all test test-fast test-failure test-vllm lint bench constraints
 
 help: ## list the targets
@@ -91,7 +91,7 @@ define STAGE
 "$(BIN)/branchwise" $(GIVEN) $(ARGS)
 endef
 
-doctor data index annotate relabel diagnose verify inspect export-pairs import-pairs eval serve: $(CPU)
+doctor data index select annotate relabel diagnose verify inspect export-pairs import-pairs eval serve: $(CPU)
 	$(STAGE)
 warm-start train-sft train-dpo train-rm export all: $(TRAIN)
 	$(STAGE)
@@ -103,6 +103,7 @@ doctor:       ## check this machine and the recipe
 data:         ## read questions and corpus, and count them
 index:        ## build the index (also done on demand)
 warm-start:   ## supervised start on traces built from gold facts
+select:       ## rate questions by difficulty and draw training stages (outcome RL)
 annotate:     ## grow trees, score, label, write preference pairs
 relabel:      ## labels and pairs of a finished run under other reward settings
 diagnose:     ## can this run teach? labels, their survival, what training did

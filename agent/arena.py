@@ -20,6 +20,7 @@ class Arena(AgentProtocol):
 
     name = "arena"
     forces_answer = False
+    max_calls = 1
 
     def unfit(self, question: Question) -> str | None:
         if self.settings.references == "given" and not _paragraphs(question):

@@ -84,13 +84,8 @@ class Environment:
         Raises:
             EndpointError: If protocol or trainer need token ids, and the engine reports none.
         """
-        if self._keeps_tokens and not self.engine.capabilities.token_ids:
-            raise EndpointError(
-                f"{self.engine.model} reports no token ids, without which agent.protocol "
-                f"`{self.protocol.name}` cannot continue a turn. Use engine: openvino, engine: "
-                "vllm, or engine: openai at a vLLM server",
-                fatal=True,
-            )
+        if self._keeps_tokens:
+            require_token_ids(self.engine, self.protocol)
 
     def prompt(self, state: State) -> tuple[Message, ...]:
         """Returns the messages that ask for the next step of `state`."""
@@ -201,3 +196,18 @@ class Environment:
 
     async def _find(self, query: str) -> tuple[RetrievedPassage, ...]:
         return tuple(await self.retriever.search(query, self.top_k))
+
+
+def require_token_ids(engine: Engine, protocol: AgentProtocol) -> None:
+    """Refuses an engine that cannot continue a turn.
+
+    Raises:
+        EndpointError: If it reports no token ids.
+    """
+    if not engine.capabilities.token_ids:
+        raise EndpointError(
+            f"{engine.model} reports no token ids, without which agent.protocol "
+            f"`{protocol.name}` cannot continue a turn. Use engine: openvino, engine: "
+            "vllm, or engine: openai at a vLLM server",
+            fatal=True,
+        )

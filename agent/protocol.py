@@ -57,6 +57,11 @@ class AgentProtocol(ABC):
     def prefill(self) -> str:
         return ""
 
+    @property
+    def max_calls(self) -> int:
+        """The most policy calls of a trajectory."""
+        return self.settings.max_steps
+
     def unfit(self, question: Question) -> str | None:
         """Returns why the protocol cannot be asked a question; None if it can."""
         return None if question.answerable or self.can_refuse else "unanswerable"

@@ -22,7 +22,7 @@ PolicyName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._
 
 
 class EvaluatedPolicy(ModelSettings, AgentSettings):
-    """A policy to compare, with settings of `policy:` and `agent:` in one block.
+    """A policy to compare, or a rater, with settings of `policy:` and `agent:` in one block.
 
     Those that it leaves out are the recipe's. Only if it names another `engine` or `base_url`, it
     inherits nothing about the endpoint (address, key, price, weights, server arguments, form of
@@ -30,7 +30,8 @@ class EvaluatedPolicy(ModelSettings, AgentSettings):
 
     Attributes:
         model: model folder, "packaged" or served name; `{run}` stands for the run's name.
-        temperature: of the answers; not set: `evaluation.temperature`.
+        temperature: of the answers; not set: `evaluation.temperature`, and of a rater
+            `difficulty.temperature`.
     """
 
     model: str

@@ -43,7 +43,7 @@ OFF_PROTOCOL_SHARE = 0.9
 
 def annotate(call: Invocation) -> Outcome:
     """Run the stage (see module)."""
-    recipe = limited(call.recipe, call.limit)
+    recipe = call.limited_recipe
     refuse_confirmed(recipe)
     data = open_data(recipe)
     announce(call, recipe, data)
@@ -62,13 +62,6 @@ def annotate(call: Invocation) -> Outcome:
     grown = ("questions",) if asks_more(call.run, data.questions) else ()
     run = open_run(call.run, recipe, {"data": data.notes}, inputs, grown)
     return asyncio.run(_annotate(call, run, data, retriever))
-
-
-def limited(recipe: Recipe, limit: int | None) -> Recipe:
-    """The recipe with `--limit` in place of its own."""
-    if limit is None:
-        return recipe
-    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"limit": limit})})
 
 
 def refuse_confirmed(recipe: Recipe) -> None:

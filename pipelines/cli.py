@@ -55,6 +55,7 @@ STAGES = {
     "warm-start": StageEntry(
         "pipelines.warm_start", "warm_start", "supervised start on gold traces"
     ),
+    "select": StageEntry("pipelines.select", "select", "questions by difficulty, for outcome RL"),
     "annotate": StageEntry("pipelines.annotate", "annotate", "grow trees, label, write pairs"),
     "relabel": StageEntry(
         "pipelines.relabel", "relabel", "label a finished run again, without a call"
@@ -81,7 +82,7 @@ STAGES = {
     "study": StageEntry("pipelines.study", "study", "a recorded experiment, resumable"),
     "all": StageEntry("pipelines.all", "all_stages", "annotate, train-dpo, eval"),
 }
-LIMITED = frozenset({"warm-start", "annotate", "eval", "all"})
+LIMITED = frozenset({"warm-start", "select", "annotate", "eval", "all"})
 """Stages that work through questions."""
 READ_ONLY = frozenset({"doctor", "settings", "data", "inspect"})
 """Stages that write nothing, so that there is nothing to try out dry."""

@@ -4,6 +4,7 @@ Read off the settings' own classes; `docs/settings.md` is what it prints.
 """
 
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -88,13 +89,13 @@ def _walk(block: Block) -> Iterator[Block]:
         if isinstance(value, SchemeSettings):
             schemes = (scheme.settings_class for scheme in SCHEMES.values())
             yield from (Block((at,), one.model_validate({})) for one in schemes)
-        elif kind is not None:
-            yield from _walk(Block((at,), kind() if value is None else value, value is not None))
-        elif get_origin(one.annotation) is dict and _is_block(get_args(one.annotation)[1]):
-            kind = get_args(one.annotation)[1]
+            continue
+        if get_origin(one.annotation) is dict and _is_block(get_args(one.annotation)[1]):
+            at, kind, value = f"{at}.<name>", get_args(one.annotation)[1], None
+        if kind is not None:
             missing = [key for key, inner in kind.model_fields.items() if inner.is_required()]
-            defaults = kind.model_construct(**dict.fromkeys(missing))
-            yield from _walk(Block((f"{at}.<name>",), defaults, given=False))
+            defaults = kind.model_construct(**dict.fromkeys(missing)) if value is None else value
+            yield from _walk(Block((at,), defaults, value is not None))
 
 
 def _within(one: FieldInfo) -> type[BaseModel] | None:
@@ -159,6 +160,8 @@ def _written(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         return f"[{', '.join(map(_written, value))}]"
+    if isinstance(value, dict):
+        return json.dumps(value)
     return str(value)
 
 

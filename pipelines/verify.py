@@ -121,7 +121,7 @@ def _rebuild(call: Invocation, run: Run, bad: Sequence[PartInfo], checked: Check
 
 
 def _remedy(part: PartInfo) -> str:
-    stages = {"eval": "eval", "relabelled": "relabel", "survival": "diagnose"}
+    stages = {"eval": "eval", "relabelled": "relabel", "survival": "diagnose", "select": "select"}
     stage = stages.get(part.table.partition("/")[0], "annotate")
     return f"run `branchwise {stage}` again, which replays the ledger"
 

@@ -231,6 +231,24 @@ def _curriculum(recipe: Recipe) -> Iterator[str]:
         yield "curriculum.cycles are 0 in both stages: allow 1 or more in one of them"
 
 
+def _difficulty(recipe: Recipe) -> Iterator[str]:
+    difficulty = recipe.difficulty
+    easy, medium, most = difficulty.easy, difficulty.medium, difficulty.rollouts
+    if not easy < medium < most:
+        yield (
+            f"difficulty.easy, medium, rollouts: a label stands for no rollout ({easy}, {medium}, "
+            f"{most}). Make each larger than the one before"
+        )
+    if recipe.rater_recipe(recipe.name).evaluation.temperature == 0:
+        yield (
+            f"difficulty.policy.temperature: all {most} rollouts of a question are the same (0). "
+            "Leave it out"
+        )
+
+
+ASKED = ("agent", "policy", "judge", "evaluation", "difficulty")
+"""Blocks that say which models are asked beside the policy, and where."""
+
 CHECKS: tuple[tuple[tuple[str, ...], Callable[[Recipe], Iterator[str]]], ...] = (
     (("mcts", "judge"), _evaluator),
     (("agent", "mcts", "rewards", "verifier", "pairs"), _rewards),
@@ -244,10 +262,11 @@ CHECKS: tuple[tuple[tuple[str, ...], Callable[[Recipe], Iterator[str]]], ...] = 
     (("policy",), _policy_endpoint),
     (("judge",), _judge_endpoint),
     (("verifier",), _verifier_endpoint),
-    (("agent", "policy", "judge", "evaluation"), _evaluated_endpoints),
-    (("limits", "policy", "judge", "mcts", "rewards", "verifier", "agent", "evaluation"), _prices),
+    (ASKED, _evaluated_endpoints),
+    (("limits", *ASKED, "mcts", "rewards", "verifier"), _prices),
     (("data",), _sources),
     (("evaluation", "judge"), _evaluation),
     (("curriculum",), _curriculum),
+    (ASKED, _difficulty),
 )
 """Every contradiction, with the blocks of the recipe that it reads."""

@@ -11,6 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from agent.environment import require_token_ids
+from agent.protocol import AgentProtocol
+from agent.protocols import protocol_of
 from engines.settings import ModelSettings
 from engines.vllm_command import installed_vllm
 from engines.vllm_weights import served_files
@@ -128,11 +131,12 @@ def _sound_if_ours(model: str) -> None:
 
 def servers(recipe: Recipe) -> Iterator[Check]:
     """Model endpoints, vLLM where it is to be started, and the search server."""
+    asked_in = {"policy": protocol_of(recipe.agent)}
     for role, model in _models(recipe):
         if model.engine == "vllm" and model.base_url is None:
             yield role, installed_vllm
         elif model.engine != "openvino":
-            yield role, partial(_reach, model, recipe)
+            yield role, partial(_reach, model, recipe, asked_in.get(role))
     if recipe.retrieval.kind == "http":
         yield "retrieval", partial(_search, recipe.retrieval.url or "")
 
@@ -166,7 +170,7 @@ def _models(recipe: Recipe) -> Iterator[tuple[str, ModelSettings]]:
         yield "verifier", recipe.asked_verifier
 
 
-def _reach(model: ModelSettings, recipe: Recipe) -> None:
+def _reach(model: ModelSettings, recipe: Recipe, protocol: AgentProtocol | None = None) -> None:
     from engines.openai import OpenAIEngine
 
     timeout_s = min(recipe.limits.timeout_s, LONGEST_S)
@@ -177,6 +181,8 @@ def _reach(model: ModelSettings, recipe: Recipe) -> None:
         async with engine_for(model, recipe.model_copy(update={"limits": hurried})) as engine:
             if isinstance(engine, OpenAIEngine):
                 await engine.check()
+            if protocol is not None and protocol.continues:
+                require_token_ids(engine, protocol)
 
     asyncio.run(checked())
 

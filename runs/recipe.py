@@ -19,6 +19,7 @@ from rewards.scheme import RewardScheme
 from rewards.schemes import RewardSettings, scheme_of
 from rewards.settings import SpreSettings
 from runs.curriculum_settings import CurriculumSettings
+from runs.difficulty_settings import DifficultySettings
 from sources.settings import DataSettings, Part, SetSettings
 from storage.settings import Settings
 from training.settings import TrainingSettings
@@ -29,7 +30,7 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,60}$"
 """What can be the name of a folder."""
 
 
-MAY_CHANGE = frozenset({"limits", "training", "evaluation", "curriculum"})
+MAY_CHANGE = frozenset({"limits", "training", "evaluation", "curriculum", "difficulty"})
 """Blocks that a resumed annotation may set anew; everything else decides what rows mean."""
 
 MODELS = ("policy", "judge", "verifier")
@@ -42,7 +43,7 @@ ENDPOINT = {
     *("base_url", "api_key_env", "price_per_million", "server_args", "structured_output"),
     "weights",
 }
-"""What an evaluated policy at another endpoint does not inherit: above all the key."""
+"""What a policy or a rater at another endpoint does not inherit: above all the key."""
 
 
 def decisive(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,6 +84,7 @@ LATER: Mapping[str, Any] = {
     "agent.prefill": None,
     "agent.history": "contents",
     "curriculum": CurriculumSettings().model_dump(mode="json"),
+    "difficulty": DifficultySettings().model_dump(mode="json"),
     "mcts.kind": "tree",
     "mcts.max_output_tokens": None,
     "mcts.rollout_temperature": None,
@@ -182,6 +184,7 @@ class Recipe(Settings):
     training: TrainingSettings = TrainingSettings()
     evaluation: EvaluationConfig = EvaluationConfig()
     curriculum: CurriculumSettings = CurriculumSettings()
+    difficulty: DifficultySettings = DifficultySettings()
 
     @property
     def scheme(self) -> RewardScheme:
@@ -217,12 +220,23 @@ class Recipe(Settings):
             run: Name of the run, for which `{run}` stands in the names of models.
         """
         named = self.evaluation.policies or {"policy": EvaluatedPolicy(model=self.policy.model)}
-        return {name: self._with_policy(policy, run) for name, policy in named.items()}
+        greedy = self.evaluation.temperature
+        return {name: self._with_policy(policy, run, greedy) for name, policy in named.items()}
 
-    def _with_policy(self, policy: EvaluatedPolicy, run: str) -> "Recipe":
+    def rater_recipe(self, run: str) -> "Recipe":
+        """Returns this recipe with the settings of the policy that rates questions, alone.
+
+        `evaluation.temperature` is that of the rater's rollouts. See `policy_recipes` for `run`.
+        """
+        rater = self.difficulty.policy or EvaluatedPolicy(model=self.policy.model)
+        recipe = self._with_policy(rater, run, self.difficulty.temperature)
+        alone = recipe.evaluation.model_copy(update={"policies": {}, "judge": None})
+        return recipe.model_copy(update={"evaluation": alone, "judge": None, "verifier": None})
+
+    def _with_policy(self, policy: EvaluatedPolicy, run: str, temperature: float) -> "Recipe":
         own = {name: getattr(policy, name) for name in policy.model_fields_set}
         own["model"] = policy.model.replace("{run}", run)
-        answers = {"temperature": own.pop("temperature", self.evaluation.temperature)}
+        answers = {"temperature": own.pop("temperature", temperature)}
         blocks = {
             "policy": _with_own(self.policy, own),
             "agent": _updated(self.agent, own),
@@ -241,13 +255,12 @@ class Recipe(Settings):
         return _with_own(self.judge or JudgeSettings(), own)
 
     def own_endpoints(self) -> dict[str, ModelSettings]:
-        """Returns the models of an evaluation that are not at the recipe's policy, by setting."""
+        """Returns the models that are not at the recipe's policy, by setting."""
         here = (self.policy.engine, self.policy.base_url)
-        found: dict[str, ModelSettings] = {
-            f"evaluation.policies.{name}": one.policy
-            for name, one in self.policy_recipes(self.name).items()
-            if (one.policy.engine, one.policy.base_url) != here
-        }
+        policies = self.policy_recipes(self.name).items()
+        asked = {f"evaluation.policies.{name}": one.policy for name, one in policies}
+        asked["difficulty.policy"] = self.rater_recipe(self.name).policy
+        found = {name: one for name, one in asked.items() if (one.engine, one.base_url) != here}
         return found if (judge := self.answer_judge) is None else {**found, JUDGE: judge}
 
     @property

@@ -53,6 +53,14 @@ class Invocation:
     console: Terminal = field(default_factory=Terminal)
     options: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def limited_recipe(self) -> Recipe:
+        """The recipe with `--limit` instead of `data.limit`."""
+        if self.limit is None:
+            return self.recipe
+        data = self.recipe.data.model_copy(update={"limit": self.limit})
+        return self.recipe.model_copy(update={"data": data})
+
     def say(self, text: str) -> None:
         """Print a message as it is."""
         self.console.say(text)

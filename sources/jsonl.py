@@ -1,11 +1,14 @@
 """Our own JSONL: one question a line, as docs and contracts describe it."""
 
+import json
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from sources.rows import Answers, Identifier, Row, Text, distinct, paragraph, with_answers
+from storage.inert import inert_json
 from storage.records import Question
+from storage.text import storable_values
 
 
 class ParagraphField(BaseModel):
@@ -63,3 +66,13 @@ class QuestionLine(Row):
             licence=self.licence,
             extra=self.others(),
         )
+
+
+def line_of(question: Question) -> str:
+    """Returns the line of a question, which `QuestionLine` reads as the same question.
+
+    Its source is kept in `extra`, because a set has one source. The hash part is left out.
+    """
+    own = question.model_dump(exclude={"source", "split", "extra"})
+    line = storable_values({"source": question.source, **question.extra, **own})
+    return inert_json(json.dumps(line, ensure_ascii=False, default=str)) + "\n"

@@ -178,6 +178,28 @@ class FreshRollouts(Record):
     policy_digest: str = ""
 
 
+class Difficulty(Record):
+    """How soon a rater answers a question: a row of `select/difficulty`.
+
+    Attributes:
+        label: `analysis.difficulty.LABELS`.
+        rollouts: How many were made; the last one is the first right one, if there is one.
+        first_success: Number of the first right rollout, from 1.
+        output_tokens: Tokens that the rater generated for it.
+        config_digest: Hash of the question and of all that decides what the rater does.
+    """
+
+    question_id: str
+    source: str
+    label: str
+    rollouts: int
+    first_success: int | None
+    seed: Large
+    output_tokens: Large
+    policy_digest: str
+    config_digest: str
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One chat message, as engines are sent it and as TRL's conversational format keeps it.

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from storage.errors import StorageError
 from storage.records import (
     SCHEMA_VERSION,
+    Difficulty,
     Failure,
     FreshRollouts,
     Pair,
@@ -83,6 +84,7 @@ SCHEMAS = {
     "failures": _schema(Failure),
     "questions": QUESTIONS,
     "survival": _schema(FreshRollouts),
+    "difficulty": _schema(Difficulty),
 }
 """Schemas by the last word of a table's name ("pairs", "relabelled/strict/pairs")."""
 

@@ -17,6 +17,7 @@ VIEWS = {
     "questions": "questions",
     "failures": "failures",
     "predictions": "predictions",
+    "difficulty": "difficulty",
 }
 """Views, and the tables they show."""
 

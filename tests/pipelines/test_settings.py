@@ -10,6 +10,7 @@ from runs.changes import flat
 from runs.recipe import Recipe
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
+RECIPE = Recipe.model_validate({"name": "run", "difficulty": {"stages": {}}})
 
 
 def test_the_page_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,8 +22,9 @@ def test_the_page_is_what_the_command_prints(capsys: pytest.CaptureFixture[str])
 
 def test_every_setting_of_a_recipe_is_there() -> None:
     named = {f"{at}.{name}".lstrip(".") for one in blocks() for at in one.names for name in one.own}
-    assert named >= set(flat(Recipe(name="run").model_dump(mode="json"))) - {
+    assert named >= set(flat(RECIPE.model_dump(mode="json"))) - {
         "judge", "verifier", "evaluation.set", "evaluation.judge", "policy.price_per_million",
+        "difficulty.policy",
     }  # fmt: skip
     assert {"judge.model", "verifier.model", "training.dpo.lora.r"} <= named
     assert {"rewards.schedule", "rewards.alpha"} <= named, "of every scheme"

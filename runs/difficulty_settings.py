@@ -1,0 +1,47 @@
+"""What `difficulty:` in a recipe may say."""
+
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from analysis.difficulty import LABELS
+from evaluation.settings import EvaluatedPolicy, PolicyName
+from storage.settings import Settings
+
+Wanted = Annotated[int, Field(ge=1, le=10**9)]
+
+
+class DifficultySettings(Settings):
+    """How `branchwise select` rates questions, and what it draws (R1-Searcher section 2.1).
+    The rater is the recipe's policy, unless `policy` names another.
+
+    Attributes:
+        policy: the rater, given like one of `evaluation.policies`; null: the recipe's policy.
+        temperature: of the rater's rollouts, unless `policy` names one.
+        rollouts: most rollouts of a question. The first right one (cover-EM) is its last; without
+            one the question is `unsolved`.
+        easy: a question is `easy` if its first right rollout is one of so many.
+        medium: it is `medium` if that is a later one of so many, else `difficult`.
+        stages: name → label → number of questions, such as `{"1": {medium: 350}}`. Instead of a
+            label, `hotpotqa/medium` names one source's. If there are fewer, proportions are kept.
+            The default is the paper's.
+    """
+
+    policy: EvaluatedPolicy | None = None
+    temperature: float = Field(default=1.0, gt=0, le=5)
+    rollouts: int = Field(default=32, ge=1, le=10_000)
+    easy: int = Field(default=9, ge=1)
+    medium: int = Field(default=20, ge=1)
+    stages: dict[PolicyName, Annotated[dict[str, Wanted], Field(min_length=1)]] = Field(
+        default={"1": {"medium": 350}, "2": {"medium": 3648, "difficult": 4500}}
+    )
+
+    @field_validator("stages")
+    @classmethod
+    def _check_buckets(cls, stages: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+        names = [name for wanted in stages.values() for name in wanted]
+        if unknown := [name for name in names if name.rpartition("/")[2] not in LABELS]:
+            raise ValueError(f"no such label ({unknown[0]}). Choose among {', '.join(LABELS)}")
+        if len({"/" in name for name in names}) > 1:
+            raise ValueError("names sources for some labels only. Name them for all, or for none")
+        return stages

@@ -1,0 +1,129 @@
+"""Labels by the first right rollout, and stages whose proportions are kept."""
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.difficulty import LABELS, difficulty_of, draw_stages
+from storage.records import Difficulty
+
+CASES = json.loads((Path(__file__).parent / "cases" / "difficulty.json").read_text())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_worked_cases(case: dict[str, Any]) -> None:
+    assert difficulty_of(case["input"]["first_right"]) == case["expected"]
+
+
+@pytest.mark.parametrize(("first", "label"), [(9, "easy"), (20, "medium"), (32, "difficult")])
+def test_a_label_s_last_rollout(first: int, label: str) -> None:
+    assert difficulty_of(first) == label
+
+
+def test_a_question_that_is_right_once_in_ten_is_mostly_easy() -> None:
+    chances = {first: 0.9 ** (first - 1) * 0.1 for first in range(1, 33)}
+    easy = sum(chance for first, chance in chances.items() if difficulty_of(first) == "easy")
+    assert easy == pytest.approx(0.61, abs=0.005)
+
+
+def rated(numbers: dict[str, int]) -> list[Difficulty]:
+    """So many questions of each `<source>/<label>`."""
+    return [
+        Difficulty(
+            question_id=f"{bucket}-{number}",
+            source=bucket.partition("/")[0],
+            label=bucket.partition("/")[2],
+            rollouts=1,
+            first_success=1,
+            seed=0,
+            output_tokens=1,
+            policy_digest="d",
+            config_digest="c",
+        )
+        for bucket, count in numbers.items()
+        for number in range(count)
+    ]
+
+
+SOURCES = ("hotpotqa", "2wiki")
+counts = st.fixed_dictionaries(
+    {f"{source}/{label}": st.integers(0, 60) for source in SOURCES for label in LABELS}
+)
+
+
+def stages(buckets: list[str]) -> st.SearchStrategy[dict[str, dict[str, int]]]:
+    wanted = st.dictionaries(st.sampled_from(buckets), st.integers(1, 90), min_size=1)
+    return st.dictionaries(st.sampled_from(["1", "2", "3"]), wanted, min_size=1)
+
+
+wanted_stages = stages(list(LABELS)) | stages([f"{s}/{label}" for s in SOURCES for label in LABELS])
+
+
+def there(numbers: dict[str, int], bucket: str) -> int:
+    return sum(n for name, n in numbers.items() if bucket in (name, name.partition("/")[2]))
+
+
+@given(numbers=counts, wanted=wanted_stages, seed=st.integers(0, 3))
+def test_stages_keep_their_proportions(
+    numbers: dict[str, int], wanted: dict[str, dict[str, int]], seed: int
+) -> None:
+    rows = rated(numbers)
+    drawn = draw_stages(rows, wanted, seed)
+    assert draw_stages(rows[::-1], wanted, seed) == drawn, "the order of the rows means nothing"
+    chosen = [row for buckets in drawn.values() for bucket in buckets.values() for row in bucket]
+    assert len({row.question_id for row in chosen}) == len(chosen), "no question twice"
+    for stage, buckets in drawn.items():
+        assert buckets.keys() == wanted[stage].keys()
+        for name, bucket in buckets.items():
+            assert len(bucket) <= wanted[stage][name]
+            assert all(name in (row.label, f"{row.source}/{row.label}") for row in bucket)
+        # One share fits all buckets of a stage, to within a question each.
+        least = max(Fraction(len(bucket) - 1, wanted[stage][n]) for n, bucket in buckets.items())
+        most = min(Fraction(len(bucket) + 1, wanted[stage][n]) for n, bucket in buckets.items())
+        assert least <= most
+    taken = {
+        name: sum(len(buckets.get(name, ())) for buckets in drawn.values())
+        for buckets in wanted.values()
+        for name in buckets
+    }
+    for stage, buckets in wanted.items():
+        used_up = any(taken[name] == there(numbers, name) for name in buckets)
+        complete = all(len(drawn[stage][name]) == number for name, number in buckets.items())
+        assert complete or used_up, "a stage is small only because a bucket of it is empty"
+
+
+def test_stages_share_what_is_scarce_and_leave_each_other_the_rest() -> None:
+    wanted = {"1": {"medium": 350}, "2": {"medium": 3648, "difficult": 4500}}
+    sizes = [
+        {
+            stage: {name: len(bucket) for name, bucket in buckets.items()}
+            for stage, buckets in draw_stages(rated(numbers), wanted, 0).items()
+        }
+        for numbers in (
+            {"h/medium": 3998, "h/difficult": 4500},
+            {"h/medium": 400, "h/difficult": 4500},
+            {"h/medium": 400, "h/difficult": 45},
+            {"h/medium": 400},
+        )
+    ]
+    assert sizes == [
+        {"1": {"medium": 350}, "2": {"medium": 3648, "difficult": 4500}},
+        {"1": {"medium": 35}, "2": {"medium": 365, "difficult": 450}},
+        {"1": {"medium": 350}, "2": {"medium": 36, "difficult": 45}},
+        {"1": {"medium": 350}, "2": {"medium": 0, "difficult": 0}},
+    ]
+
+
+def test_another_seed_draws_others() -> None:
+    rows, wanted = rated({"h/medium": 100}), {"1": {"medium": 20}}
+    first, second = (
+        {row.question_id for row in draw_stages(rows, wanted, seed)["1"]["medium"]}
+        for seed in (0, 1)
+    )
+    assert len(first) == len(second) == 20
+    assert first != second

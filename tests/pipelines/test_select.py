@@ -1,0 +1,262 @@
+"""`select` against a real loopback endpoint: labels, stages, costs, refusals."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_endpoint import FakeEndpoint, failure
+from little_world import QUESTIONS, policy, recipe
+from loopback import serving
+
+from analysis.difficulty import difficulty_of
+from pipelines.cli import parser, run_stage
+from runs.recipe_file import load_recipe
+from sources.load import load_data
+from storage.ledger import Ledger
+from storage.parts import read_parts
+from storage.records import Difficulty, Failure, Question
+from storage.schemas import table_to_records
+from storage.views import run_sql
+
+READER = {"model": "policy", "protocol": "arena"}
+STAGES = {"1": {"medium": 1}, "2": {"medium": 2, "difficult": 2}}
+SETTINGS = {"rollouts": 8, "easy": 1, "medium": 3, "stages": STAGES}
+RIGHT_AT = {"q1": 1, "q2": 2, "q3": 3, "q4": 5, "q5": 8, "q6": None}
+"""Which rollout is the first right one."""
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+
+
+class Rater:
+    """Searches once, then answers; right in the rollouts of `RIGHT_AT`."""
+
+    def __init__(self) -> None:
+        self.rollouts = Counter[str]()
+
+    def __call__(self, request: dict[str, Any]) -> str:
+        user = request["messages"][-1]["content"]
+        question = next(one for one in QUESTIONS if one["question"] in user)
+        if "<passage>" in user:
+            return "<evidence>None</evidence>"
+        if "Lyon!" not in user:
+            return "<query>Lyon!</query>"
+        name = question["id"]
+        self.rollouts[name] += 1
+        right = self.rollouts[name] == RIGHT_AT[name]
+        return f"<answer>{'It is ' + question['answers'][0] if right else 'Rome'}.</answer>"
+
+
+@pytest.fixture
+def endpoint() -> Iterator[FakeEndpoint]:
+    with serving(Rater(), models=("policy", "other")) as served:
+        yield served
+
+
+def select(config: Path, run: Path, *more: str) -> int:
+    arguments = ["select", "--config", str(config), "--run", str(run), *more]
+    return run_stage(parser().parse_args(arguments))
+
+
+def rows_of(run: Path) -> dict[str, Difficulty]:
+    rows = table_to_records(read_parts(run, "select/difficulty"), Difficulty)
+    return {row.question_id: row for row in rows}
+
+
+def stage(tmp_path: Path, run: Path, name: str, config: Path) -> tuple[Question, ...]:
+    """The questions of a stage, as a recipe's `data` reads them."""
+    file = run / "select" / f"stage-{name}.jsonl"
+    data = load_recipe(config, [f"data.questions={file}"]).data
+    return load_data(data, seed=0).questions
+
+
+def test_questions_are_labelled_by_their_first_right_rollout(
+    tmp_path: Path, endpoint: FakeEndpoint
+) -> None:
+    config = recipe(tmp_path, endpoint.base_url, difficulty=SETTINGS)
+    run = tmp_path / "run"
+    assert select(config, run) == 0
+    rows = rows_of(run)
+    assert {name: row.first_success for name, row in rows.items()} == RIGHT_AT
+    for name, row in rows.items():
+        first = RIGHT_AT[name]
+        assert row.label == difficulty_of(first, 1, 3)
+        assert row.rollouts == (first or 8), "a question stops at its first success"
+        assert row.output_tokens == 3 * 3 * row.rollouts, "three calls of three tokens"
+    assert len(endpoint.requests) == 3 * sum(row.rollouts for row in rows.values())
+    assert {request["temperature"] for request in endpoint.requests} == {1.0}
+    assert run_sql(run, "select count(*) from difficulty where label = 'medium'").rows == ((2,),)
+    first, second = (stage(tmp_path, run, name, config) for name in ("1", "2"))
+    assert [rows[q.id].label for q in first] == ["medium"]
+    assert {rows[q.id].label for q in second} == {"medium", "difficult"}
+    assert len({q.id for q in (*first, *second)}) == 3
+    asked = {row["id"]: row["question"] for row in QUESTIONS}
+    assert all(q.question == asked[q.id] and q.extra["source"] == "jsonl" for q in second)
+
+
+def test_nothing_is_paid_twice_and_another_draw_is_free(
+    tmp_path: Path, endpoint: FakeEndpoint
+) -> None:
+    config = recipe(tmp_path, endpoint.base_url, difficulty=SETTINGS)
+    run = tmp_path / "run"
+    select(config, run)
+    made, rows = len(endpoint.requests), rows_of(run)
+    other = ("--set", "difficulty.easy=2", "--set", 'difficulty.stages={"all": {"easy": 5}}')
+    assert select(config, run, *other) == 0
+    assert Counter(row.label for row in rows_of(run).values())["easy"] == 2
+    assert len(stage(tmp_path, run, "all", config)) == 2
+    (run / "manifest.json").unlink()  # no row is committed any more, all calls are in the ledger
+    assert select(config, run) == 0
+    assert rows_of(run) == rows
+    assert len(endpoint.requests) == made
+    assert select(config, run, "--set", "difficulty.rollouts=9") == 0
+    assert len(endpoint.requests) == made + 3, "one more rollout of the unsolved question"
+
+
+def test_labels_need_no_endpoint_once_they_are_there(tmp_path: Path) -> None:
+    with serving(Rater()) as endpoint:
+        config, run = recipe(tmp_path, endpoint.base_url, difficulty=SETTINGS), tmp_path / "run"
+        assert select(config, run) == 0
+    file = run / "select" / "stage-2.jsonl"
+    before = file.read_text()
+    file.unlink()
+    assert select(config, run) == 0
+    assert file.read_text() == before
+
+
+def test_a_rater_with_settings_of_its_own(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+    rater = {"model": "other", "max_steps": 4, "max_new_tokens": 50, "temperature": 0.7}
+    settings = {**SETTINGS, "policy": rater}
+    config = recipe(tmp_path, endpoint.base_url, difficulty=settings)
+    assert select(config, tmp_path / "run") == 0
+    asked = {(r["model"], r["max_tokens"], r["temperature"]) for r in endpoint.requests}
+    assert asked == {("other", 50, 0.7)}
+    with serving(Rater(), key="key of there", models=("other",)) as there:
+        elsewhere = {**rater, "engine": "openai", "base_url": there.base_url}
+        config = recipe(tmp_path, endpoint.base_url, difficulty={**SETTINGS, "policy": elsewhere})
+        assert select(config, tmp_path / "other") == 1, "the key is not sent to another server"
+        assert all("test-key" not in str(headers) for headers in there.headers)
+
+
+def test_the_cost_is_told_before_any_call(
+    tmp_path: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = recipe(tmp_path, endpoint.base_url)
+    assert select(config, tmp_path / "run", "--dry-run", "--limit", "5") == 0
+    told = capsys.readouterr().out
+    assert "at most 960 calls" in told  # 5 · 32 · 6
+    assert "32 rollouts each until the first right answer, 6 calls a rollout" in told
+    reader = "difficulty.policy={model: policy, protocol: arena, references: retrieved}"
+    assert select(config, tmp_path / "run", "--dry-run", "--set", reader) == 0
+    assert "6 questions, 32 rollouts each until the first right answer, 1 calls" in (
+        capsys.readouterr().out
+    )
+    assert endpoint.requests == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_limit_stops_the_run_and_the_rest_gives_the_same_labels(tmp_path: Path) -> None:
+    with serving(policy) as endpoint:
+        config = recipe(tmp_path, endpoint.base_url, difficulty=SETTINGS)
+        whole, parts = tmp_path / "whole", tmp_path / "parts"
+        select(config, whole)
+        made = len(endpoint.requests)
+        one = ("--set", "limits.max_questions_in_flight=1")
+        assert select(config, parts, *one, "--set", "limits.max_tokens=100") == 3
+        with Ledger(parts / "ledger.sqlite") as ledger:
+            assert ledger.totals().calls == len(endpoint.requests) - made, "what was paid is stored"
+        assert not (parts / "select" / "stage-2.jsonl").exists()
+        assert rows_of(parts).keys() < rows_of(whole).keys(), "what was rated is kept"
+        select(config, parts)
+        assert len(endpoint.requests) == 2 * made
+    assert rows_of(parts) == rows_of(whole)
+
+
+def test_a_failed_question_is_a_row_and_is_tried_again(tmp_path: Path) -> None:
+    broken = True
+
+    def unlucky(request: dict[str, Any]) -> Any:
+        if broken and "currency" in request["messages"][-1]["content"]:
+            return failure(400, "this model's maximum context length is exceeded")
+        return policy(request)
+
+    with serving(unlucky) as endpoint:
+        config = recipe(tmp_path, endpoint.base_url, difficulty={**SETTINGS, "stages": {}})
+        run = tmp_path / "run"
+        assert select(config, run) == 4, "one of six is more than 5 %"
+        (failed,) = table_to_records(read_parts(run, "select/failures"), Failure)
+        assert (failed.question_id, failed.stage) == ("q3", "select")
+        assert "q3" not in rows_of(run)
+        made, broken = len(endpoint.requests), False
+        assert select(config, run) == 0
+        assert {"currency" in str(r["messages"]) for r in endpoint.requests[made:]} == {True}
+    assert read_parts(run, "select/failures").num_rows == 0
+    assert rows_of(run).keys() == RIGHT_AT.keys()
+
+
+def test_an_empty_stage_is_told_and_leaves_no_file(
+    tmp_path: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = recipe(tmp_path, endpoint.base_url, difficulty=SETTINGS)
+    run = tmp_path / "run"
+    assert select(config, run) == 0
+    rare = 'difficulty.stages={"1": {"medium": 1}, "2": {"hard/medium": 1}}'
+    assert select(config, run, "--set", rare) == 2
+    assert "names sources for some labels only" in capsys.readouterr().out
+    assert select(config, run, "--set", rare.replace('{"medium', '{"jsonl/medium')) == 2
+    assert "stage 2: no question (0 of 1 hard/medium" in capsys.readouterr().out
+    assert [file.name for file in (run / "select").glob("*.jsonl")] == ["stage-1.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"difficulty": {"policy": READER}}, "without paragraphs"),
+        ({"difficulty": {"easy": 20}}, "a label stands for no rollout (20, 20, 32)"),
+        ({"difficulty": {"policy": {"model": "policy", "temperature": 0}}}, "are the same (0)"),
+        ({"difficulty": {"stages": {"1": {"hard": 3}}}}, "no such label (hard)"),
+        ({"difficulty": {"policy": "models/none"}, "policy": {}}, "models/none"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_rated_is_refused_before_any_call(
+    tmp_path: Path,
+    endpoint: FakeEndpoint,
+    changes: dict[str, Any],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config, run = recipe(tmp_path, endpoint.base_url, **changes), tmp_path / "run"
+    assert select(config, run) == 2
+    assert says in capsys.readouterr().out
+    assert endpoint.requests == []
+    assert not run.exists()
+
+
+def test_an_engine_that_cannot_continue_a_turn_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(policy, owned_by="somebody", version="") as endpoint:
+        rater = {"model": "policy", "protocol": "r1-searcher"}
+        config = recipe(tmp_path, endpoint.base_url, difficulty={"policy": rater})
+        run = tmp_path / "run"
+        assert select(config, run) == 1
+        assert "`r1-searcher` cannot continue a turn" in capsys.readouterr().out
+        assert endpoint.requests == []
+        assert not run.exists(), "so that a mended recipe may use the folder"
+
+
+def test_questions_without_an_answer_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unknown = {"id": "u", "question": "Who is mayor?", "answers": [], "answerable": False}
+    monkeypatch.setattr("little_world.QUESTIONS", [unknown])
+    with serving(policy) as endpoint:
+        settings = {"policy": {"model": "policy", "protocol": "evo-rag"}}
+        config = recipe(tmp_path, endpoint.base_url, difficulty=settings)
+        assert select(config, tmp_path / "run") == 2
+    assert "questions left out, unanswerable: 1" in capsys.readouterr().out

@@ -1,0 +1,49 @@
+"""A question that is written as a line of JSONL is read as the same question."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+from sample_records import a_question
+
+from sources.jsonl import QuestionLine, line_of
+from storage.records import Paragraph
+
+words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip)
+
+
+@given(
+    question=words,
+    answers=st.lists(words, max_size=3, unique=True),
+    extra=st.dictionaries(st.sampled_from(["level", "split", "pid"]), words),
+    hops=st.none() | st.integers(1, 9),
+)
+def test_a_line_is_read_as_the_question(
+    question: str, answers: list[str], extra: dict[str, str], hops: int | None
+) -> None:
+    written = a_question(
+        source="jsonl",
+        question=question,
+        answers=tuple(answers),
+        answerable=bool(answers),
+        hops=hops,
+        supporting_titles=("France",),
+        supporting_ids=("p1",),
+        paragraphs=(
+            Paragraph(title="France", text="Its capital is Paris.", is_supporting=True, id="p1"),
+            Paragraph(title="Peru", text="Its capital is Lima."),
+        ),
+        licence="MIT",
+        extra={"source": "musique", **extra},
+    )
+    line = line_of(written)
+    assert line.count("\n") == 1
+    assert QuestionLine.parse(json.loads(line)).to_question("jsonl") == written
+
+
+def test_a_line_keeps_the_first_source() -> None:
+    (line,) = line_of(a_question(source="2wiki", extra={"hops": "two"})).splitlines()
+    read = QuestionLine.parse(json.loads(line)).to_question("jsonl")
+    assert read.extra == {"source": "2wiki"}
+    assert read.hops == 1, "a field of the question is never replaced by another source's"
+    assert json.loads(line_of(read))["source"] == "2wiki"
