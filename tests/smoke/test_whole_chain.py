@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,16 @@ SMALL = {
     "training.dpo.sft_weight": 0,  # so that the first loss is ln 2
     "evaluation.limit": 4,
     "evaluation.policies": "{dpo: 'models/{run}/dpo', start: '" + str(POLICY) + "'}",
+}
+SMALL_TURN = {
+    "data.cities": 2000,
+    "data.limit": 2,
+    "policy.model": "models/smoke/warm-start",
+    "policy.precision": "q8_0",
+    "policy.max_new_tokens": 48,
+    "training.warm_start.questions": 6,
+    "evaluation.limit": 2,
+    "evaluation.policies": "{start: 'models/{run}/warm-start'}",
 }
 
 
@@ -74,10 +85,30 @@ def test_from_questions_to_a_table(tmp_path: Path) -> None:
     assert all(json.loads(p.trajectory) for p in predictions)
 
 
-def branchwise(folder: Path, stage: str, run: Path, **environment: str) -> dict[str, Any]:
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["arena", "r1-searcher", "eval-rar", "search-r1"])
+def test_an_outcome_recipe_warms_up_annotates_and_answers(name: str, tmp_path: Path) -> None:
+    small: dict[str, Any] = {"config": name, "small": SMALL_TURN}
+    run = Path("datasets") / "smoke"
+    warm = branchwise(tmp_path, "warm-start", run, **small)
+    assert 0 < warm["counts"]["traces"] <= warm["examples"]
+    assert branchwise(tmp_path, "annotate", run, **small)["questions_done"] == 2
+    branchwise(tmp_path, "relabel", run, **small)
+    (row,) = branchwise(tmp_path, "eval", run, **small)["policies"]
+    assert (row["policy"], row["n"]) == ("start", 2)
+
+
+def branchwise(
+    folder: Path,
+    stage: str,
+    run: Path,
+    config: str = "atlas",
+    small: Mapping[str, Any] = SMALL,
+    **environment: str,
+) -> dict[str, Any]:
     """Run a stage in `folder`; its totals."""
-    settings = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
-    config = str(REPOSITORY / "configs" / "atlas.yaml")
+    settings = [word for key, value in small.items() for word in ("--set", f"{key}={value}")]
+    config = str(REPOSITORY / "configs" / f"{config}.yaml")
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pipelines.cli", stage, "--config", config),

@@ -23,14 +23,16 @@ from retrieval.settings import RetrievalSettings
 from rewards.arena import ArenaSettings, arena_outcome
 from rewards.eval_rar import EvalRarSettings, eval_rar_outcome
 from rewards.r1_searcher import R1SearcherSettings, r1_searcher_outcome
+from runs.recipe_file import load_recipe
 from sources.atlas import build_corpus, build_questions
 from storage.records import Passage, Question
-from training.examples import StepExample
+from training.examples import StepExample, tokenise
 from training.search_traces import USELESS
 from training.traces import Traces, build_traces
 from weights.chat_template import prompt_ids
 from weights.policy_files import load_tokenizer, packaged_gguf
 
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TOP_K, REFERENCES = 2, 5
 LOOPS = ("eval-rar", "search-r1", "autorefine")
 
@@ -45,13 +47,18 @@ def atlas(tmp_path_factory: pytest.TempPathFactory) -> Atlas:
     return {q.id: q for q in asked if q.answerable}, {p.id: p for p in corpus}, index
 
 
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return load_tokenizer(packaged_gguf())
+
+
 def protocol(name: str, **settings: Any) -> AgentProtocol:
     return protocol_of(AgentSettings(protocol=name, **settings))
 
 
-async def traces_of(atlas: Atlas, by: AgentProtocol) -> Traces:
+async def traces_of(atlas: Atlas, by: AgentProtocol, top_k: int = TOP_K) -> Traces:
     questions, corpus, retriever = atlas
-    return await build_traces(questions.values(), corpus, by, retriever, 0, TOP_K)
+    return await build_traces(questions.values(), corpus, by, retriever, 0, top_k)
 
 
 async def replayed(atlas: Atlas, by: AgentProtocol) -> dict[str, Trajectory]:
@@ -144,13 +151,22 @@ async def test_what_a_policy_cannot_be_shown_is_put_aside(atlas: Atlas) -> None:
     assert made.counts["put aside: longer than max_steps"] == 1
 
 
+@pytest.mark.parametrize("name", ["arena", "r1-searcher", "eval-rar", "search-r1"])
+async def test_traces_of_a_recipe_fit_its_limits(atlas: Atlas, tokenizer: Any, name: str) -> None:
+    recipe = load_recipe(CONFIGS / f"{name}.yaml")
+    by = protocol_of(recipe.agent)
+    made = await traces_of(atlas, by, recipe.retrieval.top_k)
+    tokens = tokenise(made.examples, tokenizer, by.stops)
+    assert max(map(len, tokens)) <= recipe.training.warm_start.max_length
+    assert max(len(one.target) for one in tokens) <= recipe.policy.max_new_tokens
+
+
 @pytest.mark.model
 @pytest.mark.parametrize("name", ["arena", "r1-searcher", *LOOPS])
 async def test_a_policy_is_trained_on_the_ids_that_it_is_asked_with(
-    atlas: Atlas, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    atlas: Atlas, tokenizer: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path))
-    tokenizer = load_tokenizer(packaged_gguf())
     by = protocol(name)
     made = await traces_of(atlas, by)
     asked = {"sampling": Sampling(), "identity": CallIdentity("policy", "q", "r")}
