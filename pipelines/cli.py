@@ -6,7 +6,6 @@ recipe, calls the stage and turns errors into exit codes (contracts.md).
 
 import argparse
 import json
-import logging
 import os
 import sys
 import warnings
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from storage.inert import guard_streams, inert, inert_json
-from storage.memory import exhausted, is_news, keep_within, leave
+from storage.memory import exhausted, told
 from storage.seeds import LEAST, MOST, fits
 from storage.text import storable
 
@@ -184,14 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    speaking = sys.stderr if options.json else sys.stdout
-    keep_within(speaking)
-    logging.getLogger("asyncio").addFilter(is_news)
-    try:
-        code = run_stage(options)
-    except MemoryError as error:
-        leave(error, speaking)
-    sys.exit(code)
+    sys.exit(run_stage(options))
 
 
 def _refuse_bytes(top: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -206,38 +198,30 @@ def _refuse_bytes(top: argparse.ArgumentParser, words: Sequence[str]) -> None:
 
 
 def run_stage(options: argparse.Namespace) -> int:
-    """Run one stage; errors that a user can mend are told in words.
-
-    Raises:
-        MemoryError: memory ran out, whatever the error that came of it.
-    """
+    """Run one stage; errors that a user can mend are told in words."""
     from runs.terminal import Terminal
     from storage.errors import BranchwiseError, BudgetExceeded, ConfigError
 
     console = Terminal(stderr=options.json)
     try:
-        return _run(options, console)
-    except ConfigError as error:
-        console.say(f"error: {error}")
-        return 2
-    except BudgetExceeded as error:
-        console.say(f"stopped: {error}")
-        return 3
-    except BranchwiseError as error:
-        console.say(f"{type(error).__name__}: {error}")
-        return 1
+        return _carried_out(options, console)
     except KeyboardInterrupt:
         console.say("interrupted; run the same command again to continue")
         return 130
-
-
-def _run(options: argparse.Namespace, console: "Terminal") -> int:
-    try:
-        return _carried_out(options, console)
     except Exception as error:
-        if isinstance(error, MemoryError) or not exhausted(error):
-            raise
-        raise MemoryError from error
+        if said := exhausted(error):  # whatever error came of it
+            console.say(told(said))
+            return 1
+        if isinstance(error, ConfigError):
+            console.say(f"error: {error}")
+            return 2
+        if isinstance(error, BudgetExceeded):
+            console.say(f"stopped: {error}")
+            return 3
+        if isinstance(error, BranchwiseError):
+            console.say(f"{type(error).__name__}: {error}")
+            return 1
+        raise
 
 
 def _carried_out(options: argparse.Namespace, console: "Terminal") -> int:

@@ -166,10 +166,10 @@ def test_a_run_that_was_killed_as_it_grew_still_grows(
 ) -> None:
     run = tmp_path / "run"
     assert branchwise("annotate", config, run, "--limit", "2") == 0
-    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+    with monkeypatch.context() as patch:
         # Between the note of its new questions and their table.
         patch.setattr(Committer, "write_questions", lambda _: (_ for _ in ()).throw(MemoryError))
-        branchwise("annotate", config, run)
+        assert branchwise("annotate", config, run) == 1
     assert len(question_ids(run, "questions")) == 2
     assert branchwise("annotate", config, run) == 0
     assert question_ids(run, "questions") == {question["id"] for question in QUESTIONS}
