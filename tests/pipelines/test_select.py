@@ -240,7 +240,7 @@ def test_what_cannot_be_rated_is_refused_before_any_call(
 def test_an_engine_that_cannot_continue_a_turn_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with serving(policy, owned_by="somebody", version="") as endpoint:
+    with serving(policy, owned_by="somebody") as endpoint:
         rater = {"model": "policy", "protocol": "r1-searcher"}
         config = recipe(tmp_path, endpoint.base_url, difficulty={"policy": rater})
         run = tmp_path / "run"
@@ -248,6 +248,29 @@ def test_an_engine_that_cannot_continue_a_turn_is_refused(
         assert "`r1-searcher` cannot continue a turn" in capsys.readouterr().out
         assert endpoint.requests == []
         assert not run.exists(), "so that a mended recipe may use the folder"
+
+
+def test_a_rater_of_r1_searcher_rates_a_recipe_of_another_protocol(tmp_path: Path) -> None:
+    def searching(request: dict[str, Any]) -> str:
+        turn = bytes(request["prompt"]).decode()
+        answer = ("Paris", "Tokyo", "Yen")[int(request["seed"]) % 3]
+        if "<|begin_of_documents|>" in turn.rpartition("[assistant]")[2]:
+            return f" so.</think>\n<answer>{answer}</answer>"
+        return "<think>I look. <|begin_of_query|> Lyon <|end_of_query|>"
+
+    with serving(searching) as endpoint:
+        rater = {"model": "policy", "protocol": "r1-searcher", "prompt": "instruct", "max_steps": 9}
+        settings = {**SETTINGS, "policy": rater, "rollouts": 32, "stages": {}}
+        config, run = recipe(tmp_path, endpoint.base_url, difficulty=settings), tmp_path / "run"
+        assert select(config, run) == 0
+        rows, made = rows_of(run), len(endpoint.requests)
+        assert made == 2 * sum(row.rollouts for row in rows.values())
+        assert {tuple(request["stop"]) for request in endpoint.requests} == {
+            ("<|end_of_query|>", "</answer>")
+        }
+        (run / "manifest.json").unlink()
+        assert select(config, run) == 0, "token ids are replayed, too"
+        assert (rows_of(run), len(endpoint.requests)) == (rows, made)
 
 
 def test_questions_without_an_answer_are_left_out(
