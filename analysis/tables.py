@@ -9,6 +9,7 @@ are split.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from rich.console import Group
@@ -70,8 +71,8 @@ Cells = tuple[str, ...]
 
 
 def render_table(comparison: PolicyComparison) -> Group:
-    """All tables for `console.print`."""
-    return Group(*(sheet.text() for sheet in _sheets(comparison)))
+    """All tables for `console.print`; after the first one, only what is about all questions."""
+    return Group(*(sheet.text() for sheet in _sheets(comparison, is_brief=True)))
 
 
 def render_markdown(comparison: PolicyComparison) -> str:
@@ -85,13 +86,15 @@ def interval(of: Interval) -> str:
     return f"{points(of.mean)} [{points(of.low)}, {points(of.high)}]{star}"
 
 
-def _sheets(comparison: PolicyComparison) -> list[Sheet]:
+def _sheets(comparison: PolicyComparison, *, is_brief: bool = False) -> list[Sheet]:
     rows = comparison.rows
+    whole = [row for row in rows if row.stratum == EVERYTHING]
     sheets = [sheet for title in _TABLES for sheet in _policy_sheets(title, rows)]
     protocols = [row.protocol or "" for row in rows]
     if len(set(protocols) - {""}) > 1:
         sheets[-1] = sheets[-1].with_column("protocol", protocols)
-    whole = [row for row in rows if row.stratum == EVERYTHING]
+    if is_brief:
+        sheets[1:] = [replace(one, rows=one.rows[: len(whole)]) for one in sheets[1:]]
     broken = [(row.policy, rule, percent(n)) for row in whole for rule, n in row.broken.items()]
     if broken:
         head = ("policy", "broken rule", "replies")
