@@ -19,3 +19,10 @@ def test_a_recipe_at_the_paper_s_scale_loads(name: str) -> None:
     assert protocol_of(recipe.agent).prompts
     for part in recipe.data.mix:
         assert part.split is None, "the paper's own split, not a part by hash"
+
+
+def test_r1_searcher_draws_the_paper_s_stages() -> None:
+    recipe = load_recipe(CONFIGS / "r1-searcher-paper.yaml")
+    stages = recipe.difficulty.stages
+    assert {name: sum(wanted.values()) for name, wanted in stages.items()} == {"1": 350, "2": 8148}
+    assert recipe.rater_recipe("run").agent.prompt == "instruct"
