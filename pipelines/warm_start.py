@@ -11,6 +11,7 @@ test draw from other parts. Writes `models/<run>/warm-start/`.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +22,8 @@ from runs.stage import Invocation, Outcome
 from sources.load import load_data
 from sources.settings import DataSettings
 from storage.enclosed import refuse_strange
-from training.traces import build_traces
+from storage.errors import ConfigError
+from training.traces import WALKS, build_traces
 from training.warm_start import warm_start as train
 
 
@@ -29,8 +31,17 @@ def warm_start(call: Invocation) -> Outcome:
     """Run the stage (see module)."""
     recipe, settings = call.recipe, call.recipe.training.warm_start
     drawn = warm_part(recipe, call.limit or settings.questions)
-    data, protocol = load_data(drawn, recipe.seed), protocol_of(recipe.agent)
+    protocol = protocol_of(recipe.agent)
+    if protocol.name not in WALKS:
+        raise ConfigError(
+            f"agent.protocol: there are no traces of `{protocol.name}`. Choose one of "
+            f"{', '.join(WALKS)}"
+        )
+    data = load_data(drawn, recipe.seed)
     questions = [q for q in data.questions if protocol.unfit(q) is None]
+    left_out = Counter(
+        f"left out, {reason}" for q in data.questions if (reason := protocol.unfit(q))
+    )
     target = model_folder(call.run, "warm-start")
     refuse_strange(target, linked=False)
     call.say(f"warm-start: {len(questions)} questions of the part `warm` → {target}")
@@ -46,8 +57,10 @@ def warm_start(call: Invocation) -> Outcome:
             settings=settings.traces,
         )
     )
-    counts = dict(sorted(traces.counts.items()))
+    counts = dict(sorted((traces.counts + left_out).items()))
     call.say(f"{len(traces.examples)} step examples: {_in_words(counts)}")
+    if not traces.examples:
+        raise ConfigError("warm-start: no question gives a trace. Change data or agent")
     made = {"examples": len(traces.examples), "counts": counts}
     if call.dry_run:
         return Outcome({**made, "dry_run": True})

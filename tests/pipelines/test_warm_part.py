@@ -7,6 +7,7 @@ import pytest
 from pipelines.warm_start import warm_part, warm_start
 from runs.recipe_file import load_recipe
 from runs.stage import Invocation
+from storage.errors import ConfigError
 
 
 def test_sets_of_a_mix_give_the_same_number_each() -> None:
@@ -31,3 +32,19 @@ def test_a_question_without_an_answer_makes_a_trace_where_a_policy_can_refuse(
     assert counts.get("refusals: unanswerable", 0) == refusals
     aside = sum(n for name, n in counts.items() if name.startswith("put aside"))
     assert counts["traces"] + aside == 36 + refusals, "one question in ten has no answer"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "setting", "problem"),
+    [
+        ("arena", "data.references=0", "no question gives a trace"),
+        ("atlas", "agent.protocol=reading", "no traces of `reading`"),
+    ],
+)
+def test_what_gives_no_trace_is_refused_before_training(
+    recipe: str, setting: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path))
+    settings = load_recipe(Path(f"configs/{recipe}.yaml"), ["data.cities=500", setting])
+    with pytest.raises(ConfigError, match=problem):
+        warm_start(Invocation(settings, tmp_path / "run", limit=4))
