@@ -2,17 +2,14 @@
 
 SQLite in WAL mode: what was put is there whole or not at all, whoever is killed, and several
 processes may read and write at once. What cannot be read as it was written is computed again, and
-said: a row that fails its check counts as missing, and a database that SQLite cannot read, or that
-is not a file of this user, is replaced by an empty one. Every row brings its hash, so unlike other
-entries of the cache (`storage.cache`) a database needs no seal, which it would outgrow.
+said: a row that fails its check counts as missing, and a database that SQLite finds malformed is
+replaced by an empty one. Every row brings its hash, so unlike other entries of the cache
+(`storage.cache`) a database needs no seal, which it would outgrow.
 """
 
 import hashlib
-import os
 import sqlite3
-import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -30,26 +27,6 @@ BUSY_S = 60.0
 """How long a write waits for those of other processes."""
 _AT_ONCE = 500
 """Keys in one query; SQLite takes no more than 32,766."""
-_CHECKED_WHOLE = 2**30
-"""Most bytes of a database that is checked whole, once a process (half a second). Only that finds
-damage to the order of keys, which hides vectors and changes none."""
-_NOT_DAMAGE = frozenset(
-    {
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_LOCKED,
-        sqlite3.SQLITE_NOMEM,
-        sqlite3.SQLITE_INTERRUPT,
-        sqlite3.SQLITE_PERM,
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_PROTOCOL,
-    }
-)
-"""What the file system and other processes do."""
-
-_checked: set[tuple[Path, int]] = set()
-"""Path and inode of the databases that were checked whole in this process."""
 _CREATE = "CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB, hash BLOB)"
 _PUT = "INSERT OR REPLACE INTO vectors VALUES (?, ?, ?)"
 
@@ -70,7 +47,6 @@ class VectorCache:
         self._path, self._say = path, say
         self._lock = path.with_name(f"{path.name}.lock")
         self._connection: sqlite3.Connection | None = None
-        self._inode = 0
         make_folder(path.parent)
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, Vector]:
@@ -80,7 +56,11 @@ class VectorCache:
             StorageError: the database cannot be read, though it is not damaged.
         """
         rows = self._done(lambda connection: list(_rows(connection, keys)))
-        sound = [(row[0], row[1]) for row in rows if _is_sound(*row)]
+        sound = [
+            (key, vector)
+            for key, vector, told in rows
+            if isinstance(vector, bytes) and told == _hash(key, vector)  # damage changes types, too
+        ]
         if len(sound) < len(rows):
             self._say(
                 f"{self._path}: {len(rows) - len(sound)} vectors are damaged and computed again"
@@ -109,36 +89,20 @@ class VectorCache:
                 # Two that make a database at once would find it locked, however long they wait.
                 with file_lock(self._lock):
                     self._connection = _connect(self._path)
-                    self._inode = self._path.stat().st_ino
             return work(self._connection)
         except (sqlite3.Error, OSError) as error:
-            if again or not _is_damage(self._path, error):
-                raise self._storage_error(error) from error
-            try:
-                self._start_over(error)
-            except OSError as refused:
-                raise self._storage_error(refused) from refused
-        return self._done(work, again=True)
-
-    def _storage_error(self, error: Exception) -> StorageError:
-        return StorageError(
-            f"{self._path}: {error}. Make room or mend the permissions, or set BRANCHWISE_CACHE to "
-            "a folder on a local disk; then run the command again"
-        )
-
-    def _start_over(self, damage: Exception) -> None:
-        with file_lock(self._lock):
-            # Our connection keeps the number of the damaged file from being given to another one.
-            if self._connection is None:
-                faster = _is_readable(self._path)
-            else:
-                faster = self._path.exists() and self._path.stat().st_ino != self._inode
-            if not faster:
-                for part in _parts(self._path):
-                    remove(part)
+            # Its subclasses are of the file system, other processes, or the program.
+            if again or type(error) is not sqlite3.DatabaseError:
+                raise StorageError(
+                    f"{self._path}: {error}. Make room, mend the permissions, delete this file, or "
+                    "set BRANCHWISE_CACHE to a folder on a local disk; then run the command again"
+                ) from error
+            self._say(f"{self._path}: damaged ({error}); its vectors are computed again")
         self.close()
-        if not faster:
-            self._say(f"{self._path}: damaged ({damage}); its vectors are computed again")
+        with file_lock(self._lock):
+            for suffix in ("", "-wal", "-shm"):
+                remove(self._path.with_name(self._path.name + suffix))
+        return self._done(work, again=True)
 
     def close(self) -> None:
         """A second time does nothing."""
@@ -153,47 +117,17 @@ class VectorCache:
         self.close()
 
 
-def _parts(path: Path) -> list[Path]:
-    """The files that SQLite reads for a database."""
-    return [path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm", "-journal")]
-
-
 def _connect(path: Path) -> sqlite3.Connection:
-    """A connection to a sound database, which is made if it is missing.
-
-    Raises:
-        sqlite3.Error: it is damaged, or SQLite cannot read or write it now.
-        OSError: it cannot be looked at.
-    """
-    for part in _parts(path):
-        if os.path.lexists(part) and not _own_file(part.lstat()):
-            raise sqlite3.DatabaseError(f"{part.name} is not a regular file of this user")
     connection = sqlite3.connect(path, timeout=BUSY_S)
     try:
-        connection.text_factory = bytes  # damage may declare a vector to be text
         connection.execute("PRAGMA journal_mode = WAL")
         # A power cut may cost the last vectors, which a ledger could not afford.
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(_CREATE)
-        _check_whole(path, connection)
     except BaseException:
         connection.close()
         raise
     return connection
-
-
-def _own_file(status: os.stat_result) -> bool:
-    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-
-
-def _check_whole(path: Path, connection: sqlite3.Connection) -> None:
-    status = path.stat()
-    if status.st_size > _CHECKED_WHOLE or (path, status.st_ino) in _checked:
-        return
-    (told,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-    if told != b"ok":
-        raise sqlite3.DatabaseError(told.decode(errors="replace"))
-    _checked.add((path, status.st_ino))
 
 
 def _rows(connection: sqlite3.Connection, keys: Sequence[bytes]) -> Iterator[Any]:
@@ -202,31 +136,6 @@ def _rows(connection: sqlite3.Connection, keys: Sequence[bytes]) -> Iterator[Any
         marks = ",".join("?" * len(some))
         sql = f"SELECT key, vector, hash FROM vectors WHERE key IN ({marks})"
         yield from connection.execute(sql, some)
-
-
-def _is_sound(key: Any, vector: Any, hash_: Any) -> bool:
-    # What is not bytes was damaged, too: a number in the place of a vector, say.
-    return isinstance(key, bytes) and isinstance(vector, bytes) and hash_ == _hash(key, vector)
-
-
-def _is_readable(path: Path) -> bool:
-    """Whether SQLite can read the database."""
-    with suppress(sqlite3.Error):
-        _connect(path).close()
-        return True
-    return False
-
-
-def _is_damage(path: Path, error: Exception) -> bool:
-    # A ProgrammingError is a mistake of the program's.
-    if not isinstance(error, sqlite3.DatabaseError) or isinstance(error, sqlite3.ProgrammingError):
-        return False
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
-    if code == sqlite3.SQLITE_IOERR_SHORT_READ:
-        return True
-    if code & 0xFF == sqlite3.SQLITE_READONLY:  # by what the header says, or by the file system
-        return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
-    return code & 0xFF not in _NOT_DAMAGE
 
 
 def _hash(key: bytes, vector: bytes) -> bytes:
