@@ -16,15 +16,13 @@ from rewards.verifier import Verifier, verifier_prompt_hash
 from storage.records import Question, TreeNode
 from storage.text import digest_of
 
-PROTOCOL = "evo-rag"
-"""The protocol whose actions are rewarded."""
-
 
 class EvoRag(RewardScheme):
     """Rewards every step of a trajectory."""
 
     settings_class = EvoRagSettings
     settings: EvoRagSettings
+    protocols = ("evo-rag",)
     extras = ("dense",)  # its encoder says how alike queries are
     asks_verifier = True
     learnable = True
@@ -46,23 +44,7 @@ class EvoRag(RewardScheme):
         return EpisodeRewards(self.settings, self.horizon, query_similarity(), verified=verified)
 
     def problems(self) -> Iterator[str]:
-        search, protocol = self.recipe.mcts, self.recipe.agent.protocol
-        if protocol != PROTOCOL:
-            yield (
-                f"rewards.scheme: evo-rag rewards the actions of the protocol {PROTOCOL}, but "
-                f"agent.protocol is `{protocol}`; set agent.protocol: {PROTOCOL}, or use another "
-                "scheme"
-            )
-        if search.kind == "tree" and search.evaluator not in {"playout", "reward_model"}:
-            yield (
-                f"rewards.scheme: evo-rag rewards every step of a trajectory, but mcts.evaluator "
-                f"is `{search.evaluator}`, which keeps none of its steps; set mcts.evaluator: "
-                "playout, or mcts.kind: chains"
-            )
-        if search.kind == "tree" and not search.normalise:
-            yield "rewards.scheme: returns of evo-rag are not in [0, 1]; set mcts.normalise: true"
-        if self.recipe.pairs.invalid == "rejected":
-            yield "rewards.scheme: evo-rag does not reward invalid actions; set pairs.invalid: drop"
+        yield from super().problems()
         counted = self.settings.components or ("answer",)
         if self.settings.schedule == "answer-only" and "answer" not in counted:
             yield (

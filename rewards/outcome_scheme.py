@@ -7,7 +7,7 @@ the step has no label.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import ClassVar
 
@@ -25,30 +25,9 @@ class OutcomeScheme(RewardScheme):
 
     Attributes:
         title: The system's name in a sentence.
-        protocols: Protocols whose trajectories it can read.
     """
 
     title: ClassVar[str]
-    protocols: ClassVar[tuple[str, ...]]
-
-    def problems(self) -> Iterator[str]:
-        search, protocol = self.recipe.mcts, self.recipe.agent.protocol
-        name = self.settings.scheme
-        if protocol not in self.protocols:
-            yield (
-                f"rewards.scheme: {name} rewards the protocol {' or '.join(self.protocols)}, but "
-                f"agent.protocol is `{protocol}`; change one of them"
-            )
-        if search.kind == "tree" and search.evaluator not in {"playout", "reward_model"}:
-            yield (
-                f"rewards.scheme: {name} rewards whole trajectories, but mcts.evaluator is "
-                f"`{search.evaluator}`, which keeps none of their steps; set mcts.evaluator: "
-                "playout, or mcts.kind: chains"
-            )
-        if search.kind == "tree" and not search.normalise:
-            yield f"rewards.scheme: {name} is not in [0, 1]; set mcts.normalise: true"
-        if self.recipe.pairs.invalid == "rejected":
-            yield f"rewards.scheme: {name} does not label invalid steps; set pairs.invalid: drop"
 
     def describe(self) -> str:
         changed = self.settings.model_dump(mode="json", exclude_defaults=True)

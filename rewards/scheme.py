@@ -40,18 +40,15 @@ class PairFacts(Protocol):
 class RecipeFacts(Protocol):
     """The part of a recipe that schemes read."""
 
-    @property
-    def seed(self) -> int: ...
-    @property
-    def agent(self) -> AgentSettings: ...
+    seed: int
+    agent: AgentSettings
+    rewards: SchemeSettings
+    verifier: JudgeSettings | None
+
     @property
     def mcts(self) -> SearchFacts: ...
     @property
     def pairs(self) -> PairFacts: ...
-    @property
-    def rewards(self) -> SchemeSettings: ...
-    @property
-    def verifier(self) -> JudgeSettings | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +76,18 @@ class RewardScheme(ABC):
 
     Attributes:
         settings_class: Class of the scheme's `rewards:` block.
+        protocols: Protocols whose trajectories the scheme can read; empty for any.
         extras: Extras of pyproject.toml that the scheme needs.
         asks_verifier: Whether the scheme asks the recipe's verifier about refusals.
-        by_answer: Whether answers alone decide, so that fresh rollouts can test labels.
+        by_answer: Whether answers alone decide, in [0, 1]. If so, rollouts, which keep nothing
+            else, can make labels and test them.
         learnable: Whether a reward model can learn the scheme (see `weights`).
         stages: Values of `rewards.stage` that a curriculum goes through.
     """
 
     settings_class: ClassVar[type[SchemeSettings]]
     settings: SchemeSettings
+    protocols: ClassVar[tuple[str, ...]] = ()
     extras: ClassVar[tuple[str, ...]] = ()
     asks_verifier: ClassVar[bool] = False
     by_answer: ClassVar[bool] = False
@@ -111,7 +111,26 @@ class RewardScheme(ABC):
 
     def problems(self) -> Iterator[str]:
         """Yields why the recipe cannot work with this scheme, each with a remedy."""
-        yield from ()
+        search, protocol = self.recipe.mcts, self.recipe.agent.protocol
+        name = self.settings.scheme
+        if self.protocols and protocol not in self.protocols:
+            known = " or ".join(self.protocols)
+            yield (
+                f"rewards.scheme: {name} rewards the protocol {known}, but agent.protocol is "
+                f"`{protocol}`; set agent.protocol: {known}, or use another scheme"
+            )
+        if self.by_answer:
+            return
+        if search.kind == "tree" and search.evaluator not in {"playout", "reward_model"}:
+            yield (
+                f"rewards.scheme: {name} rewards every step of a trajectory, but mcts.evaluator is "
+                f"`{search.evaluator}`, which keeps none of its steps; set mcts.evaluator: "
+                "playout, or mcts.kind: chains"
+            )
+        if search.kind == "tree" and not search.normalise:
+            yield f"rewards.scheme: {name} is not in [0, 1]; set mcts.normalise: true"
+        if self.recipe.pairs.invalid == "rejected":
+            yield f"rewards.scheme: {name} does not label invalid steps; set pairs.invalid: drop"
 
     def inputs(self) -> dict[str, str]:
         """Returns digests of everything outside the recipe that decides rewards."""

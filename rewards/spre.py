@@ -226,6 +226,7 @@ class Spre(RewardScheme):
         return self.settings.estimator or default
 
     def problems(self) -> Iterator[str]:
+        yield from super().problems()
         search, estimator = self.recipe.mcts, self.estimator
         facts = {"judge": "judge scores", "rollout": "rollouts"}.get(estimator)
         if facts is None:
