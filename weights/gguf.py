@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 
 from storage.atomic import atomic_path
+from storage.enclosed import open_named
 from storage.errors import ConfigError
-from weights.gguf_header import refuse_torn
 
 Precision = Literal["f16", "q8_0"]
 
@@ -74,10 +74,10 @@ def open_gguf(path: Path) -> Any:
         from gguf import GGUFReader
     except ImportError as error:
         raise ConfigError("reading GGUF needs `gguf`: pip install -e .[cpu]") from error
-    refuse_torn(path)
     try:
-        return GGUFReader(str(path))
-    except MemoryError:
+        with open_named(path):  # a regular file
+            return GGUFReader(str(path))
+    except (MemoryError, ConfigError):
         raise
     except Exception as error:  # its parser raises whatever the bytes make it do
         raise ConfigError(f"{path} is not a readable GGUF file: {error}; copy it again") from error

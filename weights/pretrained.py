@@ -6,8 +6,8 @@ Nothing of a model folder ever runs: no code of its own, and no pickle.
 from pathlib import Path
 from typing import Any
 
+from storage.enclosed import open_named
 from storage.errors import ConfigError
-from weights.gguf_header import refuse_torn
 from weights.model_folders import refuse_code
 
 SAFE = {"trust_remote_code": False, "local_files_only": True}
@@ -32,14 +32,15 @@ def pretrained(kind: str, source: Path, **options: Any) -> Any:
     given: dict[str, Any] = dict(SAFE)
     folder = source
     if not source.is_dir():
-        refuse_torn(source)
         folder, given["gguf_file"] = source.parent, str(source.absolute())
     elif kind != "AutoTokenizer":
         given["use_safetensors"] = True
     refuse_code(folder, whole=source.is_dir())
     try:
+        if not source.is_dir():
+            open_named(source).close()  # a regular file
         return getattr(transformers, kind).from_pretrained(str(folder), **given, **options)
-    except MemoryError:
+    except (MemoryError, ConfigError):
         raise
     except Exception as error:  # parsers of somebody else's bytes raise whatever they like
         raise ConfigError(
