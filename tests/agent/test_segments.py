@@ -104,7 +104,11 @@ def test_a_section_is_what_counting_says(text: str) -> None:
     opening, closing = pairs("answer")["answer"]
     before, _, content = text.partition(opening)
     content, end, after = content.partition(closing)
-    single = end and closing not in before + after and opening not in content + after
+    single = (
+        end
+        and not any(closing in part for part in (before, after))
+        and not any(opening in part for part in (content, after))
+    )
     assert section(text, "answer") == (content if single else None)
 
 
