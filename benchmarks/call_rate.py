@@ -8,9 +8,9 @@ the endpoint on another. In process: the real annotator (search, protocol, judge
 the real ledger, with models and retrieval that answer at once; one core, the ledger's thread
 included. Each number is the best of `--rounds`, because other programs only ever slow it down.
 
-With `--tokens N` only the last one, twice: without token ids, and with the ids of every prompt and
-N sampled ones with their log-probabilities in the ledger. The two take turns, and each number is
-the median of `--rounds`.
+With `--tokens N` only the last one, twice: without token ids, and with those of every policy call
+in the ledger (its prompt's, and N sampled ones with their log-probabilities). The two take turns,
+and each number is the median of `--rounds`.
 """
 
 import argparse
@@ -134,7 +134,7 @@ OVER_HTTP = {
 
 
 class AskingForTokens(LedgeredEngine):
-    """Asks for token ids whatever its caller asks for."""
+    """Asks for token ids, as the policy of a protocol that continues one turn is asked."""
 
     def sample(self, request: SampleRequest) -> Coroutine[Any, Any, Completion]:
         """Draws one completion, which is stored with its tokens."""
@@ -151,8 +151,8 @@ async def in_process(recipe: Recipe, questions: int, tokens: int = 0) -> float:
         for number, text in enumerate(texts)
     ]
     with tempfile.TemporaryDirectory() as folder, Ledger(Path(folder) / "ledger.sqlite") as ledger:
-        models = [InstantModel(name, tokens) for name in ("policy", "judge")]
-        policy, judge = (wrapped(model, ledger) for model in models)
+        policy = wrapped(InstantModel("policy", tokens), ledger)
+        judge = LedgeredEngine(InstantModel("judge"), ledger)
         annotator = annotator_for(recipe, policy, judge, None, InstantRetriever())
         start = time.perf_counter()
         async for annotated in in_flight(asked, annotator.annotate, recipe.questions_in_flight):

@@ -131,28 +131,27 @@ class LedgeredEngine:
             nothing = replace(_NOTHING, attempts=error.attempts)
             await self._ledger.put(self._row(key, request, nothing, str(error)))
             raise
-        if not request.tokens:
-            completion = replace(completion, prompt_ids=None, token_ids=None, logprobs=None)
         call = self._row(key, request, completion, None)
         await self._ledger.put(call)
-        return _completion(call, completion)
+        return _as_replayed(completion, call)
 
     def _row(
         self, key: str, request: SampleRequest, completion: Completion, error: str | None
     ) -> Call:
-        identity, usage, stop = request.identity, completion.usage, completion.stop_reason
+        identity, usage = request.identity, completion.usage
+        kept = completion if request.tokens else _NOTHING
         return Call(
             key=key,
             role=identity.role,
-            model=storable(completion.model or self.model),
+            model=completion.model or self.model,
             policy_digest=self.digest,
             question_id=identity.question_id,
             path=identity.path,
             draw=identity.draw,
             prompt_digest=prompt_digest(request),
-            text=storable(completion.text),
+            text=completion.text,
             finish_reason=completion.finish_reason,
-            stop_reason=None if stop is None else storable(stop),
+            stop_reason=completion.stop_reason,
             input_tokens=usage.input_tokens,
             cached_tokens=usage.cached_tokens,
             output_tokens=usage.output_tokens,
@@ -162,9 +161,9 @@ class LedgeredEngine:
             attempts=completion.attempts,
             error=error,
             at=datetime.now(UTC).isoformat(timespec="milliseconds"),
-            prompt_ids=packed("i", completion.prompt_ids),
-            token_ids=packed("i", completion.token_ids),
-            logprobs=packed("f", completion.logprobs),
+            prompt_ids=packed("i", kept.prompt_ids),
+            token_ids=packed("i", kept.token_ids),
+            logprobs=packed("f", kept.logprobs),
         )
 
     async def __aenter__(self) -> Self:
@@ -179,12 +178,21 @@ _NOTHING = Completion(text="", finish_reason="unknown", usage=Usage(), model="")
 """Stands in a row whose call failed."""
 
 
-def _completion(call: Call, drawn: Completion | None = None) -> Completion:
-    """What was stored, as every replay gives it; ids that were just `drawn` are not unpacked."""
-    if drawn is None:
-        ids = unpacked("i", call.prompt_ids), unpacked("i", call.token_ids)
-    else:
-        ids = drawn.prompt_ids, drawn.token_ids
+def _as_replayed(drawn: Completion, call: Call) -> Completion:
+    """What was drawn, as a replay of its row gives it."""
+    kept = _NOTHING if call.token_ids is None else drawn
+    return replace(
+        drawn,
+        text=storable(call.text),
+        stop_reason=None if call.stop_reason is None else storable(call.stop_reason),
+        model=storable(call.model),
+        prompt_ids=kept.prompt_ids,
+        token_ids=kept.token_ids,
+        logprobs=unpacked("f", call.logprobs),
+    )
+
+
+def _completion(call: Call) -> Completion:
     return Completion(
         text=call.text,
         finish_reason=_finish_reason(call.finish_reason),
@@ -193,8 +201,8 @@ def _completion(call: Call, drawn: Completion | None = None) -> Completion:
         ),
         model=call.model,
         stop_reason=call.stop_reason,
-        prompt_ids=ids[0],
-        token_ids=ids[1],
+        prompt_ids=unpacked("i", call.prompt_ids),
+        token_ids=unpacked("i", call.token_ids),
         logprobs=unpacked("f", call.logprobs),
         latency_s=call.latency_s,
         attempts=call.attempts,
