@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent.protocols import protocol_of
-from analysis.difficulty import LABELS, difficulty_of, draw_stages
+from analysis.difficulty import LABELS, UNSOLVED, difficulty_of, draw_stages
 from runs.assemble import open_index
 from runs.folder import Run, open_run, refuse_unusable
 from runs.preflight import model_files, overheard, require, servers
@@ -142,6 +142,11 @@ def _counted(
         f"{len(rows):,} questions rated in {rollouts:,} rollouts: "
         + ", ".join(f"{count:,} {label}" for label, count in counts.items())
     )
+    if rows and counts[UNSOLVED] == len(rows):
+        call.say(
+            "no rollout was right: does the rater follow its protocol? `make eval` shows it. "
+            "Teach it with `make warm-start`, or name another difficulty.policy"
+        )
     if kinds:
         told = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
         call.say(f"{len(failures)} questions failed: {told}")

@@ -273,6 +273,17 @@ def test_a_rater_of_r1_searcher_rates_a_recipe_of_another_protocol(tmp_path: Pat
         assert (rows_of(run), len(endpoint.requests)) == (rows, made)
 
 
+def test_a_rater_that_is_never_right_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(lambda _: "I would rather chat.") as endpoint:
+        config = recipe(tmp_path, endpoint.base_url, difficulty={**SETTINGS, "stages": {}})
+        assert select(config, tmp_path / "run") == 0
+    told = capsys.readouterr().out
+    assert "6 questions rated in 48 rollouts: 0 easy, 0 medium, 0 difficult, 6 unsolved" in told
+    assert "no rollout was right" in told
+
+
 def test_questions_without_an_answer_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
