@@ -2,6 +2,7 @@
 
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -24,12 +25,20 @@ def branchwise(stage: str, run: Path, *more: object) -> int:
     return run_stage(parser().parse_args([stage, "--run", str(run), *map(str, more)]))
 
 
+def knowing(request: dict[str, Any]) -> str:
+    """Knows Lyon's answers, so that some trajectory is right whatever port seeds the draws."""
+    reply, asked = policy(request), request["messages"][-1]["content"].partition("\n")[0]
+    if reply.startswith("<answer>") and "Lyon" in asked:
+        return "<answer>Paris</answer>"
+    return reply
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """The same trees in parts of two questions each, and in a single part."""
     folder = tmp_path_factory.mktemp("runs")
     found = {size: folder / f"parts-of-{size}" for size in (2, 100)}
-    with pytest.MonkeyPatch.context() as patch, serving(policy) as endpoint:
+    with pytest.MonkeyPatch.context() as patch, serving(knowing) as endpoint:
         patch.setenv("BRANCHWISE_CACHE", str(folder / "cache"))
         patch.setenv("OPENAI_API_KEY", "test-key")
         config = recipe(folder, endpoint.base_url)
