@@ -25,7 +25,7 @@ $(error EXTRAS: choose of $(PINNED_EXTRAS))
 endif
 
 .PHONY: help setup doctor clean data index warm-start select annotate relabel diagnose verify inspect export-pairs \
-        import-pairs train-sft train-dpo train-rm export eval serve curriculum schedule study all test test-fast test-failure test-vllm lint bench constraints
+        import-pairs train-sft train-dpo train-grpo train-rm export eval serve curriculum schedule study all test test-fast test-failure test-vllm lint bench constraints
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -93,7 +93,7 @@ endef
 
 doctor data index select annotate relabel diagnose verify inspect export-pairs import-pairs eval serve: $(CPU)
 	$(STAGE)
-warm-start train-sft train-dpo train-rm export all: $(TRAIN)
+warm-start train-sft train-dpo train-grpo train-rm export all: $(TRAIN)
 	$(STAGE)
 curriculum schedule study: $(TRAIN) $(VENV)/study.done
 	$(STAGE)
@@ -113,6 +113,7 @@ export-pairs: ## pairs as RAG-ProGuide JSON (ARGS="--file pairs.json")
 import-pairs: ## RAG-ProGuide JSON as a run (ARGS="--file pairs.json")
 train-sft:    ## supervised training on chosen steps
 train-dpo:    ## preference training on the pairs
+train-grpo:   ## reinforcement learning on the rewards of whole rollouts
 train-rm:     ## a reward model on siblings of the run's trees (evo-rag)
 export:       ## merged policy: safetensors, GGUF
 eval:         ## compare policies on a question set
@@ -152,7 +153,7 @@ endif
 
 test-vllm: $(DEV) $(if $(BRANCHWISE_VLLM_PYTHON),,$(VLLM)/done) ## the chain on a real vLLM server, on the CPU
 	TQDM_DISABLE=1 BRANCHWISE_VLLM_PYTHON="$${BRANCHWISE_VLLM_PYTHON:-$$PWD/$(VLLM)/bin/python}" \
-	    $(BIN)/python -m pytest tests/vllm -m vllm -s $(ARGS)
+	    $(BIN)/python -m pytest tests/real_vllm -m vllm -s $(ARGS)
 
 lint: $(DEV) ## ruff, mypy strict, import-linter
 	$(BIN)/ruff check .

@@ -22,7 +22,7 @@ from typing import Any
 from storage.parts import read_parts
 from storage.records import Pair
 from storage.schemas import table_to_records
-from training.arguments import quiet, shared_arguments
+from training.arguments import example_arguments, quiet, shared_arguments
 from training.likelihood import step_logps
 from training.pair_trainer import give_reference, pair_trainer
 from training.preferences import PreferenceTokens, describe_lengths, tokenise_pairs
@@ -56,6 +56,7 @@ def train_once(start: str, pairs: Sequence[PreferenceTokens], settings: DpoSetti
     measured = Measured()
     with tempfile.TemporaryDirectory() as folder:
         arguments = shared_arguments(settings, Path(folder), seed=0)
+        arguments |= example_arguments(settings)
         trainer = pair_trainer(model, tokenizer, pairs, settings, arguments)
         trainer.remove_callback(PrinterCallback)
         model.get_input_embeddings().register_forward_hook(_counting(measured))

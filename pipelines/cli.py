@@ -68,6 +68,9 @@ STAGES = {
         "pipelines.train_sft", "train_sft", "supervised training on chosen steps"
     ),
     "train-dpo": StageEntry("pipelines.train_dpo", "train_dpo", "preference training on the pairs"),
+    "train-grpo": StageEntry(
+        "pipelines.train_grpo", "train_grpo", "reinforcement learning on outcome rewards"
+    ),
     "train-rm": StageEntry(
         "pipelines.train_rm", "train_rm", "a reward model on the run's siblings"
     ),
@@ -81,8 +84,15 @@ STAGES = {
     "study": StageEntry("pipelines.study", "study", "a recorded experiment, resumable"),
     "all": StageEntry("pipelines.all", "all_stages", "annotate, train-dpo, eval"),
 }
-LIMITED = frozenset({"warm-start", "select", "annotate", "eval", "all"})
+LIMITED = frozenset({"warm-start", "select", "annotate", "train-grpo", "eval", "all"})
 """Stages that work through questions."""
+NAMED = {
+    "train-sft": "sft",
+    "train-dpo": "dpo",
+    "train-grpo": "grpo",
+    "train-rm": "reward-model",
+}
+"""Stages whose model may be given another name than this one."""
 READ_ONLY = frozenset({"doctor", "settings", "data", "inspect"})
 """Stages that write nothing, so that there is nothing to try out dry."""
 
@@ -152,9 +162,8 @@ def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
         one.add_argument("--port", type=_count, metavar="N", help="default: one that is free")
     if name in {"train-sft", "train-dpo"}:
         one.add_argument("--label", default=None, help="train on relabelled pairs")
-        one.add_argument("--name", default=None, help="of the model; default dpo or sft")
-    if name == "train-rm":
-        one.add_argument("--name", default=None, help="of the model; default reward-model")
+    if name in NAMED:
+        one.add_argument("--name", default=None, help=f"of the model; default {NAMED[name]}")
 
 
 def _count(text: str) -> int:

@@ -49,5 +49,9 @@ class BudgetExceeded(BranchwiseError):
     """A money, token or time limit was reached; the run can be resumed (exit code 3)."""
 
 
+class TrainingError(BranchwiseError):
+    """A training cannot go on: its gradients are not finite, or its engine serves other weights."""
+
+
 class StorageError(BranchwiseError):
     """A file of the run is missing, damaged, or belongs to another run."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from storage.errors import ConfigError
 from storage.seeds import folded
-from training.settings import LoraSettings, OptimiserSettings
+from training.settings import ExampleSettings, LoraSettings, OptimiserSettings
 
 # Names of glibc's `mallopt` settings (malloc.h).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -38,27 +38,18 @@ def shared_arguments(settings: OptimiserSettings, checkpoints: Path, seed: int) 
     """Keyword arguments of a Hugging Face `TrainingArguments` that every trainer uses.
 
     Raises:
-        ConfigError: `batch_size` is not a multiple of `micro_batch`, or a reporter is missing.
+        ConfigError: a reporter is missing.
     """
     import torch
 
-    if settings.batch_size % settings.micro_batch:
-        raise ConfigError(
-            f"training: batch_size {settings.batch_size} is not a multiple of micro_batch "
-            f"{settings.micro_batch}"
-        )
     _refuse_missing(settings.report_to)
     accelerated = torch.cuda.is_available()
     return {
         "output_dir": str(checkpoints),
-        "per_device_train_batch_size": settings.micro_batch,
-        "gradient_accumulation_steps": settings.batch_size // settings.micro_batch,
         "learning_rate": settings.lr,
         "lr_scheduler_type": "linear",
         "warmup_steps": settings.warmup_share,  # a share, if it is below 1
-        "num_train_epochs": settings.epochs,
         "weight_decay": 0.0,
-        "train_sampling_strategy": "group_by_length",
         "gradient_checkpointing": False,
         "logging_steps": 1,
         "save_strategy": "steps",
@@ -72,6 +63,25 @@ def shared_arguments(settings: OptimiserSettings, checkpoints: Path, seed: int) 
         "disable_tqdm": True,
         "remove_unused_columns": False,
         "dataloader_pin_memory": accelerated,
+    }
+
+
+def example_arguments(settings: ExampleSettings) -> dict[str, Any]:
+    """Keyword arguments of those `TrainingArguments` that train on given examples.
+
+    Raises:
+        ConfigError: `batch_size` is not a multiple of `micro_batch`.
+    """
+    if settings.batch_size % settings.micro_batch:
+        raise ConfigError(
+            f"training: batch_size {settings.batch_size} is not a multiple of micro_batch "
+            f"{settings.micro_batch}"
+        )
+    return {
+        "per_device_train_batch_size": settings.micro_batch,
+        "gradient_accumulation_steps": settings.batch_size // settings.micro_batch,
+        "num_train_epochs": settings.epochs,
+        "train_sampling_strategy": "group_by_length",
     }
 
 

@@ -1,10 +1,12 @@
 """How likely a policy finds steps, without training on them."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from training.packing import StepTokens, packed_batch, padded_batch
 from weights.prefix_tree import common_prefix
+
+Row = TypeVar("Row")
 
 _MOST_TOKENS = 2048
 """Tokens of a batch, what its rows share counted once."""
@@ -20,35 +22,67 @@ def step_logps(
         rows: equal ones are computed once.
         packed: whether the model reads packed batches.
     """
+    return {row: sum(logps) for row, logps in token_logps(trainer, rows, packed=packed).items()}
+
+
+def token_logps(
+    trainer: Any, rows: Iterable[StepTokens], *, packed: bool
+) -> dict[StepTokens, tuple[float, ...]]:
+    """Log-probability of each token of each step, in nats; see `step_logps`."""
     import torch
 
-    collate = packed_batch if packed else padded_batch
-    found: dict[StepTokens, float] = {}
-    for some in _batches(sorted(set(rows)), packed):
-        batch = {
-            name: tensor.to(trainer.accelerator.device)
-            for name, tensor in collate(some, trainer.processing_class.pad_token_id).items()
-        }
-        labels = batch["input_ids"].masked_fill(batch.pop("completion_mask") == 0, -100)
+    found: dict[StepTokens, tuple[float, ...]] = {}
+    for some in batches(set(rows), _MOST_TOKENS, packed=packed, tokens_of=lambda row: row):
         with torch.no_grad(), trainer.accelerator.autocast():
-            output = trainer.model(**batch, labels=labels, fused_lm_head=True, use_cache=False)
-        found |= zip(some, output.log_probs.float().sum(dim=1).tolist(), strict=True)
+            said, output = read_steps(trainer, trainer.model, some, packed=packed)
+        logps = output.log_probs.float()
+        for row, own, mask in zip(some, logps, said, strict=True):
+            found[row] = tuple(own[mask].tolist())
     return found
 
 
-def _batches(rows: Sequence[StepTokens], packed: bool) -> Iterator[list[StepTokens]]:
-    """Neighbours in order, so that what rows share is read once."""
-    batch: list[StepTokens] = []
-    tokens = 0
-    for row in rows:
-        new = len(row.prompt) + len(row.step)
-        if batch and packed:
-            new -= common_prefix(batch[-1].prompt, row.prompt)
-        if batch and tokens + new > _MOST_TOKENS:
+def read_steps(
+    trainer: Any, model: Any, rows: Sequence[StepTokens], *, packed: bool
+) -> tuple[Any, Any]:
+    """Runs `model`, which has TRL's fused output layer, on a batch of steps.
+
+    Returns:
+        A mask of shape (rows, longest) over the output's entries that are tokens of a step, and
+        the output, whose `log_probs` have that shape.
+    """
+    collate = packed_batch if packed else padded_batch
+    batch = {
+        name: tensor.to(trainer.accelerator.device)
+        for name, tensor in collate(rows, trainer.processing_class.pad_token_id).items()
+    }
+    said = batch.pop("completion_mask") == 1
+    labels = batch["input_ids"].masked_fill(~said, -100)
+    output = model(**batch, labels=labels, fused_lm_head=True, use_cache=False)
+    return said[:, 1:], output
+
+
+def batches(
+    rows: Iterable[Row],
+    most_tokens: int,
+    *,
+    packed: bool,
+    tokens_of: Callable[[Row], StepTokens],
+) -> Iterator[list[Row]]:
+    """Yields the rows, neighbours in order together, so that what they share is read once.
+
+    Args:
+        most_tokens: Of a batch; if it is packed, what its rows share counts once. A longer row is
+            a batch of its own.
+    """
+    batch: list[Row] = []
+    read, before = 0, tuple[int, ...]()
+    wholes = ((tokens.prompt + tokens.step, row) for row in rows for tokens in [tokens_of(row)])
+    for whole, row in sorted(wholes, key=lambda one: one[0]):
+        new = len(whole) - (common_prefix(before, whole) if batch and packed else 0)
+        if batch and read + new > most_tokens:
             yield batch
-            batch, tokens = [], 0
-            new = len(row.prompt) + len(row.step)
+            batch, read, new = [], 0, len(whole)
         batch.append(row)
-        tokens += new
+        read, before = read + new, whole
     if batch:
         yield batch

@@ -1,8 +1,8 @@
 """What `training:` in a recipe may say."""
 
-from typing import Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from storage.settings import Settings
 
@@ -22,17 +22,12 @@ class LoraSettings(Settings):
 
 
 class OptimiserSettings(Settings):
-    """Shared by every trainer.
+    """Shared by every trainer of a policy.
 
     Attributes:
         lr: peak learning rate, falling linearly to 0 after `warmup_share` of the steps.
-        epochs: passes over the examples.
-        batch_size: examples a step; `micro_batch` of them at a time.
-        micro_batch: examples in memory at once; a larger one shares more prompts.
         warmup_share: of the steps, in which the learning rate rises from 0.
-        max_examples: the first so many that fit; null for all.
         max_length: tokens of the longest example; longer ones are counted and dropped.
-        max_dropped_share: above this share of dropped examples the stage refuses to train.
         precision: that layers compute in; weights, their updates and the loss stay in float32.
             "auto" is bfloat16 where a GPU or the processor multiplies faster in it (AMX, AMD's
             AVX512-BF16), and float32 elsewhere.
@@ -42,18 +37,31 @@ class OptimiserSettings(Settings):
     """
 
     lr: float = Field(gt=0)
-    epochs: float = Field(default=1.0, gt=0)
-    batch_size: int = Field(default=8, ge=1)
-    micro_batch: int = Field(default=8, ge=1)
     warmup_share: float = Field(default=0.05, ge=0, lt=1)
     max_length: int = Field(default=1024, ge=32)
-    max_dropped_share: float = Field(default=0.02, ge=0, le=1)
-    max_examples: int | None = Field(default=None, ge=1)
     save_every: int = Field(default=25, ge=1, description="steps between checkpoints")
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     packed: bool = True
     report_to: tuple[Literal["tensorboard", "trackio"], ...] = ()
     lora: LoraSettings = LoraSettings()
+
+
+class ExampleSettings(OptimiserSettings):
+    """Shared by the trainers that are given their examples.
+
+    Attributes:
+        epochs: passes over the examples.
+        batch_size: examples a step; `micro_batch` of them at a time.
+        micro_batch: examples in memory at once; a larger one shares more prompts.
+        max_examples: the first so many that fit; null for all.
+        max_dropped_share: above this share of dropped examples the stage refuses to train.
+    """
+
+    epochs: float = Field(default=1.0, gt=0)
+    batch_size: int = Field(default=8, ge=1)
+    micro_batch: int = Field(default=8, ge=1)
+    max_dropped_share: float = Field(default=0.02, ge=0, le=1)
+    max_examples: int | None = Field(default=None, ge=1)
 
 
 class TraceSettings(Settings):
@@ -79,7 +87,7 @@ class TraceSettings(Settings):
     give_up: float = Field(default=0.05, ge=0, le=1)
 
 
-class WarmStartSettings(OptimiserSettings):
+class WarmStartSettings(ExampleSettings):
     """Supervised start on traces built from gold facts.
 
     Attributes:
@@ -97,7 +105,7 @@ class WarmStartSettings(OptimiserSettings):
     traces: TraceSettings = TraceSettings()
 
 
-class SftSettings(OptimiserSettings):
+class SftSettings(ExampleSettings):
     """Supervised training (ReasonRAG table 3).
 
     Attributes:
@@ -108,7 +116,7 @@ class SftSettings(OptimiserSettings):
     examples: Literal["chosen", "right"] = "chosen"
 
 
-class DpoSettings(OptimiserSettings):
+class DpoSettings(ExampleSettings):
     """Direct preference optimisation on sibling pairs (ReasonRAG eq. 3).
 
     Attributes:
@@ -135,6 +143,98 @@ class DpoSettings(OptimiserSettings):
     max_start_margin: float | None = None
     holdout: float = Field(default=0.0, ge=0, le=0.5)
     off_policy: bool = False
+
+
+class GrpoStage(Settings):
+    """One of several trainings in a row, each from the end of the one before.
+
+    Attributes:
+        name: its model is `models/<run>/grpo-<name>`; the last one's is `models/<run>/grpo`.
+        batches: in place of `batches`; null: the same.
+        rewards: settings of `rewards:` that are others in this stage.
+        data: file of its questions, such as one of `branchwise select`; null: the recipe's.
+    """
+
+    name: str = Field(pattern=r"[a-z0-9-]+")
+    batches: int | None = Field(default=None, ge=1)
+    rewards: dict[str, Any] = Field(default_factory=dict)
+    data: str | None = None
+
+
+class GrpoSettings(OptimiserSettings):
+    """Reinforcement learning on outcome rewards.
+
+    Attributes:
+        algorithm: GRPO compares a rollout with its group, RLOO with the group's others;
+            REINFORCE++ gives each token the return that follows it, standardised over the batch.
+        scale: `std` divides GRPO's advantages by the deviation of their group; `none` does not.
+        baseline: what REINFORCE++ subtracts from a reward: the mean of its `group`, or `none`.
+        questions: how many questions of `data` are asked, in turn, in another order each time.
+        batches: batches of rollouts; the policy that draws a batch has learnt from all before it.
+        batch_questions: questions a batch.
+        group_size: G, rollouts a question.
+        updates: optimiser steps a batch; after the first one, rollouts are off-policy.
+        clip: ε of the clipped loss.
+        ratio: what π_old is in the ratio of the clipped loss: the `trainer`'s own
+            log-probabilities before the batch's first update, or the `engine`'s, which also
+            corrects for its rounding (`policy.temperature` must then be 1).
+        aggregation: mean of the loss over a `rollout`'s tokens, then over rollouts (GRPO), or over
+            all `token`s alike, so that long rollouts count more (DAPO).
+        kl: estimate of the divergence from the start: k1, k2 or k3.
+        kl_in: whether it is subtracted from the `reward` (k1) or added to the `loss` (k2, k3).
+        beta: weight of the divergence; 0: it is not computed, only watched.
+        kl_on: rollouts whose divergence counts in the loss: `all`, or only those that are `wrong`.
+        dynamic_sampling: how many more questions a batch may ask in place of those whose rollouts
+            all have the same reward.
+        max_tokens: distinct tokens that an update trains on, prompts included; above it, policy
+            calls are drawn at random. Null: all.
+        micro_tokens: distinct tokens in memory at once.
+        eval_every: batches between greedy evaluations on `dev`; 0: never.
+        eval_questions: how many questions those have.
+        rollouts: `fresh` ones of the policy in training, or the `trees` that `annotate` grew, where
+            each step is compared with its siblings.
+        stages: trainings in a row instead of one; the reference stays the first one's start.
+    """
+
+    lr: float = Field(default=3e-4, gt=0)
+    warmup_share: float = Field(default=0.0, ge=0, lt=1)
+    max_length: int = Field(default=2048, ge=32)
+    save_every: int = Field(default=1, ge=1, description="batches between checkpoints")
+    algorithm: Literal["grpo", "rloo", "reinforce++"] = "grpo"
+    scale: Literal["std", "none"] = "std"
+    baseline: Literal["group", "none"] = "group"
+    questions: int = Field(default=200, ge=1)
+    batches: int = Field(default=20, ge=1)
+    batch_questions: int = Field(default=10, ge=1)
+    group_size: int = Field(default=8, ge=2)
+    updates: int = Field(default=1, ge=1)
+    clip: float = Field(default=0.2, gt=0, lt=1)
+    ratio: Literal["trainer", "engine"] = "trainer"
+    aggregation: Literal["rollout", "token"] = "rollout"
+    kl: Literal["k1", "k2", "k3"] = "k3"
+    kl_in: Literal["loss", "reward"] = "loss"
+    beta: float = Field(default=0.0, ge=0)
+    kl_on: Literal["all", "wrong"] = "all"
+    dynamic_sampling: int = Field(default=0, ge=0)
+    max_tokens: int | None = Field(default=16_000, ge=256)
+    micro_tokens: int = Field(default=4096, ge=256)
+    eval_every: int = Field(default=0, ge=0)
+    eval_questions: int = Field(default=100, ge=1)
+    rollouts: Literal["fresh", "trees"] = "fresh"
+    stages: tuple[GrpoStage, ...] = ()
+
+    @model_validator(mode="after")
+    def _estimators_fit(self) -> Self:
+        if self.kl_in == "loss" and self.kl == "k1":
+            raise ValueError(
+                "kl: the expected gradient of k1 in the loss is 0, so it holds nothing back. Use "
+                "k2 or k3, or set kl_in: reward"
+            )
+        if self.kl_in == "reward" and self.kl != "k1":
+            raise ValueError(f"kl: {self.kl} is a loss term. Use k1 in the reward, or kl_in: loss")
+        if self.updates > self.batch_questions * self.group_size:
+            raise ValueError("updates: there are fewer rollouts in a batch than updates")
+        return self
 
 
 class RewardModelSettings(Settings):
@@ -182,4 +282,5 @@ class TrainingSettings(Settings):
     warm_start: WarmStartSettings = WarmStartSettings()
     sft: SftSettings = SftSettings()
     dpo: DpoSettings = DpoSettings()
+    grpo: GrpoSettings = GrpoSettings()
     reward_model: RewardModelSettings = RewardModelSettings()

@@ -17,14 +17,14 @@ from training.examples import IGNORED, StepExample, TokenExample, tokenise
 from training.order import StateOrder
 from training.packing import StepTokens, packed_batch
 from training.report import TrainingReport
-from training.settings import OptimiserSettings
+from training.settings import ExampleSettings
 from training.training_run import TrainingRun, log_line
 from training.tree_attention import read_packed
 
 
 def train_on_steps(
     examples: Sequence[StepExample],
-    settings: OptimiserSettings,
+    settings: ExampleSettings,
     *,
     kind: str,
     start: str,

@@ -10,18 +10,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from storage.errors import StorageError
 from storage.text import Say
-from training.arguments import quiet, shared_arguments
+from training.arguments import example_arguments, quiet, shared_arguments
 from training.checkpoints import forget_checkpoints, latest_checkpoint
 from training.curves import curves, read_metrics
 from training.holdout import HoldoutScore
 from training.lengths import within
 from training.movement import movement_of
 from training.report import TrainingReport, write_training_record
-from training.settings import OptimiserSettings
+from training.settings import ExampleSettings, OptimiserSettings
 from weights.adapter_chain import copy_chain, refuse_own_start, save_adapter
 from weights.policy_files import load_policy, policy_digest, policy_files
 
@@ -69,10 +69,11 @@ class TrainingRun:
         Raises:
             ConfigError: too many do not fit, or there are none.
         """
-        limit, share = self.settings.max_length, self.settings.max_dropped_share
+        settings = cast(ExampleSettings, self.settings)
+        limit, share = settings.max_length, settings.max_dropped_share
         kept, lengths = within([len(example) for example in examples], limit, share)
         self.say(f"{self.kind}: {lengths}")
-        return [examples[i] for i in kept][: self.settings.max_examples]
+        return [examples[i] for i in kept][: settings.max_examples]
 
     @property
     def checkpoints(self) -> Path:
@@ -80,7 +81,10 @@ class TrainingRun:
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments for the trainer's configuration."""
-        return shared_arguments(self.settings, self.checkpoints, self.seed)
+        shared = shared_arguments(self.settings, self.checkpoints, self.seed)
+        if isinstance(self.settings, ExampleSettings):
+            shared |= example_arguments(self.settings)
+        return shared
 
     def train(
         self,

@@ -8,7 +8,7 @@ from typing import Any
 
 from storage.atomic import atomic_write_json
 from storage.errors import ConfigError
-from weights.adapters import WEIGHTS
+from weights.adapters import WEIGHTS, check_adapter
 from weights.model_folders import ADAPTER_CONFIG
 from weights.policy_files import PACKAGED, packaged_gguf, policy_files
 
@@ -71,3 +71,21 @@ def save_adapter(model: Any, target: Path) -> None:
     if isinstance(config["target_modules"], list):
         config["target_modules"].sort()  # written from a set, so in another order every time
     atomic_write_json(path, config | {"base_model_name_or_path": None})
+
+
+def load_adapter(model: Any, adapter: Path) -> None:
+    """Gives a PEFT `model` the weights of a stored adapter of the same shape.
+
+    Raises:
+        ConfigError: The adapter is damaged, or its shape is another.
+    """
+    from peft import set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    check_adapter(adapter)
+    try:
+        unfit = set_peft_model_state_dict(model, load_file(adapter / WEIGHTS)).unexpected_keys
+    except RuntimeError as error:
+        raise ConfigError(f"adapter {adapter} does not fit training.grpo.lora: {error}") from error
+    if unfit:
+        raise ConfigError(f"adapter {adapter} holds weights of other layers, such as {unfit[0]}")

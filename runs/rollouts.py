@@ -1,0 +1,283 @@
+"""Batches of rollouts for outcome RL, drawn by the policy as it stands."""
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean
+from typing import Any, Protocol
+
+from agent.environment import Environment, Trajectory
+from agent.in_flight import in_flight
+from engines.ledgered import LedgeredEngine
+from engines.sampling import Engine, Sampling
+from evaluation.scoring import score_trajectory
+from retrieval.interface import Retriever
+from rewards.outcome import Outcome
+from rewards.scheme import RewardScheme
+from runs.assemble import environment_for, sampling_for
+from runs.progress import Progress
+from runs.recipe import Recipe
+from runs.stage import Gate, Invocation
+from storage.errors import BudgetExceeded, EndpointError, RetrievalError
+from storage.ledger import Ledger
+from storage.records import Prediction, Question
+from training.advantages import has_spread
+from training.canary import Canary
+from training.packing import StepTokens
+from training.rollouts import PolicyCall, Rollout, RolloutBatch
+
+PATH = "grpo"
+"""Of the rollouts in the ledger, with the number of their batch."""
+
+
+class Serving(Protocol):
+    """See `runs.policy_serving`."""
+
+    def serving(self, model: Any) -> AbstractAsyncContextManager[Engine]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A rollout, with its reward and what evaluations measure of it."""
+
+    rollout: Rollout
+    outcome: Outcome
+    row: Prediction
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Draws batches of rollouts (see `training.grpo.RolloutSource`).
+
+    Attributes:
+        call: Its console shows the progress.
+        recipe: Its `training.grpo` says how many.
+        questions: That are asked in turn.
+        dev: That are answered greedily now and then; none are trained on.
+        serving: Gives the policy in training to its engine.
+        canary: Proves that it arrived.
+    """
+
+    call: Invocation
+    recipe: Recipe
+    questions: Sequence[Question]
+    dev: Sequence[Question]
+    retriever: Retriever
+    ledger: Ledger
+    gate: Gate
+    scheme: RewardScheme
+    serving: Serving
+    canary: Canary
+
+    def collect(self, number: int, model: Any) -> RolloutBatch:
+        """Draws batch `number` with the weights of `model`."""
+        return asyncio.run(self._collect(number, model))
+
+    async def _collect(self, number: int, model: Any) -> RolloutBatch:
+        began = time.monotonic()
+        async with self.serving.serving(model) as served:
+            sung = await self.canary.sing(served, model)
+            measured = {"sync_s": time.monotonic() - began, "canary_error": sung.error}
+            if sung.moved is not None:
+                measured["canary_moved"] = sung.moved
+            self.ledger.note_engine(served.digest, json.dumps(asdict(served.capabilities)))
+            engine = LedgeredEngine(
+                served, self.ledger, self.recipe.policy.price_per_million, self.gate.check
+            )
+            environment = replace(environment_for(self.recipe, engine, self.retriever), tokens=True)
+            began = time.monotonic()
+            groups, lost = await self._groups(environment, number)
+            measured["sample_s"] = time.monotonic() - began
+            measured |= _curve([one for group in groups for one in group])
+            measured |= {f"lost_{reason}": float(count) for reason, count in lost.items()}
+            spread = [has_spread([one.rollout.reward for one in group]) for group in groups]
+            measured["silent_share"] = 1 - fmean(spread) if spread else 1.0
+            measured |= await self._dev(environment, number)
+        return RolloutBatch([[one.rollout for one in group] for group in groups], measured)
+
+    async def _groups(
+        self, environment: Environment, number: int
+    ) -> tuple[list[list[Finished]], Counter[str]]:
+        """Draws the groups of a batch; with dynamic sampling, further ones for those that are
+        silent."""
+        settings, lost = self.recipe.training.grpo, Counter[str]()
+        waiting = self._window(number)
+        groups: list[list[Finished]] = []
+        wanted = settings.batch_questions
+        while wanted > 0 and waiting:
+            asked, waiting = waiting[:wanted], waiting[wanted:]
+            found = await self._draw(environment, number, asked, lost)
+            groups += [group for group in found if group]
+            loud = sum(has_spread([one.rollout.reward for one in group]) for group in groups)
+            wanted = settings.batch_questions - loud
+        return groups, lost
+
+    def _window(self, number: int) -> list[Question]:
+        """The questions that a batch may ask: its own, and those that dynamic sampling adds.
+
+        Depends on the batch's number alone, so that a resumed training asks the same ones.
+        """
+        settings = self.recipe.training.grpo
+        size = settings.batch_questions + settings.dynamic_sampling
+        window = []
+        for place in range(number * size, (number + 1) * size):
+            turn, index = divmod(place, len(self.questions))
+            order = list(range(len(self.questions)))
+            random.Random(f"questions:{self.recipe.seed}:{turn}").shuffle(order)
+            window.append(self.questions[order[index]])
+        return window
+
+    async def _draw(
+        self,
+        environment: Environment,
+        number: int,
+        asked: Sequence[Question],
+        lost: Counter[str],
+    ) -> list[list[Finished]]:
+        size = self.recipe.training.grpo.group_size
+        sampling = sampling_for(self.recipe.policy)
+        progress = Progress(f"batch {number}", len(asked) * size, spent=self.ledger.totals)
+        # By draw, because sums of floats, and so the weights, depend on the order.
+        drawn: list[dict[int, Finished]] = [{} for _ in asked]
+        places = ((place, draw) for place in range(len(asked)) for draw in range(size))
+
+        async def work(place: tuple[int, int]) -> None:
+            progress.in_flight += 1
+            question, draw = asked[place[0]], place[1]
+            try:
+                finished = await self._rollout(
+                    environment, question, sampling, f"{PATH}/{number}", draw
+                )
+            except (EndpointError, RetrievalError) as error:
+                if isinstance(error, EndpointError) and error.fatal:
+                    raise
+                lost[type(error).__name__] += 1
+                progress.failed += 1
+            else:
+                if finished is None:
+                    lost["unscored"] += 1
+                else:
+                    drawn[place[0]][draw] = finished
+            finally:
+                progress.in_flight -= 1
+                progress.done += 1
+
+        async with progress.shown(self.call.console):
+            await self._all(work, places)
+        return [[group[draw] for draw in sorted(group)] for group in drawn]
+
+    async def _all(self, work: Any, items: Iterable[Any]) -> None:
+        """Works through items, more at once than the engine's batch holds, so that it stays full.
+
+        Raises:
+            BudgetExceeded: If the gate closed.
+        """
+        at_once = 2 * self.recipe.limits.max_concurrency
+        async for _ in in_flight(self.gate.admit(items), work, at_once):
+            pass
+        if self.gate.closed():
+            self.gate.check()
+            raise BudgetExceeded(str(self.gate.reason))
+
+    async def _rollout(
+        self,
+        environment: Environment,
+        question: Question,
+        sampling: Sampling,
+        path: str,
+        draw: int,
+    ) -> Finished | None:
+        """Rolls a question out; returns None if the scheme cannot score the rollout."""
+        began = time.monotonic()
+        trajectory = await environment.trajectory(
+            await environment.root(question),
+            sampling,
+            question_id=question.id,
+            path=path,
+            draw=draw,
+        )
+        outcome = self.scheme.outcome(trajectory.state, question)
+        if outcome.total is None:
+            return None
+        row = score_trajectory(
+            question,
+            trajectory,
+            environment,
+            policy=PATH,
+            latency_s=time.monotonic() - began,
+        )
+        rollout = Rollout(question.id, _calls(trajectory), outcome.total, row.em == 1.0)
+        return Finished(rollout, outcome, row)
+
+    async def _dev(self, environment: Environment, number: int) -> dict[str, float]:
+        """Answers the questions of `dev` greedily, if it is their turn."""
+        every = self.recipe.training.grpo.eval_every
+        if not every or number % every:
+            return {}
+        sampling = sampling_for(self.recipe.policy, temperature=0.0)
+        rows: list[Prediction] = []
+
+        async def work(question: Question) -> None:
+            try:
+                finished = await self._rollout(environment, question, sampling, "grpo-dev", 0)
+            except (EndpointError, RetrievalError) as error:
+                if isinstance(error, EndpointError) and error.fatal:
+                    raise
+            else:
+                if finished is not None:
+                    rows.append(finished.row)
+
+        await self._all(work, self.dev)
+        found = {"dev_em": fmean(row.em or 0.0 for row in rows)} if rows else {}
+        if rows:
+            self.call.say(
+                f"batch {number}: greedy EM on dev {100 * found['dev_em']:.1f} % of "
+                f"{len(rows)} questions"
+            )
+        return found
+
+
+def _calls(trajectory: Trajectory) -> tuple[PolicyCall, ...]:
+    return tuple(
+        PolicyCall(
+            StepTokens(move.completion.prompt_ids or (), move.completion.token_ids or ()),
+            move.completion.logprobs,
+        )
+        for move in trajectory.moves
+    )
+
+
+def _curve(finished: Sequence[Finished]) -> dict[str, float]:
+    """Means over a batch of rollouts."""
+    if not finished:
+        return {"rollouts": 0.0}
+    rows = [one.row for one in finished]
+    values: dict[str, list[float | None]] = {
+        "reward": [one.rollout.reward for one in finished],
+        "em": [row.em for row in rows],
+        "f1": [row.f1 for row in rows],
+        "answer_rate": [float(row.prediction is not None) for row in rows],
+        "format_ok": [float(row.format_ok) for row in rows],
+        "policy_tokens": [float(one.rollout.sampled) for one in finished],
+        "total_tokens": [float(row.turn_tokens or row.input_tokens) for row in rows],
+        "calls": [float(row.steps) for row in rows],
+        "retrievals": [float(row.searches) for row in rows],
+        "valid_searches": [float(row.valid_searches) for row in rows],
+        "copied": [row.copied for row in rows],
+    }
+    for name in dict.fromkeys(name for one in finished for name in one.outcome.components):
+        values[f"reward/{name}"] = [one.outcome.components.get(name) for one in finished]
+    means = {
+        name: [value for value in found if value is not None] for name, found in values.items()
+    }
+    endings = Counter(row.stop_reason for row in rows)
+    return {
+        "rollouts": float(len(finished)),
+        **{name: fmean(known) for name, known in means.items() if known},
+        **{f"end/{reason}": count / len(rows) for reason, count in sorted(endings.items())},
+    }

@@ -1,0 +1,371 @@
+"""The trainer of outcome RL on a random Llama: TRL's gradients, resuming, unsound updates."""
+
+import math
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_llama import write_tiny_folder
+
+from storage.errors import BudgetExceeded, TrainingError
+from training.arguments import shared_arguments
+from training.curves import read_metrics
+from training.grpo import grpo_trainer, train_grpo
+from training.packing import StepTokens
+from training.rollouts import PolicyCall, Rollout, RolloutBatch
+from training.settings import GrpoSettings
+from weights import policy_files as weights
+from weights.policy_files import load_policy, policy_files
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_and_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One tokenizer, one thread, and a cache of its own."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weights, "load_tokenizer", cache(weights.load_tokenizer))
+        patch.setenv("BRANCHWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_folder(tmp_path_factory.mktemp("base") / "tiny"))
+
+
+WANTED = 4242
+"""The token that the rewards of these tests pay for."""
+
+
+@dataclass
+class RandomRollouts:
+    """Rollouts of two calls with random tokens, of which the half that says WANTED is paid.
+
+    Attributes:
+        stop_at: The batch before which a limit is reached; null: none.
+        reward: Of a rollout; null: whether it says WANTED.
+    """
+
+    stop_at: int | None = None
+    reward: float | None = None
+    drawn: list[int] = field(default_factory=list)
+    models: list[Any] = field(default_factory=list)
+
+    def collect(self, number: int, model: Any) -> RolloutBatch:
+        if number == self.stop_at:
+            raise BudgetExceeded("limits.max_tokens reached")
+        self.drawn.append(number)
+        self.models.append(model)
+        groups = [[self._rollout(number, q, draw) for draw in range(4)] for q in range(2)]
+        mean = sum(one.reward for group in groups for one in group) / 8
+        return RolloutBatch(groups, {"reward": mean})
+
+    def _rollout(self, number: int, question: int, draw: int) -> Rollout:
+        rng = random.Random(f"{number}:{question}:{draw}")
+        prompt = (1, 2, 3, 100 + question)
+        first = tuple(rng.choices(range(5000), k=3))
+        second = (*rng.choices(range(5000), k=2), WANTED if draw % 2 else 77)
+        calls = (
+            PolicyCall(StepTokens(prompt, first), (-9.0,) * 3),
+            PolicyCall(StepTokens((*prompt, *first, 5, 6), second), (-9.0,) * 3),
+        )
+        paid = float(draw % 2) if self.reward is None else self.reward
+        return Rollout(str(question), calls, paid, paid > 0)
+
+
+def settings(**changes: Any) -> GrpoSettings:
+    fields = {"batches": 3, "batch_questions": 2, "group_size": 4, "lr": 5e-3}
+    return GrpoSettings(**{**fields, "precision": "float32", **changes})
+
+
+def train(source: RandomRollouts, base: str, target: Path, said: Any = None, **changes: Any) -> Any:
+    return train_grpo(
+        source,
+        settings(**changes),
+        start=base,
+        target=target,
+        seed=0,
+        temperature=1.0,
+        deciding=("questions",),
+        say=said.append if said is not None else lambda line: None,
+    )
+
+
+def curve(target: Path) -> list[tuple[float, float]]:
+    return [(line["loss"], line["grad_norm"]) for line in read_metrics(target)]
+
+
+def trainer_on(base: str, folder: Path, temperature: float = 1.0, **changes: Any) -> Any:
+    model, tokenizer = load_policy(policy_files(base))
+    chosen = settings(**changes)
+    arguments = shared_arguments(chosen, folder, 0)
+    source = RandomRollouts()
+    return grpo_trainer(model, tokenizer, source, chosen, arguments, 0, temperature)
+
+
+def logps_of(trainer: Any, wanted: tuple[int, ...]) -> float:
+    """Mean log-probability of WANTED after some prompts."""
+    import torch
+
+    ids = torch.tensor([wanted])
+    with torch.no_grad():
+        logits = trainer.model(input_ids=ids).logits[0, -1]
+    return float(logits.log_softmax(-1)[WANTED])
+
+
+def test_what_is_paid_becomes_likelier(base: str, tmp_path: Path) -> None:
+    trainer = trainer_on(base, tmp_path)
+    before = logps_of(trainer, (1, 2, 3, 100))
+    trainer.train()
+    assert logps_of(trainer, (1, 2, 3, 100)) > before + 0.5
+
+
+def test_each_batch_is_drawn_once_whatever_the_number_of_updates(base: str, tmp_path: Path) -> None:
+    source = RandomRollouts()
+    report = train(source, base, tmp_path, updates=2)
+    assert (source.drawn, report.steps) == ([0, 1, 2], 6)
+    assert [("reward" in line) for line in read_metrics(tmp_path)] == [True, False] * 3
+
+
+@pytest.mark.parametrize("changes", [{}, {"updates": 2, "beta": 0.1, "kl": "k2"}])
+def test_a_stopped_training_goes_on_to_the_same_curve(
+    changes: Mapping[str, Any], base: str, tmp_path: Path
+) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    train(RandomRollouts(), base, whole, **changes)
+    with pytest.raises(BudgetExceeded):
+        train(RandomRollouts(stop_at=2), base, stopped, **changes)
+    again = RandomRollouts()
+    train(again, base, stopped, **changes)
+    assert again.drawn == [2]
+    assert curve(stopped) == curve(whole)
+    adapter = "adapter/adapter_model.safetensors"
+    assert (stopped / adapter).read_bytes() == (whole / adapter).read_bytes()
+
+
+def test_packed_and_padded_rows_give_the_same_curve(base: str, tmp_path: Path) -> None:
+    for packed in (True, False):
+        train(RandomRollouts(), base, tmp_path / str(packed), packed=packed, beta=0.1, kl="k3")
+    assert curve(tmp_path / "True")[0] == pytest.approx(curve(tmp_path / "False")[0], rel=1e-3)
+
+
+def test_micro_batches_do_not_change_the_gradient(base: str, tmp_path: Path) -> None:
+    for most in (256, 4096):
+        train(RandomRollouts(), base, tmp_path / str(most), micro_tokens=most, max_tokens=None)
+    one, other = curve(tmp_path / "256")[0], curve(tmp_path / "4096")[0]
+    assert one == pytest.approx(other, rel=1e-3, abs=1e-6)
+
+
+def test_a_batch_without_spread_changes_nothing(base: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    trainer = trainer_on(base, tmp_path)
+    before = {name: p.clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
+    trainer.source, trainer.say = RandomRollouts(reward=1.0), said.append
+    trainer.train()
+    after = dict(trainer.model.named_parameters())
+    assert all(bool((after[name] == p).all()) for name, p in before.items())
+    assert [line for line in said if "no group has spread" in line] == said[:3]
+
+
+def test_updates_that_are_not_finite_are_left_out_and_end_the_training(
+    base: str, tmp_path: Path
+) -> None:
+    said: list[str] = []
+
+    class Unsound(RandomRollouts):
+        def collect(self, number: int, model: Any) -> RolloutBatch:
+            batch = super().collect(number, model)
+            if number < 1:
+                return batch
+            first, *others = batch.groups[0]
+            call = replace(first.calls[0], logprobs=(math.nan,) * 3)
+            return RolloutBatch([[replace(first, calls=(call,)), *others]])
+
+    with pytest.raises(TrainingError, match="3 updates in a row"):
+        train(Unsound(), base, tmp_path, said, batches=5, ratio="engine")
+    lines = read_metrics(tmp_path)
+    assert [line.get("lost_updates") for line in lines] == [None, 1, 1]
+    assert all("left out" in line for line in said if "not finite" in line)
+
+
+def test_an_engine_s_own_logprobs_can_be_the_ratio_s(base: str, tmp_path: Path) -> None:
+    """They are far from the trainer's here, so most tokens are clipped."""
+    train(RandomRollouts(), base, tmp_path, ratio="engine", batches=1)
+    (line,) = read_metrics(tmp_path)
+    assert line["engine_gap"] > 1 and line["clip_share"] > 0
+
+
+def test_a_stage_goes_on_with_the_adapter_of_the_one_before(base: str, tmp_path: Path) -> None:
+    train(RandomRollouts(), base, tmp_path / "first")
+    adapter = tmp_path / "first" / "adapter"
+    model, tokenizer = load_policy(policy_files(base))
+    chosen = settings()
+    arguments = shared_arguments(chosen, tmp_path, 0)
+    second = grpo_trainer(
+        model, tokenizer, RandomRollouts(), chosen, arguments, 0, 1.0, begin_with=adapter
+    )
+    ended, _ = load_policy(policy_files(str(tmp_path / "first")))
+
+    class Shell:
+        model = ended
+
+    prompt = (1, 2, 3, 100)
+    assert logps_of(second, prompt) == pytest.approx(logps_of(Shell, prompt), abs=1e-4)
+
+
+class TestAgainstTrl:
+    """Gradients of one update on rows that TRL can express, too: one call a rollout."""
+
+    CALLS = (
+        (StepTokens((1, 2, 3, 100), (9, 8, 7)), 0.7),
+        (StepTokens((1, 2, 3, 100), (6, WANTED)), -1.1),
+        (StepTokens((1, 2, 101), (5, 4, 3, 2)), 0.4),
+    )
+
+    @pytest.mark.parametrize(
+        ("ours", "theirs"),
+        [
+            pytest.param({}, {"loss_type": "grpo"}, id="grpo"),
+            pytest.param({"aggregation": "token"}, {"loss_type": "bnpo"}, id="per token"),
+            pytest.param({"beta": 0.3}, {"loss_type": "grpo", "beta": 0.3}, id="k3"),
+            pytest.param({"temperature": 0.7}, {"temperature": 0.7}, id="temperature"),
+        ],
+    )
+    @pytest.mark.parametrize("stale", [False, True])
+    def test_gradients_are_those_of_trl(
+        self,
+        ours: Mapping[str, Any],
+        theirs: Mapping[str, Any],
+        stale: bool,
+        base: str,
+        tmp_path: Path,
+    ) -> None:
+        own, adapter = self._own(base, tmp_path, ours, stale)
+        trl = self._trl(base, tmp_path, theirs, stale, adapter)
+        assert own.keys() == trl.keys()
+        assert sum(float(g.abs().sum()) for g in trl.values()) > 0
+        for name, gradient in own.items():
+            scale = float(trl[name].abs().max())
+            assert float((gradient - trl[name]).abs().max()) <= 1e-4 * scale + 1e-7, name
+
+    def _own(
+        self, base: str, folder: Path, changes: Mapping[str, Any], stale: bool
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        from training.grpo import _Update
+        from training.rollouts import rows_of
+
+        fields = dict(changes)
+        temperature = fields.pop("temperature", 1.0)
+        trainer = trainer_on(base, folder, temperature, **fields)
+        move(trainer.model)
+        rollouts = [Rollout("q", (PolicyCall(tokens),), 0.0) for tokens, _ in self.CALLS]
+        advantages = [[a] * len(tokens.step) for tokens, a in self.CALLS]
+        rows = rows_of(rollouts, advantages, aggregation=trainer.settings.aggregation)
+        asked = [row.tokens for row in rows]
+        reference = trainer._start_logps(asked) if trainer.settings.beta else {}
+        before = OLD if stale else None
+        trainer._learn(trainer.model, _Update(rows, before, reference))
+        return gradients(trainer.model), {
+            name: p.detach().clone() for name, p in trainer.model.named_parameters()
+        }
+
+    def _trl(
+        self,
+        base: str,
+        folder: Path,
+        changes: Mapping[str, Any],
+        stale: bool,
+        adapter: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        import torch
+        from datasets import Dataset
+        from trl import GRPOConfig, GRPOTrainer
+
+        from training.arguments import lora_config
+
+        model, tokenizer = load_policy(policy_files(base))
+        fields = {"loss_type": "grpo", "beta": 0.0, "temperature": 1.0, **changes}
+        trainer = GRPOTrainer(
+            model=model,
+            reward_funcs=[lambda completions, **_: [0.0] * len(completions)],
+            args=GRPOConfig(
+                output_dir=str(folder / "trl"),
+                per_device_train_batch_size=4,
+                num_generations=4,
+                use_cpu=True,
+                bf16=False,
+                report_to="none",
+                use_bias_correction_kl=False,
+                **fields,
+            ),
+            train_dataset=Dataset.from_list([{"prompt": "a"}]),
+            processing_class=tokenizer,
+            peft_config=lora_config(settings().lora),
+        )
+        with torch.no_grad():
+            for name, parameter in trainer.model.named_parameters():
+                parameter.copy_(adapter[name])
+        trainer.current_gradient_accumulation_steps = 1
+        prompts = [tokens.prompt for tokens, _ in self.CALLS]
+        steps = [tokens.step for tokens, _ in self.CALLS]
+        inputs = {
+            "prompt_ids": padded(prompts, left=True),
+            "prompt_mask": padded([[1] * len(p) for p in prompts], left=True),
+            "completion_ids": padded(steps),
+            "completion_mask": padded([[1] * len(s) for s in steps]),
+            "advantages": torch.tensor([a for _, a in self.CALLS]),
+        }
+        if stale:
+            inputs["old_per_token_logps"] = padded([OLD[tokens] for tokens, _ in self.CALLS])
+        if fields["beta"]:
+            whole = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+            mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+            with torch.no_grad(), trainer.model.disable_adapter():
+                inputs["ref_per_token_logps"] = trainer._get_per_token_logps_and_entropies(
+                    trainer.model, whole, mask, inputs["completion_ids"].size(1)
+                )[0]
+        trainer.model.train()
+        trainer._compute_loss(trainer.model, inputs).backward()
+        return gradients(trainer.model)
+
+
+OLD = {
+    tokens: tuple(-11.0 + 0.3 * place for place in range(len(tokens.step)))
+    for tokens, _ in TestAgainstTrl.CALLS
+}
+"""Log-probabilities of a policy that has moved on since: some ratios are clipped."""
+
+
+def move(model: Any) -> None:
+    """Takes an adapter away from the zero that it begins with."""
+    import torch
+
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.05)
+
+
+def gradients(model: Any) -> dict[str, Any]:
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def padded(rows: Any, *, left: bool = False) -> Any:
+    import torch
+
+    longest = max(map(len, rows))
+    filled = ([0] * (longest - len(row)) for row in rows)
+    return torch.tensor(
+        [[*f, *row] if left else [*row, *f] for row, f in zip(rows, filled, strict=True)]
+    )

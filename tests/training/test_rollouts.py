@@ -1,0 +1,145 @@
+"""Rollouts as rows: what is trained on, and how much each token counts."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training.grpo import advantages_of
+from training.packing import StepTokens
+from training.rollouts import PolicyCall, Rollout, TrainingRow, drawn, rows_of
+from training.settings import GrpoSettings
+from weights.prefix_tree import prefix_tree
+
+
+def rollout(reward: float, *lengths: int, question: str = "q", right: bool = False) -> Rollout:
+    """Of one turn: each call's prompt goes on from the one before and two inserted tokens."""
+    calls, prompt, next_id = [], (1, 2, 3), 10 + int(100 * reward)
+    for length in lengths:
+        sampled = tuple(range(next_id, next_id + length))
+        calls.append(PolicyCall(StepTokens(prompt, sampled)))
+        prompt, next_id = (*prompt, *sampled, 7, 8), next_id + length
+    return Rollout(question, tuple(calls), reward, right)
+
+
+def flat(rollouts: Sequence[Rollout], value: float = 1.0) -> list[list[float]]:
+    return [[value] * one.sampled for one in rollouts]
+
+
+def summed(rows: Sequence[TrainingRow], losses: Sequence[Sequence[float]]) -> float:
+    return sum(row.weight * loss for row, own in zip(rows, losses, strict=True) for loss in own)
+
+
+@pytest.mark.parametrize(("aggregation", "expected"), [("rollout", 2.0), ("token", 1.8)])
+def test_what_the_environment_wrote_counts_neither_in_sum_nor_in_length(
+    aggregation: str, expected: float
+) -> None:
+    """The worked case: losses [1 1 · · 1] and [2 4], where the dots are inserted tokens."""
+    rollouts = [rollout(1, 2, 1), rollout(0, 2)]
+    rows = rows_of(rollouts, flat(rollouts), aggregation=aggregation)  # type: ignore[arg-type]
+    assert summed(rows, [[1, 1], [1], [2, 4]]) == pytest.approx(expected)
+
+
+@given(st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=6), min_size=1, max_size=6))
+def test_a_long_failed_rollout_counts_as_much_as_a_short_one(lengths: list[list[int]]) -> None:
+    rollouts = [rollout(place, *own) for place, own in enumerate(lengths)]
+    rows = rows_of(rollouts, flat(rollouts))
+    counted = iter(rows)
+    for own in lengths:
+        mass = sum(row.weight * len(row.tokens.step) for row in (next(counted) for _ in own))
+        assert mass == pytest.approx(1 / len(rollouts))
+
+
+def test_advantages_follow_their_tokens_through_the_calls() -> None:
+    one = rollout(1, 2, 3)
+    rows = rows_of([one], [[0.1, 0.2, 0.3, 0.4, 0.5]])
+    assert [row.advantages for row in rows] == [(0.1, 0.2), (0.3, 0.4, 0.5)]
+    assert [row.tokens for row in rows] == [call.tokens for call in one.calls]
+
+
+def test_the_divergence_can_be_held_on_wrong_answers_only() -> None:
+    rollouts = [rollout(1, 1, right=True), rollout(0, 1)]
+    held = {
+        which: [row.is_held for row in rows_of(rollouts, flat(rollouts), held=which)]
+        for which in ("all", "wrong")
+    }
+    assert held == {"all": [True, True], "wrong": [False, True]}
+
+
+def test_a_turn_is_laid_out_once_however_many_calls_it_has() -> None:
+    one = rollout(1, 4, 3)
+    last = one.calls[-1].tokens
+    tree = prefix_tree([(*call.tokens.prompt, *call.tokens.step) for call in one.calls])
+    assert tree.tokens == [*last.prompt, *last.step]
+
+
+@given(st.integers(1, 60), st.integers(0, 5))
+def test_rows_that_are_left_out_are_made_up_for(most: int, seed: int) -> None:
+    rollouts = [rollout(place, 3, 2) for place in range(4)]
+    rows = rows_of(rollouts, flat(rollouts))
+    kept = drawn(rows, most, str(seed))
+    tokens = len(prefix_tree([(*r.tokens.prompt, *r.tokens.step) for r in kept]).tokens)
+    assert kept and (tokens <= most or len(kept) == 1)
+    raised = rows[0].weight * len(rows) / len(kept)
+    assert [row.weight for row in kept] == pytest.approx([raised] * len(kept))
+    assert drawn(rows, most, str(seed)) == kept
+
+
+def test_groups_without_contrast_and_lone_rollouts_teach_nothing() -> None:
+    groups = [
+        [rollout(1, 1, question="a"), rollout(0, 1, question="a")],
+        [rollout(1, 1, question="b"), rollout(1, 2, question="b")],
+        [rollout(1, 1, question="c")],
+        [],
+    ]
+    for algorithm in ("grpo", "rloo"):
+        found = advantages_of(groups, GrpoSettings(algorithm=algorithm))
+        assert [one.question_id for one, _ in found] == ["a", "a"]
+
+
+def test_reinforce_gives_each_token_the_divergence_that_follows_it() -> None:
+    one, other = rollout(1, 1, 1), rollout(0, 2)
+    settings = GrpoSettings(
+        algorithm="reinforce++", baseline="none", kl="k1", kl_in="reward", beta=0.5
+    )
+    divergences = {
+        one.calls[0].tokens: (0.2,),
+        one.calls[1].tokens: (0.4,),
+        other.calls[0].tokens: (0.0, -0.2),
+    }
+    learnt = advantages_of([[one, other]], settings, divergences)
+    found = {rollout.reward: advantages for rollout, advantages in learnt}
+    returns = [0.7, 0.8, 0.1, 0.1]
+    mean = sum(returns) / 4
+    deviation = (sum((r - mean) ** 2 for r in returns) / 4) ** 0.5
+    expected = [(r - mean) / deviation for r in returns]
+    assert [*found[1], *found[0]] == pytest.approx(expected)
+
+
+def test_a_divergence_in_the_reward_of_grpo_is_that_of_the_whole_rollout() -> None:
+    one, other = rollout(1, 1, 1), rollout(1, 2)
+    divergences = {
+        one.calls[0].tokens: (1.0,),
+        one.calls[1].tokens: (1.0,),
+        other.calls[0].tokens: (0.0, 0.0),
+    }
+    settings = GrpoSettings(scale="none", kl="k1", kl_in="reward", beta=0.1)
+    found = advantages_of([[one, other]], settings, divergences)
+    assert [advantages for _, advantages in found] == [
+        pytest.approx([-0.1, -0.1]),
+        pytest.approx([0.1, 0.1]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("block", "complaint"),
+    [
+        ({"kl": "k1"}, "expected gradient of k1"),
+        ({"kl": "k2", "kl_in": "reward"}, "loss term"),
+        ({"updates": 9, "batch_questions": 2, "group_size": 4}, "fewer rollouts"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(block: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        GrpoSettings(**block)  # type: ignore[arg-type]

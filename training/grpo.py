@@ -1,0 +1,433 @@
+"""Reinforcement learning on outcome rewards: GRPO, RLOO and REINFORCE++.
+
+Each batch of rollouts is drawn by the policy as it stands: before it, the weights are handed to the
+engine, and a canary proves that they arrived (`training.canary`). TRL's `GRPOTrainer` trains on one
+row a rollout and a fixed number of rollouts a question. Here a rollout has a row for each policy
+call, and one that failed is left out. So the loop is that of transformers' `Trainer` with a small
+loss of our own (`training.policy_loss`), whose gradients are those of TRL on rows that both can
+express. The output layer is TRL's.
+"""
+
+import math
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Protocol
+
+from storage.errors import TrainingError
+from storage.seeds import folded
+from storage.text import Say
+from training.advantages import (
+    discounted_returns,
+    group_advantages,
+    has_spread,
+    leave_one_out,
+    standardised,
+)
+from training.arguments import lora_config, one_device
+from training.likelihood import batches, read_steps, token_logps
+from training.packing import StepTokens
+from training.policy_loss import clipped_loss, divergence, is_clipped
+from training.report import TrainingReport
+from training.rollouts import Rollout, RolloutBatch, TrainingRow, drawn, rows_of
+from training.settings import GrpoSettings
+from training.training_run import TrainingRun, log_line
+from training.tree_attention import read_packed
+from weights.adapter_chain import load_adapter
+
+MOST_LOST = 3
+"""Updates in a row without a finite gradient, after which the training stops."""
+
+_WATCHED = 8
+"""Policy calls of a batch whose divergence is watched where the loss does not need it."""
+
+
+class RolloutSource(Protocol):
+    """Where batches of rollouts come from."""
+
+    def collect(self, number: int, model: Any) -> RolloutBatch:
+        """Draws batch `number`, from 0, with the weights of `model` (a PEFT model).
+
+        Raises:
+            BudgetExceeded: If a limit was reached, or somebody asked to stop.
+            TrainingError: If the engine does not serve these weights.
+        """
+        ...
+
+
+def train_grpo(
+    source: RolloutSource,
+    settings: GrpoSettings,
+    *,
+    start: str,
+    target: Path,
+    seed: int,
+    temperature: float,
+    deciding: Sequence[str],
+    begin_with: Path | None = None,
+    resume: bool = False,
+    say: Say = log_line,
+    data: Mapping[str, Any] | None = None,
+) -> TrainingReport:
+    """Train a LoRA on `start` (merged in float32) and write it to `target`.
+
+    A training that was stopped goes on from its last checkpoint. The rollouts drawn after it are
+    in the ledger, so the curve becomes the same.
+
+    Args:
+        source: Draws the rollouts.
+        settings: See `training.settings.GrpoSettings`.
+        start: "packaged" or a model folder; also the reference of the divergence.
+        target: Gets `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
+        seed: Of initialisation and of what is drawn.
+        temperature: That rollouts are sampled at, above 0.
+        deciding: What else decides how the training goes: questions, rewards, protocol.
+        begin_with: Adapter of an earlier stage from the same start, with which to go on.
+        resume: Refuse to replace another training's checkpoints; see `TrainingRun`.
+        say: Told how it goes.
+        data: Where the questions come from, as JSON; goes into `training.json`.
+
+    Raises:
+        ConfigError: If the model cannot read packed rows (`packed: false` does without).
+        StorageError: If `resume` is set, and the target's checkpoints are not this training's own.
+        TrainingError: If gradients were not finite three times in a row.
+    """
+    course = TrainingRun("grpo", settings, start, target, seed, resume, say, data)
+    model, tokenizer = course.load_start()
+    trainer = grpo_trainer(
+        model, tokenizer, source, settings, course.arguments(), seed, temperature, begin_with, say
+    )
+    return course.train(trainer, list(deciding), given=len(deciding))
+
+
+def grpo_trainer(
+    model: Any,
+    tokenizer: Any,
+    source: RolloutSource,
+    settings: GrpoSettings,
+    arguments: Mapping[str, Any],
+    seed: int,
+    temperature: float,
+    begin_with: Path | None = None,
+    say: Say = log_line,
+) -> Any:
+    """Returns a trainer around a plain `model` (the start), with a new adapter on it.
+
+    Args:
+        arguments: See `training.arguments.shared_arguments`.
+
+    Raises:
+        ConfigError: If the model cannot read packed rows, and `settings.packed` asks for it.
+    """
+    from peft import get_peft_model
+    from transformers import TrainingArguments, set_seed
+    from trl.trainer.utils import add_fused_lm_head
+
+    steps = settings.batches * settings.updates
+    configuration = TrainingArguments(
+        **{
+            **arguments,
+            "save_steps": settings.save_every * settings.updates,
+            "max_steps": steps,
+            "per_device_train_batch_size": 1,
+        }
+    )
+    if settings.packed:
+        read_packed(model, "grpo")
+    one_device(configuration)
+    set_seed(folded(seed))  # before the adapter is made: its first weights are random
+    add_fused_lm_head(model, temperature=temperature, outputs=("log_probs", "entropy"))
+    policy = get_peft_model(model, lora_config(settings.lora))
+    if begin_with is not None:
+        load_adapter(policy, begin_with)
+    return _trainer_class()(
+        model=policy,
+        args=configuration,
+        train_dataset=[{"step": step} for step in range(steps)],  # the rollouts come later
+        processing_class=tokenizer,
+        data_collator=lambda steps: steps[0],
+        source=source,
+        settings=settings,
+        seed=seed,
+        say=say,
+    )
+
+
+def advantages_of(
+    groups: Sequence[Sequence[Rollout]],
+    settings: GrpoSettings,
+    divergences: Mapping[StepTokens, Sequence[float]] | None = None,
+) -> list[tuple[Rollout, list[float]]]:
+    """Returns the rollouts that teach something, each with the advantages of its sampled tokens.
+
+    Groups without spread are left out: their advantages are 0. (REINFORCE++ standardises over the
+    whole batch, where they count.) So is a rollout that is alone in its group.
+
+    Args:
+        divergences: log π_old − log π_ref of each call's tokens, in nats, if they are subtracted
+            from the reward.
+    """
+    beta = settings.beta if settings.kl_in == "reward" and divergences is not None else 0.0
+    if settings.algorithm == "reinforce++":
+        return _reinforce(groups, settings, divergences, beta)
+    compare = leave_one_out if settings.algorithm == "rloo" else _scaled(settings)
+    found = []
+    for group in groups:
+        rewards = [
+            rollout.reward - beta * sum(_of_tokens(rollout, divergences)) for rollout in group
+        ]
+        if has_spread(rewards):
+            found += [
+                (rollout, [advantage] * rollout.sampled)
+                for rollout, advantage in zip(group, compare(rewards), strict=True)
+            ]
+    return found
+
+
+def _scaled(settings: GrpoSettings) -> Any:
+    return lambda rewards: group_advantages(rewards, settings.scale)
+
+
+def _reinforce(
+    groups: Sequence[Sequence[Rollout]],
+    settings: GrpoSettings,
+    divergences: Mapping[StepTokens, Sequence[float]] | None,
+    beta: float,
+) -> list[tuple[Rollout, list[float]]]:
+    rollouts, returns = [], []
+    for group in groups:
+        by_group = settings.baseline == "group"
+        baseline = fmean(rollout.reward for rollout in group) if by_group and group else 0.0
+        for rollout in group:
+            rollouts.append(rollout)
+            gained = rollout.reward - baseline
+            returns.append(discounted_returns(gained, _of_tokens(rollout, divergences), beta))
+    return list(zip(rollouts, standardised(returns), strict=True)) if rollouts else []
+
+
+def _of_tokens(
+    rollout: Rollout, divergences: Mapping[StepTokens, Sequence[float]] | None
+) -> list[float]:
+    if divergences is None:
+        return [0.0] * rollout.sampled
+    return [value for call in rollout.calls for value in divergences[call.tokens]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """Rows of one optimiser step, and what is known of their tokens before it."""
+
+    rows: Sequence[TrainingRow]
+    before: Mapping[StepTokens, tuple[float, ...]] | None
+    reference: Mapping[StepTokens, tuple[float, ...]]
+
+
+def _trainer_class() -> Any:
+    """Made here because transformers takes seconds to import."""
+    import torch
+    from torch.utils.data import SequentialSampler
+    from transformers import Trainer
+
+    class GrpoTrainer(Trainer):  # type: ignore[misc]
+        """Draws a batch of rollouts, then makes its updates."""
+
+        def __init__(
+            self,
+            *,
+            source: RolloutSource,
+            settings: GrpoSettings,
+            seed: int,
+            say: Say,
+            **given: Any,
+        ) -> None:
+            super().__init__(**given)
+            self.source = source
+            self.settings = settings
+            self.seed = seed
+            self.say = say
+            self.updates: list[_Update] = []
+            self.measured: dict[str, float] = {}
+            self.lost = 0
+
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            return SequentialSampler(train_dataset or self.train_dataset)
+
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+            number, part = divmod(int(inputs["step"]), self.settings.updates)
+            if part == 0:
+                self.updates = self._next_updates(number, model)
+            model.train()
+            return self._learn(model, self.updates[part])
+
+        def _next_updates(self, number: int, model: Any) -> list[_Update]:
+            """Draws a batch of rollouts and splits it into updates."""
+            settings, began = self.settings, time.monotonic()
+            model.eval()
+            batch = self.source.collect(number, model)
+            self.measured = dict(batch.measured)
+            self.measured["rollout_s"] = time.monotonic() - began
+            began = time.monotonic()
+            divergences = None
+            if settings.beta and settings.kl_in == "reward":
+                divergences = self._divergences(
+                    call.tokens for group in batch.groups for one in group for call in one.calls
+                )
+            learnt = advantages_of(batch.groups, settings, divergences)
+            if not learnt:
+                self.say(f"batch {number}: no group has spread, so nothing was learnt")
+            random.Random(f"updates:{self.seed}:{number}").shuffle(learnt)
+            parts = [learnt[part :: settings.updates] for part in range(settings.updates)]
+            rows = [
+                self._rows(part, f"rows:{self.seed}:{number}:{n}") for n, part in enumerate(parts)
+            ]
+            updates = self._with_before(rows)
+            self.measured["before_s"] = time.monotonic() - began
+            return updates
+
+        def _rows(
+            self, learnt: Sequence[tuple[Rollout, list[float]]], seed: str
+        ) -> list[TrainingRow]:
+            settings = self.settings
+            rows = rows_of(
+                [rollout for rollout, _ in learnt],
+                [advantages for _, advantages in learnt],
+                aggregation=settings.aggregation,
+                held=settings.kl_on,
+            )
+            fitting = [row for row in rows if sum(map(len, row.tokens)) <= settings.max_length]
+            self.measured["too_long"] = self.measured.get("too_long", 0) + len(rows) - len(fitting)
+            return drawn(fitting, settings.max_tokens, seed)
+
+        def _with_before(self, parts: Sequence[Sequence[TrainingRow]]) -> list[_Update]:
+            """Adds what policy and start say of the tokens before the first update, if needed."""
+            settings = self.settings
+            asked = [row.tokens for part in parts for row in part]
+            before, reference = None, {}
+            if settings.ratio == "engine":
+                before = {
+                    row.tokens: row.logprobs for part in parts for row in part if row.logprobs
+                }
+            elif settings.updates > 1:
+                before = self._logps(asked)
+            if settings.beta and settings.kl_in == "loss":
+                reference = self._start_logps(asked)
+            else:
+                watched = self._divergences(asked[:_WATCHED]).values()
+                seen = [value for values in watched for value in values]
+                if seen:
+                    self.measured["kl"] = fmean(seen)
+            return [_Update(part, before, reference) for part in parts]
+
+        def _divergences(self, asked: Any) -> dict[StepTokens, list[float]]:
+            asked = set(asked)
+            policy, start = self._logps(asked), self._start_logps(asked)
+            return {
+                tokens: [p - s for p, s in zip(policy[tokens], start[tokens], strict=True)]
+                for tokens in asked
+            }
+
+        def _logps(self, asked: Any) -> dict[StepTokens, tuple[float, ...]]:
+            self.model.eval()
+            return token_logps(self, asked, packed=self.settings.packed)
+
+        def _start_logps(self, asked: Any) -> dict[StepTokens, tuple[float, ...]]:
+            with self.model.disable_adapter():
+                return self._logps(asked)
+
+        def _learn(self, model: Any, update: _Update) -> Any:
+            """Adds the gradients of one update, micro-batch by micro-batch."""
+            settings, began = self.settings, time.monotonic()
+            loss = torch.zeros((), device=self.args.device)
+            seen = _Seen()
+            parts = batches(
+                update.rows,
+                settings.micro_tokens,
+                packed=settings.packed,
+                tokens_of=lambda row: row.tokens,
+            )
+            for rows in parts:
+                with self.compute_loss_context_manager():
+                    part = self._loss(model, rows, update, seen)
+                self.accelerator.backward(part)
+                loss += part.detach()
+            self._drop_unsound(model, loss)
+            self.measured |= seen.means()
+            self.measured["rows"] = len(update.rows)
+            self.measured["train_s"] = time.monotonic() - began
+            return loss
+
+        def _loss(
+            self, model: Any, rows: Sequence[TrainingRow], update: _Update, seen: "_Seen"
+        ) -> Any:
+            settings = self.settings
+            tokens = [row.tokens for row in rows]
+            said, output = read_steps(self, model, tokens, packed=settings.packed)
+            logps = output.log_probs[said].float()
+
+            def flat(values: Any) -> Any:
+                return torch.tensor([value for one in values for value in one], device=logps.device)
+
+            advantages = flat(row.advantages for row in rows)
+            weights = flat([row.weight] * len(row.advantages) for row in rows)
+            before = logps.detach()
+            if update.before is not None:
+                before = flat(update.before[one] for one in tokens)
+            ratio = (logps - before).exp()
+            losses = clipped_loss(ratio, advantages, settings.clip)
+            if update.reference:
+                log_ratio = logps - flat(update.reference[one] for one in tokens)
+                held = flat([float(row.is_held)] * len(row.advantages) for row in rows)
+                penalty = divergence(settings.kl, log_ratio) * held
+                losses = losses + settings.beta * penalty
+                seen.add("kl", log_ratio)
+            seen.add("entropy", output.entropy[said])
+            seen.add("clip_share", is_clipped(ratio, advantages, settings.clip).float())
+            if settings.ratio == "engine":
+                seen.add("engine_gap", (logps - before).abs())
+            return (losses * weights).sum()
+
+        def _drop_unsound(self, model: Any, loss: Any) -> None:
+            """Forgets gradients that are not finite, so that they harm neither weights nor Adam."""
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            if bool(torch.isfinite(loss)) and all(bool(g.isfinite().all()) for g in gradients):
+                self.lost = 0
+                return
+            model.zero_grad(set_to_none=True)
+            loss.zero_()
+            self.lost += 1
+            self.measured["lost_updates"] = self.measured.get("lost_updates", 0) + 1
+            self.say(
+                f"step {self.state.global_step + 1}: loss or gradient is not finite; the update "
+                "was left out"
+            )
+            if self.lost >= MOST_LOST:
+                raise TrainingError(
+                    f"loss or gradient was not finite in {MOST_LOST} updates in a row. Lower "
+                    "training.grpo.lr; the same command goes on from the last checkpoint"
+                )
+
+        def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+            super().log({**logs, **self.measured} if "loss" in logs else logs, *args, **kwargs)
+            self.measured = {}
+
+    return GrpoTrainer
+
+
+class _Seen:
+    """Means over the tokens of an update."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, name: str, values: Any) -> None:
+        self._sums[name] = self._sums.get(name, 0.0) + float(values.detach().sum())
+        self._counts[name] = self._counts.get(name, 0) + int(values.numel())
+
+    def means(self) -> dict[str, float]:
+        sums = self._sums.items()
+        found = {name: total / self._counts[name] for name, total in sums if self._counts[name]}
+        return {name: value for name, value in found.items() if math.isfinite(value)}

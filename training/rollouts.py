@@ -1,0 +1,138 @@
+"""Rollouts as rows to train on: a row for each policy call, weighted so that rollouts count alike.
+
+The rows of a batch lie on one prefix tree (`training.packing`): what the environment wrote is
+part of a prompt, which no loss reads, and a turn that goes on is read once however many calls it
+was made of. Protocols that rewrite their prompt at each step train in the same way.
+"""
+
+import random
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from training.packing import StepTokens
+from weights.prefix_tree import prefix_tree
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyCall:
+    """Tokens of one policy call.
+
+    Attributes:
+        tokens: Its prompt, and what was sampled, both as the engine read and wrote them.
+        logprobs: Of the sampled tokens under the engine's model, in nats; None if it told none.
+    """
+
+    tokens: StepTokens
+    logprobs: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A finished rollout.
+
+    Attributes:
+        reward: Its total under the reward scheme.
+        is_right: Whether its answer is a gold answer.
+    """
+
+    question_id: str
+    calls: tuple[PolicyCall, ...]
+    reward: float
+    is_right: bool = False
+
+    @property
+    def sampled(self) -> int:
+        """Tokens that the policy sampled."""
+        return sum(len(call.tokens.step) for call in self.calls)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutBatch:
+    """What was drawn for one batch.
+
+    Attributes:
+        groups: The rollouts of each question.
+        measured: Means and counts for the curve, by name.
+    """
+
+    groups: Sequence[Sequence[Rollout]]
+    measured: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRow:
+    """A policy call to train on.
+
+    Attributes:
+        advantages: Of each sampled token.
+        weight: Of each sampled token in the loss of the update.
+        is_held: Whether its divergence from the start counts in the loss.
+        logprobs: Of the sampled tokens under the engine's model; None if it told none.
+    """
+
+    tokens: StepTokens
+    advantages: tuple[float, ...]
+    weight: float
+    is_held: bool = True
+    logprobs: tuple[float, ...] | None = None
+
+
+def rows_of(
+    rollouts: Sequence[Rollout],
+    advantages: Sequence[Sequence[float]],
+    *,
+    aggregation: Literal["rollout", "token"] = "rollout",
+    held: Literal["all", "wrong"] = "all",
+) -> list[TrainingRow]:
+    """Returns the rows of one update.
+
+    Args:
+        rollouts: Those of the update.
+        advantages: Of each sampled token of each rollout, calls one after the other.
+        aggregation: `rollout` weights a token by 1 / (rollouts · tokens of its rollout), `token`
+            by 1 / tokens of all rollouts.
+        held: Rollouts whose divergence from the start counts.
+    """
+    tokens = sum(rollout.sampled for rollout in rollouts)
+    rows = []
+    for rollout, own in zip(rollouts, advantages, strict=True):
+        share = len(rollouts) * rollout.sampled if aggregation == "rollout" else tokens
+        start = 0
+        for call in rollout.calls:
+            end = start + len(call.tokens.step)
+            rows.append(
+                TrainingRow(
+                    call.tokens,
+                    tuple(own[start:end]),
+                    1 / share,
+                    held == "all" or not rollout.is_right,
+                    call.logprobs,
+                )
+            )
+            start = end
+    return rows
+
+
+def drawn(rows: Sequence[TrainingRow], max_tokens: int | None, seed: str) -> list[TrainingRow]:
+    """Draws rows at random until they have `max_tokens` distinct tokens, prompts included.
+
+    Their weights are raised by the share of the rows that is left out, so that the expected
+    gradient stays that of all rows.
+    """
+    mixed = random.Random(seed).sample(rows, len(rows))
+    if max_tokens is None or not mixed:
+        return mixed
+
+    def distinct(count: int) -> int:
+        return len(
+            prefix_tree([(*row.tokens.prompt, *row.tokens.step) for row in mixed[:count]]).tokens
+        )
+
+    kept = max(bisect_right(range(len(mixed) + 1), max_tokens, key=distinct) - 1, 1)
+    raised = len(mixed) / kept
+    return [
+        TrainingRow(row.tokens, row.advantages, row.weight * raised, row.is_held, row.logprobs)
+        for row in mixed[:kept]
+    ]
