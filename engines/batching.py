@@ -14,6 +14,7 @@ class Handle(Protocol):
     """What is used of `openvino_genai`'s handle of a generation."""
 
     def get_status(self) -> Any: ...
+    def can_read(self) -> bool: ...
     def read_all(self) -> list[Any]: ...
     def cancel(self) -> None: ...
 
@@ -28,11 +29,19 @@ class Pipeline(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Generation:
-    """Prompt tokens (a tensor of shape [1, tokens]), how to draw, and where the output goes."""
+    """One draw.
+
+    Attributes:
+        input_ids: Prompt tokens, a tensor of shape (1, tokens).
+        config: How to draw.
+        output: Where the output goes.
+        prompt: The prompt tokens as bytes.
+    """
 
     input_ids: Any
     config: Any
     output: "Future[Any]"
+    prompt: bytes
 
 
 class BatchingThread:
@@ -40,6 +49,9 @@ class BatchingThread:
 
     A future that is cancelled (by the task that awaits it) takes its generation out of the batch
     at the next step.
+
+    The pipeline finds a prompt in its cache only if it has been read before the request comes. So
+    while a prompt is being read, further draws of it wait, and it is read once for all of them.
     """
 
     def __init__(self, pipeline: Pipeline, max_batch: int) -> None:
@@ -47,6 +59,8 @@ class BatchingThread:
         self._max_batch = max_batch
         self._waiting: queue.SimpleQueue[Generation | None] = queue.SimpleQueue()
         self._running: dict[Generation, Handle] = {}
+        self._reading: dict[bytes, Generation] = {}
+        self._held: list[Generation] = []
         self._lock = threading.Lock()  # orders `submit` before or after the end of the thread
         self._closing = False
         self._next_id = 0
@@ -64,7 +78,8 @@ class BatchingThread:
         Raises:
             EndpointError: the thread has ended.
         """
-        generation = Generation(input_ids, config, Future())
+        prompt = input_ids.data.tobytes()
+        generation = Generation(input_ids, config, Future(), prompt)
         with self._lock:
             if self._closing:
                 raise EndpointError("the embedded engine is closed", fatal=True)
@@ -94,16 +109,27 @@ class BatchingThread:
 
     def _admit(self) -> bool:
         """Fill the batch; sleeps while there is nothing at all to do. False: close."""
+        for generation in [one for one in self._held if one.prompt not in self._reading]:
+            if len(self._running) < self._max_batch:
+                self._held.remove(generation)
+                self._start(generation)
         while len(self._running) < self._max_batch and not self._closing:
             try:
-                generation = self._waiting.get(block=not self._running)
+                new = self._waiting.get(block=not (self._running or self._held))
             except queue.Empty:
                 break
-            if generation is not None and not generation.output.cancelled():
-                self._start(generation)
+            if new is None:
+                continue
+            if new.prompt in self._reading:
+                self._held.append(new)
+            else:
+                self._reading[new.prompt] = new
+                self._start(new)
         return not self._closing
 
     def _start(self, generation: Generation) -> None:
+        if generation.output.cancelled():
+            return
         self._next_id += 1
         try:
             self._running[generation] = self._pipeline.add_request(
@@ -119,6 +145,10 @@ class BatchingThread:
             self._running.pop(generation).cancel()
 
     def _hand_out(self) -> None:
+        for prompt, generation in list(self._reading.items()):
+            handle = self._running.get(generation)
+            if handle is None or handle.can_read():
+                del self._reading[prompt]
         for generation, handle in list(self._running.items()):
             status = handle.get_status().name
             if status == "RUNNING":
@@ -139,6 +169,8 @@ class BatchingThread:
             handle.cancel()
             _settle_unfinished(generation, error)
         self._running.clear()
+        for generation in self._held:
+            _settle_unfinished(generation, error)
         while not self._waiting.empty():
             left = self._waiting.get()
             if left is not None:

@@ -160,8 +160,8 @@ def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
     if name == "serve":
         one.add_argument("--role", choices=("policy", "judge", "verifier"), default="policy")
         one.add_argument("--port", type=_count, metavar="N", help="default: one that is free")
-    if name in {"train-sft", "train-dpo"}:
-        one.add_argument("--label", default=None, help="train on relabelled pairs")
+    if name in {"train-sft", "train-dpo", "train-grpo"}:
+        one.add_argument("--label", default=None, help="train on what a relabelling says")
     if name in NAMED:
         one.add_argument("--name", default=None, help=f"of the model; default {NAMED[name]}")
 

@@ -4,20 +4,31 @@
 
 The policy answers questions of the recipe's data with its protocol, several times each; the reward
 scheme scores the rollouts, and the policy learns from what the better ones of a question did.
-Then the new weights draw the next batch. Writes `models/<run>/grpo/`, or another folder beside it
-with `--name`; `metrics.jsonl` and `curves.svg` in it show how it went. Rollouts are calls in the
-run's ledger, so a training that was stopped goes on where it was.
+Then the new weights draw the next batch. With `training.grpo.rollouts: trees` it learns from the
+trees that `annotate` grew, where a step is compared with its siblings.
+
+Writes `models/<run>/grpo/`, or another folder beside it with `--name`, and one more for each of
+`training.grpo.stages` before the last; `metrics.jsonl` and `curves.svg` in it show how it went.
+Rollouts are calls in the run's ledger, so a training that was stopped goes on where it was.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
 
 from agent.protocol import root_of
 from agent.protocols import protocol_of
+from retrieval.interface import Retriever
 from rewards.schemes import scheme_of
 from runs.assemble import open_data, open_index
+from runs.curve_plots import plot_curves
 from runs.evaluation_set import answering, data_settings
-from runs.folder import Run, open_run, refuse_unusable, run_with
+from runs.folder import existing_run, open_run, refuse_unusable, run_with
 from runs.inputs import questions_digest
 from runs.policy_serving import serving_for
 from runs.preflight import model_files, overheard, require
@@ -25,28 +36,57 @@ from runs.recipe import Recipe
 from runs.rollouts import Rollouts
 from runs.spending import in_words, spending
 from runs.stage import Gate, Invocation, Outcome
-from runs.training_start import trained_folder
+from runs.stored_pairs import pairs_table
+from runs.training_start import checked_start, rows_trained_on, trained_folder
+from runs.tree_groups import TreeGroups, tree_groups
 from sources.load import load_data
+from storage.enclosed import read_inside
 from storage.errors import BudgetExceeded, ConfigError
 from storage.inert import inert
+from storage.ledger import Ledger
 from storage.records import Message, Question
+from storage.settings import in_words as faults_in_words
 from training.canary import TOLERANCE, Canary
+from training.grpo import RolloutSource
 from training.grpo import train_grpo as train
+from training.report import TrainingReport
+from training.settings import GrpoStage
+from weights.policy_files import file_hash, policy_files, tokenizer_of
 
 _CANARY_PROMPTS = 4
 
 
 def train_grpo(call: Invocation) -> Outcome:
     """Run the stage (see module)."""
+    if call.recipe.training.grpo.rollouts == "trees":
+        return _on_trees(call)
+    return _on_rollouts(call)
+
+
+@dataclass(frozen=True)
+class _Training:
+    """One training of the stage.
+
+    Attributes:
+        recipe: With the rewards and the number of batches of this one.
+        target: The folder of its model.
+        questions: That are asked.
+    """
+
+    recipe: Recipe
+    target: Path
+    questions: Sequence[Question]
+
+
+def _on_rollouts(call: Invocation) -> Outcome:
     recipe = rollout_recipe(call)
-    settings = recipe.training.grpo
-    scheme, start = scheme_of(recipe), recipe.policy.trainable
-    data = open_data(recipe)
-    dev = dev_questions(recipe) if settings.eval_every else ()
     refuse_unusable(call.run)
     require(model_files("policy", recipe.policy))
     target = trained_folder(call, "grpo")
-    announce(call, recipe, len(data.questions))
+    data = open_data(recipe)
+    trainings = list(_trainings(call, recipe, data.questions, target))
+    dev = dev_questions(recipe) if recipe.training.grpo.eval_every else ()
+    _announce(call, trainings)
     for note, count in sorted(data.notes.items()):
         call.say(f"data: {note}: {count}")
     for line in overheard(recipe):
@@ -54,49 +94,128 @@ def train_grpo(call: Invocation) -> Outcome:
     if call.dry_run:
         return Outcome({"questions": len(data.questions), "dry_run": True})
     retriever = open_index(recipe, data.passages, call.say)
-    run = run_with(call.run, recipe) or open_run(
-        call.run, recipe, {"index_digest": retriever.digest}
-    )
-    serving = serving_for(recipe, target / "serving")
-    asked_with = json.dumps([answering(recipe), recipe.rewards.model_dump(mode="json")])
+    facts = {"index_digest": retriever.digest}
+    run = run_with(call.run, recipe) or open_run(call.run, recipe, facts)
     with run.open_ledger() as ledger:
         gate = Gate(recipe.limits, ledger.totals)
-        source = Rollouts(
+        before: Path | None = None
+        try:
+            with gate.listening():
+                for training in trainings:
+                    asked = {
+                        "run": run.folder.name,
+                        "run_id": run.id,
+                        "questions": len(training.questions),
+                        "digest": questions_digest(training.questions),
+                    }
+                    with _rollouts(call, training, dev, retriever, ledger, gate) as source:
+                        report = _train(
+                            call,
+                            training,
+                            source,
+                            deciding=(retriever.digest, json.dumps(answering(recipe))),
+                            before=before,
+                            data=asked,
+                        )
+                    before = training.target
+        except BudgetExceeded:
+            call.say(f"stopped: {gate.reason}; run the same command again to continue")
+            return Outcome(spending(ledger.totals()), gate.exit_code)
+        for line in in_words(ledger, recipe.limits):
+            call.say(line)
+        totals = spending(ledger.totals())
+    return Outcome({"model": str(target), **report.totals(), **totals})
+
+
+def _on_trees(call: Invocation) -> Outcome:
+    recipe, run = call.recipe, existing_run(call.run)
+    settings, label = recipe.training.grpo, call.options.get("label")
+    table = f"{pairs_table(label).rpartition('/')[0]}/labels" if label else "trees"
+    start = checked_start(call, run, table)
+    target = trained_folder(call, "grpo")
+    trees = tree_groups(run, table, tokenizer_of(policy_files(start).base))
+    groups = sum(len(groups) for _, groups in trees)
+    call.say(
+        f"train-grpo: {groups} groups of siblings with spread in {len(trees)} trees, start {start} "
+        f"→ {target}"
+    )
+    if call.dry_run:
+        return Outcome({"groups": groups, "dry_run": True})
+    source = TreeGroups([one for _, one in trees], settings.batch_questions, recipe.seed)
+    report = _train(
+        call,
+        _Training(recipe, target, [question for question, _ in trees]),
+        source,
+        deciding=(run.id, table),
+        data=rows_trained_on(run, table),
+    )
+    return Outcome({"model": str(target), "groups": groups, **report.totals()})
+
+
+def _train(
+    call: Invocation,
+    training: _Training,
+    source: RolloutSource,
+    *,
+    deciding: Sequence[str],
+    data: dict[str, Any],
+    before: Path | None = None,
+) -> TrainingReport:
+    """Trains, and draws the curves.
+
+    Args:
+        before: Folder of the stage that this one goes on from.
+    """
+    recipe = training.recipe
+    adapter = None if before is None else before / "adapter"
+    rewards = json.dumps(recipe.rewards.model_dump(mode="json"), sort_keys=True)
+    begun = () if adapter is None else (file_hash(adapter / "adapter_model.safetensors"),)
+    report = train(
+        source,
+        recipe.training.grpo,
+        start=recipe.policy.trainable,
+        target=training.target,
+        seed=recipe.seed,
+        temperature=recipe.policy.temperature,
+        deciding=(questions_digest(training.questions), rewards, *deciding, *begun),
+        begin_with=adapter,
+        resume=call.resume,
+        data=data,
+        say=call.say,
+    )
+    plot_curves(training.target, call.say)
+    call.say(f"wrote {training.target}: {report.summary()}")
+    return report
+
+
+@contextmanager
+def _rollouts(
+    call: Invocation,
+    training: _Training,
+    dev: Sequence[Question],
+    retriever: Retriever,
+    ledger: Ledger,
+    gate: Gate,
+) -> Iterator[Rollouts]:
+    """Gives the source of a training's rollouts; what serves them is put away at the end."""
+    recipe = training.recipe
+    serving = serving_for(recipe, training.target / "serving")
+    canary = Canary(canary_prompts(recipe, training.questions), TOLERANCE[recipe.policy.precision])
+    try:
+        yield Rollouts(
             call,
             recipe,
-            data.questions,
+            training.questions,
             dev,
             retriever,
             ledger,
             gate,
-            scheme,
+            scheme_of(recipe),
             serving,
-            Canary(canary_prompts(recipe, data.questions), TOLERANCE[recipe.policy.precision]),
+            canary,
         )
-        try:
-            with gate.listening():
-                report = train(
-                    source,
-                    settings,
-                    start=start,
-                    target=target,
-                    seed=recipe.seed,
-                    temperature=recipe.policy.temperature,
-                    deciding=(questions_digest(data.questions), retriever.digest, asked_with),
-                    resume=call.resume,
-                    data=asked_of(run, data.questions),
-                    say=call.say,
-                )
-        except BudgetExceeded:
-            call.say(f"stopped: {gate.reason}; run the same command again to continue")
-            return Outcome(spending(ledger.totals()), gate.exit_code)
-        finally:
-            serving.close()
-        for line in in_words(ledger, recipe.limits):
-            call.say(line)
-        totals = spending(ledger.totals())
-    call.say(f"wrote {target}: {report.summary()}")
-    return Outcome({"model": str(target), **report.totals(), **totals})
+    finally:
+        serving.close()
 
 
 def rollout_recipe(call: Invocation) -> Recipe:
@@ -108,19 +227,73 @@ def rollout_recipe(call: Invocation) -> Recipe:
     recipe = call.recipe
     settings, policy = recipe.training.grpo, recipe.policy
     if policy.temperature == 0:
-        raise ConfigError("policy.temperature is 0, so all rollouts of a question are the same")
+        raise ConfigError(
+            "policy.temperature is 0, so all rollouts of a question are the same. Set it to 1.0"
+        )
     if settings.ratio == "engine" and (policy.temperature, policy.top_p) != (1.0, 1.0):
         raise ConfigError(
             "training.grpo.ratio: the engine tells log-probabilities at temperature 1. Set "
             "policy.temperature: 1.0 and policy.top_p: 1.0, or use ratio: trainer"
         )
-    update = {"limit": call.limit or settings.questions}
+    selects = any(stage.select for stage in settings.stages)
+    update = {"limit": None if selects else call.limit or settings.questions}
     return recipe.model_copy(
         update={
             "data": recipe.data.model_copy(update=update),
             "agent": recipe.agent.model_copy(update={"structured": False}),
         }
     )
+
+
+def _trainings(
+    call: Invocation, recipe: Recipe, questions: Sequence[Question], target: Path
+) -> Iterator[_Training]:
+    """Yields the trainings that `training.grpo.stages` asks for, or the only one.
+
+    Raises:
+        ConfigError: If a stage's rewards or questions cannot be used.
+    """
+    most = call.limit or recipe.training.grpo.questions
+    stages = recipe.training.grpo.stages
+    if not stages:
+        yield _Training(recipe, target, questions[:most])
+        return
+    for number, stage in enumerate(stages):
+        last = number == len(stages) - 1
+        folder = target if last else target.with_name(f"{target.name}-{stage.name}")
+        selected = questions if stage.select is None else _selected(call, stage.select, questions)
+        yield _Training(_with_stage(recipe, stage), folder, selected[:most])
+
+
+def _with_stage(recipe: Recipe, stage: GrpoStage) -> Recipe:
+    rewards = {**recipe.rewards.model_dump(), **stage.rewards}
+    try:
+        changed = type(recipe.rewards).model_validate(rewards)
+    except ValidationError as error:
+        raise ConfigError(
+            f"training.grpo.stages: rewards of stage {stage.name}: {faults_in_words(error)}"
+        ) from error
+    grpo = recipe.training.grpo
+    block = grpo.model_copy(update={"batches": stage.batches or grpo.batches})
+    training = recipe.training.model_copy(update={"grpo": block})
+    return recipe.model_copy(update={"rewards": changed, "training": training})
+
+
+def _selected(call: Invocation, name: str, questions: Sequence[Question]) -> Sequence[Question]:
+    """Returns those of the questions that `branchwise select` drew for a stage."""
+    file = f"select/stage-{name}.jsonl"
+    try:
+        lines = read_inside(call.run, file, 1 << 30).decode().splitlines()
+        wanted = {str(json.loads(line)["id"]) for line in lines}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{call.run / file}: cannot be read ({error}). `branchwise select` writes it; or leave "
+            "`select` out of training.grpo.stages"
+        ) from error
+    found = [question for question in questions if question.id in wanted]
+    if not found:
+        raise ConfigError(f"{call.run / file}: none of its questions is in the recipe's data")
+    return found
 
 
 def dev_questions(recipe: Recipe) -> Sequence[Question]:
@@ -132,21 +305,23 @@ def dev_questions(recipe: Recipe) -> Sequence[Question]:
     return load_data(settings, recipe.seed, unfit=protocol_of(recipe.agent).unfit).questions
 
 
-def announce(call: Invocation, recipe: Recipe, questions: int) -> None:
+def _announce(call: Invocation, trainings: Sequence[_Training]) -> None:
     """Prints what will be done, and what it costs at most."""
-    settings, protocol = recipe.training.grpo, protocol_of(recipe.agent)
-    asked = settings.batch_questions + settings.dynamic_sampling
-    rollouts = settings.batches * asked * settings.group_size
-    call.say(
-        f"train-grpo: {settings.algorithm} on {recipe.rewards.scheme} rewards, protocol "
-        f"{protocol.name}, {questions:,} questions, start {inert(recipe.policy.trainable)}; run "
-        f"folder {inert(str(call.run))}"
-    )
-    call.say(
-        f"cost: {settings.batches} batches of {settings.batch_questions} questions, "
-        f"{settings.group_size} rollouts each; at most {rollouts:,} rollouts and "
-        f"{rollouts * protocol.max_calls:,} calls; those in the ledger are free"
-    )
+    for training in trainings:
+        recipe, settings = training.recipe, training.recipe.training.grpo
+        protocol = protocol_of(recipe.agent)
+        asked = settings.batch_questions + settings.dynamic_sampling
+        rollouts = settings.batches * asked * settings.group_size
+        call.say(
+            f"train-grpo: {settings.algorithm} on {recipe.rewards.scheme} rewards, protocol "
+            f"{protocol.name}, {len(training.questions):,} questions, start "
+            f"{inert(recipe.policy.trainable)} → {training.target}"
+        )
+        call.say(
+            f"cost: {settings.batches} batches of {settings.batch_questions} questions, "
+            f"{settings.group_size} rollouts each; at most {rollouts:,} rollouts and "
+            f"{rollouts * protocol.max_calls:,} calls; those in the ledger are free"
+        )
 
 
 def canary_prompts(recipe: Recipe, questions: Sequence[Question]) -> list[tuple[Message, ...]]:
@@ -154,13 +329,3 @@ def canary_prompts(recipe: Recipe, questions: Sequence[Question]) -> list[tuple[
     protocol = protocol_of(recipe.agent)
     roots = [root_of(question, protocol) for question in questions[:_CANARY_PROMPTS]]
     return [protocol.messages(root, last=False) for root in roots]
-
-
-def asked_of(run: Run, questions: Sequence[Question]) -> dict[str, object]:
-    """Returns which questions were asked, for `training.json`."""
-    return {
-        "run": run.folder.name,
-        "run_id": run.id,
-        "questions": len(questions),
-        "digest": questions_digest(questions),
-    }

@@ -310,6 +310,8 @@ def _trainer_class() -> Any:
                 before = {
                     row.tokens: row.logprobs for part in parts for row in part if row.logprobs
                 }
+            elif settings.rollouts == "trees":
+                before = self._start_logps(asked)  # which drew all of them
             elif settings.updates > 1:
                 before = self._logps(asked)
             if settings.beta and settings.kl_in == "loss":

@@ -150,15 +150,15 @@ class GrpoStage(Settings):
 
     Attributes:
         name: its model is `models/<run>/grpo-<name>`; the last one's is `models/<run>/grpo`.
-        batches: in place of `batches`; null: the same.
-        rewards: settings of `rewards:` that are others in this stage.
-        data: file of its questions, such as one of `branchwise select`; null: the recipe's.
+        batches: in place of `training.grpo.batches`; null: the same.
+        rewards: settings of `rewards` that are others in this stage.
+        select: asks only the questions of this stage of `branchwise select`; null: all.
     """
 
-    name: str = Field(pattern=r"[a-z0-9-]+")
+    name: str = Field(pattern=r"^[a-z0-9-]+$")
     batches: int | None = Field(default=None, ge=1)
     rewards: dict[str, Any] = Field(default_factory=dict)
-    data: str | None = None
+    select: str | None = None
 
 
 class GrpoSettings(OptimiserSettings):
@@ -192,8 +192,9 @@ class GrpoSettings(OptimiserSettings):
         eval_every: batches between greedy evaluations on `dev`; 0: never.
         eval_questions: how many questions those have.
         rollouts: `fresh` ones of the policy in training, or the `trees` that `annotate` grew, where
-            each step is compared with its siblings.
-        stages: trainings in a row instead of one; the reference stays the first one's start.
+            each step is compared with its siblings (see `runs.tree_groups`).
+        stages: trainings in a row instead of one, each with an optimiser of its own; the reference
+            stays the start of the first.
     """
 
     lr: float = Field(default=3e-4, gt=0)

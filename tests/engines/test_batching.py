@@ -11,13 +11,32 @@ from engines.batching import BatchingThread
 from storage.errors import EndpointError
 
 
+class Text(bytes):
+    """Stands for a tensor of token ids."""
+
+    @property
+    def data(self) -> "Text":
+        return self
+
+    def tobytes(self) -> bytes:
+        return bytes(self)
+
+
+def text(name: str) -> Text:
+    return Text(name.encode())
+
+
 class ScriptedHandle:
     def __init__(self, output: str) -> None:
         self.output = output
         self.status = "RUNNING"
+        self.has_begun = False
 
     def get_status(self) -> Any:
         return SimpleNamespace(name=self.status)
+
+    def can_read(self) -> bool:
+        return self.has_begun or self.status == "FINISHED"
 
     def read_all(self) -> list[Any]:
         return [self.output]
@@ -32,13 +51,16 @@ class ScriptedPipeline:
     def __init__(self) -> None:
         self.handles: dict[str, ScriptedHandle] = {}
         self.most_at_once = 0
+        self.added: list[str] = []
         self.stepped = threading.Event()
 
-    def add_request(self, request_id: int, input_ids: str, generation_config: Any) -> Any:
-        if input_ids == "bad":
+    def add_request(self, request_id: int, input_ids: Any, generation_config: Any) -> Any:
+        name = input_ids.data.decode()
+        if name == "bad":
             raise ValueError("bad expression")
-        self.handles[input_ids] = ScriptedHandle(input_ids)
-        return self.handles[input_ids]
+        self.added.append(name)
+        self.handles[name] = ScriptedHandle(name)
+        return self.handles[name]
 
     def _running(self) -> list[ScriptedHandle]:
         return [h for h in self.handles.values() if h.status == "RUNNING"]
@@ -64,7 +86,9 @@ def pipeline() -> ScriptedPipeline:
 async def test_outputs_reach_their_own_futures_in_batches(pipeline: ScriptedPipeline) -> None:
     thread = BatchingThread(pipeline, max_batch=4)
     names = [f"now {i}" for i in range(20)]
-    outputs = await asyncio.gather(*(asyncio.wrap_future(thread.submit(n, None)) for n in names))
+    outputs = await asyncio.gather(
+        *(asyncio.wrap_future(thread.submit(text(n), None)) for n in names)
+    )
     assert outputs == names
     assert pipeline.most_at_once <= 4
     thread.close()
@@ -72,10 +96,10 @@ async def test_outputs_reach_their_own_futures_in_batches(pipeline: ScriptedPipe
 
 async def test_cancelled_task_frees_its_place(pipeline: ScriptedPipeline) -> None:
     thread = BatchingThread(pipeline, max_batch=1)
-    endless = asyncio.ensure_future(asyncio.wrap_future(thread.submit("never", None)))
+    endless = asyncio.ensure_future(asyncio.wrap_future(thread.submit(text("never"), None)))
     await asyncio.to_thread(pipeline.stepped.wait)
     endless.cancel()
-    assert await asyncio.wrap_future(thread.submit("now", None)) == "now"
+    assert await asyncio.wrap_future(thread.submit(text("now"), None)) == "now"
     assert pipeline.handles["never"].status == "CANCEL"
     thread.close()
 
@@ -85,19 +109,44 @@ async def test_refused_request_fails_alone_and_a_broken_pipeline_fails_all(
 ) -> None:
     thread = BatchingThread(pipeline, max_batch=4)
     with pytest.raises(EndpointError, match="bad expression"):
-        await asyncio.wrap_future(thread.submit("bad", None))
-    endless = asyncio.wrap_future(thread.submit("never", None))
+        await asyncio.wrap_future(thread.submit(text("bad"), None))
+    endless = asyncio.wrap_future(thread.submit(text("never"), None))
     with pytest.raises(EndpointError, match="out of memory"):
-        await asyncio.wrap_future(thread.submit("break", None))
+        await asyncio.wrap_future(thread.submit(text("break"), None))
     with pytest.raises(EndpointError, match="out of memory"):
         await endless
     thread.close()
     with pytest.raises(EndpointError, match="closed"):
-        thread.submit("now", None)
+        thread.submit(text("now"), None)
 
 
 async def test_close_leaves_nobody_waiting(pipeline: ScriptedPipeline) -> None:
     thread = BatchingThread(pipeline, max_batch=1)
-    futures = [thread.submit("never", None), thread.submit("never too", None)]
+    futures = [thread.submit(text("never"), None), thread.submit(text("never too"), None)]
     thread.close()
     assert all(future.cancelled() for future in futures)
+
+
+async def test_a_prompt_that_is_being_read_is_read_once(pipeline: ScriptedPipeline) -> None:
+    """Further draws of it come when the cache has it; other prompts do not wait for them."""
+    thread = BatchingThread(pipeline, max_batch=4)
+    draws = [asyncio.wrap_future(thread.submit(text("slow"), None)) for _ in range(3)]
+    assert await asyncio.wrap_future(thread.submit(text("now"), None)) == "now"
+    assert pipeline.added == ["slow", "now"]
+    pipeline.handles["slow"].has_begun = True
+    for more in ("now too", "now again"):  # the thread looks once a step
+        assert await asyncio.wrap_future(thread.submit(text(more), None)) == more
+    assert pipeline.added.count("slow") == 3
+    thread.close()
+    await asyncio.gather(*draws, return_exceptions=True)
+    assert all(draw.cancelled() for draw in draws)
+
+
+async def test_draws_that_wait_for_a_prompt_survive_the_end_of_the_first(
+    pipeline: ScriptedPipeline,
+) -> None:
+    thread = BatchingThread(pipeline, max_batch=2)
+    draws = [thread.submit(text("now"), None) for _ in range(5)]
+    outputs = await asyncio.gather(*map(asyncio.wrap_future, draws))
+    assert outputs == ["now"] * 5 and pipeline.most_at_once <= 2
+    thread.close()

@@ -1,0 +1,101 @@
+"""Groups of siblings from stored trees, for step-by-step outcome RL without new rollouts.
+
+A tree's node is a rollout of one call, and its siblings are its group. Its reward is its label: the
+mean outcome of the rollouts at and below it. So a step is compared with what the policy did
+instead in the same state (Tree-GRPO; Ji et al. 2025, section 3.3, within a tree).
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from agent.protocols import protocol_of
+from runs.folder import Run
+from runs.stored_trees import StoredTree, stored_trees
+from storage.errors import ConfigError
+from storage.records import NO_PARENT, Question
+from training.advantages import has_spread
+from training.packing import StepTokens
+from training.rollouts import PolicyCall, Rollout, RolloutBatch
+from weights.chat_template import prompt_ids, target_ids
+
+Group = tuple[Rollout, ...]
+
+
+@dataclass(frozen=True)
+class TreeGroups:
+    """The sibling groups of a run's trees, a batch of questions at a time.
+
+    A source of `training.grpo`. After the last question it begins again, in another order.
+
+    Attributes:
+        trees: The groups of each question.
+        batch_questions: Questions a batch.
+        seed: Of the order.
+    """
+
+    trees: Sequence[Sequence[Group]]
+    batch_questions: int
+    seed: int
+
+    def collect(self, number: int, model: Any) -> RolloutBatch:
+        """Returns batch `number`; `model` is not asked."""
+        groups: list[Group] = []
+        for place in range(number * self.batch_questions, (number + 1) * self.batch_questions):
+            turn, index = divmod(place, len(self.trees))
+            order = list(range(len(self.trees)))
+            random.Random(f"trees:{self.seed}:{turn}").shuffle(order)
+            groups += self.trees[order[index]]
+        rewards = [one.reward for group in groups for one in group]
+        return RolloutBatch(
+            groups,
+            {
+                "rollouts": float(len(rewards)),
+                "reward": fmean(rewards),
+                "silent_share": fmean(
+                    not has_spread([one.reward for one in group]) for group in groups
+                ),
+            },
+        )
+
+
+def tree_groups(run: Run, table: str, tokenizer: Any) -> list[tuple[Question, list[Group]]]:
+    """Reads the sibling groups with spread of all trees, in order of the trees' ids.
+
+    Args:
+        run: The run.
+        table: "trees", or the labels of a relabelling.
+        tokenizer: Of the policy.
+
+    Raises:
+        ConfigError: If there is no such group, or corpus or prompts have changed.
+    """
+    found = [
+        (tree.id, tree.question, _groups_of(run, tree, tokenizer))
+        for tree in stored_trees(run, table)
+    ]
+    if not any(groups for _, _, groups in found):
+        raise ConfigError(
+            f"{run.folder}: no step has a sibling with another label. Annotate more questions, or "
+            "search longer (mcts.iterations)"
+        )
+    found.sort(key=lambda one: one[0])
+    return [(question, groups) for _, question, groups in found if groups]
+
+
+def _groups_of(run: Run, tree: StoredTree, tokenizer: Any) -> list[Group]:
+    protocol = protocol_of(run.recipe.agent)
+    siblings: dict[int, dict[tuple[int, ...], Rollout]] = {}
+    for node in tree.nodes:
+        if node.parent_id == NO_PARENT or node.reward is None:
+            continue
+        ids = node.token_ids or target_ids(node.text, tokenizer, protocol.stops)
+        prompt = prompt_ids(protocol.prompt(tree.states[node.parent_id]), tokenizer)
+        rollout = Rollout(
+            node.question_id, (PolicyCall(StepTokens(prompt, ids)),), node.reward, node.em == 1.0
+        )
+        siblings.setdefault(node.parent_id, {})[ids] = rollout
+    groups = (tuple(group.values()) for group in siblings.values())
+    return [group for group in groups if has_spread([one.reward for one in group])]
