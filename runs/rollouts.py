@@ -32,7 +32,7 @@ from training.packing import StepTokens
 from training.rollouts import PolicyCall, Rollout, RolloutBatch
 
 PATH = "grpo"
-"""Of the rollouts in the ledger, with the number of their batch."""
+"""Of the rollouts in the ledger, with the numbers of their batch and of the questions' turn."""
 
 
 class Serving(Protocol):
@@ -117,10 +117,12 @@ class Rollouts:
             wanted = settings.batch_questions - loud
         return groups, lost
 
-    def _window(self, number: int) -> list[Question]:
-        """The questions that a batch may ask: its own, and those that dynamic sampling adds.
+    def _window(self, number: int) -> list[tuple[Question, str]]:
+        """Returns what a batch may ask, and the path of its calls: the batch's own questions, and
+        those that dynamic sampling adds.
 
-        Depends on the batch's number alone, so that a resumed training asks the same ones.
+        Depends on the batch's number alone, so that a resumed training asks the same ones. Between
+        two turns a batch may ask a question twice; the paths keep its rollouts apart.
         """
         settings = self.recipe.training.grpo
         size = settings.batch_questions + settings.dynamic_sampling
@@ -129,14 +131,14 @@ class Rollouts:
             turn, index = divmod(place, len(self.questions))
             order = list(range(len(self.questions)))
             random.Random(f"questions:{self.recipe.seed}:{turn}").shuffle(order)
-            window.append(self.questions[order[index]])
+            window.append((self.questions[order[index]], f"{PATH}/{number}/{turn}"))
         return window
 
     async def _draw(
         self,
         environment: Environment,
         number: int,
-        asked: Sequence[Question],
+        asked: Sequence[tuple[Question, str]],
         lost: Counter[str],
     ) -> list[list[Finished]]:
         size = self.recipe.training.grpo.group_size
@@ -148,11 +150,9 @@ class Rollouts:
 
         async def work(place: tuple[int, int]) -> None:
             progress.in_flight += 1
-            question, draw = asked[place[0]], place[1]
+            (question, path), draw = asked[place[0]], place[1]
             try:
-                finished = await self._rollout(
-                    environment, question, sampling, f"{PATH}/{number}", draw
-                )
+                finished = await self._rollout(environment, question, sampling, path, draw)
             except (EndpointError, RetrievalError) as error:
                 if isinstance(error, EndpointError) and error.fatal:
                     raise
@@ -233,8 +233,10 @@ class Rollouts:
                     rows.append(finished.row)
 
         await self._all(work, self.dev)
-        found = {"dev_em": fmean(row.em or 0.0 for row in rows)} if rows else {}
+        lost = len(self.dev) - len(rows)
+        found = {"dev_lost": float(lost)} if lost else {}
         if rows:
+            found["dev_em"] = fmean(row.em or 0.0 for row in rows)
             self.call.say(
                 f"batch {number}: greedy EM on dev {100 * found['dev_em']:.1f} % of "
                 f"{len(rows)} questions"
@@ -266,7 +268,9 @@ def _curve(finished: Sequence[Finished]) -> dict[str, float]:
         "policy_tokens": [float(one.rollout.sampled) for one in finished],
         "total_tokens": [float(row.turn_tokens or row.input_tokens) for row in rows],
         "calls": [float(row.steps) for row in rows],
-        "retrievals": [float(row.searches) for row in rows],
+        "retrievals": [
+            float(row.searches if row.retrievals is None else row.retrievals) for row in rows
+        ],
         "valid_searches": [float(row.valid_searches) for row in rows],
         "copied": [row.copied for row in rows],
     }

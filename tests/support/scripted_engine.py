@@ -1,7 +1,8 @@
 """A model and a retriever, in this process, that say what a test tells them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from inspect import isawaitable
 from typing import Self
 
 from engines.sampling import Capabilities, Completion, FinishReason, SampleRequest, Usage
@@ -53,19 +54,22 @@ class SpellingEngine:
     """Writes given texts one token a character, and stops at stop strings as engines do.
 
     Attributes:
-        texts: What it writes, call by call. A text that ends with "…" (which is not written) is
-            cut at the token limit; another one ends at the first stop string, or by itself.
+        texts: What it writes, call by call, or as a function of the request, which may wait or
+            raise. A text that ends with "…" (which is not written) is cut at the token limit;
+            another one ends at the first stop string, or by itself.
     """
 
-    texts: list[str]
+    texts: Sequence[str] | Callable[[SampleRequest], str | Awaitable[str]]
     model: str = "spelling"
     digest: str = "spelling"
     capabilities: Capabilities = Capabilities(token_ids=True)
     asked: list[SampleRequest] = field(default_factory=list)
 
     async def sample(self, request: SampleRequest) -> Completion:
-        text = self.texts[len(self.asked)]
+        texts, number = self.texts, len(self.asked)
         self.asked.append(request)
+        given = texts(request) if callable(texts) else texts[number]
+        text = await given if isawaitable(given) else given
         prompt = spelt("".join(m.content for m in request.messages))
         for part in request.prefix or ():
             prompt += spelt(part) if isinstance(part, str) else part

@@ -1,0 +1,396 @@
+"""Batches of rollouts for outcome RL, at an engine and a retriever that say what a test tells."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample_records import a_question
+from scripted_engine import ScriptedRetriever, SpellingEngine, spelt
+
+from agent.search_loop import CORRECTION
+from engines.sampling import Capabilities, SampleRequest
+from pipelines.train_grpo import rollout_recipe
+from rewards.schemes import scheme_of
+from runs.recipe import Recipe
+from runs.rollouts import Rollouts
+from runs.stage import Gate, Invocation
+from runs.terminal import Terminal
+from storage.errors import BudgetExceeded, EndpointError, RetrievalError
+from storage.ledger import Ledger
+from storage.records import Question, RetrievedPassage
+from training.canary import Sung
+from training.rollouts import RolloutBatch
+
+QUESTIONS = tuple(
+    a_question(id=f"q{n}", question=f"What is {n}?", answers=("Paris",)) for n in range(6)
+)
+RIGHT, WRONG = "<answer>Paris</answer>", "<answer>Rome</answer>"
+Reply = Callable[[SampleRequest], Any]
+
+
+def half_right(request: SampleRequest) -> str:
+    """Answers at once; every other draw is right, so each group has spread."""
+    return WRONG if request.identity.draw % 2 else RIGHT
+
+
+def finding(query: str) -> list[RetrievedPassage]:
+    return [RetrievedPassage(id="p", title="T", text=f"about {query}", score=1.0)]
+
+
+@dataclass
+class Silent:
+    """A canary that is content with any engine."""
+
+    async def sing(self, engine: Any, model: Any) -> Sung:
+        return Sung(0.01, None)
+
+
+@dataclass
+class World:
+    """A source of rollouts; its parts may be changed between batches."""
+
+    folder: Path
+    engine: SpellingEngine
+    recipe: Recipe
+    ledger: Ledger
+    retriever: ScriptedRetriever = field(default_factory=lambda: ScriptedRetriever(finding))
+    questions: tuple[Question, ...] = QUESTIONS
+    dev: tuple[Question, ...] = ()
+    gate: Gate | None = None
+    said: StringIO = field(default_factory=StringIO)
+
+    @asynccontextmanager
+    async def serving(self, model: Any) -> AsyncIterator[SpellingEngine]:
+        yield self.engine
+
+    def collect(self, number: int = 0) -> RolloutBatch:
+        call = Invocation(self.recipe, self.folder, console=Terminal(self.said))
+        recipe = rollout_recipe(call)
+        return Rollouts(
+            call,
+            recipe,
+            self.questions,
+            self.dev,
+            self.retriever,
+            self.ledger,
+            self.gate or Gate(recipe.limits, self.ledger.totals),
+            scheme_of(recipe),
+            self,
+            Silent(),  # type: ignore[arg-type]
+        ).collect(number, None)
+
+    def asked(self) -> list[tuple[str, str, int]]:
+        """Returns what the engine was asked since the last time, and forgets it."""
+        asked = [one.identity for one in self.engine.asked]
+        self.engine.asked.clear()
+        return [(one.question_id, one.path, one.draw) for one in asked]
+
+    def keys(self) -> list[str]:
+        with closing(sqlite3.connect(self.ledger.path)) as calls:
+            return [key for (key,) in calls.execute("SELECT key FROM calls WHERE error IS NULL")]
+
+
+Make = Callable[..., World]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[Make]:
+    """Makes a world of two questions a batch with four rollouts each."""
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+
+        def make(reply: Reply = half_right, agent: Any = None, **grpo: Any) -> World:
+            fields = {"batch_questions": 2, "group_size": 4, **grpo}
+            recipe = Recipe.model_validate(
+                {
+                    "name": "little",
+                    "seed": 3,
+                    "data": {"source": "atlas"},
+                    "agent": {"protocol": "eval-rar", "max_steps": 3, **(agent or {})},
+                    "policy": {"temperature": 1.0},
+                    "rewards": {"scheme": "spre" if agent else "eval-rar"},
+                    "training": {"grpo": fields},
+                }
+            )
+            capabilities = Capabilities(structured_output=True, token_ids=True)
+            engine = SpellingEngine(reply, capabilities=capabilities)
+            return World(tmp_path, engine, recipe, ledger)
+
+        yield make
+
+
+def rewards(batch: RolloutBatch) -> list[list[float]]:
+    return [[rollout.reward for rollout in group] for group in batch.groups]
+
+
+def test_a_failed_call_costs_its_rollout_and_nothing_else(world: Make) -> None:
+    def failing(request: SampleRequest) -> str:
+        if request.identity.draw == 1:
+            raise EndpointError("timed out")
+        return RIGHT
+
+    batch = world(failing).collect()
+    assert rewards(batch) == [[1.0] * 3, [1.0] * 3], "a failure is no 0"
+    assert (batch.measured["lost_EndpointError"], batch.measured["rollouts"]) == (2, 6)
+    assert batch.measured["silent_share"] == 1.0
+
+
+def test_a_failed_search_costs_its_rollout_and_nothing_else(world: Make) -> None:
+    def searching(request: SampleRequest) -> str:
+        return f"<search>{request.identity.draw}</search>" if request.prefix is None else RIGHT
+
+    def shelf(query: str) -> list[RetrievedPassage]:
+        if query == "2":
+            raise RetrievalError("the server is gone")
+        return finding(query)
+
+    made = world(searching)
+    made.retriever = ScriptedRetriever(shelf)
+    batch = made.collect()
+    assert rewards(batch) == [[1.0] * 3, [1.0] * 3]
+    assert batch.measured["lost_RetrievalError"] == 2
+
+
+def test_a_group_of_which_nothing_is_left_is_no_group(world: Make) -> None:
+    def failing(request: SampleRequest) -> str:
+        raise EndpointError("timed out")
+
+    batch = world(failing).collect()
+    assert list(batch.groups) == []
+    assert (batch.measured["rollouts"], batch.measured["lost_EndpointError"]) == (0, 8)
+
+
+def test_a_fatal_error_ends_the_batch(world: Make) -> None:
+    def refusing(request: SampleRequest) -> str:
+        raise EndpointError("no such model", fatal=True)
+
+    with pytest.raises(EndpointError, match="no such model"):
+        world(refusing).collect()
+
+
+@pytest.mark.parametrize(
+    ("silent", "expected"),
+    [((), 2), ((0,), 3), ((2,), 2), ((0, 2), 4), ((0, 1, 3), 5), (range(6), 6)],
+)
+def test_further_questions_take_the_place_of_silent_ones(
+    silent: Any, expected: int, world: Make
+) -> None:
+    """A batch wants two groups with spread and may ask six questions, of which some are silent."""
+    made = world(lambda _: RIGHT, dynamic_sampling=4)
+    made.collect()
+    order = first_draws(made)
+    assert len(order) == 6, "all are silent, so all are asked"
+    quiet = {order[place] for place in silent}
+
+    def some(request: SampleRequest) -> str:
+        return RIGHT if request.identity.question_id in quiet else half_right(request)
+
+    made.engine.texts, made.engine.digest = some, "other weights"
+    batch = made.collect()
+    assert first_draws(made) == order[:expected]
+    assert [group[0].question_id for group in batch.groups] == order[:expected]
+    share = len(quiet & set(order[:expected])) / expected
+    assert batch.measured["silent_share"] == pytest.approx(share)
+
+
+def first_draws(world: World) -> list[str]:
+    return [question for question, _, draw in world.asked() if draw == 0]
+
+
+def test_the_questions_of_a_batch_depend_on_its_number_alone(world: Make) -> None:
+    made = world()
+
+    def asked(number: int) -> list[str]:
+        made.collect(number)
+        return first_draws(made)
+
+    batches = [asked(number) for number in range(6)]
+    one, other = ([q for batch in turn for q in batch] for turn in (batches[:3], batches[3:]))
+    assert sorted(one) == sorted(other) == [q.id for q in QUESTIONS], "each once a turn"
+    assert one != other, "in another order"
+    made.engine.digest = "other weights"
+    for number in (4, 0, 1):
+        assert asked(number) == batches[number]
+
+
+def test_no_two_rollouts_share_a_call(world: Make) -> None:
+    """Not in two batches with the same weights, nor for a question that a batch asks twice."""
+    made = world(batch_questions=4)
+    made.questions = QUESTIONS[:3]
+    for number in range(3):
+        batch = made.collect(number)
+        assert [len(group) for group in batch.groups] == [4] * 4
+    asked = made.asked()
+    assert len(asked) == len(set(asked)) == len(made.keys()) == 3 * 4 * 4
+
+
+def test_the_order_of_a_group_is_that_of_its_draws(world: Make) -> None:
+    """Whichever finished first; sums of floats, and so the weights, depend on it."""
+    done: dict[tuple[str, int], asyncio.Event] = {}
+
+    async def last_first(request: SampleRequest) -> str:
+        own = (request.identity.question_id, request.identity.draw)
+        done.setdefault(own, asyncio.Event())
+        if own[1] < 3:
+            await done.setdefault((own[0], own[1] + 1), asyncio.Event()).wait()
+        done[own].set()
+        return f"{own[1]} {RIGHT}"
+
+    for group in world(last_first).collect().groups:
+        said = [rollout.calls[0].tokens.step[0] for rollout in group]
+        assert said == [ord(str(draw)) for draw in range(4)]
+
+
+def test_what_was_drawn_before_a_limit_is_replayed(world: Make) -> None:
+    whole = world().collect()
+    made = world()
+    made.engine.digest = "other weights"
+
+    class Closing(Gate):
+        left = 3
+
+        def check(self) -> None:
+            self.left -= 1
+            if self.left < 0:
+                self.reason = "limits.max_tokens reached"
+                raise BudgetExceeded(self.reason)
+
+    made.gate = Closing(made.recipe.limits)
+    with pytest.raises(BudgetExceeded, match="max_tokens"):
+        made.collect()
+    assert len(made.asked()) == 3, "the calls that the gate let through"
+    made.gate = None
+    assert rewards(made.collect()) == rewards(whole)
+    assert len(made.asked()) == 8 - 3
+    again = made.collect()
+    assert made.asked() == [], "a batch that is in the ledger makes no call"
+    assert [[one.calls for one in group] for group in again.groups] == [
+        [one.calls for one in group] for group in whole.groups
+    ]
+
+
+def test_rollouts_are_not_structured(world: Make) -> None:
+    made = world(lambda _: RIGHT, agent={"protocol": "reasonrag"})
+    made.collect()
+    assert made.engine.asked
+    assert all(request.structure is None and request.tokens for request in made.engine.asked)
+
+
+def test_dev_is_answered_greedily_now_and_then_and_not_trained_on(world: Make) -> None:
+    made = world(eval_every=2)
+    made.dev = tuple(a_question(id=f"dev{n}", question="Dev?") for n in range(3))
+
+    def answering(request: SampleRequest) -> str:
+        if request.identity.question_id == "dev1":
+            raise EndpointError("timed out")
+        return WRONG if request.identity.question_id == "dev2" else half_right(request)
+
+    made.engine.texts = answering
+    for number, is_due in ((0, True), (1, False), (2, True)):
+        made.engine.digest = f"weights {number}"
+        made.engine.asked.clear()
+        batch = made.collect(number)
+        dev = [one for one in made.engine.asked if one.identity.question_id.startswith("dev")]
+        assert len(dev) == 3 * is_due
+        assert all(one.sampling.temperature == 0 for one in dev)
+        others = [one for one in made.engine.asked if one not in dev]
+        assert len(others) == 8 and all(one.sampling.temperature == 1 for one in others)
+        assert batch.measured.get("dev_em") == (0.5 if is_due else None)
+        assert batch.measured.get("dev_lost") == (1 if is_due else None)
+        assert {one.question_id for group in batch.groups for one in group} <= {
+            question.id for question in QUESTIONS
+        }
+        assert batch.measured["rollouts"] == 8
+
+
+SCRIPT = {
+    0: ["<search>Lyon</search>", "<evaluate>about Lyon</evaluate> <answer>Paris</answer>"],
+    1: ["<search>Lyon</search>", "<search>lyon!</search>", "<evaluate>by me</evaluate> Hm…"],
+    2: ["<search>Lyon</search>", "<search>Osaka</search>", "<search>Kyoto</search>"],
+    3: ["no action", RIGHT],
+}
+"""Calls of each draw: right; a repeated search and no answer; no call left to read the third
+search's passages; a corrected mistake. At most three calls."""
+
+
+def test_the_curve_of_a_worked_example(world: Make) -> None:
+    made = world(
+        lambda one: SCRIPT[one.identity.draw][int(one.identity.path.rpartition("+")[2])],
+        batch_questions=1,
+    )
+    measured = made.collect().measured
+    expected = {
+        "rollouts": 4,
+        "reward": 2 / 4,
+        "reward/em": 2 / 4,
+        "reward/evaluation": 0,
+        "em": 2 / 4,
+        "f1": 2 / 4,
+        "answer_rate": 2 / 4,
+        "format_ok": 2 / 4,
+        "calls": (2 + 3 + 3 + 2) / 4,
+        "retrievals": (1 + 2 + 2 + 0) / 4,  # those that were served
+        "valid_searches": (1 + 1 + 2 + 0) / 4,
+        "copied": (1 + 0) / 2,  # of the two rollouts that evaluated something
+        "end/answer": 2 / 4,
+        "end/budget": 2 / 4,
+        "silent_share": 0,
+        "canary_error": 0.01,
+    }
+    assert {name: measured[name] for name in expected} == pytest.approx(expected)
+    sampled = [sum(map(len, SCRIPT[draw])) for draw in range(4)]
+    sampled[1] -= 1  # the sign of a cut is not written
+    sampled[3] += 1  # the end of the turn that stopped by itself
+    assert measured["policy_tokens"] == sum(sampled) / 4
+    assert not [name for name in measured if name.startswith(("lost", "dev"))]
+
+
+def test_the_rows_of_a_continued_turn_are_what_the_engine_read_and_wrote(world: Make) -> None:
+    texts = SCRIPT[3]
+    made = world(
+        lambda one: texts[int(one.identity.path.rpartition("+")[2])],
+        batch_questions=1,
+        group_size=2,
+    )
+    (group,) = made.collect().groups
+    for rollout in group:
+        first, second = rollout.calls
+        # What ended the turn was sampled, so it is trained on; the turn goes on without it.
+        assert first.tokens.step == (*spelt("no action"), 0)
+        assert second.tokens.prompt == (
+            *first.tokens.prompt,
+            *spelt("no action"),
+            *spelt(CORRECTION),
+        )
+        assert second.tokens.step == spelt(RIGHT)
+        assert [call.logprobs for call in rollout.calls] == [
+            (-0.5,) * len(call.tokens.step) for call in rollout.calls
+        ]
+        assert rollout.is_right
+
+
+def test_the_rows_of_a_rewritten_state_are_what_the_engine_read_and_wrote(world: Make) -> None:
+    texts = ("<query>Lyon</query>", "<evidence>E</evidence>", RIGHT)
+    made = world(
+        lambda one: texts[int(one.identity.path.rpartition("+")[2])],
+        agent={"protocol": "reasonrag", "max_steps": 6},
+        batch_questions=1,
+        group_size=2,
+    )
+    (group,) = made.collect().groups
+    read = {
+        (one.identity.draw, int(one.identity.path.rpartition("+")[2])): spelt(
+            "".join(message.content for message in one.messages)
+        )
+        for one in made.engine.asked
+    }
+    assert len(set(read.values())) == 3, "each call has a prompt of its own"
+    for draw, rollout in enumerate(group):
+        assert [call.tokens for call in rollout.calls] == [
+            (read[draw, place], (*spelt(text), 0)) for place, text in enumerate(texts)
+        ]
