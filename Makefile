@@ -93,9 +93,9 @@ endef
 
 doctor data index select annotate relabel diagnose verify inspect export-pairs import-pairs eval serve: $(CPU)
 	$(STAGE)
-warm-start train-sft train-dpo train-grpo train-rm export all: $(TRAIN)
+warm-start train-sft train-dpo train-rm export all: $(TRAIN)
 	$(STAGE)
-curriculum schedule study: $(TRAIN) $(VENV)/study.done
+train-grpo curriculum schedule study: $(TRAIN) $(VENV)/study.done
 	$(STAGE)
 
 # What the pattern above runs, for `make help`.
@@ -121,7 +121,7 @@ serve:        ## vLLM for the recipe's policy, or ARGS="--role judge --port 8000
 curriculum:   ## Discovery, then Refinement, in cycles: CONFIG=configs/evo-rag.yaml
 schedule:     ## what EVO-RAG's rewards weigh over an episode, and what that silences
 study:        ## a recorded experiment: STUDY=atlas-dpo, evo-schedules, …
-all:          ## annotate, train-dpo, eval
+all:          ## the recipe's stages: annotate, train-dpo, eval by default
 
 DEV := $(TRAIN) $(VENV)/dense.done $(VENV)/study.done $(VENV)/dev.done
 

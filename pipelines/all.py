@@ -1,32 +1,41 @@
-"""`make all`: annotate, train-dpo, eval, one after the other; ends where a stage ends early."""
+"""`make all`: the recipe's stages (`stages:`), one after the other; ends where one ends early."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from pipelines.annotate import annotate
 from pipelines.evaluate import evaluate
+from pipelines.select import select
 from pipelines.train_dpo import train_dpo
-from runs.assemble import model_folder
+from pipelines.train_grpo import train_grpo
+from pipelines.train_sft import train_sft
+from pipelines.warm_start import warm_start
 from runs.stage import DONE, Invocation, Outcome
+
+STAGES: Mapping[str, Callable[[Invocation], Outcome]] = {
+    "warm-start": warm_start,
+    "select": select,
+    "annotate": annotate,
+    "train-sft": train_sft,
+    "train-dpo": train_dpo,
+    "train-grpo": train_grpo,
+    "eval": evaluate,
+}
+
+_TAKE_LIMIT = frozenset({"select", "annotate", "train-grpo"})
+"""Stages that `--limit` is about: those that ask questions to learn from."""
 
 
 def all_stages(call: Invocation) -> Outcome:
-    """Run the three stages."""
-    if call.dry_run:
-        return _announce(call)
-    totals = {}
-    for name, stage in (("annotate", annotate), ("train-dpo", train_dpo), ("eval", evaluate)):
-        # `--limit` is about the questions that are annotated; the evaluation has its own.
-        outcome = stage(call if name == "annotate" else replace(call, limit=None))
+    """Run the stages."""
+    totals: dict[str, Any] = {}
+    for name in call.recipe.stages:
+        outcome = STAGES[name](call if name in _TAKE_LIMIT else replace(call, limit=None))
         totals[name] = outcome.totals
         if outcome.exit_code != DONE:
             return Outcome(totals, outcome.exit_code)
+        if call.dry_run:  # later stages read what this one would have written
+            call.say(f"then {', '.join(call.recipe.stages[1:])}")
+            break
     return Outcome(totals)
-
-
-def _announce(call: Invocation) -> Outcome:
-    """Say what would happen; the later stages need what the earlier ones would have written."""
-    annotated = annotate(call)
-    policies = ", ".join(call.recipe.evaluation.policies or ("policy",))
-    call.say(f"then train-dpo: on the pairs of the run → {model_folder(call.run, 'dpo')}")
-    call.say(f"then eval: policies {policies}")
-    return Outcome({"annotate": annotated.totals, "dry_run": True}, annotated.exit_code)

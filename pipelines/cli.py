@@ -82,7 +82,7 @@ STAGES = {
         "pipelines.schedule", "schedule", "what EVO-RAG's rewards weigh, and when"
     ),
     "study": StageEntry("pipelines.study", "study", "a recorded experiment, resumable"),
-    "all": StageEntry("pipelines.all", "all_stages", "annotate, train-dpo, eval"),
+    "all": StageEntry("pipelines.all", "all_stages", "the recipe's stages, one after the other"),
 }
 LIMITED = frozenset({"warm-start", "select", "annotate", "train-grpo", "eval", "all"})
 """Stages that work through questions."""

@@ -24,7 +24,8 @@ from storage.errors import ConfigError
 def extras_of(recipe: Recipe) -> tuple[str, ...]:
     """Names of the extras that a recipe needs, as in pyproject.toml."""
     dense = ("dense",) if recipe.retrieval.kind in ("dense", "fusion") else ()
-    return tuple(dict.fromkeys((*dense, *recipe.scheme.extras)))
+    plots = ("study",) if "train-grpo" in recipe.stages else ()
+    return tuple(dict.fromkeys((*dense, *plots, *recipe.scheme.extras)))
 
 
 def needed(given: Sequence[str], shell_words: str = "") -> tuple[str, ...]:

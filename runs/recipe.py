@@ -5,7 +5,7 @@ import json
 from collections.abc import Collection, Mapping
 from copy import deepcopy
 from functools import reduce
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
@@ -30,11 +30,17 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,60}$"
 """What can be the name of a folder."""
 
 
-MAY_CHANGE = frozenset({"limits", "training", "evaluation", "curriculum", "difficulty"})
+MAY_CHANGE = frozenset({"limits", "training", "evaluation", "curriculum", "difficulty", "stages"})
 """Blocks that a resumed annotation may set anew; everything else decides what rows mean."""
 
 MODELS = ("policy", "judge", "verifier")
 """Blocks that name a model."""
+
+StageName = Literal[
+    "warm-start", "select", "annotate", "train-sft", "train-dpo", "train-grpo", "eval"
+]
+
+DEFAULT_STAGES: tuple[StageName, ...] = ("annotate", "train-dpo", "eval")
 
 JUDGE = "evaluation.judge"
 """Setting that names the judge of answers."""
@@ -74,6 +80,7 @@ def identity(model: Mapping[str, Any]) -> dict[str, Any]:
 
 LATER: Mapping[str, Any] = {
     "cycle": 0,
+    "stages": list(DEFAULT_STAGES),
     "data.skip": 0,
     "data.references": 0,
     "agent.max_total_tokens": None,
@@ -160,6 +167,7 @@ class Recipe(Settings):
     Attributes:
         name: of the run: its folders are `datasets/<name>` and `models/<name>`.
         seed: of sample, search and training.
+        stages: what `make all` runs, in order.
         rewards: what a step is worth; `scheme` names the system.
         verifier: says of a refusal whether the evidence sufficed; null: the gold documents say.
         reward_model: folder of one that `branchwise train-rm` wrote, for `mcts.evaluator` and
@@ -170,6 +178,7 @@ class Recipe(Settings):
     name: str = Field(pattern=NAME_PATTERN)
     seed: int = 0
     cycle: int = Field(default=0, ge=0, le=9999)
+    stages: tuple[StageName, ...] = Field(default=DEFAULT_STAGES, min_length=1)
     data: DataSettings = DataSettings()
     retrieval: RetrievalSettings = RetrievalSettings()
     agent: AgentSettings = AgentSettings()
