@@ -120,11 +120,17 @@ def _micro_batches(recipe: Recipe) -> Iterator[str]:
 
 
 def _traces(recipe: Recipe) -> Iterator[str]:
-    asked = recipe.training.warm_start.traces
-    if recipe.agent.protocol != "evo-rag" and asked != TraceSettings():
+    asked, protocol = recipe.training.warm_start.traces, recipe.agent.protocol
+    habits = asked.model_copy(update={"answer_only": False})
+    if protocol != "evo-rag" and habits != TraceSettings():
         yield (
             "training.warm_start.traces: what traces of the protocol evo-rag do beside what is "
-            f"needed, but agent.protocol is `{recipe.agent.protocol}`; leave it out"
+            f"needed, but agent.protocol is `{protocol}`; leave it out"
+        )
+    if asked.answer_only and protocol != "arena":
+        yield (
+            "training.warm_start.traces.answer_only leaves sections of the protocol arena out, but "
+            f"agent.protocol is `{protocol}`; leave it out"
         )
 
 

@@ -10,6 +10,9 @@ async def walk_arena(walk: Walk) -> None:
     if any(hop.passage_id not in shown for hop in walk.hops):
         walk.problem = "a supporting passage is not among the references"
         return
+    if walk.settings.answer_only:
+        walk.answer()
+        return
     used = {shown[hop.passage_id]: cited(walk.rng, hop) for hop in walk.hops}
     supporting = supporting_numbers(walk.question, walk.state) or ()
     # In the order in which one leads to the next, which a small policy finds easier to follow.

@@ -251,6 +251,7 @@ def _trainer_class() -> Any:
             self.updates: list[_Update] = []
             self.measured: dict[str, float] = {}
             self.lost = 0
+            self.answer_rate: float | None = None
 
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
             return SequentialSampler(train_dataset or self.train_dataset)
@@ -269,6 +270,7 @@ def _trainer_class() -> Any:
             batch = self.source.collect(number, model)
             self.measured = dict(batch.measured)
             self.measured["rollout_s"] = time.monotonic() - began
+            self._warn_of_silence(number)
             began = time.monotonic()
             divergences = None
             if settings.beta and settings.kl_in == "reward":
@@ -286,6 +288,21 @@ def _trainer_class() -> Any:
             updates = self._with_before(rows)
             self.measured["before_s"] = time.monotonic() - began
             return updates
+
+        def _warn_of_silence(self, number: int) -> None:
+            """Says it once if the policy unlearns to answer (Search-R1++, arXiv 2602.19526)."""
+            rate = self.measured.get("answer_rate")
+            if rate is None or self.answer_rate == 0.0:
+                return
+            if self.answer_rate is None:
+                self.answer_rate = rate
+            elif rate < self.answer_rate / 2:
+                self.say(
+                    f"batch {number}: the policy answers {100 * rate:.0f} % of its rollouts, "
+                    f"{100 * self.answer_rate:.0f} % in the first batch. If its reward does not "
+                    "punish silence, it may be learning not to answer"
+                )
+                self.answer_rate = 0.0
 
         def _rows(
             self, learnt: Sequence[tuple[Rollout, list[float]]], seed: str

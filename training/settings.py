@@ -65,9 +65,9 @@ class ExampleSettings(OptimiserSettings):
 
 
 class TraceSettings(Settings):
-    """What traces of the protocol evo-rag do beside what is needed, each by chance.
+    """How traces differ from the shortest way. The shares are those of the protocol evo-rag.
 
-    These habits are meant to be unlearned. A policy that answers greedily does at a state what most
+    Its habits are meant to be unlearned. A policy that answers greedily does at a state what most
     of the traces did there, so a habit of less than half of them shows in its samples only.
 
     Attributes:
@@ -79,12 +79,15 @@ class TraceSettings(Settings):
             that are taken back.
         give_up: share of the answerable questions of two and more hops that are refused with the
             evidence half found.
+        answer_only: traces of the protocol arena are answers without the other sections
+            (SFT-direct of its table).
     """
 
     redundant: float = Field(default=0.6, ge=0, le=1)
     detour: float = Field(default=0.25, ge=0, le=1)
     backtrack: float = Field(default=0.5, ge=0, le=1)
     give_up: float = Field(default=0.05, ge=0, le=1)
+    answer_only: bool = False
 
 
 class WarmStartSettings(ExampleSettings):
