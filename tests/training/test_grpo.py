@@ -198,6 +198,18 @@ def test_updates_that_are_not_finite_are_left_out_and_end_the_training(
     assert all("left out" in line for line in said if "not finite" in line)
 
 
+def test_a_policy_that_stops_answering_is_named_once(base: str, tmp_path: Path) -> None:
+    class Silent(RandomRollouts):
+        def collect(self, number: int, model: Any) -> RolloutBatch:
+            batch = super().collect(number, model)
+            return RolloutBatch(batch.groups, {"answer_rate": [0.9, 0.5, 0.4, 0.1][number]})
+
+    said: list[str] = []
+    train(Silent(), base, tmp_path, said, batches=4)
+    assert [line for line in said if "40 % of its rollouts, 90 % in the first" in line]
+    assert sum("learning not to answer" in line for line in said) == 1
+
+
 def test_an_engine_s_own_logprobs_can_be_the_ratio_s(base: str, tmp_path: Path) -> None:
     """They are far from the trainer's here, so most tokens are clipped."""
     train(RandomRollouts(), base, tmp_path, ratio="engine", batches=1)
