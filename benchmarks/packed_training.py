@@ -59,7 +59,7 @@ def train_once(start: str, pairs: Sequence[PreferenceTokens], settings: DpoSetti
         arguments |= example_arguments(settings)
         trainer = pair_trainer(model, tokenizer, pairs, settings, arguments)
         trainer.remove_callback(PrinterCallback)
-        model.get_input_embeddings().register_forward_hook(_counting(measured))
+        model.get_input_embeddings().register_forward_hook(counting(measured))
         began = time.perf_counter()
         if settings.packed:
             rows = [row for pair in pairs for row in pair.rows]
@@ -70,7 +70,8 @@ def train_once(start: str, pairs: Sequence[PreferenceTokens], settings: DpoSetti
     return measured
 
 
-def _counting(measured: Measured) -> Any:
+def counting(measured: Any) -> Any:
+    """A hook of the embedding that adds what is read to `measured.learned` or `measured.read`."""
     import torch
 
     def count(module: Any, inputs: Any, output: Any) -> None:
