@@ -19,8 +19,12 @@ from storage.parts import question_ids, read_parts
 from storage.records import Prediction, Unanswered
 from storage.schemas import table_to_records
 
-Trainer = Literal["train-dpo", "train-sft"]
-BLOCKS: dict[Trainer, str] = {"train-dpo": "training.dpo", "train-sft": "training.sft"}
+Trainer = Literal["train-dpo", "train-sft", "train-grpo"]
+BLOCKS: dict[Trainer, str] = {
+    "train-dpo": "training.dpo",
+    "train-sft": "training.sft",
+    "train-grpo": "training.grpo",
+}
 START = "warm-start"
 """The arm that everything starts from."""
 
@@ -95,19 +99,28 @@ def train_arm(
     if arm.trainer is None:
         return lab.recipe.policy.trainable, {}
     start, before = _begins(lab, arm, seed, trees)
-    label = arm.label or arm.name
-    read = together(trees, arm.made_of) if trees else arm.made_of
-    labelled = lab.branchwise("relabel", "--label", label, settings=arm.pairs, after=read)
-    if (pairs := labelled.get("pairs", arm.fewest)) < arm.fewest:
-        raise TooFewPairs(f"{label}: {pairs} pairs, of {arm.fewest} at least")
+    label, read = _labelled(lab, arm, trees)
     name, block = f"{arm.models or arm.name}-{seed}", BLOCKS[arm.trainer]
     totals = lab.branchwise(
         arm.trainer,
-        *("--label", label, "--name", name),
+        *label,
+        *("--name", name),
         settings={"seed": seed, **start, **{f"{block}.{k}": v for k, v in arm.training.items()}},
-        after=together(labelled, *before) if before else labelled,
+        after=together(read, *before) if before else read,
     )
     return str(model_folder(lab.call.run, name)), _summed(totals, before)
+
+
+def _labelled(lab: Lab, arm: Arm, trees: StageTotals | None) -> tuple[tuple[str, ...], StageTotals]:
+    """The arguments that name an arm's relabelling, and the totals of what its training reads."""
+    read = together(trees, arm.made_of) if trees else arm.made_of
+    if arm.trainer == "train-grpo":  # which draws its own rollouts
+        return (), read
+    label = arm.label or arm.name
+    labelled = lab.branchwise("relabel", "--label", label, settings=arm.pairs, after=read)
+    if (pairs := labelled.get("pairs", arm.fewest)) < arm.fewest:
+        raise TooFewPairs(f"{label}: {pairs} pairs, of {arm.fewest} at least")
+    return ("--label", label), labelled
 
 
 def _summed(last: StageTotals, before: Sequence[StageTotals]) -> StageTotals:

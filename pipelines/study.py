@@ -26,6 +26,7 @@ STUDIES = {
     "labels": "experiments.labels",
     "search": "experiments.search",
     "recipes": "experiments.recipes",
+    "arena-grpo": "experiments.arena_grpo",
     "evo-schedules": "experiments.evo_schedules",
     "evo-literal": "experiments.evo_literal",
     "evo-single": "experiments.evo_single",
@@ -35,11 +36,15 @@ STUDIES = {
 }
 """A study's module; its function has the module's name."""
 
-SHARED = {name: "evo-studies" for name in STUDIES if name.startswith("evo-")}
-"""Studies that read the same trees, and the recipe (so the run folder, too) that they share."""
+SHARED = {
+    **{name: "evo-studies" for name in STUDIES if name.startswith("evo-")},
+    "arena-grpo": "arena",
+}
+"""Studies that share a recipe, and so a run folder and its trees, with each other or with users."""
 
 SEEDS = {
     "recipes": (0,),
+    "arena-grpo": (0, 1),
     "evo-schedules": (0,),
     "evo-literal": (0, 1),
     "evo-single": (0,),

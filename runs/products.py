@@ -19,6 +19,7 @@ WEIGHTS: Mapping[str, str] = {
     "warm-start": "adapter/*",
     "train-sft": "adapter/*",
     "train-dpo": "adapter/*",
+    "train-grpo": "adapter/*",
     "train-rm": "heads.safetensors",
 }
 """Pattern of the files that a training is for, below its model folder."""
