@@ -36,7 +36,11 @@ class Connect(Protocol):
 
 
 def server_for(
-    settings: ModelSettings, logs: Path, port: int | None = None, say: Say | None = None
+    settings: ModelSettings,
+    logs: Path,
+    port: int | None = None,
+    say: Say | None = None,
+    rank: int | None = None,
 ) -> VllmServer:
     """A server for `policy:` or `judge:` settings; enter it to start it.
 
@@ -45,12 +49,13 @@ def server_for(
         logs: folder of its log.
         port: to listen on; null for any that is free.
         say: told, in a line, when the server is started and when it is there.
+        rank: of adapters that it will be given while it runs (`engines.vllm_adapters`).
 
     Raises:
         ConfigError: vLLM, the weights or a package are missing.
         StorageError: the cache cannot be written.
     """
-    vllm, served = installed_vllm(), ready_weights(settings, say)
+    vllm, served = installed_vllm(), ready_weights(settings, say, rank)
     return VllmServer(
         partial(_command, vllm, served, settings),
         server_environment(vllm, served, os.environ),
@@ -68,17 +73,22 @@ def _command(vllm: Vllm, served: Served, settings: ModelSettings, port: int) -> 
 class VllmEngine:
     """One model on a server that lives as long as the `async with` block, or was there before it.
 
-    With a `base_url` in the settings nothing is started: the server there must have this very
-    model, under the name that `branchwise serve` gives it.
+    With a `base_url` in the settings, or a server that runs already, nothing is started: it must
+    have this very model, under the name that `branchwise serve` gives it.
 
     Attributes:
         model: as the user wrote it.
         digest: of weights, adapters, tokenizer and template, and of how they are served.
-        server: what was started; null outside the block, or if nothing was.
+        server: what was started, or given; null outside the block, or if nothing was.
     """
 
     def __init__(
-        self, settings: ModelSettings, connect: Connect, logs: Path, say: Say | None = None
+        self,
+        settings: ModelSettings,
+        connect: Connect,
+        logs: Path,
+        say: Say | None = None,
+        server: VllmServer | None = None,
     ) -> None:
         """Nothing is started or loaded yet.
 
@@ -87,6 +97,7 @@ class VllmEngine:
             connect: makes the engine for the server's endpoint.
             logs: folder for the server's log.
             say: told, in a line, when the server is started and when it is there.
+            server: of ours, which runs already and is left running.
 
         Raises:
             ConfigError: nothing usable goes by the model's name.
@@ -98,6 +109,7 @@ class VllmEngine:
         self._asked_as = served_name(settings)
         self._connect = connect
         self._server_for = partial(server_for, settings, logs, say=say)
+        self._running = server
         self._stack = AsyncExitStack()
         self._endpoint: OpenAIEngine | None = None
 
@@ -113,10 +125,12 @@ class VllmEngine:
             EndpointError: the server does not start, or the one that is there lacks the model.
         """
         async with AsyncExitStack() as stack:
-            url, server = self._settings.base_url, None
-            if url is None:
+            url, server = self._settings.base_url, self._running
+            if server is None and url is None:
                 server = await asyncio.to_thread(self._server_for)
-                url = (await stack.enter_async_context(server)).base_url
+                await stack.enter_async_context(server)
+            if server is not None:
+                url = server.base_url
             endpoint = self._connect(self._at(url), known_as=self.model, digest=self.digest)
             await stack.enter_async_context(endpoint)
             await endpoint.check()
@@ -149,7 +163,7 @@ class VllmEngine:
         model = self.model if completion.model == self._asked_as else completion.model
         return replace(completion, model=model, attempts=completion.attempts + lost)
 
-    def _at(self, url: str) -> ModelSettings:
+    def _at(self, url: str | None) -> ModelSettings:
         """The endpoint that a server of ours is."""
         return self._settings.model_copy(
             update={

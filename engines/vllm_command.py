@@ -20,6 +20,8 @@ OWN_ENVIRONMENT = Path(".venv-vllm") / "bin" / "python"
 
 CPU_CACHE_GIB = "2"
 """Memory of the key-value cache on a CPU, where VLLM_CPU_KVCACHE_SPACE says nothing."""
+RUNTIME_ADAPTERS = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+"""Lets a running server be given adapters."""
 LONGEST_PROMPT = 32768
 """Tokens of context to expect of a model that does not say its own."""
 
@@ -72,7 +74,7 @@ class Served:
         name: under which it is asked for.
         weights: a folder that transformers can read, or a name that vLLM finds by itself.
         adapter: a LoRA on top of it, served as `name`; null: the weights themselves are.
-        rank: of that LoRA.
+        rank: of that LoRA, or of those that a running server will be given; 0: of none.
         context: tokens that the model can see at once; null: not known.
     """
 
@@ -156,8 +158,9 @@ def server_command(
         # vLLM 0.32 dies on a CPU when it cuts a prompt with a seed into chunks.
         command += ["--enforce-eager", "--no-enable-chunked-prefill"]
         command += ["--max-num-batched-tokens", str(served.context or LONGEST_PROMPT)]
-    if served.adapter is not None:
+    if served.rank:
         command += ["--enable-lora", "--max-lora-rank", str(served.rank)]
+    if served.adapter is not None:
         command += ["--lora-modules", f"{served.name}={served.adapter.resolve()}"]
     return [*command, *more]
 
@@ -171,6 +174,8 @@ def server_environment(vllm: Vllm, served: Served, given: Mapping[str, str]) -> 
     asked: dict[str, Any] = {**_QUIET, **_LOOPBACK}
     if vllm.on_cpu:
         asked["VLLM_CPU_KVCACHE_SPACE"] = given.get("VLLM_CPU_KVCACHE_SPACE") or CPU_CACHE_GIB
+    if served.rank and served.adapter is None:
+        asked[RUNTIME_ADAPTERS] = "True"
     if served.is_local:
         asked["HF_HUB_OFFLINE"] = "1"
     return {**kept, **asked}

@@ -73,6 +73,7 @@ class VllmServer:
         base_url: of its API; the same for all its lives.
         log: where it writes; appended to.
         life: the process that runs now, or ran last; null before the first.
+        adapters: folders of LoRAs by name, which every further process is started with.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class VllmServer:
         self.model = model
         self.base_url = f"http://127.0.0.1:{self._port}/v1"
         self.life: Life | None = None
+        self.adapters: dict[str, Path] = {}
 
     async def __aenter__(self) -> Self:
         """Start it, and wait until it is healthy.
@@ -213,12 +215,14 @@ class VllmServer:
     async def _started(self, number: int) -> Life:
         _refuse_taken(self._port)
         theirs, self._hold = os.pipe()
+        loras = [f"{name}={folder}" for name, folder in self.adapters.items()]
+        command = [*self._command, *(["--lora-modules", *loras] if loras else [])]
         try:
             self.log.parent.mkdir(parents=True, exist_ok=True)
             with self.log.open("ab") as log:
                 self._log_begin = log.tell()
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-I", str(_TIED_PROCESS), *self._command),
+                    *(sys.executable, "-I", str(_TIED_PROCESS), *command),
                     stdin=theirs,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=log,

@@ -86,27 +86,33 @@ def served_files(model: str) -> PolicyFiles | None:
     return policy_files(model) if ours or lost else None
 
 
-def ready_weights(settings: ModelSettings, say: Say | None = None) -> Served:
+def ready_weights(
+    settings: ModelSettings, say: Say | None = None, rank: int | None = None
+) -> Served:
     """What to serve, with everything written that has to be (up to minutes, the first time).
 
     Args:
         settings: the model.
         say: told, in a line, if merged weights were damaged and are made again; None: the log.
+        rank: of adapters that the running server will be given; everything below them is merged.
 
     Raises:
-        ConfigError: weights or a package are missing, an adapter does not fit, or others can
-            write into the cache.
+        ConfigError: weights or a package are missing, an adapter does not fit, the rank is too
+            high, or others can write into the cache.
         StorageError: the cache cannot be written.
     """
     files = served_files(settings.model)
+    given = _room_for(rank) if rank else 0
+    if given is None:
+        raise ConfigError(f"LoRA rank {rank}: vLLM serves none above {RANKS[-1]}. Choose a lower r")
     if files is None:
-        return Served(settings.model, settings.model)
-    last = files.adapters[-1] if files.adapters else None
-    rank = _lora_rank(last) if last is not None else None
-    below = replace(files, adapters=files.adapters[:-1]) if rank else files
+        return Served(settings.model, settings.model, rank=given)
+    last = files.adapters[-1] if files.adapters and not given else None
+    own = _lora_rank(last) if last is not None else None
+    below = replace(files, adapters=files.adapters[:-1]) if own else files
     folder = _safetensors(below, say)
-    adapter = last if rank else None
-    return Served(served_name(settings), str(folder), adapter, rank or 0, _context(folder))
+    adapter = last if own else None
+    return Served(served_name(settings), str(folder), adapter, own or given, _context(folder))
 
 
 def _lora_rank(adapter: Path) -> int | None:
@@ -124,7 +130,11 @@ def _lora_rank(adapter: Path) -> int | None:
     plain = config.get("peft_type") == "LORA" and config.get("bias", "none") == "none"
     if not plain or beyond or vocabulary or odd_start:
         return None
-    return next((rank for rank in RANKS if rank >= int(config["r"])), None)
+    return _room_for(int(config["r"]))
+
+
+def _room_for(rank: int) -> int | None:
+    return next((room for room in RANKS if room >= rank), None)
 
 
 def _safetensors(files: PolicyFiles, say: Say | None) -> Path:

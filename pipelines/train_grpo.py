@@ -14,7 +14,6 @@ Rollouts are calls in the run's ledger, so a training that was stopped goes on w
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,7 @@ from storage.inert import inert
 from storage.ledger import Ledger
 from storage.records import Message, Question
 from storage.settings import in_words as faults_in_words
-from training.canary import TOLERANCE, Canary
+from training.canary import Canary, tolerance_for
 from training.grpo import RolloutSource
 from training.grpo import train_grpo as train
 from training.report import TrainingReport
@@ -188,7 +187,6 @@ def _train(
     return report
 
 
-@contextmanager
 def _rollouts(
     call: Invocation,
     training: _Training,
@@ -196,26 +194,21 @@ def _rollouts(
     retriever: Retriever,
     ledger: Ledger,
     gate: Gate,
-) -> Iterator[Rollouts]:
-    """Gives the source of a training's rollouts; what serves them is put away at the end."""
-    recipe = training.recipe
-    serving = serving_for(recipe, training.target / "serving")
-    canary = Canary(canary_prompts(recipe, training.questions), TOLERANCE[recipe.policy.precision])
-    try:
-        yield Rollouts(
-            call,
-            recipe,
-            training.questions,
-            dev,
-            retriever,
-            ledger,
-            gate,
-            scheme_of(recipe),
-            serving,
-            canary,
-        )
-    finally:
-        serving.close()
+) -> Rollouts:
+    """Returns the source of a training's rollouts."""
+    recipe, logs = training.recipe, ledger.path.parent / "logs"
+    return Rollouts(
+        call,
+        recipe,
+        training.questions,
+        dev,
+        retriever,
+        ledger,
+        gate,
+        scheme_of(recipe),
+        serving_for(recipe, training.target / "serving", logs, gate.check, call.say),
+        Canary(canary_prompts(recipe, training.questions), tolerance_for(recipe.policy)),
+    )
 
 
 def rollout_recipe(call: Invocation) -> Recipe:

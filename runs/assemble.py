@@ -12,6 +12,7 @@ from agent.protocols import protocol_of
 from engines.ledgered import BeforeCall, LedgeredEngine
 from engines.sampling import Engine, Sampling
 from engines.settings import ModelSettings
+from engines.vllm_server import VllmServer
 from retrieval.interface import Retriever
 from runs.recipe import Recipe
 from sources.load import Data, load_data
@@ -47,6 +48,7 @@ def engine_for(
     logs: Path | None = None,
     before_call: BeforeCall | None = None,
     say: Say | None = None,
+    server: VllmServer | None = None,
 ) -> Engine:
     """The engine that a `policy:` or `judge:` block names; enter it before use.
 
@@ -57,6 +59,7 @@ def engine_for(
         before_call: asked before every attempt at an endpoint (see `engines.ledgered`).
         say: told, in a line, when an endpoint is in trouble and when it is back, and when weights
             in the cache were damaged.
+        server: a vLLM server that runs already and has the model.
     """
     if model.engine == "openvino":
         from engines.openvino import embedded_engine
@@ -81,7 +84,7 @@ def engine_for(
     if model.engine == "vllm":
         from engines.vllm import VllmEngine
 
-        return VllmEngine(model, connect, logs or server_logs(), say)
+        return VllmEngine(model, connect, logs or server_logs(), say, server)
     return connect(model)
 
 

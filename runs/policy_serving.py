@@ -1,20 +1,30 @@
 """The policy in training, served to its own rollouts: new weights for each batch."""
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engines.ledgered import BeforeCall
 from engines.openvino import OpenVINOEngine
 from engines.sampling import Engine
 from engines.settings import ModelSettings
+from engines.vllm import server_for
+from engines.vllm_adapters import adapter_on
+from engines.vllm_command import installed_vllm
+from engines.vllm_server import VllmServer
+from engines.vllm_weights import served_name
+from runs.assemble import engine_for
 from runs.recipe import Recipe
+from storage.atomic import atomic_write_json
 from storage.errors import ConfigError
+from storage.text import Say
 from weights.adapter_chain import save_adapter
-from weights.policy_files import PolicyFiles, policy_digest, policy_files
+from weights.policy_files import TRAINING, PolicyFiles, policy_digest, policy_files
 from weights.policy_gguf import write_policy_gguf
 
 
@@ -61,21 +71,85 @@ class EmbeddedServing:
         async with engine:
             yield engine
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Removes the weights of the moment."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def serving_for(recipe: Recipe, folder: Path) -> EmbeddedServing:
+@dataclass
+class VllmServing:
+    """Serves a PEFT model on one vLLM server: its start merged, and the adapter of the moment.
+
+    Attributes:
+        recipe: Its policy is the start of the training.
+        folder: For the adapter of the moment. A server that is not ours must see it, too.
+        logs: Folder for the server's log.
+        before_call, say: See `runs.assemble.engine_for`.
+    """
+
+    recipe: Recipe
+    folder: Path
+    logs: Path
+    before_call: BeforeCall
+    say: Say
+    _server: VllmServer | None = field(default=None, init=False)
+    _stack: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
+
+    @asynccontextmanager
+    async def serving(self, model: Any) -> AsyncIterator[Engine]:
+        """Gives an open engine with the weights of `model`; the first time, starts the server.
+
+        Its digest is that of a policy folder with the same adapter.
+        """
+        policy = self.recipe.policy
+        if self._server is None and policy.base_url is None:
+            start = policy.model_copy(update={"model": policy.trainable})
+            rank = self.recipe.training.grpo.lora.r
+            server = await asyncio.to_thread(server_for, start, self.logs, None, self.say, rank)
+            self._server = await self._stack.enter_async_context(server)
+        folder = self._write(model)
+        served = policy.model_copy(update={"model": str(folder)})
+        engine = engine_for(
+            served, self.recipe, self.logs, self.before_call, self.say, self._server
+        )
+        try:
+            async with adapter_on(served, self._server), engine:
+                yield engine
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _write(self, model: Any) -> Path:
+        """Writes a policy folder with the adapter of `model`, named by the hash of its content."""
+        new, start = self.folder / "new", policy_files(self.recipe.policy.trainable)
+        save_adapter(model, new)
+        chain = [str(adapter.resolve()) for adapter in start.adapters]
+        atomic_write_json(new / TRAINING, {"base": str(start.base.resolve()), "chain": chain})
+        named = served_name(self.recipe.policy.model_copy(update={"model": str(new)}))
+        shutil.rmtree(self.folder / named, ignore_errors=True)
+        return new.rename(self.folder / named)
+
+    async def close(self) -> None:
+        """Stops the server and removes what was written."""
+        await self._stack.aclose()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def serving_for(
+    recipe: Recipe, folder: Path, logs: Path, before_call: BeforeCall, say: Say
+) -> EmbeddedServing | VllmServing:
     """Returns what serves the recipe's policy while it is trained.
 
     Raises:
-        ConfigError: If its engine cannot be given new weights.
+        ConfigError: If its engine cannot be given new weights, or vLLM is missing.
     """
-    if recipe.policy.engine != "openvino":
+    if recipe.policy.engine == "openai":
         raise ConfigError(
-            f"policy.engine: {recipe.policy.engine} cannot be given the weights of a policy in "
-            "training. Use engine: openvino"
+            "policy.engine: openai cannot be given the weights of a policy in training. Use "
+            "engine: openvino or engine: vllm, which may have a base_url, too"
         )
+    if recipe.policy.engine == "vllm":
+        if recipe.policy.base_url is None:
+            installed_vllm()
+        return VllmServing(recipe, folder, logs, before_call, say)
     limits = recipe.limits
     return EmbeddedServing(recipe.policy, min(limits.max_concurrency, 64), limits.cache_gib, folder)

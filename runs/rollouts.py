@@ -7,9 +7,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from agent.environment import Environment, Trajectory
 from agent.in_flight import in_flight
@@ -39,6 +39,7 @@ class Serving(Protocol):
     """See `runs.policy_serving`."""
 
     def serving(self, model: Any) -> AbstractAsyncContextManager[Engine]: ...
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Draws batches of rollouts (see `training.grpo.RolloutSource`).
+    """Draws batches of rollouts (see `training.grpo.RolloutSource`); use inside `with`.
 
     Attributes:
         call: Its console shows the progress.
@@ -61,6 +62,7 @@ class Rollouts:
         dev: That are answered greedily now and then; none are trained on.
         serving: Gives the policy in training to its engine.
         canary: Proves that it arrived.
+        runner: Of one event loop for all batches, because a server lives through them.
     """
 
     call: Invocation
@@ -73,10 +75,18 @@ class Rollouts:
     scheme: RewardScheme
     serving: Serving
     canary: Canary
+    runner: asyncio.Runner = field(default_factory=asyncio.Runner, init=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self.runner:
+            self.runner.run(self.serving.close())
 
     def collect(self, number: int, model: Any) -> RolloutBatch:
         """Draws batch `number` with the weights of `model`."""
-        return asyncio.run(self._collect(number, model))
+        return self.runner.run(self._collect(number, model))
 
     async def _collect(self, number: int, model: Any) -> RolloutBatch:
         began = time.monotonic()

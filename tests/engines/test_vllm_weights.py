@@ -13,6 +13,7 @@ from tiny_llama import write_tiny_folder
 from engines.settings import ModelSettings
 from engines.vllm_command import Served
 from engines.vllm_weights import ready_weights
+from storage.errors import ConfigError
 from weights.policy_files import load_policy, policy_files
 
 
@@ -79,6 +80,17 @@ def test_all_but_the_last_adapter_is_merged_once(
 
     monkeypatch.setattr("engines.vllm_weights.load_policy", lambda *_: pytest.fail("not cached"))
     assert ready(chain / "dpo") == served
+
+
+def test_below_adapters_of_a_training_the_whole_policy_is_merged(chain: Path) -> None:
+    import torch
+
+    settings = ModelSettings(engine="vllm", model=str(chain / "dpo"))
+    served = ready_weights(settings, rank=12)
+    assert (served.adapter, served.rank) == (None, 16)
+    assert torch.equal(logits(served.weights), logits(str(chain / "dpo")))
+    with pytest.raises(ConfigError, match="LoRA rank 600: vLLM serves none above 512"):
+        ready_weights(settings, rank=600)
 
 
 @pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)

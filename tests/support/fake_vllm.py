@@ -3,13 +3,19 @@
 `install` writes it into a folder and names it in the environment. It answers as `little_world`'s
 policy does, keeps what it was started with and asked in `starts.jsonl` and `requests.jsonl`, and
 does what a prompt says: `die` kills it, `die once` in its first life only, `refuse` gets status
-400. A file `broken` keeps it from starting. Like vLLM it has a child that outlives it; both hold
+400. A file `broken` keeps it from starting.
+
+Adapters that it is given while it runs (`adapters.jsonl`) hold one number, the logit of the token
+`SAID`, which is all that it says by token ids; the other logits are 0. With a file `deaf` it keeps
+the number that it has. Like vLLM it has a child that outlives it; both hold
 the pipe `alive` open, if there is one.
 """
 
 import json
+import math
 import os
 import signal
+import struct
 import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,7 +25,10 @@ from typing import Any
 import little_world
 
 FOLDER = Path(__file__).parent
+RUNTIME_ADAPTERS = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 KEPT = ("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "PYTHONPATH", "HF_HUB_OFFLINE", "VLLM_HOST_IP")
+KEPT += (RUNTIME_ADAPTERS,)
+SAID, VOCABULARY = 7, 100
 
 
 def install(folder: Path) -> str:
@@ -61,8 +70,9 @@ def kept(folder: Path, name: str) -> list[dict[str, Any]]:
 class Answering(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     folder: Path
-    models: tuple[str, ...]
+    models: list[str]
     life: int
+    logit = 0.0
 
     def do_GET(self) -> None:
         listed = [{"id": model, "owned_by": "vllm"} for model in self.models]
@@ -70,9 +80,15 @@ class Answering(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path.endswith("_lora_adapter"):
+            return self.change_adapters(body)
+        if self.path == "/tokenize":
+            return self.reply({"tokens": [1, 2, 3]})
         note(self.folder, "requests", {**body, "life": self.life})
         if body["model"] not in self.models:
             return self.reply({"error": {"message": "no such model"}}, 404)
+        if self.path == "/v1/completions":
+            return self.reply(self.continued(body))
         asked = body["messages"][-1]["content"]
         if asked == "die" or (asked == "die once" and self.life == 1):
             print("FakeError: asked to die", file=sys.stderr, flush=True)
@@ -85,6 +101,31 @@ class Answering(BaseHTTPRequestHandler):
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         return self.reply({"model": body["model"], "choices": [choice], "usage": usage})
 
+    def change_adapters(self, body: dict[str, Any]) -> None:
+        verb, name = self.path.rpartition("/")[2].partition("_")[0], body["lora_name"]
+        note(self.folder, "adapters", {"verb": verb, **body, "life": self.life})
+        if os.environ.get(RUNTIME_ADAPTERS) != "True":
+            return self.reply({"detail": "Not Found"}, 404)
+        if (verb == "load") == (name in self.models):
+            found = "has already been loaded" if verb == "load" else "cannot be found"
+            return self.reply({"error": {"message": f"The lora adapter '{name}' {found}."}}, 400)
+        if verb == "load":
+            take(name, Path(body["lora_path"]))
+        else:
+            self.models.remove(name)
+        return self.reply({})
+
+    def continued(self, body: dict[str, Any]) -> dict[str, Any]:
+        logp = self.logit - math.log(math.exp(self.logit) + VOCABULARY - 1)
+        choice = {
+            "text": "said",
+            "prompt_token_ids": body["prompt"],
+            "token_ids": [SAID, SAID],
+            "logprobs": {"token_logprobs": [logp, logp]},
+            "finish_reason": "stop",
+        }
+        return {"model": body["model"], "choices": [choice]}
+
     def reply(self, body: dict[str, Any], status: int = 200) -> None:
         content = json.dumps(body).encode()
         self.send_response(status)
@@ -95,6 +136,14 @@ class Answering(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+
+def take(name: str, adapter: Path) -> None:
+    """Serve an adapter: the last two bytes of its weights are its number in float16."""
+    Answering.models.append(name)
+    if not (Answering.folder / "deaf").exists():
+        weights = (adapter / "adapter_model.safetensors").read_bytes()
+        (Answering.logit,) = struct.unpack("<e", weights[-2:])
 
 
 def note(folder: Path, name: str, row: dict[str, Any]) -> None:
@@ -118,8 +167,10 @@ def main() -> None:
     subprocess.Popen([sys.executable, "-c", waiting], close_fds=False)
     Answering.folder = folder
     Answering.life = len(kept(folder, "starts"))
-    lora = said.get("--lora-modules", "").partition("=")[0]
-    Answering.models = tuple(name for name in (said["--served-model-name"], lora) if name)
+    Answering.models = [said["--served-model-name"]]
+    if "--lora-modules" in said:
+        name, _, adapter = said["--lora-modules"].partition("=")
+        take(name, Path(adapter))
     ThreadingHTTPServer((said["--host"], int(said["--port"])), Answering).serve_forever()
 
 

@@ -1,0 +1,75 @@
+"""An adapter that a vLLM server is given while it runs, under the hash of its content."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from engines.client import checked_url, key_in
+from engines.faults import redacted
+from engines.settings import ModelSettings
+from engines.vllm import KEY_VARIABLE
+from engines.vllm_command import RUNTIME_ADAPTERS
+from engines.vllm_server import VllmServer
+from engines.vllm_weights import served_name
+from storage.errors import EndpointError
+from storage.http import HttpClient, Redirected, ReplyTooLarge, shown_url
+
+_TIMEOUT_S = 300.0
+
+
+@asynccontextmanager
+async def adapter_on(settings: ModelSettings, server: VllmServer | None) -> AsyncIterator[None]:
+    """Loads the last adapter of a policy into a server that serves all below it, for a block.
+
+    Args:
+        settings: Its `model` is a policy folder; `base_url` is the server's, if it is not ours.
+        server: A server of ours. When it dies, the next one is started with the adapter.
+
+    Raises:
+        EndpointError: If the server does not load it (fatal).
+    """
+    name, folder = served_name(settings), (Path(settings.model) / "adapter").resolve()
+    url = checked_url(settings) if server is None else server.base_url
+    life = None if server is None else await server.healthy()
+    try:
+        if server is not None:
+            server.adapters = {name: folder}
+        try:
+            await _ask(url, "load", {"lora_name": name, "lora_path": str(folder)})
+        except EndpointError:
+            if server is None or life is None or not await server.outlived(life):
+                raise
+            await server.healthy()
+        yield
+    finally:
+        if server is not None:
+            server.adapters = {}
+        with suppress(EndpointError):  # the next adapter takes its place in any case
+            await _ask(url, "unload", {"lora_name": name})
+
+
+async def _ask(url: str, verb: str, body: dict[str, str]) -> None:
+    import aiohttp
+
+    key, address = key_in(KEY_VARIABLE), f"{url.rstrip('/')}/{verb}_lora_adapter"
+    headers = {"Content-Type": "application/json"}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    try:
+        async with asyncio.timeout(_TIMEOUT_S), HttpClient(url) as http:
+            reply = await http.ask("POST", address, headers=headers, body=json.dumps(body).encode())
+    except (aiohttp.ClientError, OSError, Redirected, ReplyTooLarge) as error:
+        fault = redacted(f"{type(error).__name__}: {error}", key)
+    else:
+        # A killed training left it there. The name is the hash of the content, so it is the same.
+        if reply.status == 200 or b"already been loaded" in reply.body:
+            return
+        fault = f"{reply.status}: {redacted(reply.body.decode('utf-8', 'replace'), key)}"
+    raise EndpointError(
+        f"{shown_url(url)}: the server did not {verb} the adapter {body} ({fault}). It needs "
+        f"{RUNTIME_ADAPTERS}=True in its environment, --enable-lora, a --max-lora-rank that is not "
+        "below the adapter's, and a disk with this folder",
+        fatal=True,
+    )

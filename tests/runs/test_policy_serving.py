@@ -1,0 +1,198 @@
+"""A policy in training on a vLLM server: its adapter arrives, or the training stops."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fake_vllm
+import pytest
+
+from engines.sampling import CallIdentity, SampleRequest, Sampling
+from engines.settings import ModelSettings
+from engines.vllm import server_for
+from engines.vllm_command import VARIABLE
+from engines.vllm_weights import served_digest
+from runs.policy_serving import VllmServing, serving_for
+from runs.recipe import Recipe
+from storage.errors import ConfigError, EndpointError, TrainingError
+from storage.records import Message
+from training.canary import Canary, Sung
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a vLLM that `BRANCHWISE_VLLM_PYTHON` names, and of a start, `base`."""
+    monkeypatch.setenv(VARIABLE, fake_vllm.install(tmp_path))
+    fake_vllm.write_policy(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as one:
+        yield one
+
+
+def settings(fake: Path, **changes: Any) -> ModelSettings:
+    return ModelSettings(engine="vllm", model=str(fake / "base"), **changes)
+
+
+def serving(fake: Path, **changes: Any) -> VllmServing:
+    policy = settings(fake, **changes)
+    recipe = Recipe(name="served", policy=policy, limits={"timeout_s": 20.0})  # type: ignore[arg-type]
+    one = serving_for(recipe, fake / "serving", fake / "logs", lambda: None, print)
+    assert isinstance(one, VllmServing)
+    return one
+
+
+def model(logit: float) -> Any:
+    """As much of a PEFT model as is needed: an adapter of one number, which the fake reads."""
+    import torch
+    from safetensors.torch import save_file
+
+    class OneNumber(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.number = torch.nn.Parameter(torch.tensor([[logit]]))
+
+        def forward(self, input_ids: Any, logits_to_keep: int, use_cache: bool) -> Any:
+            self.logits = torch.zeros(1, logits_to_keep, fake_vllm.VOCABULARY)
+            self.logits[..., fake_vllm.SAID] = self.number
+            return self
+
+        def save_pretrained(self, folder: str) -> None:
+            Path(folder).mkdir(parents=True)
+            config = {"peft_type": "LORA", "r": 16, "target_modules": ["q_proj"]}
+            (Path(folder) / "adapter_config.json").write_text(json.dumps(config))
+            numbers = {"q_proj.lora_A.weight": self.number.data}
+            save_file(numbers, Path(folder) / "adapter_model.safetensors")
+
+    return OneNumber()
+
+
+def canary() -> Canary:
+    return Canary([(Message("user", "Lyon"),)], tolerance=0.01)
+
+
+async def sung(served: VllmServing, bird: Canary, logit: float) -> Sung:
+    async with served.serving(model(logit)) as engine:
+        return await bird.sing(engine, model(logit))
+
+
+def adapters(fake: Path) -> list[tuple[str, str, int]]:
+    rows = fake_vllm.kept(fake, "adapters")
+    return [(row["verb"], row["lora_name"], row["life"]) for row in rows]
+
+
+def test_one_server_gets_the_adapter_of_each_batch_under_its_hash(
+    fake: Path, runner: asyncio.Runner
+) -> None:
+    served, bird, names = serving(fake), canary(), list[str]()
+
+    async def batch(logit: float) -> Sung:
+        async with served.serving(model(logit)) as engine:
+            names.append(f"branchwise-{engine.digest[:16]}")
+            kept = shutil.copytree(engine.model, fake / "kept", dirs_exist_ok=True)
+            trained = settings(fake).model_copy(update={"model": str(kept)})
+            assert engine.digest == served_digest(trained), "that of a policy with this adapter"
+            return await bird.sing(engine, model(logit))
+
+    first, second = runner.run(batch(0.5)), runner.run(batch(1.5))
+    assert first.error < 1e-5 and second.error < 1e-5
+    assert second.moved is not None and second.moved > 0.5
+    assert names[0] != names[1]
+    loaded = [(verb, name, 1) for name in names for verb in ("load", "unload")]
+    assert adapters(fake) == loaded
+    assert [row["model"] for row in fake_vllm.kept(fake, "requests")] == names
+    assert not list((fake / "serving").iterdir())
+    runner.run(served.close())
+    (start,) = fake_vllm.kept(fake, "starts")
+    assert start["environment"][fake_vllm.RUNTIME_ADAPTERS] == "True"
+    words = start["words"]
+    assert words[words.index("--max-lora-rank") + 1] == "16"
+    assert words[words.index("--model") + 1] == str(fake / "base")
+
+
+def test_a_server_that_ignores_an_adapter_is_caught(fake: Path, runner: asyncio.Runner) -> None:
+    served, bird = serving(fake), canary()
+    runner.run(sung(served, bird, 0.5))
+    (fake / "deaf").touch()
+    with pytest.raises(TrainingError, match="still serves the weights of the batch before"):
+        runner.run(sung(served, bird, 1.5))
+    runner.run(served.close())
+
+
+def test_a_server_that_died_is_started_again_and_has_the_adapter(
+    fake: Path, runner: asyncio.Runner
+) -> None:
+    """Between two batches, and within one."""
+    served, bird = serving(fake), canary()
+    runner.run(sung(served, bird, 0.5))
+    os.kill(fake_vllm.kept(fake, "starts")[0]["pid"], signal.SIGKILL)
+
+    async def batch() -> str:
+        async with served.serving(model(1.5)) as engine:
+            await bird.sing(engine, model(1.5))
+            os.kill(fake_vllm.kept(fake, "starts")[-1]["pid"], signal.SIGKILL)
+            asked = SampleRequest(
+                (Message("user", "die"),), Sampling(), CallIdentity("policy", "q", "0"), tokens=True
+            )
+            await engine.sample(asked)
+            await bird.sing(engine, model(1.5))
+            return engine.digest
+
+    digest = runner.run(batch())
+    lives = fake_vllm.kept(fake, "starts")
+    assert len(lives) == 3
+    for life in lives[1:]:
+        (lora,) = [word for word in life["words"] if word.startswith(f"branchwise-{digest[:16]}=")]
+        assert lora.endswith("/adapter")
+    assert adapters(fake)[-1] == ("unload", f"branchwise-{digest[:16]}", 3)
+    runner.run(served.close())
+
+
+@pytest.mark.parametrize("rank", [16, None])
+def test_a_server_that_is_there_is_given_adapters_if_it_takes_them(
+    rank: int | None, fake: Path, runner: asyncio.Runner
+) -> None:
+    async def asked() -> None:
+        async with server_for(settings(fake), fake / "logs", rank=rank) as there:
+            served = serving(fake, base_url=there.base_url)
+            try:
+                assert (await sung(served, canary(), 0.5)).error < 1e-5
+            finally:
+                await served.close()
+            assert (await there.healthy()).number == 1
+
+    if rank is None:
+        with pytest.raises(EndpointError, match=f"{fake_vllm.RUNTIME_ADAPTERS}=True"):
+            runner.run(asked())
+    else:
+        runner.run(asked())
+        assert [verb for verb, *_ in adapters(fake)] == ["load", "unload"]
+
+
+def test_an_adapter_that_a_killed_training_left_on_a_server_is_used(
+    fake: Path, runner: asyncio.Runner
+) -> None:
+    async def twice() -> None:
+        async with server_for(settings(fake), fake / "logs", rank=16) as there:
+            one, other = (serving(fake, base_url=there.base_url) for _ in range(2))
+            async with one.serving(model(0.5)):
+                await sung(other, canary(), 0.5)
+
+    runner.run(twice())
+    assert [verb for verb, *_ in adapters(fake)] == ["load", "load", "unload", "unload"]
+
+
+def test_an_endpoint_that_cannot_be_given_weights_is_refused(fake: Path) -> None:
+    policy = ModelSettings(engine="openai", base_url="http://127.0.0.1:1/v1")
+    with pytest.raises(ConfigError, match="openai cannot be given the weights"):
+        serving_for(Recipe(name="served", policy=policy), fake, fake, lambda: None, print)
