@@ -69,10 +69,13 @@ class World:
     async def serving(self, model: Any) -> AsyncIterator[SpellingEngine]:
         yield self.engine
 
+    async def close(self) -> None:
+        pass
+
     def collect(self, number: int = 0) -> RolloutBatch:
         call = Invocation(self.recipe, self.folder, console=Terminal(self.said))
         recipe = rollout_recipe(call)
-        return Rollouts(
+        source = Rollouts(
             call,
             recipe,
             self.questions,
@@ -83,7 +86,9 @@ class World:
             scheme_of(recipe),
             self,
             Silent(),  # type: ignore[arg-type]
-        ).collect(number, None)
+        )
+        with source:
+            return source.collect(number, None)
 
     def asked(self) -> list[tuple[str, str, int]]:
         """Returns what the engine was asked since the last time, and forgets it."""
