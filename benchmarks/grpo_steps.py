@@ -109,20 +109,20 @@ def stored_rollouts(ledger: Path, batch: int, size: int) -> list[list[Rollout]]:
 
     Groups that lost a rollout are left out, because TRL's have a fixed size.
     """
-    found: dict[str, dict[int, list[PolicyCall]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[Any, dict[int, list[PolicyCall]]] = defaultdict(lambda: defaultdict(list))
     with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as connection:
         rows = connection.execute(
-            "SELECT question_id, draw, prompt_ids, token_ids FROM calls WHERE error IS NULL "
+            "SELECT question_id, path, draw, prompt_ids, token_ids FROM calls WHERE error IS NULL "
             "AND path LIKE ? AND length(token_ids) > 0 ORDER BY length(prompt_ids)",
-            (f"grpo/{batch}+%",),
+            (f"grpo/{batch}/%",),
         )
-        for question, draw, prompt, step in rows:
+        for question, path, draw, prompt, step in rows:
             tokens = StepTokens(unpacked("i", prompt) or (), unpacked("i", step) or ())
-            found[question][draw].append(PolicyCall(tokens))
+            found[question, path.split("+")[0]][draw].append(PolicyCall(tokens))
     rng = random.Random(batch)
     return [
         [Rollout(question, tuple(calls), rng.random()) for calls in draws.values()]
-        for question, draws in found.items()
+        for (question, _), draws in found.items()
         if len(draws) == size
     ]
 

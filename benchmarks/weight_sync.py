@@ -1,0 +1,212 @@
+"""What does it take to serve new weights, and how surely does the canary notice if it failed?
+
+    python -m benchmarks.weight_sync [--precision f16 q8_0] [--updates 8]
+    python -m benchmarks.weight_sync --precision f16 --updates 200 --faults
+
+A GRPO training on a few short rollouts of the policy, whose rewards are random: before each update
+the embedded engine gets the weights as in `train-grpo`. Prints, every tenth time, what memory this
+process takes (it must stay flat), and for each precision: seconds to write the weights and to open
+the engine on them; the canary's error, in nats a token; how far an update moved the trainer; and
+the canary's error if the engine serves other weights than those that are trained. An error above
+`training.canary.TOLERANCE` stops a training.
+"""
+
+import argparse
+import asyncio
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from engines.openvino import OpenVINOEngine
+from engines.sampling import CallIdentity, SampleRequest, Sampling
+from engines.settings import ModelSettings
+from pipelines.train_grpo import canary_prompts
+from runs import policy_serving
+from runs.assemble import open_data
+from runs.policy_serving import EmbeddedServing
+from runs.recipe_file import load_recipe
+from storage.records import Message
+from training.arguments import quiet, shared_arguments
+from training.canary import TOLERANCE, Canary, Sung
+from training.grpo import grpo_trainer
+from training.packing import StepTokens
+from training.rollouts import PolicyCall, Rollout, RolloutBatch
+from training.settings import GrpoSettings
+from weights.policy_files import load_policy, policy_files
+
+Adapter = dict[str, Any]
+
+
+class TimedEngine(OpenVINOEngine):
+    """Remembers when it began to open."""
+
+    began = 0.0
+
+    async def __aenter__(self) -> "TimedEngine":
+        TimedEngine.began = time.perf_counter()
+        return await super().__aenter__()
+
+
+def adapter_of(model: Any) -> Adapter:
+    return {name: p.detach().clone() for name, p in model.named_parameters() if "lora_" in name}
+
+
+def _scale(model: Any, factor: float, where: str = "") -> None:
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name and where in name:
+            parameter.data.mul_(factor)
+
+
+def _restore(model: Any, adapter: Adapter) -> None:
+    for name, parameter in model.named_parameters():
+        if name in adapter:
+            parameter.data.copy_(adapter[name])
+
+
+FAULTS: dict[str, Callable[[Any, Adapter], None]] = {
+    "stale": _restore,
+    "start": lambda model, before: _scale(model, 0.0),
+    "alpha": lambda model, before: _scale(model, 2.0),
+    "layer": lambda model, before: _scale(model, 0.0, ".layers.1."),
+}
+"""What may go wrong: the weights before the last update, no adapter, one of twice the strength, and
+one that a layer lacks."""
+
+
+@dataclass
+class Synced:
+    """Serves the weights of each batch and draws short rollouts (`training.grpo.RolloutSource`).
+
+    Attributes:
+        faults: Of the weights that are served after the last sync.
+        written, opened: Seconds of each sync.
+        sung: What the canary showed.
+        wrong: Its error under each fault.
+        resident_mb: Memory of this process after each sync.
+    """
+
+    serving: EmbeddedServing
+    prompts: Sequence[tuple[Message, ...]]
+    updates: int
+    faults: Sequence[str] = ()
+    written: list[float] = field(default_factory=list)
+    opened: list[float] = field(default_factory=list)
+    sung: list[Sung] = field(default_factory=list)
+    wrong: dict[str, float] = field(default_factory=dict)
+    resident_mb: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.canary = Canary(self.prompts, math.inf)
+        self.before: Adapter = {}
+
+    def collect(self, number: int, model: Any) -> RolloutBatch:
+        return asyncio.run(self._collect(number, model))
+
+    async def _collect(self, number: int, model: Any) -> RolloutBatch:
+        began = time.perf_counter()
+        async with self.serving.serving(model) as engine:
+            self.written.append(TimedEngine.began - began)
+            self.opened.append(time.perf_counter() - TimedEngine.began)
+            self.sung.append(await self.canary.sing(engine, model))
+            rollouts = [await self._rollout(engine, number, draw) for draw in range(4)]
+        if number == self.updates:
+            for fault in self.faults:
+                self.wrong[fault] = await self._error_with(model, fault)
+        self.before = adapter_of(model)
+        self.resident_mb.append(resident_mb())
+        if number % 10 == 0:
+            print(f"{number} updates: {self.resident_mb[-1]:,.0f} MB", flush=True)
+        return RolloutBatch([rollouts])
+
+    async def _rollout(self, engine: Any, number: int, draw: int) -> Rollout:
+        request = SampleRequest(
+            self.prompts[0],
+            Sampling(temperature=1.0, top_p=1.0, max_new_tokens=16),
+            CallIdentity("policy", "q", str(number), draw),
+            tokens=True,
+        )
+        drawn = await engine.sample(request)
+        call = PolicyCall(StepTokens(drawn.prompt_ids, drawn.token_ids), drawn.logprobs)
+        return Rollout("q", (call,), float(draw % 2))
+
+    async def _error_with(self, model: Any, fault: str) -> float:
+        served = deepcopy(model)
+        FAULTS[fault](served, self.before)
+        async with self.serving.serving(served) as engine:
+            return (await Canary(self.prompts, math.inf).sing(engine, model)).error
+
+
+def resident_mb() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def run(policy: ModelSettings, source: Synced, lr: float) -> None:
+    """Trains and throws the policy away."""
+    from transformers import PrinterCallback
+
+    setattr(policy_serving, "OpenVINOEngine", TimedEngine)  # noqa: B010
+    settings = GrpoSettings(
+        lr=lr,
+        batches=source.updates + 1,  # the last update is not served
+        batch_questions=1,
+        group_size=4,
+        save_every=10**6,
+        precision="float32",
+    )
+    model, tokenizer = load_policy(policy_files(policy.model))
+    with tempfile.TemporaryDirectory() as checkpoints:
+        arguments = shared_arguments(settings, Path(checkpoints), 0)
+        trainer = grpo_trainer(model, tokenizer, source, settings, arguments, 0, 1.0)
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+
+
+def report(precision: str, source: Synced) -> None:
+    errors = [one.error for one in source.sung]
+    moved = [one.moved for one in source.sung if one.moved is not None]
+    wrong = (f"{source.wrong[name]:.4f}" if name in source.wrong else "" for name in FAULTS)
+    print(
+        f"| {precision} | {fmean(source.written):.1f} | {fmean(source.opened):.1f} | "
+        f"{fmean(errors):.4f} | {max(errors):.4f} | {TOLERANCE[precision]} | "
+        f"{fmean(moved) if moved else 0:.4f} | {' | '.join(wrong)} |",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--config", type=Path, default=Path("configs/atlas.yaml"))
+    parser.add_argument("--set", nargs="+", default=[], dest="overrides")
+    parser.add_argument("--precision", nargs="+", choices=TOLERANCE, default=list(TOLERANCE))
+    parser.add_argument("--updates", type=int, default=8)
+    parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--faults", nargs="*", choices=FAULTS, default=list(FAULTS))
+    options = parser.parse_args()
+    quiet()
+    recipe = load_recipe(options.config, options.overrides)
+    prompts = canary_prompts(recipe, open_data(recipe).questions)
+    sources = {}
+    for precision in options.precision:
+        policy = recipe.policy.model_copy(update={"precision": precision})
+        with tempfile.TemporaryDirectory() as folder:
+            serving = EmbeddedServing(policy, 8, 1, Path(folder) / "serving")
+            sources[precision] = Synced(serving, prompts, options.updates, options.faults)
+            run(policy, sources[precision], options.lr)
+    print(
+        "\n| precision | write s | open s | mean error | largest | tolerance | moved "
+        f"| {' | '.join(FAULTS)} |\n|{'---|' * (7 + len(FAULTS))}"
+    )
+    for precision, source in sources.items():
+        report(precision, source)
+
+
+if __name__ == "__main__":
+    main()

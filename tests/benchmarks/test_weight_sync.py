@@ -1,0 +1,23 @@
+"""The benchmark of weight syncs, on a random Llama."""
+
+from pathlib import Path
+
+import pytest
+from tiny_llama import write_tiny_gguf
+
+from benchmarks.weight_sync import FAULTS, Synced, run
+from engines.settings import ModelSettings
+from runs.policy_serving import EmbeddedServing
+from storage.records import Message
+
+pytestmark = pytest.mark.model
+
+
+def test_wrong_weights_are_further_away_than_the_right_ones(tmp_path: Path) -> None:
+    policy = ModelSettings(model=str(write_tiny_gguf(tmp_path / "tiny.gguf")), precision="f16")
+    serving = EmbeddedServing(policy, 4, 1, tmp_path / "serving")
+    source = Synced(serving, [(Message("user", "Where is Holm?"),)], 1, list(FAULTS))
+    run(policy, source, lr=1e-2)
+    assert len(source.sung) == len(source.opened) == 2
+    assert (source.sung[1].moved or 0) > 0.01 > source.sung[1].error
+    assert min(source.wrong.values()) > source.sung[1].error
