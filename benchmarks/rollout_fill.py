@@ -1,0 +1,159 @@
+"""How full is the embedded engine's batch while `train-grpo` draws its rollouts?
+
+    python -m benchmarks.rollout_fill --config configs/eval-rar.yaml [--batches 2]
+
+Draws batches as `train-grpo` does, with the policy that training would start from, and looks every
+50 ms at how many generations are in the batch. The tail begins when fewer trajectories are
+unfinished than the batch has places; before it, 90 % of the places should be taken. Trajectories
+between two calls (reading a reply, searching) are outside the batch, so more are under way than it
+holds.
+"""
+
+import argparse
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from engines.openvino import OpenVINOEngine
+from engines.sampling import Engine
+from pipelines.train_grpo import rollout_recipe
+from rewards.schemes import scheme_of
+from runs.assemble import engine_for, open_data, open_index
+from runs.recipe import Recipe
+from runs.recipe_file import load_recipe
+from runs.rollouts import Finished, Rollouts
+from runs.stage import Gate, Invocation
+from storage.ledger import Ledger
+from training.canary import Canary, Sung
+
+
+@dataclass
+class Watch:
+    """Looks at an engine from a thread of its own, because the event loop may be busy.
+
+    Attributes:
+        unfinished: Trajectories of the batch that have not ended.
+        seen: Unfinished trajectories and generations in the engine's batch, at each look.
+    """
+
+    engine: OpenVINOEngine
+    unfinished: int
+    seen: list[tuple[int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        while not self._ended.wait(0.05):
+            self.seen.append((self.unfinished, self.engine.in_flight))
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def fill(self, places: int) -> tuple[float, float, float]:
+        """Returns the share of the places that was taken before the tail and in all, and the share
+        of the time before the tail."""
+        taken = [running / places for _, running in self.seen]
+        before = [running / places for unfinished, running in self.seen if unfinished >= places]
+        return fmean(before or [0.0]), fmean(taken or [0.0]), len(before) / max(len(taken), 1)
+
+
+class Content(Canary):
+    """Asks nothing: the weights do not change."""
+
+    async def sing(self, engine: Engine, model: Any) -> Sung:
+        return Sung(0.0, None)
+
+
+@dataclass(frozen=True)
+class Open:
+    """Serves an engine that is open."""
+
+    engine: Engine
+
+    @asynccontextmanager
+    async def serving(self, model: Any) -> AsyncIterator[Engine]:
+        async with self.engine:
+            yield self.engine
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Counted(Rollouts):
+    """Tells a watch what has ended."""
+
+    watch: list[Watch] = field(default_factory=list)
+
+    async def _rollout(self, *given: Any, **named: Any) -> Finished | None:
+        if not self.watch:
+            settings = self.recipe.training.grpo
+            engine = self.serving.engine  # type: ignore[attr-defined]
+            self.watch.append(Watch(engine, settings.batch_questions * settings.group_size))
+        try:
+            return await super()._rollout(*given, **named)
+        finally:
+            self.watch[-1].unfinished -= 1
+
+
+def draw(recipe: Recipe, number: int) -> tuple[Watch, float]:
+    """Draws a batch; returns what was seen, and the seconds that it took."""
+    with tempfile.TemporaryDirectory() as name:
+        call = Invocation(recipe, Path(name))
+        recipe = rollout_recipe(call)
+        data = open_data(recipe)
+        retriever = open_index(recipe, data.passages)
+        with Ledger(Path(name) / "ledger.sqlite") as ledger:
+            gate, scheme = Gate(recipe.limits, ledger.totals), scheme_of(recipe)
+            serving = Open(engine_for(recipe.policy, recipe))
+            source = Counted(
+                call,
+                recipe,
+                data.questions,
+                (),
+                retriever,
+                ledger,
+                gate,
+                scheme,
+                serving,
+                Content((), 0.0),
+            )
+            with source:
+                batch = source.collect(number, None)
+        source.watch[-1].stop()
+        return source.watch[-1], batch.measured["sample_s"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--config", type=Path, default=Path("configs/eval-rar.yaml"))
+    parser.add_argument("--set", nargs="+", default=[], dest="overrides")
+    parser.add_argument("--batches", type=int, default=2)
+    options = parser.parse_args()
+    recipe = load_recipe(options.config, options.overrides)
+    places = min(recipe.limits.max_concurrency, 64)
+    print("| batch | places | before the tail | in all | time before the tail | seconds |")
+    print("|---|---|---|---|---|---|")
+    for number in range(options.batches):
+        began = time.monotonic()
+        watch, seconds = draw(recipe, number)
+        before, taken, share = watch.fill(places)
+        print(
+            f"| {number} | {places} | {100 * before:.0f} % | {100 * taken:.0f} % | "
+            f"{100 * share:.0f} % | {seconds:.0f} of {time.monotonic() - began:.0f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

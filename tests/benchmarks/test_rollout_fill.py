@@ -1,0 +1,16 @@
+"""What counts as a full batch."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.rollout_fill import Watch
+from engines.openvino import OpenVINOEngine
+
+
+def test_the_tail_begins_when_fewer_trajectories_are_left_than_places() -> None:
+    engine = OpenVINOEngine(Path("none.gguf"), model="m", digest="d", precision="f16", max_batch=4)
+    watch = Watch(engine, 8)
+    watch.stop()
+    watch.seen = [(8, 4), (5, 3), (4, 4), (3, 3), (1, 1)]
+    assert watch.fill(4) == pytest.approx((11 / 12, 15 / 20, 3 / 5))
