@@ -50,20 +50,24 @@ class ScriptedPipeline:
 
     def __init__(self) -> None:
         self.handles: dict[str, ScriptedHandle] = {}
+        self.begun: list[ScriptedHandle] = []
         self.most_at_once = 0
-        self.added: list[str] = []
         self.stepped = threading.Event()
 
     def add_request(self, request_id: int, input_ids: Any, generation_config: Any) -> Any:
         name = input_ids.data.decode()
         if name == "bad":
             raise ValueError("bad expression")
-        self.added.append(name)
-        self.handles[name] = ScriptedHandle(name)
-        return self.handles[name]
+        self.handles[name] = handle = ScriptedHandle(name)
+        self.begun.append(handle)
+        return handle
+
+    @property
+    def added(self) -> list[str]:
+        return [handle.output for handle in self.begun]
 
     def _running(self) -> list[ScriptedHandle]:
-        return [h for h in self.handles.values() if h.status == "RUNNING"]
+        return [h for h in self.begun if h.status == "RUNNING"]
 
     def has_non_finished_requests(self) -> bool:
         return bool(self._running())
