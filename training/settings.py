@@ -221,7 +221,7 @@ class GrpoSettings(OptimiserSettings):
     kl_on: Literal["all", "wrong"] = "all"
     dynamic_sampling: int = Field(default=0, ge=0)
     max_tokens: int | None = Field(default=16_000, ge=256)
-    micro_tokens: int = Field(default=4096, ge=256)
+    micro_tokens: int = Field(default=2048, ge=256)
     eval_every: int = Field(default=0, ge=0)
     eval_questions: int = Field(default=100, ge=1)
     rollouts: Literal["fresh", "trees"] = "fresh"
