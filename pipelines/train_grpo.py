@@ -29,7 +29,7 @@ from runs.curve_plots import plot_curves
 from runs.evaluation_set import answering, data_settings
 from runs.folder import existing_run, open_run, refuse_unusable, run_with
 from runs.inputs import questions_digest
-from runs.policy_serving import serving_for
+from runs.policy_serving import refuse_unservable, serving_for
 from runs.preflight import model_files, overheard, require
 from runs.recipe import Recipe
 from runs.rollouts import Rollouts
@@ -215,10 +215,12 @@ def rollout_recipe(call: Invocation) -> Recipe:
     """Returns the recipe of the rollouts: unstructured, over as many questions as are asked.
 
     Raises:
-        ConfigError: If rollouts cannot differ, or the ratio of the loss would be wrong.
+        ConfigError: If rollouts cannot differ, the ratio of the loss would be wrong, or the engine
+            cannot serve a policy in training.
     """
     recipe = call.recipe
     settings, policy = recipe.training.grpo, recipe.policy
+    refuse_unservable(policy)
     if policy.temperature == 0:
         raise ConfigError(
             "policy.temperature is 0, so all rollouts of a question are the same. Set it to 1.0"

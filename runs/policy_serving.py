@@ -137,19 +137,23 @@ class VllmServing:
 def serving_for(
     recipe: Recipe, folder: Path, logs: Path, before_call: BeforeCall, say: Say
 ) -> EmbeddedServing | VllmServing:
-    """Returns what serves the recipe's policy while it is trained.
+    """Returns what serves the recipe's policy while it is trained; see `refuse_unservable`."""
+    if recipe.policy.engine == "vllm":
+        return VllmServing(recipe, folder, logs, before_call, say)
+    limits = recipe.limits
+    return EmbeddedServing(recipe.policy, min(limits.max_concurrency, 64), limits.cache_gib, folder)
+
+
+def refuse_unservable(policy: ModelSettings) -> None:
+    """Refuses a policy whose engine cannot serve it while it is trained.
 
     Raises:
-        ConfigError: If its engine cannot be given new weights, or vLLM is missing.
+        ConfigError: If the engine cannot be given new weights, or vLLM is missing.
     """
-    if recipe.policy.engine == "openai":
+    if policy.engine == "openai":
         raise ConfigError(
             "policy.engine: openai cannot be given the weights of a policy in training. Use "
             "engine: openvino or engine: vllm, which may have a base_url, too"
         )
-    if recipe.policy.engine == "vllm":
-        if recipe.policy.base_url is None:
-            installed_vllm()
-        return VllmServing(recipe, folder, logs, before_call, say)
-    limits = recipe.limits
-    return EmbeddedServing(recipe.policy, min(limits.max_concurrency, 64), limits.cache_gib, folder)
+    if policy.engine == "vllm" and policy.base_url is None:
+        installed_vllm()

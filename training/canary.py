@@ -86,8 +86,13 @@ class Canary:
             for place, prompt in enumerate(self.prompts)
         ]
         told = [logp for one in heard for logp in one.logprobs or ()]
-        error = _distance(told, _logps(model, heard))
-        moved = None
+        own, moved = _logps(model, heard), None
+        if len(told) != len(own):
+            raise TrainingError(
+                f"{engine.model}: {len(told)} log-probabilities for {len(own)} sampled tokens, so "
+                "nothing proves which weights the engine serves"
+            )
+        error = _distance(told, own)
         if self._last is not None:
             moved = _distance(_logps(model, self._last), self._last_logps)
             if moved > _LEAST_MOVE and _same(heard, self._last):
@@ -103,7 +108,7 @@ class Canary:
                 f"(allowed: {self.tolerance}); the trainer's last update moved them by "
                 f"{moved or 0.0:.4f}"
             )
-        self._last, self._last_logps = heard, _logps(model, heard)
+        self._last, self._last_logps = heard, own
         return Sung(error, moved)
 
 

@@ -37,6 +37,8 @@ def read_packed(model: Any, block: str) -> None:
 
 
 def _tree_forward(backbone: Any, forward: Any) -> Any:
+    from torch.nn.functional import embedding
+
     def tree_forward(*args: Any, **kwargs: Any) -> Any:
         if "tree_tokens" not in kwargs:
             return forward(*args, **kwargs)
@@ -45,7 +47,8 @@ def _tree_forward(backbone: Any, forward: Any) -> Any:
         )
         kwargs |= tree_inputs(backbone, tokens, positions, ends)
         output = forward(*args, **kwargs)
-        output.last_hidden_state = output.last_hidden_state[0, rows]
+        # Of an index into the states, the backward pass adds up in an order that threads decide.
+        output.last_hidden_state = embedding(rows, output.last_hidden_state[0])
         return output
 
     return tree_forward

@@ -18,7 +18,7 @@ _SIZES = {
 
 def write_tiny_folder(folder: Path) -> Path:
     """A policy of about 3 million random weights, merged; usable as a `start`."""
-    _random_llama().save_pretrained(str(folder))
+    random_llama().save_pretrained(str(folder))
     return folder
 
 
@@ -26,7 +26,7 @@ def write_tiny_gguf(path: Path) -> Path:
     """The same as GGUF; its vocabulary alone takes seconds to read."""
     shell = path.with_suffix(".shell.gguf")
     _write_metadata(shell)
-    export_gguf(_random_llama(), shell, path, "f16")
+    export_gguf(random_llama(), shell, path, "f16")
     shell.unlink()
     return path
 
@@ -48,7 +48,8 @@ def _write_metadata(path: Path) -> None:
     writer.close()
 
 
-def _random_llama() -> Any:
+def random_llama() -> Any:
+    """Returns a model of about 3 million random weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

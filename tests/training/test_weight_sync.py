@@ -1,0 +1,109 @@
+"""The canary: an engine that does not serve the weights in training stops the training."""
+
+import math
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from tiny_llama import random_llama
+from trained_engine import TrainedEngine
+
+from engines.sampling import Completion, SampleRequest
+from storage.errors import TrainingError
+from storage.records import Message
+from training.canary import Canary
+
+pytestmark = pytest.mark.model
+
+PROMPTS = [(Message("user", f"What is {n}?"),) for n in range(3)]
+LOOSE = 1.0
+"""A tolerance that no small movement exceeds."""
+
+
+@pytest.fixture(scope="module")
+def start() -> Iterator[Any]:
+    """A random model, and one thread: threads that wait for each other take longer than it."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield random_llama().eval()
+    torch.set_num_threads(threads)
+
+
+def engine(weights: Any) -> TrainedEngine:
+    return TrainedEngine(lambda _: "It is a number.", weights=weights)
+
+
+def moved(model: Any, by: float) -> Any:
+    """Returns a copy of a model whose weights are all a little different."""
+    import torch
+
+    torch.manual_seed(1)
+    copy = deepcopy(model)
+    with torch.no_grad():
+        for parameter in copy.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=by)
+    return copy
+
+
+async def test_an_engine_that_follows_the_trainer_agrees(start: Any) -> None:
+    canary, later = Canary(PROMPTS, tolerance=1e-3), moved(start, 0.01)
+    first = await canary.sing(engine(deepcopy(start)), start)
+    assert (first.error, first.moved) == (pytest.approx(0, abs=1e-4), None)
+    second = await canary.sing(engine(deepcopy(later)), later)
+    assert second.error == pytest.approx(0, abs=1e-4)
+    assert second.moved is not None and second.moved > 1e-3
+
+
+async def test_an_engine_that_stays_where_it_was_is_found(start: Any) -> None:
+    """Also if its error is within the tolerance, as after one small update."""
+    canary, served = Canary(PROMPTS, LOOSE), engine(deepcopy(start))
+    await canary.sing(served, start)
+    with pytest.raises(TrainingError, match="still serves the weights of the batch before"):
+        await canary.sing(served, moved(start, 0.001))
+
+
+async def test_an_engine_with_other_weights_is_found(start: Any) -> None:
+    """At once, and after an update that another model got."""
+    with pytest.raises(TrainingError, match="does not serve the weights"):
+        await Canary(PROMPTS, 0.06).sing(engine(moved(start, 0.1)), start)
+    canary = Canary(PROMPTS, 0.06)
+    await canary.sing(engine(start), start)
+    with pytest.raises(TrainingError, match="does not serve the weights"):
+        await canary.sing(engine(moved(start, 0.1)), moved(start, 0.01))
+
+
+async def test_a_trainer_that_did_not_move_is_no_fault(start: Any) -> None:
+    canary = Canary(PROMPTS, LOOSE)
+    for _ in range(2):
+        sung = await canary.sing(engine(start), start)
+    assert sung.moved == 0.0
+
+
+@dataclass
+class Spoilt(TrainedEngine):
+    """An engine whose log-probabilities are spoilt on the way."""
+
+    spoil: Callable[[tuple[float, ...]], tuple[float, ...] | None] = lambda logps: logps
+
+    async def sample(self, request: SampleRequest) -> Completion:
+        said = await super().sample(request)
+        return replace(said, logprobs=self.spoil(said.logprobs or ()))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(lambda logps: (math.nan, *logps[1:]), id="nan"),
+        pytest.param(lambda logps: (-math.inf, *logps[1:]), id="infinite"),
+        pytest.param(lambda logps: None, id="none"),
+        pytest.param(lambda logps: logps[1:], id="too few"),
+    ],
+)
+async def test_numbers_that_are_none_stop_the_training(spoil: Any, start: Any) -> None:
+    spoilt = Spoilt(lambda _: "It is a number.", weights=start, spoil=spoil)
+    with pytest.raises(TrainingError):
+        await Canary(PROMPTS, 0.06).sing(spoilt, start)
