@@ -22,6 +22,7 @@ from pydantic import ValidationError
 
 from agent.protocol import root_of
 from agent.protocols import protocol_of
+from engines.vllm_command import installed_vllm
 from retrieval.interface import Retriever
 from rewards.schemes import scheme_of
 from runs.assemble import open_data, open_index
@@ -92,6 +93,8 @@ def _on_rollouts(call: Invocation) -> Outcome:
         call.say(f"note: {line}")
     if call.dry_run:
         return Outcome({"questions": len(data.questions), "dry_run": True})
+    if recipe.policy.engine == "vllm" and recipe.policy.base_url is None:
+        installed_vllm()  # a dry run does without
     retriever = open_index(recipe, data.passages, call.say)
     facts = {"index_digest": retriever.digest}
     run = run_with(call.run, recipe) or open_run(call.run, recipe, facts)

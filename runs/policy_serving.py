@@ -15,7 +15,6 @@ from engines.sampling import Engine
 from engines.settings import ModelSettings
 from engines.vllm import server_for
 from engines.vllm_adapters import adapter_on
-from engines.vllm_command import installed_vllm
 from engines.vllm_server import VllmServer
 from engines.vllm_weights import served_name
 from runs.assemble import engine_for
@@ -148,12 +147,10 @@ def refuse_unservable(policy: ModelSettings) -> None:
     """Refuses a policy whose engine cannot serve it while it is trained.
 
     Raises:
-        ConfigError: If the engine cannot be given new weights, or vLLM is missing.
+        ConfigError: If the engine cannot be given new weights.
     """
     if policy.engine == "openai":
         raise ConfigError(
             "policy.engine: openai cannot be given the weights of a policy in training. Use "
             "engine: openvino or engine: vllm, which may have a base_url, too"
         )
-    if policy.engine == "vllm" and policy.base_url is None:
-        installed_vllm()
