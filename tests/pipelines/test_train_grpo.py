@@ -1,13 +1,22 @@
-"""`train-grpo`: what it refuses, and what it says before it begins."""
+"""`train-grpo`: what it refuses, what it says before it begins, and what a kill leaves of it."""
 
-from dataclasses import dataclass
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from durable import stored_keys
 from little_world import recipe
+from seams import Seam
+from tiny_llama import write_tiny_folder
 
 from pipelines.cli import main
+from training.curves import read_metrics
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SUPPORT = REPOSITORY / "tests" / "support"
@@ -112,3 +121,99 @@ def test_an_endpoint_that_cannot_be_given_weights_is_refused(
     assert desk.code(*more) == 2
     assert "policy.engine: openai cannot be given the weights" in capsys.readouterr().out
     assert not (desk.folder / "run").exists()
+
+
+@dataclass
+class Trained:
+    """A training in a folder of its own, in processes that can die."""
+
+    desk: Desk
+    name: str
+
+    def run(self, *more: str, seam: Seam | None = None) -> subprocess.CompletedProcess[str]:
+        path = os.pathsep.join(map(str, (SUPPORT / "loopback_only", SUPPORT, REPOSITORY)))
+        told = {"LITTLE_LOG": str(self.log), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        if seam is not None:
+            told["LITTLE_SEAM"] = json.dumps(asdict(seam))
+        return subprocess.run(
+            [
+                *(sys.executable, str(SUPPORT / "little_grpo.py"), "train-grpo"),
+                *("--config", str(self.desk.config), "--run", f"datasets/{self.name}", *more),
+            ],
+            cwd=self.desk.folder,
+            env={**os.environ, **told},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    @property
+    def log(self) -> Path:
+        return self.desk.folder / f"{self.name}.log"
+
+    @property
+    def model(self) -> Path:
+        return self.desk.folder / "models" / self.name / "grpo"
+
+    def calls(self) -> list[str]:
+        """Returns the keys that the engine was asked for since the last time."""
+        keys = self.log.read_text().split() if self.log.exists() else []
+        self.log.unlink(missing_ok=True)
+        return keys
+
+    def stored(self) -> set[str]:
+        return stored_keys(self.desk.folder / "datasets" / self.name)
+
+    def curve(self) -> list[dict[str, Any]]:
+        """Returns the curve without what a clock measured.
+
+        A resumed process has no earlier weights to compare with, so its first batch does not say
+        how far the trainer moved.
+        """
+        timed = ("seconds", "canary_moved")
+        return [
+            {k: v for k, v in line.items() if not k.endswith("_s") and k not in timed}
+            for line in read_metrics(self.model)
+        ]
+
+    def adapter(self) -> bytes:
+        return (self.model / "adapter" / "adapter_model.safetensors").read_bytes()
+
+
+LISTED = "checkpoints/checkpoints.json"
+KILLS = [
+    Seam("put", nth=20),
+    Seam("rename", LISTED),
+    Seam("rename", LISTED, "after"),
+    Seam("put", when="after", nth=10),
+]
+"""In the second batch; before and after the checkpoint behind it counts; in the third."""
+
+
+@pytest.mark.model
+def test_whatever_kills_it_the_training_becomes_the_same(desk: Desk) -> None:
+    desk.policy["model"] = str(write_tiny_folder(desk.folder / "tiny"))
+    whole, killed = Trained(desk, "whole"), Trained(desk, "killed")
+    done = whole.run()
+    assert done.returncode == 0, done.stdout + done.stderr
+    curve = whole.curve()
+    assert len(curve) == 3 and any(line["grad_norm"] > 0 for line in curve)
+    assert len(whole.stored()) == len(whole.calls()) == 3 * 2 * 4 * 2
+    for seam in KILLS:
+        before = killed.stored()
+        died = killed.run(seam=seam)
+        assert died.returncode == -signal.SIGKILL, died.stdout + died.stderr
+        assert not before & set(killed.calls()), "a stored reply was asked for again"
+    before = killed.stored()
+    resumed = killed.run("--resume")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert "continues from" in resumed.stdout
+    assert not before & set(killed.calls())
+    assert killed.stored() == whole.stored()
+    assert killed.curve() == curve
+    assert killed.adapter() == whole.adapter()
+
+    desk.grpo = {**GRPO, "lr": 1e-3}
+    other = killed.run("--resume")
+    assert other.returncode == 1 and "checkpoints of another training" in other.stdout
+    assert killed.adapter() == whole.adapter(), "nothing is lost"

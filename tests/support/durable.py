@@ -111,7 +111,12 @@ def rows_of(run: Path, table: str) -> list[str]:
 
 
 def stored_seeds(run: Path) -> set[int]:
-    """Seeds of the replies that a ledger holds, read from a copy.
+    """Seeds of the replies that a ledger holds."""
+    return {derived_seed(key) for key in stored_keys(run)}
+
+
+def stored_keys(run: Path) -> set[str]:
+    """Keys of the replies that a ledger holds, read from a copy.
 
     Opening the ledger itself would take its recovery away from the process that resumes.
     """
@@ -125,7 +130,7 @@ def stored_seeds(run: Path) -> set[int]:
             if not ledger.execute("SELECT 1 FROM sqlite_master WHERE name = 'calls'").fetchall():
                 return set()
             keys = ledger.execute("SELECT key FROM calls WHERE error IS NULL").fetchall()
-    return {derived_seed(key) for (key,) in keys}
+    return {key for (key,) in keys}
 
 
 class Held:
