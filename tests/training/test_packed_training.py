@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from sample_records import a_pair
-from tiny_llama import write_tiny_folder
+from tiny_llama import random_llama, write_tiny_folder
 
 from storage.records import Message, Pair
 from training import training_run as course
@@ -17,8 +17,10 @@ from training.arguments import in_bfloat16
 from training.curves import curves, read_metrics
 from training.dpo import train_dpo
 from training.examples import StepExample
+from training.packing import StepTokens, packed_batch
 from training.settings import DpoSettings, SftSettings
 from training.sft import train_on_steps
+from training.tree_attention import read_packed
 from weights import policy_files as weights
 
 pytestmark = pytest.mark.model
@@ -290,3 +292,26 @@ def test_calls_of_one_turn_are_read_together(base: str, tmp_path: Path) -> None:
         )
     apart, together = (read_metrics(tmp_path / n)[-1]["tokens"] for n in ("apart", "together"))
     assert together < 0.8 * apart
+
+
+def test_two_threads_give_one_gradient() -> None:
+    """Or a resumed training would end with other weights, and draw its rollouts anew."""
+    import torch
+
+    model = random_llama()
+    read_packed(model, "grpo")
+    prompt = tuple(range(50))
+    batch = packed_batch([StepTokens(prompt, tuple(range(n, n + 40))) for n in range(100, 140)], 0)
+    tree = {name: value for name, value in batch.items() if name.startswith("tree")}
+    torch.manual_seed(0)
+    weights = torch.randn(40, 41, model.config.hidden_size)
+    gradients = set()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    for _ in range(8):
+        model.zero_grad()
+        states = model.base_model(input_ids=batch["input_ids"], **tree).last_hidden_state
+        (states * weights).sum().backward()
+        gradients.add(model.base_model.norm.weight.grad.numpy().tobytes())
+    torch.set_num_threads(threads)
+    assert len(gradients) == 1
