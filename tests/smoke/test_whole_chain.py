@@ -45,6 +45,14 @@ SMALL_TURN = {
     "policy.precision": "q8_0",
     "policy.max_new_tokens": 48,
     "training.warm_start.questions": 6,
+    "training.grpo.stages": "[]",
+    "training.grpo.batches": 2,
+    "training.grpo.batch_questions": 2,
+    "training.grpo.group_size": 2,
+    "training.grpo.updates": 1,
+    "training.grpo.max_tokens": 2000,
+    "training.grpo.questions": 2,
+    "training.grpo.eval_every": 0,
     "evaluation.limit": 2,
     "evaluation.policies": "{start: 'models/{run}/warm-start'}",
 }
@@ -87,13 +95,17 @@ def test_from_questions_to_a_table(tmp_path: Path) -> None:
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", ["arena", "r1-searcher", "eval-rar", "search-r1"])
-def test_an_outcome_recipe_warms_up_annotates_and_answers(name: str, tmp_path: Path) -> None:
+def test_an_outcome_recipe_warms_up_annotates_learns_and_answers(name: str, tmp_path: Path) -> None:
     small: dict[str, Any] = {"config": name, "small": SMALL_TURN}
     run = Path("datasets") / "smoke"
     warm = branchwise(tmp_path, "warm-start", run, **small)
     assert 0 < warm["counts"]["traces"] <= warm["examples"]
     assert branchwise(tmp_path, "annotate", run, **small)["questions_done"] == 2
     branchwise(tmp_path, "relabel", run, **small)
+    assert branchwise(tmp_path, "train-grpo", run, **small)["steps"] == 2
+    first, second = read_metrics(tmp_path / "models" / "smoke" / "grpo")
+    assert first["rollouts"] == second["rollouts"] == 4
+    assert "canary_moved" in second, "the engine served the weights of the update"
     (row,) = branchwise(tmp_path, "eval", run, **small)["policies"]
     assert (row["policy"], row["n"]) == ("start", 2)
 
