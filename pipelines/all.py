@@ -36,6 +36,6 @@ def all_stages(call: Invocation) -> Outcome:
         if outcome.exit_code != DONE:
             return Outcome(totals, outcome.exit_code)
         if call.dry_run:  # later stages read what this one would have written
-            call.say(f"then {', '.join(call.recipe.stages[1:])}")
+            call.say(", ".join(f"then {later}" for later in call.recipe.stages[1:]))
             break
     return Outcome(totals)
