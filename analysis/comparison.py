@@ -14,10 +14,10 @@ from statistics import fmean
 from typing import Literal
 
 from analysis.significance import Interval, paired_bootstrap
-from storage.records import Prediction, Unanswered
+from storage.records import FailedPrediction, Prediction
 
 Metric = Literal["em", "f1"]
-Scored = Prediction | Unanswered
+Scored = Prediction | FailedPrediction
 METRICS: tuple[Metric, ...] = ("em", "f1")
 SCORES = ("em", "f1", "cover_em", "judge")
 """Of answers; a question that failed has them, too."""
@@ -115,7 +115,7 @@ class PolicyComparison:
 
 def compare(
     predictions: Mapping[str, Sequence[Prediction]],
-    unanswered: Mapping[str, Sequence[Unanswered]] | None = None,
+    unanswered: Mapping[str, Sequence[FailedPrediction]] | None = None,
     *,
     references: Collection[str] = (),
     resamples: int = 10_000,

@@ -1,6 +1,6 @@
 """What pairs and trees say, without a model, about whether they can teach.
 
-Counts and shares alone; what they mean for a training is for the reader (`runs.advice`).
+Counts and shares alone; what they mean for a training is for the reader (`runs.diagnosis_rules`).
 """
 
 from collections import Counter, defaultdict
@@ -13,7 +13,7 @@ import numpy as np
 from agent.actions import is_end
 from analysis.survival import Bounds, wilson
 from rewards import similarity as likeness
-from rewards.guessing import guessable
+from rewards.guessable import guessable
 from storage.proguide import content_of
 from storage.records import NO_PARENT, Pair, TreeNode
 
@@ -37,7 +37,7 @@ class PairFigures:
         near_duplicates: both sides do the same with nearly the same words (`similarity`).
         repeated: the same prompt and replies stand in an earlier pair.
         contradicted: another pair has the same prompt and replies the other way round.
-        guessable: of questions whose answer can be guessed (`rewards.guessing`).
+        guessable: of questions whose answer can be guessed (`rewards.guessable`).
         actions: number of pairs by (depth, chosen action, rejected action).
     """
 

@@ -15,8 +15,8 @@ from functools import partial
 from rich.console import Group
 
 from analysis.comparison import EVERYTHING, Difference, PolicyComparison, PolicyRow, compare
-from analysis.sheet import Sheet, number, percent, points
 from analysis.significance import Interval
+from analysis.table import Sheet, number, percent, points
 
 __all__ = ["compare", "interval", "render_markdown", "render_table"]
 

@@ -19,7 +19,7 @@ from annotation.scoring import node_scores
 from annotation.settings import PairSettings
 from engines.sampling import Sampling, Usage
 from mcts import SearchSettings
-from rewards.guessing import guessable
+from rewards.guessable import guessable
 from rewards.reward_model import RewardModel
 from rewards.scheme import RewardScheme
 from storage.errors import EndpointError, JudgeError, RetrievalError
@@ -64,7 +64,7 @@ class Annotator:
 
         Raises:
             EndpointError: a fatal one.
-            BudgetExceeded: a limit allows no further call; the question stays owed.
+            BudgetExceeded: a limit allows no further call; the question stays pending.
         """
         try:
             return await self._annotate(question)

@@ -78,7 +78,7 @@ def sibling_pairs(
         settings: gap, evidence, what becomes of invalid actions, and which pairs are chosen.
         scores: theirs by a reward model, in the same order; with `score: reward_model` they decide
             which side of a pair is better, and by how much, and are a component of its labels.
-        guessable: whether the tree's question is (`rewards.guessing`).
+        guessable: whether the tree's question is (`rewards.guessable`).
 
     Returns:
         Pairs in order of parent and siblings, and counts of what was dropped, by the first reason

@@ -45,7 +45,7 @@ class PairSettings(Settings):
             common (Jaccard), in [0, 1); null: anything. Siblings that say the same in other words
             get an order, too, but it is rarely about anything.
         guessable: `drop` leaves out the pairs of questions whose answer is yes or no or stands in
-            the question (`rewards.guessing`): right by luck counts as right there, so their labels
+            the question (`rewards.guessable`): right by luck counts as right there, so their labels
             say less of the steps before.
         per_state: `all` pairs of siblings, or the `extremes`: the one pair of a state with the
             largest gap, its best against its worst.

@@ -18,7 +18,7 @@ from agent.environment import Environment
 from agent.state import State
 from engines.sampling import Sampling
 from rewards.answers import exact_match, f1, normalise
-from runs.assemble import engine_for, environment_for, open_data, open_index, sampling_for
+from runs.factories import engine_for, environment_for, open_data, open_index, sampling_for
 from runs.recipe import Recipe
 from runs.recipe_file import load_recipe
 from storage.records import Question

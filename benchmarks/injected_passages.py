@@ -2,7 +2,7 @@
 
     python -m benchmarks.injected_passages [--questions 40]
 
-Greedy trajectories on atlas questions of the part `dev`, once over the passages as they are and
+Greedy trajectories on atlas questions of the split `dev`, once over the passages as they are and
 once over twins of them that carry a text meant to be obeyed. Parsers and fences hold by themselves
 (see the tests); this is about what the model does with the words that are left. A judge scores the
 same steps with and without such a text at the end of each piece of evidence. Differences come with
@@ -24,7 +24,7 @@ from engines.sampling import Engine
 from engines.settings import JudgeSettings
 from retrieval.interface import Retriever
 from rewards.answers import f1, normalise
-from runs.assemble import engine_for, environment_for, open_data, open_index, sampling_for
+from runs.factories import engine_for, environment_for, open_data, open_index, sampling_for
 from runs.recipe import Recipe
 from runs.recipe_file import load_recipe
 from storage.records import Question, RetrievedPassage

@@ -96,7 +96,7 @@ def main() -> None:
                 encoder=MadeUp(PACKAGED),
                 target=Path(folder) / target,
                 seed=0,
-                say=print,
+                log=print,
             )
             seconds = time.perf_counter() - began
             print(

@@ -24,11 +24,11 @@ from engines.openvino import OpenVINOEngine
 from engines.sampling import Engine
 from pipelines.train_grpo import rollout_recipe
 from rewards.schemes import scheme_of
-from runs.assemble import engine_for, open_data, open_index
+from runs.factories import engine_for, open_data, open_index
 from runs.recipe import Recipe
 from runs.recipe_file import load_recipe
 from runs.rollouts import Finished, Rollouts
-from runs.stage import Gate, Invocation
+from runs.stage import Gate, StageContext
 from storage.ledger import Ledger
 from training.canary import Canary, Sung
 
@@ -109,7 +109,7 @@ class Counted(Rollouts):
 def draw(recipe: Recipe, number: int) -> tuple[Watch, float]:
     """Draws a batch; returns what was seen, and the seconds that it took."""
     with tempfile.TemporaryDirectory() as name:
-        call = Invocation(recipe, Path(name))
+        call = StageContext(recipe, Path(name))
         recipe = rollout_recipe(call)
         data = open_data(recipe)
         retriever = open_index(recipe, data.passages)

@@ -29,7 +29,7 @@ from engines.sampling import CallIdentity, SampleRequest, Sampling
 from engines.settings import ModelSettings
 from pipelines.train_grpo import canary_prompts
 from runs import policy_serving
-from runs.assemble import open_data
+from runs.factories import open_data
 from runs.policy_serving import EmbeddedServing
 from runs.recipe_file import load_recipe
 from storage.records import Message

@@ -26,7 +26,7 @@ from engines.chat import (
     read_reply,
 )
 from engines.client import checked_url, key_in, new_client
-from engines.faults import in_words
+from engines.endpoint_errors import in_words
 from engines.retry import RetryPolicy, once
 from engines.sampling import (
     CallIdentity,

@@ -28,7 +28,7 @@ from engines.sampling import (
 from engines.settings import ModelSettings
 from engines.structure import relaxed, within_bounds
 from storage.errors import ConfigError, EndpointError
-from storage.text import Say, storable
+from storage.text import Log, storable
 from weights.chat_template import rendered
 from weights.gguf import gguf_metadata
 from weights.policy_files import policy_digest, policy_files
@@ -45,7 +45,7 @@ instead of all 50."""
 
 
 def embedded_engine(
-    settings: ModelSettings, max_batch: int = 32, cache_gib: int = 1, say: Say | None = None
+    settings: ModelSettings, max_batch: int = 32, cache_gib: int = 1, log: Log | None = None
 ) -> "OpenVINOEngine":
     """The engine for `policy:` or `judge:` settings; converts weights once, into the cache.
 
@@ -53,14 +53,14 @@ def embedded_engine(
         max_batch: most generations at once.
         cache_gib: memory of the key-value cache; one GiB is some 46,000 tokens of the packaged
             model.
-        say: told, in a line, if converted weights were damaged and are made again.
+        log: told, in a line, if converted weights were damaged and are made again.
 
     Raises:
         ConfigError: the model or a package is missing, or others can write into the cache.
         StorageError: the cache cannot be written.
     """
     files = policy_files(settings.model)
-    gguf = ready_gguf(files, settings.precision, say)
+    gguf = ready_gguf(files, settings.precision, log)
     return OpenVINOEngine(
         gguf,
         model=settings.model,
@@ -133,8 +133,8 @@ class OpenVINOEngine:
         if self._batch is None:
             raise EndpointError("use the embedded engine inside `async with`", fatal=True)
         ids = self.prompt_ids(request)
-        self._refuse_long(len(ids), request)
-        _refuse_unreadable(request.structure)
+        self._reject_long(len(ids), request)
+        _check_readable(request.structure)
         return await self._draw(request, ids, self._batch)
 
     def prompt_ids(self, request: SampleRequest) -> list[int]:
@@ -189,7 +189,7 @@ class OpenVINOEngine:
             latency_s=latency_s,
         )
 
-    def _refuse_long(self, prompt_tokens: int, request: SampleRequest) -> None:
+    def _reject_long(self, prompt_tokens: int, request: SampleRequest) -> None:
         wanted = prompt_tokens + request.sampling.max_new_tokens
         if self._context and wanted > self._context:
             raise EndpointError(
@@ -255,7 +255,7 @@ def _config(request: SampleRequest, seed: int) -> Any:
     return config
 
 
-def _refuse_unreadable(structure: Structure | None) -> None:
+def _check_readable(structure: Structure | None) -> None:
     """Inside the pipeline a constraint that cannot be read would end the whole batch."""
     try:
         if structure is not None and structure.kind == "regex":

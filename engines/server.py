@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engines.chat import StructuredForm
-from storage.inert import inert
+from storage.terminal_escape import inert
 
 _OPENAI_OWNERS = frozenset({"openai", "openai-internal", "system"})
 _SHOWN, _LONGEST_SHOWN = 10, 100

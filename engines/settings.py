@@ -113,7 +113,7 @@ class ModelSettings(Settings):
 
     @field_validator("server_args")
     @classmethod
-    def _refuse_ours(cls, words: tuple[str, ...]) -> tuple[str, ...]:
+    def _reject_reserved(cls, words: tuple[str, ...]) -> tuple[str, ...]:
         meant = {option for word in words for option in _options_of(word)}
         if taken := sorted(OURS & meant):
             raise ValueError(f"{', '.join(taken)}: set by Branchwise itself; leave it out")
@@ -132,7 +132,7 @@ class ModelSettings(Settings):
 
     @field_validator("api_key_env")
     @classmethod
-    def _refuse_key(cls, name: str) -> str:
+    def _reject_key(cls, name: str) -> str:
         if not _VARIABLE.fullmatch(name) or _KEY.fullmatch(name):
             raise ValueError(
                 "not the name of an environment variable: put the key into one, such as "

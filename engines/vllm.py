@@ -18,7 +18,7 @@ from engines.vllm_command import Served, Vllm, installed_vllm, server_command, s
 from engines.vllm_server import VllmServer
 from engines.vllm_weights import ready_weights, served_digest, served_name
 from storage.errors import EndpointError
-from storage.text import Say
+from storage.text import Log
 
 if TYPE_CHECKING:
     from engines.openai import OpenAIEngine
@@ -39,7 +39,7 @@ def server_for(
     settings: ModelSettings,
     logs: Path,
     port: int | None = None,
-    say: Say | None = None,
+    log: Log | None = None,
     rank: int | None = None,
 ) -> VllmServer:
     """A server for `policy:` or `judge:` settings; enter it to start it.
@@ -48,21 +48,21 @@ def server_for(
         settings: of which `model`, `dtype` and `server_args` count.
         logs: folder of its log.
         port: to listen on; null for any that is free.
-        say: told, in a line, when the server is started and when it is there.
+        log: told, in a line, when the server is started and when it is there.
         rank: of adapters that it will be given while it runs (`engines.vllm_adapters`).
 
     Raises:
         ConfigError: vLLM, the weights or a package are missing.
         StorageError: the cache cannot be written.
     """
-    vllm, served = installed_vllm(), ready_weights(settings, say, rank)
+    vllm, served = installed_vllm(), ready_weights(settings, log, rank)
     return VllmServer(
         partial(_command, vllm, served, settings),
         server_environment(vllm, served, os.environ),
         logs / f"vllm-{served.name.rpartition('/')[2]}.log",
         model=served.name,
         port=port,
-        say=say,
+        log=log,
     )
 
 
@@ -87,7 +87,7 @@ class VllmEngine:
         settings: ModelSettings,
         connect: Connect,
         logs: Path,
-        say: Say | None = None,
+        log: Log | None = None,
         server: VllmServer | None = None,
     ) -> None:
         """Nothing is started or loaded yet.
@@ -96,7 +96,7 @@ class VllmEngine:
             settings: the model.
             connect: makes the engine for the server's endpoint.
             logs: folder for the server's log.
-            say: told, in a line, when the server is started and when it is there.
+            log: told, in a line, when the server is started and when it is there.
             server: of ours, which runs already and is left running.
 
         Raises:
@@ -108,7 +108,7 @@ class VllmEngine:
         self._settings = settings
         self._asked_as = served_name(settings)
         self._connect = connect
-        self._server_for = partial(server_for, settings, logs, say=say)
+        self._server_for = partial(server_for, settings, logs, log=log)
         self._running = server
         self._stack = AsyncExitStack()
         self._endpoint: OpenAIEngine | None = None

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from engines.client import checked_url, key_in
-from engines.faults import redacted
+from engines.endpoint_errors import redacted
 from engines.settings import ModelSettings
 from engines.vllm import KEY_VARIABLE
 from engines.vllm_command import RUNTIME_ADAPTERS

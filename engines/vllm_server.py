@@ -1,8 +1,7 @@
 """A vLLM server on this machine: started, watched, started again when it dies, stopped.
 
 It listens on loopback, in a process group of its own (Ctrl-C at the terminal does not reach it),
-tied to this process (`engines.tied_process`): whatever becomes of it, the server does not outlive
-it.
+tied to this process (`engines.parent_bound_process`), so the server never outlives it.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ from typing import Self
 
 from storage.errors import BranchwiseError, ConfigError, EndpointError, StorageError
 from storage.http import HttpClient, Redirected, ReplyTooLarge
-from storage.inert import inert
+from storage.terminal_escape import inert
 
 START_LIMIT_S = 1800.0
 """Until a server must be healthy: large weights and compiling take minutes."""
@@ -31,7 +30,7 @@ DYING_S = 30.0
 LOOK_EVERY_S = 0.25
 LOOK_TIMEOUT_S = 10.0
 
-_TIED_PROCESS = Path(__file__).with_name("tied_process.py")
+_PARENT_BOUND = Path(__file__).with_name("parent_bound_process.py")
 _LAST_LINES, _ERRORS, _LINE_SHOWN, _LOG_SHOWN = 8, 4, 300, 1 << 18
 _ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception)\b")
 # What an ending vLLM says last, and always.
@@ -80,12 +79,12 @@ class VllmServer:
         self,
         command: Callable[[int], Sequence[str]],
         environment: Mapping[str, str],
-        log: Path,
+        log_file: Path,
         *,
         model: str,
         port: int | None = None,
         limit: RestartLimit | None = None,
-        say: Callable[[str], None] | None = None,
+        log: Callable[[str], None] | None = None,
     ) -> None:
         """Nothing is started yet.
 
@@ -96,20 +95,20 @@ class VllmServer:
             model: the name that it serves.
             port: to listen on; null for any that is free.
             limit: how often it may die.
-            say: told, in a line, when it is started and when it is there; null: the log.
+            log: told, in a line, when it is started and when it is there; null: the log.
         """
         self._port = port or free_port()
         self._command = [str(word) for word in command(self._port)]
         self._environment = dict(environment)
         self._limit = limit or RestartLimit()
-        self._say = say or _log.info
+        self._log = log or _log.info
         self._deaths: deque[float] = deque()
         self._hold: int | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
         self._given_up: str | None = None
         self._log_begin = 0
-        self.log = log
+        self.log_file = log_file
         self.model = model
         self.base_url = f"http://127.0.0.1:{self._port}/v1"
         self.life: Life | None = None
@@ -123,7 +122,7 @@ class VllmServer:
             ConfigError: the port is taken.
             StorageError: the log cannot be written.
         """
-        self._say(f"vLLM is started for {self.model}; it writes to {self.log}")
+        self._log(f"vLLM is started for {self.model}; it writes to {self.log_file}")
         try:
             await self._live()
         except BaseException:
@@ -174,7 +173,7 @@ class VllmServer:
     async def _dead_for_good(self) -> str:
         fault = await self._told()
         while self._may_restart():
-            self._say(f"{fault.partition('; from its log')[0]}; it is started again")
+            self._log(f"{fault.partition('; from its log_file')[0]}; it is started again")
             try:
                 await self._live()
                 fault = await self._told()
@@ -210,27 +209,29 @@ class VllmServer:
             await asyncio.wait([life.ended], timeout=LOOK_EVERY_S)
         if not life.ended.done():
             self._settled.set()
-            self._say(f"vLLM answers at {self.base_url}")
+            self._log(f"vLLM answers at {self.base_url}")
 
     async def _started(self, number: int) -> Life:
-        _refuse_taken(self._port)
+        _check_free(self._port)
         theirs, self._hold = os.pipe()
         loras = [f"{name}={folder}" for name, folder in self.adapters.items()]
         command = [*self._command, *(["--lora-modules", *loras] if loras else [])]
         try:
-            self.log.parent.mkdir(parents=True, exist_ok=True)
-            with self.log.open("ab") as log:
-                self._log_begin = log.tell()
+            self.log_file.parent.mkdir(parents=True, exist_ok=True)
+            with self.log_file.open("ab") as log_file:
+                self._log_begin = log_file.tell()
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-I", str(_TIED_PROCESS), *command),
+                    *(sys.executable, "-I", str(_PARENT_BOUND), *command),
                     stdin=theirs,
                     stdout=asyncio.subprocess.PIPE,
-                    stderr=log,
+                    stderr=log_file,
                     env=self._environment,
                     start_new_session=True,
                 )
         except OSError as error:
-            raise StorageError(f"cannot start vLLM with the log {self.log}: {error}") from error
+            raise StorageError(
+                f"cannot start vLLM with the log {self.log_file}: {error}"
+            ) from error
         finally:
             os.close(theirs)
         assert process.stdout is not None
@@ -268,19 +269,19 @@ class VllmServer:
     def _last_words(self) -> str:
         """The end of this life's log, and errors further up: the last line is seldom the reason."""
         try:
-            with self.log.open("rb") as file:
+            with self.log_file.open("rb") as file:
                 file.seek(max(self._log_begin, file.seek(0, os.SEEK_END) - _LOG_SHOWN))
                 text = file.read().decode("utf-8", "replace")
         except OSError as error:
-            return f"; its log {self.log} cannot be read: {error}"
+            return f"; its log {self.log_file} cannot be read: {error}"
         lines = [inert(line.rstrip()) for line in text.splitlines() if not _NOISE.search(line)]
         lines = [line[:_LINE_SHOWN] for line in lines if line]
         errors = [line for line in lines[:-_LAST_LINES] if _ERROR.search(line)]
         shown = [*dict.fromkeys(errors[-_ERRORS:]), *lines[-_LAST_LINES:]]
-        return "".join([f"; from its log {self.log}:", *(f"\n  {line}" for line in shown)])
+        return "".join([f"; from its log {self.log_file}:", *(f"\n  {line}" for line in shown)])
 
 
-def _refuse_taken(port: int) -> None:
+def _check_free(port: int) -> None:
     """Whoever listens there would be taken for our server.
 
     Raises:

@@ -13,7 +13,7 @@ from engines.settings import ModelSettings
 from engines.vllm_command import Served
 from storage.cache import cache_room, open_entry
 from storage.errors import ConfigError
-from storage.text import Say, digest_of
+from storage.text import Log, digest_of
 from weights.adapters import adapter_config, check_adapter
 from weights.hub import HUB
 from weights.model_folders import read_config
@@ -87,13 +87,13 @@ def served_files(model: str) -> PolicyFiles | None:
 
 
 def ready_weights(
-    settings: ModelSettings, say: Say | None = None, rank: int | None = None
+    settings: ModelSettings, log: Log | None = None, rank: int | None = None
 ) -> Served:
     """What to serve, with everything written that has to be (up to minutes, the first time).
 
     Args:
         settings: the model.
-        say: told, in a line, if merged weights were damaged and are made again; None: the log.
+        log: told, in a line, if merged weights were damaged and are made again; None: the log.
         rank: of adapters that the running server will be given; everything below them is merged.
 
     Raises:
@@ -110,7 +110,7 @@ def ready_weights(
     last = files.adapters[-1] if files.adapters and not given else None
     own = _lora_rank(last) if last is not None else None
     below = replace(files, adapters=files.adapters[:-1]) if own else files
-    folder = _safetensors(below, say)
+    folder = _safetensors(below, log)
     adapter = last if own else None
     return Served(served_name(settings), str(folder), adapter, own or given, _context(folder))
 
@@ -137,7 +137,7 @@ def _room_for(rank: int) -> int | None:
     return next((room for room in RANKS if room >= rank), None)
 
 
-def _safetensors(files: PolicyFiles, say: Say | None) -> Path:
+def _safetensors(files: PolicyFiles, log: Log | None) -> Path:
     """A folder with these weights merged, and with a tokenizer: their own, else the cache's."""
     if not files.adapters and files.base.is_dir() and has_tokenizer(files.base):
         return files.base.resolve()
@@ -147,7 +147,7 @@ def _safetensors(files: PolicyFiles, say: Say | None) -> Path:
         tokenizer.save_pretrained(str(new))
         model.save_pretrained(str(new))
 
-    return open_entry(cache_room("safetensors") / policy_digest(files, _CACHED_AS), build, say)
+    return open_entry(cache_room("safetensors") / policy_digest(files, _CACHED_AS), build, log)
 
 
 def _context(folder: Path) -> int | None:

@@ -13,7 +13,7 @@ from agent.state import State
 from engines.sampling import Sampling
 from evaluation.scoring import score_failure, score_trajectory
 from storage.errors import EndpointError, RetrievalError
-from storage.records import Failure, Prediction, Question, Unanswered
+from storage.records import FailedPrediction, Failure, Prediction, Question
 
 __all__ = ["Begin", "Evaluated", "evaluate", "score_trajectory"]
 
@@ -28,14 +28,14 @@ class Evaluated:
     Attributes:
         unanswered: the questions of `failures`, as tables count them.
         skipped: how many questions the protocol cannot be asked, by reason.
-        owed: questions that were not admitted any more, or that a limit stopped.
+        pending: questions that were not admitted any more, or that a limit stopped.
     """
 
     predictions: list[Prediction]
     failures: list[Failure]
-    unanswered: list[Unanswered]
+    unanswered: list[FailedPrediction]
     skipped: Mapping[str, int]
-    owed: int = 0
+    pending: int = 0
 
 
 def askable(
@@ -100,7 +100,7 @@ async def evaluate(
         failures=[row for _, row in failed],
         unanswered=[score_failure(question, seed=environment.seed) for question, _ in failed],
         skipped=skipped,
-        owed=len(asked) - len(rows),
+        pending=len(asked) - len(rows),
     )
 
 

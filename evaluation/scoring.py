@@ -7,10 +7,10 @@ from agent.actions import is_search
 from agent.environment import Environment, Trajectory
 from agent.state import Action, State, Step
 from rewards.answers import normalise, supporting_recall
-from rewards.guessing import guessable
+from rewards.guessable import guessable
 from rewards.outcome import AnswerScores
 from rewards.verdicts import verdicts_of
-from storage.records import Prediction, Question, Unanswered
+from storage.records import FailedPrediction, Prediction, Question
 
 
 def score_trajectory(
@@ -67,9 +67,9 @@ def score_trajectory(
     )
 
 
-def score_failure(question: Question, *, seed: int) -> Unanswered:
+def score_failure(question: Question, *, seed: int) -> FailedPrediction:
     """The scores of a question that failed; `seed` is the run's."""
-    return Unanswered(
+    return FailedPrediction(
         question_id=question.id,
         source=question.source,
         type=question.type,

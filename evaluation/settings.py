@@ -85,7 +85,7 @@ class EvaluationSettings(Settings):
         bootstrap: resamples of the paired interval.
         temperature: of the answers; 0 is greedy.
         baselines: modules of `evaluation.baselines` that are asked the same questions: `majority`
-            is the most frequent answer to the source's part `train`; the others are one turn of
+            is the most frequent answer to the source's split `train`; the others are one turn of
             `baseline_model`: `closed-book` without a passage, `one-shot` with those that a search
             with the question finds, `oracle` with the gold passages.
         baseline_model: model folder, "packaged", or a served name. Null: "packaged" in the

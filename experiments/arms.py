@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 from analysis.comparison import Scored
 from evaluation.scoring import score_failure
-from runs.assemble import model_folder
+from runs.artifacts import together
 from runs.evaluation_set import evaluation_data
-from runs.products import together
-from runs.workflow import Lab, StageTotals
+from runs.factories import model_folder
+from runs.study_runner import StageTotals, StudyRunner
 from storage.errors import BranchwiseError
 from storage.parts import question_ids, read_parts
-from storage.records import Prediction, Unanswered
+from storage.records import FailedPrediction, Prediction
 from storage.schemas import table_to_records
 
 Trainer = Literal["train-dpo", "train-sft", "train-grpo"]
@@ -72,7 +72,7 @@ class EvaluatedArm:
 
     Attributes:
         predictions: by seed; a single one where nothing is trained. Questions that failed are
-            among them, `Unanswered`.
+            among them, `FailedPrediction`.
         trainings, evaluations: totals of each, in the order of the seeds. Where there is a
             training before it, pairs, steps and seconds are those of both.
         left_out: why there is nothing of all that; null where there is.
@@ -86,7 +86,7 @@ class EvaluatedArm:
 
 
 def train_arm(
-    lab: Lab, arm: Arm, seed: int, trees: StageTotals | None = None
+    runner: StudyRunner, arm: Arm, seed: int, trees: StageTotals | None = None
 ) -> tuple[str, StageTotals]:
     """Train an arm on its pairs, after the arm before it; the model folder and the totals.
 
@@ -97,27 +97,29 @@ def train_arm(
         TooFewPairs: it, or the arm before it, has fewer pairs than it wants.
     """
     if arm.trainer is None:
-        return lab.recipe.policy.trainable, {}
-    start, before = _begins(lab, arm, seed, trees)
-    label, read = _labelled(lab, arm, trees)
+        return runner.recipe.policy.trainable, {}
+    start, before = _begins(runner, arm, seed, trees)
+    label, read = _labelled(runner, arm, trees)
     name, block = f"{arm.models or arm.name}-{seed}", BLOCKS[arm.trainer]
-    totals = lab.branchwise(
+    totals = runner.branchwise(
         arm.trainer,
         *label,
         *("--name", name),
         settings={"seed": seed, **start, **{f"{block}.{k}": v for k, v in arm.training.items()}},
         after=together(read, *before) if before else read,
     )
-    return str(model_folder(lab.call.run, name)), _summed(totals, before)
+    return str(model_folder(runner.context.run, name)), _summed(totals, before)
 
 
-def _labelled(lab: Lab, arm: Arm, trees: StageTotals | None) -> tuple[tuple[str, ...], StageTotals]:
+def _labelled(
+    runner: StudyRunner, arm: Arm, trees: StageTotals | None
+) -> tuple[tuple[str, ...], StageTotals]:
     """The arguments that name an arm's relabelling, and the totals of what its training reads."""
     read = together(trees, arm.made_of) if trees else arm.made_of
     if arm.trainer == "train-grpo":  # which draws its own rollouts
         return (), read
     label = arm.label or arm.name
-    labelled = lab.branchwise("relabel", "--label", label, settings=arm.pairs, after=read)
+    labelled = runner.branchwise("relabel", "--label", label, settings=arm.pairs, after=read)
     if (pairs := labelled.get("pairs", arm.fewest)) < arm.fewest:
         raise TooFewPairs(f"{label}: {pairs} pairs, of {arm.fewest} at least")
     return ("--label", label), labelled
@@ -133,7 +135,7 @@ def _summed(last: StageTotals, before: Sequence[StageTotals]) -> StageTotals:
 
 
 def _begins(
-    lab: Lab, arm: Arm, seed: int, trees: StageTotals | None
+    runner: StudyRunner, arm: Arm, seed: int, trees: StageTotals | None
 ) -> tuple[dict[str, object], tuple[StageTotals, ...]]:
     """The settings that name an arm's start, and the totals of the training that gave it.
 
@@ -141,12 +143,12 @@ def _begins(
     """
     if arm.before is None:
         return {}, ()
-    folder, totals = train_arm(lab, arm.before, seed, trees)
+    folder, totals = train_arm(runner, arm.before, seed, trees)
     return {"policy.model": folder, "policy.weights": None}, (totals,)
 
 
 def evaluate_arms(
-    lab: Lab,
+    runner: StudyRunner,
     arms: Sequence[Arm],
     asked: Mapping[str, object],
     trees: StageTotals | None = None,
@@ -162,34 +164,38 @@ def evaluate_arms(
         All arms after each seed, so that tables grow with the study.
     """
     found = [EvaluatedArm(arm) for arm in arms]
-    for seed in lab.seeds:
+    for seed in runner.seeds:
         for one in found:
             if one.arm.trainer or not one.predictions:
-                _examine(lab, one, seed, asked, trees)
+                _examine(runner, one, seed, asked, trees)
         yield found
 
 
 def _examine(
-    lab: Lab, done: EvaluatedArm, seed: int, asked: Mapping[str, object], trees: StageTotals | None
+    runner: StudyRunner,
+    done: EvaluatedArm,
+    seed: int,
+    asked: Mapping[str, object],
+    trees: StageTotals | None,
 ) -> None:
     try:
-        folder, totals = train_arm(lab, done.arm, seed, trees)
+        folder, totals = train_arm(runner, done.arm, seed, trees)
     except TooFewPairs as few:
-        lab.call.say(f"{lab.title}: {done.arm.name} is left out: {few}")
+        runner.context.log(f"{runner.title}: {done.arm.name} is left out: {few}")
         done.left_out = str(few)
         return
     policy = f"{done.arm.name}-{seed}" if done.arm.trainer else done.arm.name
     own = {"model": folder, **done.arm.asked} if done.arm.asked else folder
     named = {"evaluation.policies": {policy: own}, "evaluation.draw": done.arm.draw}
     settings = {**asked, **named}
-    evaluated = lab.branchwise("eval", settings=settings, after=totals)
-    done.predictions[seed] = predictions_of(lab, policy, evaluated, settings)
+    evaluated = runner.branchwise("eval", settings=settings, after=totals)
+    done.predictions[seed] = predictions_of(runner, policy, evaluated, settings)
     done.trainings.append(totals)
     done.evaluations.append(evaluated)
 
 
 def predictions_of(
-    lab: Lab, policy: str, evaluated: StageTotals, settings: Mapping[str, object]
+    runner: StudyRunner, policy: str, evaluated: StageTotals, settings: Mapping[str, object]
 ) -> list[Scored]:
     """What a policy answered and what it failed on; nothing in a dry run.
 
@@ -200,18 +206,21 @@ def predictions_of(
     """
     if not evaluated:
         return []
-    run, folder = lab.call.run, f"eval/{policy}/{evaluated['set']}"
+    run, folder = runner.context.run, f"eval/{policy}/{evaluated['set']}"
     answered = table_to_records(read_parts(run, f"{folder}/predictions"), Prediction)
     failed = question_ids(run, f"{folder}/failures")
-    return [*answered, *(_unanswered(lab, failed, answered, settings) if failed else ())]
+    return [*answered, *(_unanswered(runner, failed, answered, settings) if failed else ())]
 
 
 def _unanswered(
-    lab: Lab, failed: set[str], answered: Sequence[Prediction], settings: Mapping[str, object]
-) -> Iterator[Unanswered]:
+    runner: StudyRunner,
+    failed: set[str],
+    answered: Sequence[Prediction],
+    settings: Mapping[str, object],
+) -> Iterator[FailedPrediction]:
     """Failures have an id alone: what was asked says whether there was an answer to be found."""
     known = {(row.source, row.question_id) for row in answered}
-    recipe = lab.recipe_with(settings)
+    recipe = runner.recipe_with(settings)
     for question in evaluation_data(recipe).questions:
         if question.id in failed and (question.source, question.id) not in known:
             yield score_failure(question, seed=recipe.seed)

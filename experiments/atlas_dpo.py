@@ -1,9 +1,9 @@
 """`make study STUDY=atlas-dpo`: does process DPO make the embedded policy better?
 
-One set of trees over questions of the part `train`. The recipes of DPO and of SFT were chosen by
-hand on the part `dev` (docs/results.md, *Learning log*); where there is more than one candidate of
+One set of trees over questions of the split `train`. The recipes of DPO and of SFT were chosen by
+hand on the split `dev` (docs/results.md, *Learning log*); where there is more than one candidate of
 either, the study asks `dev` itself (one seed, Q8_0). Then every arm is trained with every seed and
-asked the same questions of the part `test` once, greedily, in F16. Primary comparisons: process DPO
+asked the same `test` questions once, greedily, in F16. Primary comparisons: process DPO
 against the warm start and against SFT on the chosen steps (Holm over both).
 
 ReasonRAG's table 3 in kind: base, SFT, process DPO; and the controls that it lacks.
@@ -14,10 +14,10 @@ from dataclasses import replace
 
 from experiments.arms import START, Arm, EvaluatedArm, evaluate_arms
 from experiments.report import Claim, write_report
-from runs.workflow import Lab
+from runs.study_runner import StudyRunner
 
-DEV = {"evaluation.part": "dev", "evaluation.limit": 200, "policy.precision": "q8_0"}
-TEST = {"evaluation.part": "test", "evaluation.limit": 600, "policy.precision": "f16"}
+DEV = {"evaluation.split": "dev", "evaluation.limit": 200, "policy.precision": "q8_0"}
+TEST = {"evaluation.split": "test", "evaluation.limit": 600, "policy.precision": "f16"}
 
 RIGHT_WRONG = {"rewards.alpha": 1.0, "pairs.min_gap": 0.5, "pairs.same_action": True}
 """Right answers against wrong ones, whatever their length; steps of one kind alone."""
@@ -44,12 +44,12 @@ CLAIMS = (
 )
 
 
-def atlas_dpo(lab: Lab) -> None:
+def atlas_dpo(runner: StudyRunner) -> None:
     """Run the study (see module)."""
-    lab.branchwise("annotate")
-    dpo, sft = chosen_on_dev(lab, CANDIDATES), chosen_on_dev(lab, SFT_CANDIDATES)
-    for done in evaluate_arms(lab, arms(dpo, sft), TEST):
-        write_report(lab, "atlas-dpo", done, CLAIMS)
+    runner.branchwise("annotate")
+    dpo, sft = chosen_on_dev(runner, CANDIDATES), chosen_on_dev(runner, SFT_CANDIDATES)
+    for done in evaluate_arms(runner, arms(dpo, sft), TEST):
+        write_report(runner, "atlas-dpo", done, CLAIMS)
 
 
 def arms(dpo: Arm, sft: Arm) -> tuple[Arm, ...]:
@@ -64,14 +64,14 @@ def arms(dpo: Arm, sft: Arm) -> tuple[Arm, ...]:
     )
 
 
-def chosen_on_dev(lab: Lab, candidates: Sequence[Arm]) -> Arm:
+def chosen_on_dev(runner: StudyRunner, candidates: Sequence[Arm]) -> Arm:
     """The candidate with the highest EM on dev (F1 breaks ties; the earlier one the rest)."""
     if len(candidates) == 1:
         return candidates[0]
-    first = replace(lab, seeds=lab.seeds[:1])
+    first = replace(runner, seeds=runner.seeds[:1])
     (tried,) = evaluate_arms(first, candidates, DEV)
     best = max(tried, key=_dev_score)
-    lab.call.say(f"study: chosen on dev: {best.arm.name} (EM, F1: {_dev_score(best)})")
+    runner.context.log(f"study: chosen on dev: {best.arm.name} (EM, F1: {_dev_score(best)})")
     return best.arm
 
 

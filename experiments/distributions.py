@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.sheet import NONE, Sheet, number
+from analysis.table import NONE, Sheet, number
 from experiments.arms import EvaluatedArm
 from experiments.trajectories import RecordedStep, moves_of
 from rewards.evo_rag import Similarity

@@ -2,7 +2,7 @@
 
 `configs/evo-studies.yaml` grows the trees once, for whichever study comes first. An arm labels them
 anew, keeps the pairs that `pairs:` allows, and trains on them by DPO from the warm start that grew
-them. All policies are asked the first `evaluation.limit` questions of the part `test`, unanswerable
+them. All policies answer the first `evaluation.limit` questions of split `test`, unanswerable
 ones among them, once, greedily, in the recipe's precision.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from experiments.arms import Arm, EvaluatedArm
 from runs.recipe import Recipe
 
-TEST = {"evaluation.part": "test"}
+TEST = {"evaluation.split": "test"}
 FEWEST = 20
 """Pairs: fewer are two steps of the optimiser, and nothing is learned from them."""
 
@@ -71,7 +71,7 @@ def about(recipe: Recipe, done: Sequence[EvaluatedArm]) -> str:
 def trees_of(recipe: Recipe) -> str:
     """What the trees are of."""
     policy = Path(recipe.policy.model).name
-    return f"Trees of {recipe.data.limit} questions of the part train, grown by {policy}."
+    return f"Trees of {recipe.data.limit} questions of split train, grown by {policy}."
 
 
 OTHERS = "Columns `paper` are of 8B models on HotpotQA: other models, other data, other budgets."

@@ -19,7 +19,7 @@ from experiments.labellings import agreement_sheet, leaning_sheet
 from experiments.report import Claim, write_report
 from experiments.savings import saving_sheet, saving_size, savings
 from rewards.evo_scheme import query_similarity
-from runs.workflow import Lab
+from runs.study_runner import StudyRunner
 
 NAME = "evo-combinations"
 
@@ -55,15 +55,18 @@ SAVED = (
 )
 
 
-def evo_combinations(lab: Lab) -> None:
+def evo_combinations(runner: StudyRunner) -> None:
     """Run the study (see module)."""
-    grown = lab.branchwise("annotate")
-    for done in evaluate_arms(lab, ARMS, TEST, grown):
-        if not lab.call.dry_run:
+    grown = runner.branchwise("annotate")
+    for done in evaluate_arms(runner, ARMS, TEST, grown):
+        if not runner.context.dry_run:
             spread = distributions(done, query_similarity())
-            draw_distributions(spread, lab.folder / f"{NAME}-distributions.svg")
-            saved = savings(done, SAVED, lab.recipe.seed)
-            taught = leaning_sheet(lab.call.run, ARMS), agreement_sheet(lab.call.run, ARMS, CLAIMS)
+            draw_distributions(spread, runner.folder / f"{NAME}-distributions.svg")
+            saved = savings(done, SAVED, runner.recipe.seed)
+            taught = (
+                leaning_sheet(runner.context.run, ARMS),
+                agreement_sheet(runner.context.run, ARMS, CLAIMS),
+            )
             more = [saving_sheet(saved), distribution_sheet(spread), *taught]
-            told = f"{about(lab.recipe, done)} {saving_size(saved)}"
-            write_report(lab, NAME, done, CLAIMS, more=more, about=told)
+            told = f"{about(runner.recipe, done)} {saving_size(saved)}"
+            write_report(runner, NAME, done, CLAIMS, more=more, about=told)

@@ -19,12 +19,12 @@ accuracy that is good to several points; the deviation over the splits says how 
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
-from analysis.sheet import Sheet, number, percent
+from analysis.table import Sheet, number, percent
 from experiments.arms import mean_of, numbers_of
 from experiments.evo import OTHERS, TIME_DYNAMIC, trees_of
 from experiments.report import PAPER, Bar, draw
-from runs.workflow import Lab, StageTotals
-from runs.workflow_tables import write_sheets
+from runs.study_runner import StageTotals, StudyRunner
+from runs.study_tables import write_sheets
 
 NAME = "evo-heads"
 
@@ -41,11 +41,11 @@ TotalsByVariant = Mapping[str, Sequence[StageTotals]]
 """Totals of every split, by variant."""
 
 
-def evo_heads(lab: Lab) -> None:
+def evo_heads(runner: StudyRunner) -> None:
     """Run the study (see module)."""
-    grown = lab.branchwise("annotate")
+    grown = runner.branchwise("annotate")
     found: dict[str, list[StageTotals]] = {name: [] for name in VARIANTS}
-    for seed in lab.seeds:
+    for seed in runner.seeds:
         for name, variant in VARIANTS.items():
             settings = {
                 **TIME_DYNAMIC,
@@ -54,11 +54,13 @@ def evo_heads(lab: Lab) -> None:
                 **{f"training.reward_model.{key}": value for key, value in variant.items()},
             }
             named = ("--name", f"heads-{name}-{seed}")
-            found[name].append(lab.branchwise("train-rm", *named, settings=settings, after=grown))
-        if not lab.call.dry_run:
-            draw(bars(found), lab.folder / f"{NAME}.svg", AXIS, rest=0.5)
-            told = f"{trees_of(lab.recipe)} {OTHERS}"
-            write_sheets(lab, NAME, [model_sheet(found), head_sheet(found)], told)
+            found[name].append(
+                runner.branchwise("train-rm", *named, settings=settings, after=grown)
+            )
+        if not runner.context.dry_run:
+            draw(bars(found), runner.folder / f"{NAME}.svg", AXIS, rest=0.5)
+            told = f"{trees_of(runner.recipe)} {OTHERS}"
+            write_sheets(runner, NAME, [model_sheet(found), head_sheet(found)], told)
 
 
 def model_sheet(found: TotalsByVariant) -> Sheet:

@@ -15,7 +15,7 @@ from experiments.evo import IN_TWO_STEPS, TEST, about, two_steps
 from experiments.labellings import agreement_sheet, leaning_sheet
 from experiments.report import Claim, write_report
 from experiments.savings import saving_sheet, saving_size, savings
-from runs.workflow import Lab
+from runs.study_runner import StudyRunner
 
 NAME = "evo-literal"
 
@@ -41,16 +41,16 @@ SAVED = (
 )
 
 
-def evo_literal(lab: Lab) -> None:
+def evo_literal(runner: StudyRunner) -> None:
     """Run the study (see module)."""
-    grown = lab.branchwise("annotate")
-    for done in evaluate_arms(lab, ARMS, TEST, grown):
-        if not lab.call.dry_run:
-            saved = savings(done, SAVED, lab.recipe.seed)
+    grown = runner.branchwise("annotate")
+    for done in evaluate_arms(runner, ARMS, TEST, grown):
+        if not runner.context.dry_run:
+            saved = savings(done, SAVED, runner.recipe.seed)
             more = (
                 saving_sheet(saved),
-                leaning_sheet(lab.call.run, ARMS),
-                agreement_sheet(lab.call.run, ARMS, CLAIMS),
+                leaning_sheet(runner.context.run, ARMS),
+                agreement_sheet(runner.context.run, ARMS, CLAIMS),
             )
-            told = f"{about(lab.recipe, done)} {IN_TWO_STEPS} {saving_size(saved)}"
-            write_report(lab, NAME, done, CLAIMS, more=more, about=told)
+            told = f"{about(runner.recipe, done)} {IN_TWO_STEPS} {saving_size(saved)}"
+            write_report(runner, NAME, done, CLAIMS, more=more, about=told)

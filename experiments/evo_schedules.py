@@ -23,7 +23,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
-from analysis.sheet import NONE, Sheet
 from analysis.suppression import (
     ASSUMED_OVERLAP,
     COMPARISONS,
@@ -33,6 +32,7 @@ from analysis.suppression import (
     silence,
     silenced_siblings,
 )
+from analysis.table import NONE, Sheet
 from experiments.arms import START, Arm, EvaluatedArm, evaluate_arms
 from experiments.distributions import distribution_sheet, distributions, draw_distributions
 from experiments.evo import IN_TWO_STEPS, TEST, about, two_steps
@@ -46,7 +46,7 @@ from runs.curriculum.dev import STAGES
 from runs.evaluation_set import evaluation_data
 from runs.recipe import Recipe
 from runs.schedule_weights import draw_weights, settings_of
-from runs.workflow import Lab
+from runs.study_runner import StudyRunner
 from storage.atomic import atomic_write_text
 from storage.parts import read_parts
 from storage.records import Question, TreeNode
@@ -85,34 +85,34 @@ TRACED = ("answer-only", "two-stage", "time-dynamic")
 """The columns of table 7."""
 
 
-def evo_schedules(lab: Lab) -> None:
+def evo_schedules(runner: StudyRunner) -> None:
     """Run the study (see module)."""
-    lab.call.console.print(silence_sheet(lab.recipe).text())
-    grown = lab.branchwise("annotate")
-    for done in evaluate_arms(lab, ARMS, TEST, grown):
-        if not lab.call.dry_run:
-            _write(lab, done)
+    runner.context.console.print(silence_sheet(runner.recipe).text())
+    grown = runner.branchwise("annotate")
+    for done in evaluate_arms(runner, ARMS, TEST, grown):
+        if not runner.context.dry_run:
+            _write(runner, done)
 
 
-def _write(lab: Lab, done: Sequence[EvaluatedArm]) -> None:
+def _write(runner: StudyRunner, done: Sequence[EvaluatedArm]) -> None:
     spread = distributions(done, query_similarity())
-    draw_distributions(spread, lab.folder / f"{NAME}-distributions.svg")
-    draw_weights(lab.recipe, settings_of(lab.recipe), lab.folder / f"{NAME}-weights.svg")
-    saved = savings(done, SAVED, lab.recipe.seed)
+    draw_distributions(spread, runner.folder / f"{NAME}-distributions.svg")
+    draw_weights(runner.recipe, settings_of(runner.recipe), runner.folder / f"{NAME}-weights.svg")
+    saved = savings(done, SAVED, runner.recipe.seed)
     more = (
         saving_sheet(saved),
         distribution_sheet(spread),
-        silence_sheet(lab.recipe),
-        sibling_sheet(lab),
-        leaning_sheet(lab.call.run, ARMS),
-        agreement_sheet(lab.call.run, ARMS, CLAIMS),
+        silence_sheet(runner.recipe),
+        sibling_sheet(runner),
+        leaning_sheet(runner.context.run, ARMS),
+        agreement_sheet(runner.context.run, ARMS, CLAIMS),
     )
-    told = f"{about(lab.recipe, done)} {IN_TWO_STEPS} {saving_size(saved)}"
-    write_report(lab, NAME, done, CLAIMS, more=more, about=told)
+    told = f"{about(runner.recipe, done)} {IN_TWO_STEPS} {saving_size(saved)}"
+    write_report(runner, NAME, done, CLAIMS, more=more, about=told)
     traced = [one for one in done if one.arm.name in TRACED]
-    questions = evaluation_data(lab.recipe_with(TEST)).questions
+    questions = evaluation_data(runner.recipe_with(TEST)).questions
     text = trace_text(traced, questions, query_similarity())
-    atomic_write_text(lab.folder / f"{NAME}-traces.md", text)
+    atomic_write_text(runner.folder / f"{NAME}-traces.md", text)
 
 
 def silence_sheet(recipe: Recipe) -> Sheet:
@@ -132,12 +132,12 @@ def silence_sheet(recipe: Recipe) -> Sheet:
     return Sheet(title, ("better, worse", *columns), rows)
 
 
-def sibling_sheet(lab: Lab) -> Sheet:
+def sibling_sheet(runner: StudyRunner) -> Sheet:
     """What every labelling made of the trees' own siblings whose right order is known."""
-    run = lab.call.run
+    run = runner.context.run
     table = table_to_records(read_parts(run, "questions"), Question)
     answerable = {one.id: one.answerable for one in table}
-    min_gap = lab.recipe.pairs.min_gap
+    min_gap = runner.recipe.pairs.min_gap
     columns = {label: _judged(run, label, answerable, min_gap) for label in labels_of(ARMS)}
     rows = tuple(
         (kind, *(_told(column.get(kind)) for column in columns.values())) for kind in SIBLINGS

@@ -26,15 +26,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from analysis.sheet import NONE, Sheet, number, percent
+from analysis.table import NONE, Sheet, number, percent
 from experiments.arms import START, Arm, EvaluatedArm, evaluate_arms, mean_of
 from experiments.evo import TEST, TIME_DYNAMIC, about, dpo
 from experiments.labellings import leaning_sheet
 from experiments.report import PAPER, Claim, write_report
 from rewards.heads import TOTAL
 from rewards.settings import RewardName
-from runs.assemble import model_folder
-from runs.workflow import Lab, StageTotals
+from runs.factories import model_folder
+from runs.study_runner import StageTotals, StudyRunner
 from storage.records import Prediction
 
 NAME = "evo-single"
@@ -71,19 +71,19 @@ class Preference:
     arm: Arm | None = None
 
 
-def evo_single(lab: Lab) -> None:
+def evo_single(runner: StudyRunner) -> None:
     """Run the study (see module)."""
-    grown = lab.branchwise("annotate")
-    learned = [preference(lab, reward, grown) for reward in PAPERS]
+    grown = runner.branchwise("annotate")
+    learned = [preference(runner, reward, grown) for reward in PAPERS]
     arms = (Arm(START), *(one.arm for one in learned if one.arm))
     claims = [Claim(arm.name, START) for arm in arms[1:]]
-    for done in evaluate_arms(lab, arms, TEST, grown):
-        if not lab.call.dry_run:
-            more = [single_sheet(learned, done), leaning_sheet(lab.call.run, arms)]
-            write_report(lab, NAME, done, claims, more=more, about=about(lab.recipe, done))
+    for done in evaluate_arms(runner, arms, TEST, grown):
+        if not runner.context.dry_run:
+            more = [single_sheet(learned, done), leaning_sheet(runner.context.run, arms)]
+            write_report(runner, NAME, done, claims, more=more, about=about(runner.recipe, done))
 
 
-def preference(lab: Lab, reward: RewardName, grown: StageTotals) -> Preference:
+def preference(runner: StudyRunner, reward: RewardName, grown: StageTotals) -> Preference:
     """Train a reward model on one reward, if enough siblings differ in it.
 
     Args:
@@ -95,15 +95,17 @@ def preference(lab: Lab, reward: RewardName, grown: StageTotals) -> Preference:
         "training.reward_model.heads": "single",
         "training.reward_model.min_gap": LEAST_GAP,
     }
-    counted = lab.branchwise("train-rm", "--dry-run", settings=settings, after=grown)
+    counted = runner.branchwise("train-rm", "--dry-run", settings=settings, after=grown)
     siblings = counted.get("heads", {}).get(TOTAL)
     if siblings is not None and siblings < FEWEST:
-        lab.call.say(f"{lab.title}: {reward} is left out: {siblings} siblings differ in it")
+        runner.context.log(
+            f"{runner.title}: {reward} is left out: {siblings} siblings differ in it"
+        )
         return Preference(reward, siblings)
     name = f"prefers-{reward}"
-    totals = lab.branchwise("train-rm", "--name", name, settings=settings, after=grown)
+    totals = runner.branchwise("train-rm", "--name", name, settings=settings, after=grown)
     agent = dpo(f"only-{reward}", components=[reward])
-    folder = str(model_folder(lab.call.run, name))
+    folder = str(model_folder(runner.context.run, name))
     scored = {**agent.pairs, "pairs.score": "reward_model", "reward_model": folder}
     arm = replace(agent, pairs=scored, training={"holdout": HOLDOUT}, made_of=totals)
     return Preference(reward, siblings, totals, arm)

@@ -18,7 +18,7 @@ from experiments.evo import TEST, about, dpo, full
 from experiments.labellings import agreement_sheet, leaning_sheet
 from experiments.report import Claim, write_report
 from experiments.savings import saving_sheet, saving_size, savings
-from runs.workflow import Lab
+from runs.study_runner import StudyRunner
 
 NAME = "evo-step-value"
 
@@ -45,16 +45,16 @@ SAVED = (
 )
 
 
-def evo_step_value(lab: Lab) -> None:
+def evo_step_value(runner: StudyRunner) -> None:
     """Run the study (see module)."""
-    grown = lab.branchwise("annotate")
-    for done in evaluate_arms(lab, ARMS, TEST, grown):
-        if not lab.call.dry_run:
-            saved = savings(done, SAVED, lab.recipe.seed, "steps")
+    grown = runner.branchwise("annotate")
+    for done in evaluate_arms(runner, ARMS, TEST, grown):
+        if not runner.context.dry_run:
+            saved = savings(done, SAVED, runner.recipe.seed, "steps")
             more = (
                 saving_sheet(saved, "steps"),
-                leaning_sheet(lab.call.run, ARMS),
-                agreement_sheet(lab.call.run, ARMS, CLAIMS),
+                leaning_sheet(runner.context.run, ARMS),
+                agreement_sheet(runner.context.run, ARMS, CLAIMS),
             )
-            told = f"{about(lab.recipe, done)} {saving_size(saved, 'steps')}"
-            write_report(lab, NAME, done, CLAIMS, more=more, about=told)
+            told = f"{about(runner.recipe, done)} {saving_size(saved, 'steps')}"
+            write_report(runner, NAME, done, CLAIMS, more=more, about=told)

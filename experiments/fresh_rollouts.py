@@ -7,12 +7,16 @@ from typing import Literal
 from runs.folder import Run
 from runs.fresh_rollouts import Rolled, roll_fresh
 from runs.journal import Event, command_key
-from runs.workflow import Lab, StageStopped
+from runs.study_runner import StageStopped, StudyRunner
 from storage.records import Pair
 
 
 def draw_fresh_rollouts(
-    lab: Lab, run: Run, pairs: Sequence[Pair], rollouts: int = 8, temperature: float | None = None
+    runner: StudyRunner,
+    run: Run,
+    pairs: Sequence[Pair],
+    rollouts: int = 8,
+    temperature: float | None = None,
 ) -> Rolled:
     """Both sides of every pair rolled out; what is rolled out already is kept, and not noted again.
 
@@ -26,20 +30,20 @@ def draw_fresh_rollouts(
     """
     drawn = "" if temperature is None else f" at a temperature of {temperature:g}"
     command = f"fresh rollouts, {rollouts} a side{drawn}, of {len(pairs)} pairs of {run.folder}"
-    key = command_key((command,), lab.deciding)
-    again = lab.journal.done(key) is not None
+    key = command_key((command,), runner.deciding)
+    again = runner.journal.done(key) is not None
     if not again:
-        lab.journal.note(Event(key, command, "started"))
+        runner.journal.note(Event(key, command, "started"))
     began = time.monotonic()
-    rolled = roll_fresh(lab.call, run, pairs, rollouts, temperature)
+    rolled = roll_fresh(runner.context, run, pairs, rollouts, temperature)
     took = round(time.monotonic() - began, 1)
     if not again:
-        how: Literal["failed", "done"] = "failed" if rolled.owed else "done"
+        how: Literal["failed", "done"] = "failed" if rolled.pending else "done"
         ended = Event(key, command, how, seconds=took, exit_code=rolled.exit_code)
-        lab.journal.note(ended)
+        runner.journal.note(ended)
     if rolled.failed:
-        lab.call.say(f"study: trees left out, which failed: {dict(rolled.failed)}")
-    if rolled.owed:
+        runner.context.log(f"study: trees left out, which failed: {dict(rolled.failed)}")
+    if rolled.pending:
         why = f"fresh rollouts: {rolled.reason}; the same command goes on from here"
         raise StageStopped(why, rolled.exit_code)
     return rolled

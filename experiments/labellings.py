@@ -11,7 +11,7 @@ from itertools import combinations
 from pathlib import Path
 
 from agent.actions import is_end
-from analysis.sheet import Sheet, percent
+from analysis.table import Sheet, percent
 from experiments.arms import Arm
 from experiments.report import Claim
 from storage.parts import read_parts

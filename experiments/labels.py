@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from analysis.sheet import NONE, Sheet, number, percent
 from analysis.survival import Fresh, SurvivalRow, fresh_value, sample_pairs, survival_table
+from analysis.table import NONE, Sheet, number, percent
 from annotation.settings import PairSettings
 from experiments.fresh_rollouts import draw_fresh_rollouts
 from experiments.report import Bar, draw
@@ -25,8 +25,8 @@ from rewards.spre import Spre, label_tree
 from runs.folder import Run, existing_run
 from runs.relabelling import Relabeller
 from runs.stored_trees import stored_trees
-from runs.workflow import Lab
-from runs.workflow_tables import write_sheets
+from runs.study_runner import StudyRunner
+from runs.study_tables import write_sheets
 from storage.errors import ConfigError
 from storage.records import Pair, TreeNode
 
@@ -48,15 +48,15 @@ Values = Mapping[tuple[str, int], tuple[float, int]]
 """(tree_id, node_id) → reward in [0, 1], and how many distinct outcomes it rests on."""
 
 
-def labels(lab: Lab) -> None:
+def labels(runner: StudyRunner) -> None:
     """Run the study (see module)."""
-    run = existing_run(lab.call.run)
+    run = existing_run(runner.context.run)
     sample = sample_pairs(comparisons(run), SAMPLE, run.recipe.seed)
-    lab.call.say(f"study: {len(sample)} pairs of siblings, {ROLLOUTS} fresh rollouts a side")
-    if lab.call.dry_run:
+    runner.context.log(f"study: {len(sample)} pairs of siblings, {ROLLOUTS} fresh rollouts a side")
+    if runner.context.dry_run:
         return
-    fresh = draw_fresh_rollouts(lab, run, sample, ROLLOUTS).fresh
-    greedy = draw_fresh_rollouts(lab, run, sample, 1, 0.0).fresh
+    fresh = draw_fresh_rollouts(runner, run, sample, ROLLOUTS).fresh
+    greedy = draw_fresh_rollouts(runner, run, sample, 1, 0.0).fresh
     answers = {pair.tree_id: pair.answers for pair in sample}
     trees = [tree.nodes for tree in stored_trees(run, only=answers)]
     found = []
@@ -76,8 +76,8 @@ def labels(lab: Lab) -> None:
             ]
     sheets = [sheet(found, None), sheet(found, "outcomes"), sheet(found, "gap")]
     axis = "pairs whose order survives, % of those that are not tied (95 % interval)"
-    draw(list(bars(found)), lab.folder / "labels.svg", axis, rest=0.5)
-    write_sheets(lab, "labels", sheets)
+    draw(list(bars(found)), runner.folder / "labels.svg", axis, rest=0.5)
+    write_sheets(runner, "labels", sheets)
 
 
 def comparisons(run: Run) -> list[Pair]:

@@ -15,12 +15,12 @@ from pathlib import Path
 from experiments.arms import Arm, EvaluatedArm, evaluate_arms, predictions_of
 from experiments.atlas_dpo import CANDIDATES, CLAIMS, SFT_CANDIDATES, arms
 from experiments.report import Stratum, write_report
-from runs.assemble import model_folder
+from runs.factories import model_folder
+from runs.study_runner import StudyRunner
 from runs.training_start import WARM_START
-from runs.workflow import Lab
 from storage.errors import ConfigError
 
-TEST = {"evaluation.part": "test"}
+TEST = {"evaluation.split": "test"}
 BASELINES = ("majority", "closed-book", "one-shot", "oracle")
 
 STRATA = (
@@ -35,26 +35,26 @@ DPO, SFT = (
     replace(arm, training={**arm.training, "micro_batch": 2})  # prompts of a thousand tokens
     for (arm,) in (CANDIDATES, SFT_CANDIDATES)
 )
-"""What was chosen on atlas's part `dev`, before the test of this study is asked."""
+"""What was chosen on atlas's split `dev`, before the test of this study is asked."""
 
 
-def real_dpo(lab: Lab) -> None:
+def real_dpo(runner: StudyRunner) -> None:
     """Run the study (see module)."""
-    refuse_other_start(lab)
-    made = lab.branchwise("warm-start")
-    lab.branchwise("annotate", after=made)
-    beside = list(baselines(lab))
-    for done in evaluate_arms(lab, arms(DPO, SFT), TEST):
-        write_report(lab, "real-dpo", [*beside, *done], CLAIMS, STRATA)
+    check_same_start(runner)
+    made = runner.branchwise("warm-start")
+    runner.branchwise("annotate", after=made)
+    beside = list(baselines(runner))
+    for done in evaluate_arms(runner, arms(DPO, SFT), TEST):
+        write_report(runner, "real-dpo", [*beside, *done], CLAIMS, STRATA)
 
 
-def refuse_other_start(lab: Lab) -> None:
+def check_same_start(runner: StudyRunner) -> None:
     """The policy of the trees is the warm start that the study makes.
 
     Raises:
         ConfigError: the recipe names another one.
     """
-    made, named = model_folder(lab.call.run, WARM_START), lab.recipe.policy.trainable
+    made, named = model_folder(runner.context.run, WARM_START), runner.recipe.policy.trainable
     if Path(named) != made:
         raise ConfigError(
             f"policy.model is {named}, but the warm start of this study will be {made}: add "
@@ -62,13 +62,13 @@ def refuse_other_start(lab: Lab) -> None:
         )
 
 
-def baselines(lab: Lab) -> Iterator[EvaluatedArm]:
+def baselines(runner: StudyRunner) -> Iterator[EvaluatedArm]:
     """The untrained model in the protocol, and what no protocol is needed for."""
     settings = {
         **TEST,
         "evaluation.policies": {"base": "packaged"},
         "evaluation.baselines": list(BASELINES),
     }
-    asked = lab.branchwise("eval", settings=settings)
+    asked = runner.branchwise("eval", settings=settings)
     for name in ("base", *BASELINES):
-        yield EvaluatedArm(Arm(name), {0: predictions_of(lab, name, asked, settings)})
+        yield EvaluatedArm(Arm(name), {0: predictions_of(runner, name, asked, settings)})

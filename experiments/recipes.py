@@ -1,13 +1,13 @@
-"""`make study STUDY=recipes RUN=datasets/real-dpo`: what else could be made of a run's trees?
+"""`make study STUDY=recipes RUN=datasets/real-dpo`: which training recipes help on a run's trees?
 
-Looks at a finished run, for whoever sees no gain: the recipe of `real-dpo`, and the same with one
-thing changed at a time, each asked the part `dev`, of which no test question is. The trees stay for
-most of them: more pairs a question, a higher rate, more epochs, no questions that can be guessed,
-the mean of all outcomes in place of one greedy rollout, and only pairs whose order more rollouts
-bear out. Last a second round: new trees, in a run folder beside, by the policy of the best arm so
-far, which is trained on from there.
+For a finished run without a gain. Evaluates the recipe of `real-dpo` and variants that change one
+setting each, on split `dev`. Most variants reuse the trees: more pairs per question, a higher
+learning rate, more epochs, no guessable questions, the mean of all outcomes instead of one greedy
+rollout, and only pairs whose order fresh rollouts confirm. The last variant is a second round: new
+trees, in a sibling run folder, grown by the best policy so far, which is then trained further.
 
-Nothing is claimed of the best one: of so many tries one is lucky. What it is worth, a test says.
+The study makes no claim about the best variant: with this many tries, one is lucky. Confirm it on
+the test split.
 """
 
 from collections.abc import Iterator
@@ -19,9 +19,9 @@ from experiments.real_dpo import DPO
 from experiments.report import Claim, Stratum, write_report
 from runs.folder import existing_run
 from runs.stored_pairs import pairs_of, pairs_table
-from runs.workflow import Lab, StageTotals, beside
+from runs.study_runner import StageTotals, StudyRunner, beside
 
-DEV = {"evaluation.part": "dev", "evaluation.limit": 400}
+DEV = {"evaluation.split": "dev", "evaluation.limit": 400}
 FRESH = 4
 """Rollouts a side that an order has to hold under."""
 
@@ -65,30 +65,30 @@ STRATA = (
 )
 
 
-def recipes(lab: Lab) -> None:
+def recipes(runner: StudyRunner) -> None:
     """Run the study (see module)."""
     done: list[EvaluatedArm] = []
-    for one in tried(lab):
+    for one in tried(runner):
         done.append(one)
-        write_report(lab, "recipes", done, CLAIMS, STRATA)
+        write_report(runner, "recipes", done, CLAIMS, STRATA)
 
 
-def tried(lab: Lab) -> Iterator[EvaluatedArm]:
+def tried(runner: StudyRunner) -> Iterator[EvaluatedArm]:
     """Every arm, the cheap ones first."""
     found = []
     for arm in (Arm(START), AS_IT_IS, *VARIATIONS):
-        found.append(asked(lab, arm))
+        found.append(asked(runner, arm))
         yield found[-1]
-    if not lab.call.dry_run:
-        look_again(lab)
-    found.append(asked(lab, CONFIRMED))
+    if not runner.context.dry_run:
+        look_again(runner)
+    found.append(asked(runner, CONFIRMED))
     yield found[-1]
-    yield second_round(lab, max(found[1:], key=dev_em).arm)
+    yield second_round(runner, max(found[1:], key=dev_em).arm)
 
 
-def asked(lab: Lab, arm: Arm, trees: StageTotals | None = None) -> EvaluatedArm:
+def asked(runner: StudyRunner, arm: Arm, trees: StageTotals | None = None) -> EvaluatedArm:
     """An arm with all seeds."""
-    *_, (done,) = evaluate_arms(lab, (arm,), DEV, trees)
+    *_, (done,) = evaluate_arms(runner, (arm,), DEV, trees)
     return done
 
 
@@ -98,22 +98,22 @@ def dev_em(done: EvaluatedArm) -> float:
     return sum(every) / len(every) if every else -1.0
 
 
-def look_again(lab: Lab) -> None:
+def look_again(runner: StudyRunner) -> None:
     """Roll both sides of the recipe's pairs out afresh; what is rolled out already is kept.
 
     Raises:
         StageStopped: a limit or a signal came first.
     """
-    run = existing_run(lab.call.run)
-    draw_fresh_rollouts(lab, run, pairs_of(run, pairs_table(DPO.name)), FRESH)
+    run = existing_run(runner.context.run)
+    draw_fresh_rollouts(runner, run, pairs_of(run, pairs_table(DPO.name)), FRESH)
 
 
-def second_round(lab: Lab, best: Arm) -> EvaluatedArm:
+def second_round(runner: StudyRunner, best: Arm) -> EvaluatedArm:
     """Trees by the policy that an arm trained with the first seed, and the recipe on them."""
-    folder, totals = train_arm(lab, best, lab.seeds[0])
-    own = beside(lab, f"{SECOND_ROUND}-{best.name}-{lab.seeds[0]}")
-    if not lab.call.dry_run:
+    folder, totals = train_arm(runner, best, runner.seeds[0])
+    own = beside(runner, f"{SECOND_ROUND}-{best.name}-{runner.seeds[0]}")
+    if not runner.context.dry_run:
         grown_by = {"policy.model": folder, "policy.weights": None}
-        own = replace(own, call=replace(own.call, recipe=lab.recipe_with(grown_by)))
+        own = replace(own, context=replace(own.context, recipe=runner.recipe_with(grown_by)))
     trees = own.branchwise("annotate", after=totals)
     return asked(own, replace(AS_IT_IS, name=SECOND_ROUND), trees)

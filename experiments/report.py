@@ -11,13 +11,13 @@ from statistics import NormalDist, fmean, stdev
 import numpy as np
 
 from analysis.comparison import Scored
-from analysis.sheet import NONE, Sheet, number, percent
 from analysis.significance import Interval, crossed_bootstrap, holm, permutation_p
+from analysis.table import NONE, Sheet, number, percent
 from analysis.tables import interval
 from experiments.arms import EvaluatedArm, mean_of
 from runs.plot import svg
-from runs.workflow import Lab
-from runs.workflow_tables import write_sheets
+from runs.study_runner import StudyRunner
+from runs.study_tables import write_sheets
 from storage.records import Prediction
 
 Key = tuple[str, str]
@@ -71,7 +71,7 @@ class MeasuredClaim:
 
 
 def write_report(
-    lab: Lab,
+    runner: StudyRunner,
     name: str,
     done: Sequence[EvaluatedArm],
     claims: Sequence[Claim],
@@ -91,16 +91,16 @@ def write_report(
         more: the study's own tables.
         about: what a reader of the tables should know of all of them.
     """
-    if lab.call.dry_run:
+    if runner.context.dry_run:
         return
-    found = findings({one.arm.name: one for one in done}, claims, lab.recipe.seed)
+    found = findings({one.arm.name: one for one in done}, claims, runner.recipe.seed)
     sheets = [arm_sheet(done), claim_sheet(found)]
     if strata:
         sheets.append(stratum_sheet(done, strata))
     axis = f"EM, points (95 % interval over {covered([one.em for one in found])})"
-    draw(claim_bars(found), lab.folder / f"{name}.svg", axis)
+    draw(claim_bars(found), runner.folder / f"{name}.svg", axis)
     write_sheets(
-        lab, name, [*sheets, *more], f"{about} {size_of([one.em for one in found])}".strip()
+        runner, name, [*sheets, *more], f"{about} {size_of([one.em for one in found])}".strip()
     )
 
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from analysis.sheet import NONE, Sheet, number, percent
 from analysis.significance import (
     Interval,
     crossed_bootstrap,
@@ -16,6 +15,7 @@ from analysis.significance import (
     permutation_p,
     relative_saving,
 )
+from analysis.table import NONE, Sheet, number, percent
 from analysis.tables import interval
 from experiments.arms import EvaluatedArm
 from experiments.report import PAPER, Claim, Key, covered, scores, shared_questions, size_of

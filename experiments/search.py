@@ -3,13 +3,13 @@
 Both get the same questions, policy, temperature of their children and estimator, and stop at the
 same number of tokens a question (`mcts.max_output_tokens`); what a tree spends on rollouts, chains
 spend on more chains. Compared: pairs kept, the share whose order survives 8 fresh rollouts a side,
-and the gain of process DPO on the part `dev`. Chains lie in a run folder of their own beside.
+and the gain of process DPO on the split `dev`. Chains lie in a run folder of their own beside.
 """
 
 from dataclasses import dataclass
 
-from analysis.sheet import NONE, Sheet, number, percent
 from analysis.survival import SurvivalRow, sample_pairs, survival_table
+from analysis.table import NONE, Sheet, number, percent
 from annotation.evaluators import ROLLOUTS
 from annotation.grower import CHILDREN
 from experiments.arms import START, Arm, EvaluatedArm, evaluate_arms
@@ -25,10 +25,10 @@ from experiments.report import (
 )
 from runs.folder import existing_run
 from runs.stored_pairs import pairs_of
-from runs.workflow import Lab, beside
-from runs.workflow_tables import write_sheets
+from runs.study_runner import StudyRunner, beside
+from runs.study_tables import write_sheets
 
-ASKED = {"evaluation.part": "dev", "evaluation.limit": 300, "policy.precision": "q8_0"}
+ASKED = {"evaluation.split": "dev", "evaluation.limit": 300, "policy.precision": "q8_0"}
 JUDGED = 100
 """Pairs a kind whose order is looked at again."""
 
@@ -38,22 +38,22 @@ class Kind:
     """One way of searching, and what came of it."""
 
     name: str
-    lab: Lab
+    runner: StudyRunner
     dpo: EvaluatedArm
     start: EvaluatedArm
 
 
-def search(lab: Lab) -> None:
+def search(runner: StudyRunner) -> None:
     """Run the study (see module)."""
     kinds = []
     for name in ("tree", "chains"):
-        own = beside(lab, name)
+        own = beside(runner, name)
         own.branchwise("annotate", settings={"mcts.kind": name})
         dpo = Arm(f"dpo-{name}", "train-dpo")
         for done in evaluate_arms(own, (Arm(START), dpo), ASKED):
             start, trained = done
         kinds.append(Kind(name, own, trained, start))
-    if lab.call.dry_run:
+    if runner.context.dry_run:
         return
     sheet = Sheet("Searches", HEAD, tuple(_row(kind) for kind in kinds))
     arms = {kinds[0].start.arm.name: kinds[0].start, **{k.dpo.arm.name: k.dpo for k in kinds}}
@@ -62,10 +62,10 @@ def search(lab: Lab) -> None:
         Claim("dpo-tree", START),
         Claim("dpo-chains", START),
     )
-    found = findings(arms, claims, lab.recipe.seed)
+    found = findings(arms, claims, runner.recipe.seed)
     axis = f"EM, points (95 % interval over {covered([one.em for one in found])})"
-    draw(claim_bars(found), lab.folder / "search.svg", axis)
-    write_sheets(lab, "search", [sheet, arm_sheet(list(arms.values())), claim_sheet(found)])
+    draw(claim_bars(found), runner.folder / "search.svg", axis)
+    write_sheets(runner, "search", [sheet, arm_sheet(list(arms.values())), claim_sheet(found)])
 
 
 HEAD = (
@@ -75,10 +75,10 @@ HEAD = (
 
 
 def _row(kind: Kind) -> tuple[str, ...]:
-    run = existing_run(kind.lab.call.run)
+    run = existing_run(kind.runner.context.run)
     pairs = pairs_of(run, "pairs")
     sample = sample_pairs(pairs, JUDGED, run.recipe.seed)
-    rolled = draw_fresh_rollouts(kind.lab, run, sample)
+    rolled = draw_fresh_rollouts(kind.runner, run, sample)
     found = survival_table(sample, rolled.fresh, run.recipe.scheme.rollout_value)
     with run.open_ledger() as ledger:
         tokens = ledger.generated(CHILDREN, ROLLOUTS)

@@ -6,13 +6,13 @@ They are picked for their difference, so they show what an arm can do, not what 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
-from analysis.sheet import Sheet
+from analysis.table import Sheet
 from experiments.arms import EvaluatedArm
 from experiments.report import Key
 from experiments.trajectories import NEAR, RecordedStep, moves_of
 from rewards.evo_rag import Similarity
-from storage.inert import inert
 from storage.records import Prediction, Question
+from storage.terminal_escape import inert
 
 ANSWERABLE, UNANSWERABLE = 3, 1
 """How many questions of either kind are shown, as in the paper."""

@@ -11,9 +11,9 @@ from pipelines.train_dpo import train_dpo
 from pipelines.train_grpo import train_grpo
 from pipelines.train_sft import train_sft
 from pipelines.warm_start import warm_start
-from runs.stage import DONE, Invocation, Outcome
+from runs.stage import DONE, StageContext, StageResult
 
-STAGES: Mapping[str, Callable[[Invocation], Outcome]] = {
+STAGES: Mapping[str, Callable[[StageContext], StageResult]] = {
     "warm-start": warm_start,
     "select": select,
     "annotate": annotate,
@@ -27,15 +27,15 @@ _TAKE_LIMIT = frozenset({"select", "annotate", "train-grpo"})
 """Stages that `--limit` is about: those that ask questions to learn from."""
 
 
-def all_stages(call: Invocation) -> Outcome:
+def all_stages(context: StageContext) -> StageResult:
     """Run the stages."""
     totals: dict[str, Any] = {}
-    for name in call.recipe.stages:
-        outcome = STAGES[name](call if name in _TAKE_LIMIT else replace(call, limit=None))
+    for name in context.recipe.stages:
+        outcome = STAGES[name](context if name in _TAKE_LIMIT else replace(context, limit=None))
         totals[name] = outcome.totals
         if outcome.exit_code != DONE:
-            return Outcome(totals, outcome.exit_code)
-        if call.dry_run:  # later stages read what this one would have written
-            call.say(", ".join(f"then {later}" for later in call.recipe.stages[1:]))
+            return StageResult(totals, outcome.exit_code)
+        if context.dry_run:  # later stages read what this one would have written
+            context.log(", ".join(f"then {later}" for later in context.recipe.stages[1:]))
             break
-    return Outcome(totals)
+    return StageResult(totals)

@@ -17,54 +17,54 @@ import pyarrow.compute as pc
 
 from annotation.annotator import Annotated
 from retrieval.interface import Retriever
-from runs.assemble import open_data, open_index
-from runs.card import described, write_card
 from runs.commit import Committer
-from runs.folder import Run, open_run, refuse_unusable
-from runs.growing import grow_questions
+from runs.costs import in_words
+from runs.dataset_card import described, write_card
+from runs.factories import open_data, open_index
+from runs.folder import Run, check_run_folder, open_run
 from runs.inputs import asks_more, inputs_of
 from runs.preflight import overheard, require, servers, weights
 from runs.progress import Progress
 from runs.recipe import Recipe
 from runs.reward_model import other_total
-from runs.spending import in_words
-from runs.stage import DONE, TOO_MANY_FAILURES, Gate, Invocation, Outcome
-from runs.workers import Workforce, WorkOrder, refuse_needless, share_of
+from runs.stage import DONE, TOO_MANY_FAILURES, Gate, StageContext, StageResult
+from runs.tree_growing import grow_questions
+from runs.workers import Workforce, WorkOrder, check_workers_allowed, share_of
 from sources.load import Data
 from storage.errors import ConfigError, StorageError
-from storage.inert import inert
 from storage.ledger import Ledger
 from storage.parts import question_ids, read_parts
 from storage.records import Question
+from storage.terminal_escape import inert
 
 OFF_PROTOCOL_SHARE = 0.9
 """Share of invalid replies from which the model, not its luck, is why there are no pairs."""
 
 
-def annotate(call: Invocation) -> Outcome:
+def annotate(context: StageContext) -> StageResult:
     """Run the stage (see module)."""
-    recipe = call.limited_recipe
-    refuse_confirmed(recipe)
+    recipe = context.limited_recipe
+    check_not_confirmed(recipe)
     data = open_data(recipe)
-    announce(call, recipe, data)
-    refuse_needless(recipe, call.options.get("workers") or 1)
+    announce(context, recipe, data)
+    check_workers_allowed(recipe, context.options.get("workers") or 1)
     # Before the run folder has a recipe in it, which the mended command would not be let change.
-    refuse_unusable(call.run)
+    check_run_folder(context.run)
     require(weights(recipe))
     if told := other_total(recipe):
-        call.say(told)
-    if call.dry_run:
-        return Outcome({"questions": len(data.questions), "dry_run": True})
-    if _owing(call.run, data):
+        context.log(told)
+    if context.dry_run:
+        return StageResult({"questions": len(data.questions), "dry_run": True})
+    if _has_pending_questions(context.run, data):
         require(servers(recipe))
-    retriever = open_index(recipe, data.passages, call.say)
+    retriever = open_index(recipe, data.passages, context.log)
     inputs = inputs_of(recipe, data, retriever)
-    grown = ("questions",) if asks_more(call.run, data.questions) else ()
-    run = open_run(call.run, recipe, {"data": data.notes}, inputs, grown)
-    return asyncio.run(_annotate(call, run, data, retriever))
+    grown = ("questions",) if asks_more(context.run, data.questions) else ()
+    run = open_run(context.run, recipe, {"data": data.notes}, inputs, grown)
+    return asyncio.run(_annotate(context, run, data, retriever))
 
 
-def refuse_confirmed(recipe: Recipe) -> None:
+def check_not_confirmed(recipe: Recipe) -> None:
     """Fresh rollouts come after the trees.
 
     Raises:
@@ -77,45 +77,47 @@ def refuse_confirmed(recipe: Recipe) -> None:
         )
 
 
-def announce(call: Invocation, recipe: Recipe, data: Data) -> None:
+def announce(context: StageContext, recipe: Recipe, data: Data) -> None:
     """Say what will happen before anything is paid for."""
-    call.say(
+    context.log(
         f"annotate: {len(data.questions)} questions over {len(data.passages):,} passages, "
         f"{described(recipe.mcts)}, labels: {recipe.scheme.describe()}"
     )
     policy = f"{recipe.policy.engine}:{inert(recipe.policy.model)}"
-    call.say(f"policy {policy}; run folder {inert(str(call.run))}")
+    context.log(f"policy {policy}; run folder {inert(str(context.run))}")
     for note, count in sorted(data.notes.items()):
-        call.say(f"data: {note}: {count}")
+        context.log(f"data: {note}: {count}")
     for line in overheard(recipe):
-        call.say(f"note: {line}")
+        context.log(f"note: {line}")
 
 
-def _owing(run: Path, data: Data) -> bool:
+def _has_pending_questions(run: Path, data: Data) -> bool:
     """Whether a question has no committed tree; a finished run needs no endpoint."""
     done = question_ids(run, "trees") if run.is_dir() else set()
     return any(question.id not in done for question in data.questions)
 
 
-async def _annotate(call: Invocation, run: Run, data: Data, retriever: Retriever) -> Outcome:
+async def _annotate(
+    context: StageContext, run: Run, data: Data, retriever: Retriever
+) -> StageResult:
     recipe = run.recipe
     with run.open_ledger() as ledger:
         committer = Committer(run, ledger, data.questions, data.notes)
-        owed = committer.owed()
-        workforce = _workforce(call, run, owed, ledger)
+        pending = committer.pending()
+        workforce = _workforce(context, run, pending, ledger)
         spent = workforce.spent if workforce else ledger.totals
         gate = Gate(recipe.limits, spent)
         progress = Progress("annotate", len(data.questions), grows=True, spent=spent)
-        progress.done = progress.resumed_from = len(data.questions) - len(owed)
+        progress.done = progress.resumed_from = len(data.questions) - len(pending)
         growing = (
-            workforce.grown(gate, progress, call.say)
+            workforce.grown(gate, progress, context.log)
             if workforce
-            else grow_questions(recipe, owed, retriever, ledger, gate, progress, call.say)
+            else grow_questions(recipe, pending, retriever, ledger, gate, progress, context.log)
         )
         with gate.listening():
             try:
-                if owed:
-                    async with progress.shown(call.console), aclosing(growing) as finished:
+                if pending:
+                    async with progress.shown(context.console), aclosing(growing) as finished:
                         await _commit(finished, committer, progress)
             except BaseException:
                 with suppress(StorageError):  # what ended the work is told, not what followed
@@ -124,17 +126,17 @@ async def _annotate(call: Invocation, run: Run, data: Data, retriever: Retriever
             totals = committer.finish()
             write_card(run)
         spent_in_words = list(in_words(ledger, recipe.limits))
-    return _close(call, recipe, progress, gate, totals, spent_in_words)
+    return _close(context, recipe, progress, gate, totals, spent_in_words)
 
 
 def _workforce(
-    call: Invocation, run: Run, owed: Sequence[Question], ledger: Ledger
+    context: StageContext, run: Run, pending: Sequence[Question], ledger: Ledger
 ) -> Workforce | None:
     """The workers that `--workers` asks for; null for one process."""
-    workers = min(call.options.get("workers") or 1, len(owed))
+    workers = min(context.options.get("workers") or 1, len(pending))
     if workers < 2:
         return None
-    order = WorkOrder(run.ledger, share_of(run.recipe, workers), tuple(q.id for q in owed))
+    order = WorkOrder(run.ledger, share_of(run.recipe, workers), tuple(q.id for q in pending))
     return Workforce(order, workers, ledger)
 
 
@@ -151,32 +153,32 @@ async def _commit(
 
 
 def _close(
-    call: Invocation,
+    context: StageContext,
     recipe: Recipe,
     progress: Progress,
     gate: Gate,
     totals: dict[str, object],
     spent_in_words: Sequence[str],
-) -> Outcome:
+) -> StageResult:
     """Closing table and exit code."""
     progress.counts.update(totals["counts"])  # type: ignore[call-overload]
-    call.console.print(progress.closing_table())
-    call.say(
+    context.console.print(progress.closing_table())
+    context.log(
         f"{totals['questions_done']} questions done, {totals['questions_failed']} failed, "
         f"{totals['pairs']} pairs, {spent_in_words[0]}"
     )
     for line in spent_in_words[1:]:
-        call.say(line)
-    if not totals["pairs"] and (complaint := off_protocol(call.run, recipe.policy.model)):
-        call.say(complaint)
+        context.log(line)
+    if not totals["pairs"] and (complaint := off_protocol(context.run, recipe.policy.model)):
+        context.log(complaint)
     if gate.reason:
-        call.say(f"stopped: {gate.reason}; run the same command again to continue")
-        return Outcome(totals, gate.exit_code)
+        context.log(f"stopped: {gate.reason}; run the same command again to continue")
+        return StageResult(totals, gate.exit_code)
     failed = int(str(totals["questions_failed"]))
     if failed > recipe.limits.max_failed_share * max(progress.total, 1):
-        call.say(f"more than limits.max_failed_share of the questions failed; see {call.run}")
-        return Outcome(totals, TOO_MANY_FAILURES)
-    return Outcome(totals, DONE)
+        context.log(f"more than limits.max_failed_share of the questions failed; see {context.run}")
+        return StageResult(totals, TOO_MANY_FAILURES)
+    return StageResult(totals, DONE)
 
 
 def off_protocol(run: Path, model: str) -> str | None:

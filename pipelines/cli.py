@@ -15,9 +15,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from storage.inert import guard_streams, inert, inert_json
 from storage.memory import exhausted, told
 from storage.seeds import LEAST, MOST, fits
+from storage.terminal_escape import guard_streams, inert, inert_json
 from storage.text import storable
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     guard_streams()
     words = sys.argv[1:] if arguments is None else arguments
     top = parser()
-    _refuse_bytes(top, words)
+    _reject_undecodable(top, words)
     options = top.parse_args(words)
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
@@ -195,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(run_stage(options))
 
 
-def _refuse_bytes(top: argparse.ArgumentParser, words: Sequence[str]) -> None:
+def _reject_undecodable(top: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """Arguments must be text: tables, hashes and requests hold nothing else."""
     for word in words:
         if storable(word) != word:
@@ -215,34 +215,34 @@ def run_stage(options: argparse.Namespace) -> int:
     try:
         return _carried_out(options, console)
     except KeyboardInterrupt:
-        console.say("interrupted; run the same command again to continue")
+        console.print_line("interrupted; run the same command again to continue")
         return 130
     except Exception as error:
         if said := exhausted(error):  # whatever error came of it
-            console.say(told(said))
+            console.print_line(told(said))
             return 1
         if isinstance(error, ConfigError):
-            console.say(f"error: {error}")
+            console.print_line(f"error: {error}")
             return 2
         if isinstance(error, BudgetExceeded):
-            console.say(f"stopped: {error}")
+            console.print_line(f"stopped: {error}")
             return 3
         if isinstance(error, BranchwiseError):
-            console.say(f"{type(error).__name__}: {error}")
+            console.print_line(f"{type(error).__name__}: {error}")
             return 1
         raise
 
 
 def _carried_out(options: argparse.Namespace, console: "Terminal") -> int:
     from runs.recipe_file import load_recipe
-    from runs.stage import Invocation
-    from storage.enclosed import refuse_strange
+    from runs.stage import StageContext
+    from storage.safe_files import reject_special_files
 
     if options.run is not None:
-        refuse_strange(options.run)  # before anything in it is read
+        reject_special_files(options.run)  # before anything in it is read
     recipe = load_recipe(recipe_file(options), options.overrides)
     shared = {"stage", "config", "run", "overrides", "resume", "dry_run", "limit", "json"}
-    call = Invocation(
+    call = StageContext(
         recipe=recipe,
         run=options.run or Path("datasets") / recipe.name,
         resume=options.resume,
@@ -252,7 +252,7 @@ def _carried_out(options: argparse.Namespace, console: "Terminal") -> int:
         options={k: v for k, v in vars(options).items() if k not in shared},
     )
     if options.run is None:
-        refuse_strange(call.run)
+        reject_special_files(call.run)
     stage = STAGES[options.stage]
     outcome = getattr(import_module(stage.module), stage.function)(call)
     if options.json:

@@ -4,8 +4,8 @@
 
 A cycle rolls out with the policy that it begins with, trains a reward model on all sibling pairs
 (`train-rm`), labels the roll-outs again by its scores where `pairs.score` is `reward_model`, trains
-the policy (`train-dpo`; start and reference are the policy that it begins with), and asks it
-questions of the part `dev`. The next cycle begins with the last one's policy and has questions that
+the policy (`train-dpo`; start and reference are the policy that it begins with), and evaluates
+it on split `dev`. The next cycle begins with the last one's policy and has questions that
 no earlier one had; Refinement begins with the best policy of Discovery, the start among them. A
 stage ends after `curriculum.cycles`, or when dev EM has not risen for `curriculum.patience` cycles.
 
@@ -19,15 +19,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runs.curriculum.checks import BEGUN, FITS, FOLDER, check_curriculum, planned, questions_of
 from runs.curriculum.cycle import Cycle, carry_out
 from runs.curriculum.dev import STAGES, START, DevResult, StageName, best, evaluate_on_dev, stalled
-from runs.curriculum.fit import BEGUN, FITS, FOLDER, planned, questions_of, require_fit
 from runs.curriculum.report import write_course
-from runs.folder import dump_recipe, open_run, refuse_changed
+from runs.folder import check_unchanged, dump_recipe, open_run
 from runs.inputs import model_digest
 from runs.recipe import Recipe
-from runs.stage import Invocation, Outcome
-from runs.workflow import Lab, StageStopped, StageTotals, overrides
+from runs.stage import StageContext, StageResult
+from runs.study_runner import StageStopped, StageTotals, StudyRunner, overrides
 from storage.atomic import atomic_write_json, atomic_write_text
 from storage.errors import ConfigError
 from storage.lock import RunLock
@@ -37,36 +37,38 @@ BEGINNING = "start.json"
 """Which weights the curriculum was begun with, beside its journal."""
 
 
-def curriculum(call: Invocation) -> Outcome:
+def curriculum(context: StageContext) -> StageResult:
     """Run the stage (see module)."""
-    recipe = call.recipe
-    require_fit(call)
-    announce(call)
-    course = CurriculumState(Lab(call, (recipe.seed,), call.run / FOLDER, "curriculum", FITS))
-    if call.dry_run:
+    recipe = context.recipe
+    check_curriculum(context)
+    announce(context)
+    course = CurriculumState(
+        StudyRunner(context, (recipe.seed,), context.run / FOLDER, "curriculum", FITS)
+    )
+    if context.dry_run:
         course.run()
-        return Outcome({"cycles": planned(recipe), "dry_run": True})
-    open_run(call.run, recipe, {})
-    course.lab.folder.mkdir(exist_ok=True)
+        return StageResult({"cycles": planned(recipe), "dry_run": True})
+    open_run(context.run, recipe, {})
+    course.runner.folder.mkdir(exist_ok=True)
     try:
-        with RunLock(course.lab.folder / "curriculum.lock"):
-            keep_beginning(course.lab.folder, recipe, model_digest(recipe.policy, recipe))
+        with RunLock(course.runner.folder / "curriculum.lock"):
+            keep_beginning(course.runner.folder, recipe, model_digest(recipe.policy, recipe))
             final = course.run()
     except StageStopped as stopped:
-        call.say(f"curriculum: {stopped}")
-        return Outcome({**course.totals(), "stopped": str(stopped)}, stopped.exit_code)
-    call.say(f"curriculum: its policy is {final.model} ({final.name})")
+        context.log(f"curriculum: {stopped}")
+        return StageResult({**course.totals(), "stopped": str(stopped)}, stopped.exit_code)
+    context.log(f"curriculum: its policy is {final.model} ({final.name})")
     if final.name != START:
-        call.say(f"ask it the test: {exam_command(call, final)}")
-        call.say(f"take it away:    branchwise export --model {final.model}")
-    return Outcome({**course.totals(), "final": asdict(final)})
+        context.log(f"ask it the test: {exam_command(context, final)}")
+        context.log(f"take it away:    branchwise export --model {final.model}")
+    return StageResult({**course.totals(), "final": asdict(final)})
 
 
-def exam_command(call: Invocation, final: DevResult) -> str:
+def exam_command(context: StageContext, final: DevResult) -> str:
     """What asks the start and the curriculum's policy the test, as a person would type it."""
-    policies = {START: call.recipe.policy.trainable, final.name: final.model}
+    policies = {START: context.recipe.policy.trainable, final.name: final.model}
     asked = overrides({"evaluation.policies": policies})
-    return shlex.join(("branchwise", "eval", "--run", f"{call.run}-{final.name}", *asked))
+    return shlex.join(("branchwise", "eval", "--run", f"{context.run}-{final.name}", *asked))
 
 
 def keep_beginning(folder: Path, recipe: Recipe, digest: str) -> None:
@@ -77,7 +79,7 @@ def keep_beginning(folder: Path, recipe: Recipe, digest: str) -> None:
 
     Args:
         folder: of the curriculum.
-        recipe: `require_fit` has compared it with the one that is there.
+        recipe: `check_curriculum` has compared it with the one that is there.
         digest: of the start's weights.
 
     Raises:
@@ -85,7 +87,7 @@ def keep_beginning(folder: Path, recipe: Recipe, digest: str) -> None:
     """
     begins = {"policy": digest}
     try:
-        refuse_changed(folder, object_inside(folder, BEGINNING), begins)
+        check_unchanged(folder, object_inside(folder, BEGINNING), begins)
     except FileNotFoundError:
         atomic_write_json(folder / BEGINNING, begins)
     except (OSError, ValueError) as error:
@@ -97,17 +99,19 @@ def keep_beginning(folder: Path, recipe: Recipe, digest: str) -> None:
         atomic_write_text(folder / BEGUN, dump_recipe(recipe))
 
 
-def announce(call: Invocation) -> None:
+def announce(context: StageContext) -> None:
     """Say what will happen before anything is paid for."""
-    settings = call.recipe.curriculum
-    call.say(
+    settings = context.recipe.curriculum
+    context.log(
         f"curriculum: cycles of Discovery up to {settings.cycles.discovery}, of Refinement up to "
-        f"{settings.cycles.refinement}; {questions_of(call.recipe)} questions each, "
-        f"{settings.dev_questions} dev questions; policy {call.recipe.policy.model}; run folders "
-        f"{call.run}, {call.run}-<stage>-<number>"
+        f"{settings.cycles.refinement}; {questions_of(context.recipe)} questions each, "
+        f"{settings.dev_questions} dev questions; policy {context.recipe.policy.model}; "
+        f"run folders {context.run}, {context.run}-<stage>-<number>"
     )
-    if call.dry_run:
-        call.say("as if every cycle were carried out, and the last one of Discovery were its best:")
+    if context.dry_run:
+        context.log(
+            "as if every cycle were carried out, and the last one of Discovery were its best:"
+        )
 
 
 @dataclass
@@ -123,7 +127,7 @@ class CurriculumState:
         reward_model: folder of the last one that was trained.
     """
 
-    lab: Lab
+    runner: StudyRunner
     results: list[DevResult] = field(default_factory=list)
     chosen: dict[StageName, DevResult] = field(default_factory=dict)
     trained: dict[str, StageTotals] = field(default_factory=lambda: {START: {}})
@@ -132,14 +136,14 @@ class CurriculumState:
 
     def run(self) -> DevResult:
         """Both stages, one after the other; the policy that they come to."""
-        result = evaluate_on_dev(self.lab, START, self.lab.recipe.policy.model)
+        result = evaluate_on_dev(self.runner, START, self.runner.recipe.policy.model)
         self._note(result)
         for stage in STAGES:
             result = self._best_of(stage, result)
         return result
 
     def _best_of(self, stage: StageName, begins: DevResult) -> DevResult:
-        settings, results = self.lab.recipe.curriculum, [begins]
+        settings, results = self.runner.recipe.curriculum, [begins]
         for number in range(1, getattr(settings.cycles, stage) + 1):
             if self._ends(stage, results):
                 break
@@ -150,37 +154,37 @@ class CurriculumState:
             self.chosen[stage] = best(results)
             self._note(result)
         # Dry, there is nothing to go by.
-        return results[-1] if self.lab.call.dry_run else best(results)
+        return results[-1] if self.runner.context.dry_run else best(results)
 
     def _ends(self, stage: StageName, results: list[DevResult]) -> bool:
-        patience = self.lab.recipe.curriculum.patience
-        if self.lab.call.dry_run or not stalled(results, patience):
+        patience = self.runner.recipe.curriculum.patience
+        if self.runner.context.dry_run or not stalled(results, patience):
             return False
-        self.lab.call.say(f"curriculum: {stage} ends: no higher dev EM for {patience} cycles")
+        self.runner.context.log(f"curriculum: {stage} ends: no higher dev EM for {patience} cycles")
         return True
 
     def _cycle(self, stage: StageName, number: int, begins: DevResult) -> DevResult | None:
         self.places += 1
-        searches = self.lab.recipe.mcts.evaluator == "reward_model"
+        searches = self.runner.recipe.mcts.evaluator == "reward_model"
         asks = self.reward_model if searches else None
         cycle = Cycle(stage, number, self.places, begins, asks)
-        self.lab.call.say(f"curriculum: {cycle.name}, begins with {cycle.begins.model}")
-        taught = carry_out(self.lab, cycle, self.trained[cycle.begins.name])
+        self.runner.context.log(f"curriculum: {cycle.name}, begins with {cycle.begins.model}")
+        taught = carry_out(self.runner, cycle, self.trained[cycle.begins.name])
         if taught.result is None:
-            self.lab.call.say(f"curriculum: {cycle.stage} ends: {cycle.name} has no pairs")
+            self.runner.context.log(f"curriculum: {cycle.stage} ends: {cycle.name} has no pairs")
         self.trained[cycle.name] = taught.totals
         self.reward_model = taught.reward_model or self.reward_model
         return taught.result
 
     def _note(self, result: DevResult) -> None:
         self.results.append(result)
-        if not self.lab.call.dry_run:
-            write_course(self.lab, self.results, self.chosen)
+        if not self.runner.context.dry_run:
+            write_course(self.runner, self.results, self.chosen)
 
     def totals(self) -> dict[str, Any]:
         """For the JSON line."""
         return {
-            "folder": str(self.lab.folder),
+            "folder": str(self.runner.folder),
             "policies": [asdict(result) for result in self.results],
             "best": {stage: result.name for stage, result in self.chosen.items()},
         }

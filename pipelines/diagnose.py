@@ -19,7 +19,6 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.diagnosis import PairFigures, TreeFigures, pair_figures, tree_figures
-from analysis.sheet import markdown_cell
 from analysis.survival import (
     FACETS,
     Fresh,
@@ -28,7 +27,8 @@ from analysis.survival import (
     sample_pairs,
     survival_table,
 )
-from runs.advice import (
+from analysis.table import markdown_cell
+from runs.diagnosis_rules import (
     UNROLLED,
     Finding,
     conclusion,
@@ -38,21 +38,21 @@ from runs.advice import (
     of_training,
     of_trees,
 )
-from runs.assemble import model_folder
+from runs.factories import model_folder
 from runs.folder import Run, existing_run
 from runs.fresh_rollouts import Rolled, roll_fresh
 from runs.labelling import labelling_of
-from runs.stage import DONE, TOO_MANY_FAILURES, Invocation, Outcome
+from runs.stage import DONE, TOO_MANY_FAILURES, StageContext, StageResult
 from runs.stored_pairs import pairs_table
 from runs.stored_trees import stored_trees
 from storage.atomic import atomic_write_json, atomic_write_text
 from storage.errors import ConfigError, StorageError
-from storage.inert import inert
 from storage.manifest import load_manifest
 from storage.parts import read_parts
 from storage.records import Pair
 from storage.schemas import table_to_records
-from training.movement import Movement, movement_of
+from storage.terminal_escape import inert
+from training.policy_shift import Movement, movement_of
 
 STYLES = {"good": "green", "watch": "yellow", "bad": "red"}
 
@@ -74,26 +74,26 @@ class Diagnosis:
         return {**asdict(self), "conclusion": conclusion(self.findings)}
 
 
-def diagnose(call: Invocation) -> Outcome:
+def diagnose(context: StageContext) -> StageResult:
     """Run the stage (see module)."""
-    run = existing_run(call.run)
-    label = call.options.get("label")
+    run = existing_run(context.run)
+    label = context.options.get("label")
     table = pairs_table(label)
-    _refuse_absent(run, table, label)
+    _check_exists(run, table, label)
     pairs = table_to_records(read_parts(run.folder, table), Pair)
     scheme = labelling_of(run, label).scheme
     labels = f"relabelled/{label}/labels" if label else "trees"
     grown = load_manifest(run.folder).rows(labels)
     returns = not scheme.by_answer
-    unsampled = call.options["no_model"] or not grown or returns
-    sample = [] if unsampled else _sample(call, pairs)
-    call.say(f"diagnose: {len(pairs)} pairs of {table}, {len(sample)} of them rolled out afresh")
-    if call.dry_run:
-        return Outcome({"pairs": len(pairs), "sample": len(sample), "dry_run": True})
-    rolled = roll_fresh(call, run, sample, call.options["rollouts"]) if sample else None
-    if rolled is not None and rolled.owed:
-        call.say(f"stopped: {rolled.reason}; run the same command again to continue")
-        return Outcome({"owed": rolled.owed}, rolled.exit_code)
+    unsampled = context.options["no_model"] or not grown or returns
+    sample = [] if unsampled else _sample(context, pairs)
+    context.log(f"diagnose: {len(pairs)} pairs of {table}, {len(sample)} of them rolled out afresh")
+    if context.dry_run:
+        return StageResult({"pairs": len(pairs), "sample": len(sample), "dry_run": True})
+    rolled = roll_fresh(context, run, sample, context.options["rollouts"]) if sample else None
+    if rolled is not None and rolled.pending:
+        context.log(f"stopped: {rolled.reason}; run the same command again to continue")
+        return StageResult({"pending": rolled.pending}, rolled.exit_code)
     trees = tree_figures(tree.nodes for tree in stored_trees(run, labels))
     found = Diagnosis(run.folder.name, label, pair_figures(pairs), trees)
     found.findings += of_pairs(found.pairs)
@@ -103,12 +103,12 @@ def diagnose(call: Invocation) -> Outcome:
         found.findings.append(UNROLLED)
     if rolled is not None:
         _judge_labels(found, sample, rolled.fresh, scheme.rollout_value)
-    found.findings += _training(call, found)
-    _report(call, found, run.folder / Path(table).parent)
-    return Outcome(found.totals(), _exit_code(call, sample, rolled))
+    found.findings += _training(context, found)
+    _report(context, found, run.folder / Path(table).parent)
+    return StageResult(found.totals(), _exit_code(context, sample, rolled))
 
 
-def _refuse_absent(run: Run, table: str, label: str | None) -> None:
+def _check_exists(run: Run, table: str, label: str | None) -> None:
     if label and not load_manifest(run.folder).of(table):
         raise ConfigError(
             f"{run.folder}: no relabelling is called {label!r}; make it with "
@@ -116,8 +116,8 @@ def _refuse_absent(run: Run, table: str, label: str | None) -> None:
         )
 
 
-def _sample(call: Invocation, pairs: Sequence[Pair]) -> list[Pair]:
-    return sample_pairs(pairs, call.options["sample"], call.recipe.seed)
+def _sample(context: StageContext, pairs: Sequence[Pair]) -> list[Pair]:
+    return sample_pairs(pairs, context.options["sample"], context.recipe.seed)
 
 
 def _judge_labels(found: Diagnosis, sample: Sequence[Pair], fresh: Fresh, worth: Worth) -> None:
@@ -127,42 +127,42 @@ def _judge_labels(found: Diagnosis, sample: Sequence[Pair], fresh: Fresh, worth:
     found.findings.append(of_survival(next(iter(found.survival["all"]), None), len(sample)))
 
 
-def _training(call: Invocation, found: Diagnosis) -> Iterator[Finding]:
+def _training(context: StageContext, found: Diagnosis) -> Iterator[Finding]:
     """Findings on the trained model, if there is one."""
-    named = call.options.get("model")
-    model = Path(named or model_folder(call.run, "dpo"))
+    named = context.options.get("model")
+    model = Path(named or model_folder(context.run, "dpo"))
     found.training = movement_of(model)
     if found.training is None:
-        if named or call.options["export"]:
+        if named or context.options["export"]:
             raise ConfigError(f"{model}: no metrics.jsonl; train it first, or name another --model")
-        yield Finding("training", "not yet", "–", f"`branchwise train-dpo --run {call.run}`")
+        yield Finding("training", "not yet", "–", f"`branchwise train-dpo --run {context.run}`")
         return
     yield from of_training(found.training)
-    if call.options["export"]:
-        yield _exported(call, found, model)
+    if context.options["export"]:
+        yield _exported(context, found, model)
     else:
         advice = "--export writes its files and compares their logits with the adapter's"
         yield Finding("export", "not looked at", "–", advice)
 
 
-def _exported(call: Invocation, found: Diagnosis, model: Path) -> Finding:
+def _exported(context: StageContext, found: Diagnosis, model: Path) -> Finding:
     from training.export import export_policy
 
     try:
-        report = export_policy(str(model), precision=call.recipe.policy.precision)
+        report = export_policy(str(model), precision=context.recipe.policy.precision)
     except StorageError as error:
         return Finding("export", "the trained change is lost", "bad", str(error))
     found.export = report.totals()
     return of_export({one.form: one.kept.correlation for one in report.exported})
 
 
-def _report(call: Invocation, found: Diagnosis, folder: Path) -> None:
+def _report(context: StageContext, found: Diagnosis, folder: Path) -> None:
     """Print the findings, and keep them."""
-    call.console.print(_table(found))
-    call.say(conclusion(found.findings))
+    context.console.print(_table(found))
+    context.log(conclusion(found.findings))
     atomic_write_json(folder / "diagnosis.json", found.totals())
     atomic_write_text(folder / "diagnosis.md", markdown(found))
-    call.say(f"kept in {folder / 'diagnosis.md'}")
+    context.log(f"kept in {folder / 'diagnosis.md'}")
 
 
 def _table(found: Diagnosis) -> Table:
@@ -212,12 +212,12 @@ def _survival_line(by: str, row: SurvivalRow) -> str:
     )
 
 
-def _exit_code(call: Invocation, sample: Sequence[Pair], rolled: Rolled | None) -> int:
+def _exit_code(context: StageContext, sample: Sequence[Pair], rolled: Rolled | None) -> int:
     """Tell what failed, by kind; too much of it is exit code 4."""
     if rolled is None or not rolled.failed:
         return DONE
     trees = len({pair.tree_id for pair in sample})
     kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(rolled.failed.items()))
-    call.say(f"{rolled.failed.total()} of {trees} trees could not be rolled out: {kinds}")
-    many = rolled.failed.total() > call.recipe.limits.max_failed_share * trees
+    context.log(f"{rolled.failed.total()} of {trees} trees could not be rolled out: {kinds}")
+    many = rolled.failed.total() > context.recipe.limits.max_failed_share * trees
     return TOO_MANY_FAILURES if many else DONE

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from runs.folder import environment_facts, refuse_unusable
+from runs.folder import check_run_folder, environment_facts
 from runs.preflight import (
     Check,
     data_files,
@@ -25,9 +25,9 @@ from runs.preflight import (
     weights,
 )
 from runs.recipe import Recipe
-from runs.stage import BAD_INPUT, DONE, Invocation, Outcome
-from storage.cache import refuse_shared_cache
-from storage.inert import inert
+from runs.stage import BAD_INPUT, DONE, StageContext, StageResult
+from storage.cache import check_cache_not_shared
+from storage.terminal_escape import inert
 
 NEEDS = {
     "cpu": ("openvino_genai", "transformers", "gguf"),
@@ -36,7 +36,7 @@ NEEDS = {
 }
 
 
-def doctor(call: Invocation) -> Outcome:
+def doctor(context: StageContext) -> StageResult:
     """Run the stage (see module)."""
     facts = environment_facts()
     table = Table(title="this machine", title_justify="left", show_header=False, box=None)
@@ -44,23 +44,23 @@ def doctor(call: Invocation) -> Outcome:
     for name, value in {**facts, "free disk": f"{free:.0f} GiB"}.items():
         if name not in {"created", "command"}:
             table.add_row(Text(name, style="dim"), Text(inert(_plain(value))))
-    call.console.print(table)
+    context.console.print(table)
     for extra, modules in NEEDS.items():
         missing = [module for module in modules if find_spec(module) is None]
-        call.say(f"extra {extra}: {'missing ' + ', '.join(missing) if missing else 'installed'}")
-    found = list(problems_of(call.recipe, call.run))
+        context.log(f"extra {extra}: {'missing ' + ', '.join(missing) if missing else 'installed'}")
+    found = list(problems_of(context.recipe, context.run))
     for problem in found:
-        call.say(f"problem: {problem}")
-    for line in overheard(call.recipe):
-        call.say(f"note: {line}")
-    call.say("the recipe can run here" if not found else "mend these first")
-    return Outcome({"problems": found}, BAD_INPUT if found else DONE)
+        context.log(f"problem: {problem}")
+    for line in overheard(context.recipe):
+        context.log(f"note: {line}")
+    context.log("the recipe can run here" if not found else "mend these first")
+    return StageResult({"problems": found}, BAD_INPUT if found else DONE)
 
 
 def problems_of(recipe: Recipe, run: Path) -> Iterator[str]:
     """What would stop this recipe here."""
-    folder: Check = ("run", partial(refuse_unusable, run))
-    cache: Check = ("cache", refuse_shared_cache)
+    folder: Check = ("run", partial(check_run_folder, run))
+    cache: Check = ("cache", check_cache_not_shared)
     needs = (data_files(recipe), weights(recipe), servers(recipe), evaluated(recipe, run))
     yield from problems(chain([folder, cache], *needs))
     if recipe.retrieval.kind in {"dense", "fusion"}:

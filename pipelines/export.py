@@ -9,23 +9,23 @@ fails if it was lost to rounding.
 
 from pathlib import Path
 
-from runs.assemble import model_folder
-from runs.stage import Invocation, Outcome
-from storage.enclosed import refuse_strange
+from runs.factories import model_folder
+from runs.stage import StageContext, StageResult
+from storage.safe_files import reject_special_files
 from training.export import export_policy
 
 
-def export(call: Invocation) -> Outcome:
+def export(context: StageContext) -> StageResult:
     """Run the stage (see module)."""
-    model = call.options.get("model") or str(model_folder(call.run, "dpo"))
-    precision = call.recipe.policy.precision
-    refuse_strange(Path(model))  # it is written into
-    call.say(f"export: {model} as safetensors and {precision} GGUF")
-    if call.dry_run:
-        return Outcome({"model": model, "dry_run": True})
+    model = context.options.get("model") or str(model_folder(context.run, "dpo"))
+    precision = context.recipe.policy.precision
+    reject_special_files(Path(model))  # it is written into
+    context.log(f"export: {model} as safetensors and {precision} GGUF")
+    if context.dry_run:
+        return StageResult({"model": model, "dry_run": True})
     report = export_policy(model, precision=precision)
     for written in report.exported:
-        call.say(written.line())
+        context.log(written.line())
     if report.left_out:
-        call.say(f"no GGUF: {report.left_out}")
-    return Outcome(report.totals())
+        context.log(f"no GGUF: {report.left_out}")
+    return StageResult(report.totals())

@@ -13,23 +13,23 @@ from rich.table import Table
 from rich.text import Text
 
 from runs.folder import existing_run
-from runs.stage import Invocation, Outcome
-from storage.inert import inert, inert_lines
+from runs.stage import StageContext, StageResult
+from storage.terminal_escape import inert, inert_lines
 from storage.text import storable
 from storage.views import QueryResult, canned_queries, run_sql
 
 
-def inspect(call: Invocation) -> Outcome:
+def inspect(context: StageContext) -> StageResult:
     """Run the stage (see module)."""
-    run = existing_run(call.run)
+    run = existing_run(context.run)
     asked = storable(os.environ.get("SQL", "")).strip()
     if asked:
         result = run_sql(run.folder, asked)
-        call.console.print(as_table(result))
-        return Outcome({"rows": len(result.rows)})
+        context.console.print(as_table(result))
+        return StageResult({"rows": len(result.rows)})
     for title, sql in canned_queries():
-        call.console.print(as_table(run_sql(run.folder, sql), title))
-    return Outcome({"run": str(run.folder)})
+        context.console.print(as_table(run_sql(run.folder, sql), title))
+    return StageResult({"run": str(run.folder)})
 
 
 def as_table(result: QueryResult, title: str | None = None) -> Table:

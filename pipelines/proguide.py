@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from runs.folder import existing_run, open_run
-from runs.stage import Invocation, Outcome
+from runs.stage import StageContext, StageResult
 from runs.stored_pairs import pairs_of, pairs_table
 from sources.files import read_rows
 from storage.errors import ConfigError
@@ -22,34 +22,34 @@ from storage.schemas import rows_to_table, schema_of
 from storage.text import digest_of
 
 
-def export_pairs(call: Invocation) -> Outcome:
+def export_pairs(context: StageContext) -> StageResult:
     """Write the run's pairs as RAG-ProGuide JSON."""
-    run = existing_run(call.run)
-    target = Path(call.options["file"])
+    run = existing_run(context.run)
+    target = Path(context.options["file"])
     pairs = pairs_of(run, pairs_table())
-    if call.dry_run:
-        call.say(f"export-pairs: {len(pairs)} pairs → {target}")
-        return Outcome({"pairs": len(pairs), "dry_run": True})
+    if context.dry_run:
+        context.log(f"export-pairs: {len(pairs)} pairs → {target}")
+        return StageResult({"pairs": len(pairs), "dry_run": True})
     written = write_proguide(target, pairs)
-    call.say(f"wrote {written} pairs to {target}")
-    return Outcome({"pairs": written, "file": str(target)})
+    context.log(f"wrote {written} pairs to {target}")
+    return StageResult({"pairs": written, "file": str(target)})
 
 
-def import_pairs(call: Invocation) -> Outcome:
+def import_pairs(context: StageContext) -> StageResult:
     """Read RAG-ProGuide JSON into a run of its own."""
-    source = Path(call.options["file"])
+    source = Path(context.options["file"])
     pairs = read_proguide(source)
     if not pairs:
         raise ConfigError(f"{source}: holds no pair")
-    if call.dry_run:
-        call.say(f"import-pairs: {len(pairs)} pairs → {call.run}")
-        return Outcome({"pairs": len(pairs), "dry_run": True})
-    run = open_run(call.run, call.recipe, {"imported": str(source)}, _inputs(pairs))
+    if context.dry_run:
+        context.log(f"import-pairs: {len(pairs)} pairs → {context.run}")
+        return StageResult({"pairs": len(pairs), "dry_run": True})
+    run = open_run(context.run, context.recipe, {"imported": str(source)}, _inputs(pairs))
     rows = rows_to_table(pairs, schema_of("pairs"), run.id)
     with run.held():
         run.commit([write_part(run.folder, "pairs", rows, 0)])
-    call.say(f"imported {len(pairs)} pairs into {call.run}")
-    return Outcome({"pairs": len(pairs), "run": str(call.run)})
+    context.log(f"imported {len(pairs)} pairs into {context.run}")
+    return StageResult({"pairs": len(pairs), "run": str(context.run)})
 
 
 def read_proguide(path: Path) -> list[Pair]:

@@ -14,13 +14,13 @@ from itertools import groupby
 from analysis.survival import Fresh
 from runs.folder import Run, existing_run
 from runs.fresh_rollouts import stored_fresh
-from runs.growing import LABELLING
 from runs.labelling import keep_labelling, labelled_by
 from runs.recipe import Recipe
 from runs.relabelling import Relabeller
 from runs.reward_model import other_total
-from runs.stage import Invocation, Outcome, checked_name
+from runs.stage import StageContext, StageResult, checked_name
 from runs.stored_trees import stored_trees
+from runs.tree_growing import LABELLING
 from storage.errors import ConfigError
 from storage.manifest import PartInfo
 from storage.parts import write_part
@@ -28,19 +28,19 @@ from storage.records import Record
 from storage.schemas import rows_to_table, schema_of
 
 
-def relabel(call: Invocation) -> Outcome:
+def relabel(context: StageContext) -> StageResult:
     """Run the stage (see module)."""
-    run = existing_run(call.run)
+    run = existing_run(context.run)
     with run.held():
-        return _relabel(call, run)
+        return _relabel(context, run)
 
 
-def _relabel(call: Invocation, run: Run) -> Outcome:
-    recipe = labelled_by(run, call.recipe)
-    label = checked_name(call.options.get("label") or recipe.digest(*LABELLING))
+def _relabel(context: StageContext, run: Run) -> StageResult:
+    recipe = labelled_by(run, context.recipe)
+    label = checked_name(context.options.get("label") or recipe.digest(*LABELLING))
     relabeller = Relabeller(recipe, fresh_for(run, recipe) if recipe.pairs.confirmed else {})
     if told := other_total(recipe):
-        call.say(told)
+        context.log(told)
     labels, pairs = f"relabelled/{label}/labels", f"relabelled/{label}/pairs"
     parts: list[PartInfo] = []
     counted: Counter[str] = Counter()
@@ -52,17 +52,17 @@ def _relabel(call: Invocation, run: Run) -> Outcome:
             made[pairs] += found
         for name, rows in made.items():
             counted[name] += len(rows)
-            if not call.dry_run:
+            if not context.dry_run:
                 table = rows_to_table(rows, schema_of(name), run.id)
                 parts.append(write_part(run.folder, name, table, number))
-    if not call.dry_run:
+    if not context.dry_run:
         keep_labelling(run, label, recipe)
         run.commit(parts, replaced=(labels, pairs))
-    done = "would relabel" if call.dry_run else "relabelled"
-    call.say(f"{done} {counted[labels]} nodes as `{label}`: {counted[pairs]} pairs")
+    done = "would relabel" if context.dry_run else "relabelled"
+    context.log(f"{done} {counted[labels]} nodes as `{label}`: {counted[pairs]} pairs")
     dropped = dict(relabeller.dropped)
-    call.say(f"pairs dropped: {dropped}")
-    return Outcome({"label": label, "pairs": counted[pairs], "dropped": dropped})
+    context.log(f"pairs dropped: {dropped}")
+    return StageResult({"label": label, "pairs": counted[pairs], "dropped": dropped})
 
 
 def fresh_for(run: Run, recipe: Recipe) -> Fresh:

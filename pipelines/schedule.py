@@ -11,46 +11,48 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import get_args
 
-from analysis.sheet import Sheet, number
 from analysis.suppression import ASSUMED_OVERLAP, counts, silence
 from analysis.suppression import Effect as Verdict
+from analysis.table import Sheet, number
 from rewards.settings import REWARDS, EvoRagSettings
 from runs.curriculum.dev import STAGES
-from runs.folder import STUDY, refuse_unusable
+from runs.folder import STUDY, check_run_folder
 from runs.preflight import require_matplotlib
 from runs.recipe import Recipe
 from runs.schedule_weights import ByStage, draw_weights, episode, settings_of
-from runs.stage import Invocation, Outcome
+from runs.stage import StageContext, StageResult
 from storage.atomic import atomic_write_text
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 
-def schedule(call: Invocation) -> Outcome:
+def schedule(context: StageContext) -> StageResult:
     """Run the stage (see module)."""
-    stages = settings_of(call.recipe)
-    if not call.dry_run:
+    stages = settings_of(context.recipe)
+    if not context.dry_run:
         require_matplotlib()
-        refuse_unusable(call.run)
+        check_run_folder(context.run)
     sheets: dict[str, Sheet] = {
-        **{str(stage): weight_sheet(call.recipe, settings) for stage, settings in stages.items()},
-        "comparisons": comparison_sheet(call.recipe, stages),
+        **{
+            str(stage): weight_sheet(context.recipe, settings) for stage, settings in stages.items()
+        },
+        "comparisons": comparison_sheet(context.recipe, stages),
     }
     for sheet in sheets.values():
-        call.console.print(sheet.text())
+        context.console.print(sheet.text())
     silenced = {
-        stage: {name: dict(found) for name, found in _counts(call.recipe, settings).items()}
+        stage: {name: dict(found) for name, found in _counts(context.recipe, settings).items()}
         for stage, settings in stages.items()
     }
-    if call.dry_run:
-        return Outcome({"comparisons": silenced, "dry_run": True})
-    folder = call.run / STUDY
+    if context.dry_run:
+        return StageResult({"comparisons": silenced, "dry_run": True})
+    folder = context.run / STUDY
     for name, sheet in sheets.items():
         atomic_write_text(folder / f"schedule-{name}.csv", sheet.csv())
     atomic_write_text(folder / "schedule.md", "\n".join(s.markdown() for s in sheets.values()))
-    draw_weights(call.recipe, stages, folder / "schedule.svg")
-    call.say(f"schedule: tables and plot in {folder}")
-    return Outcome({"comparisons": silenced, "folder": str(folder)})
+    draw_weights(context.recipe, stages, folder / "schedule.svg")
+    context.log(f"schedule: tables and plot in {folder}")
+    return StageResult({"comparisons": silenced, "folder": str(folder)})
 
 
 def weight_sheet(recipe: Recipe, settings: EvoRagSettings) -> Sheet:

@@ -16,87 +16,87 @@ from typing import Any
 
 from agent.protocols import protocol_of
 from analysis.difficulty import LABELS, UNSOLVED, difficulty_of, draw_stages
-from runs.assemble import open_index
-from runs.folder import Run, open_run, refuse_unusable
+from runs.costs import in_words, spending
+from runs.factories import open_index
+from runs.folder import Run, check_run_folder, open_run
 from runs.preflight import model_files, overheard, require, servers
 from runs.progress import Progress
 from runs.rating import deciding_digest, rate_questions, row_digest
 from runs.recipe import Recipe
-from runs.spending import in_words, spending
-from runs.stage import BAD_INPUT, DONE, TOO_MANY_FAILURES, Gate, Invocation, Outcome
+from runs.stage import BAD_INPUT, DONE, TOO_MANY_FAILURES, Gate, StageContext, StageResult
 from sources.jsonl import line_of
 from sources.load import Data, load_data, unanswerable
 from storage.atomic import atomic_write_text
-from storage.inert import inert
 from storage.manifest import load_manifest
 from storage.parts import number_of, question_ids, read_parts, write_part
 from storage.records import Difficulty, Failure, Question
 from storage.schemas import rows_to_table, schema_of, table_to_records
+from storage.terminal_escape import inert
 
 TABLE, FAILURES = "select/difficulty", "select/failures"
 
 
-def select(call: Invocation) -> Outcome:
+def select(context: StageContext) -> StageResult:
     """Run the stage (see module)."""
-    recipe = call.limited_recipe
-    rater = recipe.rater_recipe(call.run.name)
+    recipe = context.limited_recipe
+    rater = recipe.rater_recipe(context.run.name)
     unfit = protocol_of(rater.agent).unfit
     data = load_data(recipe.data, recipe.seed, unfit=lambda q: unanswerable(q) or unfit(q))
-    planned = _announce(call, rater, data)
-    refuse_unusable(call.run)
+    planned = _announce(context, rater, data)
+    check_run_folder(context.run)
     require(model_files("difficulty.policy", rater.policy))
-    if call.dry_run:
-        return Outcome({**planned, "dry_run": True})
-    rated = question_ids(call.run, TABLE) if call.run.is_dir() else set()
+    if context.dry_run:
+        return StageResult({**planned, "dry_run": True})
+    rated = question_ids(context.run, TABLE) if context.run.is_dir() else set()
     if any(question.id not in rated for question in data.questions):
         require(servers(rater))
-    retriever = open_index(recipe, data.passages, call.say)
-    run = open_run(call.run, recipe, {"data": data.notes})
+    retriever = open_index(recipe, data.passages, context.log)
+    run = open_run(context.run, recipe, {"data": data.notes})
     rows = _kept_rows(run, data.questions, deciding_digest(rater, retriever))
-    owed = [question for question in data.questions if question.id not in rows]
+    pending = [question for question in data.questions if question.id not in rows]
     with run.open_ledger() as ledger:
         gate = Gate(recipe.limits, ledger.totals)
         progress = Progress("select", len(data.questions), spent=ledger.totals)
         progress.done = progress.resumed_from = len(rows)
         found: list[Difficulty | Failure] = []
-        if owed:
+        if pending:
             with gate.listening():
                 found = asyncio.run(
-                    rate_questions(call, rater, owed, retriever, ledger, gate, progress)
+                    rate_questions(context, rater, pending, retriever, ledger, gate, progress)
                 )
         rows |= {row.question_id: row for row in found if isinstance(row, Difficulty)}
         failures = [row for row in found if isinstance(row, Failure)]
         ordered = [rows[question.id] for question in data.questions if question.id in rows]
         _commit(run, ordered, failures)
-        totals = {**_counted(call, ordered, failures), **spending(ledger.totals())}
+        totals = {**_counted(context, ordered, failures), **spending(ledger.totals())}
         for line in in_words(ledger, recipe.limits):
-            call.say(line)
+            context.log(line)
     if gate.reason:
-        call.say(f"stopped: {gate.reason}; run the same command again to continue")
-        return Outcome(totals, gate.exit_code)
-    stages = _write_stages(call, run, ordered, data.questions)
-    code = _exit_code(call, stages, failures, len(data.questions))
-    return Outcome({**totals, "stages": stages}, code)
+        context.log(f"stopped: {gate.reason}; run the same command again to continue")
+        return StageResult(totals, gate.exit_code)
+    stages = _write_stages(context, run, ordered, data.questions)
+    code = _exit_code(context, stages, failures, len(data.questions))
+    return StageResult({**totals, "stages": stages}, code)
 
 
-def _announce(call: Invocation, rater: Recipe, data: Data) -> dict[str, int]:
+def _announce(context: StageContext, rater: Recipe, data: Data) -> dict[str, int]:
     """Prints what will be done and what it costs at most; returns the numbers."""
     protocol, rollouts = protocol_of(rater.agent), rater.difficulty.rollouts
     most_calls = len(data.questions) * rollouts * protocol.max_calls
-    call.say(
+    context.log(
         f"select: {len(data.questions):,} questions over {len(data.passages):,} passages, rater "
         f"{rater.policy.engine}:{inert(rater.policy.model)} with the protocol {protocol.name} at "
-        f"temperature {rater.evaluation.temperature:g}; run folder {inert(str(call.run))}"
+        f"temperature {rater.evaluation.temperature:g}; run folder {inert(str(context.run))}"
     )
-    call.say(
+    context.log(
         f"cost: at most {most_calls:,} calls of at most {rater.policy.max_new_tokens:,} new tokens "
         f"({len(data.questions):,} questions, {rollouts} rollouts each until the first right "
         f"answer, {protocol.max_calls} calls a rollout); those in the ledger are free"
     )
     for note, count in sorted(data.notes.items()):
-        call.say(f"data: {note}: {count}")
+        context.log(f"data: {note}: {count}")
     for line in overheard(rater):
-        call.say(f"note: {line}")
+        context.log(f"note: {line}")
     return {"questions": len(data.questions), "most_calls": most_calls}
 
 
@@ -131,30 +131,30 @@ def _commit(run: Run, rows: Sequence[Difficulty], failures: Sequence[Failure]) -
 
 
 def _counted(
-    call: Invocation, rows: Sequence[Difficulty], failures: Sequence[Failure]
+    context: StageContext, rows: Sequence[Difficulty], failures: Sequence[Failure]
 ) -> dict[str, Any]:
     """Prints how many questions have which label; the same as totals."""
     labels = Counter(row.label for row in rows)
     counts = {label: labels[label] for label in LABELS}
     kinds = Counter(failure.kind for failure in failures)
     rollouts = sum(row.rollouts for row in rows)
-    call.say(
+    context.log(
         f"{len(rows):,} questions rated in {rollouts:,} rollouts: "
         + ", ".join(f"{count:,} {label}" for label, count in counts.items())
     )
     if rows and counts[UNSOLVED] == len(rows):
-        call.say(
+        context.log(
             "no rollout was right: does the rater follow its protocol? `make eval` shows it. "
             "Teach it with `make warm-start`, or name another difficulty.policy"
         )
     if kinds:
         told = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
-        call.say(f"{len(failures)} questions failed: {told}")
+        context.log(f"{len(failures)} questions failed: {told}")
     return {"questions": len(rows), "failed": len(failures), "rollouts": rollouts, **counts}
 
 
 def _write_stages(
-    call: Invocation, run: Run, rows: Sequence[Difficulty], questions: Sequence[Question]
+    context: StageContext, run: Run, rows: Sequence[Difficulty], questions: Sequence[Question]
 ) -> dict[str, dict[str, int]]:
     """Writes a question file for every stage; returns how many questions of each bucket it has."""
     by_id, stages = {question.id: question for question in questions}, run.recipe.difficulty.stages
@@ -170,10 +170,10 @@ def _write_stages(
             told += "; there are fewer than difficulty.stages asks for, so proportions were kept"
         if chosen:
             atomic_write_text(path, "".join(map(line_of, chosen)))
-            call.say(f"{inert(str(path))}: {len(chosen):,} questions ({told})")
+            context.log(f"{inert(str(path))}: {len(chosen):,} questions ({told})")
         else:
             path.unlink(missing_ok=True)
-            call.say(
+            context.log(
                 f"stage {stage}: no question ({told}). Rate more questions (data.limit), or ask "
                 "for other labels in difficulty.stages"
             )
@@ -184,12 +184,12 @@ def _write_stages(
 
 
 def _exit_code(
-    call: Invocation,
+    context: StageContext,
     stages: Mapping[str, Mapping[str, int]],
     failures: Sequence[Failure],
     asked: int,
 ) -> int:
-    if len(failures) > call.recipe.limits.max_failed_share * asked:
-        call.say(f"more than limits.max_failed_share of the questions failed; see {call.run}")
+    if len(failures) > context.recipe.limits.max_failed_share * asked:
+        context.log(f"more than limits.max_failed_share of the questions failed; see {context.run}")
         return TOO_MANY_FAILURES
     return DONE if all(any(stage.values()) for stage in stages.values()) else BAD_INPUT

@@ -13,21 +13,21 @@ from typing import Any
 from engines.settings import ModelSettings
 from engines.vllm import server_for
 from engines.vllm_server import VllmServer
-from runs.assemble import server_logs
+from runs.factories import server_logs
 from runs.recipe import Recipe
 from runs.signals import asked_by
-from runs.stage import Invocation, Outcome
+from runs.stage import StageContext, StageResult
 from storage.errors import ConfigError, EndpointError
 
 
-def serve(call: Invocation) -> Outcome:
+def serve(context: StageContext) -> StageResult:
     """Run the stage (see module)."""
-    settings = served_settings(call.recipe, call.options["role"])
-    call.say(f"serve: {settings.model} with vLLM; its weights are made ready first")
-    if call.dry_run:
-        return Outcome({"model": settings.model, "dry_run": True})
-    server = server_for(settings, server_logs(), call.options["port"], call.say)
-    return Outcome(asyncio.run(_served(call, settings, server)))
+    settings = served_settings(context.recipe, context.options["role"])
+    context.log(f"serve: {settings.model} with vLLM; its weights are made ready first")
+    if context.dry_run:
+        return StageResult({"model": settings.model, "dry_run": True})
+    server = server_for(settings, server_logs(), context.options["port"], context.log)
+    return StageResult(asyncio.run(_served(context, settings, server)))
 
 
 def served_settings(recipe: Recipe, role: str) -> ModelSettings:
@@ -45,7 +45,9 @@ def served_settings(recipe: Recipe, role: str) -> ModelSettings:
     return block.model_copy(update={"model": block.trainable}) if is_remote else block
 
 
-async def _served(call: Invocation, settings: ModelSettings, server: VllmServer) -> dict[str, Any]:
+async def _served(
+    context: StageContext, settings: ModelSettings, server: VllmServer
+) -> dict[str, Any]:
     """Keep the server until somebody stops it; the stage's totals.
 
     Raises:
@@ -53,7 +55,7 @@ async def _served(call: Invocation, settings: ModelSettings, server: VllmServer)
     """
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     with asked_by(lambda _: loop.call_soon_threadsafe(stopped.set)):
-        await _until(stopped, call, settings, server)
+        await _until(stopped, context, settings, server)
     return {
         "base_url": server.base_url,
         "model": server.model,
@@ -62,7 +64,7 @@ async def _served(call: Invocation, settings: ModelSettings, server: VllmServer)
 
 
 async def _until(
-    stopped: asyncio.Event, call: Invocation, settings: ModelSettings, server: VllmServer
+    stopped: asyncio.Event, context: StageContext, settings: ModelSettings, server: VllmServer
 ) -> None:
     stopping = asyncio.create_task(stopped.wait())
     starting = asyncio.create_task(server.__aenter__())
@@ -70,22 +72,22 @@ async def _until(
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not stopped.is_set():
             await starting
-            _announce(call, settings, server)
+            _announce(context, settings, server)
             dying = asyncio.create_task(server.given_up())
             await asyncio.wait([dying, stopping], return_when=asyncio.FIRST_COMPLETED)
             if dying.done():
                 raise EndpointError(dying.result(), fatal=True)
-        call.say("stopping the server")
+        context.log("stopping the server")
     finally:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         await server.__aexit__(None, None, None)
 
 
-def _announce(call: Invocation, settings: ModelSettings, server: VllmServer) -> None:
+def _announce(context: StageContext, settings: ModelSettings, server: VllmServer) -> None:
     url = server.base_url
-    call.say(
+    context.log(
         f"serving {settings.model} at {url}\n  served model: {server.model}\n  in a recipe: "
         f'{{engine: vllm, model: {settings.model}, base_url: "{url}"}}'
     )
-    call.say("Ctrl-C stops it")
+    context.log("Ctrl-C stops it")

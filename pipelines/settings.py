@@ -18,7 +18,7 @@ from pydantic_core import PydanticUndefined
 from rewards.schemes import SCHEMES
 from rewards.settings import SchemeSettings
 from runs.recipe import Recipe
-from runs.stage import Invocation, Outcome
+from runs.stage import StageContext, StageResult
 
 HEAD = """# Settings
 
@@ -55,10 +55,10 @@ class Block:
         return {name: one for name, one in fields.items() if _within(one) is None}
 
 
-def settings_page(call: Invocation) -> Outcome:
+def settings_page(context: StageContext) -> StageResult:
     """Run the stage (see module)."""
     print(page(), end="")
-    return Outcome({"settings": sum(len(block.own) for block in blocks())})
+    return StageResult({"settings": sum(len(block.own) for block in blocks())})
 
 
 def page() -> str:

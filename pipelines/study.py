@@ -13,10 +13,10 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from runs.folder import STUDY, existing_run, refuse_unusable
+from runs.folder import STUDY, check_run_folder, existing_run
 from runs.preflight import cannot_be_asked, require_matplotlib
-from runs.stage import Invocation, Outcome
-from runs.workflow import Lab, StageStopped
+from runs.stage import StageContext, StageResult
+from runs.study_runner import StageStopped, StudyRunner
 from storage.errors import ConfigError
 from storage.lock import RunLock
 
@@ -61,31 +61,31 @@ LOOKS_AT_A_RUN = frozenset({"labels", "recipes"})
 """Studies of the trees of a run that is there."""
 
 
-def study(call: Invocation) -> Outcome:
+def study(context: StageContext) -> StageResult:
     """Run the stage (see module)."""
-    name = call.options.get("name")
+    name = context.options.get("name")
     carry_out = study_named(name)
-    refuse_unusable(call.run)
+    check_run_folder(context.run)
     if name in LOOKS_AT_A_RUN:
-        existing_run(call.run)
+        existing_run(context.run)
     require_matplotlib()
-    fault = None if name in ASKS_NO_TRAINED_POLICY else cannot_be_asked(call.recipe.policy)
+    fault = None if name in ASKS_NO_TRAINED_POLICY else cannot_be_asked(context.recipe.policy)
     if fault:
         raise ConfigError(f"study {name}: {fault}")
-    kept_in = call.run / STUDY / name if name in SHARED else None
-    lab = Lab(call, seeds_of(call), kept_in)
+    kept_in = context.run / STUDY / name if name in SHARED else None
+    runner = StudyRunner(context, seeds_of(context), kept_in)
     try:
-        if call.dry_run:
-            carry_out(lab)
+        if context.dry_run:
+            carry_out(runner)
         else:
-            lab.folder.mkdir(parents=True, exist_ok=True)
+            runner.folder.mkdir(parents=True, exist_ok=True)
             # Studies that share a run share model folders, too.
-            with RunLock(call.run / STUDY / "study.lock"):
-                carry_out(lab)
+            with RunLock(context.run / STUDY / "study.lock"):
+                carry_out(runner)
     except StageStopped as stopped:
-        call.say(f"study {name}: {stopped}")
-        return Outcome({"study": name, "stopped": str(stopped)}, stopped.exit_code)
-    return Outcome({"study": name, "folder": str(lab.folder)})
+        context.log(f"study {name}: {stopped}")
+        return StageResult({"study": name, "stopped": str(stopped)}, stopped.exit_code)
+    return StageResult({"study": name, "folder": str(runner.folder)})
 
 
 def recipe_of(name: str) -> Path:
@@ -93,20 +93,20 @@ def recipe_of(name: str) -> Path:
     return Path("configs") / f"{SHARED.get(name, name)}.yaml"
 
 
-def seeds_of(call: Invocation) -> tuple[int, ...]:
+def seeds_of(context: StageContext) -> tuple[int, ...]:
     """The seeds of the trainings.
 
     Raises:
         ConfigError: one is named twice, which would count one training as two.
     """
-    seeds = tuple(call.options.get("seeds") or SEEDS.get(call.options["name"], (0, 1, 2)))
+    seeds = tuple(context.options.get("seeds") or SEEDS.get(context.options["name"], (0, 1, 2)))
     twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
     if twice:
         raise ConfigError(f"--seeds names {', '.join(map(str, twice))} more than once")
     return seeds
 
 
-def study_named(name: str | None) -> Callable[[Lab], None]:
+def study_named(name: str | None) -> Callable[[StudyRunner], None]:
     """The function of a study.
 
     Raises:
@@ -116,5 +116,5 @@ def study_named(name: str | None) -> Callable[[Lab], None]:
         known = ", ".join(STUDIES)
         raise ConfigError(f"study {name!r}: no such study; there are {known}")
     module = STUDIES[name]
-    found: Callable[[Lab], None] = getattr(import_module(module), module.rpartition(".")[2])
+    found: Callable[[StudyRunner], None] = getattr(import_module(module), module.rpartition(".")[2])
     return found

@@ -10,22 +10,22 @@ beside it with `--name`.
 
 from agent.protocols import protocol_of
 from runs.folder import existing_run
-from runs.stage import Invocation, Outcome
+from runs.stage import StageContext, StageResult
 from runs.stored_pairs import pairs_of, pairs_table
 from runs.training_start import checked_start, rows_trained_on, trained_folder
 from training.dpo import train_dpo as train
 
 
-def train_dpo(call: Invocation) -> Outcome:
+def train_dpo(context: StageContext) -> StageResult:
     """Run the stage (see module)."""
-    recipe, run = call.recipe, existing_run(call.run)
-    table = pairs_table(call.options.get("label"))
+    recipe, run = context.recipe, existing_run(context.run)
+    table = pairs_table(context.options.get("label"))
     pairs = pairs_of(run, table)
-    start = checked_start(call, run, table, off_policy=recipe.training.dpo.off_policy)
-    target = trained_folder(call, "dpo")
-    call.say(f"train-dpo: {len(pairs)} pairs, start {start} → {target}")
-    if call.dry_run:
-        return Outcome({"pairs": len(pairs), "dry_run": True})
+    start = checked_start(context, run, table, off_policy=recipe.training.dpo.off_policy)
+    target = trained_folder(context, "dpo")
+    context.log(f"train-dpo: {len(pairs)} pairs, start {start} → {target}")
+    if context.dry_run:
+        return StageResult({"pairs": len(pairs), "dry_run": True})
     report = train(
         pairs,
         recipe.training.dpo,
@@ -33,9 +33,9 @@ def train_dpo(call: Invocation) -> Outcome:
         target=target,
         seed=recipe.seed,
         stops=protocol_of(run.recipe.agent).stops,
-        resume=call.resume,
+        resume=context.resume,
         data=rows_trained_on(run, table),
-        say=call.say,
+        log=context.log,
     )
-    call.say(f"wrote {target}: {report.summary()}")
-    return Outcome({"model": str(target), "pairs": len(pairs), **report.totals()})
+    context.log(f"wrote {target}: {report.summary()}")
+    return StageResult({"model": str(target), "pairs": len(pairs), **report.totals()})

@@ -25,27 +25,27 @@ from agent.protocols import protocol_of
 from engines.vllm_command import installed_vllm
 from retrieval.interface import Retriever
 from rewards.schemes import scheme_of
-from runs.assemble import open_data, open_index
+from runs.costs import in_words, spending
 from runs.curve_plots import plot_curves
 from runs.evaluation_set import answering, data_settings
-from runs.folder import existing_run, open_run, refuse_unusable, run_with
+from runs.factories import open_data, open_index
+from runs.folder import check_run_folder, existing_run, open_run, run_with
 from runs.inputs import questions_digest
-from runs.policy_serving import refuse_unservable, serving_for
+from runs.policy_serving import check_servable, serving_for
 from runs.preflight import model_files, overheard, require
 from runs.recipe import Recipe
 from runs.rollouts import Rollouts
-from runs.spending import in_words, spending
-from runs.stage import Gate, Invocation, Outcome
+from runs.stage import Gate, StageContext, StageResult
 from runs.stored_pairs import pairs_table
 from runs.training_start import checked_start, rows_trained_on, trained_folder
 from runs.tree_groups import TreeGroups, tree_groups
 from sources.load import load_data
-from storage.enclosed import read_inside
 from storage.errors import BudgetExceeded, ConfigError
-from storage.inert import inert
 from storage.ledger import Ledger
 from storage.records import Message, Question
+from storage.safe_files import read_inside
 from storage.settings import in_words as faults_in_words
+from storage.terminal_escape import inert
 from training.canary import Canary, tolerance_for
 from training.grpo import RolloutSource
 from training.grpo import train_grpo as train
@@ -56,11 +56,11 @@ from weights.policy_files import file_hash, policy_files, tokenizer_of
 _CANARY_PROMPTS = 4
 
 
-def train_grpo(call: Invocation) -> Outcome:
+def train_grpo(context: StageContext) -> StageResult:
     """Run the stage (see module)."""
-    if call.recipe.training.grpo.rollouts == "trees":
-        return _on_trees(call)
-    return _on_rollouts(call)
+    if context.recipe.training.grpo.rollouts == "trees":
+        return _on_trees(context)
+    return _on_rollouts(context)
 
 
 @dataclass(frozen=True)
@@ -78,26 +78,26 @@ class _Training:
     questions: Sequence[Question]
 
 
-def _on_rollouts(call: Invocation) -> Outcome:
-    recipe = rollout_recipe(call)
-    refuse_unusable(call.run)
+def _on_rollouts(context: StageContext) -> StageResult:
+    recipe = rollout_recipe(context)
+    check_run_folder(context.run)
     require(model_files("policy", recipe.policy))
-    target = trained_folder(call, "grpo")
+    target = trained_folder(context, "grpo")
     data = open_data(recipe)
-    trainings = list(_trainings(call, recipe, data.questions, target))
+    trainings = list(_trainings(context, recipe, data.questions, target))
     dev = dev_questions(recipe) if recipe.training.grpo.eval_every else ()
-    _announce(call, trainings)
+    _announce(context, trainings)
     for note, count in sorted(data.notes.items()):
-        call.say(f"data: {note}: {count}")
+        context.log(f"data: {note}: {count}")
     for line in overheard(recipe):
-        call.say(f"note: {line}")
-    if call.dry_run:
-        return Outcome({"questions": len(data.questions), "dry_run": True})
+        context.log(f"note: {line}")
+    if context.dry_run:
+        return StageResult({"questions": len(data.questions), "dry_run": True})
     if recipe.policy.engine == "vllm" and recipe.policy.base_url is None:
         installed_vllm()  # a dry run does without
-    retriever = open_index(recipe, data.passages, call.say)
+    retriever = open_index(recipe, data.passages, context.log)
     facts = {"index_digest": retriever.digest}
-    run = run_with(call.run, recipe) or open_run(call.run, recipe, facts)
+    run = run_with(context.run, recipe) or open_run(context.run, recipe, facts)
     with run.open_ledger() as ledger:
         gate = Gate(recipe.limits, ledger.totals)
         before: Path | None = None
@@ -110,9 +110,9 @@ def _on_rollouts(call: Invocation) -> Outcome:
                         "questions": len(training.questions),
                         "digest": questions_digest(training.questions),
                     }
-                    with _rollouts(call, training, dev, retriever, ledger, gate) as source:
+                    with _rollouts(context, training, dev, retriever, ledger, gate) as source:
                         report = _train(
-                            call,
+                            context,
                             training,
                             source,
                             deciding=(retriever.digest, json.dumps(answering(recipe))),
@@ -121,41 +121,41 @@ def _on_rollouts(call: Invocation) -> Outcome:
                         )
                     before = training.target
         except BudgetExceeded:
-            call.say(f"stopped: {gate.reason}; run the same command again to continue")
-            return Outcome(spending(ledger.totals()), gate.exit_code)
+            context.log(f"stopped: {gate.reason}; run the same command again to continue")
+            return StageResult(spending(ledger.totals()), gate.exit_code)
         for line in in_words(ledger, recipe.limits):
-            call.say(line)
+            context.log(line)
         totals = spending(ledger.totals())
-    return Outcome({"model": str(target), **report.totals(), **totals})
+    return StageResult({"model": str(target), **report.totals(), **totals})
 
 
-def _on_trees(call: Invocation) -> Outcome:
-    recipe, run = call.recipe, existing_run(call.run)
-    settings, label = recipe.training.grpo, call.options.get("label")
+def _on_trees(context: StageContext) -> StageResult:
+    recipe, run = context.recipe, existing_run(context.run)
+    settings, label = recipe.training.grpo, context.options.get("label")
     table = f"{pairs_table(label).rpartition('/')[0]}/labels" if label else "trees"
-    start = checked_start(call, run, table)
-    target = trained_folder(call, "grpo")
+    start = checked_start(context, run, table)
+    target = trained_folder(context, "grpo")
     trees = tree_groups(run, table, tokenizer_of(policy_files(start).base))
     groups = sum(len(groups) for _, groups in trees)
-    call.say(
+    context.log(
         f"train-grpo: {groups} groups of siblings with spread in {len(trees)} trees, start {start} "
         f"→ {target}"
     )
-    if call.dry_run:
-        return Outcome({"groups": groups, "dry_run": True})
+    if context.dry_run:
+        return StageResult({"groups": groups, "dry_run": True})
     source = TreeGroups([one for _, one in trees], settings.batch_questions, recipe.seed)
     report = _train(
-        call,
+        context,
         _Training(recipe, target, [question for question, _ in trees]),
         source,
         deciding=(run.id, table),
         data=rows_trained_on(run, table),
     )
-    return Outcome({"model": str(target), "groups": groups, **report.totals()})
+    return StageResult({"model": str(target), "groups": groups, **report.totals()})
 
 
 def _train(
-    call: Invocation,
+    context: StageContext,
     training: _Training,
     source: RolloutSource,
     *,
@@ -181,17 +181,17 @@ def _train(
         temperature=recipe.policy.temperature,
         deciding=(questions_digest(training.questions), rewards, *deciding, *begun),
         begin_with=adapter,
-        resume=call.resume,
+        resume=context.resume,
         data=data,
-        say=call.say,
+        log=context.log,
     )
-    plot_curves(training.target, call.say)
-    call.say(f"wrote {training.target}: {report.summary()}")
+    plot_curves(training.target, context.log)
+    context.log(f"wrote {training.target}: {report.summary()}")
     return report
 
 
 def _rollouts(
-    call: Invocation,
+    context: StageContext,
     training: _Training,
     dev: Sequence[Question],
     retriever: Retriever,
@@ -201,7 +201,7 @@ def _rollouts(
     """Returns the source of a training's rollouts."""
     recipe, logs = training.recipe, ledger.path.parent / "logs"
     return Rollouts(
-        call,
+        context,
         recipe,
         training.questions,
         dev,
@@ -209,21 +209,21 @@ def _rollouts(
         ledger,
         gate,
         scheme_of(recipe),
-        serving_for(recipe, training.target / "serving", logs, gate.check, call.say),
+        serving_for(recipe, training.target / "serving", logs, gate.check, context.log),
         Canary(canary_prompts(recipe, training.questions), tolerance_for(recipe.policy)),
     )
 
 
-def rollout_recipe(call: Invocation) -> Recipe:
+def rollout_recipe(context: StageContext) -> Recipe:
     """Returns the recipe of the rollouts: unstructured, over as many questions as are asked.
 
     Raises:
         ConfigError: If rollouts cannot differ, the ratio of the loss would be wrong, or the engine
             cannot serve a policy in training.
     """
-    recipe = call.recipe
+    recipe = context.recipe
     settings, policy = recipe.training.grpo, recipe.policy
-    refuse_unservable(policy)
+    check_servable(policy)
     if policy.temperature == 0:
         raise ConfigError(
             "policy.temperature is 0, so all rollouts of a question are the same. Set it to 1.0"
@@ -234,7 +234,7 @@ def rollout_recipe(call: Invocation) -> Recipe:
             "policy.temperature: 1.0 and policy.top_p: 1.0, or use ratio: trainer"
         )
     selects = any(stage.select for stage in settings.stages)
-    update = {"limit": None if selects else call.limit or settings.questions}
+    update = {"limit": None if selects else context.limit or settings.questions}
     return recipe.model_copy(
         update={
             "data": recipe.data.model_copy(update=update),
@@ -244,14 +244,14 @@ def rollout_recipe(call: Invocation) -> Recipe:
 
 
 def _trainings(
-    call: Invocation, recipe: Recipe, questions: Sequence[Question], target: Path
+    context: StageContext, recipe: Recipe, questions: Sequence[Question], target: Path
 ) -> Iterator[_Training]:
     """Yields the trainings that `training.grpo.stages` asks for, or the only one.
 
     Raises:
         ConfigError: If a stage's rewards or questions cannot be used.
     """
-    most = call.limit or recipe.training.grpo.questions
+    most = context.limit or recipe.training.grpo.questions
     stages = recipe.training.grpo.stages
     if not stages:
         yield _Training(recipe, target, questions[:most])
@@ -259,7 +259,9 @@ def _trainings(
     for number, stage in enumerate(stages):
         last = number == len(stages) - 1
         folder = target if last else target.with_name(f"{target.name}-{stage.name}")
-        selected = questions if stage.select is None else _selected(call, stage.select, questions)
+        selected = (
+            questions if stage.select is None else _selected(context, stage.select, questions)
+        )
         yield _Training(_with_stage(recipe, stage), folder, selected[:most])
 
 
@@ -277,45 +279,47 @@ def _with_stage(recipe: Recipe, stage: GrpoStage) -> Recipe:
     return recipe.model_copy(update={"rewards": changed, "training": training})
 
 
-def _selected(call: Invocation, name: str, questions: Sequence[Question]) -> Sequence[Question]:
+def _selected(
+    context: StageContext, name: str, questions: Sequence[Question]
+) -> Sequence[Question]:
     """Returns those of the questions that `branchwise select` drew for a stage."""
     file = f"select/stage-{name}.jsonl"
     try:
-        lines = read_inside(call.run, file, 1 << 30).decode().splitlines()
+        lines = read_inside(context.run, file, 1 << 30).decode().splitlines()
         wanted = {str(json.loads(line)["id"]) for line in lines}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{call.run / file}: cannot be read ({error}). `branchwise select` writes it; or leave "
-            "`select` out of training.grpo.stages"
+            f"{context.run / file}: cannot be read ({error}). `branchwise select` writes it; or "
+            "leave `select` out of training.grpo.stages"
         ) from error
     found = [question for question in questions if question.id in wanted]
     if not found:
-        raise ConfigError(f"{call.run / file}: none of its questions is in the recipe's data")
+        raise ConfigError(f"{context.run / file}: none of its questions is in the recipe's data")
     return found
 
 
 def dev_questions(recipe: Recipe) -> Sequence[Question]:
-    """Returns the questions of the part `dev` that are answered now and then."""
-    part = recipe.evaluation.model_copy(update={"part": "dev", "set": None})
+    """Returns the questions of the split `dev` that are answered now and then."""
+    asked = recipe.evaluation.model_copy(update={"split": "dev", "set": None})
     settings = data_settings(
-        recipe.model_copy(update={"evaluation": part}), recipe.training.grpo.eval_questions
+        recipe.model_copy(update={"evaluation": asked}), recipe.training.grpo.eval_questions
     )
     return load_data(settings, recipe.seed, unfit=protocol_of(recipe.agent).unfit).questions
 
 
-def _announce(call: Invocation, trainings: Sequence[_Training]) -> None:
+def _announce(context: StageContext, trainings: Sequence[_Training]) -> None:
     """Prints what will be done, and what it costs at most."""
     for training in trainings:
         recipe, settings = training.recipe, training.recipe.training.grpo
         protocol = protocol_of(recipe.agent)
         asked = settings.batch_questions + settings.dynamic_sampling
         rollouts = settings.batches * asked * settings.group_size
-        call.say(
+        context.log(
             f"train-grpo: {settings.algorithm} on {recipe.rewards.scheme} rewards, protocol "
             f"{protocol.name}, {len(training.questions):,} questions, start "
             f"{inert(recipe.policy.trainable)} → {training.target}"
         )
-        call.say(
+        context.log(
             f"cost: {settings.batches} batches of {settings.batch_questions} questions, "
             f"{settings.group_size} rollouts each; at most {rollouts:,} rollouts and "
             f"{rollouts * protocol.max_calls:,} calls; those in the ledger are free"

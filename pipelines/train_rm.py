@@ -25,7 +25,7 @@ from runs.folder import Run, existing_run
 from runs.labelling import labelled_by
 from runs.recipe import Recipe
 from runs.reward_model import UNTAUGHT, encoder_of
-from runs.stage import BAD_INPUT, Invocation, Outcome
+from runs.stage import BAD_INPUT, StageContext, StageResult
 from runs.stored_trees import stored_trees
 from runs.training_start import rows_trained_on, trained_folder
 from storage.errors import ConfigError
@@ -41,49 +41,49 @@ from training.settings import RewardModelSettings
 from weights.embedding import FrozenEncoder, Prefix
 
 
-def train_rm(call: Invocation) -> Outcome:
+def train_rm(context: StageContext) -> StageResult:
     """Run the stage (see module)."""
-    settings, run = call.recipe.training.reward_model, existing_run(call.run)
-    material, dropped = material_of(run, labels_of(call, run), settings)
-    target, encoder = trained_folder(call, KIND), encoder_of(call.recipe)
+    settings, run = context.recipe.training.reward_model, existing_run(context.run)
+    material, dropped = material_of(run, labels_of(context, run), settings)
+    target, encoder = trained_folder(context, KIND), encoder_of(context.recipe)
     pairs, heads = len(material.comparisons), pairs_by_head(material, settings)
-    call.say(
+    context.log(
         f"train-rm: {pairs} pairs of {len(material.steps)} steps, encoder {encoder} → {target}"
     )
-    call.say(f"train-rm: pairs that a head learns from or is measured on: {_listed(heads)}")
-    call.say(f"train-rm: pairs dropped: {_listed(dropped)}")
-    if call.dry_run:
-        return Outcome({"pairs": pairs, "heads": heads, "dry_run": True})
+    context.log(f"train-rm: pairs that a head learns from or is measured on: {_listed(heads)}")
+    context.log(f"train-rm: pairs dropped: {_listed(dropped)}")
+    if context.dry_run:
+        return StageResult({"pairs": pairs, "heads": heads, "dry_run": True})
     try:
         report = train_reward_model(
             material,
             settings,
-            encoder=FrozenEncoder(encoder, batch_tokens=settings.batch_tokens, say=call.say),
+            encoder=FrozenEncoder(encoder, batch_tokens=settings.batch_tokens, log=context.log),
             target=target,
-            seed=call.recipe.seed,
-            say=call.say,
+            seed=context.recipe.seed,
+            log=context.log,
             data=rows_trained_on(run, "trees"),
         )
     except NothingToLearn as nothing:
-        call.say(f"train-rm: {nothing}")
-        return Outcome({UNTAUGHT: str(nothing)}, BAD_INPUT)
-    _tell(call, report, target)
-    return Outcome({"model": str(target), **report.as_json()})
+        context.log(f"train-rm: {nothing}")
+        return StageResult({UNTAUGHT: str(nothing)}, BAD_INPUT)
+    _tell(context, report, target)
+    return StageResult({"model": str(target), **report.as_json()})
 
 
-def labels_of(call: Invocation, run: Run) -> Recipe:
+def labels_of(context: StageContext, run: Run) -> Recipe:
     """The run's recipe with the rewards that are to label its trees.
 
     Raises:
         ConfigError: the recipe has none that a step could be given.
     """
-    if not call.recipe.scheme.learnable:
+    if not context.recipe.scheme.learnable:
         raise ConfigError(
             "train-rm: a reward model cannot learn the reward scheme "
-            f"`{call.recipe.rewards.scheme}`; grow the trees with rewards.scheme: "
+            f"`{context.recipe.rewards.scheme}`; grow the trees with rewards.scheme: "
             f"{naming(lambda scheme: scheme.learnable)}"
         )
-    return labelled_by(run, call.recipe, ("rewards",))
+    return labelled_by(run, context.recipe, ("rewards",))
 
 
 def material_of(
@@ -134,11 +134,11 @@ def pairs_by_head(material: Material, settings: RewardModelSettings) -> dict[str
     return dict(zip(head_names(settings), counted, strict=True))
 
 
-def _tell(call: Invocation, report: RewardModelReport, target: Path) -> None:
-    call.console.print(_table(report.metrics))
+def _tell(context: StageContext, report: RewardModelReport, target: Path) -> None:
+    context.console.print(_table(report.metrics))
     loss = report.metrics.loss
     said = "no validation question has a pair" if loss is None else f"validation loss {loss:.3f}"
-    call.say(
+    context.log(
         f"wrote {target}: {report.trained} pairs of {report.questions} questions, "
         f"{report.kept} of {report.validation_questions} kept for validation, {said}"
     )

@@ -8,7 +8,7 @@ trajectories. Writes `models/<run>/sft/`, or another folder beside it with `--na
 
 from agent.protocols import protocol_of
 from runs.folder import Run, existing_run
-from runs.stage import Invocation, Outcome
+from runs.stage import StageContext, StageResult
 from runs.stored_pairs import pairs_of, pairs_table
 from runs.stored_trees import stored_trees
 from runs.training_start import checked_start, rows_trained_on, trained_folder
@@ -18,17 +18,17 @@ from training.sft import train_on_steps
 from training.sft_examples import chosen_steps, right_trajectories
 
 
-def train_sft(call: Invocation) -> Outcome:
+def train_sft(context: StageContext) -> StageResult:
     """Run the stage (see module)."""
-    recipe, settings = call.recipe, call.recipe.training.sft
-    run, chosen = existing_run(call.run), settings.examples == "chosen"
-    table = pairs_table(call.options.get("label")) if chosen else "trees"
+    recipe, settings = context.recipe, context.recipe.training.sft
+    run, chosen = existing_run(context.run), settings.examples == "chosen"
+    table = pairs_table(context.options.get("label")) if chosen else "trees"
     examples = chosen_steps(pairs_of(run, table)) if chosen else right_steps(run)
-    start = checked_start(call, run, table)
-    target = trained_folder(call, "sft")
-    call.say(f"train-sft: {len(examples)} {settings.examples} steps, start {start} → {target}")
-    if call.dry_run:
-        return Outcome({"examples": len(examples), "dry_run": True})
+    start = checked_start(context, run, table)
+    target = trained_folder(context, "sft")
+    context.log(f"train-sft: {len(examples)} {settings.examples} steps, start {start} → {target}")
+    if context.dry_run:
+        return StageResult({"examples": len(examples), "dry_run": True})
     report = train_on_steps(
         examples,
         settings,
@@ -37,12 +37,12 @@ def train_sft(call: Invocation) -> Outcome:
         target=target,
         seed=recipe.seed,
         stops=protocol_of(run.recipe.agent).stops,
-        resume=call.resume,
+        resume=context.resume,
         data=rows_trained_on(run, table),
-        say=call.say,
+        log=context.log,
     )
-    call.say(f"wrote {target}: {report.summary()}")
-    return Outcome({"model": str(target), **report.totals()})
+    context.log(f"wrote {target}: {report.summary()}")
+    return StageResult({"model": str(target), **report.totals()})
 
 
 def right_steps(run: Run) -> list[StepExample]:

@@ -21,23 +21,23 @@ from engines.recorded import RecordedEngine
 from engines.sampling import Capabilities
 from engines.settings import ModelSettings
 from retrieval.interface import Retriever
-from runs.assemble import open_data, open_index
 from runs.commit import Committer
+from runs.factories import open_data, open_index
 from runs.folder import (
     Run,
+    check_same_inputs,
     existing_run,
     installed_version,
     noted_inputs,
     noted_version,
-    refuse_other_inputs,
 )
-from runs.growing import annotator_for
 from runs.inputs import inputs_of
-from runs.stage import DONE, FAILED, Invocation, Outcome
+from runs.stage import DONE, FAILED, StageContext, StageResult
+from runs.tree_growing import annotator_for
 from sources.load import Data
-from storage.damage import REMEDY, Checked, check
 from storage.errors import BudgetExceeded, StorageError
 from storage.ledger import Ledger
+from storage.ledger_check import REMEDY, Checked, check
 from storage.manifest import PartInfo, bad_parts, load_manifest, remove_parts
 from storage.parts import Part, number_of
 from storage.records import Question
@@ -48,74 +48,78 @@ ROWS_TOLD = 20
 """Damaged rows of a ledger that are named; of more there is only the number."""
 
 
-def verify(call: Invocation) -> Outcome:
+def verify(context: StageContext) -> StageResult:
     """Run the stage (see module)."""
-    run = existing_run(call.run)
+    run = existing_run(context.run)
     parts = load_manifest(run.folder).parts
     bad = bad_parts(run.folder)
     for part, problem in bad:
-        call.say(f"{run.folder / part.path}: {problem}")
-    call.say(f"{len(parts) - len(bad)} of {len(parts)} parts are as they were committed")
-    ledger = _checked_ledger(call, run)
+        context.log(f"{run.folder / part.path}: {problem}")
+    context.log(f"{len(parts) - len(bad)} of {len(parts)} parts are as they were committed")
+    ledger = _checked_ledger(context, run)
     totals = {
         "parts": len(parts),
         "bad": [part.path for part, _ in bad],
         "ledger": {"rows": ledger.rows, "damaged": len(ledger.damaged) + len(ledger.faults)},
     }
-    if not bad or call.dry_run:
-        return Outcome(totals, DONE if ledger.whole and not bad else FAILED)
-    left = _rebuild(call, run, [part for part, _ in bad], ledger)
-    return Outcome({**totals, "not_rebuilt": left}, DONE if ledger.whole and not left else FAILED)
+    if not bad or context.dry_run:
+        return StageResult(totals, DONE if ledger.whole and not bad else FAILED)
+    left = _rebuild(context, run, [part for part, _ in bad], ledger)
+    return StageResult(
+        {**totals, "not_rebuilt": left}, DONE if ledger.whole and not left else FAILED
+    )
 
 
-def _checked_ledger(call: Invocation, run: Run) -> Checked:
+def _checked_ledger(context: StageContext, run: Run) -> Checked:
     """The ledger's rows looked at, and what is wrong with them told or taken out."""
     if not run.ledger.exists():  # imported pairs have none
         return Checked(0, (), ())
     found = check(run.ledger)
-    _tell_damage(call, run, found)
-    if found.whole or call.dry_run or not call.options.get("drop_damaged"):
+    _tell_damage(context, run, found)
+    if found.whole or context.dry_run or not context.options.get("drop_damaged"):
         return found
     with run.open_ledger() as ledger:
         ledger.drop(found.damaged)
-    call.say(
+    context.log(
         f"{run.ledger}: {len(found.damaged)} damaged rows taken out; what needs them is made, and "
         "paid, again by the next `branchwise annotate` or `branchwise eval`"
     )
     again = check(run.ledger)
-    _tell_damage(call, run, again)
+    _tell_damage(context, run, again)
     return again
 
 
-def _tell_damage(call: Invocation, run: Run, found: Checked) -> None:
+def _tell_damage(context: StageContext, run: Run, found: Checked) -> None:
     sound = found.rows - len(found.damaged)
-    call.say(f"{sound:,} of {found.rows:,} rows of the ledger are as they were stored")
+    context.log(f"{sound:,} of {found.rows:,} rows of the ledger are as they were stored")
     if found.whole:
         return
     for fault in (*found.damaged[:ROWS_TOLD], *found.faults):
-        call.say(f"{run.ledger}: damaged: {fault}")
+        context.log(f"{run.ledger}: damaged: {fault}")
     if (more := len(found.damaged) - ROWS_TOLD) > 0:
-        call.say(f"{run.ledger}: damaged: {more:,} more rows")
-    call.say(REMEDY)
+        context.log(f"{run.ledger}: damaged: {more:,} more rows")
+    context.log(REMEDY)
 
 
-def _rebuild(call: Invocation, run: Run, bad: Sequence[PartInfo], checked: Checked) -> list[str]:
+def _rebuild(
+    context: StageContext, run: Run, bad: Sequence[PartInfo], checked: Checked
+) -> list[str]:
     """Make the parts again; returns those that could not be."""
     others = [part for part in bad if part.table not in GROWN and part.table != "questions"]
     with run.open_ledger() as ledger:
         if checked.whole:
             remove_parts(run.folder, others)
             for part in others:
-                call.say(f"{part.path}: left the manifest; {_remedy(part)}")
+                context.log(f"{part.path}: left the manifest; {_remedy(part)}")
         elif others:
-            call.say("what other stages make again stays as it is until the ledger is whole")
+            context.log("what other stages make again stays as it is until the ledger is whole")
         left = [part.path for part in others]
         if len(others) < len(bad):
             data = open_data(run.recipe)
-            retriever = open_index(run.recipe, data.passages, call.say)
-            refuse_other_inputs(run.folder, inputs_of(run.recipe, data, retriever))
+            retriever = open_index(run.recipe, data.passages, context.log)
+            check_same_inputs(run.folder, inputs_of(run.recipe, data, retriever))
             committer = Committer(run, ledger, data.questions, data.notes)
-            rebuilding = Rebuilding(call, committer, data, retriever, checked.whole)
+            rebuilding = Rebuilding(context, committer, data, retriever, checked.whole)
             left += rebuilding.made_again(bad)
     return left
 
@@ -132,10 +136,10 @@ class Rebuilding:
 
     Attributes:
         whole: whether all rows of the ledger are as they were stored. Only then is a call that
-            is not found there one that it never had, and its question owed.
+            is not found there one that it never had, and its question pending.
     """
 
-    call: Invocation
+    context: StageContext
     committer: Committer
     data: Data
     retriever: Retriever
@@ -165,13 +169,13 @@ class Rebuilding:
         except BudgetExceeded as missing:
             if self.whole:
                 self.committer.forget(number)
-                then = "its questions are owed: run `branchwise annotate` again"
+                then = "its questions are pending: run `branchwise annotate` again"
             else:
                 then = "the ledger is damaged, so nothing was changed"
-            self.call.say(f"{name}: {missing}; {then}")
+            self.context.log(f"{name}: {missing}; {then}")
             return None
         except StorageError as fault:
-            self.call.say(f"{name}: {fault}. Nothing was changed")
+            self.context.log(f"{name}: {fault}. Nothing was changed")
             return None
         return self.committer.grown_parts(number, regrown)
 
@@ -181,14 +185,16 @@ class Rebuilding:
         committed = {part.path: part.sha256 for part in load_manifest(folder).parts}
         other = [p.info for p in made if p.info.sha256 != committed.get(p.info.path)]
         for info in other:
-            self.call.say(
+            self.context.log(
                 f"{info.path}: made again it has the sha256 {info.sha256}, but "
                 f"{committed.get(info.path)} was committed, so it was left as it is. {self._why()}"
             )
         for part in made:
             if part.info.path in bad and part.info not in other:
                 part.write(folder)
-                self.call.say(f"{part.info.path}: made again from the ledger, as it was committed")
+                self.context.log(
+                    f"{part.info.path}: made again from the ledger, as it was committed"
+                )
         return not other
 
     def _why(self) -> str:

@@ -6,7 +6,7 @@ An untrained small model follows the protocol too rarely for a search to find an
 walk the protocol with real retrieval: a query worded one way or another, the evidence where the
 passage was found, "None" and another query where it was not, and the gold answer at the end. Those
 of evo-rag also search too much, take searches back and refuse (`training.warm_start.traces`), so
-that there is something to shed. Only questions of the part `warm` are used; annotation, dev and
+that there is something to shed. Only questions of the split `warm` are used; annotation, dev and
 test draw from other parts. Writes `models/<run>/warm-start/`.
 """
 
@@ -16,21 +16,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent.protocols import protocol_of
-from runs.assemble import model_folder, open_index
+from runs.factories import model_folder, open_index
 from runs.recipe import Recipe
-from runs.stage import Invocation, Outcome
+from runs.stage import StageContext, StageResult
 from sources.load import load_data
 from sources.settings import DataSettings
-from storage.enclosed import refuse_strange
 from storage.errors import ConfigError
+from storage.safe_files import reject_special_files
 from training.traces import WALKS, build_traces
 from training.warm_start import warm_start as train
 
 
-def warm_start(call: Invocation) -> Outcome:
+def warm_start(context: StageContext) -> StageResult:
     """Run the stage (see module)."""
-    recipe, settings = call.recipe, call.recipe.training.warm_start
-    drawn = warm_part(recipe, call.limit or settings.questions)
+    recipe, settings = context.recipe, context.recipe.training.warm_start
+    drawn = warm_part(recipe, context.limit or settings.questions)
     protocol = protocol_of(recipe.agent)
     if protocol.name not in WALKS:
         raise ConfigError(
@@ -42,10 +42,10 @@ def warm_start(call: Invocation) -> Outcome:
     left_out = Counter(
         f"left out, {reason}" for q in data.questions if (reason := protocol.unfit(q))
     )
-    target = model_folder(call.run, "warm-start")
-    refuse_strange(target, linked=False)
-    call.say(f"warm-start: {len(questions)} questions of the part `warm` → {target}")
-    retriever = open_index(recipe, data.passages, call.say)
+    target = model_folder(context.run, "warm-start")
+    reject_special_files(target, linked=False)
+    context.log(f"warm-start: {len(questions)} questions of the split `warm` → {target}")
+    retriever = open_index(recipe, data.passages, context.log)
     traces = asyncio.run(
         build_traces(
             questions,
@@ -58,24 +58,24 @@ def warm_start(call: Invocation) -> Outcome:
         )
     )
     counts = dict(sorted((traces.counts + left_out).items()))
-    call.say(f"{len(traces.examples)} step examples: {_in_words(counts)}")
+    context.log(f"{len(traces.examples)} step examples: {_in_words(counts)}")
     if not traces.examples:
         raise ConfigError("warm-start: no question gives a trace. Change data or agent")
     made = {"examples": len(traces.examples), "counts": counts}
-    if call.dry_run:
-        return Outcome({**made, "dry_run": True})
+    if context.dry_run:
+        return StageResult({**made, "dry_run": True})
     report = train(
         traces.examples,
         settings,
         target=target,
         seed=recipe.seed,
         stops=protocol.stops,
-        resume=call.resume,
+        resume=context.resume,
         data={**_made_with(recipe, drawn), "index_digest": retriever.digest},
-        say=call.say,
+        log=context.log,
     )
-    call.say(f"wrote {target}: {report.summary()}")
-    return Outcome({"model": str(target), **made, **report.totals()})
+    context.log(f"wrote {target}: {report.summary()}")
+    return StageResult({"model": str(target), **made, **report.totals()})
 
 
 def _in_words(counts: Mapping[str, int]) -> str:
@@ -87,7 +87,7 @@ def _in_words(counts: Mapping[str, int]) -> str:
 
 
 def warm_part(recipe: Recipe, questions: int) -> DataSettings:
-    """The recipe's data, drawn from the part `warm`; sets of a mix give the same number each."""
+    """The recipe's data, drawn from the split `warm`; sets of a mix give the same number each."""
     each = -(-questions // max(len(recipe.data.mix), 1))
     mix = tuple(one.model_copy(update={"split": "warm", "limit": each}) for one in recipe.data.mix)
     update = {"split": "warm", "limit": questions, "skip": 0, "mix": mix}

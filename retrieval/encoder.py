@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.settings import DenseSettings
-from storage.enclosed import open_named
 from storage.errors import ConfigError
-from weights.model_folders import refuse_code
+from storage.safe_files import open_named
+from weights.model_folders import reject_code
 
 Vectors = NDArray[np.float32]
 
@@ -164,7 +164,7 @@ def _weights_identity(source: str) -> str:
     folder = Path(source)
     if not folder.is_dir():
         return source
-    refuse_code(folder)
+    reject_code(folder)
     whole = hashlib.sha256()
     kinds = {".json", ".txt", ".safetensors", ".bin", ".model"}
     for path in sorted(path for path in folder.iterdir() if path.suffix in kinds):

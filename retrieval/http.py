@@ -16,8 +16,8 @@ import aiohttp
 from retrieval.settings import checked_url
 from storage.errors import RetrievalError
 from storage.http import HttpClient, Redirected, Reply, ReplyTooLarge
-from storage.inert import one_line
 from storage.records import RetrievedPassage
+from storage.terminal_escape import one_line
 
 
 class HttpRetriever:

@@ -14,7 +14,7 @@ from retrieval.settings import RetrievalSettings
 from storage.cache import cache_room, open_entry
 from storage.errors import ConfigError
 from storage.records import Passage
-from storage.text import Say
+from storage.text import Log
 
 __all__ = ["corpus_hash", "open_retriever"]
 
@@ -26,7 +26,7 @@ def open_retriever(
     settings: RetrievalSettings,
     corpus: Sequence[Passage],
     cache: Path | None = None,
-    say: Say | None = None,
+    log: Log | None = None,
 ) -> CachedRetriever:
     """The retriever of `settings` over `corpus`, building its index if there is none yet.
 
@@ -34,7 +34,7 @@ def open_retriever(
         settings: which kind, and how it encodes.
         corpus: the passages, in any order; ignored by kind `http` (the server has its own).
         cache: folder of all indexes; None takes `indexes` in the cache folder.
-        say: told, in a line, if an index was damaged and is made again; None: the log.
+        log: told, in a line, if an index was damaged and is made again; None: the log.
 
     Raises:
         ConfigError: empty corpus, two passages with one id, no url for `http`, the extra
@@ -47,22 +47,22 @@ def open_retriever(
     digest = corpus_hash(passages)
     folder = cache or cache_room("indexes")
     if settings.kind == "bm25":
-        return CachedRetriever(_open_bm25(passages, digest, folder, say))
+        return CachedRetriever(_open_bm25(passages, digest, folder, log))
     if settings.kind == "dense":
-        return CachedRetriever(_open_dense(settings, passages, digest, folder, say))
+        return CachedRetriever(_open_dense(settings, passages, digest, folder, log))
     from retrieval.fusion import FusionRetriever
 
     parts = [
-        _open_bm25(passages, digest, folder, say),
-        _open_dense(settings, passages, digest, folder, say),
+        _open_bm25(passages, digest, folder, log),
+        _open_dense(settings, passages, digest, folder, log),
     ]
     return CachedRetriever(FusionRetriever(parts, settings.rrf_k))
 
 
-def _open_bm25(passages: Sequence[Passage], corpus: str, cache: Path, say: Say | None) -> Retriever:
+def _open_bm25(passages: Sequence[Passage], corpus: str, cache: Path, log: Log | None) -> Retriever:
     parts = {"corpus": corpus, "tokeniser": TOKENISER, "bm25s": version("bm25s")}
     digest = _key("bm25", parts)
-    folder = open_entry(cache / f"bm25-{digest}", lambda new: build_bm25(passages, new), say)
+    folder = open_entry(cache / f"bm25-{digest}", lambda new: build_bm25(passages, new), log)
     return Bm25Retriever(folder, passages, digest)
 
 
@@ -71,7 +71,7 @@ def _open_dense(
     passages: Sequence[Passage],
     corpus: str,
     cache: Path,
-    say: Say | None,
+    log: Log | None,
 ) -> Retriever:
     from retrieval.dense import DenseRetriever, build_dense
     from retrieval.encoder import Encoder
@@ -82,7 +82,7 @@ def _open_dense(
     def build(new: Path) -> None:
         build_dense(encoder, passages, new)
 
-    folder = open_entry(cache / f"dense-{digest}", build, say)
+    folder = open_entry(cache / f"dense-{digest}", build, log)
     return DenseRetriever(folder, passages, encoder, digest)
 
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from rewards.schedule import Weights
 from rewards.settings import REWARDS
 from storage.atomic import atomic_path
-from storage.enclosed import refuse_irregular
 from storage.errors import StorageError
 from storage.plain_json import as_object, parse_json
+from storage.safe_files import reject_irregular_files
 
 Array = NDArray[np.float32]
 Learned = Literal["component", "total"]
@@ -110,7 +110,7 @@ class Heads:
         """
         from safetensors import SafetensorError, safe_open
 
-        refuse_irregular(path.resolve())
+        reject_irregular_files(path.resolve())
         try:
             with safe_open(str(path), "numpy") as file:
                 about = as_object(parse_json((file.metadata() or {})["heads"]))

@@ -21,7 +21,7 @@ from rewards.schedule import Weights
 from storage.errors import ConfigError
 from storage.plain_json import object_inside
 from storage.records import Message
-from storage.text import Say, digest_of, storable
+from storage.text import Log, digest_of, storable
 from weights.embedding import FrozenEncoder, Prefix
 from weights.hub import HUB
 from weights.policy_files import PACKAGED
@@ -66,7 +66,7 @@ class RewardModel:
 
     @classmethod
     def load(
-        cls, folder: Path, weights: Callable[[int], Weights], say: Say | None = None
+        cls, folder: Path, weights: Callable[[int], Weights], log: Log | None = None
     ) -> "RewardModel":
         """The model that `branchwise train-rm` wrote; its encoder loads at the first step.
 
@@ -84,7 +84,7 @@ class RewardModel:
         encoder = FrozenEncoder(
             encoder_name(folder, record["encoder"]),
             batch_tokens=record["settings"]["batch_tokens"],
-            say=say,
+            log=log,
         )
         if encoder.digest != record["encoder_digest"]:
             raise ConfigError(
@@ -135,7 +135,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         record = object_inside(folder, RECORD)
         is_ours = record["kind"] == KIND
         if is_ours:
-            _refuse_incomplete(record)
+            _check_complete(record)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{folder}: no reward model here ({error}); train one with `branchwise train-rm`, and "
@@ -146,7 +146,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
-def _refuse_incomplete(record: dict[str, Any]) -> None:
+def _check_complete(record: dict[str, Any]) -> None:
     """Refuse a record of ours that lacks what a score needs.
 
     Raises:

@@ -13,11 +13,11 @@ from runs.evaluation_set import answering, data_settings
 from runs.inputs import model_digest
 from runs.preflight import model_files, problems
 from runs.recipe import Recipe
-from sources.load import Data, load_part
-from sources.parts import folded_question
+from sources.load import Data, load_split
+from sources.splits import folded_question
 from storage.errors import ConfigError
 from storage.records import Question
-from storage.text import Say
+from storage.text import Log
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ def policy_candidates(
 
 
 def baseline_candidates(
-    recipe: Recipe, run: Path, data: Data, retriever: Retriever, say: Say
+    recipe: Recipe, run: Path, data: Data, retriever: Retriever, log: Log
 ) -> Iterator[Candidate]:
     """Yields the recipe's baselines as they are asked.
 
     Raises:
-        ConfigError: The questions of the part `train`, or the model, cannot be read.
+        ConfigError: The questions of the split `train`, or the model, cannot be read.
     """
     reader = _reader(recipe, run)
     material = Material(
@@ -88,7 +88,7 @@ def baseline_candidates(
         baseline = load_baseline(name, material)
         questions = tuple(filter(baseline.can_be_asked, data.questions))
         if left_out := len(data.questions) - len(questions):
-            say(f"{name}: {left_out} questions left out, {baseline.left_out}")
+            log(f"{name}: {left_out} questions left out, {baseline.left_out}")
         deciding = dict(baseline.deciding)
         own = {"protocol": baseline.protocol, "max_steps": baseline.max_steps}
         update = {setting: value for setting, value in own.items() if value is not None}
@@ -117,7 +117,7 @@ def _reader(recipe: Recipe, run: Path) -> Recipe:
 
 
 def _others(recipe: Recipe, data: Data) -> Iterator[Question]:
-    """Questions of the part `train` that are not asked."""
+    """Questions of the split `train` that are not asked."""
     asked = {folded_question(question.question) for question in data.questions}
-    known = load_part(data_settings(recipe), "train", recipe.seed)
+    known = load_split(data_settings(recipe), "train", recipe.seed)
     return (q for q in known if folded_question(q.question) not in asked)

@@ -12,16 +12,16 @@ from typing import Any
 
 from annotation.annotator import Annotated
 from engines.chat import OVERLONG
+from runs.costs import estimates, spending
 from runs.folder import Run
 from runs.inputs import model_digest
-from runs.spending import estimates, spending
 from storage.calls import QuestionRow
-from storage.inert import inert
 from storage.ledger import Ledger
 from storage.manifest import PartInfo, load_manifest, remove_parts
 from storage.parts import Part, number_of, part_of, question_ids, read_parts
 from storage.records import Failure, Question
 from storage.schemas import rows_to_table, schema_of, table_to_records
+from storage.terminal_escape import inert
 
 QUESTIONS_A_PART = 16
 """At least; they are what is replayed after a kill."""
@@ -46,14 +46,14 @@ class Committer:
     _waiting: list[Annotated] = field(default_factory=list)
     _failures: list[Failure] = field(default_factory=list)
 
-    def owed(self) -> list[Question]:
+    def pending(self) -> list[Question]:
         """Questions without a committed tree, in the run's order; failed ones are tried again."""
         if question_ids(self.run.folder, "questions") != {q.id for q in self.questions}:
             self.write_questions()
         done = question_ids(self.run.folder, "trees")
-        owed = [q for q in self.questions if q.id not in done]
-        self.ledger.owe(q.id for q in owed)
-        return owed
+        pending = [q for q in self.questions if q.id not in done]
+        self.ledger.mark_pending(q.id for q in pending)
+        return pending
 
     def write_questions(self) -> None:
         """Commit every field of every question."""
@@ -68,8 +68,8 @@ class Committer:
         gone = [part for part in self._grown_parts() if number_of(part) == number]
         remove_parts(self.run.folder, gone)
         name = f"{number:05d}"
-        owed = [row.question_id for row in self.ledger.questions() if row.part == name]
-        self.ledger.set_questions(QuestionRow(identity, "owed") for identity in owed)
+        pending = [row.question_id for row in self.ledger.questions() if row.part == name]
+        self.ledger.set_questions(QuestionRow(identity, "pending") for identity in pending)
 
     def _grown_parts(self) -> list[PartInfo]:
         manifest = load_manifest(self.run.folder)

@@ -24,7 +24,7 @@ class CurriculumSettings(Settings):
         cycles: of roll-out, reward model, policy and dev evaluation, at most.
         patience: a stage stops when so many cycles in a row have not raised the EM on dev.
         questions: of a cycle, none of which an earlier one has seen; null takes `data.limit`.
-        dev_questions: of the part `dev`, which every policy is asked alike.
+        dev_questions: of the split `dev`, which every policy is asked alike.
         reward_model: whether each cycle trains one. Its scores decide the pairs where
             `pairs.score` is `reward_model`; else it is trained to be looked at.
     """

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from runs.plot import svg
-from storage.text import Say
+from storage.text import Log
 from training.curves import read_metrics
 
 CURVES = "curves.svg"
@@ -23,15 +23,15 @@ PANELS: Mapping[str, Sequence[str]] = {
 """Title of each panel, and the names in `metrics.jsonl` that it shows."""
 
 
-def plot_curves(model: Path, say: Say) -> None:
+def plot_curves(model: Path, log: Log) -> None:
     """Draws `curves.svg` from `metrics.jsonl`, if matplotlib is there.
 
     Args:
         model: Folder of the training.
-        say: Told if it is not.
+        log: Told if it is not.
     """
     if find_spec("matplotlib") is None:
-        say(f'{model / CURVES} was not drawn: pip install "branchwise[study]"')
+        log(f'{model / CURVES} was not drawn: pip install "branchwise[study]"')
         return
     lines = read_metrics(model)
     components = sorted({name for line in lines for name in line if name.startswith("reward/")})

@@ -12,10 +12,10 @@ from engines.sampling import Capabilities, Engine
 from evaluation.run import Evaluated
 from evaluation.run import evaluate as answer_all
 from retrieval.interface import Retriever
-from runs.assemble import environment_for, open_engine, sampling_for
 from runs.candidates import Candidate
+from runs.factories import environment_for, open_engine, sampling_for
 from runs.progress import Progress
-from runs.stage import Gate, Invocation
+from runs.stage import Gate, StageContext
 from storage.ledger import Ledger
 from storage.records import Failure, Prediction
 from storage.text import digest_of
@@ -25,7 +25,7 @@ from storage.text import digest_of
 class PolicyEvaluation:
     """What all candidates share: retriever, ledger and limits."""
 
-    call: Invocation
+    context: StageContext
     retriever: Retriever
     ledger: Ledger
     gate: Gate
@@ -40,7 +40,7 @@ class PolicyEvaluation:
                 answered = asyncio.run(self._ask_all(list(group)))
             for name, one in answered.items():
                 for why, count in one.skipped.items():
-                    self.call.say(f"{name}: {count} questions are not asked, {why}")
+                    self.context.log(f"{name}: {count} questions are not asked, {why}")
                 yield name, one
 
     async def _ask_all(self, group: list[Candidate]) -> dict[str, Evaluated]:
@@ -50,13 +50,13 @@ class PolicyEvaluation:
             model: Engine | None = None
             if any(one.asks_model for one in group):
                 opened = open_engine(
-                    recipe.policy, recipe, self.ledger, self.gate.check, self.call.say
+                    recipe.policy, recipe, self.ledger, self.gate.check, self.context.log
                 )
                 model = await stack.enter_async_context(opened)
             for one in group:
                 engine = model if one.asks_model and model else _nobody(one)
                 answered[one.name] = await self._ask(one, engine)
-                if answered[one.name].owed:
+                if answered[one.name].pending:
                     break
         return answered
 
@@ -74,7 +74,7 @@ class PolicyEvaluation:
             progress.done += row is not None
             progress.failed += isinstance(row, Failure)
 
-        async with progress.shown(self.call.console):
+        async with progress.shown(self.context.console):
             return await answer_all(
                 candidate.questions,
                 environment_for(recipe, engine, self.retriever),

@@ -10,8 +10,8 @@ from retrieval.interface import Retriever
 from runs.inputs import questions_digest
 from runs.recipe import Recipe, identity, without_later
 from sources.load import Data, load_data
-from sources.parts import folded_question
 from sources.settings import DataSettings
+from sources.splits import folded_question
 from storage.errors import ConfigError
 from storage.parts import read_parts
 from storage.plain_json import object_inside
@@ -37,15 +37,15 @@ def evaluation_data(recipe: Recipe, limit: int | None = None) -> Data:
 
 
 def data_settings(recipe: Recipe, limit: int | None = None) -> DataSettings:
-    """`evaluation.set` in the place of the run's questions; null takes a part of their source.
+    """`evaluation.set` in the place of the run's questions; null takes a split of their source.
 
     Whatever a run skips of its own questions, every policy is asked the same ones.
     """
-    wanted, part = recipe.evaluation.set, recipe.evaluation.part
+    wanted, split = recipe.evaluation.set, recipe.evaluation.split
     limit = limit or (wanted.limit if wanted else None) or recipe.evaluation.limit
     update: dict[str, Any]
     if wanted is None:
-        update = {"split": part, "limit": limit}
+        update = {"split": split, "limit": limit}
         update["mix"] = tuple(one.model_copy(update=update) for one in recipe.data.mix)
     else:
         update = {**wanted.model_dump(), "limit": limit, "mix": ()}
@@ -53,12 +53,12 @@ def data_settings(recipe: Recipe, limit: int | None = None) -> DataSettings:
 
 
 def set_name(recipe: Recipe) -> str:
-    """What the evaluated set is called: its source, or those of its mix, and the part."""
+    """What the evaluated set is called: its source, or those of its mix, and the split."""
     wanted = recipe.evaluation.set
     if wanted is not None:
         return f"{wanted.source}-{wanted.split or 'all'}"
     mix = recipe.data.mix or (recipe.data,)
-    return "+".join(dict.fromkeys(one.source for one in mix)) + f"-{recipe.evaluation.part}"
+    return "+".join(dict.fromkeys(one.source for one in mix)) + f"-{recipe.evaluation.split}"
 
 
 def deciding_settings(
@@ -107,7 +107,7 @@ def name_apart(recipe: Recipe, settings: Mapping[str, Any]) -> str:
     return f"{set_name(recipe)}-{digest[:6]}"
 
 
-def refuse_overlap(run: Path, policies: Iterable[Recipe], asked: Sequence[Question]) -> None:
+def check_no_overlap(run: Path, policies: Iterable[Recipe], asked: Sequence[Question]) -> None:
     """Refuses questions that the run, or one that a policy was trained on, was annotated with.
 
     Raises:

@@ -13,7 +13,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from runs.changes import changes, flat
 from runs.recipe import Recipe, decisive
 from runs.recipe_file import RECIPE_BYTES
 from runs.seal import (
@@ -22,22 +21,23 @@ from runs.seal import (
     PROVENANCE,
     SEAL,
     Seal,
+    check_no_ledger,
     checked_seal,
     completed,
     new_seal,
-    refuse_ledger,
 )
+from runs.settings_diff import changes, flat
 from storage.atomic import atomic_write_json, atomic_write_text, is_temporary, make_folder
-from storage.enclosed import read_inside
 from storage.errors import ConfigError, StorageError
-from storage.inert import inert_yaml
 from storage.ledger import Ledger
 from storage.lock import RunLock, lock_path
 from storage.manifest import MANIFEST, PartInfo, add_parts, begin_manifest, load_manifest
 from storage.plain_json import object_inside
 from storage.plain_yaml import parse_settings
+from storage.safe_files import read_inside
 from storage.secret_names import redacted_command
 from storage.settings import in_words
+from storage.terminal_escape import inert_yaml
 
 STUDY = "study"
 """Folder of a run where a study notes what it does, before there is a recipe."""
@@ -98,7 +98,7 @@ class Run:
         try:
             if ledger.begun is None:
                 ledger.begin(self.seal.digest)
-            refuse_ledger(self.folder, self.seal, str(ledger.begun))
+            check_no_ledger(self.folder, self.seal, str(ledger.begun))
         except BaseException:
             ledger.close()
             raise
@@ -136,7 +136,7 @@ def open_run(
             input is named with its old and new value), or another process holds it.
         StorageError: the file system refused.
     """
-    refuse_unusable(folder)
+    check_run_folder(folder)
     make_folder(folder)
     with _held(folder):
         kept = _kept(folder)
@@ -173,8 +173,8 @@ def _continue(
     """Go on with a run, if it is this very one."""
     seal = checked_seal(folder, _provenance(folder), kept)
     wanted = decisive(recipe.model_dump(mode="json"))
-    refuse_changed(folder, flat(completed(seal.settings)), flat(wanted))
-    refuse_other_inputs(folder, {name: inputs[name] for name in inputs if name not in grown})
+    check_unchanged(folder, flat(completed(seal.settings)), flat(wanted))
+    check_same_inputs(folder, {name: inputs[name] for name in inputs if name not in grown})
     if load_manifest(folder).run is None:  # it was removed: what it named is made again
         begin_manifest(folder, seal.digest)
     atomic_write_text(folder / CONFIG, dump_recipe(recipe))
@@ -198,7 +198,7 @@ def _note(
         atomic_write_json(folder / PROVENANCE, new)
 
 
-def refuse_other_inputs(folder: Path, inputs: Mapping[str, str]) -> None:
+def check_same_inputs(folder: Path, inputs: Mapping[str, str]) -> None:
     """Rows of one run come from the same files, whatever their names; see `runs.inputs`.
 
     A run that has noted none yet (only evaluated so far) is asked for nothing.
@@ -208,7 +208,7 @@ def refuse_other_inputs(folder: Path, inputs: Mapping[str, str]) -> None:
     """
     noted = noted_inputs(folder)
     if noted:
-        refuse_changed(folder, {name: noted.get(name) for name in inputs}, inputs)
+        check_unchanged(folder, {name: noted.get(name) for name in inputs}, inputs)
 
 
 def noted_inputs(folder: Path) -> dict[str, str]:
@@ -280,7 +280,7 @@ def dump_recipe(recipe: Recipe) -> str:
     return inert_yaml(recipe.model_dump(mode="json"))
 
 
-def refuse_unusable(folder: Path) -> None:
+def check_run_folder(folder: Path) -> None:
     """What can be said against a run folder without writing to it.
 
     Raises:
@@ -300,13 +300,13 @@ def refuse_unusable(folder: Path) -> None:
         return
     kept = _kept(folder)
     if kept is None:
-        _refuse_foreign(folder)
+        _reject_foreign(folder)
     else:
         _recipe_in(folder, decisive(kept))
         checked_seal(folder, _provenance(folder), kept)
 
 
-def _refuse_foreign(folder: Path) -> None:
+def _reject_foreign(folder: Path) -> None:
     ours = {lock_path(folder / LEDGER), folder / STUDY, *_half_begun(folder)}
     if any(path not in ours and not is_temporary(path) for path in folder.iterdir()):
         raise ConfigError(
@@ -325,7 +325,7 @@ def _half_begun(folder: Path) -> list[Path]:
     return [folder / PROVENANCE, folder / MANIFEST]
 
 
-def refuse_changed(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+def check_unchanged(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Refuse to go on with what differs from what a folder holds.
 
     Raises:

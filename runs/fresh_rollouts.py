@@ -16,12 +16,12 @@ from agent.in_flight import in_flight
 from annotation.fresh import FreshRoller
 from engines.sampling import Sampling
 from retrieval.interface import Retriever
-from runs.assemble import environment_for, open_engine, open_index, sampling_for
+from runs.factories import environment_for, open_engine, open_index, sampling_for
 from runs.folder import Run
 from runs.inputs import model_digest, replay_passages
 from runs.progress import Progress
 from runs.recipe import Recipe
-from runs.stage import Gate, Invocation
+from runs.stage import Gate, StageContext
 from runs.stored_trees import StoredTree, stored_trees
 from storage.errors import ConfigError, EndpointError, RetrievalError
 from storage.ledger import Ledger
@@ -42,13 +42,13 @@ class Rolled:
 
     Attributes:
         fresh: by (tree_id, node_id), those of earlier calls included.
-        owed: trees that a limit or a signal stopped.
+        pending: trees that a limit or a signal stopped.
         failed: trees by kind of error.
         reason, exit_code: why and how it was stopped; null and 0 if it was not.
     """
 
     fresh: dict[NodeKey, FreshRollouts]
-    owed: int = 0
+    pending: int = 0
     failed: Counter[str] = field(default_factory=Counter)
     reason: str | None = None
     exit_code: int = 0
@@ -67,7 +67,7 @@ def stored_fresh(run: Run, temperature: float | None = None) -> dict[NodeKey, Fr
 
 
 def roll_fresh(
-    call: Invocation,
+    context: StageContext,
     run: Run,
     pairs: Sequence[Pair],
     rollouts: int = 8,
@@ -76,7 +76,7 @@ def roll_fresh(
     """Both sides of every pair with at least `rollouts` fresh rollouts, as far as limits allow.
 
     Args:
-        call: its limits count, and its console is told.
+        context: its limits count, and its console is told.
         run: whose trees the pairs come from, under whatever labels.
         pairs: of any number of labellings.
         rollouts: a side; a final answer has itself.
@@ -90,16 +90,16 @@ def roll_fresh(
     wanted, policies = _short_of(run, pairs, rolled.fresh, rollouts)
     if not wanted:
         return rolled
-    recipe = run.recipe.model_copy(update={"limits": call.recipe.limits})
+    recipe = run.recipe.model_copy(update={"limits": context.recipe.limits})
     sampling = sampling_for(recipe.policy, temperature)
     passages = replay_passages(run)
-    retriever = open_index(recipe, tuple(passages.values()), call.say)
-    _refuse_other_policy(recipe, policies)
+    retriever = open_index(recipe, tuple(passages.values()), context.log)
+    _check_same_policy(recipe, policies)
     trees = stored_trees(run, only=wanted, passages=passages)
     with run.open_ledger() as ledger:
         gate = Gate(recipe.limits, ledger.totals)
         with gate.listening():
-            survey = Survey(call, recipe, ledger, gate, rolled, sampling, rollouts, wanted)
+            survey = Survey(context, recipe, ledger, gate, rolled, sampling, rollouts, wanted)
             rows = asyncio.run(survey.rows(trees, retriever))
         _commit(run, rows)
     rolled.fresh |= {(row.tree_id, row.node_id): row for row in rows}
@@ -133,7 +133,7 @@ def _short_of(
     return wanted, policies
 
 
-def _refuse_other_policy(recipe: Recipe, policies: Collection[str]) -> None:
+def _check_same_policy(recipe: Recipe, policies: Collection[str]) -> None:
     """Other weights under the same name would be another policy's rollouts."""
     digest = model_digest(recipe.policy, recipe)
     if others := set(policies) - {digest}:
@@ -148,7 +148,7 @@ def _refuse_other_policy(recipe: Recipe, policies: Collection[str]) -> None:
 class Survey:
     """What every tree is rolled out with; faults of single trees are counted in `rolled`."""
 
-    call: Invocation
+    context: StageContext
     recipe: Recipe
     ledger: Ledger
     gate: Gate
@@ -172,15 +172,15 @@ class Survey:
 
         async with (
             open_engine(
-                recipe.policy, recipe, self.ledger, self.gate.check, self.call.say
+                recipe.policy, recipe, self.ledger, self.gate.check, self.context.log
             ) as engine,
-            progress.shown(self.call.console),
+            progress.shown(self.context.console),
         ):
             environment = environment_for(recipe, engine, retriever)
             roller = FreshRoller(environment, self.sampling, self.rollouts)
             rolled = in_flight(self.gate.admit(trees), roll, recipe.questions_in_flight)
             found = [row async for rows in rolled for row in rows]
-        self.rolled.owed = len(wanted) - progress.done - progress.failed
+        self.rolled.pending = len(wanted) - progress.done - progress.failed
         return sorted(found, key=lambda row: (row.tree_id, row.node_id))
 
     async def _attempt(self, roller: FreshRoller, tree: StoredTree) -> list[FreshRollouts]:

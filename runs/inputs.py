@@ -14,8 +14,8 @@ from engines.vllm_weights import served_digest
 from retrieval.interface import Retriever
 from retrieval.passages import corpus_hash
 from rewards.reward_model import reward_model_digest
-from runs.assemble import engine_for, open_data
-from runs.folder import Run, noted_inputs, refuse_other_inputs
+from runs.factories import engine_for, open_data
+from runs.folder import Run, check_same_inputs, noted_inputs
 from runs.recipe import Recipe
 from sources.load import Data
 from storage.parts import question_ids
@@ -49,7 +49,7 @@ def replay_passages(run: Run) -> dict[str, Passage]:
         ConfigError: the corpus or the prompts are no longer those the trees were grown with.
     """
     passages = open_data(run.recipe).passages
-    refuse_other_inputs(run.folder, _replayed(run.recipe, passages))
+    check_same_inputs(run.folder, _replayed(run.recipe, passages))
     return {passage.id: passage for passage in passages}
 
 

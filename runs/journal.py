@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from storage.enclosed import LOG_BYTES, read_inside, refuse_irregular
 from storage.errors import StorageError
+from storage.safe_files import LOG_BYTES, read_inside, reject_irregular_files
 from storage.text import digest_of
 
 
@@ -72,7 +72,7 @@ class Journal:
         line = json.dumps(asdict(event), default=str) + "\n"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            refuse_irregular(self.path)
+            reject_irregular_files(self.path)
             torn = self.path.exists() and not self.path.read_bytes().endswith(b"\n")
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(("\n" if torn else "") + line)

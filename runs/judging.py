@@ -12,12 +12,12 @@ from engines.settings import JudgeSettings
 from evaluation.run import Evaluated, askable
 from evaluation.settings import EvaluationJudge
 from rewards.answer_judge import AnswerJudge, answer_judge_hash
-from runs.assemble import open_engine
 from runs.candidates import Candidate
+from runs.factories import open_engine
 from runs.folder import Run
 from runs.progress import Progress
 from runs.recipe import Recipe, identity
-from runs.stage import Gate, Invocation
+from runs.stage import Gate, StageContext
 from storage.errors import EndpointError, StorageError
 from storage.ledger import Ledger
 from storage.parts import read_parts
@@ -52,7 +52,7 @@ class AnswerJudging:
 
     def judge(
         self,
-        call: Invocation,
+        context: StageContext,
         ledger: Ledger,
         gate: Gate,
         done: Mapping[str, Evaluated],
@@ -72,7 +72,7 @@ class AnswerJudging:
         """
         rows = [row for one in done.values() for row in one.predictions]
         asked = list(dict.fromkeys(filter(None, map(self._asked, rows))))
-        call.say(
+        context.log(
             f"judge: {len(rows)} answers, at most {len(asked)} calls of {self.model.model} "
             "(none for a reply that is stored)"
         )
@@ -80,17 +80,17 @@ class AnswerJudging:
         if asked:
             known = {(question.source, question.id): question for question in questions}
             with gate.listening():
-                verdicts = asyncio.run(self._ask(call, ledger, gate, asked, known))
+                verdicts = asyncio.run(self._ask(context, ledger, gate, asked, known))
         if len(verdicts) < len(asked):
             return None
         if why := Counter(verdict for verdict in verdicts.values() if isinstance(verdict, str)):
             told = ", ".join(f"{reason} {count}" for reason, count in sorted(why.items()))
-            call.say(f"judge: {why.total()} of {len(asked)} calls give no verdict: {told}")
+            context.log(f"judge: {why.total()} of {len(asked)} calls give no verdict: {told}")
         return {name: self._with_verdicts(one, verdicts) for name, one in done.items()}
 
     async def _ask(
         self,
-        call: Invocation,
+        context: StageContext,
         ledger: Ledger,
         gate: Gate,
         asked: list[Asked],
@@ -98,9 +98,9 @@ class AnswerJudging:
     ) -> dict[Asked, bool | str]:
         """Returns each verdict, or why there is none."""
         progress = Progress("eval judge", len(asked), spent=ledger.totals)
-        opened = open_engine(self.model, call.recipe, ledger, gate.check, call.say)
-        async with opened as engine, progress.shown(call.console):
-            judge = AnswerJudge(engine, self.model, self.how.prompt, call.recipe.seed)
+        opened = open_engine(self.model, context.recipe, ledger, gate.check, context.log)
+        async with opened as engine, progress.shown(context.console):
+            judge = AnswerJudge(engine, self.model, self.how.prompt, context.recipe.seed)
 
             async def verdict(one: Asked) -> tuple[Asked, bool | str]:
                 source, question_id, response = one
@@ -117,7 +117,7 @@ class AnswerJudging:
                 progress.done += 1
                 return one, UNREADABLE if found is None else found
 
-            work = in_flight(gate.admit(asked), verdict, call.recipe.questions_in_flight)
+            work = in_flight(gate.admit(asked), verdict, context.recipe.questions_in_flight)
             return {one: found async for one, found in work}
 
     def _asked(self, row: Prediction) -> Asked | None:

@@ -8,14 +8,14 @@ from collections.abc import Collection
 from typing import Any
 
 from runs.folder import Run
-from runs.growing import LABELLING
 from runs.recipe import Recipe
 from runs.recipe_file import RECIPE_BYTES
+from runs.tree_growing import LABELLING
 from storage.atomic import atomic_write_text
-from storage.enclosed import read_inside
 from storage.errors import ConfigError
-from storage.inert import inert_yaml
 from storage.plain_yaml import parse_settings
+from storage.safe_files import read_inside
+from storage.terminal_escape import inert_yaml
 
 LABELS = "labelling.yaml"
 

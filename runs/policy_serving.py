@@ -17,11 +17,11 @@ from engines.vllm import server_for
 from engines.vllm_adapters import adapter_on
 from engines.vllm_server import VllmServer
 from engines.vllm_weights import served_name
-from runs.assemble import engine_for
+from runs.factories import engine_for
 from runs.recipe import Recipe
 from storage.atomic import atomic_write_json
 from storage.errors import ConfigError
-from storage.text import Say
+from storage.text import Log
 from weights.adapter_chain import save_adapter
 from weights.policy_files import TRAINING, PolicyFiles, policy_digest, policy_files
 from weights.policy_gguf import write_policy_gguf
@@ -83,14 +83,14 @@ class VllmServing:
         recipe: Its policy is the start of the training.
         folder: For the adapter of the moment. A server that is not ours must see it, too.
         logs: Folder for the server's log.
-        before_call, say: See `runs.assemble.engine_for`.
+        before_call, say: See `runs.factories.engine_for`.
     """
 
     recipe: Recipe
     folder: Path
     logs: Path
     before_call: BeforeCall
-    say: Say
+    log: Log
     _server: VllmServer | None = field(default=None, init=False)
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
 
@@ -104,12 +104,12 @@ class VllmServing:
         if self._server is None and policy.base_url is None:
             start = policy.model_copy(update={"model": policy.trainable})
             rank = self.recipe.training.grpo.lora.r
-            server = await asyncio.to_thread(server_for, start, self.logs, None, self.say, rank)
+            server = await asyncio.to_thread(server_for, start, self.logs, None, self.log, rank)
             self._server = await self._stack.enter_async_context(server)
         folder = self._write(model)
         served = policy.model_copy(update={"model": str(folder)})
         engine = engine_for(
-            served, self.recipe, self.logs, self.before_call, self.say, self._server
+            served, self.recipe, self.logs, self.before_call, self.log, self._server
         )
         try:
             async with adapter_on(served, self._server), engine:
@@ -134,16 +134,16 @@ class VllmServing:
 
 
 def serving_for(
-    recipe: Recipe, folder: Path, logs: Path, before_call: BeforeCall, say: Say
+    recipe: Recipe, folder: Path, logs: Path, before_call: BeforeCall, log: Log
 ) -> EmbeddedServing | VllmServing:
-    """Returns what serves the recipe's policy while it is trained; see `refuse_unservable`."""
+    """Returns what serves the recipe's policy while it is trained; see `check_servable`."""
     if recipe.policy.engine == "vllm":
-        return VllmServing(recipe, folder, logs, before_call, say)
+        return VllmServing(recipe, folder, logs, before_call, log)
     limits = recipe.limits
     return EmbeddedServing(recipe.policy, min(limits.max_concurrency, 64), limits.cache_gib, folder)
 
 
-def refuse_unservable(policy: ModelSettings) -> None:
+def check_servable(policy: ModelSettings) -> None:
     """Refuses a policy whose engine cannot serve it while it is trained.
 
     Raises:

@@ -18,7 +18,7 @@ from engines.settings import ModelSettings
 from engines.vllm_command import installed_vllm
 from engines.vllm_weights import served_files
 from rewards.reward_model import reward_model_digest
-from runs.assemble import engine_for
+from runs.factories import engine_for
 from runs.recipe import JUDGE, Recipe
 from sources.files import existing
 from storage.errors import BranchwiseError, ConfigError

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from runs.terminal import Terminal, printing_above
 from storage.calls import Totals
-from storage.inert import inert
+from storage.terminal_escape import inert
 
 PLAIN_EVERY_S = 30.0
 LIVE_EVERY_S = 0.5
@@ -113,7 +113,7 @@ class Progress:
         finally:
             ticking.cancel()
             await asyncio.gather(ticking, return_exceptions=True)
-            console.say(self.line())
+            console.print_line(self.line())
 
     async def _live(self, console: Terminal) -> None:
         live = Live(
@@ -132,7 +132,7 @@ class Progress:
     async def _plain(self, console: Terminal) -> None:
         while True:
             await asyncio.sleep(PLAIN_EVERY_S)
-            console.say(self.line())
+            console.print_line(self.line())
 
     def closing_table(self) -> Table:
         """Everything dropped or noted, by reason."""

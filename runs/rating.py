@@ -13,12 +13,12 @@ from agent.in_flight import in_flight
 from analysis.difficulty import difficulty_of
 from retrieval.interface import Retriever
 from rewards.outcome import AnswerScores
-from runs.assemble import environment_for, open_engine, sampling_for
 from runs.evaluation_set import answering
+from runs.factories import environment_for, open_engine, sampling_for
 from runs.inputs import model_digest, questions_digest
 from runs.progress import Progress
 from runs.recipe import Recipe, without_later
-from runs.stage import Gate, Invocation
+from runs.stage import Gate, StageContext
 from storage.errors import EndpointError, RetrievalError
 from storage.ledger import Ledger
 from storage.records import Difficulty, Failure, Question
@@ -29,9 +29,9 @@ PATH = "select/root"
 
 
 async def rate_questions(
-    call: Invocation,
+    context: StageContext,
     rater: Recipe,
-    owed: Sequence[Question],
+    pending: Sequence[Question],
     retriever: Retriever,
     ledger: Ledger,
     gate: Gate,
@@ -40,7 +40,7 @@ async def rate_questions(
     """Rates questions, as far as the gate lets them through.
 
     Args:
-        call: Its console shows the progress.
+        context: Its console shows the progress.
         rater: The recipe with the rater as its policy (`Recipe.rater_recipe`).
 
     Raises:
@@ -58,12 +58,12 @@ async def rate_questions(
         return row
 
     async with (
-        open_engine(rater.policy, rater, ledger, gate.check, call.say) as engine,
-        progress.shown(call.console),
+        open_engine(rater.policy, rater, ledger, gate.check, context.log) as engine,
+        progress.shown(context.console),
     ):
         environment = environment_for(rater, engine, retriever)
         rating = _Rating(rater, environment, deciding_digest(rater, retriever))
-        rated = in_flight(gate.admit(owed), work, rater.questions_in_flight)
+        rated = in_flight(gate.admit(pending), work, rater.questions_in_flight)
         return [row async for row in rated]
 
 

@@ -20,7 +20,7 @@ from rewards.schemes import RewardSettings, scheme_of
 from rewards.settings import SpreSettings
 from runs.curriculum_settings import CurriculumSettings
 from runs.difficulty_settings import DifficultySettings
-from sources.settings import DataSettings, Part, SetSettings
+from sources.settings import DataSettings, SetSettings, Split
 from storage.settings import Settings
 from training.settings import TrainingSettings
 
@@ -153,12 +153,12 @@ class EvaluationConfig(EvaluationSettings):
 
     Attributes:
         set: null takes the run's own source, or each of its mix.
-        part: hash part that is drawn from where `set` is null. Settings are chosen on `dev`;
+        split: Split to draw from if `set` is not set. Settings are chosen on `dev`;
             `test` is for what one then reports.
     """
 
     set: SetSettings | None = None
-    part: Part = "test"
+    split: Split = "test"
 
 
 class Recipe(Settings):

@@ -13,13 +13,13 @@ from pydantic import BaseModel, ValidationError
 
 from rewards.schemes import settings_class
 from rewards.settings import SchemeSettings
-from runs.contradictions import contradictions
 from runs.recipe import Recipe
-from storage.enclosed import read_named
+from runs.recipe_checks import contradictions
 from storage.errors import ConfigError
-from storage.inert import inert
 from storage.plain_yaml import DEEPEST, parse_yaml
+from storage.safe_files import read_named
 from storage.secret_names import REDACTED, names_secret, redacted_setting
+from storage.terminal_escape import inert
 
 _MAY_HOLD_KEYS = frozenset({"api_key_env", "base_url", "server_args", "url"})
 """Settings whose value no message repeats: keys are put there by mistake."""

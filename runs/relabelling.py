@@ -9,13 +9,13 @@ from analysis.survival import Fresh, survives
 from annotation.pairs import sibling_pairs
 from annotation.rows import Provenance, labelled, pair_rows
 from annotation.scoring import node_scores
-from rewards.guessing import guessable
+from rewards.guessable import guessable
 from rewards.reward_model import RewardModel
 from rewards.scheme import RewardScheme
-from runs.growing import label_digest
 from runs.recipe import Recipe
 from runs.reward_model import reward_model_for
 from runs.stored_trees import StoredTree
+from runs.tree_growing import label_digest
 from storage.records import Pair, TreeNode
 
 

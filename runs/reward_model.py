@@ -5,7 +5,7 @@ from pathlib import Path
 from rewards.reward_model import RewardModel, read_record
 from runs.recipe import Recipe
 from storage.errors import ConfigError
-from storage.text import Say
+from storage.text import Log
 from weights.embedding import base_of
 
 UNTAUGHT = "untaught"
@@ -50,7 +50,7 @@ def other_total(recipe: Recipe) -> str | None:
     )
 
 
-def reward_model_for(recipe: Recipe, say: Say | None = None) -> RewardModel | None:
+def reward_model_for(recipe: Recipe, log: Log | None = None) -> RewardModel | None:
     """The trained model, under the recipe's schedule; null where neither search nor pairs ask one.
 
     Raises:
@@ -58,4 +58,4 @@ def reward_model_for(recipe: Recipe, say: Say | None = None) -> RewardModel | No
     """
     if recipe.asked_reward_model is None or not recipe.scheme.learnable:
         return None
-    return RewardModel.load(Path(recipe.asked_reward_model), recipe.scheme.weights, say)
+    return RewardModel.load(Path(recipe.asked_reward_model), recipe.scheme.weights, log)

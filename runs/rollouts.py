@@ -19,10 +19,10 @@ from evaluation.scoring import score_trajectory
 from retrieval.interface import Retriever
 from rewards.outcome import Outcome
 from rewards.scheme import RewardScheme
-from runs.assemble import environment_for, sampling_for
+from runs.factories import environment_for, sampling_for
 from runs.progress import Progress
 from runs.recipe import Recipe
-from runs.stage import Gate, Invocation
+from runs.stage import Gate, StageContext
 from storage.errors import BudgetExceeded, EndpointError, RetrievalError
 from storage.ledger import Ledger
 from storage.records import Prediction, Question
@@ -56,7 +56,7 @@ class Rollouts:
     """Draws batches of rollouts (see `training.grpo.RolloutSource`); use inside `with`.
 
     Attributes:
-        call: Its console shows the progress.
+        context: Its console shows the progress.
         recipe: Its `training.grpo` says how many.
         questions: That are asked in turn.
         dev: That are answered greedily now and then; none are trained on.
@@ -65,7 +65,7 @@ class Rollouts:
         runner: Of one event loop for all batches, because a server lives through them.
     """
 
-    call: Invocation
+    context: StageContext
     recipe: Recipe
     questions: Sequence[Question]
     dev: Sequence[Question]
@@ -177,7 +177,7 @@ class Rollouts:
                 progress.in_flight -= 1
                 progress.done += 1
 
-        async with progress.shown(self.call.console):
+        async with progress.shown(self.context.console):
             await self._all(work, places)
         return [[group[draw] for draw in sorted(group)] for group in drawn]
 
@@ -247,7 +247,7 @@ class Rollouts:
         found = {"dev_lost": float(lost)} if lost else {}
         if rows:
             found["dev_em"] = fmean(row.em or 0.0 for row in rows)
-            self.call.say(
+            self.context.log(
                 f"batch {number}: greedy EM on dev {100 * found['dev_em']:.1f} % of "
                 f"{len(rows)} questions"
             )

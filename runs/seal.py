@@ -24,11 +24,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from runs.changes import changes, flat
 from runs.recipe import Recipe, decisive
-from storage.begun import UNSEALED, begun_of_ledger
+from runs.settings_diff import changes, flat
 from storage.errors import ConfigError
 from storage.manifest import MANIFEST, load_manifest
+from storage.run_digest import UNSEALED, begun_of_ledger
 from storage.text import digest_of
 
 SEAL = "seal"
@@ -86,8 +86,8 @@ def checked_seal(folder: Path, noted: Mapping[str, Any], kept: Mapping[str, Any]
         StorageError: the manifest cannot be read.
     """
     seal = _seal_in(folder, noted)
-    _refuse_strangers(folder, seal)
-    _refuse_edited(folder, seal, kept)
+    _reject_unknown(folder, seal)
+    _check_unedited(folder, seal, kept)
     return seal
 
 
@@ -95,7 +95,7 @@ def _seal_in(folder: Path, noted: Mapping[str, Any]) -> Seal:
     path, found = folder / PROVENANCE, noted.get(SEAL)
     if found is None:
         raise ConfigError(
-            f"{path}: {'does not say' if noted else 'is missing, so nothing says'} what the run "
+            f"{path}: {'does not log' if noted else 'is missing, so nothing says'} what the run "
             f"was begun with. {_REMEDY}"
         )
     try:
@@ -118,7 +118,7 @@ def _of_others(folder: Path) -> str | None:
     return next((digest for digest in found if digest), None)
 
 
-def _refuse_strangers(folder: Path, seal: Seal) -> None:
+def _reject_unknown(folder: Path, seal: Seal) -> None:
     manifest = load_manifest(folder)
     sealed = {
         PROVENANCE: seal.digest,
@@ -130,7 +130,7 @@ def _refuse_strangers(folder: Path, seal: Seal) -> None:
         raise ConfigError(f"{_strangers(folder, given)}. {_REMEDY}")
 
 
-def refuse_ledger(folder: Path, seal: Seal, begun: str) -> None:
+def check_no_ledger(folder: Path, seal: Seal, begun: str) -> None:
     """Refuse the ledger of another run.
 
     Raises:
@@ -154,7 +154,7 @@ def _strangers(folder: Path, given: Mapping[str, str]) -> str:
     return f"{folder / name}: is of another run ({digest}; the other files are of {most})"
 
 
-def _refuse_edited(folder: Path, seal: Seal, kept: Mapping[str, Any]) -> None:
+def _check_unedited(folder: Path, seal: Seal, kept: Mapping[str, Any]) -> None:
     begun, now = completed(seal.settings), completed(decisive(kept))
     if changed := changes(flat(begun), flat(now)):
         raise ConfigError(

@@ -32,7 +32,7 @@ def checked_name(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Invocation:
+class StageContext:
     """One call of a stage: `branchwise <stage> --config … --run … …`.
 
     Attributes:
@@ -61,13 +61,13 @@ class Invocation:
         data = self.recipe.data.model_copy(update={"limit": self.limit})
         return self.recipe.model_copy(update={"data": data})
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Print a message as it is."""
-        self.console.say(text)
+        self.console.print_line(text)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StageResult:
     """How a stage ended: its totals (the `--json` line) and its exit code."""
 
     totals: dict[str, Any]
@@ -78,7 +78,7 @@ class Outcome:
 class Gate:
     """Lets calls and questions through until a limit is reached or somebody asks to stop.
 
-    Calls under way then finish and are stored; a question that needs another one stays owed, so
+    Calls under way then finish and are stored; a question that needs another one stays pending, so
     a rerun replays what is stored and goes on. A limit is overrun by no more than the calls under
     way when it is reached. Replays are free, and nothing but a second signal stops them.
 

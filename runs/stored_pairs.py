@@ -20,7 +20,7 @@ def pairs_of(run: Run, table: str) -> list[Pair]:
     Raises:
         ConfigError: there are none, or they are a relabelling's that lacks questions grown since.
     """
-    _refuse_outgrown(run, table)
+    _check_relabelling_current(run, table)
     rows = read_parts(run.folder, table)
     if table != pairs_table():
         # Who finished first decided which part a tree is in, and must not decide how a policy
@@ -35,7 +35,7 @@ def pairs_of(run: Run, table: str) -> list[Pair]:
     return pairs
 
 
-def _refuse_outgrown(run: Run, table: str) -> None:
+def _check_relabelling_current(run: Run, table: str) -> None:
     folder, _, _ = table.rpartition("/")
     if not folder or not load_manifest(run.folder).of(table):
         return

@@ -16,7 +16,7 @@ from rich.file_proxy import FileProxy
 from rich.segment import Segment
 from rich.text import Text
 
-from storage.inert import InertStream, bare, inert_lines
+from storage.terminal_escape import InertStream, bare, inert_lines
 
 PIPED_WIDTH = 200
 """Columns where no window sets them: in a file or a pipe a cut table is lost."""
@@ -32,7 +32,7 @@ class Terminal(Console):
         if not self.is_terminal:
             self.width = PIPED_WIDTH
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a message as it is.
 
         Its later lines are indented: whatever a field of it holds, a line that begins at the

@@ -7,15 +7,15 @@ from typing import Any
 from engines.settings import PRECISIONS, ModelSettings
 from engines.vllm_weights import served_files
 from rewards.reward_model import KIND as REWARD_MODEL
-from runs.assemble import model_folder
+from runs.factories import model_folder
 from runs.folder import Run
 from runs.inputs import model_digest
-from runs.stage import Invocation, checked_name
-from storage.enclosed import refuse_strange
+from runs.stage import StageContext, checked_name
 from storage.errors import ConfigError
 from storage.manifest import load_manifest
 from storage.parts import read_parts
 from storage.plain_json import object_inside
+from storage.safe_files import reject_special_files
 from storage.text import digest_of
 from weights.policy_files import policy_digest, policy_files
 
@@ -23,7 +23,7 @@ WARM_START = "warm-start"
 """The name of the folder that `make warm-start` writes below `models/<run>`."""
 
 
-def checked_start(call: Invocation, run: Run, table: str, *, off_policy: bool = False) -> str:
+def checked_start(context: StageContext, run: Run, table: str, *, off_policy: bool = False) -> str:
     """The recipe's `policy.trainable`, which has to be the policy that drew the rows.
 
     Its weights are compared, at any precision of the embedded engine: a preference between steps
@@ -31,7 +31,7 @@ def checked_start(call: Invocation, run: Run, table: str, *, off_policy: bool = 
     what drew imported pairs, cannot be known; that is said.
 
     Args:
-        call: of the training.
+        context: of the training.
         run: whose rows are trained on.
         table: of those rows, with a column `policy_digest`.
         off_policy: whether another policy may have drawn them; that is then said.
@@ -39,19 +39,21 @@ def checked_start(call: Invocation, run: Run, table: str, *, off_policy: bool = 
     Raises:
         ConfigError: another policy drew them and may not have, or the start does not exist.
     """
-    start = call.recipe.policy.trainable
+    start = context.recipe.policy.trainable
     drawn = set(read_parts(run.folder, table, ["policy_digest"])["policy_digest"].to_pylist())
     if "" in drawn:
-        call.say(f"imported rows do not say which policy drew them; training starts from {start}")
+        context.log(
+            f"imported rows do not say which policy drew them; training starts from {start}"
+        )
     elif _is_only_named(run.recipe.policy):
-        call.say(
+        context.log(
             f"an endpoint served {run.recipe.policy.model}, which drew the rows; that {start} "
             "holds its weights cannot be checked"
         )
     elif others := _other_policies(run, start, drawn):
         if not off_policy:
             raise _drawn_by_another(run, start, others)
-        call.say(
+        context.log(
             f"off-policy: {run.recipe.policy.model} drew the rows, and {start} is trained on them"
         )
     return start
@@ -87,7 +89,7 @@ def _drawn_by_another(run: Run, start: str, others: Sequence[str]) -> ConfigErro
     )
 
 
-def trained_folder(call: Invocation, kind: str) -> Path:
+def trained_folder(context: StageContext, kind: str) -> Path:
     """Where a training on pairs goes: `models/<run>/<kind>`, or `--name` in place of the kind.
 
     Raises:
@@ -95,17 +97,17 @@ def trained_folder(call: Invocation, kind: str) -> Path:
             on pairs and may be what this one starts from; or the folder holds a policy where a
             reward model is to go, or the reverse; or a link, which would be written through.
     """
-    name = checked_name(call.options.get("name") or kind)
+    name = checked_name(context.options.get("name") or kind)
     if name == WARM_START:
         raise ConfigError(f"--name {name} is the folder of `make warm-start`; choose another")
-    target = model_folder(call.run, name)
+    target = model_folder(context.run, name)
     held = _kind_in(target)
     if held is not None and (held == REWARD_MODEL) != (kind == REWARD_MODEL):
         raise ConfigError(
             f"{target} holds what a training of the kind {held} left, and one of the kind {kind} "
             "would write over it: give another --name, or remove the folder"
         )
-    refuse_strange(target, linked=False)
+    reject_special_files(target, linked=False)
     return target
 
 

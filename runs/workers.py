@@ -22,19 +22,19 @@ from pathlib import Path
 from typing import Any
 
 from annotation.annotator import Annotated
-from runs.assemble import open_data, open_index
-from runs.growing import grow_questions
+from runs.factories import open_data, open_index
 from runs.progress import Progress
 from runs.recipe import Recipe
 from runs.signals import ASKING
 from runs.stage import Gate
+from runs.tree_growing import grow_questions
 from storage.calls import Totals
 from storage.errors import BranchwiseError, BudgetExceeded, ConfigError
-from storage.inert import guard_streams
 from storage.ledger import Ledger
 from storage.memory import exhausted
 from storage.records import Question
-from storage.text import Say
+from storage.terminal_escape import guard_streams
+from storage.text import Log
 
 GO, NO_CALLS, NO_QUESTIONS = 0, 1, 2
 """What the parent lets its workers do; each word forbids more than the one before."""
@@ -46,11 +46,11 @@ _SPAWN = multiprocessing.get_context("spawn")  # a forked child would inherit th
 
 @dataclass(frozen=True)
 class WorkOrder:
-    """What every worker is told: the run's ledger, its share of the recipe, and what is owed."""
+    """What every worker is told: the run's ledger, its share of the recipe, and what is pending."""
 
     ledger: Path
     recipe: Recipe
-    owed: tuple[str, ...]
+    pending: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Fault:
 WorkerMessage = Annotated | Report | Fault | str
 
 
-def refuse_needless(recipe: Recipe, workers: int) -> None:
+def check_workers_allowed(recipe: Recipe, workers: int) -> None:
     """Workers are for endpoints.
 
     Raises:
@@ -120,7 +120,7 @@ class Workforce:
         return sum((r.spent for r in self._reports.values()), self._ledger.totals())
 
     async def grown(
-        self, gate: Gate, progress: Progress, say: Say
+        self, gate: Gate, progress: Progress, log: Log
     ) -> AsyncGenerator[Annotated, None]:
         """Questions as they finish, until all are done or the gate closes.
 
@@ -141,7 +141,7 @@ class Workforce:
                     case str():
                         # What every worker meets (a pause, say) is told once.
                         if self._told.setdefault(message, line) is line:
-                            say(message)
+                            log(message)
                     case Fault():
                         faults.append(message)
                         self._forbid(NO_QUESTIONS)
@@ -241,7 +241,7 @@ def _died(process: SpawnProcess) -> Fault | None:
     return Fault(
         BranchwiseError,
         f"worker {process.pid} ended with {how} (signal 9 is mostly a lack of memory: use fewer "
-        "--workers); its questions are owed, run the same command again to continue",
+        "--workers); its questions are pending, run the same command again to continue",
     )
 
 
@@ -277,11 +277,13 @@ def _end_with_parent() -> None:
 async def _work(order: WorkOrder, line: Connection, leave: "Leave", following: Any) -> None:
     data = open_data(order.recipe)
     by_id = {question.id: question for question in data.questions}
-    owed = claimed([by_id[identity] for identity in order.owed], following)
+    pending = claimed([by_id[identity] for identity in order.pending], following)
     retriever = open_index(order.recipe, data.passages, line.send)
     with Ledger(order.ledger, shared=True) as ledger:
-        progress = Progress("worker", len(order.owed))
-        growing = grow_questions(order.recipe, owed, retriever, ledger, leave, progress, line.send)
+        progress = Progress("worker", len(order.pending))
+        growing = grow_questions(
+            order.recipe, pending, retriever, ledger, leave, progress, line.send
+        )
         async with _reporting(line, ledger, progress), aclosing(growing) as finished:
             async for annotated in finished:
                 line.send(annotated)
@@ -306,15 +308,15 @@ async def _reporting(
         line.send(Report(ledger.totals(), progress.in_flight))
 
 
-def claimed(owed: Sequence[Question], following: Any) -> Iterator[Question]:
+def claimed(pending: Sequence[Question], following: Any) -> Iterator[Question]:
     """The questions that no other worker has taken, each when it is asked for."""
     while True:
         with following.get_lock():
             number = following.value
             following.value += 1
-        if number >= len(owed):
+        if number >= len(pending):
             return
-        yield owed[number]
+        yield pending[number]
 
 
 class Leave:

@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from sources.rows import Answers, Identifier, Row, Text, distinct, paragraph, with_answers
-from storage.inert import inert_json
 from storage.records import Question
+from storage.terminal_escape import inert_json
 from storage.text import storable_values
 
 

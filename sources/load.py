@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sources.corpus import READ, Corpus, corpus_of_paragraphs, load_corpus, unite
 from sources.gold import resolve_gold
 from sources.readers import PlacedQuestion, QuestionSet, fold, read_set
-from sources.settings import DataSettings, Part, SetSettings
+from sources.settings import DataSettings, SetSettings, Split
 from storage.errors import ConfigError
 from storage.reading import Faults
 from storage.records import Passage, Question
@@ -90,15 +90,15 @@ def load_data(settings: DataSettings, seed: int, *, unfit: Unfit = lambda _: Non
     return Data(tuple(questions), corpus.passages, {name: n for name, n in notes.items() if n})
 
 
-def load_part(settings: DataSettings, part: Part, seed: int) -> tuple[Question, ...]:
-    """All answerable questions of one part of the sets that `settings` names, whatever its limits.
+def load_split(settings: DataSettings, split: Split, seed: int) -> tuple[Question, ...]:
+    """All answerable questions of one split of the sets that `settings` names, whatever its limits.
 
     No corpus is read: gold passages are as the files know them.
 
     Raises:
         ConfigError: faults in the files.
     """
-    wanted = {"split": part, "limit": None}
+    wanted = {"split": split, "limit": None}
     settings = settings.model_copy(update={"skip": 0})
     reading = _Reading(settings, seed, unfit=unanswerable, notes=Counter())
     sets = [one.model_copy(update=wanted) for one in settings.mix or (settings,)]
@@ -159,13 +159,13 @@ def _load_set(one: SetSettings, reading: _Reading) -> _Loaded:
 def _drawn(
     one: SetSettings, questions: Iterable[PlacedQuestion], reading: _Reading
 ) -> tuple[PlacedQuestion, ...]:
-    """The questions of the wanted types and part, sampled to the limit."""
+    """The questions of the wanted types and split, sampled to the limit."""
     kept, notes = [], reading.notes
     for placed in questions:
         if one.types is not None and placed.question.type not in one.types:
             notes[f"{one.source}: questions dropped, of another type"] += 1
         elif one.split is not None and placed.question.split != one.split:
-            notes[f"{one.source}: questions of another part"] += 1
+            notes[f"{one.source}: questions of another split"] += 1
         elif reason := reading.unfit(placed.question):
             notes[f"{one.source}: questions left out, {reason}"] += 1
         else:

@@ -10,9 +10,9 @@ from sources.hotpotqa import HotpotRow
 from sources.hub import hub_rows
 from sources.jsonl import QuestionLine
 from sources.musique import MusiqueRow
-from sources.parts import folded_question, part_of
 from sources.popqa import PopRow
 from sources.rows import Row
+from sources.splits import folded_question, split_of
 from storage.errors import ConfigError
 from storage.reading import Faults
 from storage.records import Question
@@ -99,9 +99,9 @@ def _questions(rows: Iterable[Placed], source: str, faults: Faults) -> Iterator[
             faults.add(place, str(error))
             continue
         # At once, so that no set is ever held in memory both with and without.
-        part = question.split or part_of(folded_question(question.question))
+        split = question.split or split_of(folded_question(question.question))
         licence = question.licence or LICENCES.get(source)
-        placed = {**dict(question), "split": part, "licence": licence}
+        placed = {**dict(question), "split": split, "licence": licence}
         # With one set of given fields for all: else it is a third of what a question takes.
         known = Question.model_construct(_GIVEN, **placed)
         yield PlacedQuestion(place, known)

@@ -10,7 +10,7 @@ from storage.settings import Settings
 SourceName = Literal[
     "atlas", "jsonl", "hotpotqa", "2wiki", "musique", "bamboogle", "popqa", "nq", "flashrag", "hub"
 ]
-Part = Literal["warm", "train", "dev", "test"]
+Split = Literal["warm", "train", "dev", "test"]
 
 
 class SetSettings(Settings):
@@ -27,7 +27,7 @@ class SetSettings(Settings):
 
     source: SourceName = "atlas"
     questions: str | None = None
-    split: Part | None = "train"
+    split: Split | None = "train"
     limit: int | None = Field(default=None, ge=1)
     types: tuple[str, ...] | None = None
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import StorageError
-from storage.inert import inert_json
+from storage.terminal_escape import inert_json
 
 
 @contextmanager

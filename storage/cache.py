@@ -23,7 +23,7 @@ from pathlib import Path
 from storage.atomic import sync
 from storage.errors import ConfigError, StorageError
 from storage.file_seal import folder_fault, seal_folder
-from storage.text import Say
+from storage.text import Log
 
 _ELSEWHERE = "set the environment variable BRANCHWISE_CACHE to a folder"
 _log = logging.getLogger(__name__)
@@ -59,11 +59,11 @@ def cache_room(name: str) -> Path:
                 folder.mkdir(mode=0o700)
         except OSError as error:
             raise _storage_error(folder, error) from error
-        _refuse_shared(folder)
+        _check_not_shared(folder)
     return top / name
 
 
-def refuse_shared_cache() -> None:
+def check_cache_not_shared() -> None:
     """Check that no other user can change what lies in the cache folder; a missing one is fine.
 
     Raises:
@@ -71,10 +71,10 @@ def refuse_shared_cache() -> None:
         StorageError: it cannot be looked at.
     """
     if os.path.lexists(cache_folder()):
-        _refuse_shared(cache_folder())
+        _check_not_shared(cache_folder())
 
 
-def _refuse_shared(folder: Path) -> None:
+def _check_not_shared(folder: Path) -> None:
     try:
         link, found = folder.lstat(), folder.stat()
     except OSError as error:
@@ -93,7 +93,7 @@ def _refuse_shared(folder: Path) -> None:
         )
 
 
-def open_entry(folder: Path, build: Callable[[Path], None], say: Say | None = None) -> Path:
+def open_entry(folder: Path, build: Callable[[Path], None], log: Log | None = None) -> Path:
     """An entry of the cache, whole and as it was written; made where it is not.
 
     Of two processes that want it at once one makes it. A killed one leaves nothing that could be
@@ -102,7 +102,7 @@ def open_entry(folder: Path, build: Callable[[Path], None], say: Say | None = No
     Args:
         folder: the entry; its name says what decides its content.
         build: fills an empty folder.
-        say: told, in a line, if the entry was damaged; None: the log.
+        log: told, in a line, if the entry was damaged; None: the log.
 
     Returns:
         `folder`.
@@ -118,7 +118,7 @@ def open_entry(folder: Path, build: Callable[[Path], None], say: Say | None = No
             fault = folder_fault(folder, folder.name)  # another process may have been faster
             if fault is not None:
                 if os.path.lexists(folder):
-                    (say or _log.warning)(f"{folder}: damaged, so it is made again ({fault})")
+                    (log or _log.warning)(f"{folder}: damaged, so it is made again ({fault})")
                 _replace(folder, build)
     except OSError as error:
         raise _storage_error(folder, error) from error

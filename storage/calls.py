@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass, fields
 from operator import attrgetter
 from typing import Any, Literal
 
-QuestionStatus = Literal["owed", "done", "failed"]
+QuestionStatus = Literal["pending", "done", "failed"]
 REPORTED = "reported"
 """`Call.usage_basis` of counts that the engine reported itself."""
 
@@ -74,7 +74,7 @@ class QuestionRow:
 
     Attributes:
         question_id: the question.
-        status: "owed", "done" or "failed".
+        status: "pending", "done" or "failed".
         detail: why it failed.
         part: the part that its rows were committed in.
     """
@@ -153,7 +153,7 @@ CREATE TABLE IF NOT EXISTS calls (
 CREATE INDEX IF NOT EXISTS calls_by_question ON calls (question_id);
 CREATE TABLE IF NOT EXISTS questions (
     question_id TEXT PRIMARY KEY,
-    status TEXT NOT NULL CHECK (status IN ('owed', 'done', 'failed')),
+    status TEXT NOT NULL CHECK (status IN ('pending', 'done', 'failed')),
     detail TEXT, part TEXT, checksum TEXT NOT NULL
 );
 CREATE TABLE IF NOT EXISTS engines (
@@ -213,4 +213,4 @@ SUM_GENERATED = (
     "WHERE error IS NULL AND substr(path, 1, instr(path, '/') - 1) = ? GROUP BY question_id"
 )
 PUT_QUESTION = _insert("questions") + _replace("questions")
-OWE_QUESTION = _insert("questions").replace("INSERT", "INSERT OR IGNORE", 1)
+MARK_PENDING = _insert("questions").replace("INSERT", "INSERT OR IGNORE", 1)

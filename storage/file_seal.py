@@ -149,13 +149,13 @@ def _read_seal(path: Path, name: str) -> dict[str, list[Any]]:
 def _regular_files(folder: Path) -> dict[str, os.stat_result]:
     """What is in a folder and in those below, by its path in there."""
     found = {}
-    _refuse_foreign(folder.lstat(), "it")
+    _reject_foreign(folder.lstat(), "it")
     if not stat.S_ISDIR(folder.lstat().st_mode):
         raise _Broken("it is not a folder")
     for parent, folders, files in os.walk(folder):
         for path in (Path(parent, name) for name in (*folders, *files)):
             name, status = path.relative_to(folder).as_posix(), path.lstat()
-            _refuse_foreign(status, repr(name))
+            _reject_foreign(status, repr(name))
             if stat.S_ISREG(status.st_mode):
                 found[name] = status
             elif not stat.S_ISDIR(status.st_mode):
@@ -163,7 +163,7 @@ def _regular_files(folder: Path) -> dict[str, os.stat_result]:
     return found
 
 
-def _refuse_foreign(status: os.stat_result, name: str) -> None:
+def _reject_foreign(status: os.stat_result, name: str) -> None:
     if status.st_uid != os.geteuid():
         raise _Broken(f"{name} belongs to another user (uid {status.st_uid})")
 

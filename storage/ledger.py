@@ -6,7 +6,7 @@ their own and see committed rows only. One process at a time holds a run (`stora
 workers that it starts write their calls to the same database (`shared`).
 
 Every row ends in a checksum, which is compared whenever the row is read for use. A damaged row is
-neither used nor asked for again in silence; `storage.damage` looks at all rows.
+neither used nor asked for again in silence; `storage.ledger_check` looks at all rows.
 """
 
 import sqlite3
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from storage.atomic import make_folder, sync
-from storage.begun import BEGUN, UNSEALED
 from storage.calls import (
     CALL_COLUMNS,
     COUNT_BASES,
@@ -30,7 +29,7 @@ from storage.calls import (
     GET_FACT,
     GET_QUESTIONS,
     IS_USED,
-    OWE_QUESTION,
+    MARK_PENDING,
     PUT_CALL,
     PUT_ENGINE,
     PUT_FACT,
@@ -45,11 +44,12 @@ from storage.calls import (
     question_values,
 )
 from storage.checksums import sound
-from storage.damage import LEDGER_VERSION, DamagedRow, damaged, read_rows, refuse_version
-from storage.enclosed import refuse_irregular
 from storage.errors import StorageError
 from storage.groupcommit import Entry, GroupCommit, refused
+from storage.ledger_check import LEDGER_VERSION, DamagedRow, check_version, damaged, read_rows
 from storage.lock import RunLock, lock_path
+from storage.run_digest import BEGUN, UNSEALED
+from storage.safe_files import reject_irregular_files
 from storage.stored_calls import StoredCalls
 
 SUFFIXES = ("", "-wal", "-shm", "-journal")
@@ -82,7 +82,7 @@ class Ledger:
         self.path = path
         self._reads = threading.Lock()
         make_folder(path.parent)
-        refuse_irregular(*(path.with_name(path.name + suffix) for suffix in SUFFIXES))
+        reject_irregular_files(*(path.with_name(path.name + suffix) for suffix in SUFFIXES))
         self._lock = None if shared else RunLock(lock_path(path))
         try:
             writing = _connect(path)
@@ -199,9 +199,9 @@ class Ledger:
             return str(found[0][0])
         return UNSEALED if self._rows(IS_USED)[0][0] else None
 
-    def owe(self, question_ids: Iterable[str]) -> None:
-        """Note questions as owed, where nothing is noted yet; on disk when it returns."""
-        self._write_questions(OWE_QUESTION, (QuestionRow(one, "owed") for one in question_ids))
+    def mark_pending(self, question_ids: Iterable[str]) -> None:
+        """Note questions as pending, where nothing is noted yet; on disk when it returns."""
+        self._write_questions(MARK_PENDING, (QuestionRow(one, "pending") for one in question_ids))
 
     def set_question(
         self,
@@ -236,7 +236,7 @@ class Ledger:
     def counts(self) -> dict[QuestionStatus, int]:
         """Number of questions by status."""
         counted = dict(self._rows("SELECT status, count(*) FROM questions GROUP BY status"))
-        return {"owed": 0, "done": 0, "failed": 0, **counted}
+        return {"pending": 0, "done": 0, "failed": 0, **counted}
 
     def drop(self, rows: Iterable[DamagedRow]) -> None:
         """Forget rows that are damaged, so that their calls are made again; indexes are rebuilt."""
@@ -328,7 +328,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             f"{path}: is not a ledger that Branchwise wrote: it holds views or triggers, which "
             "would run with every query"
         )
-    if refuse_version(connection, path):
+    if check_version(connection, path):
         # The version with the tables, or a kill between them would leave what is no ledger.
         connection.execute("BEGIN IMMEDIATE")
         for statement in CREATE.split(";"):

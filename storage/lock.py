@@ -6,8 +6,8 @@ import stat
 from pathlib import Path
 from typing import Self
 
-from storage.enclosed import refuse_irregular
 from storage.errors import ConfigError, StorageError
+from storage.safe_files import reject_irregular_files
 
 # Not through a link, which may lead to a file that must not be emptied; nor waiting for a pipe.
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -39,10 +39,10 @@ class RunLock:
         try:
             self._descriptor = os.open(path, _OPEN, 0o666)
         except OSError as error:
-            refuse_irregular(path)
+            reject_irregular_files(path)
             raise StorageError(f"cannot open {path}: {error.strerror}") from error
         try:
-            _refuse_foreign(path, self._descriptor)
+            _reject_foreign(path, self._descriptor)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(self._descriptor, 0)
             os.write(self._descriptor, str(os.getpid()).encode())
@@ -71,7 +71,7 @@ class RunLock:
         self.release()
 
 
-def _refuse_foreign(path: Path, descriptor: int) -> None:
+def _reject_foreign(path: Path, descriptor: int) -> None:
     """A lock holds nothing or a process number; whatever holds more would lose it.
 
     Raises:
@@ -81,7 +81,7 @@ def _refuse_foreign(path: Path, descriptor: int) -> None:
         held = os.pread(descriptor, _LONGEST + 1, 0)
         if not held or (held.isdigit() and len(held) <= _LONGEST):
             return
-    refuse_irregular(path)
+    reject_irregular_files(path)
     raise ConfigError(
         f"{path}: is not a lock of Branchwise (it holds something else); move it away"
     )

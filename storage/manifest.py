@@ -13,9 +13,9 @@ from pyarrow import ArrowException
 from pydantic import AfterValidator, Field, ValidationError
 
 from storage.atomic import atomic_write_text
-from storage.enclosed import LOG_BYTES, open_inside, read_inside
 from storage.errors import StorageError
 from storage.records import SCHEMA_VERSION, Record
+from storage.safe_files import LOG_BYTES, open_inside, read_inside
 from storage.settings import in_words
 from storage.text import digest_of
 

@@ -10,10 +10,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage.atomic import atomic_write_bytes
-from storage.enclosed import open_inside
 from storage.errors import StorageError
 from storage.manifest import DAMAGED, PartInfo, load_manifest, problem_of
 from storage.records import Question
+from storage.safe_files import open_inside
 from storage.schemas import schema_of, table_to_records
 
 
@@ -148,7 +148,7 @@ def read_part(run: Path, part: PartInfo, columns: Sequence[str] | None = None) -
     try:
         # A `ParquetFile`, because `read_table` would make columns of folders named like `a=b`.
         with open_inside(run, part.path) as opened, pq.ParquetFile(opened) as file:
-            _refuse_other_columns(path, part.table, file.schema_arrow)
+            _check_columns(path, part.table, file.schema_arrow)
             wanted = None
             if columns is not None:
                 wanted = [name for name in columns if name in file.schema_arrow.names]
@@ -157,7 +157,7 @@ def read_part(run: Path, part: PartInfo, columns: Sequence[str] | None = None) -
         raise StorageError(f"{path}: cannot be read ({error})") from error
 
 
-def _refuse_other_columns(path: Path, table: str, found: pa.Schema) -> None:
+def _check_columns(path: Path, table: str, found: pa.Schema) -> None:
     """A part has the columns of its table; older ones may lack some.
 
     Raises:

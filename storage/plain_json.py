@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from storage.enclosed import RECORD_BYTES, read_inside
+from storage.safe_files import RECORD_BYTES, read_inside
 from storage.text import storable_values
 
 
@@ -37,7 +37,7 @@ def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
 
 
 def object_inside(folder: Path, name: str, most: int = RECORD_BYTES) -> dict[str, Any]:
-    """The JSON object in a file inside a folder (see `storage.enclosed`).
+    """The JSON object in a file inside a folder (see `storage.safe_files`).
 
     Raises:
         ConfigError: it is no regular file inside the folder, or too large.

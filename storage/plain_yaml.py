@@ -50,7 +50,7 @@ def parse_yaml(text: str, place: str) -> Document:
         ConfigError: it is not YAML, or holds what no setting can be; with the line.
     """
     try:
-        _refuse_references(text, place)
+        _check_no_references(text, place)
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
         if root is None:
@@ -76,7 +76,7 @@ def parse_settings(text: str, place: str) -> dict[str, Any]:
     return document.value
 
 
-def _refuse_references(text: str, place: str) -> None:
+def _check_no_references(text: str, place: str) -> None:
     """Refuses, before anything is built, a document with anchors or aliases, or one too deep.
 
     Raises:

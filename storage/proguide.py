@@ -17,10 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from storage.atomic import atomic_path
 from storage.errors import ConfigError
-from storage.inert import inert_json
 from storage.reading import Faults
 from storage.records import Message, Pair, pair_id
 from storage.settings import in_words
+from storage.terminal_escape import inert_json
 from storage.text import digest_of, storable
 
 SOURCE = "rag-proguide"

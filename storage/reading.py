@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TextIO
 
 from storage.errors import ConfigError
-from storage.inert import inert
+from storage.terminal_escape import inert
 
 
 class Faults:

@@ -258,7 +258,7 @@ class Prediction(Record):
     """One policy's answer to one question: a row of `predictions`.
 
     `evaluation` is the name of the table that it belongs to (`eval/<evaluation>.md`), `guessable`
-    whether the question gives its answer away (`rewards.guessing`). `backtracks` counts the
+    whether the question gives its answer away (`rewards.guessable`). `backtracks` counts the
     searches that were taken back; null in rows of older versions. `protocol` is how the policy was
     asked; "" in rows of older versions. `format_ok` and what follows it up to `turn_tokens` are
     verdicts of the protocol's rules (`rewards.outcome.Verdicts`).
@@ -331,7 +331,7 @@ class Failure(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Unanswered:
+class FailedPrediction:
     """A question that failed under a policy, as tables count it: wrong, where it has an answer.
 
     Named and scored like a `Prediction`; `em`, `f1` and `cover_em` are 0, or null where the

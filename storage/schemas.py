@@ -141,7 +141,7 @@ def table_to_records(table: pa.Table, cls: type[R]) -> list[R]:
         StorageError: a needed column is missing, a value is out of range, or the table was
             written by a newer version.
     """
-    _refuse_newer(table)
+    _reject_newer(table)
     fields = [name for name in cls.model_fields if _column(cls, name) in table.column_names]
     try:
         columns = table.select([_column(cls, name) for name in fields]).rename_columns(fields)
@@ -195,7 +195,7 @@ def _nested_records(cls: type[BaseModel]) -> dict[str, type[BaseModel]]:
     }
 
 
-def _refuse_newer(table: pa.Table) -> None:
+def _reject_newer(table: pa.Table) -> None:
     if "schema_version" not in table.column_names or not table.num_rows:
         return
     newest = max((v for v in table["schema_version"].to_pylist() if v is not None), default=0)

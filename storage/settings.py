@@ -19,7 +19,7 @@ class Settings(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _refuse_halves(cls, value: Any) -> Any:
+    def _check_whole(cls, value: Any) -> Any:
         r"""YAML's "\ud800" is half of a character, which no file, hash or request can hold."""
         if any(storable(text) != text for text in _texts_in(value)):
             raise ValueError("holds half of a character (a lone surrogate); write it whole")

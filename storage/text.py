@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 """Logs a line for a person to read."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

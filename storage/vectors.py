@@ -34,17 +34,17 @@ _PUT = "INSERT OR REPLACE INTO vectors VALUES (?, ?, ?)"
 class VectorCache:
     """An open cache (see module); use it in a `with` block."""
 
-    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, log: Callable[[str], None]) -> None:
         """Open it, or make it.
 
         Args:
             path: of the database.
-            say: told what was damaged.
+            log: told what was damaged.
 
         Raises:
             StorageError: the file system refused.
         """
-        self._path, self._say = path, say
+        self._path, self._log = path, log
         self._lock = path.with_name(f"{path.name}.lock")
         self._connection: sqlite3.Connection | None = None
         make_folder(path.parent)
@@ -62,7 +62,7 @@ class VectorCache:
             if isinstance(vector, bytes) and told == _hash(key, vector)  # damage changes types, too
         ]
         if len(sound) < len(rows):
-            self._say(
+            self._log(
                 f"{self._path}: {len(rows) - len(sound)} vectors are damaged and computed again"
             )
         return {key: np.frombuffer(vector, np.float32) for key, vector in sound}
@@ -97,7 +97,7 @@ class VectorCache:
                     f"{self._path}: {error}. Make room, mend the permissions, delete this file, or "
                     "set BRANCHWISE_CACHE to a folder on a local disk; then run the command again"
                 ) from error
-            self._say(f"{self._path}: damaged ({error}); its vectors are computed again")
+            self._log(f"{self._path}: damaged ({error}); its vectors are computed again")
         self.close()
         with file_lock(self._lock):
             for suffix in ("", "-wal", "-shm"):

@@ -1,7 +1,7 @@
 """A reply in ARENA's protocol: the supporting references, what each of them says, the answer."""
 
 from agent.arena import supporting_numbers
-from training.walk import Walk, cited
+from training.trace_builder import Walk, cited
 
 
 async def walk_arena(walk: Walk) -> None:

@@ -42,7 +42,7 @@ def shared_arguments(settings: OptimiserSettings, checkpoints: Path, seed: int) 
     """
     import torch
 
-    _refuse_missing(settings.report_to)
+    _check_present(settings.report_to)
     accelerated = torch.cuda.is_available()
     return {
         "output_dir": str(checkpoints),
@@ -99,7 +99,7 @@ def in_bfloat16(precision: str) -> bool:
     return bool(able.get("amx_bf16") or fast)
 
 
-def _refuse_missing(reporters: tuple[str, ...]) -> None:
+def _check_present(reporters: tuple[str, ...]) -> None:
     from importlib.util import find_spec
 
     for name in reporters:

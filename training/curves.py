@@ -5,10 +5,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from storage.enclosed import LOG_BYTES, read_inside
 from storage.errors import StorageError
 from storage.plain_json import as_object, parse_json
-from storage.text import Say
+from storage.safe_files import LOG_BYTES, read_inside
+from storage.text import Log
 from training.checkpoints import list_checkpoint
 
 METRICS = "metrics.jsonl"
@@ -29,7 +29,7 @@ _NAMES = {
 _LEFT_OUT = ("train_runtime", "train_tokens_per_second")
 
 
-def curves(target: Path, checkpoints: Path, run: str, say: Say) -> Any:
+def curves(target: Path, checkpoints: Path, run: str, log: Log) -> Any:
     """A trainer callback that writes `target/metrics.jsonl` and lists checkpoints by hash.
 
     A resumed run replaces the lines of the steps that it trains again.
@@ -37,7 +37,7 @@ def curves(target: Path, checkpoints: Path, run: str, say: Say) -> Any:
     Args:
         checkpoints: folder that the trainer saves into.
         run: fingerprint of the training; see `training.checkpoints`.
-        say: told how far it is, at most every half minute.
+        log: told how far it is, at most every half minute.
     """
     from transformers import TrainerCallback
 
@@ -74,7 +74,7 @@ def curves(target: Path, checkpoints: Path, run: str, say: Say) -> Any:
             now = time.monotonic() - self.started
             if now - self.spoken >= _SPOKEN_EVERY_S:
                 self.spoken = now
-                say(f"step {state.global_step} of {state.max_steps}, loss {loss:.3f}")
+                log(f"step {state.global_step} of {state.max_steps}, loss {loss:.3f}")
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             list_checkpoint(checkpoints, checkpoints / f"checkpoint-{state.global_step}", run)

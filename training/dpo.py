@@ -16,9 +16,10 @@ from typing import Any
 
 from storage.errors import ConfigError
 from storage.records import Pair
-from storage.text import Say
+from storage.text import Log
 from training.holdout import HoldoutScore, held_out, score
 from training.likelihood import step_logps
+from training.margin_filter import undecided_pairs
 from training.packing import StepTokens
 from training.pair_trainer import give_reference, pair_trainer
 from training.preferences import PreferenceTokens, describe_lengths, tokenise_pairs
@@ -26,7 +27,6 @@ from training.reference import reference_logps
 from training.report import TrainingReport
 from training.settings import DpoSettings
 from training.training_run import TrainingRun, log_line
-from training.undecided import undecided_pairs
 from weights.policy_files import policy_digest, policy_files
 
 
@@ -39,7 +39,7 @@ def train_dpo(
     seed: int,
     stops: tuple[str, ...] = (),
     resume: bool = False,
-    say: Say = log_line,
+    log: Log = log_line,
     data: Mapping[str, Any] | None = None,
 ) -> TrainingReport:
     """Train a LoRA on top of `start` and write it to `target`.
@@ -60,7 +60,7 @@ def train_dpo(
         seed: of initialisation and order.
         stops: Strings that end a call of the pairs' protocol within its turn.
         resume: refuse to replace another training's checkpoints; see `TrainingRun`.
-        say: told how long the pairs are, before training, and how the held-out ones are scored.
+        log: told how long the pairs are, before training, and how the held-out ones are scored.
         data: where the examples come from, as JSON; goes into `training.json`.
 
     Raises:
@@ -70,18 +70,18 @@ def train_dpo(
     """
     if not pairs:
         raise ConfigError("there is no pair to train on")
-    course = TrainingRun("dpo", settings, start, target, seed, resume, say, data)
+    course = TrainingRun("dpo", settings, start, target, seed, resume, log, data)
     model, tokenizer = course.load_start()
     tokens = tokenise_pairs(pairs, tokenizer, stops)
     lengths = describe_lengths(tokens)
-    say(lengths)
+    log(lengths)
     trained, out = held_out(course.fitting(tokens), settings.holdout, seed)
     trainer = pair_trainer(model, tokenizer, trained, settings, course.arguments())
     asked = settings.packed or settings.max_start_margin is not None
     reference = _reference(trainer, [*(trained if asked else []), *out], course)
     kept = undecided_pairs(trained, reference, settings.max_start_margin)
     if len(kept) < len(trained):
-        say(f"dpo: {len(trained) - len(kept)} pairs left out, which the start has decided already")
+        log(f"dpo: {len(trained) - len(kept)} pairs left out, which the start has decided already")
         trained = [trained[place] for place in kept]
         trainer.train_dataset = trainer.train_dataset.select(kept)
     if settings.packed:
@@ -107,7 +107,7 @@ def _reference(
 
     digest = policy_digest(policy_files(course.start), "f32")
     precision = trainer.accelerator.mixed_precision
-    return reference_logps(_rows(pairs), f"{digest} {precision}", compute, course.say)
+    return reference_logps(_rows(pairs), f"{digest} {precision}", compute, course.log)
 
 
 def _rows(pairs: Sequence[PreferenceTokens]) -> list[StepTokens]:

@@ -10,7 +10,7 @@ word. So every later prompt shows what was found, and nothing is answered before
 """
 
 from training.hops import GoldHop
-from training.walk import MAX_TRIES, Walk
+from training.trace_builder import MAX_TRIES, Walk
 
 NOTHING_FOUND = "Nothing found"
 """Note on a search that brought no passage of use."""

@@ -137,7 +137,7 @@ def export_policy(
         trained_change=float(np.abs(change).mean()),
         left_out=left_out,
     )
-    _refuse_lost(report)
+    _check_not_lost(report)
     return report
 
 
@@ -206,7 +206,7 @@ def _write_gguf(model: Any, base: Path, target: Path, precision: Precision) -> s
     return None
 
 
-def _refuse_lost(report: ExportReport) -> None:
+def _check_not_lost(report: ExportReport) -> None:
     for written in report.exported:
         if written.kept.correlation < LEAST_CORRELATION:
             raise StorageError(

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from storage.errors import TrainingError
 from storage.seeds import folded
-from storage.text import Say
+from storage.text import Log
 from training.advantages import (
     discounted_returns,
     group_advantages,
@@ -69,7 +69,7 @@ def train_grpo(
     deciding: Sequence[str],
     begin_with: Path | None = None,
     resume: bool = False,
-    say: Say = log_line,
+    log: Log = log_line,
     data: Mapping[str, Any] | None = None,
 ) -> TrainingReport:
     """Train a LoRA on `start` (merged in float32) and write it to `target`.
@@ -87,7 +87,7 @@ def train_grpo(
         deciding: What else decides how the training goes: questions, rewards, protocol.
         begin_with: Adapter of an earlier stage from the same start, with which to go on.
         resume: Refuse to replace another training's checkpoints; see `TrainingRun`.
-        say: Told how it goes.
+        log: Callback for status messages.
         data: Where the questions come from, as JSON; goes into `training.json`.
 
     Raises:
@@ -95,10 +95,10 @@ def train_grpo(
         StorageError: If `resume` is set, and the target's checkpoints are not this training's own.
         TrainingError: If gradients were not finite three times in a row.
     """
-    course = TrainingRun("grpo", settings, start, target, seed, resume, say, data)
+    course = TrainingRun("grpo", settings, start, target, seed, resume, log, data)
     model, tokenizer = course.load_start()
     trainer = grpo_trainer(
-        model, tokenizer, source, settings, course.arguments(), seed, temperature, begin_with, say
+        model, tokenizer, source, settings, course.arguments(), seed, temperature, begin_with, log
     )
     return course.train(trainer, list(deciding), given=len(deciding))
 
@@ -112,7 +112,7 @@ def grpo_trainer(
     seed: int,
     temperature: float,
     begin_with: Path | None = None,
-    say: Say = log_line,
+    log: Log = log_line,
 ) -> Any:
     """Returns a trainer around a plain `model` (the start), with a new adapter on it.
 
@@ -152,7 +152,7 @@ def grpo_trainer(
         source=source,
         settings=settings,
         seed=seed,
-        say=say,
+        log=log,
     )
 
 
@@ -240,14 +240,14 @@ def _trainer_class() -> Any:
             source: RolloutSource,
             settings: GrpoSettings,
             seed: int,
-            say: Say,
+            log: Log,
             **given: Any,
         ) -> None:
             super().__init__(**given)
             self.source = source
             self.settings = settings
             self.seed = seed
-            self.say = say
+            self.print_line = log
             self.updates: list[_Update] = []
             self.measured: dict[str, float] = {}
             self.lost = 0
@@ -279,7 +279,7 @@ def _trainer_class() -> Any:
                 )
             learnt = advantages_of(batch.groups, settings, divergences)
             if not learnt:
-                self.say(f"batch {number}: no group has spread, so nothing was learnt")
+                self.print_line(f"batch {number}: no group has spread, so nothing was learnt")
             random.Random(f"updates:{self.seed}:{number}").shuffle(learnt)
             parts = [learnt[part :: settings.updates] for part in range(settings.updates)]
             rows = [
@@ -297,7 +297,7 @@ def _trainer_class() -> Any:
             if self.answer_rate is None:
                 self.answer_rate = rate
             elif rate < self.answer_rate / 2:
-                self.say(
+                self.print_line(
                     f"batch {number}: the policy answers {100 * rate:.0f} % of its rollouts, "
                     f"{100 * self.answer_rate:.0f} % in the first batch. If its reward does not "
                     "punish silence, it may be learning not to answer"
@@ -418,7 +418,7 @@ def _trainer_class() -> Any:
             loss.zero_()
             self.lost += 1
             self.measured["lost_updates"] = self.measured.get("lost_updates", 0) + 1
-            self.say(
+            self.print_line(
                 f"step {self.state.global_step + 1}: loss or gradient is not finite; the update "
                 "was left out"
             )

@@ -3,17 +3,17 @@
 Two differences from TRL: pairs reach it as the token ids that the embedded engine is asked with
 (its own tokenisation would add the template's line break behind the end of the turn, which no
 policy samples), and nothing is ever cut. Packed, it also gets the reference's log-probabilities
-with the pairs, and siblings follow each other (`training.order`); loss, gradients and metrics are
-its own.
+with the pairs, and siblings follow each other (`training.samplers`); loss, gradients and metrics
+are its own.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from training.arguments import lora_config, one_device
-from training.order import StateOrder
 from training.packing import StepTokens, packed_batch
 from training.preferences import PreferenceTokens
+from training.samplers import StateOrder
 from training.settings import DpoSettings
 from training.tree_attention import read_packed
 

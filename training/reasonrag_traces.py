@@ -5,7 +5,7 @@ words: recovery as it really happens. Nothing is answered before its evidence wa
 """
 
 from training.hops import GoldHop
-from training.walk import MAX_TRIES, Walk
+from training.trace_builder import MAX_TRIES, Walk
 
 NOTHING_FOUND = "None"
 """Evidence where no passage helps (the protocol's own word)."""

@@ -23,7 +23,7 @@ def reference_logps(
     rows: Iterable[StepTokens],
     start: str,
     compute: Callable[[Sequence[StepTokens]], Mapping[StepTokens, float]],
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> dict[StepTokens, float]:
     """Log-probability of each step under the start, in nats, summed over the step's tokens.
 
@@ -31,7 +31,7 @@ def reference_logps(
         rows: steps with their prompts; equal ones count once.
         start: digest of the start and of the precision that it is run in.
         compute: asks the start.
-        say: told whether they were computed or read, and what was damaged.
+        log: told whether they were computed or read, and what was damaged.
 
     Raises:
         ConfigError: others can write into the cache.
@@ -46,8 +46,8 @@ def reference_logps(
         np.save(new / _LOGPS, np.array([found[row] for row in ordered], dtype=np.float64))
         how = "computed, kept in"
 
-    entry = open_entry(cache_room("reference") / _key(ordered, start), build, say)
-    say(f"reference: {len(ordered)} steps {how} {entry}")
+    entry = open_entry(cache_room("reference") / _key(ordered, start), build, log)
+    log(f"reference: {len(ordered)} steps {how} {entry}")
     kept = np.load(entry / _LOGPS)
     return dict(zip(ordered, kept.tolist(), strict=True))
 

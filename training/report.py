@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.atomic import atomic_write_json
-from training.movement import Movement
+from training.policy_shift import Movement
 from weights.policy_files import policy_digest, policy_files
 
 

@@ -23,7 +23,7 @@ from rewards.reward_model import HEADS, KIND, RECORD, stored_encoder
 from rewards.scheme import RewardScheme
 from storage.atomic import atomic_write_json
 from storage.errors import ConfigError
-from storage.text import Say, digest_of_many
+from storage.text import Log, digest_of_many
 from training.comparisons import SiblingComparison, split_questions
 from training.head_metrics import ModelMetrics, Steps, measure
 from training.heads import fit_heads
@@ -91,7 +91,7 @@ def train_reward_model(
     encoder: FrozenEncoder,
     target: Path,
     seed: int,
-    say: Say,
+    log: Log,
     data: Mapping[str, Any] | None = None,
 ) -> RewardModelReport:
     """Train heads on `encoder` and write them to `target`.
@@ -102,7 +102,7 @@ def train_reward_model(
         encoder: stays as it is.
         target: gets the files named above.
         seed: of the order of the pairs.
-        say: told what a waiting person wants to know.
+        log: told what a waiting person wants to know.
         data: where the comparisons come from, as JSON; goes into `training.json`.
 
     Raises:
@@ -110,7 +110,7 @@ def train_reward_model(
         ConfigError: too many steps are too long.
         StorageError: the cache or the target cannot be written.
     """
-    fitting, vectors = _embedded(material, settings, encoder, say)
+    fitting, vectors = _embedded(material, settings, encoder, log)
     trained, kept = split_questions(fitting, settings.validation, settings.split)
     if not trained:
         raise NothingToLearn(
@@ -134,7 +134,7 @@ def train_reward_model(
 
 
 def _embedded(
-    material: Material, settings: RewardModelSettings, encoder: FrozenEncoder, say: Say
+    material: Material, settings: RewardModelSettings, encoder: FrozenEncoder, log: Log
 ) -> tuple[list[SiblingComparison], Any]:
     """The comparisons whose steps fit, and all steps as vectors, (n, d).
 
@@ -145,7 +145,7 @@ def _embedded(
     tokens = encoder.tokens(material.steps)
     limit, share = settings.max_length, settings.max_dropped_share
     fit, lengths = within([len(one) for one in tokens], limit, share)
-    say(f"{KIND}: steps behind their prompts: {lengths}")
+    log(f"{KIND}: steps behind their prompts: {lengths}")
     fits = frozenset(fit)
     fitting = [one for one in material.comparisons if {one.better, one.worse} <= fits]
     wanted = sorted({place for one in fitting for place in (one.better, one.worse)})

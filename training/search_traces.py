@@ -8,7 +8,7 @@ answered before its evidence was shown.
 from agent.search_loop import SearchLoop
 from storage.records import RetrievedPassage
 from training.hops import GoldHop
-from training.walk import MAX_TRIES, Walk, cited
+from training.trace_builder import MAX_TRIES, Walk, cited
 
 NEEDLESS = 0.15
 """Share of the hops of R1-Searcher's traces after which something useless is searched."""

@@ -130,7 +130,7 @@ class DpoSettings(ExampleSettings):
             own probability does not fall (Pang et al. 2024, "Iterative reasoning preference
             optimization", eq. 1; there 1).
         max_start_margin: leave out pairs whose chosen step the start already finds this much
-            likelier than the rejected one, in nats; see `training.undecided`.
+            likelier than the rejected one, in nats; see `training.margin_filter`.
         holdout: share of the questions whose pairs are not trained on but scored afterwards: did
             the policy learn what is preferred, or only these pairs?
         off_policy: train on pairs that another policy drew than the one that is trained, as the

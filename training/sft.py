@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from storage.seeds import folded
-from storage.text import Say
+from storage.text import Log
 from training.arguments import lora_config, one_device
 from training.examples import IGNORED, StepExample, TokenExample, tokenise
-from training.order import StateOrder
 from training.packing import StepTokens, packed_batch
 from training.report import TrainingReport
+from training.samplers import StateOrder
 from training.settings import ExampleSettings
 from training.training_run import TrainingRun, log_line
 from training.tree_attention import read_packed
@@ -33,7 +33,7 @@ def train_on_steps(
     stops: tuple[str, ...] = (),
     resume: bool = False,
     label_smoothing: float = 0.0,
-    say: Say = log_line,
+    log: Log = log_line,
     data: Mapping[str, Any] | None = None,
 ) -> TrainingReport:
     """Train a LoRA on `start` (merged in float32) and write it to `target`.
@@ -48,7 +48,7 @@ def train_on_steps(
         stops: Strings that end a call of the examples' protocol within its turn.
         resume: refuse to replace another training's checkpoints; see `TrainingRun`.
         label_smoothing: share of the probability spread over all tokens, in [0, 1).
-        say: told how it goes.
+        log: told how it goes.
         data: where the examples come from, as JSON; goes into `training.json`.
 
     Raises:
@@ -56,7 +56,7 @@ def train_on_steps(
             ones (`packed: false` does without).
         StorageError: with `resume`, the target's checkpoints are not this training's own.
     """
-    course = TrainingRun(kind, settings, start, target, seed, resume, say, data)
+    course = TrainingRun(kind, settings, start, target, seed, resume, log, data)
     model, tokenizer = course.load_start()
     tokens = course.fitting(tokenise(examples, tokenizer, stops))
     # Calls of one turn begin with each other's prompts, which are then read once.

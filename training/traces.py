@@ -20,7 +20,7 @@ from training.hops import hops_of, queries_about
 from training.reasonrag_traces import walk_reasonrag
 from training.search_traces import walk_r1_searcher, walk_search_loop
 from training.settings import TraceSettings
-from training.walk import Walk
+from training.trace_builder import Walk
 
 WALKS: Mapping[str, Callable[[Walk], Awaitable[None]]] = {
     "reasonrag": walk_reasonrag,
@@ -58,7 +58,7 @@ async def build_traces(
     """Step examples from gold facts.
 
     Args:
-        questions: of the part `warm` only (the caller sees to it); with gold answers, or
+        questions: of the split `warm` only (the caller sees to it); with gold answers, or
             unanswerable if the protocol can refuse.
         passages: the corpus by id.
         seed: of all that is left to chance; a question's trace depends on nothing else.

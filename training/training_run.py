@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from storage.errors import StorageError
-from storage.text import Say
+from storage.text import Log
 from training.arguments import example_arguments, quiet, shared_arguments
 from training.checkpoints import forget_checkpoints, latest_checkpoint
 from training.curves import curves, read_metrics
 from training.holdout import HoldoutScore
 from training.lengths import within
-from training.movement import movement_of
+from training.policy_shift import movement_of
 from training.report import TrainingReport, write_training_record
 from training.settings import ExampleSettings, OptimiserSettings
-from weights.adapter_chain import copy_chain, refuse_own_start, save_adapter
+from weights.adapter_chain import check_not_own_start, copy_chain, save_adapter
 from weights.policy_files import load_policy, policy_digest, policy_files
 
 Example = TypeVar("Example", bound=Sized)
@@ -40,7 +40,7 @@ class TrainingRun:
         seed: of initialisation and order.
         resume: what the target holds has to be of this training. Without it, another training's
             checkpoints are replaced; this one's are continued from either way.
-        say: told what a waiting person wants to know.
+        log: told what a waiting person wants to know.
         data: where the examples come from, as JSON; goes into `training.json`.
     """
 
@@ -50,7 +50,7 @@ class TrainingRun:
     target: Path
     seed: int
     resume: bool
-    say: Say
+    log: Log
     data: Mapping[str, Any] | None = None
 
     def load_start(self) -> tuple[Any, Any]:
@@ -60,7 +60,7 @@ class TrainingRun:
             ConfigError: it is missing, or is the target itself.
         """
         quiet()
-        refuse_own_start(self.start, self.target)
+        check_not_own_start(self.start, self.target)
         return load_policy(policy_files(self.start))
 
     def fitting(self, examples: Sequence[Example]) -> list[Example]:
@@ -72,7 +72,7 @@ class TrainingRun:
         settings = cast(ExampleSettings, self.settings)
         limit, share = settings.max_length, settings.max_dropped_share
         kept, lengths = within([len(example) for example in examples], limit, share)
-        self.say(f"{self.kind}: {lengths}")
+        self.log(f"{self.kind}: {lengths}")
         return [examples[i] for i in kept][: settings.max_examples]
 
     @property
@@ -111,13 +111,13 @@ class TrainingRun:
         run = self._fingerprint(examples)
         checkpoint = self._resume_point(run)
         trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(curves(self.target, self.checkpoints, run, self.say))
+        trainer.add_callback(curves(self.target, self.checkpoints, run, self.log))
         began = time.monotonic()
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         seconds = time.monotonic() - began
         holdout = scored(trainer)
         if holdout:
-            self.say(f"{self.kind}: {holdout}")
+            self.log(f"{self.kind}: {holdout}")
         base, chain = copy_chain(self.start, self.target)
         save_adapter(trainer.model, self.target)
         lines = read_metrics(self.target)
@@ -153,10 +153,10 @@ class TrainingRun:
         except StorageError as error:
             if self.resume:
                 raise
-            self.say(f"{self.kind}: from the start ({error})")
+            self.log(f"{self.kind}: from the start ({error})")
             checkpoint = None
         if checkpoint:
-            self.say(f"{self.kind}: continues from {checkpoint}")
+            self.log(f"{self.kind}: continues from {checkpoint}")
         else:
             forget_checkpoints(self.checkpoints)
         return checkpoint

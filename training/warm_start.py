@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from storage.text import Say
+from storage.text import Log
 from training.examples import StepExample
 from training.report import TrainingReport
 from training.settings import WarmStartSettings
@@ -20,7 +20,7 @@ def warm_start(
     seed: int,
     stops: tuple[str, ...] = (),
     resume: bool = False,
-    say: Say = log_line,
+    log: Log = log_line,
     data: Mapping[str, Any] | None = None,
 ) -> TrainingReport:
     """Train on traces; see `training.sft.train_on_steps` for what it writes and raises."""
@@ -34,6 +34,6 @@ def warm_start(
         stops=stops,
         resume=resume,
         label_smoothing=settings.label_smoothing,
-        say=say,
+        log=log,
         data=data,
     )

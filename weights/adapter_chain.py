@@ -15,7 +15,7 @@ from weights.policy_files import PACKAGED, packaged_gguf, policy_files
 CHAIN = "chain"
 
 
-def refuse_own_start(start: str, target: Path) -> None:
+def check_not_own_start(start: str, target: Path) -> None:
     """A training must not overwrite the policy that it starts from.
 
     Raises:

@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from storage.enclosed import read_named
 from storage.errors import ConfigError
 from storage.plain_json import as_object, parse_json
+from storage.safe_files import read_named
 from weights.model_folders import ADAPTER_CONFIG, MOST_LAYERS
 from weights.safetensors_header import tensor_shapes
 
@@ -33,7 +33,7 @@ def adapter_config(adapter: Path) -> dict[str, Any]:
     path = adapter / ADAPTER_CONFIG
     try:
         config = as_object(parse_json(read_named(path)))
-        _refuse_absurd(config)
+        _reject_absurd(config)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path}: cannot be used as the configuration of an adapter ({error}); restore it, or "
@@ -65,7 +65,7 @@ def _side(name: str) -> str:
     return steps[-2] if len(steps) > 1 else name
 
 
-def _refuse_absurd(config: dict[str, Any]) -> None:
+def _reject_absurd(config: dict[str, Any]) -> None:
     """Refuse values that PEFT would take at their word.
 
     Raises:
@@ -79,13 +79,13 @@ def _refuse_absurd(config: dict[str, Any]) -> None:
     for rank in (config.get("r"), *pattern.values()):
         if rank is not None and (type(rank) is not int or not 1 <= rank <= HIGHEST_RANK):
             raise ValueError(f"rank {str(rank)[:40]} is not a whole number up to {HIGHEST_RANK}")
-    _refuse_layers(config.get("layer_replication") or [])
+    _check_layers(config.get("layer_replication") or [])
     for text in _patterns(config):
         if _NESTED.search(text) or sum(text.count(mark) for mark in "*+{") > _MOST_REPEATS:
             raise ValueError(f"the pattern {text[:80]!r} may take for ever to match")
 
 
-def _refuse_layers(ranges: Any) -> None:
+def _check_layers(ranges: Any) -> None:
     try:
         layers = sum(end - begin for begin, end in ranges)
     except (TypeError, ValueError):

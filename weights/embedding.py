@@ -17,7 +17,7 @@ import numpy as np
 from storage.cache import cache_room
 from storage.errors import ConfigError
 from storage.records import Message
-from storage.text import Say, storable
+from storage.text import Log, storable
 from storage.vectors import Vector, VectorCache
 from weights.backbone import Backbone, StepVectors, Tokens
 from weights.chat_template import prompt_ids, target_ids
@@ -68,14 +68,14 @@ class FrozenEncoder:
         digest: of its weights and tokenizer.
     """
 
-    def __init__(self, model: str, *, batch_tokens: int = 2048, say: Say | None = None) -> None:
+    def __init__(self, model: str, *, batch_tokens: int = 2048, log: Log | None = None) -> None:
         """Finds the model's files.
 
         Args:
             model: "packaged", "hub:owner/name", or a folder with any encoder or decoder of
                 transformers, or with a policy.
             batch_tokens: read at once; see `weights.backbone`.
-            say: told how far long work is, and of a damaged cache; None: the log, of which only the
+            log: told how far long work is, and of a damaged cache; None: the log, of which only the
                 latter is shown.
 
         Raises:
@@ -86,8 +86,8 @@ class FrozenEncoder:
         self.model = from_hub or model
         self.digest = policy_digest(self._files, "f32")
         self._batch_tokens = batch_tokens
-        self._say = say or _log.info
-        self._warn = say or _log.warning
+        self._log = log or _log.info
+        self._warn = log or _log.warning
         self._tokenizer: Any = None
         self._backbone: Backbone | None = None
         self._lock = threading.Lock()
@@ -137,16 +137,16 @@ class FrozenEncoder:
             return
         if self._backbone is None:
             self._backbone = Backbone.load(self._files)
-        self._refuse_too_long(max(map(len, sequences)), self._backbone.most_tokens)
+        self._check_length(max(map(len, sequences)), self._backbone.most_tokens)
         done = told = 0
         for read in self._backbone.last_states(sequences, self._batch_tokens):
             yield read
             done += len(read)
             if done - told >= _WORTH_A_WORD:
                 told = done
-                self._say(f"{done} of {len(sequences)} steps embedded")
+                self._log(f"{done} of {len(sequences)} steps embedded")
 
-    def _refuse_too_long(self, longest: int, limit: int | None) -> None:
+    def _check_length(self, longest: int, limit: int | None) -> None:
         if limit is not None and longest > limit:
             raise ConfigError(
                 f"the encoder {self.model} reads at most {limit} tokens, and a step behind its "

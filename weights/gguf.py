@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 
 from storage.atomic import atomic_path
-from storage.enclosed import open_named
 from storage.errors import ConfigError
+from storage.safe_files import open_named
 
 Precision = Literal["f16", "q8_0"]
 
@@ -60,7 +60,7 @@ def export_gguf(
         ConfigError: the model is not the Llama model that `tokenizer_source` describes.
     """
     reader = open_gguf(tokenizer_source)
-    _refuse_other_model(model, reader, tokenizer_source)
+    _check_same_model(model, reader, tokenizer_source)
     _write(reader, _llama_tensors(model, permute), target, precision, digest)
 
 
@@ -131,7 +131,7 @@ def _interleave_rows(matrix: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(matrix.shape))
 
 
-def _refuse_other_model(model: Any, reader: Any, source: Path) -> None:
+def _check_same_model(model: Any, reader: Any, source: Path) -> None:
     config = model.config
     sizes = {
         "llama.block_count": config.num_hidden_layers,

@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from storage.enclosed import open_named, read_named
 from storage.errors import ConfigError
 from storage.plain_json import as_object, parse_json
+from storage.safe_files import open_named, read_named
 
 ADAPTER_CONFIG = "adapter_config.json"
 MOST_LAYERS = 1000
@@ -28,7 +28,7 @@ _CONFIGS = (
 _LAYERS = re.compile(r"(num_|n_)?(\w+_)?layers?")
 
 
-def refuse_code(folder: Path, *, whole: bool = True) -> None:
+def reject_code(folder: Path, *, whole: bool = True) -> None:
     """Refuse a model folder whose files would run code or lead elsewhere.
 
     Args:
@@ -53,8 +53,8 @@ def refuse_code(folder: Path, *, whole: bool = True) -> None:
                 pass  # a regular file
     for name in _CONFIGS:
         config = read_config(folder, name)
-        _refuse_auto_map(folder / name, config)
-        _refuse_layers(folder / name, config)
+        _reject_auto_map(folder / name, config)
+        _check_layers(folder / name, config)
 
 
 def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
@@ -72,7 +72,7 @@ def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read ({error}); copy it again") from error
 
 
-def _refuse_auto_map(path: Path, config: Any) -> None:
+def _reject_auto_map(path: Path, config: Any) -> None:
     values = config.values() if isinstance(config, dict) else config
     if isinstance(config, dict) and config.get("auto_map"):
         raise ConfigError(
@@ -82,12 +82,12 @@ def _refuse_auto_map(path: Path, config: Any) -> None:
         )
     for inner in values:
         if isinstance(inner, dict | list):
-            _refuse_auto_map(path, inner)
+            _reject_auto_map(path, inner)
 
 
-def _refuse_layers(path: Path, config: dict[str, Any]) -> None:
+def _check_layers(path: Path, config: dict[str, Any]) -> None:
     for name, value in config.items():
         if _LAYERS.fullmatch(name) and isinstance(value, int) and value > MOST_LAYERS:
             raise ConfigError(f"{path}: `{name}` is {value}, more than any model has")
         if isinstance(value, dict):
-            _refuse_layers(path, value)
+            _check_layers(path, value)

@@ -18,13 +18,13 @@ from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Any
 
-from storage.enclosed import open_named, read_named
 from storage.errors import ConfigError
 from storage.plain_json import as_object, object_inside, parse_json
+from storage.safe_files import open_named, read_named
 from weights.adapters import WEIGHTS as _ADAPTER_WEIGHTS
 from weights.adapters import adapter_config, check_adapter
 from weights.hub import HUB, hub_folder, pinned_name
-from weights.model_folders import refuse_code
+from weights.model_folders import reject_code
 from weights.pretrained import pretrained
 from weights.safetensors_header import tensor_shapes
 
@@ -112,7 +112,7 @@ def _files_of(model: str, above: tuple[Path, ...], download: bool) -> PolicyFile
         return PolicyFiles(model, packaged_gguf())
     if model.startswith(HUB):
         folder = hub_folder(model, download=download)
-        refuse_code(folder)
+        reject_code(folder)
         return PolicyFiles(model, folder, hub=pinned_name(model, folder))
     path = Path(model).expanduser()
     if path.suffix == ".gguf" and path.is_file():
@@ -133,7 +133,7 @@ def _folder_files(model: str, folder: Path, above: tuple[Path, ...], download: b
         adapters = (*below.adapters, folder / "adapter")
         return PolicyFiles(model, below.base, adapters, ready, below.hub)
     if _weight_files(folder):
-        refuse_code(folder)
+        reject_code(folder)
         return PolicyFiles(model, folder, (), ready)
     if ready:
         return PolicyFiles(model, ready)

@@ -6,7 +6,7 @@ from typing import Any
 
 from storage.cache import cache_room, open_entry
 from storage.file_seal import file_fault
-from storage.text import Say
+from storage.text import Log
 from weights.gguf import (
     DIGEST_KEY,
     Precision,
@@ -21,7 +21,7 @@ _NAME = "policy.gguf"
 _log = logging.getLogger(__name__)
 
 
-def ready_gguf(files: PolicyFiles, precision: Precision, say: Say | None = None) -> Path:
+def ready_gguf(files: PolicyFiles, precision: Precision, log: Log | None = None) -> Path:
     """A GGUF file with exactly this policy in this precision.
 
     The folder's own `policy.gguf` if it was made from these weights and is as `export` wrote it,
@@ -32,7 +32,7 @@ def ready_gguf(files: PolicyFiles, precision: Precision, say: Say | None = None)
     Args:
         files: the policy.
         precision: of the matrices.
-        say: told, in a line, what is not used or made again; None: the log.
+        log: told, in a line, what is not used or made again; None: the log.
 
     Raises:
         ConfigError: weights or a package are missing, or others can write into the cache.
@@ -44,7 +44,7 @@ def ready_gguf(files: PolicyFiles, precision: Precision, say: Say | None = None)
         if fault is None and gguf_metadata(files.gguf, DIGEST_KEY) == (digest,):
             return files.gguf
         why = "it was not made from the weights beside it" if fault is None else fault
-        (say or _log.warning)(f"{files.gguf} is not used: {why}; `branchwise export` writes it")
+        (log or _log.warning)(f"{files.gguf} is not used: {why}; `branchwise export` writes it")
     plain = not files.adapters and files.base.is_file()
     if plain and gguf_precision(files.base) == precision:
         return files.base
@@ -52,7 +52,7 @@ def ready_gguf(files: PolicyFiles, precision: Precision, say: Say | None = None)
     def build(new: Path) -> None:
         write_policy_gguf(files, precision, new / _NAME)
 
-    return open_entry(cache_room("gguf") / digest, build, say) / _NAME
+    return open_entry(cache_room("gguf") / digest, build, log) / _NAME
 
 
 def write_policy_gguf(

@@ -6,9 +6,9 @@ Nothing of a model folder ever runs: no code of its own, and no pickle.
 from pathlib import Path
 from typing import Any
 
-from storage.enclosed import open_named
 from storage.errors import ConfigError
-from weights.model_folders import refuse_code
+from storage.safe_files import open_named
+from weights.model_folders import reject_code
 
 SAFE = {"trust_remote_code": False, "local_files_only": True}
 """Given to every `from_pretrained`."""
@@ -35,7 +35,7 @@ def pretrained(kind: str, source: Path, **options: Any) -> Any:
         folder, given["gguf_file"] = source.parent, str(source.absolute())
     elif kind != "AutoTokenizer":
         given["use_safetensors"] = True
-    refuse_code(folder, whole=source.is_dir())
+    reject_code(folder, whole=source.is_dir())
     try:
         if not source.is_dir():
             open_named(source).close()  # a regular file

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from storage.enclosed import open_named
 from storage.errors import ConfigError
+from storage.safe_files import open_named
 
 Shape = tuple[int, ...]
 

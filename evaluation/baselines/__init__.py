@@ -22,7 +22,7 @@ class Material:
     Attributes:
         corpus: Passages by id.
         retriever: Finds passages, `top_k` per search.
-        others: Loads the questions of the part `train` that are not asked.
+        others: Loads the questions of the split `train` that are not asked.
     """
 
     corpus: Mapping[str, Passage]

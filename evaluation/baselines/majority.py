@@ -20,7 +20,7 @@ def baseline(material: Material) -> Baseline:
     return Baseline(
         begin,
         can_be_asked=lambda question: question.source in answers,
-        left_out="whose source has no others in its part `train`",
+        left_out="whose source has no others in its split `train`",
         asks_model=False,
         deciding={"answers": answers},
     )

@@ -9,12 +9,12 @@ that the commands of its stages name.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from runs.assemble import model_folder
+from runs.curriculum.checks import questions_of
 from runs.curriculum.dev import START, DevResult, StageName, evaluate_on_dev
-from runs.curriculum.fit import questions_of
+from runs.factories import model_folder
 from runs.recipe import Recipe
 from runs.reward_model import UNTAUGHT
-from runs.workflow import Lab, StageStopped, StageTotals, beside
+from runs.study_runner import StageStopped, StageTotals, StudyRunner, beside
 
 REWARD_MODEL = "reward-model"
 """Name of a cycle's reward model, and of the relabelling by its scores."""
@@ -73,7 +73,7 @@ class Taught:
     reward_model: str | None = None
 
 
-def carry_out(lab: Lab, cycle: Cycle, before: StageTotals) -> Taught:
+def carry_out(runner: StudyRunner, cycle: Cycle, before: StageTotals) -> Taught:
     """Run the stages of a cycle; those that have finished are not run again.
 
     Args:
@@ -83,19 +83,19 @@ def carry_out(lab: Lab, cycle: Cycle, before: StageTotals) -> Taught:
     Raises:
         StageStopped: a stage ended early.
     """
-    own, settings = beside(lab, cycle.name), cycle.settings(lab.recipe)
+    own, settings = beside(runner, cycle.name), cycle.settings(runner.recipe)
     pairs, label, reward_model = _pairs(own, settings, before)
     if pairs.get("pairs") == 0:
         return Taught(None, pairs, reward_model)
     trained = own.branchwise("train-dpo", *label, settings=settings, after=pairs)
-    model = str(model_folder(own.call.run, "dpo"))
+    model = str(model_folder(own.context.run, "dpo"))
     result = evaluate_on_dev(own, cycle.name, model, settings=settings, after=trained)
     begun = replace(result, begun_from=cycle.begins.name, pairs=trained.get("examples"))
     return Taught(begun, trained, reward_model)
 
 
 def _pairs(
-    own: Lab, settings: Mapping[str, object], before: StageTotals
+    own: StudyRunner, settings: Mapping[str, object], before: StageTotals
 ) -> tuple[StageTotals, tuple[str, ...], str | None]:
     """The roll-outs' pairs, by the labels or by a reward model that learned from the labels.
 
@@ -115,9 +115,9 @@ def _pairs(
         why = stopped.totals.get(UNTAUGHT)
         if why is None or scored or recipe.mcts.evaluator == "reward_model":
             raise
-        own.call.say(f"{own.title}: goes on without a reward model of this cycle: {why}")
+        own.context.log(f"{own.title}: goes on without a reward model of this cycle: {why}")
         return grown, (), None
-    model = str(model_folder(own.call.run, REWARD_MODEL))
+    model = str(model_folder(own.context.run, REWARD_MODEL))
     if not scored:
         return grown, (), model
     label = ("--label", REWARD_MODEL)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from runs.workflow import Lab, StageTotals
+from runs.study_runner import StageTotals, StudyRunner
 from storage.errors import ConfigError
 
 StageName = Literal["discovery", "refinement"]
@@ -72,7 +72,7 @@ def stalled(results: Sequence[DevResult], patience: int) -> bool:
 
 
 def evaluate_on_dev(
-    lab: Lab,
+    runner: StudyRunner,
     name: str,
     model: str,
     *,
@@ -95,18 +95,18 @@ def evaluate_on_dev(
     asked = {
         **(settings or {}),
         "evaluation.set": None,
-        "evaluation.part": "dev",
-        "evaluation.limit": lab.recipe.curriculum.dev_questions,
+        "evaluation.split": "dev",
+        "evaluation.limit": runner.recipe.curriculum.dev_questions,
         "evaluation.policies": {name: model},
         "evaluation.baselines": [],
     }
-    totals = lab.branchwise("eval", settings=asked, after=after)
+    totals = runner.branchwise("eval", settings=asked, after=after)
     if not totals:
         return DevResult(name, model, 0.0, 0.0)
     (row,) = totals["policies"]
     if row["em"] is None:
         raise ConfigError(
-            f"none of the {row['n']} questions of the part dev can be answered, so that no EM "
+            f"none of the {row['n']} questions of split dev can be answered, so that no EM "
             "tells policies apart: raise curriculum.dev_questions, or check data.types"
         )
     return DevResult(name, model, questions=row["n"], **{field: row[field] for field in TOLD})

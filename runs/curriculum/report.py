@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from analysis.sheet import NONE, Sheet, number, percent
+from analysis.table import NONE, Sheet, number, percent
 from runs.curriculum.dev import DevResult, StageName
 from runs.plot import svg
 from runs.schedule_weights import draw_weights, settings_of
-from runs.workflow import Lab
-from runs.workflow_tables import write_sheets
+from runs.study_runner import StudyRunner
+from runs.study_tables import write_sheets
 
 HEAD = (
     "policy", "begun from", "model", "best of", "pairs", "questions", "EM", "F1", "searches",
@@ -24,7 +24,7 @@ PANELS: Mapping[str, Mapping[str, str]] = {
 
 
 def write_course(
-    lab: Lab, results: Sequence[DevResult], chosen: Mapping[StageName, DevResult]
+    runner: StudyRunner, results: Sequence[DevResult], chosen: Mapping[StageName, DevResult]
 ) -> None:
     """Print the table, and keep it, its plot and one of the schedule beside the journal.
 
@@ -33,9 +33,11 @@ def write_course(
         results: in the order of the cycles, the start first.
         chosen: the best of the stages that have ended.
     """
-    draw_course(results, lab.folder / "curriculum.svg")
-    draw_weights(lab.recipe, settings_of(lab.recipe), lab.folder / "curriculum-weights.svg")
-    write_sheets(lab, "curriculum", [course_sheet(results, chosen)])
+    draw_course(results, runner.folder / "curriculum.svg")
+    draw_weights(
+        runner.recipe, settings_of(runner.recipe), runner.folder / "curriculum-weights.svg"
+    )
+    write_sheets(runner, "curriculum", [course_sheet(results, chosen)])
 
 
 def course_sheet(results: Sequence[DevResult], chosen: Mapping[StageName, DevResult]) -> Sheet:

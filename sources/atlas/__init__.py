@@ -8,12 +8,12 @@ from sources.atlas.facts import load_facts
 from sources.atlas.passages import build_corpus as _corpus
 from sources.atlas.questions import MIX, questions_of
 from sources.atlas.references import Shelf
-from sources.settings import Part
+from sources.settings import Split
 from storage.errors import ConfigError
 from storage.records import Passage, Question
 
 DEFAULT_PER_PART = 2_000
-"""Questions of a part where no limit is given; there are many more."""
+"""Questions of a split where no limit is given; there are many more."""
 
 
 HOPELESS = 500
@@ -26,7 +26,7 @@ def build_corpus(cities: int | None = None) -> list[Passage]:
 
 
 def build_questions(
-    part: Part | None,
+    split: Split | None,
     limit: int | None,
     seed: int = 0,
     types: tuple[str, ...] | None = None,
@@ -36,28 +36,28 @@ def build_questions(
     skip: int = 0,
     references: int = 0,
 ) -> list[Question]:
-    """Questions of a part (null for all four parts), a balanced mixture of types.
+    """Questions of a split (null for all four splits), a balanced mixture of types.
 
     The first n questions are the same whatever the limit.
 
     Args:
-        part: warm, train, dev or test.
-        limit: how many; of every part, if `part` is null.
+        split: warm, train, dev or test.
+        limit: how many; of every split, if `split` is null.
         seed: of the choice of places and wordings.
         types: single, bridge, comparison, compositional, unanswerable; null for all.
         cities: size of the corpus; questions name only cities that are in it.
         unfit: says why a question cannot be asked; the others are the same, in the same order.
-        skip: how many to leave out first; of every part, if `part` is null.
+        skip: how many to leave out first; of every split, if `split` is null.
         references: paragraphs of each question; 0 for none.
     """
     kinds = [kind for kind in MIX if types is None or kind.rstrip("3") in types]
     if not kinds:
         return []
-    parts: tuple[Part, ...] = (part,) if part else get_args(Part)
+    splits: tuple[Split, ...] = (split,) if split else get_args(Split)
     facts, wanted = load_facts(cities), DEFAULT_PER_PART if limit is None else limit
     found: list[Question] = []
     shelf = Shelf(facts, seed)
-    for one in parts:
+    for one in splits:
         asked = questions_of(facts, one, seed, kinds)
         if references:
             asked = (shelf.with_references(question, references) for question in asked)

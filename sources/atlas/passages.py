@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 
 from sources.atlas.facts import City, Country, Facts
-from sources.parts import hashed
+from sources.splits import hashed
 from storage.records import Passage
 
 

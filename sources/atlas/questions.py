@@ -1,7 +1,7 @@
 """Questions over the atlas, by type, with gold answers, gold passages and the hops of a trace.
 
-The part of a question is the hash part of its country (all its countries are of one part), so
-names of cities, countries and capitals, and everything asked of them, are disjoint between parts.
+The split of a question is the split of its country (all its countries are in one split), so
+names of cities, countries and capitals, and everything asked of them, are disjoint between splits.
 What countries share is not: continents, a few currencies (Euro, Dollar), dialling codes (+47) and
 time zones, round numbers, yes and no.
 
@@ -26,8 +26,8 @@ from sources.atlas.hops import (
     country_hop,
     country_value,
 )
-from sources.parts import hashed, part_of
-from sources.settings import Part
+from sources.settings import Split
+from sources.splits import hashed, split_of
 from storage.records import Question
 
 LICENCE = "CC BY 4.0"
@@ -64,14 +64,14 @@ class Draft:
 
 @dataclass(frozen=True)
 class Author:
-    """Writes questions about the countries of one part."""
+    """Writes questions about the countries of one split."""
 
     facts: Facts
-    part: Part
+    split: Split
 
     @cached_property
     def countries(self) -> list[Country]:
-        return [c for iso, c in self.facts.countries.items() if part_of(iso) == self.part]
+        return [c for iso, c in self.facts.countries.items() if split_of(iso) == self.split]
 
     @cached_property
     def cities(self) -> dict[str, list[City]]:
@@ -242,13 +242,13 @@ def _words(text: str) -> str:
 
 
 def questions_of(
-    facts: Facts, part: Part, seed: int, kinds: Sequence[str] = MIX
+    facts: Facts, split: Split, seed: int, kinds: Sequence[str] = MIX
 ) -> Iterator[Question]:
-    """Questions of one part, kind after kind as in `kinds`; the same for a seed.
+    """Questions of one split, kind after kind as in `kinds`; the same for a seed.
 
     A kind that is used up drops out; the questions end when all are.
     """
-    author, seen, open_kinds = Author(facts, part), set[str](), set(kinds)
+    author, seen, open_kinds = Author(facts, split), set[str](), set(kinds)
     for number in count():
         kind = kinds[number % len(kinds)]
         if not open_kinds:
@@ -257,17 +257,17 @@ def questions_of(
             continue
         for attempt in range(GIVE_UP):
             draft = author.draw(
-                kind, random.Random(hashed("question", seed, part, number, attempt))
+                kind, random.Random(hashed("question", seed, split, number, attempt))
             )
             if draft is not None and folded(draft.text) not in seen:
                 seen.add(folded(draft.text))
-                yield _question(draft, part)
+                yield _question(draft, split)
                 break
         else:
             open_kinds.remove(kind)
 
 
-def _question(draft: Draft, part: Part) -> Question:
+def _question(draft: Draft, split: Split) -> Question:
     return Question(
         id=f"atlas-{hashed('id', draft.text):016x}",
         source="atlas",
@@ -278,7 +278,7 @@ def _question(draft: Draft, part: Part) -> Question:
         answerable=bool(draft.answers),
         supporting_titles=tuple(hop.passage.title for hop in draft.hops),
         supporting_ids=tuple(hop.passage.id for hop in draft.hops),
-        split=part,
+        split=split,
         licence=LICENCE,
         extra={"hops": [hop.as_extra() for hop in draft.hops]},
     )

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from sources.atlas.facts import City, Country, Facts
 from sources.atlas.passages import city_id, city_text, country_id, country_text
-from sources.parts import hashed
+from sources.splits import hashed
 from storage.records import Paragraph, Passage, Question
 
 

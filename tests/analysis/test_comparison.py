@@ -8,7 +8,7 @@ from rich.console import Console
 
 from analysis.comparison import FEWEST, compare
 from analysis.tables import render_markdown, render_table
-from storage.records import Prediction, Unanswered
+from storage.records import FailedPrediction, Prediction
 
 
 def row(question_id: str, policy: str, em: float | None, **changes: Any) -> Prediction:
@@ -94,7 +94,7 @@ def test_means_are_over_the_rows_that_have_a_value_and_say_how_many() -> None:
         row("b", "p", 0.0, relevance=0.5, format_ok=False, format_failures=("list",), **cited),
         row("c", "p", 0.0, format_ok=True, format_failures=(), judge=1.0),
     ]
-    lost = Unanswered("d", "atlas", "bridge", 0, 0.0, 0.0, 0.0, judge=0.0)
+    lost = FailedPrediction("d", "atlas", "bridge", 0, 0.0, 0.0, 0.0, judge=0.0)
     found = compare({"p": own}, {"p": [lost]})
     (whole,) = found.rows
     assert (whole.relevance, whole.relevance_full, whole.all_correct) == (0.75, 0.5, 0.5)
@@ -133,8 +133,8 @@ def test_differences_are_paired_by_question() -> None:
 
 def test_a_failed_question_is_wrong_not_absent() -> None:
     base = [row("a", "base", 1.0), row("b", "base", 0.0, type="single")]
-    lost = Unanswered("b", "atlas", "single", 0, 0.0, 0.0, 0.0)
-    refusable = Unanswered("c", "atlas", None, 0, None, None, None)
+    lost = FailedPrediction("b", "atlas", "single", 0, 0.0, 0.0, 0.0)
+    refusable = FailedPrediction("c", "atlas", None, 0, None, None, None)
     found = compare({"base": base, "own": [base[0]]}, {"own": [lost, refusable]}, resamples=100)
     rows = {(r.policy, r.stratum): r for r in found.rows}
     whole = rows["own", "all"]
@@ -193,7 +193,7 @@ def test_strata_by_source_and_type() -> None:
     ]
     assert "source nq" not in {d.stratum for d in found.differences}
     own.append(row("d", "p", 1.0, hops=3))
-    lost = Unanswered("e", "atlas", None, 0, 0.0, 0.0, 0.0, hops=3)
+    lost = FailedPrediction("e", "atlas", None, 0, 0.0, 0.0, 0.0, hops=3)
     found = compare({"p": own}, {"p": [lost]})
     assert [(r.stratum, r.n, r.em) for r in found.rows if r.stratum.startswith("hops")] == [
         ("hops 2", 1, 0.0),
@@ -204,7 +204,7 @@ def test_strata_by_source_and_type() -> None:
 def test_what_can_be_guessed_stands_apart() -> None:
     own = [row(f"g{i}", "p", 1.0, guessable=True) for i in range(FEWEST)]
     own += [row(f"n{i}", "p", 0.0, guessable=False) for i in range(FEWEST - 1)]
-    lost = Unanswered("n9", "atlas", "bridge", 0, 0.0, 0.0, 0.0, guessable=False)
+    lost = FailedPrediction("n9", "atlas", "bridge", 0, 0.0, 0.0, 0.0, guessable=False)
     found = compare({"p": own, "q": own}, {"q": [lost]}, resamples=100)
     assert [(r.policy, r.stratum, r.n, r.em) for r in found.rows if r.stratum != "all"] == [
         ("p", "guessable", FEWEST, 1.0),

@@ -5,7 +5,7 @@ from email.utils import formatdate
 
 import pytest
 
-from engines.faults import in_words
+from engines.endpoint_errors import in_words
 from engines.retry import FaultKind, PassingFault
 from engines.retry_after import retry_after_s
 from storage.errors import EndpointError

@@ -160,7 +160,7 @@ async def test_everybody_is_told_the_same() -> None:
     assert (row.policy, row.seed, row.steps, row.searches, row.output_tokens) == (
         ("majority", 7, 0, 0, 0)
     )
-    assert (told.skipped, told.owed, told.failures) == ({"unanswerable": 1}, 0, [])
+    assert (told.skipped, told.pending, told.failures) == ({"unanswerable": 1}, 0, [])
     assert reader.asked == []
 
 

@@ -117,7 +117,7 @@ async def test_bad_ends_score_zero_and_bad_questions_are_rows() -> None:
     assert [(u.question_id, u.em, u.guessable) for u in found.unanswered] == [
         ("broken", 0.0, False)
     ]
-    assert (found.skipped, found.owed) == ({"unanswerable": 1}, 1)
+    assert (found.skipped, found.pending) == ({"unanswerable": 1}, 1)
     assert sorted(done) == ["broken", "forced", "invalid", "none"]
 
 
@@ -147,7 +147,7 @@ async def test_rows_come_in_the_order_of_the_questions() -> None:
     )
     assert done == ["q1", "q2", "q3"]
     assert [row.question_id for row in found.predictions] == ["q3", "q1", "q2"]
-    assert found.owed == 1
+    assert found.pending == 1
 
 
 async def test_where_a_policy_can_refuse_it_is_asked_what_has_no_answer() -> None:

@@ -3,29 +3,29 @@
 from pathlib import Path
 
 import pytest
-from pretended_lab import Pretended, pretended
+from fake_study_runner import Pretended, pretended
 from sample_records import a_prediction
 
 from experiments import arena_grpo, arms
 
 
 @pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
+def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
     rows = [a_prediction(question_id=f"q{n}", em=float(n % 2)) for n in range(20)]
     monkeypatch.setattr(arms, "predictions_of", lambda *_: rows)
     return pretended("arena", tmp_path / "run")
 
 
-def test_each_seed_trains_from_the_same_start_without_trees(lab: Pretended) -> None:
-    arena_grpo.arena_grpo(lab)
-    assert lab.stages() == ["warm-start", "eval", *["train-grpo", "eval"] * 2]
-    trained = [one for one in lab.ran if one.stage == "train-grpo"]
+def test_each_seed_trains_from_the_same_start_without_trees(runner: Pretended) -> None:
+    arena_grpo.arena_grpo(runner)
+    assert runner.stages() == ["warm-start", "eval", *["train-grpo", "eval"] * 2]
+    trained = [one for one in runner.ran if one.stage == "train-grpo"]
     assert [one.arguments for one in trained] == [("--name", "grpo-0"), ("--name", "grpo-1")]
     assert [one.settings for one in trained] == [{"seed": 0}, {"seed": 1}]
-    assert lab.asked("test") == ["warm-start", "grpo-0", "grpo-1"]
+    assert runner.asked("test") == ["warm-start", "grpo-0", "grpo-1"]
 
 
-def test_a_new_warm_start_is_trained_from_anew(lab: Pretended) -> None:
-    arena_grpo.arena_grpo(lab)
-    trained = [one.after for one in lab.ran if one.stage == "train-grpo"]
+def test_a_new_warm_start_is_trained_from_anew(runner: Pretended) -> None:
+    arena_grpo.arena_grpo(runner)
+    trained = [one.after for one in runner.ran if one.stage == "train-grpo"]
     assert all("product" in after for after in trained)

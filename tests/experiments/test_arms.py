@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 from fake_endpoint import failure
-from little_world import QUESTIONS, policy, recipe
 from loopback import serving
+from tiny_dataset import QUESTIONS, policy, recipe
 
 from experiments.arms import START, Arm, evaluate_arms
 from experiments.report import arm_sheet
 from runs.recipe_file import load_recipe
-from runs.stage import Invocation
+from runs.stage import StageContext
+from runs.study_runner import StudyRunner
 from runs.terminal import Terminal
-from runs.workflow import Lab
-from storage.records import Unanswered
+from storage.records import FailedPrediction
 
 
 def test_a_failed_question_is_among_the_predictions(
@@ -33,11 +33,13 @@ def test_a_failed_question_is_among_the_predictions(
         blocks = {"limits": {"max_failed_share": 0.5}, "evaluation": {"set": questions}}
         config = recipe(tmp_path, endpoint.base_url, **blocks)
         console = Terminal(io.StringIO())
-        lab = Lab(Invocation(load_recipe(config), tmp_path / "run", console=console), (0,))
-        ((start,),) = evaluate_arms(lab, (Arm(START),), {"evaluation.limit": 6})
+        runner = StudyRunner(
+            StageContext(load_recipe(config), tmp_path / "run", console=console), (0,)
+        )
+        ((start,),) = evaluate_arms(runner, (Arm(START),), {"evaluation.limit": 6})
     rows = start.predictions[0]
     assert len(rows) == 6, "as many as were asked"
-    failed = [row for row in rows if isinstance(row, Unanswered)]
+    failed = [row for row in rows if isinstance(row, FailedPrediction)]
     assert [(row.question_id, row.source, row.em, row.f1) for row in failed] == [
         ("q1", "jsonl", 0.0, 0.0)
     ]

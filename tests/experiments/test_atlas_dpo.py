@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pretended_lab import Pretended, pretended
+from fake_study_runner import Pretended, pretended
 from sample_records import a_prediction
 
 from experiments import arms, atlas_dpo
@@ -24,7 +24,7 @@ def scored(policy: str) -> dict[str, float]:
 
 
 @pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
+def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
     rows = [a_prediction(question_id=f"q{n}", em=float(n % 2)) for n in range(20)]
     monkeypatch.setattr(arms, "predictions_of", lambda *_: rows)
     monkeypatch.setattr(atlas_dpo, "CANDIDATES", (MILD, BOLD, replace(BOLD, name="bold-again")))
@@ -32,51 +32,51 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
     return pretended("atlas-dpo", tmp_path / "run", scored=scored)
 
 
-def test_dev_chooses_and_test_is_asked_once_per_arm_and_seed(lab: Pretended) -> None:
-    atlas_dpo.atlas_dpo(lab)
-    assert lab.asked("dev") == [
+def test_dev_chooses_and_test_is_asked_once_per_arm_and_seed(runner: Pretended) -> None:
+    atlas_dpo.atlas_dpo(runner)
+    assert runner.asked("dev") == [
         *("mild-0", "bold-0", "bold-again-0"),
         *("sft-0", "sft-more-0"),
     ]
     trained = ["dpo", "sft", "shuffled", "answers"]
-    assert lab.asked("test") == [
+    assert runner.asked("test") == [
         *("warm-start", "same-again", *(f"{name}-0" for name in trained)),
         *(f"{name}-1" for name in trained),
     ]
-    assert lab.stages().count("annotate") == 1
+    assert runner.stages().count("annotate") == 1
 
 
-def test_arms_learn_from_the_chosen_recipe_s_pairs(lab: Pretended) -> None:
-    atlas_dpo.atlas_dpo(lab)
-    relabelled = {one.arguments[1]: one.settings for one in lab.ran if one.stage == "relabel"}
+def test_arms_learn_from_the_chosen_recipe_s_pairs(runner: Pretended) -> None:
+    atlas_dpo.atlas_dpo(runner)
+    relabelled = {one.arguments[1]: one.settings for one in runner.ran if one.stage == "relabel"}
     assert relabelled["bold"] == {"pairs.min_gap": 0.2}
     assert relabelled["shuffled"] == {"pairs.min_gap": 0.2, "pairs.order": "shuffled"}
     assert relabelled["answers"] == {"pairs.min_gap": 0.2, "pairs.actions": ["answer"]}
     assert relabelled["sft"] == {"pairs.min_gap": 0.3}
-    second = [one for one in lab.ran if one.settings.get("seed") == 1]
+    second = [one for one in runner.ran if one.settings.get("seed") == 1]
     (sft,) = (one.settings for one in second if one.stage == "train-sft")
     assert sft == {"seed": 1, "training.sft.epochs": 2}
     dpo = [one.arguments[1] for one in second if one.stage == "train-dpo"]
     assert dpo == ["bold", "shuffled", "answers"]
 
 
-def test_what_is_made_of_something_else_is_made_anew(lab: Pretended) -> None:
-    atlas_dpo.atlas_dpo(lab)
-    for one in lab.ran:
+def test_what_is_made_of_something_else_is_made_anew(runner: Pretended) -> None:
+    atlas_dpo.atlas_dpo(runner)
+    for one in runner.ran:
         if one.stage in {"train-dpo", "train-sft"}:
             assert one.after["product"] == f"relabel --label {one.arguments[1]}"
         if (
             one.stage == "eval"
-            and lab.recipe.policy.model not in one.settings["evaluation.policies"].values()
+            and runner.recipe.policy.model not in one.settings["evaluation.policies"].values()
         ):
             (policy,) = one.settings["evaluation.policies"]
             trained = policy.replace("dpo-", "bold-")  # what dev chose is not trained again
             assert one.after["product"].endswith(f"--name {trained}")
 
 
-def test_the_table_is_kept(lab: Pretended) -> None:
-    atlas_dpo.atlas_dpo(lab)
-    kept = (lab.folder / "atlas-dpo.md").read_text()
+def test_the_table_is_kept(runner: Pretended) -> None:
+    atlas_dpo.atlas_dpo(runner)
+    kept = (runner.folder / "atlas-dpo.md").read_text()
     assert "dpo − warm-start (primary)" in kept
-    assert (lab.folder / "atlas-dpo-claims.csv").read_text().startswith("difference,")
-    assert (lab.folder / "atlas-dpo.svg").read_text().lstrip().startswith("<?xml")
+    assert (runner.folder / "atlas-dpo-claims.csv").read_text().startswith("difference,")
+    assert (runner.folder / "atlas-dpo.svg").read_text().lstrip().startswith("<?xml")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from evo_answers import searching
 from evo_world import words_alike
-from pretended_lab import Command, Pretended, pretended, tells_nothing
+from fake_study_runner import Command, Pretended, pretended, tells_nothing
 from sample_records import a_question
 
 from analysis.suppression import COMPARISONS
@@ -27,7 +27,7 @@ from experiments import (
 from experiments.arms import START, Arm
 from pipelines.cli import parser, run_stage
 from pipelines.study import SHARED, STUDIES, study_named
-from runs.products import PRODUCT, product_of, together
+from runs.artifacts import PRODUCT, product_of, together
 from sources.load import Data
 from storage.records import Prediction
 
@@ -41,8 +41,8 @@ def answers(policy: str) -> list[Prediction]:
 
 
 @pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
-    monkeypatch.setattr(arms, "predictions_of", lambda lab, policy, *_: answers(policy))
+def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
+    monkeypatch.setattr(arms, "predictions_of", lambda runner, policy, *_: answers(policy))
     seen = {"a right answer, a wrong one": Counter({"kept": 3, "silenced": 1})}
     monkeypatch.setattr(evo_schedules, "_judged", lambda run, label, *_: seen)
     asked = tuple(a_question(id=f"q{n}", answerable=n < 12) for n in range(14))
@@ -60,13 +60,13 @@ def shared(folder: Path, **more: Any) -> Pretended:
 EVO_STUDIES = [name for name, recipe in SHARED.items() if recipe == "evo-studies"]
 
 
-def table(lab: Pretended, name: str) -> list[dict[str, str]]:
-    with (lab.folder / f"{name}.csv").open(encoding="utf-8") as file:
+def table(runner: Pretended, name: str) -> list[dict[str, str]]:
+    with (runner.folder / f"{name}.csv").open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
-def trainings(lab: Pretended) -> list[Command]:
-    return [one for one in lab.ran if one.stage == "train-dpo"]
+def trainings(runner: Pretended) -> list[Command]:
+    return [one for one in runner.ran if one.stage == "train-dpo"]
 
 
 def named(command: Command) -> str:
@@ -92,17 +92,17 @@ def test_studies_of_one_run_do_not_write_over_each_other() -> None:
     assert own.isdisjoint(made)
 
 
-def test_refinement_goes_on_from_discovery(lab: Pretended) -> None:
-    evo_schedules.evo_schedules(lab)
-    labels = {one.arguments[1]: one.settings for one in lab.ran if one.stage == "relabel"}
+def test_refinement_goes_on_from_discovery(runner: Pretended) -> None:
+    evo_schedules.evo_schedules(runner)
+    labels = {one.arguments[1]: one.settings for one in runner.ran if one.stage == "relabel"}
     for schedule in ("answer-only", "static", "two-stage", "time-dynamic"):
         first, second = f"discovery-{schedule}", schedule
         for label, stage in ((first, "discovery"), (second, "refinement")):
             staged = {"rewards.schedule": schedule, "rewards.stage": stage}
             assert labels[label] == staged
-    order = [named(one) for one in trainings(lab)]
+    order = [named(one) for one in trainings(runner)]
     assert order[:3] == ["discovery-answer-only-0", "answer-only-0", "discovery-static-0"]
-    by_name = {named(one): one for one in trainings(lab)}
+    by_name = {named(one): one for one in trainings(runner)}
     for seed in (0, 1):
         one, two = by_name[f"discovery-two-stage-{seed}"], by_name[f"two-stage-{seed}"]
         assert one.settings == {"seed": seed}, "from the warm start, which drew the pairs"
@@ -112,15 +112,15 @@ def test_refinement_goes_on_from_discovery(lab: Pretended) -> None:
             "policy.weights": None,
             "training.dpo.off_policy": True,
         }
-    assert set(lab.asked("test")) == {
+    assert set(runner.asked("test")) == {
         START,
         *(f"{arm}-{seed}" for arm in (*labels,) if "discovery" not in arm for seed in (0, 1)),
     }
 
 
-def test_the_letter_changes_two_rewards_in_both_steps(lab: Pretended) -> None:
-    evo_literal.evo_literal(lab)
-    labels = {one.arguments[1]: one.settings for one in lab.ran if one.stage == "relabel"}
+def test_the_letter_changes_two_rewards_in_both_steps(runner: Pretended) -> None:
+    evo_literal.evo_literal(runner)
+    labels = {one.arguments[1]: one.settings for one in runner.ran if one.stage == "relabel"}
     literal = {"rewards.retrieval_bonus": "any", "rewards.overlap_threshold": 0.0}
     for schedule in ("two-stage", "time-dynamic"):
         for label, stage in (
@@ -130,30 +130,30 @@ def test_the_letter_changes_two_rewards_in_both_steps(lab: Pretended) -> None:
             staged = {"rewards.schedule": schedule, "rewards.stage": stage}
             assert labels.pop(label) == literal | staged
     assert not labels
-    assert [named(one) for one in trainings(lab)][:2] == [
+    assert [named(one) for one in trainings(runner)][:2] == [
         "discovery-two-stage-literal-0",
         "two-stage-literal-0",
     ]
-    rows = table(lab, "evo-literal-pairs-in-common")
+    rows = table(runner, "evo-literal-pairs-in-common")
     assert [row["labelling"] for row in rows] == [
         "discovery-time-dynamic-literal",
         "time-dynamic-literal",
     ]
-    assert [row["against"] for row in table(lab, "evo-literal-searches")] == [
+    assert [row["against"] for row in table(runner, "evo-literal-searches")] == [
         "two-stage-literal", START, START
     ]  # fmt: skip
 
 
-def test_a_second_step_is_made_of_its_pairs_and_of_the_first(lab: Pretended) -> None:
-    evo_schedules.evo_schedules(lab)
-    by_name = {named(one): one for one in trainings(lab)}
+def test_a_second_step_is_made_of_its_pairs_and_of_the_first(runner: Pretended) -> None:
+    evo_schedules.evo_schedules(runner)
+    by_name = {named(one): one for one in trainings(runner)}
     first = by_name["discovery-static-1"]
     assert first.after[PRODUCT] == "relabel --label discovery-static"
     made = {PRODUCT: "train-dpo --label discovery-static --name discovery-static-1"}
     pairs = {PRODUCT: "relabel --label static"}
     assert by_name["static-1"].after == together(pairs, made)
     assert together(pairs, made) != together(made) != together(pairs, {PRODUCT: "another"})
-    for one in lab.ran:
+    for one in runner.ran:
         policies = one.settings.get("evaluation.policies", {})
         if one.stage == "eval" and START not in policies:
             (policy,) = policies
@@ -161,7 +161,7 @@ def test_a_second_step_is_made_of_its_pairs_and_of_the_first(lab: Pretended) -> 
 
 
 def test_trees_that_another_study_has_grown_on_are_labelled_anew(
-    tmp_path: Path, lab: Pretended
+    tmp_path: Path, runner: Pretended
 ) -> None:
     def regrown(command: Command) -> dict[str, Any]:
         return {"product": "more trees"} if command.stage == "annotate" else single(command)
@@ -176,7 +176,7 @@ def test_trees_that_another_study_has_grown_on_are_labelled_anew(
 
 
 def test_a_second_step_has_no_divergence_from_the_policy_of_the_trees(
-    tmp_path: Path, lab: Pretended
+    tmp_path: Path, runner: Pretended
 ) -> None:
     def told(command: Command) -> dict[str, Any]:
         moved = {"movement": {"kl": 0.5, "margin": 0.2}, "examples": 60, "steps": 8, "seconds": 9.0}
@@ -197,49 +197,49 @@ def test_a_second_step_has_no_divergence_from_the_policy_of_the_trees(
     assert "over those that can be answered" in first
 
 
-def test_savings_stand_beside_em_and_the_paper(lab: Pretended) -> None:
-    evo_schedules.evo_schedules(lab)
-    row, start, *_ = table(lab, "evo-schedules-searches")
+def test_savings_stand_beside_em_and_the_paper(runner: Pretended) -> None:
+    evo_schedules.evo_schedules(runner)
+    row, start, *_ = table(runner, "evo-schedules-searches")
     assert (row["arm"], row["against"]) == ("time-dynamic", "two-stage")
     assert row["saved % [95 %]"] == "+25.0 [+25.0, +25.0] *"
     assert row["EM [95 %]"] == "0.0 [0.0, 0.0]"
     assert row["EM lower by < 2.0"] == "yes"
     assert row["paper (other models and data)"] == "15 % (11.5 → 9.8 steps)"
     assert (start["against"], start["saved % [95 %]"][:5]) == (START, "-50.0")
-    by_arm = {one["arm"]: one for one in table(lab, "evo-schedules-arms")}
+    by_arm = {one["arm"]: one for one in table(runner, "evo-schedules-arms")}
     dynamic = by_arm["time-dynamic"]
     assert (dynamic["searches"], dynamic["EM"], dynamic["questions"]) == ("3.0", "50.0", "12")
     assert (dynamic["refused %"], dynamic["refusal precision"]) == ("14.3", "100.0")
     assert dynamic["refusal recall"] == "100.0"
     assert dynamic["paper (other models and data)"] == "EM 57.6, F1 71.5"
-    text = (lab.folder / "evo-schedules.md").read_text()
+    text = (runner.folder / "evo-schedules.md").read_text()
     assert "q8_0" in text.splitlines()[0]
     assert "other models, other data" in text.splitlines()[0]
-    assert "primary" in table(lab, "evo-schedules-claims")[0]["difference"]
+    assert "primary" in table(runner, "evo-schedules-claims")[0]["difference"]
 
 
-def test_what_schedules_silence_traces_and_distributions_are_kept(lab: Pretended) -> None:
-    evo_schedules.evo_schedules(lab)
-    rows = {row["better, worse"]: row for row in table(lab, "evo-schedules-comparisons")}
+def test_what_schedules_silence_traces_and_distributions_are_kept(runner: Pretended) -> None:
+    evo_schedules.evo_schedules(runner)
+    rows = {row["better, worse"]: row for row in table(runner, "evo-schedules-comparisons")}
     assert set(rows) == {one.name for one in COMPARISONS}
     right = rows["a right answer, a wrong one"]
     assert right["answer-only"] == "9, 0, 0"
     assert right["two-stage, discovery"] == right["static"] == "0, 9, 0", "κ is 0.1 at most"
     assert right["two-stage, refinement"] == "9, 0, 0"
-    first, *others = table(lab, "evo-schedules-siblings-of-the-trees")
+    first, *others = table(runner, "evo-schedules-siblings-of-the-trees")
     assert (first["two-stage"], first["discovery-two-stage"]) == ("3, 1, 0", "3, 1, 0")
     assert {row["two-stage"] for row in others} == {"–"}
-    traces = (lab.folder / "evo-schedules-traces.md").read_text()
+    traces = (runner.folder / "evo-schedules-traces.md").read_text()
     assert "| step | answer-only | two-stage | time-dynamic |" in traces
     assert "cannot be answered" in traces
-    assert table(lab, "evo-schedules-distributions")[0]["arm"] == START
+    assert table(runner, "evo-schedules-distributions")[0]["arm"] == START
     for plot in ("distributions", "weights"):
-        assert (lab.folder / f"evo-schedules-{plot}.svg").exists()
+        assert (runner.folder / f"evo-schedules-{plot}.svg").exists()
 
 
-def test_combinations_and_step_values_are_rewards_by_name(lab: Pretended) -> None:
-    evo_combinations.evo_combinations(lab)
-    labels = {one.arguments[1]: one.settings for one in lab.ran if one.stage == "relabel"}
+def test_combinations_and_step_values_are_rewards_by_name(runner: Pretended) -> None:
+    evo_combinations.evo_combinations(runner)
+    labels = {one.arguments[1]: one.settings for one in runner.ran if one.stage == "relabel"}
     assert {label: found.get("rewards.components") for label, found in labels.items()} == {
         "best-2": ["backtrack", "answer"],
         "best-3": ["backtrack", "answer", "overlap"],
@@ -247,23 +247,23 @@ def test_combinations_and_step_values_are_rewards_by_name(lab: Pretended) -> Non
         "efficiency": ["backtrack", "step"],
         "full": None,
     }
-    spread = table(lab, "evo-combinations-distributions")
+    spread = table(runner, "evo-combinations-distributions")
     assert {row["arm"] for row in spread} == {arm.name for arm in evo_combinations.ARMS}
     assert {row["SD"] for row in spread if row["quantity"] == "searches a question"} == {"0.00"}
-    lab.ran.clear()
-    evo_step_value.evo_step_value(lab)
-    labels = {one.arguments[1]: one.settings for one in lab.ran if one.stage == "relabel"}
+    runner.ran.clear()
+    evo_step_value.evo_step_value(runner)
+    labels = {one.arguments[1]: one.settings for one in runner.ran if one.stage == "relabel"}
     values = {label: found.get("rewards.step_value") for label, found in labels.items()}
     assert values == {"step-0.5": -0.5, "full": None, "step-2": -2.0}, "−1 is the default"
-    assert {named(one) for one in trainings(lab)} >= {"full-0", "full-1"}
-    assert "step-1-0" in lab.asked("test")
-    assert table(lab, "evo-step-value-steps")[0]["saved % [95 %]"].startswith("0.0 [")
-    for command in lab.ran:
+    assert {named(one) for one in trainings(runner)} >= {"full-0", "full-1"}
+    assert "step-1-0" in runner.asked("test")
+    assert table(runner, "evo-step-value-steps")[0]["saved % [95 %]"].startswith("0.0 [")
+    for command in runner.ran:
         if command.stage in {"relabel", "train-dpo", "eval"}:
-            lab.recipe_with(command.settings)  # every setting is one
+            runner.recipe_with(command.settings)  # every setting is one
 
 
-def test_a_schedule_without_pairs_is_a_row_that_says_so(tmp_path: Path, lab: Pretended) -> None:
+def test_a_schedule_without_pairs_is_a_row_that_says_so(tmp_path: Path, runner: Pretended) -> None:
     def told(command: Command) -> dict[str, Any]:
         few = command.arguments[1:] == ("efficiency",)
         return {"pairs": 3 if few else 200} if command.stage == "relabel" else {}
@@ -302,7 +302,7 @@ def single(command: Command) -> dict[str, Any]:
     return {}
 
 
-def test_an_agent_learns_what_its_reward_model_prefers(tmp_path: Path, lab: Pretended) -> None:
+def test_an_agent_learns_what_its_reward_model_prefers(tmp_path: Path, runner: Pretended) -> None:
     alone = shared(tmp_path, told=single)
     evo_single.evo_single(alone)
     models = [one for one in alone.ran if one.stage == "train-rm" and "--name" in one.arguments]
@@ -323,7 +323,9 @@ def test_an_agent_learns_what_its_reward_model_prefers(tmp_path: Path, lab: Pret
         alone.recipe_with(command.settings)
 
 
-def test_single_rewards_have_a_row_each_those_left_out_too(tmp_path: Path, lab: Pretended) -> None:
+def test_single_rewards_have_a_row_each_those_left_out_too(
+    tmp_path: Path, runner: Pretended
+) -> None:
     alone = shared(tmp_path, told=single)
     evo_single.evo_single(alone)
     rows = {row["reward"]: row for row in table(alone, "evo-single-single-rewards")}
@@ -382,7 +384,7 @@ def test_heads_are_compared_over_splits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", EVO_STUDIES)
 def test_each_learns_from_the_shared_trees_and_asks_test_once(
-    name: str, tmp_path: Path, lab: Pretended
+    name: str, tmp_path: Path, runner: Pretended
 ) -> None:
     told = {"evo-heads": heads, "evo-single": single}.get(name, tells_nothing)
     own = shared(tmp_path, told=told)

@@ -13,36 +13,36 @@ import pytest
 from sample_records import a_node, a_pair
 
 from pipelines.cli import parser
-from runs import workflow as lab_module
+from runs import study_runner as lab_module
 from runs.journal import Event, Journal, command_key
 from runs.recipe_file import load_recipe
-from runs.stage import Invocation
+from runs.stage import StageContext
+from runs.study_runner import Ended, StageStopped, StudyRunner, overrides
 from runs.terminal import Terminal
-from runs.workflow import Ended, Lab, StageStopped, overrides
 from storage.manifest import add_parts, load_manifest
 from storage.parts import write_part
 from storage.schemas import rows_to_table, schema_of
 
 
-def lab(folder: Path, *settings: str, dry_run: bool = False) -> Lab:
+def runner(folder: Path, *settings: str, dry_run: bool = False) -> StudyRunner:
     recipe = load_recipe(Path("configs/atlas.yaml"), ["data.cities=500", *settings])
     console = Terminal(io.StringIO())
-    return Lab(Invocation(recipe, folder / "run", dry_run=dry_run, console=console), (0,))
+    return StudyRunner(StageContext(recipe, folder / "run", dry_run=dry_run, console=console), (0,))
 
 
 def test_a_finished_stage_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = lab(tmp_path).branchwise("data", settings={"data.limit": 3})
+    first = runner(tmp_path).branchwise("data", settings={"data.limit": 3})
     assert first["questions"] == 3
 
     def refused(*_: object, **__: object) -> None:
         raise AssertionError("started a process")
 
     monkeypatch.setattr(subprocess, "Popen", refused)
-    assert lab(tmp_path).branchwise("data", settings={"data.limit": 3}) == first
+    assert runner(tmp_path).branchwise("data", settings={"data.limit": 3}) == first
     with pytest.raises(AssertionError, match="started"):
-        lab(tmp_path).branchwise("data", settings={"data.limit": 4})
+        runner(tmp_path).branchwise("data", settings={"data.limit": 4})
     with pytest.raises(AssertionError, match="started"):
-        lab(tmp_path, "seed=1").branchwise("data", settings={"data.limit": 3})
+        runner(tmp_path, "seed=1").branchwise("data", settings={"data.limit": 3})
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def write_model(folder: Path, content: str) -> None:
 
 def taught(folder: Path, gap: float) -> None:
     """A relabelling under one name, and a training on whatever has that name."""
-    one = lab(folder)
+    one = runner(folder)
     labelled = one.branchwise("relabel", "--label", "x", settings={"pairs.min_gap": gap})
     one.branchwise("train-dpo", "--label", "x", "--name", "x", after=labelled)
 
@@ -114,8 +114,8 @@ def test_a_stage_whose_product_is_gone_is_run_again(own_folder: Path, stages: li
 
 def test_a_raised_limit_repeats_nothing(own_folder: Path, stages: list[str]) -> None:
     settings = {"rewards.alpha": 1}
-    lab(own_folder, "limits.max_hours=1").branchwise("relabel", settings=settings)
-    lab(own_folder, "limits.max_hours=2").branchwise("relabel", settings=settings)
+    runner(own_folder, "limits.max_hours=1").branchwise("relabel", settings=settings)
+    runner(own_folder, "limits.max_hours=2").branchwise("relabel", settings=settings)
     assert stages == ["relabel"]
 
 
@@ -129,16 +129,16 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_lets_a_stage_fit_repeats_nothing(own_folder: Path, stages: list[str]) -> None:
     def going_on(*settings: str) -> None:
         fits = ("training.dpo.max_length",)
-        replace(lab(own_folder, *settings), fits=fits).branchwise("relabel")
+        replace(runner(own_folder, *settings), fits=fits).branchwise("relabel")
 
     going_on()
     going_on("training.dpo.max_length=2048")
     assert stages == ["relabel"]
     going_on("training.dpo.lr=1")
     assert stages == ["relabel"] * 2
-    lab(own_folder, "training.dpo.max_length=2048").branchwise("relabel")
+    runner(own_folder, "training.dpo.max_length=2048").branchwise("relabel")
     assert stages == ["relabel"] * 3, "in a study all arms see the same"
-    lab(own_folder, "training.dpo.max_length=2048", "training.dpo.micro_batch=1").branchwise(
+    runner(own_folder, "training.dpo.max_length=2048", "training.dpo.micro_batch=1").branchwise(
         "relabel"
     )
     assert stages == ["relabel"] * 3, "but for rounding"
@@ -146,7 +146,7 @@ def test_what_lets_a_stage_fit_repeats_nothing(own_folder: Path, stages: list[st
 
 def test_a_noted_command_can_be_pasted(own_folder: Path, stages: list[str]) -> None:
     settings = {"data.corpus": ["it's $HOME; here", 'a "b"'], "evaluation.policies": {"a": "b c"}}
-    one = lab(own_folder / "a folder; with blanks")
+    one = runner(own_folder / "a folder; with blanks")
     one.branchwise("relabel", "--label", "x", settings=settings)
     (started,) = one.journal.started()
     printed = subprocess.run(
@@ -157,7 +157,7 @@ def test_a_noted_command_can_be_pasted(own_folder: Path, stages: list[str]) -> N
     ).stdout.splitlines()
     options = parser().parse_args(printed)
     recipe = load_recipe(options.config, options.overrides)
-    assert options.run == one.call.run
+    assert options.run == one.context.run
     assert recipe.data.corpus == tuple(settings["data.corpus"])
     assert recipe.model_dump()["evaluation"]["policies"] == settings["evaluation.policies"]
     assert recipe == one.recipe_with(settings)
@@ -179,15 +179,15 @@ def test_how_a_stage_ended_is_how_the_study_ends(
 ) -> None:
     monkeypatch.setattr(lab_module, "_run", lambda words: ended)
     with pytest.raises(StageStopped, match=told) as stopped:
-        lab(own_folder).branchwise("data")
+        runner(own_folder).branchwise("data")
     assert stopped.value.exit_code == code
     # A signal that came when the stage was through stops the study, but not that the stage is.
-    kept = lab(own_folder).journal.events()
+    kept = runner(own_folder).journal.events()
     assert [event.event for event in kept] == ["started", "failed" if ended.code else "done"]
 
 
 def test_a_failure_is_noted_and_tried_again(tmp_path: Path) -> None:
-    one = lab(tmp_path)
+    one = runner(tmp_path)
     with pytest.raises(StageStopped) as stopped:
         one.branchwise("relabel")
     assert stopped.value.exit_code == 2
@@ -200,7 +200,7 @@ def test_a_failure_is_noted_and_tried_again(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_starts_nothing(tmp_path: Path) -> None:
-    assert lab(tmp_path, dry_run=True).branchwise("data") == {}
+    assert runner(tmp_path, dry_run=True).branchwise("data") == {}
     assert not (tmp_path / "run").exists()
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from fake_endpoint import FakeEndpoint
-from little_world import policy, recipe
 from loopback import serving
 from sample_records import a_pair
+from tiny_dataset import policy, recipe
 
 from experiments.labels import ALPHAS, ESTIMATORS, in_order
 from pipelines.cli import parser, run_stage

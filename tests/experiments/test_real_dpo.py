@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from pretended_lab import Pretended, pretended
+from fake_study_runner import Pretended, pretended
 from sample_records import a_prediction
 
 from experiments import arms, real_dpo
 from runs.evaluation_set import data_settings
 from runs.recipe_file import load_recipe
-from sources.load import load_part
+from sources.load import load_split
 from storage.errors import ConfigError
 from storage.records import Prediction
 
@@ -26,16 +26,16 @@ def answers(policy: str) -> list[Prediction]:
 
 
 @pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
+def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
     for module in (arms, real_dpo):
-        monkeypatch.setattr(module, "predictions_of", lambda lab, policy, *_: answers(policy))
+        monkeypatch.setattr(module, "predictions_of", lambda runner, policy, *_: answers(policy))
     return pretended("real-dpo", tmp_path / "real-dpo")
 
 
-def test_the_start_is_made_before_the_trees(lab: Pretended) -> None:
-    real_dpo.real_dpo(lab)
-    assert lab.stages()[:2] == ["warm-start", "annotate"]
-    assert lab.ran[1].after["product"].startswith("warm-start"), "another start, other trees"
+def test_the_start_is_made_before_the_trees(runner: Pretended) -> None:
+    real_dpo.real_dpo(runner)
+    assert runner.stages()[:2] == ["warm-start", "annotate"]
+    assert runner.ran[1].after["product"].startswith("warm-start"), "another start, other trees"
 
 
 def test_another_start_is_refused_before_anything_is_made(tmp_path: Path) -> None:
@@ -44,16 +44,16 @@ def test_another_start_is_refused_before_anything_is_made(tmp_path: Path) -> Non
         real_dpo.real_dpo(elsewhere)
     assert elsewhere.ran == []
     named = "policy.model=models/elsewhere/warm-start"
-    real_dpo.refuse_other_start(pretended("real-dpo", tmp_path / "elsewhere", named))
+    real_dpo.check_same_start(pretended("real-dpo", tmp_path / "elsewhere", named))
 
 
-def test_baselines_stand_beside_and_sets_apart(lab: Pretended) -> None:
-    real_dpo.real_dpo(lab)
-    assert lab.asked("test")[:3] == ["base", "warm-start", "same-again"]
-    assert lab.asked("dev") == [], "nothing is chosen here"
-    arms_table = (lab.folder / "real-dpo-arms.csv").read_text().splitlines()
+def test_baselines_stand_beside_and_sets_apart(runner: Pretended) -> None:
+    real_dpo.real_dpo(runner)
+    assert runner.asked("test")[:3] == ["base", "warm-start", "same-again"]
+    assert runner.asked("dev") == [], "nothing is chosen here"
+    arms_table = (runner.folder / "real-dpo-arms.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in arms_table[1:6]] == ["base", *real_dpo.BASELINES]
-    head, *rows = (lab.folder / "real-dpo-strata.csv").read_text().splitlines()
+    head, *rows = (runner.folder / "real-dpo-strata.csv").read_text().splitlines()
     assert head.split(",")[:4] == ["arm", *SETS]
     assert {row.split(",", 1)[1][:16] for row in rows} == {"0.0,100.0,0.0,–,"}
 
@@ -67,7 +67,7 @@ def test_strata_hold_every_question_of_the_real_sets() -> None:
         for one in recipe.data.mix
     )
     data = recipe.data.model_copy(update={"mix": found})
-    asked = load_part(data_settings(recipe.model_copy(update={"data": data})), "test", recipe.seed)
+    asked = load_split(data_settings(recipe.model_copy(update={"data": data})), "test", recipe.seed)
     rows = [a_prediction(question_id=q.id, source=q.source) for q in asked]
     by_set = [sum(map(stratum.holds, rows)) for stratum in real_dpo.STRATA[:3]]
     assert sum(by_set) == len(rows)

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pretended_lab import Command, Pretended, pretended
+from fake_study_runner import Command, Pretended, pretended
 from sample_records import a_prediction
 
 from experiments import arms, fresh_rollouts, recipes
 from runs.fresh_rollouts import Rolled
-from runs.workflow import StageStopped
+from runs.study_runner import StageStopped
 from storage.records import Prediction
 
 RIGHT = {"higher-rate-0": 5, "as-it-is-0": 3}
@@ -33,7 +33,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         asked.append(rollouts)
         return Rolled({})
 
-    monkeypatch.setattr(arms, "predictions_of", lambda lab, policy, *_: answers(policy))
+    monkeypatch.setattr(arms, "predictions_of", lambda runner, policy, *_: answers(policy))
     monkeypatch.setattr(recipes, "existing_run", lambda folder: SimpleNamespace(folder=folder))
     monkeypatch.setattr(recipes, "pairs_of", lambda run, table: [])
     monkeypatch.setattr(fresh_rollouts, "roll_fresh", roll_fresh)
@@ -41,8 +41,8 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def lab_of(folder: Path) -> Pretended:
-    lab = pretended("real-dpo", folder / "real-dpo")
-    return Pretended(lab.call, (0,))
+    runner = pretended("real-dpo", folder / "real-dpo")
+    return Pretended(runner.context, (0,))
 
 
 def changed(command: Command, base: Command) -> dict[str, Any]:
@@ -51,9 +51,9 @@ def changed(command: Command, base: Command) -> dict[str, Any]:
 
 
 def test_every_arm_changes_one_thing(tmp_path: Path, looked_at: list[int]) -> None:
-    lab = lab_of(tmp_path)
-    recipes.recipes(lab)
-    first, *relabelled = [c for c in lab.ran if c.stage == "relabel" and c.run == "real-dpo"]
+    runner = lab_of(tmp_path)
+    recipes.recipes(runner)
+    first, *relabelled = [c for c in runner.ran if c.stage == "relabel" and c.run == "real-dpo"]
     assert [changed(one, first) for one in relabelled] == [
         {"pairs.max_per_question": 16},
         {},
@@ -63,20 +63,22 @@ def test_every_arm_changes_one_thing(tmp_path: Path, looked_at: list[int]) -> No
         {"pairs.confirmed": True},
         {},  # the start of the second round, whose trained policy is there
     ]
-    base, *trainings = [c for c in lab.ran if c.stage == "train-dpo" and c.run == "real-dpo"]
+    base, *trainings = [c for c in runner.ran if c.stage == "train-dpo" and c.run == "real-dpo"]
     assert [changed(one, base) for one in trainings] == [
         *({}, {"training.dpo.lr": 8e-4}, {"training.dpo.epochs": 4.0}, {}, {}, {}),
         {"training.dpo.lr": 8e-4},
     ]
-    assert lab.asked("test") == [], "what is tried so often is not asked the test"
-    assert lab.asked("dev") == ["warm-start", *(f"{n}-0" for n in ("as-it-is", *recipes.TRIED))]
+    assert runner.asked("test") == [], "what is tried so often is not asked the test"
+    assert runner.asked("dev") == ["warm-start", *(f"{n}-0" for n in ("as-it-is", *recipes.TRIED))]
     assert looked_at == [recipes.FRESH]
 
 
 def test_the_second_round_is_grown_by_the_best_policy(tmp_path: Path, looked_at: list[int]) -> None:
-    lab = lab_of(tmp_path)
-    recipes.recipes(lab)
-    own = [command for command in lab.ran if command.run == "real-dpo-second-round-higher-rate-0"]
+    runner = lab_of(tmp_path)
+    recipes.recipes(runner)
+    own = [
+        command for command in runner.ran if command.run == "real-dpo-second-round-higher-rate-0"
+    ]
     assert [command.stage for command in own] == ["annotate", "relabel", "train-dpo", "eval"]
     assert {command.policy for command in own} == {"models/real-dpo/higher-rate-0"}
     assert own[0].after["product"].startswith("train-dpo"), "other weights, other trees"
@@ -85,10 +87,10 @@ def test_the_second_round_is_grown_by_the_best_policy(tmp_path: Path, looked_at:
 def test_a_second_look_that_is_stopped_stops_the_study(
     tmp_path: Path, looked_at: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rolled = Rolled({}, owed=3, reason="limits.max_usd is reached", exit_code=3)
+    rolled = Rolled({}, pending=3, reason="limits.max_usd is reached", exit_code=3)
     monkeypatch.setattr(fresh_rollouts, "roll_fresh", lambda *_: rolled)
-    lab = lab_of(tmp_path)
+    runner = lab_of(tmp_path)
     with pytest.raises(StageStopped, match=r"max_usd is reached; the same command") as stopped:
-        recipes.recipes(lab)
+        recipes.recipes(runner)
     assert stopped.value.exit_code == 3
-    assert "confirmed-0" not in lab.asked("dev")
+    assert "confirmed-0" not in runner.asked("dev")

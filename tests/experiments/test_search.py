@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pretended_lab import Pretended, pretended
+from fake_study_runner import Pretended, pretended
 from sample_records import a_call, a_node, a_pair, a_prediction
 
 from analysis.survival import Fresh
 from experiments import arms, fresh_rollouts, search
 from runs.folder import Run, open_run
 from runs.fresh_rollouts import Rolled
-from runs.workflow import StageStopped
+from runs.study_runner import StageStopped
 from storage.manifest import add_parts
 from storage.parts import write_part
 from storage.records import FreshRollouts, Record, Rollout
@@ -21,9 +21,9 @@ from storage.schemas import rows_to_table, schema_of
 KINDS = ("tree", "chains")
 
 
-def grown(lab: Pretended, kind: str) -> None:
+def grown(runner: Pretended, kind: str) -> None:
     """Two trees of three nodes, and a pair of each."""
-    run = open_run(search.beside(lab, kind).call.run, lab.recipe, {})
+    run = open_run(search.beside(runner, kind).context.run, runner.recipe, {})
     trees = [
         a_node(tree_id=tree, question_id=tree, node_id=n) for tree in ("t1", "t2") for n in range(3)
     ]
@@ -72,7 +72,7 @@ def fresh(answers: dict[int, str]) -> Fresh:
 
 
 @pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
+def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
     def rolled(call: Any, run: Any, *_: object) -> Rolled:
         right = 1 if run.folder.name.endswith("tree") else 2
         return Rolled(dict(fresh({right: "Paris", 3 - right: "Rome"})))
@@ -86,39 +86,39 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
     return found
 
 
-def test_both_kinds_have_a_run_of_their_own_and_one_journal(lab: Pretended) -> None:
-    search.search(lab)
-    annotated = [(one.run, one.settings) for one in lab.ran if one.stage == "annotate"]
+def test_both_kinds_have_a_run_of_their_own_and_one_journal(runner: Pretended) -> None:
+    search.search(runner)
+    annotated = [(one.run, one.settings) for one in runner.ran if one.stage == "annotate"]
     assert annotated == [(f"search-{kind}", {"mcts.kind": kind}) for kind in KINDS]
-    assert lab.recipe.mcts.max_output_tokens, "what makes them equal"
-    assert {search.beside(lab, kind).folder for kind in KINDS} == {lab.folder}
+    assert runner.recipe.mcts.max_output_tokens, "what makes them equal"
+    assert {search.beside(runner, kind).folder for kind in KINDS} == {runner.folder}
 
 
-def test_what_a_search_gave_is_counted_and_looked_at_again(lab: Pretended) -> None:
-    search.search(lab)
-    head, *rows = (lab.folder / "search-searches.csv").read_text().splitlines()
+def test_what_a_search_gave_is_counted_and_looked_at_again(runner: Pretended) -> None:
+    search.search(runner)
+    head, *rows = (runner.folder / "search-searches.csv").read_text().splitlines()
     assert head.startswith("search,questions,tokens a question,pairs,")
     tree, chains = (row.split(",") for row in rows)
     assert tree[:6] == ["tree", "2", "30", "2", "2", "2"]
     assert tree[6].strip('"').startswith("100.0 [")
     assert chains[-2:] == ["100.0", "0.0"], "all of its orders are reversed"
-    text = (lab.folder / "search.md").read_text()
+    text = (runner.folder / "search.md").read_text()
     assert "dpo-tree − dpo-chains (primary)" in text
     for kind in KINDS:
-        assert f"fresh rollouts, 8 a side, of 2 pairs of {lab.call.run}-{kind} | 1 |" in text
-    trained = (lab.folder / "search-arms.csv").read_text().splitlines()[1:]
+        assert f"fresh rollouts, 8 a side, of 2 pairs of {runner.context.run}-{kind} | 1 |" in text
+    trained = (runner.folder / "search-arms.csv").read_text().splitlines()[1:]
     assert [row.split(",")[0] for row in trained] == ["warm-start", "dpo-tree", "dpo-chains"]
-    assert (lab.folder / "search.svg").exists()
+    assert (runner.folder / "search.svg").exists()
 
 
 def test_a_stop_of_the_rollouts_is_the_study_s(
-    lab: Pretended, monkeypatch: pytest.MonkeyPatch
+    runner: Pretended, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stopped = Rolled({}, owed=2, reason="interrupted", exit_code=130)
+    stopped = Rolled({}, pending=2, reason="interrupted", exit_code=130)
     monkeypatch.setattr(fresh_rollouts, "roll_fresh", lambda *_: stopped)
     with pytest.raises(StageStopped, match="interrupted") as error:
-        search.search(lab)
+        search.search(runner)
     assert error.value.exit_code == 130
-    (attempt,) = [one for one in lab.journal.started() if "fresh rollouts" in one.command]
+    (attempt,) = [one for one in runner.journal.started() if "fresh rollouts" in one.command]
     assert attempt.exit_code == 130, "what was stopped is not passed over in silence"
-    assert not (lab.folder / "search.md").exists()
+    assert not (runner.folder / "search.md").exists()

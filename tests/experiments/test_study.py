@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.cli import parser, run_stage
-from runs.folder import refuse_unusable
+from runs.folder import check_run_folder
 from storage.lock import RunLock
 
 STUDIES = {"little": "little_study"}
@@ -73,4 +73,4 @@ def test_a_dry_run_says_the_commands_and_writes_nothing(
 
 def test_what_a_study_notes_first_does_not_make_the_run_folder_a_stranger(tmp_path: Path) -> None:
     (tmp_path / "study").mkdir()
-    refuse_unusable(tmp_path)
+    check_run_folder(tmp_path)

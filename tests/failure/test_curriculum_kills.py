@@ -15,7 +15,7 @@ from runs.recipe_file import load_recipe
 
 pytestmark = pytest.mark.failure
 
-LITTLE = {"runs.workflow.CHILD": "little_stages"}
+LITTLE = {"runs.study_runner.CHILD": "little_stages"}
 STEPS = [
     "eval evo",
     *(

@@ -112,7 +112,7 @@ def middle(path: Path) -> None:
 @pytest.mark.parametrize("damage", [truncated, foreign, middle])
 def test_a_damaged_ledger(damage: Damage, world: World, run: Path, tmp_path: Path) -> None:
     damage(run / "ledger.sqlite")
-    (run / "manifest.json").unlink()  # all is owed again
+    (run / "manifest.json").unlink()  # all is pending again
     refused = told(world, "annotate", run, tmp_path)
     assert refused.code == 1, refused.said
     assert f"{run}/ledger.sqlite: " in refused.said

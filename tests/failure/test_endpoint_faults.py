@@ -21,8 +21,8 @@ from fake_endpoint import (
     stalled,
     truncated,
 )
-from little_world import policy, recipe
 from loopback import serving
+from tiny_dataset import policy, recipe
 
 from engines.openai import OpenAIEngine
 from engines.retry import RetryPolicy

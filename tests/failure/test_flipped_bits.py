@@ -114,7 +114,7 @@ def test_what_was_dropped_is_asked_for_again_and_nothing_else(world: World, run:
     dropped = verified(world, run, "--drop-damaged")
     assert dropped.code == 1, dropped.said
     assert "1 damaged rows taken out" in dropped.said
-    assert "its questions are owed" in dropped.said
+    assert "its questions are pending" in dropped.said
     before = len(world.seeds)
     assert world.annotate(run).code == 0
     assert len(world.seeds) == before + 1, "the endpoint honours seeds, so one call is missing"
@@ -124,7 +124,7 @@ def test_what_was_dropped_is_asked_for_again_and_nothing_else(world: World, run:
 def test_annotate_neither_uses_nor_buys_again_what_is_damaged(world: World, run: Path) -> None:
     with closing(sqlite3.connect(run / "ledger.sqlite")) as ledger, ledger:
         ledger.execute("UPDATE calls SET key = 'a' || substr(key, 2) WHERE rowid = 3")
-    (run / "manifest.json").unlink()  # all is owed again
+    (run / "manifest.json").unlink()  # all is pending again
     before = len(world.seeds)
     ended = world.annotate(run)
     assert ended.code == 1, ended.said

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from durable import World
 from fake_endpoint import completion, failure
-from little_world import recipe
 from loopback import serving
 from stages import Stages
+from tiny_dataset import recipe
 
 from storage.manifest import verify_manifest
 from storage.parts import read_parts

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from durable import World, stored_seeds
-from little_world import policy
 from seams import Seam
 from stages import LONGEST_S
+from tiny_dataset import policy
 
 pytestmark = pytest.mark.failure
 

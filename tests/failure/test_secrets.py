@@ -9,10 +9,10 @@ from urllib.parse import quote
 import pytest
 from durable import World
 from fake_endpoint import completion, failure
-from little_world import policy, recipe
 from loopback import serving
 from seams import Seam
 from stages import Stages
+from tiny_dataset import policy, recipe
 
 from storage.manifest import load_manifest
 from storage.parts import read_parts

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from durable import rows_of, stored_seeds
 from fake_endpoint import FakeEndpoint
-from little_world import policy, recipe
 from loopback import serving
 from seams import Seam
 from stages import Ended, Stages
+from tiny_dataset import policy, recipe
 
 from storage.manifest import verify_manifest
 

@@ -1,7 +1,7 @@
 """Whatever a stranger wrote, in any field that is ever shown: a terminal shows it, and no more.
 
 Every stage that prints runs as a process of its own on a pseudo-terminal. What reaches it must be
-text, our own styles and the moves of the live display; see `pseudo_terminal.refuse_harm`.
+text, our own styles and the moves of the live display; see `pseudo_terminal.reject_harmful`.
 """
 
 import json
@@ -16,10 +16,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from fake_endpoint import FakeEndpoint, completion, failure
-from little_world import PASSAGES, QUESTIONS, policy, recipe
 from loopback import serving
-from pseudo_terminal import HOSTILE, PseudoTerminal, refuse_harm
+from pseudo_terminal import HOSTILE, PseudoTerminal, reject_harmful
 from stages import REPOSITORY, Ended, Stages
+from tiny_dataset import PASSAGES, QUESTIONS, policy, recipe
 
 from storage.manifest import add_parts, load_manifest
 from storage.parts import read_parts, write_part
@@ -142,7 +142,7 @@ def test_the_files_of_a_run_can_be_shown(world: World, run: Path) -> None:
         if path.suffix in {".csv", ".json", ".jsonl", ".md", ".yaml"}
     }
     for name, text in texts.items():
-        refuse_harm(text.replace("\r\n", "\n"))
+        reject_harmful(text.replace("\r\n", "\n"))
         known = {"README.md", "config.yaml", "diagnosis.md"}
         assert ("pwned" in text) >= (name in known), name
 
@@ -333,7 +333,7 @@ def test_a_published_file_is_text_both_ways(world: World, run: Path, tmp_path: P
     ended, terminal = world.on_terminal("export-pairs", "--run", run, "--file", exported)
     assert ended.code == 0, terminal.said
     terminal.harmless()
-    refuse_harm(exported.read_text("utf-8"))
+    reject_harmful(exported.read_text("utf-8"))
     to = ("--run", tmp_path / NAME)
     ended, terminal = world.on_terminal("import-pairs", *config, *to, "--file", exported)
     assert ended.code == 0, terminal.said
@@ -363,7 +363,7 @@ def test_faults_of_question_files_are_text(field: str, world: World, tmp_path: P
 
 PRINTED = f"""
 import logging, sys, threading, warnings
-from storage.inert import guard_streams
+from storage.terminal_escape import guard_streams
 guard_streams()
 said = {HOSTILE!r}
 print(said, said, sep=said)
@@ -457,7 +457,7 @@ def test_an_encoding_that_lacks_a_character_ends_no_stage(
         said = (done.stdout + done.stderr).decode("latin-1")
         assert done.returncode == code, said
         assert "Traceback" not in said
-        refuse_harm(said)
+        reject_harmful(said)
         assert shown in said, said
         if "--json" in arguments:
             assert json.loads(done.stdout.splitlines()[-1])

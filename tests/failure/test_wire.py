@@ -16,9 +16,9 @@ import pytest
 from aiohttp import web
 from durable import World, stored_seeds
 from fake_endpoint import FakeEndpoint, completion
-from little_world import policy, recipe
 from loopback import serving
 from stages import REPOSITORY, Stages
+from tiny_dataset import policy, recipe
 from wire import Answer, Listener, certificate, listening
 
 from engines.openai import OpenAIEngine

@@ -6,7 +6,7 @@ from statistics import fmean
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wanderer import Wanderer, facts
+from random_policy import Wanderer, facts
 
 from mcts import Expansion, Node, SearchSettings, sample_chains, search
 

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wanderer import Wanderer, facts
+from random_policy import Wanderer, facts
 
 from mcts import SearchSettings, search
 from mcts.tree import ROOT_PRIOR, Tree

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from fake_endpoint import FakeEndpoint, failure
-from little_world import policy, recipe
 from loopback import serving
+from tiny_dataset import policy, recipe
 
 from pipelines.cli import parser, run_stage
 from storage.ledger import Ledger
@@ -108,7 +108,7 @@ def test_a_limit_is_that_of_the_run_and_stops_no_replay(
     config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
     branchwise("annotate", config, run)
     made = len(endpoint.requests)
-    (run / "manifest.json").unlink()  # all is owed again, all is in the ledger
+    (run / "manifest.json").unlink()  # all is pending again, all is in the ledger
     spent = ("--set", "limits.max_tokens=10")
     assert branchwise("annotate", config, run, *spent) == 0
     assert len(endpoint.requests) == made

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from fake_endpoint import FakeEndpoint
-from little_world import policy, recipe
 from loopback import serving
+from tiny_dataset import policy, recipe
 
 from pipelines.cli import parser, run_stage
 from storage.parts import read_parts

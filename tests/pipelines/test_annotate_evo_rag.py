@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from evo_world import EVO, evo_policy, words_alike
 from fake_endpoint import FakeEndpoint
-from little_world import QUESTIONS, policy, recipe
 from loopback import serving
+from tiny_dataset import QUESTIONS, policy, recipe
 
 from pipelines.cli import parser, run_stage
 from pipelines.train_rm import material_of

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from evo_world import EVO, evo_policy, words_alike
-from little_world import QUESTIONS, policy, recipe
 from loopback import serving
+from tiny_dataset import QUESTIONS, policy, recipe
 
 from pipelines.cli import parser, run_stage
 from storage.parts import read_parts

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from fake_endpoint import FakeEndpoint
-from little_world import policy, recipe
 from loopback import serving
 from sample_records import a_pair
+from tiny_dataset import policy, recipe
 
 from pipelines.cli import parser, run_stage
 from storage.proguide import write_proguide

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 from fake_endpoint import FakeEndpoint, failure
-from little_world import policy, recipe
 from loopback import serving
 from sample_records import a_pair
+from tiny_dataset import policy, recipe
 
 from analysis.diagnosis import TreeFigures, pair_figures
 from analysis.survival import SurvivalRow, survival_table, survives
 from pipelines.cli import parser, run_stage
-from runs.advice import (
+from runs.diagnosis_rules import (
     FEW_PAIRS,
     conclusion,
     of_pairs,
@@ -32,7 +32,7 @@ from storage.parts import read_parts, write_part
 from storage.proguide import write_proguide
 from storage.records import FreshRollouts, Pair, Rollout, TreeNode
 from storage.schemas import rows_to_table, schema_of, table_to_records
-from training.movement import Movement, movement_of
+from training.policy_shift import Movement, movement_of
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_without_a_model_nothing_is_asked(
     def no_engine(*arguments: object, **named: object) -> None:
         raise AssertionError("an engine was made")
 
-    monkeypatch.setattr("runs.assemble.engine_for", no_engine)
+    monkeypatch.setattr("runs.factories.engine_for", no_engine)
     assert branchwise("diagnose", run, "--no-model") == 0
     found = diagnosis(run)
     assert found["survival"] == {}

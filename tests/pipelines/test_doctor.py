@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from little_world import policy, recipe
 from loopback import serving
+from tiny_dataset import policy, recipe
 
 from pipelines.cli import parser, run_stage
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from fake_endpoint import FakeEndpoint, failure
-from little_world import QUESTIONS, recipe
 from loopback import serving
+from tiny_dataset import QUESTIONS, recipe
 
 from pipelines.cli import parser, run_stage
 from runs.folder import dump_recipe

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.extras import extras_of, needed
-from runs import contradictions
+from runs import recipe_checks
 from runs.recipe_file import load_recipe, outline
 from storage.errors import ConfigError
 
@@ -94,7 +94,7 @@ def test_an_extra_that_a_recipe_lacks_is_one_that_make_installs(
     def missing() -> None:
         raise ConfigError("not installed here: run `make setup EXTRAS=dense`")
 
-    monkeypatch.setattr(contradictions, "require_dense_extra", missing)
+    monkeypatch.setattr(recipe_checks, "require_dense_extra", missing)
     try:
         load_recipe(file)
         lacking = False

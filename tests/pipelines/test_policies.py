@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from fake_endpoint import FakeEndpoint
-from little_world import QUESTIONS, policy, recipe
 from loopback import serving
+from tiny_dataset import QUESTIONS, policy, recipe
 
 from agent.settings import AgentSettings
 from engines.settings import ModelSettings
@@ -50,7 +50,7 @@ def config(
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HERE", "key of here")
     monkeypatch.setenv("THERE", "key of there")
-    monkeypatch.setattr("little_world.QUESTIONS", [*QUESTIONS, UNKNOWN])
+    monkeypatch.setattr("tiny_dataset.QUESTIONS", [*QUESTIONS, UNKNOWN])
     elsewhere = {"engine": "openai", "base_url": there.base_url, "api_key_env": "THERE"}
     policies = {
         "first": "policy",

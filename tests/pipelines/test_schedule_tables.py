@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.cli import parser, run_stage
-from runs.folder import refuse_unusable
+from runs.folder import check_run_folder
 
 
 def schedule(run: Path, *more: str) -> int:
@@ -39,7 +39,7 @@ def test_weights_by_policy_call_and_what_they_silence(tmp_path: Path) -> None:
         "Refinement: weights of the schedule time-dynamic"
         in (run / "study" / "schedule.md").read_text()
     )
-    refuse_unusable(run)  # it is still nobody's
+    check_run_folder(run)  # it is still nobody's
 
 
 def test_what_is_silenced_is_counted_by_stage(

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from fake_endpoint import FakeEndpoint, failure
-from little_world import QUESTIONS, policy, recipe
 from loopback import serving
+from tiny_dataset import QUESTIONS, policy, recipe
 
 from analysis.difficulty import difficulty_of
 from pipelines.cli import parser, run_stage
@@ -288,7 +288,7 @@ def test_questions_without_an_answer_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     unknown = {"id": "u", "question": "Who is mayor?", "answers": [], "answerable": False}
-    monkeypatch.setattr("little_world.QUESTIONS", [unknown])
+    monkeypatch.setattr("tiny_dataset.QUESTIONS", [unknown])
     with serving(policy) as endpoint:
         settings = {"policy": {"model": "policy", "protocol": "evo-rag"}}
         config = recipe(tmp_path, endpoint.base_url, difficulty=settings)

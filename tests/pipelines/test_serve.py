@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import fake_vllm
-import little_world
 import pytest
+import tiny_dataset
 
 from engines.vllm_command import VARIABLE
 from pipelines.cli import main
@@ -28,7 +28,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(VARIABLE, fake_vllm.install(tmp_path))
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
     policy = {"engine": "vllm", "model": str(fake_vllm.write_policy(tmp_path))}
-    return little_world.recipe(tmp_path, "", policy=policy)
+    return tiny_dataset.recipe(tmp_path, "", policy=policy)
 
 
 def annotate(recipe: Path, *more: str) -> int:

@@ -6,8 +6,8 @@ import pytest
 
 from pipelines.cli import parser, run_stage
 from pipelines.settings import blocks, page
-from runs.changes import flat
 from runs.recipe import Recipe
+from runs.settings_diff import flat
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 RECIPE = Recipe.model_validate({"name": "run", "difficulty": {"stages": {}}})

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from fake_endpoint import FakeEndpoint
-from little_world import PASSAGES, QUESTIONS, recipe
 from loopback import serving
+from tiny_dataset import PASSAGES, QUESTIONS, recipe
 
 from agent.protocol import AgentProtocol
 from agent.protocols import PROTOCOLS

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from durable import stored_keys
-from little_world import recipe
 from seams import Seam
+from tiny_dataset import recipe
 from tiny_llama import write_tiny_folder
 
 from pipelines.cli import main

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from fake_endpoint import FakeEndpoint
-from little_world import recipe
 from loopback import serving
+from tiny_dataset import recipe
 from tiny_llama import write_tiny_folder
 
 from pipelines.cli import parser, run_stage
@@ -17,11 +17,11 @@ from pipelines.train_rm import material_of
 from rewards.reward_model import RewardModel
 from rewards.schedule import weights
 from rewards.settings import REWARDS, EvoRagSettings
-from runs.contradictions import contradictions
 from runs.folder import existing_run
-from runs.growing import LABELLING
 from runs.recipe import LATER, Recipe
+from runs.recipe_checks import contradictions
 from runs.reward_model import reward_model_for
+from runs.tree_growing import LABELLING
 from storage.parts import read_parts
 from storage.records import Pair, TreeNode
 from storage.schemas import table_to_records

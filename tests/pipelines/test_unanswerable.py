@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from little_world import QUESTIONS, recipe
 from loopback import serving
+from tiny_dataset import QUESTIONS, recipe
 
 from pipelines.cli import parser, run_stage
 from storage.views import run_sql
@@ -87,4 +87,4 @@ def words(line: str) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _eight_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("little_world.QUESTIONS", [*QUESTIONS, *UNKNOWN])
+    monkeypatch.setattr("tiny_dataset.QUESTIONS", [*QUESTIONS, *UNKNOWN])

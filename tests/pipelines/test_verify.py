@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from fake_endpoint import FakeEndpoint
-from little_world import policy, recipe
 from loopback import serving
+from tiny_dataset import policy, recipe
 
 from pipelines.cli import parser, run_stage
 from storage.calls import CALL_COLUMNS
@@ -106,7 +106,7 @@ def test_what_does_not_come_out_as_it_was_committed_changes_nothing(
     assert (run / "manifest.json").read_bytes() == manifest
     assert (run / "ledger.sqlite").read_bytes() == ledger
     with Ledger(run / "ledger.sqlite") as opened:
-        assert opened.counts() == {"owed": 0, "done": 6, "failed": 0}
+        assert opened.counts() == {"pending": 0, "done": 6, "failed": 0}
 
 
 def test_a_sound_run_over_a_damaged_ledger_is_told(
@@ -137,7 +137,7 @@ def test_what_the_ledger_lost_is_owed(
     assert "branchwise annotate" in told
     assert question_ids(run, "trees") == set()
     with Ledger(run / "ledger.sqlite") as ledger:
-        assert ledger.counts() == {"owed": 6, "done": 0, "failed": 0}
+        assert ledger.counts() == {"pending": 6, "done": 0, "failed": 0}
 
 
 def test_what_other_stages_make_again_is_named(

@@ -1,4 +1,4 @@
-"""The warm start's own questions: of the part `warm`, the same number of every set of a mix."""
+"""The warm start's own questions: of the split `warm`, the same number of every set of a mix."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from pipelines.warm_start import warm_part, warm_start
 from runs.recipe_file import load_recipe
-from runs.stage import Invocation
+from runs.stage import StageContext
 from storage.errors import ConfigError
 
 
@@ -27,7 +27,7 @@ def test_a_question_without_an_answer_makes_a_trace_where_a_policy_can_refuse(
 ) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path))
     settings = load_recipe(Path(f"configs/{recipe}.yaml"), ["data.cities=500"])
-    call = Invocation(settings, tmp_path / "run", dry_run=True, limit=40)
+    call = StageContext(settings, tmp_path / "run", dry_run=True, limit=40)
     counts = warm_start(call).totals["counts"]
     assert counts.get("refusals: unanswerable", 0) == refusals
     aside = sum(n for name, n in counts.items() if name.startswith("put aside"))
@@ -47,4 +47,4 @@ def test_what_gives_no_trace_is_refused_before_training(
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path))
     settings = load_recipe(Path(f"configs/{recipe}.yaml"), ["data.cities=500", setting])
     with pytest.raises(ConfigError, match=problem):
-        warm_start(Invocation(settings, tmp_path / "run", limit=4))
+        warm_start(StageContext(settings, tmp_path / "run", limit=4))

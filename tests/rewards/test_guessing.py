@@ -2,7 +2,7 @@
 
 import pytest
 
-from rewards.guessing import guessable
+from rewards.guessable import guessable
 
 
 @pytest.mark.parametrize(

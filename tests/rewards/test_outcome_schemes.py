@@ -15,8 +15,8 @@ from annotation.settings import PairSettings
 from engines.sampling import Sampling
 from rewards.scheme import RewardScheme
 from rewards.schemes import scheme_of
-from runs.contradictions import contradictions
 from runs.recipe import Recipe
+from runs.recipe_checks import contradictions
 from storage.records import Paragraph
 
 QUESTION = a_question(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from fake_endpoint import FakeEndpoint
-from little_world import policy, recipe
 from loopback import serving
+from tiny_dataset import policy, recipe
 
 from pipelines.cli import parser, run_stage
 from runs.evaluation_set import name_apart

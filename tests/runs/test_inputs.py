@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 from fake_endpoint import FakeEndpoint
-from little_world import PASSAGES, QUESTIONS, policy, recipe
 from loopback import serving
+from tiny_dataset import PASSAGES, QUESTIONS, policy, recipe
 
 import agent.reasonrag
 from pipelines.cli import parser, run_stage

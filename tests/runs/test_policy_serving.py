@@ -17,7 +17,7 @@ from engines.settings import ModelSettings
 from engines.vllm import server_for
 from engines.vllm_command import VARIABLE
 from engines.vllm_weights import served_digest
-from runs.policy_serving import VllmServing, refuse_unservable, serving_for
+from runs.policy_serving import VllmServing, check_servable, serving_for
 from runs.recipe import Recipe
 from storage.errors import ConfigError, EndpointError, TrainingError
 from storage.records import Message
@@ -195,4 +195,4 @@ def test_an_adapter_that_a_killed_training_left_on_a_server_is_used(
 def test_an_endpoint_that_cannot_be_given_weights_is_refused(fake: Path) -> None:
     policy = ModelSettings(engine="openai", base_url="http://127.0.0.1:1/v1")
     with pytest.raises(ConfigError, match="openai cannot be given the weights"):
-        refuse_unservable(policy)
+        check_servable(policy)

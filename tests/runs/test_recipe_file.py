@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from runs.assemble import engine_for
+from runs.factories import engine_for
 from runs.recipe import Recipe
 from runs.recipe_file import load_recipe
 from storage.errors import ConfigError
@@ -255,7 +255,7 @@ def test_the_embedded_engine_gets_the_cache_that_the_recipe_allows(
 ) -> None:
     given: list[dict[str, object]] = []
     monkeypatch.setattr(
-        "engines.openvino.embedded_engine", lambda model, say, **limits: given.append(limits)
+        "engines.openvino.embedded_engine", lambda model, log, **limits: given.append(limits)
     )
     recipe = Recipe.model_validate({"name": "x", "limits": {"cache_gib": 7, "max_concurrency": 3}})
     engine_for(recipe.policy, recipe)

@@ -19,7 +19,7 @@ from pipelines.train_grpo import rollout_recipe
 from rewards.schemes import scheme_of
 from runs.recipe import Recipe
 from runs.rollouts import Rollouts
-from runs.stage import Gate, Invocation
+from runs.stage import Gate, StageContext
 from runs.terminal import Terminal
 from storage.errors import BudgetExceeded, EndpointError, RetrievalError
 from storage.ledger import Ledger
@@ -73,7 +73,7 @@ class World:
         pass
 
     def collect(self, number: int = 0) -> RolloutBatch:
-        call = Invocation(self.recipe, self.folder, console=Terminal(self.said))
+        call = StageContext(self.recipe, self.folder, console=Terminal(self.said))
         recipe = rollout_recipe(call)
         source = Rollouts(
             call,

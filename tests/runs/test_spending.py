@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from fake_endpoint import FakeEndpoint, completion
-from little_world import policy, recipe
 from loopback import serving
+from tiny_dataset import policy, recipe
 
 from pipelines.cli import parser, run_stage
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from little_world import policy, recipe
 from loopback import serving
+from tiny_dataset import policy, recipe
 
 from pipelines.cli import parser, run_stage
 from pipelines.train_sft import right_steps

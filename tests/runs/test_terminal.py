@@ -62,7 +62,7 @@ def test_a_string_is_measured_as_it_is_shown() -> None:
 
 def test_only_a_stage_begins_a_line() -> None:
     file = io.StringIO()
-    Terminal(file).say("error: no file a\nwrote all of it\n  indented\n\rb" + "x" * 300)
+    Terminal(file).print_line("error: no file a\nwrote all of it\n  indented\n\rb" + "x" * 300)
     said = file.getvalue().splitlines()
     assert said[:3] == ["error: no file a", "  wrote all of it", "  indented"]
     assert said[3:] == ["  \\rb" + "x" * 300], "a long line is not cut"

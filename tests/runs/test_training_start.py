@@ -11,7 +11,7 @@ from engines.vllm_weights import served_digest
 from pipelines.cli import parser, run_stage
 from runs.folder import existing_run, open_run
 from runs.recipe import Recipe
-from runs.stage import Invocation
+from runs.stage import StageContext
 from runs.training_start import rows_trained_on, trained_folder
 from storage.errors import ConfigError
 from storage.manifest import add_parts
@@ -172,7 +172,7 @@ def test_a_training_writes_through_no_link(tmp_path: Path, monkeypatch: pytest.M
     letters, models = tmp_path / "letters", tmp_path / "models" / "run"
     letters.mkdir()
     (letters / "metrics.jsonl").write_text("Dear friend")
-    call = Invocation(Recipe(name="run"), Path("datasets/run"))
+    call = StageContext(Recipe(name="run"), Path("datasets/run"))
     models.mkdir(parents=True)
     (models / "dpo").symlink_to(letters)
     with pytest.raises(ConfigError, match="models/run/dpo: is a symbolic link"):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from evo_world import EVO
 from fake_endpoint import failure
-from little_world import policy, recipe
 from loopback import serving
+from tiny_dataset import policy, recipe
 
 from pipelines.cli import parser, run_stage
 from storage.ledger import Ledger
@@ -49,7 +49,7 @@ def test_three_processes_grow_what_one_does_and_make_no_call_twice(tmp_path: Pat
     assert rows(shared) == rows(alone)
     assert verify_manifest(shared) == []
     with Ledger(shared / "ledger.sqlite") as ledger:
-        assert ledger.counts() == {"owed": 0, "done": 6, "failed": 0}
+        assert ledger.counts() == {"pending": 0, "done": 6, "failed": 0}
         assert ledger.totals().calls == made
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from sources.atlas import build_corpus, build_questions
 from sources.atlas.facts import load_facts
-from sources.parts import part_of
+from sources.splits import split_of
 from storage.records import Passage, Question
 
 PARTS = ("warm", "train", "dev", "test")
@@ -52,7 +52,7 @@ def test_parts_share_no_question_and_no_place(questions: dict[str, list[Question
     for part in PARTS:
         for name in cited[part]:
             if name.startswith("atlas-country-"):
-                assert part_of(name.removeprefix("atlas-country-")) == part
+                assert split_of(name.removeprefix("atlas-country-")) == part
                 assert name.removeprefix("atlas-country-") in countries
 
 

@@ -15,9 +15,9 @@ from sample_records import a_call
 
 from storage.calls import Call, QuestionRow, packed, unpacked
 from storage.checksums import checksum, sound
-from storage.damage import LEDGER_VERSION, check
 from storage.errors import StorageError
 from storage.ledger import Ledger
+from storage.ledger_check import LEDGER_VERSION, check
 
 CALL = a_call(
     text="<answer>Lyon</answer>",
@@ -163,7 +163,7 @@ async def test_an_error_that_gives_way_takes_its_checksum_along(tmp_path: Path) 
 def test_where_questions_stand_and_what_engines_can_do_is_checked_too(tmp_path: Path) -> None:
     path = tmp_path / "l"
     with Ledger(path) as ledger:
-        ledger.owe(["q1", "q2"])
+        ledger.mark_pending(["q1", "q2"])
         ledger.set_question("q1", "done", part="00000")
         ledger.note_engine("d", "{}")
     assert check(path).whole

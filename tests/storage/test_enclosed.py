@@ -13,12 +13,12 @@ from rewards.heads import Heads
 from rewards.reward_model import read_record
 from runs.folder import existing_run, noted_inputs
 from runs.journal import Event, Journal
-from storage.enclosed import open_inside, read_inside, read_named, refuse_strange
 from storage.errors import ConfigError, StorageError
 from storage.ledger import Ledger
 from storage.lock import RunLock
 from storage.manifest import add_parts, load_manifest, verify_manifest
 from storage.parts import read_parts, write_part
+from storage.safe_files import open_inside, read_inside, read_named, reject_special_files
 from storage.schemas import TREES, rows_to_table
 from storage.views import connect
 from training.checkpoints import latest_checkpoint
@@ -125,9 +125,9 @@ def test_a_missing_file_is_missing(run: Path) -> None:
 def test_the_folder_itself_may_be_a_link(run: Path, tmp_path: Path) -> None:
     (tmp_path / "linked").symlink_to(run)
     assert read_parts(tmp_path / "linked", "trees").num_rows == 1
-    refuse_strange(tmp_path / "linked")
+    reject_special_files(tmp_path / "linked")
     with pytest.raises(ConfigError, match="linked: is a symbolic link"):
-        refuse_strange(tmp_path / "linked", linked=False)
+        reject_special_files(tmp_path / "linked", linked=False)
 
 
 def test_what_a_person_names_may_be_a_link_or_a_shell_s_stream(tmp_path: Path) -> None:

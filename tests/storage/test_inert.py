@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.inert import (
+from storage.terminal_escape import (
     InertStream,
     bare,
     guard_streams,

@@ -13,9 +13,9 @@ import pytest
 from sample_records import a_call
 
 from storage.calls import QuestionRow, Totals
-from storage.damage import LEDGER_VERSION
 from storage.errors import ConfigError, StorageError
 from storage.ledger import Ledger
+from storage.ledger_check import LEDGER_VERSION
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -97,17 +97,17 @@ async def test_one_bad_row_fails_alone(tmp_path: Path) -> None:
 
 def test_question_status(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l") as ledger:
-        ledger.owe(["b", "a", "c"])
+        ledger.mark_pending(["b", "a", "c"])
         ledger.set_question("a", "done", part="00000")
         ledger.set_questions([QuestionRow("c", "failed", "EndpointError")])
-        ledger.owe(["a", "d"])
+        ledger.mark_pending(["a", "d"])
         assert list(ledger.question_status().items()) == [
-            ("b", "owed"),
+            ("b", "pending"),
             ("a", "done"),
             ("c", "failed"),
-            ("d", "owed"),
+            ("d", "pending"),
         ]
-        assert ledger.counts() == {"owed": 2, "done": 1, "failed": 1}
+        assert ledger.counts() == {"pending": 2, "done": 1, "failed": 1}
         assert ledger.questions()[1] == QuestionRow("a", "done", None, "00000")
     with pytest.raises(StorageError, match="closed"):
         ledger.set_question("a", "done")

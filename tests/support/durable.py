@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fake_endpoint import FakeEndpoint
-from little_world import policy, recipe
 from loopback import serving
 from stages import Ended, Running, Stages
+from tiny_dataset import policy, recipe
 
 from engines.sampling import derived_seed
 from storage.manifest import load_manifest, verify_manifest

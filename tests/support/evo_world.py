@@ -103,7 +103,7 @@ EVO: dict[str, Any] = {
     "rewards": {"scheme": "evo-rag", "stage": "discovery"},
     "pairs": {"min_gap": 0.2},
 }
-"""Blocks of a recipe of EVO-RAG, for `little_world.recipe`."""
+"""Blocks of a recipe of EVO-RAG, for `tiny_dataset.recipe`."""
 
 
 def evo_policy(request: dict[str, Any]) -> str:

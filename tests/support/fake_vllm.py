@@ -1,6 +1,6 @@
 """A stand-in for the interpreter of an environment with vLLM: a real process, a real server.
 
-`install` writes it into a folder and names it in the environment. It answers as `little_world`'s
+`install` writes it into a folder and names it in the environment. It answers as `tiny_dataset`'s
 policy does, keeps what it was started with and asked in `starts.jsonl` and `requests.jsonl`, and
 does what a prompt says: `die` kills it, `die once` in its first life only, `refuse` gets status
 400. A file `broken` keeps it from starting.
@@ -22,7 +22,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import little_world
+import tiny_dataset
 
 FOLDER = Path(__file__).parent
 RUNTIME_ADAPTERS = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
@@ -95,7 +95,7 @@ class Answering(BaseHTTPRequestHandler):
             os.kill(os.getpid(), signal.SIGKILL)
         if asked == "refuse":
             return self.reply({"error": {"message": "refused"}}, 400)
-        text = f"life {self.life}" if asked.startswith("die") else little_world.policy(body)
+        text = f"life {self.life}" if asked.startswith("die") else tiny_dataset.policy(body)
         message = {"role": "assistant", "content": text}
         usage = {"prompt_tokens": 12, "completion_tokens": 3}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}

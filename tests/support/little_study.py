@@ -1,9 +1,9 @@
 """A study of two stages at an endpoint, for tests that kill it."""
 
-from runs.workflow import Lab
+from runs.study_runner import StudyRunner
 
 
-def little_study(lab: Lab) -> None:
+def little_study(runner: StudyRunner) -> None:
     """Grow the trees, and label them again."""
-    grown = lab.branchwise("annotate")
-    lab.branchwise("relabel", "--label", "again", after=grown)
+    grown = runner.branchwise("annotate")
+    runner.branchwise("relabel", "--label", "again", after=grown)

@@ -28,7 +28,7 @@ ACTED_ON = re.compile(
 )
 
 
-def refuse_harm(said: str) -> None:
+def reject_harmful(said: str) -> None:
     """Fail where a terminal would do more than show text, or a line is not a stage's own."""
     left = OURS.sub("", said)
     found = ACTED_ON.search(left)
@@ -60,7 +60,7 @@ class PseudoTerminal:
         Args:
             shown: must be in there; none: the hostile text, spelled out.
         """
-        refuse_harm(self.said)
+        reject_harmful(self.said)
         left = OURS.sub("", self.said)
         for words in shown or ("pwned",):
             assert words in left, left

@@ -6,8 +6,8 @@ import pytest
 
 from storage.errors import ConfigError
 from training.holdout import held_out, score
-from training.order import StateOrder
 from training.preferences import PreferenceTokens
+from training.samplers import StateOrder
 
 
 def pair(number: int, question: str = "q") -> PreferenceTokens:

@@ -232,7 +232,7 @@ def test_the_start_is_asked_once_whatever_the_seed_and_the_labels(
     settings = preference(epochs=1)
     for seed, rows in enumerate((pairs(7), swapped)):
         target = tmp_path / str(seed)
-        train_dpo(rows, settings, start=base, target=target, seed=seed, say=said.append)
+        train_dpo(rows, settings, start=base, target=target, seed=seed, log=said.append)
         assert curve(target, "loss")[0][0] == pytest.approx(math.log(2), abs=1e-6)
     told = [line for line in said if line.startswith("reference: ")]
     assert ["computed" in told[0], "read from" in told[1]] == [True, True]
@@ -243,7 +243,7 @@ def test_held_out_pairs_are_scored_and_not_trained_on(base: str, tmp_path: Path)
     for packed in (True, False):
         settings = preference(batch_size=24, micro_batch=24, holdout=0.5, epochs=5, packed=packed)
         target = tmp_path / str(packed)
-        report = train_dpo(rows, settings, start=base, target=target, seed=1, say=said.append)
+        report = train_dpo(rows, settings, start=base, target=target, seed=1, log=said.append)
         record = json.loads((target / "training.json").read_text())["report"]
         found.append(
             [record[f"holdout_{name}"] for name in ("pairs", "accuracy", "margin", "loss")]
@@ -264,7 +264,7 @@ def test_pairs_that_the_start_has_decided_are_left_out(base: str, tmp_path: Path
     counts = []
     for name, given in (("as", rows), ("swapped", swapped)):
         target = tmp_path / name
-        report = train_dpo(given, settings, start=base, target=target, seed=0, say=said.append)
+        report = train_dpo(given, settings, start=base, target=target, seed=0, log=said.append)
         counts.append((report.examples, report.dropped))
         (line,) = read_metrics(target)
         assert line["chosen_logps"] < line["rejected_logps"], "the start finds the others likelier"

@@ -148,7 +148,7 @@ def test_a_damaged_vector_is_read_again_and_said(
         connection.execute("UPDATE vectors SET vector = zeroblob(256) WHERE rowid = 3")
     connection.close()
     counted = Counted(monkeypatch)
-    again = FrozenEncoder(folder, say=said.append).embed(SEQUENCES)
+    again = FrozenEncoder(folder, log=said.append).embed(SEQUENCES)
     assert len(counted.read) == 1
     np.testing.assert_allclose(again, first, atol=1e-5)
     assert "damaged" in said[0]

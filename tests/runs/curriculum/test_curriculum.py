@@ -11,15 +11,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pretended_lab import Command, Pretended, pretended
+from fake_study_runner import Command, Pretended, pretended
 
 from pipelines.curriculum import CurriculumState, curriculum, exam_command
-from runs.curriculum import fit, report
+from runs.curriculum import checks, report
+from runs.curriculum.checks import check_curriculum
 from runs.curriculum.dev import DevResult
-from runs.curriculum.fit import require_fit
 from runs.evaluation_set import data_settings
 from runs.reward_model import UNTAUGHT
-from runs.workflow import Lab, StageStopped
+from runs.study_runner import StageStopped, StudyRunner
 from storage.errors import ConfigError
 
 SCORES = {"start": 0.3, "discovery-1": 0.5, "discovery-2": 0.4, "refinement-1": 0.6}
@@ -40,10 +40,10 @@ class Scripted(Pretended):
 
     def branchwise(self, stage: str, *arguments: str, **given: Any) -> dict[str, Any]:
         totals = super().branchwise(stage, *arguments, **given)
-        totals["product"] = f"{stage} of {self.call.run.name}"
+        totals["product"] = f"{stage} of {self.context.run.name}"
         if stage == "eval":
             return totals
-        pairs = self.pairs(self.call.run.name)
+        pairs = self.pairs(self.context.run.name)
         trained_on = {"examples": pairs - 2} if stage == "train-dpo" else {}
         return {**totals, "pairs": pairs, **trained_on}
 
@@ -56,28 +56,28 @@ def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def scripted(folder: Path, *settings: str, **more: Any) -> Scripted:
     plain = pretended("evo-rag", folder / "evo", "curriculum.reward_model=false", *settings)
-    return Scripted(plain.call, (0,), plain.call.run / "curriculum", scored=dev_row, **more)
+    return Scripted(plain.context, (0,), plain.context.run / "curriculum", scored=dev_row, **more)
 
 
-def carried_out(lab: Scripted) -> tuple[CurriculumState, DevResult]:
-    course = CurriculumState(lab)
+def carried_out(runner: Scripted) -> tuple[CurriculumState, DevResult]:
+    course = CurriculumState(runner)
     return course, course.run()
 
 
-def commands(lab: Scripted, stage: str) -> list[Command]:
-    return [one for one in lab.ran if one.stage == stage]
+def commands(runner: Scripted, stage: str) -> list[Command]:
+    return [one for one in runner.ran if one.stage == stage]
 
 
 def test_cycles_follow_one_another(tmp_path: Path) -> None:
-    lab = scripted(tmp_path, "curriculum.cycles.discovery=2", "curriculum.questions=20")
-    course, final = carried_out(lab)
-    assert [(one.stage, one.run) for one in lab.ran[:4]] == [
+    runner = scripted(tmp_path, "curriculum.cycles.discovery=2", "curriculum.questions=20")
+    course, final = carried_out(runner)
+    assert [(one.stage, one.run) for one in runner.ran[:4]] == [
         ("eval", "evo"),
         ("annotate", "evo-discovery-1"),
         ("train-dpo", "evo-discovery-1"),
         ("eval", "evo-discovery-1"),
     ]
-    grown = [one.settings for one in commands(lab, "annotate")]
+    grown = [one.settings for one in commands(runner, "annotate")]
     assert [one["rewards.stage"] for one in grown] == ["discovery", "discovery", "refinement"]
     assert [one["cycle"] for one in grown] == [1, 2, 3]
     assert [(one["data.skip"], one["data.limit"]) for one in grown] == [(0, 20), (20, 20), (40, 20)]
@@ -94,14 +94,16 @@ def test_cycles_follow_one_another(tmp_path: Path) -> None:
 
 
 def test_a_policy_is_trained_from_the_one_that_rolled_out(tmp_path: Path) -> None:
-    lab = scripted(tmp_path, "policy.weights=somewhere")
-    carried_out(lab)
-    for grown, trained in zip(commands(lab, "annotate"), commands(lab, "train-dpo"), strict=True):
+    runner = scripted(tmp_path, "policy.weights=somewhere")
+    carried_out(runner)
+    for grown, trained in zip(
+        commands(runner, "annotate"), commands(runner, "train-dpo"), strict=True
+    ):
         for name in ("policy.model", "policy.weights", "rewards.stage"):
             assert (name in grown.settings) == (name in trained.settings)
             assert grown.settings.get(name) == trained.settings.get(name)
         assert trained.after["product"] == f"annotate of {trained.run}"
-    first, second = commands(lab, "annotate")
+    first, second = commands(runner, "annotate")
     assert "policy.weights" not in first.settings, "the start's weights are the recipe's"
     assert second.settings["policy.weights"] is None, "a trained policy's are its own"
     assert second.after["product"] == "train-dpo of evo-discovery-1"
@@ -109,95 +111,95 @@ def test_a_policy_is_trained_from_the_one_that_rolled_out(tmp_path: Path) -> Non
 
 def test_all_policies_are_asked_the_same_of_dev(tmp_path: Path) -> None:
     own_set = "evaluation.set={source: atlas, split: test}"
-    lab = scripted(tmp_path, "curriculum.dev_questions=50", own_set)
-    carried_out(lab)
-    asked = [data_settings(lab.recipe_with(one.settings)) for one in commands(lab, "eval")]
+    runner = scripted(tmp_path, "curriculum.dev_questions=50", own_set)
+    carried_out(runner)
+    asked = [data_settings(runner.recipe_with(one.settings)) for one in commands(runner, "eval")]
     assert (asked[0].split, asked[0].limit, asked[0].skip) == ("dev", 50, 0)
     assert asked == [asked[0]] * 3, "whatever a cycle skips"
-    assert lab.asked("dev") == ["start", "discovery-1", "refinement-1"]
+    assert runner.asked("dev") == ["start", "discovery-1", "refinement-1"]
 
 
 def test_a_stage_ends_when_dev_em_stalls(tmp_path: Path) -> None:
     many = ("curriculum.cycles={discovery: 9, refinement: 9}", "curriculum.questions=10")
-    lab = scripted(tmp_path, *many)
-    course, final = carried_out(lab)
+    runner = scripted(tmp_path, *many)
+    course, final = carried_out(runner)
     assert [one.begun_from for one in course.results[1:]] == [
         "start", "discovery-1", "discovery-2",  # the last one's, better or not
         "discovery-1", "refinement-1", "refinement-2",
     ]  # fmt: skip
-    assert lab.asked("dev") == [
+    assert runner.asked("dev") == [
         "start",
         *(f"discovery-{n}" for n in (1, 2, 3)),  # 0.5, then 0.4 and 0.1
         *(f"refinement-{n}" for n in (1, 2, 3)),
     ]
-    grown = [one.settings for one in commands(lab, "annotate")]
+    grown = [one.settings for one in commands(runner, "annotate")]
     assert [one["data.skip"] for one in grown] == [0, 10, 20, 30, 40, 50], "of those that were run"
     assert final.name == "refinement-1"
-    assert "discovery ends: no higher dev EM for 2 cycles" in said(lab)
+    assert "discovery ends: no higher dev EM for 2 cycles" in said(runner)
 
 
 def test_refinement_begins_with_the_start_if_discovery_only_harmed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(SCORES, "discovery-1", 0.2)
-    lab = scripted(tmp_path)
-    course, _ = carried_out(lab)
-    assert "policy.model" not in commands(lab, "annotate")[1].settings
-    assert commands(lab, "annotate")[1].after == {}
+    runner = scripted(tmp_path)
+    course, _ = carried_out(runner)
+    assert "policy.model" not in commands(runner, "annotate")[1].settings
+    assert commands(runner, "annotate")[1].after == {}
     assert course.results[2].begun_from == "start"
     assert course.totals()["best"]["discovery"] == "start"
 
 
 def test_a_cycle_without_pairs_ends_its_stage(tmp_path: Path) -> None:
     more = {"pairs": lambda run: 0 if run.endswith("discovery-2") else 7}
-    lab = scripted(tmp_path, "curriculum.cycles.discovery=3", **more)
-    carried_out(lab)
-    assert lab.asked("dev") == ["start", "discovery-1", "refinement-1"]
-    last = commands(lab, "annotate")[-1]
+    runner = scripted(tmp_path, "curriculum.cycles.discovery=3", **more)
+    carried_out(runner)
+    assert runner.asked("dev") == ["start", "discovery-1", "refinement-1"]
+    last = commands(runner, "annotate")[-1]
     assert (last.run, last.settings["cycle"]) == ("evo-refinement-1", 3)
-    assert "discovery ends: discovery-2 has no pairs" in said(lab)
+    assert "discovery ends: discovery-2 has no pairs" in said(runner)
 
 
 def test_a_stage_may_be_left_out(tmp_path: Path) -> None:
-    lab = scripted(tmp_path, "curriculum.cycles.discovery=0")
-    course, _ = carried_out(lab)
-    assert lab.asked("dev") == ["start", "refinement-1"]
+    runner = scripted(tmp_path, "curriculum.cycles.discovery=0")
+    course, _ = carried_out(runner)
+    assert runner.asked("dev") == ["start", "refinement-1"]
     assert list(course.chosen) == ["refinement"]
 
 
-def said(lab: Lab) -> str:
-    assert isinstance(lab.call.console.file, io.StringIO)
-    return lab.call.console.file.getvalue()
+def said(runner: StudyRunner) -> str:
+    assert isinstance(runner.context.console.file, io.StringIO)
+    return runner.context.console.file.getvalue()
 
 
 def test_the_test_is_asked_of_the_curriculum_s_policy_whatever_the_recipe_names(
     tmp_path: Path,
 ) -> None:
-    lab = scripted(tmp_path)
-    _, final = carried_out(lab)
-    program, stage, _, run, _, setting = shlex.split(exam_command(lab.call, final))
+    runner = scripted(tmp_path)
+    _, final = carried_out(runner)
+    program, stage, _, run, _, setting = shlex.split(exam_command(runner.context, final))
     assert (program, stage) == ("branchwise", "eval")
-    assert run == f"{lab.call.run}-{final.name}"
+    assert run == f"{runner.context.run}-{final.name}"
     name, _, policies = setting.partition("=")
     assert name == "evaluation.policies"
-    start = lab.recipe.policy.model
+    start = runner.recipe.policy.model
     assert json.loads(policies) == {"start": start, final.name: final.model}
     assert final.model != start
 
 
 def test_the_table_has_a_row_a_policy(tmp_path: Path) -> None:
-    lab = scripted(tmp_path)
-    carried_out(lab)
-    head, *rows = (lab.folder / "curriculum-cycles.csv").read_text().splitlines()
+    runner = scripted(tmp_path)
+    carried_out(runner)
+    head, *rows = (runner.folder / "curriculum-cycles.csv").read_text().splitlines()
     assert head.startswith("policy,begun from,model,best of,pairs,questions,EM,F1,searches,backtr")
     assert rows == [
-        f"start,–,{lab.recipe.policy.model},,–,200,30.0,50.0,3.00,0.50,10.0,50.0,40.0",
+        f"start,–,{runner.recipe.policy.model},,–,200,30.0,50.0,3.00,0.50,10.0,50.0,40.0",
         "discovery-1,start,models/evo-discovery-1/dpo,discovery,"
         "5,200,50.0,50.0,3.00,0.50,10.0,50.0,40.0",
         "refinement-1,discovery-1,models/evo-refinement-1/dpo,refinement,"
         "5,200,60.0,50.0,3.00,0.50,10.0,50.0,40.0",
     ]
-    told = (lab.folder / "curriculum.md").read_text()
+    told = (runner.folder / "curriculum.md").read_text()
     assert "| refinement-1 | discovery-1 | models/evo-refinement-1/dpo | refinement | 5 |" in told
 
 
@@ -207,9 +209,9 @@ SCORED = ("curriculum.reward_model=true", "pairs.score=reward_model", "reward_mo
 def test_pairs_may_be_ordered_by_a_reward_model_that_learned_from_the_labels(
     tmp_path: Path,
 ) -> None:
-    lab = scripted(tmp_path, *SCORED)
-    carried_out(lab)
-    own = [one for one in lab.ran if one.run == "evo-refinement-1"]
+    runner = scripted(tmp_path, *SCORED)
+    carried_out(runner)
+    own = [one for one in runner.ran if one.run == "evo-refinement-1"]
     assert [one.stage for one in own] == ["annotate", "train-rm", "relabel", "train-dpo", "eval"]
     grown, learned, labelled, trained, _ = own
     assert grown.settings["pairs.score"] == learned.settings["pairs.score"] == "labels"
@@ -223,9 +225,9 @@ def test_pairs_may_be_ordered_by_a_reward_model_that_learned_from_the_labels(
 
 def test_a_search_asks_the_last_cycle_s_reward_model(tmp_path: Path) -> None:
     search = "mcts={kind: tree, evaluator: reward_model, normalise: true}"
-    lab = scripted(tmp_path, search, "reward_model=first", "curriculum.reward_model=true")
-    carried_out(lab)
-    first, second = commands(lab, "annotate")
+    runner = scripted(tmp_path, search, "reward_model=first", "curriculum.reward_model=true")
+    carried_out(runner)
+    first, second = commands(runner, "annotate")
     assert "reward_model" not in first.settings, "the recipe's"
     assert second.settings["reward_model"] == "models/evo-discovery-1/reward-model"
 
@@ -245,23 +247,25 @@ class Poor(Scripted):
 
 def test_a_reward_model_that_nothing_asks_may_have_nothing_to_learn(tmp_path: Path) -> None:
     plain = scripted(tmp_path, SCORED[0])
-    lab = Poor(plain.call, (0,), plain.kept_in, scored=dev_row)
-    carried_out(lab)
-    assert lab.asked("dev") == ["start", "discovery-1", "refinement-1"]
-    assert "goes on without a reward model of this cycle: no pair is left" in said(lab)
+    runner = Poor(plain.context, (0,), plain.kept_in, scored=dev_row)
+    carried_out(runner)
+    assert runner.asked("dev") == ["start", "discovery-1", "refinement-1"]
+    assert "goes on without a reward model of this cycle: no pair is left" in said(runner)
     with pytest.raises(StageStopped, match="exit code 2"):
-        CurriculumState(Poor(plain.call, (0,), plain.kept_in, scored=dev_row, untaught=False)).run()
+        CurriculumState(
+            Poor(plain.context, (0,), plain.kept_in, scored=dev_row, untaught=False)
+        ).run()
     search = "mcts={kind: tree, evaluator: reward_model, normalise: true}"
     for asking in (SCORED, (SCORED[0], search, "reward_model=first")):
         plain = scripted(tmp_path, *asking)
         with pytest.raises(StageStopped, match="exit code 2"):
-            CurriculumState(Poor(plain.call, (0,), plain.kept_in, scored=dev_row)).run()
+            CurriculumState(Poor(plain.context, (0,), plain.kept_in, scored=dev_row)).run()
 
 
 def test_dev_without_an_answerable_question_is_refused(tmp_path: Path) -> None:
-    lab = replace(scripted(tmp_path), scored=lambda policy: {**dev_row(policy), "em": None})
-    with pytest.raises(ConfigError, match="none of the 200 questions of the part dev"):
-        CurriculumState(lab).run()
+    runner = replace(scripted(tmp_path), scored=lambda policy: {**dev_row(policy), "em": None})
+    with pytest.raises(ConfigError, match="none of the 200 questions of split dev"):
+        CurriculumState(runner).run()
 
 
 @pytest.mark.parametrize(
@@ -284,9 +288,9 @@ def test_what_is_no_curriculum_is_refused_first(
 ) -> None:
     more = ("agent.protocol=reasonrag", "mcts.kind=tree") if "spre" in settings[0] else ()
     fitting = ("policy.model=packaged", "data.cities=500", *settings, *more)
-    call = pretended("evo-rag", tmp_path / "evo", *fitting).call
+    call = pretended("evo-rag", tmp_path / "evo", *fitting).context
     with pytest.raises(ConfigError, match=told):
-        require_fit(call)
+        check_curriculum(call)
     assert not call.run.exists()
 
 
@@ -294,29 +298,29 @@ def test_a_cycle_that_trains_no_reward_model_leaves_the_one_before(tmp_path: Pat
     search = "mcts={kind: tree, evaluator: reward_model, normalise: true}"
     more = {"pairs": lambda run: 0 if run.endswith("discovery-2") else 7}
     asks = (search, "reward_model=first", "curriculum.reward_model=true")
-    lab = scripted(tmp_path, *asks, "curriculum.cycles.discovery=2", **more)
-    carried_out(lab)
-    asked = [one.settings.get("reward_model") for one in commands(lab, "annotate")]
+    runner = scripted(tmp_path, *asks, "curriculum.cycles.discovery=2", **more)
+    carried_out(runner)
+    asked = [one.settings.get("reward_model") for one in commands(runner, "annotate")]
     assert asked == [None, *["models/evo-discovery-1/reward-model"] * 2]
-    learned = [one.run for one in commands(lab, "train-rm")]
+    learned = [one.run for one in commands(runner, "train-rm")]
     assert learned == ["evo-discovery-1", "evo-refinement-1"], "nothing without a pair"
 
 
 def test_cycles_begin_behind_what_the_recipe_skips(tmp_path: Path) -> None:
-    lab = scripted(tmp_path, "data.skip=100", "curriculum.questions=20")
-    carried_out(lab)
-    assert [one.settings["data.skip"] for one in commands(lab, "annotate")] == [100, 120]
+    runner = scripted(tmp_path, "data.skip=100", "curriculum.questions=20")
+    carried_out(runner)
+    assert [one.settings["data.skip"] for one in commands(runner, "annotate")] == [100, 120]
 
 
 def test_there_are_just_as_many_questions_as_the_cycles_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fit, "open_data", lambda *_: SimpleNamespace(questions=range(40)))
+    monkeypatch.setattr(checks, "open_data", lambda *_: SimpleNamespace(questions=range(40)))
     for each, enough in ((20, True), (21, False)):
         more = ("policy.model=packaged", f"curriculum.questions={each}")
-        call = pretended("evo-rag", tmp_path / "evo", *more).call
+        call = pretended("evo-rag", tmp_path / "evo", *more).context
         with nullcontext() if enough else pytest.raises(ConfigError, match="2 cycles of 21"):
-            require_fit(call)
+            check_curriculum(call)
 
 
 def test_a_curriculum_ends_with_the_code_of_the_stage_that_stopped_it(
@@ -326,9 +330,9 @@ def test_a_curriculum_ends_with_the_code_of_the_stage_that_stopped_it(
         raise StageStopped("annotate: stopped", 3)
 
     monkeypatch.setattr(CurriculumState, "run", stop)
-    monkeypatch.setattr("pipelines.curriculum.require_fit", lambda call: None)
+    monkeypatch.setattr("pipelines.curriculum.check_curriculum", lambda call: None)
     monkeypatch.setattr("pipelines.curriculum.model_digest", lambda *_: "d")
-    outcome = curriculum(scripted(tmp_path).call)
+    outcome = curriculum(scripted(tmp_path).context)
     assert (outcome.exit_code, outcome.totals["stopped"]) == (3, "annotate: stopped")
 
 
@@ -336,9 +340,9 @@ def test_pairs_are_ordered_by_the_cycle_s_own_model_whatever_the_search_asked(
     tmp_path: Path,
 ) -> None:
     search = "mcts={kind: tree, evaluator: reward_model, normalise: true}"
-    lab = scripted(tmp_path, *SCORED, search)
-    carried_out(lab)
-    asked = [one.settings["reward_model"] for one in commands(lab, "relabel")]
+    runner = scripted(tmp_path, *SCORED, search)
+    carried_out(runner)
+    asked = [one.settings["reward_model"] for one in commands(runner, "relabel")]
     assert asked == [f"models/evo-{cycle}-1/reward-model" for cycle in ("discovery", "refinement")]
 
 
@@ -347,14 +351,14 @@ def test_a_stage_has_its_patience_though_its_first_cycle_harms(
 ) -> None:
     monkeypatch.setitem(SCORES, "discovery-1", 0.2)
     monkeypatch.setitem(SCORES, "discovery-2", 0.6)
-    lab = scripted(tmp_path, "curriculum.cycles.discovery=2", "curriculum.questions=10")
-    course, _ = carried_out(lab)
+    runner = scripted(tmp_path, "curriculum.cycles.discovery=2", "curriculum.questions=10")
+    course, _ = carried_out(runner)
     assert course.totals()["best"]["discovery"] == "discovery-2"
 
 
 def test_only_cycles_that_come_last_may_become_more(tmp_path: Path) -> None:
     def steady(setting: str) -> dict[str, Any]:
-        return fit._steady(pretended("evo-rag", tmp_path / "evo", setting).call.recipe)
+        return checks._steady(pretended("evo-rag", tmp_path / "evo", setting).context.recipe)
 
     begun = steady("name=evo-rag")
     assert steady("curriculum.cycles.refinement=9") == begun

@@ -4,15 +4,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from rewards.schemes import naming
-from runs.assemble import open_data
-from runs.changes import flat
-from runs.folder import refuse_changed, refuse_unusable
+from runs.factories import open_data
+from runs.folder import check_run_folder, check_unchanged
 from runs.preflight import cannot_be_asked, require, require_matplotlib, weights
 from runs.recipe import Recipe
 from runs.recipe_file import load_recipe
 from runs.reward_model import encoder_of
-from runs.stage import Invocation
-from runs.workflow import AT_ONCE
+from runs.settings_diff import flat
+from runs.stage import StageContext
+from runs.study_runner import AT_ONCE
 from storage.errors import ConfigError
 from weights.policy_files import policy_files
 
@@ -34,21 +34,21 @@ MAY_CHANGE = ("limits.", "curriculum.cycles.refinement", *FITS)
 """What a curriculum that goes on may set anew: no cycle that is done is done again for it."""
 
 
-def require_fit(call: Invocation) -> None:
+def check_curriculum(context: StageContext) -> None:
     """Make every check.
 
     Raises:
         ConfigError: the recipe is no curriculum's, the run folder holds another one, or there is
             too little of something.
     """
-    recipe = call.recipe
-    refuse_unusable(call.run)
+    recipe = context.recipe
+    check_run_folder(context.run)
     if faults := list(_faults(recipe)):
         raise ConfigError("\n".join(faults))
     require_matplotlib()
-    begun = call.run / FOLDER / BEGUN
+    begun = context.run / FOLDER / BEGUN
     if begun.exists():
-        refuse_changed(call.run, _steady(load_recipe(begun)), _steady(recipe))
+        check_unchanged(context.run, _steady(load_recipe(begun)), _steady(recipe))
     # The model that scores pairs is each cycle's own, whatever folder the recipe names.
     by_label = recipe.pairs.model_copy(update={"score": "labels"})
     require(weights(recipe.model_copy(update={"pairs": by_label})))

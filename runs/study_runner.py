@@ -17,13 +17,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from runs.artifacts import PRODUCT, product_of
 from runs.folder import STUDY, dump_recipe
 from runs.journal import Event, Journal, command_key
-from runs.products import PRODUCT, product_of
 from runs.recipe import Recipe
 from runs.recipe_file import load_recipe
 from runs.signals import ASKING, asked_by
-from runs.stage import FAILED, INTERRUPTED, Invocation
+from runs.stage import FAILED, INTERRUPTED, StageContext
 from storage.atomic import atomic_write_text
 from storage.errors import BranchwiseError
 
@@ -50,18 +50,18 @@ class StageStopped(BranchwiseError):
 
 
 @dataclass(frozen=True)
-class Lab:
+class StudyRunner:
     """A study's run folder, recipe and journal.
 
     Attributes:
-        call: of the study; its run folder holds trees, relabellings, evaluations and `study/`.
+        context: of the study; its run folder holds trees, relabellings, evaluations and `study/`.
         seeds: of the trainings.
         kept_in: where journal and tables lie; null takes `study/` of the run folder.
         title: what its lines begin with.
         fits: settings that may be others when it goes on, and what has finished stays.
     """
 
-    call: Invocation
+    context: StageContext
     seeds: tuple[int, ...]
     kept_in: Path | None = None
     title: str = "study"
@@ -70,11 +70,11 @@ class Lab:
     @property
     def folder(self) -> Path:
         """Where the study keeps its journal and tables."""
-        return self.kept_in or self.call.run / STUDY
+        return self.kept_in or self.context.run / STUDY
 
     @property
     def recipe(self) -> Recipe:
-        return self.call.recipe
+        return self.context.recipe
 
     @property
     def journal(self) -> Journal:
@@ -103,15 +103,15 @@ class Lab:
         Raises:
             StageStopped: it did not end with exit code 0, or the study was asked to stop.
         """
-        words = (stage, "--run", str(self.call.run), *arguments, *overrides(settings or {}))
+        words = (stage, "--run", str(self.context.run), *arguments, *overrides(settings or {}))
         key = command_key((*words, str((after or {}).get(PRODUCT, ""))), self.deciding)
         kept = self._kept(key, stage)
         if kept is not None:
             return kept
         words = (*words, "--config", str(self._recipe_file()))
         command = shlex.join(("branchwise", *words))
-        self.call.say(f"{self.title}: {command}")
-        if self.call.dry_run:
+        self.context.log(f"{self.title}: {command}")
+        if self.context.dry_run:
             return {}
         self.journal.note(Event(key, command, "started"))
         began = time.monotonic()
@@ -127,7 +127,7 @@ class Lab:
                 totals=totals,
             )
         )
-        ended.refuse_stop(command)
+        ended.raise_if_failed(command)
         return totals
 
     @property
@@ -141,14 +141,14 @@ class Lab:
         kept = self.journal.done(key)
         if kept is None:
             return None
-        product = product_of(stage, self.call.run, kept)
+        product = product_of(stage, self.context.run, kept)
         if product is not None and product == kept.get(PRODUCT):
             return kept
-        self.call.say(f"{self.title}: what {stage} made is gone or has changed; it is run again")
+        self.context.log(f"{self.title}: what {stage} made is gone or has changed; it is run again")
         return None
 
     def _product(self, stage: str, ended: "Ended") -> str | None:
-        return None if ended.code else product_of(stage, self.call.run, ended.totals)
+        return None if ended.code else product_of(stage, self.context.run, ended.totals)
 
     def recipe_with(self, settings: Mapping[str, object]) -> Recipe:
         """The study's recipe as a stage with these settings reads it."""
@@ -157,7 +157,7 @@ class Lab:
     def _recipe_file(self) -> Path:
         """The resolved recipe, under a name that tells it from those of earlier attempts."""
         path, recipe = self.folder / f"recipe-{self.recipe.digest()}.yaml", dump_recipe(self.recipe)
-        if not self.call.dry_run and not _holds(path, recipe):
+        if not self.context.dry_run and not _holds(path, recipe):
             atomic_write_text(path, recipe)
         return path
 
@@ -170,10 +170,10 @@ def _holds(path: Path, text: str) -> bool:
         return False
 
 
-def beside(lab: Lab, name: str) -> Lab:
+def beside(runner: StudyRunner, name: str) -> StudyRunner:
     """A lab with a run folder of its own and the same journal."""
-    run = lab.call.run.with_name(f"{lab.call.run.name}-{name}")
-    return replace(lab, call=replace(lab.call, run=run), kept_in=lab.folder)
+    run = runner.context.run.with_name(f"{runner.context.run.name}-{name}")
+    return replace(runner, context=replace(runner.context, run=run), kept_in=runner.folder)
 
 
 def overrides(settings: Mapping[str, object]) -> list[str]:
@@ -199,7 +199,7 @@ class Ended:
     totals: StageTotals
     asked_to_stop: bool
 
-    def refuse_stop(self, command: str) -> None:
+    def raise_if_failed(self, command: str) -> None:
         """Raise what stops the study, if anything does.
 
         Raises:

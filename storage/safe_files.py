@@ -2,7 +2,7 @@
 
 A run or a model can come from a colleague or from the net. A link in it leads elsewhere, a pipe
 or a device never ends, a sparse file is larger than memory. So a run folder holds folders and
-regular files and nothing else, which `refuse_strange` checks before a stage begins, and every
+regular files and nothing else, which `reject_special_files` checks before a stage begins, and every
 reader opens its files here. The folder itself may be a link: its user has named it.
 """
 
@@ -24,7 +24,7 @@ _STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 """What a shell gives in place of a file; `--config <(…)` is one."""
 
 
-def refuse_strange(folder: Path, *, linked: bool = True) -> None:
+def reject_special_files(folder: Path, *, linked: bool = True) -> None:
     """Refuse a folder that holds anything besides folders and regular files, at any depth.
 
     Hidden entries are left alone: nothing here reads them, and editors put links there.
@@ -49,7 +49,7 @@ def refuse_strange(folder: Path, *, linked: bool = True) -> None:
                 raise _strange(Path(entry.path), entry.stat(follow_symlinks=False).st_mode)
 
 
-def refuse_irregular(*paths: Path) -> None:
+def reject_irregular_files(*paths: Path) -> None:
     """Refuse paths where something else than a regular file lies; nothing there is fine.
 
     For libraries that open files by name, such as SQLite.
@@ -90,7 +90,7 @@ def open_inside(folder: Path, name: str, most: int | None = None) -> BufferedRea
     except FileNotFoundError:
         raise
     except OSError:
-        _refuse_steps(folder, (*above, last))
+        _check_steps(folder, (*above, last))
         raise
     finally:
         os.close(at)
@@ -115,7 +115,7 @@ def open_named(path: Path, most: int | None = None) -> BufferedReader:
     except FileNotFoundError:
         raise
     except OSError:
-        refuse_irregular(path.resolve())
+        reject_irregular_files(path.resolve())
         raise
     except ValueError as error:  # a NUL in the name
         raise ConfigError(f"{os.fspath(path)!r}: cannot be the name of a file") from error
@@ -146,7 +146,7 @@ def _steps(folder: Path, name: str) -> tuple[str, ...]:
     return path.parts
 
 
-def _refuse_steps(folder: Path, steps: Iterable[str]) -> None:
+def _check_steps(folder: Path, steps: Iterable[str]) -> None:
     """Say which step on the way to a file is not what it has to be, if one is strange."""
     path = folder
     *above, last = steps
@@ -155,7 +155,7 @@ def _refuse_steps(folder: Path, steps: Iterable[str]) -> None:
         mode = path.lstat().st_mode
         if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
             raise _strange(path, mode)
-    refuse_irregular(path / last)
+    reject_irregular_files(path / last)
 
 
 def _checked(descriptor: int, path: Path, most: int | None) -> BufferedReader:

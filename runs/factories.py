@@ -20,7 +20,7 @@ from sources.settings import DataSettings
 from storage.cache import cache_room
 from storage.ledger import Ledger
 from storage.records import Passage
-from storage.text import Say
+from storage.text import Log
 
 
 def open_data(recipe: Recipe, settings: DataSettings | None = None) -> Data:
@@ -32,14 +32,14 @@ def open_data(recipe: Recipe, settings: DataSettings | None = None) -> Data:
     return load_data(settings or recipe.data, recipe.seed, unfit=unfit)
 
 
-def open_index(recipe: Recipe, passages: tuple[Passage, ...], say: Say | None = None) -> Retriever:
+def open_index(recipe: Recipe, passages: tuple[Passage, ...], log: Log | None = None) -> Retriever:
     """The retriever of the recipe; its index is built the first time.
 
-    `say` is told, in a line, if the index was damaged and is made again.
+    `log` is told, in a line, if the index was damaged and is made again.
     """
     from retrieval.index import open_retriever
 
-    return open_retriever(recipe.retrieval, list(passages), say=say)
+    return open_retriever(recipe.retrieval, list(passages), log=log)
 
 
 def engine_for(
@@ -47,7 +47,7 @@ def engine_for(
     recipe: Recipe,
     logs: Path | None = None,
     before_call: BeforeCall | None = None,
-    say: Say | None = None,
+    log: Log | None = None,
     server: VllmServer | None = None,
 ) -> Engine:
     """The engine that a `policy:` or `judge:` block names; enter it before use.
@@ -57,7 +57,7 @@ def engine_for(
         recipe: whose limits count.
         logs: folder for the log of a server that the engine starts; null for the cache's.
         before_call: asked before every attempt at an endpoint (see `engines.ledgered`).
-        say: told, in a line, when an endpoint is in trouble and when it is back, and when weights
+        log: told, in a line, when an endpoint is in trouble and when it is back, and when weights
             in the cache were damaged.
         server: a vLLM server that runs already and has the model.
     """
@@ -69,7 +69,7 @@ def engine_for(
             model,
             max_batch=min(limits.max_concurrency, 64),
             cache_gib=limits.cache_gib,
-            say=say,
+            log=log,
         )
     from engines.openai import OpenAIEngine
 
@@ -79,12 +79,12 @@ def engine_for(
         timeout_s=recipe.limits.timeout_s,
         deadline_s=recipe.limits.deadline_s,
         before_attempt=before_call,
-        on_event=say,
+        on_event=log,
     )
     if model.engine == "vllm":
         from engines.vllm import VllmEngine
 
-        return VllmEngine(model, connect, logs or server_logs(), say, server)
+        return VllmEngine(model, connect, logs or server_logs(), log, server)
     return connect(model)
 
 
@@ -99,10 +99,10 @@ async def open_engine(
     recipe: Recipe,
     ledger: Ledger,
     before_call: BeforeCall | None = None,
-    say: Say | None = None,
+    log: Log | None = None,
 ) -> AsyncIterator[LedgeredEngine]:
     """An engine behind the run's ledger, started and checked; see `engine_for`."""
-    engine = engine_for(model, recipe, ledger.path.parent / "logs", before_call, say)
+    engine = engine_for(model, recipe, ledger.path.parent / "logs", before_call, log)
     price = model.price_per_million
     async with LedgeredEngine(engine, ledger, price, before_call=before_call) as ledgered:
         ledger.note_engine(ledgered.digest, json.dumps(asdict(ledgered.capabilities)))

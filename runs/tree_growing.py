@@ -17,13 +17,13 @@ from retrieval.interface import Retriever
 from rewards.reward_model import RewardModel
 from rewards.scheme import RewardScheme
 from rewards.schemes import scheme_of
-from runs.assemble import environment_for, open_engine, sampling_for
+from runs.factories import environment_for, open_engine, sampling_for
 from runs.progress import Progress
 from runs.recipe import Recipe
 from runs.reward_model import reward_model_for
 from storage.ledger import Ledger
 from storage.records import Question
-from storage.text import Say, digest_of
+from storage.text import Log, digest_of
 
 LABELLING = ("rewards", "pairs", "reward_model")
 """Blocks of the recipe that decide labels and pairs."""
@@ -38,16 +38,16 @@ class CallGate(Protocol):
 
 async def grow_questions(
     recipe: Recipe,
-    owed: Iterable[Question],
+    pending: Iterable[Question],
     retriever: Retriever,
     ledger: Ledger,
     gate: CallGate,
     progress: Progress,
-    say: Say,
+    log: Log,
 ) -> AsyncGenerator[Annotated, None]:
-    """Annotate what is owed, as far as the gate lets it through; questions as they finish.
+    """Annotate what is pending, as far as the gate lets it through; questions as they finish.
 
-    `say` is told of trouble with an endpoint.
+    `log` is told of trouble with an endpoint.
     """
 
     async def work(question: Question) -> Annotated:
@@ -57,28 +57,28 @@ async def grow_questions(
         finally:
             progress.in_flight -= 1
 
-    async with open_annotator(recipe, retriever, ledger, gate.check, say) as annotator:
+    async with open_annotator(recipe, retriever, ledger, gate.check, log) as annotator:
         at_once = recipe.questions_in_flight
         # Closed here: whoever stops listening must end the work before engines and ledger close.
-        async with aclosing(in_flight(gate.admit(owed), work, at_once)) as finished:
+        async with aclosing(in_flight(gate.admit(pending), work, at_once)) as finished:
             async for annotated in finished:
                 yield annotated
 
 
 @asynccontextmanager
 async def open_annotator(
-    recipe: Recipe, retriever: Retriever, ledger: Ledger, before_call: BeforeCall, say: Say
+    recipe: Recipe, retriever: Retriever, ledger: Ledger, before_call: BeforeCall, log: Log
 ) -> AsyncIterator[Annotator]:
     """The recipe's annotator with its engines open, each behind the ledger."""
     async with AsyncExitStack() as stack:
         policy = await stack.enter_async_context(
-            open_engine(recipe.policy, recipe, ledger, before_call, say)
+            open_engine(recipe.policy, recipe, ledger, before_call, log)
         )
         judge, verifier = [
             None
             if model is None
             else await stack.enter_async_context(
-                open_engine(model, recipe, ledger, before_call, say)
+                open_engine(model, recipe, ledger, before_call, log)
             )
             for model in (recipe.asked_judge, recipe.asked_verifier)
         ]

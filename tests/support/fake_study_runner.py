@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from runs.recipe_file import load_recipe
-from runs.stage import Invocation
+from runs.stage import StageContext
+from runs.study_runner import StudyRunner
 from runs.terminal import Terminal
-from runs.workflow import Lab
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def tells_nothing(command: Command) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Pretended(Lab):
+class Pretended(StudyRunner):
     """`ran` holds the commands in their order; `scored` says how a policy did, `told` what else a
     stage gave."""
 
@@ -46,7 +46,7 @@ class Pretended(Lab):
     def branchwise(self, stage: str, *arguments: str, **given: Any) -> dict[str, Any]:
         settings, after = given.get("settings") or {}, given.get("after") or {}
         command = Command(
-            stage, self.call.run.name, settings, arguments, after, self.recipe.policy.model
+            stage, self.context.run.name, settings, arguments, after, self.recipe.policy.model
         )
         self.ran.append(command)
         policies = settings.get("evaluation.policies", {})
@@ -62,7 +62,7 @@ class Pretended(Lab):
         return [
             policy
             for command in self.ran
-            if command.stage == "eval" and command.settings["evaluation.part"] == part
+            if command.stage == "eval" and command.settings["evaluation.split"] == part
             for policy in command.settings["evaluation.policies"]
         ]
 
@@ -71,4 +71,4 @@ def pretended(name: str, run: Path, *settings: str, **more: Any) -> Pretended:
     """A lab with a study's own recipe."""
     recipe = load_recipe(Path("configs") / f"{name}.yaml", settings)
     console = Terminal(io.StringIO())
-    return Pretended(Invocation(recipe, run, console=console), (0, 1), **more)
+    return Pretended(StageContext(recipe, run, console=console), (0, 1), **more)

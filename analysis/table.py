@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from storage.inert import inert
+from storage.terminal_escape import inert
 
 NONE = "–"
 """What a cell without a value says."""

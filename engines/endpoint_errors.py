@@ -10,7 +10,7 @@ from engines.retry import FaultKind, PassingFault
 from engines.retry_after import epoch_s, retry_after_s
 from storage.errors import EndpointError
 from storage.http import Redirected, ReplyTooLarge
-from storage.inert import one_line
+from storage.terminal_escape import one_line
 
 _LONGEST_DETAIL = 300
 _LONGEST_LOOKED_AT = 20_000

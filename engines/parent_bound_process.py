@@ -1,6 +1,6 @@
 """Runs a command for no longer than the program that started it lives.
 
-    python tied_process.py COMMAND…
+    python parent_bound_process.py COMMAND…
 
 Standard input is a pipe whose other end the owner alone holds. When it closes, because the owner
 closed it or died in whatever way, the command and all it has started (its process group) are asked

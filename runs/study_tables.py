@@ -2,27 +2,27 @@
 
 from collections.abc import Sequence
 
-from analysis.sheet import NONE, Sheet, number
-from runs.workflow import Lab
+from analysis.table import NONE, Sheet, number
+from runs.study_runner import StudyRunner
 from storage.atomic import atomic_write_text
-from storage.inert import inert
+from storage.terminal_escape import inert
 
 
-def write_sheets(lab: Lab, name: str, sheets: Sequence[Sheet], about: str = "") -> None:
+def write_sheets(runner: StudyRunner, name: str, sheets: Sequence[Sheet], about: str = "") -> None:
     """Print the tables; Markdown with the commands behind them, and a CSV for each."""
     if about:
-        lab.call.say(about)
+        runner.context.log(about)
     for sheet in sheets:
-        lab.call.console.print(sheet.text())
+        runner.context.console.print(sheet.text())
         slug = sheet.title.split(" (")[0].lower().replace(" ", "-")
-        atomic_write_text(lab.folder / f"{name}-{slug}.csv", sheet.csv())
+        atomic_write_text(runner.folder / f"{name}-{slug}.csv", sheet.csv())
     parts = [f"{inert(about)}\n"] if about else []
-    parts += [sheet.markdown() for sheet in (*sheets, run_sheet(lab))]
-    atomic_write_text(lab.folder / f"{name}.md", "\n".join(parts))
-    lab.call.say(f"{lab.title}: tables and plot in {lab.folder}")
+    parts += [sheet.markdown() for sheet in (*sheets, run_sheet(runner))]
+    atomic_write_text(runner.folder / f"{name}.md", "\n".join(parts))
+    runner.context.log(f"{runner.title}: tables and plot in {runner.folder}")
 
 
-def run_sheet(lab: Lab) -> Sheet:
+def run_sheet(runner: StudyRunner) -> Sheet:
     """Every command that was started, failed and repeated ones included."""
     rows = tuple(
         (
@@ -31,7 +31,7 @@ def run_sheet(lab: Lab) -> Sheet:
             number(one.seconds, 0),
             NONE if one.exit_code is None else str(one.exit_code),
         )
-        for one in lab.journal.started()
+        for one in runner.journal.started()
     )
     title = "All runs started (by whatever study keeps this journal)"
     return Sheet(title, ("command", "attempts", "seconds", "exit code"), rows)

@@ -72,7 +72,7 @@ def check(path: Path) -> Checked:
     """
     try:
         with closing(sqlite3.connect(_read_only(path), uri=True)) as reading:
-            if refuse_version(reading, path):
+            if check_version(reading, path):
                 return Checked(0, (), ())
             reading.text_factory = _leniently
             found = [_damaged_rows(reading, table) for table in SEALED]
@@ -111,7 +111,7 @@ def read_rows(
         raise refused("read", path, error) from error
 
 
-def refuse_version(connection: sqlite3.Connection, path: Path) -> bool:
+def check_version(connection: sqlite3.Connection, path: Path) -> bool:
     """Whether a database is new, so that its tables are yet to be made.
 
     Raises:

@@ -1,10 +1,10 @@
-"""Hash parts: the same key lies in the same part on every machine, whatever else is read."""
+"""Assigns questions to splits by hash, so that every machine draws the same ones."""
 
-from sources.settings import Part
+from sources.settings import Split
 from storage.text import number_of
 
-SHARES: dict[Part, int] = {"warm": 30, "train": 25, "dev": 15, "test": 30}
-"""Per cent of the keys in each part."""
+SHARES: dict[Split, int] = {"warm": 30, "train": 25, "dev": 15, "test": 30}
+"""Percentage of the keys per split."""
 
 
 def hashed(*parts: object) -> int:
@@ -17,11 +17,11 @@ def folded_question(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def part_of(key: str) -> Part:
-    """The part of a key: warm 30 %, train 25 %, dev 15 %, test 30 %."""
+def split_of(key: str) -> Split:
+    """Returns the split of a key (see `SHARES`)."""
     place = hashed("part", key) % 100
-    for part, share in SHARES.items():
+    for split, share in SHARES.items():
         if place < share:
-            return part
+            return split
         place -= share
     raise AssertionError("shares add up to 100")

@@ -5,14 +5,14 @@ from collections import Counter
 import pyarrow as pa
 
 from agent.protocols import protocol_of
-from analysis.sheet import markdown_cell
+from analysis.table import markdown_cell
 from annotation.settings import PairSettings
 from mcts import SearchSettings
 from runs.folder import Run, installed_version, noted_inputs, repository
 from storage.atomic import atomic_write_text
-from storage.inert import inert
 from storage.manifest import load_manifest
 from storage.parts import read_parts
+from storage.terminal_escape import inert
 
 
 def write_card(run: Run) -> None:
