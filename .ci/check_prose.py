@@ -1,5 +1,6 @@
-"""Checks docstrings, comments, messages and Markdown for four habits that make English hard to read.
+"""Checks text for four habits that make English hard to read.
 
+Looks at docstrings, comments, messages and Markdown.
 Run by `make lint`. Prints `file:line: habit: text` for each hit and exits with 1 if there is one.
 docs/contributing.md shows how to rewrite them.
 """
@@ -39,7 +40,10 @@ _WHERE = {"description without a subject": {"docstring"}, "null for None": {"doc
 def prose(root: Path) -> Iterator[tuple[str, int, str, str]]:
     """Yields file, line, kind (docstring, comment, message, page) and text, line by line."""
     listed = subprocess.run(
-        ["git", "-C", str(root), "ls-files", "*.py", "*.md"], capture_output=True, text=True
+        ["git", "-C", str(root), "ls-files", "*.py", "*.md"],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     for name in listed.stdout.split():
         if name.startswith(("tests/", "models/", "docs/results/", ".ci/")):
