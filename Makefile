@@ -24,7 +24,7 @@ ifneq ($(filter-out $(PINNED_EXTRAS),$(EXTRAS)),)
 $(error EXTRAS: choose of $(PINNED_EXTRAS))
 endif
 
-.PHONY: help setup doctor clean data index warm-start select annotate relabel diagnose verify inspect export-pairs \
+.PHONY: help setup doctor clean data index warm-start select annotate relabel diagnose verify inspect report export-pairs \
         import-pairs train-sft train-dpo train-grpo train-rm export eval serve curriculum schedule study all test test-fast test-failure test-vllm lint bench constraints
 
 help: ## list the targets
@@ -91,7 +91,7 @@ define STAGE
 "$(BIN)/branchwise" $(GIVEN) $(ARGS)
 endef
 
-doctor data index select annotate relabel diagnose verify inspect export-pairs import-pairs eval serve: $(CPU)
+doctor data index select annotate relabel diagnose verify inspect report export-pairs import-pairs eval serve: $(CPU)
 	$(STAGE)
 warm-start train-sft train-dpo train-rm export all: $(TRAIN)
 	$(STAGE)
@@ -109,6 +109,7 @@ relabel:      ## labels and pairs of a finished run under other reward settings
 diagnose:     ## can this run teach? labels, their survival, what training did
 verify:       ## check the run's parts; damaged ones are made again from the ledger
 inspect:      ## DuckDB on the run; SQL="select …" runs one query
+report:       ## the run as one HTML page, with all trees
 export-pairs: ## pairs as RAG-ProGuide JSON (ARGS="--file pairs.json")
 import-pairs: ## RAG-ProGuide JSON as a run (ARGS="--file pairs.json")
 train-sft:    ## supervised training on chosen steps

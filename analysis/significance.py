@@ -1,7 +1,9 @@
 """Is the difference between two policies more than luck? Intervals, a test, and many at once."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -265,3 +267,11 @@ def _resampled_means(values: np.ndarray, resamples: int, rng: np.random.Generato
         for start in range(0, resamples, rows)
     ]
     return np.concatenate(chunks)
+
+
+def wilson(share: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Returns Wilson's interval for a share of `n` independent trials, in [0, 1]."""
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    return middle - half, middle + half

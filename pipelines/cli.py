@@ -62,6 +62,7 @@ STAGES = {
     "diagnose": StageEntry("pipelines.diagnose", "diagnose", "say whether a run can teach"),
     "verify": StageEntry("pipelines.verify", "verify", "check parts and ledger, and mend them"),
     "inspect": StageEntry("pipelines.inspect", "inspect", "DuckDB on the run"),
+    "report": StageEntry("pipelines.report", "report", "write the run as one HTML page"),
     "export-pairs": StageEntry("pipelines.proguide", "export_pairs", "pairs as RAG-ProGuide JSON"),
     "import-pairs": StageEntry("pipelines.proguide", "import_pairs", "RAG-ProGuide JSON as a run"),
     "train-sft": StageEntry(
@@ -93,7 +94,7 @@ NAMED = {
     "train-rm": "reward-model",
 }
 """Stages whose model may be given another name than this one."""
-READ_ONLY = frozenset({"doctor", "settings", "data", "inspect"})
+READ_ONLY = frozenset({"doctor", "settings", "data", "inspect", "report"})
 """Stages that write nothing, so that there is nothing to try out dry."""
 
 

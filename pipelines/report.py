@@ -1,0 +1,95 @@
+"""`make report`: a run as one HTML page, with every tree.
+
+    branchwise report --run datasets/atlas
+
+Writes `report.html` into the run folder: what the run cost and yielded, distributions, training
+curves of `models/<run>/`, evaluations, a viewer of all trees, and up to 5,000 pairs side by side.
+The file needs no network and may be sent to others: it holds questions, passages and model text.
+"""
+
+from importlib.metadata import version
+from typing import Any
+
+from report import facts
+from report.page import write_page
+from report.trees import pairs_of, trees_of
+from runs.costs import in_words
+from runs.dataset_card import described
+from runs.factories import model_folder, open_data
+from runs.folder import Run, existing_run
+from runs.stage import StageContext, StageResult
+from storage.errors import BranchwiseError
+from storage.manifest import load_manifest
+from storage.plain_json import object_inside
+from storage.records import Passage
+from storage.safe_files import LOG_BYTES
+
+PAGE = "report.html"
+
+
+def report(context: StageContext) -> StageResult:
+    """Run the stage (see module)."""
+    run = existing_run(context.run)
+    trees = trees_of(run.folder, _passages(context, run))
+    pairs = pairs_of(run.folder)
+    evaluation = run.recipe.evaluation
+    shown = {
+        "run": _about(run),
+        "cost": _cost(run),
+        "yields": facts.yields(run.folder),
+        "pairs": load_manifest(run.folder).rows("pairs"),
+        "dropped": facts.dropped(load_manifest(run.folder)),
+        "failures": facts.failures(run.folder),
+        "distributions": facts.distributions(run.folder),
+        "trainings": facts.trainings(model_folder(run.folder, "dpo").parent),
+        "evaluations": facts.evaluations(run.folder, evaluation.bootstrap, run.recipe.seed),
+    }
+    page = run.folder / PAGE
+    write_page(page, shown, trees, pairs)
+    size = page.stat().st_size
+    context.log(
+        f"wrote {page} ({size / 1e6:.1f} MB): {len(trees.index):,} trees, "
+        f"{len(pairs.index):,} of {shown['pairs']:,} pairs. Open it in a browser"
+    )
+    return StageResult({"report": str(page), "bytes": size, "trees": len(trees.index)})
+
+
+def _passages(context: StageContext, run: Run) -> dict[str, Passage]:
+    """Returns the corpus by id; empty if it cannot be read any more."""
+    try:
+        return {passage.id: passage for passage in open_data(run.recipe).passages}
+    except (BranchwiseError, OSError) as error:
+        context.log(f"passages are shown by title only: {error}")
+        return {}
+
+
+def _about(run: Run) -> dict[str, Any]:
+    recipe = run.recipe
+    provenance = object_inside(run.folder, "provenance.json", LOG_BYTES)
+    return {
+        "name": run.folder.name,
+        "summary": f"{recipe.agent.protocol} on {recipe.data.source}: {described(recipe.mcts)}",
+        "facts": {
+            "policy": f"{recipe.policy.engine}: {recipe.policy.model}",
+            "judge": recipe.judge.model if recipe.judge else "none",
+            "labels": recipe.scheme.describe(),
+            "created": provenance.get("created", "unknown"),
+            "Branchwise": f"{version('branchwise')}, {provenance.get('git_revision', 'unknown')}",
+            "seed": recipe.seed,
+        },
+        "recipe": (run.folder / "config.yaml").read_text(encoding="utf-8"),
+    }
+
+
+def _cost(run: Run) -> list[str]:
+    """Returns what the run has cost, in sentences."""
+    try:
+        with run.open_ledger() as ledger:
+            spent = ledger.totals()
+            tokens = f"{spent.input_tokens:,} input tokens ({spent.cached_tokens:,} cached)"
+            return [
+                f"{tokens}, {spent.output_tokens:,} output tokens",
+                *in_words(ledger, run.recipe.limits),
+            ]
+    except BranchwiseError as error:
+        return [f"unknown: {error}"]

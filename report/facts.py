@@ -1,0 +1,186 @@
+"""Facts about a run for its report: counts, distributions, curves and evaluations.
+
+Distributions are counted by DuckDB over the committed parts, so a run of a million pairs is never
+held in memory.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from analysis.significance import paired_bootstrap, wilson
+from storage.manifest import Manifest, load_manifest
+from storage.parts import read_parts
+from storage.plain_json import object_inside
+from storage.records import Failure
+from storage.safe_files import LOG_BYTES
+from storage.schemas import table_to_records
+from storage.views import connect
+from training.curves import METRICS, read_metrics
+
+DISTRIBUTIONS = {
+    "depth": """
+        SELECT action, depth, count(*) AS nodes FROM nodes WHERE depth > 0
+        GROUP BY ALL ORDER BY depth, action""",
+    "actions": """
+        SELECT chosen_action AS chosen, rejected_action AS rejected, count(*) AS pairs
+        FROM pairs GROUP BY ALL ORDER BY pairs DESC""",
+    "gaps": """
+        WITH edge AS (SELECT greatest(max(reward_gap), 1e-9) / 20 AS width FROM pairs)
+        SELECT least(floor(reward_gap / width), 19) * width AS low,
+               least(floor(reward_gap / width), 19) * width + width AS high, count(*) AS pairs
+        FROM pairs, edge GROUP BY ALL ORDER BY low""",
+    "lengths": """
+        WITH sides AS (
+            SELECT 'chosen' AS side, length(chosen[1].content) AS n FROM pairs
+            UNION ALL SELECT 'rejected', length(rejected[1].content) FROM pairs),
+        edge AS (SELECT greatest(quantile_cont(n, 0.99), 20) / 20 AS width FROM sides)
+        SELECT side, least(floor(n / width), 20) * width AS low,
+               least(floor(n / width), 20) * width + width AS high, count(*) AS texts
+        FROM sides, edge GROUP BY ALL ORDER BY side, low""",
+    "rewards": """
+        SELECT depth, count(*) AS nodes, min(reward) AS least, quantile_cont(reward, 0.25) AS low,
+               median(reward) AS median, quantile_cont(reward, 0.75) AS high,
+               max(reward) AS most
+        FROM nodes WHERE reward IS NOT NULL AND depth > 0 GROUP BY depth ORDER BY depth""",
+    "judge": """
+        SELECT least(floor(judge_score * 10), 9) / 10 AS low,
+               least(floor(judge_score * 10), 9) / 10 + 0.1 AS high, count(*) AS nodes,
+               avg(coalesce(em, list_avg([r.em for r in rollouts]))) AS em
+        FROM nodes WHERE judge_score IS NOT NULL GROUP BY ALL ORDER BY low""",
+    "components": """
+        WITH each AS (SELECT unnest(components, recursive := true) FROM nodes),
+        edge AS (SELECT name, min(value) AS least, greatest(max(value) - min(value), 1e-9) / 12
+                        AS width FROM each WHERE value IS NOT NULL GROUP BY name)
+        SELECT name, least + least(floor((value - least) / width), 11) * width AS low,
+               least + least(floor((value - least) / width), 11) * width + width AS high,
+               count(*) AS nodes
+        FROM each JOIN edge USING (name) WHERE value IS NOT NULL GROUP BY ALL
+        ORDER BY name, low""",
+}
+"""SQL of each distribution. Bins are [low, high)."""
+
+MOST_POINTS = 400
+"""Points of a training curve that the page keeps; longer ones are thinned."""
+
+
+def distributions(run: Path) -> dict[str, list[dict[str, Any]]]:
+    """Returns the rows of each query in `DISTRIBUTIONS`.
+
+    Raises:
+        StorageError: If the run has no readable manifest, or a part is missing or damaged.
+    """
+    with connect(run) as connection:
+        return {name: list(_rows(connection, sql)) for name, sql in DISTRIBUTIONS.items()}
+
+
+def yields(run: Path) -> list[dict[str, Any]]:
+    """Returns what the run produced, from questions to pairs: `name` and `n` of each."""
+    sql = """
+        SELECT (SELECT count(*) FROM questions) AS questions,
+               (SELECT count(DISTINCT tree_id) FROM nodes) AS trees,
+               (SELECT count(*) FROM nodes WHERE depth > 0) AS steps,
+               (SELECT count(*) FROM nodes WHERE terminal) AS "finished trajectories",
+               (SELECT count(*) FROM pairs) AS pairs,
+               (SELECT count(DISTINCT question_id) FROM pairs) AS "questions with a pair"
+    """
+    with connect(run) as connection:
+        (row,) = _rows(connection, sql)
+    return [{"name": name, "n": n} for name, n in row.items()]
+
+
+def dropped(manifest: Manifest) -> list[dict[str, Any]]:
+    """Returns what was dropped or noted while the trees were grown: `reason` and `n`."""
+    counts: Counter[str] = Counter()
+    for part in manifest.of("trees"):
+        counts.update(part.counts)
+    return [{"reason": reason, "n": n} for reason, n in counts.most_common()]
+
+
+def failures(run: Path) -> list[dict[str, Any]]:
+    """Returns the questions that failed while the trees were grown."""
+    rows = table_to_records(read_parts(run, "failures"), Failure)
+    return [row.model_dump(include={"question_id", "stage", "kind", "detail"}) for row in rows]
+
+
+def trainings(models: Path) -> dict[str, list[dict[str, Any]]]:
+    """Returns the curve of each training in the run's model folder, by name."""
+    found = {}
+    for file in sorted(models.glob(f"*/{METRICS}")):
+        lines = read_metrics(file.parent)
+        step = max(1, -(-len(lines) // MOST_POINTS))
+        found[file.parent.name] = [*lines[::step], *lines[-1:]] if step > 1 else lines
+    return found
+
+
+def evaluations(run: Path, resamples: int, seed: int) -> list[dict[str, Any]]:
+    """Returns each evaluation of the run: a row per policy, and differences in EM.
+
+    Intervals are 95 %: Wilson's for a policy's EM, a paired bootstrap for a difference. A question
+    that failed counts as wrong, as in the tables of `branchwise eval`.
+
+    Args:
+        resamples: Of the paired bootstrap.
+        seed: Of the bootstrap.
+    """
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for table in sorted({part.table for part in load_manifest(run).parts}):
+        match table.split("/"):
+            case ["eval", policy, name, "predictions"]:
+                found.setdefault(name, {})[policy] = _em_by_question(run, table)
+    return [
+        {
+            "name": name,
+            "rows": [_policy(run, name, policy) for policy in scores],
+            "differences": list(_differences(scores, resamples, seed)),
+        }
+        for name, scores in found.items()
+    ]
+
+
+def _em_by_question(run: Path, table: str) -> dict[str, float]:
+    rows = read_parts(run, table, ["source", "question_id", "em"]).to_pylist()
+    return {
+        f"{row['source']}\x1f{row['question_id']}": row["em"]
+        for row in rows
+        if row["em"] is not None
+    }
+
+
+def _policy(run: Path, name: str, policy: str) -> dict[str, Any]:
+    row = object_inside(run, f"eval/{policy}/{name}/metrics.json", LOG_BYTES)
+    kept = ("policy", "n", "failed", "em", "f1", "cover_em", "searches", "steps", "invalid")
+    low, high = wilson(row["em"], row["answerable"]) if row["em"] is not None else (None, None)
+    return {**{key: row[key] for key in kept}, "low": low, "high": high}
+
+
+def _differences(
+    scores: Mapping[str, Mapping[str, float]], resamples: int, seed: int
+) -> Iterator[dict[str, Any]]:
+    for (baseline, before), (policy, after) in combinations(scores.items(), 2):
+        asked = sorted(before.keys() | after.keys())
+        if asked:
+            found = paired_bootstrap(
+                [before.get(one, 0.0) for one in asked],
+                [after.get(one, 0.0) for one in asked],
+                resamples=resamples,
+                seed=seed,
+            )
+            yield {
+                "policy": policy,
+                "baseline": baseline,
+                "mean": found.mean,
+                "low": found.low,
+                "high": found.high,
+            }
+
+
+def _rows(connection: duckdb.DuckDBPyConnection, sql: str) -> Iterator[dict[str, Any]]:
+    cursor = connection.execute(sql)
+    names = [column[0] for column in cursor.description or ()]
+    for row in cursor.fetchall():
+        yield dict(zip(names, row, strict=True))

@@ -1,0 +1,38 @@
+"""Writes the report: one HTML file that needs no network.
+
+All content that a model, a corpus or a user wrote reaches the page as JSON whose `<` is escaped,
+and is inserted as text. The page's policy allows no connection.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from report.trees import Blobs
+from storage.atomic import atomic_write_text
+
+_FILES = Path(__file__).with_name("page")
+
+
+def write_page(path: Path, facts: Mapping[str, Any], trees: Blobs, pairs: Blobs) -> None:
+    """Renders the page.
+
+    Args:
+        path: The HTML file; replaced whole.
+        facts: What the page shows besides trees and pairs, as JSON.
+        trees, pairs: See `report.trees`.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(_FILES), autoescape=True, undefined=StrictUndefined
+    )
+    template = environment.get_template("report.html")
+    page = template.render(facts=facts, trees=trees, pairs=pairs, file=_file)
+    atomic_write_text(path, page)
+
+
+def _file(name: str) -> Markup:
+    """Returns one of our own files as it is: a style sheet or a script."""
+    return Markup((_FILES / name).read_text(encoding="utf-8"))

@@ -1,0 +1,103 @@
+"""The report of a run: everything is in it, and nothing that a model wrote becomes markup."""
+
+import base64
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loopback import serving
+from tiny_dataset import QUESTIONS, policy, recipe
+
+from pipelines.cli import parser, run_stage
+from storage.manifest import load_manifest
+from storage.views import run_sql
+
+HOSTILE = '</script><script>document.title = "taken"</script><img src=x onerror=alert(1)>'
+
+
+def hostile_policy(request: dict[str, Any]) -> str:
+    """Writes markup wherever a policy may write."""
+    return policy(request).replace("The capital is Paris", f"The capital is Paris {HOSTILE}")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run with hostile text in questions, passages and steps, and its report."""
+    folder = tmp_path_factory.mktemp("report")
+    questions = [{**QUESTIONS[0], "question": f"{HOSTILE} Where?"}, *QUESTIONS[1:]]
+    with pytest.MonkeyPatch.context() as patch, serving(hostile_policy) as endpoint:
+        patch.setenv("BRANCHWISE_CACHE", str(folder / "cache"))
+        patch.setenv("OPENAI_API_KEY", "test-key")
+        patch.setattr("tiny_dataset.QUESTIONS", questions)
+        patch.chdir(folder)
+        config = recipe(folder, endpoint.base_url)
+        for stage in ("annotate", "report"):
+            arguments = [stage, "--config", str(config), "--run", str(folder / "run")]
+            assert run_stage(parser().parse_args(arguments)) == 0
+        yield folder / "run"
+
+
+def page_of(run: Path) -> str:
+    return (run / "report.html").read_text(encoding="utf-8")
+
+
+def json_of(page: str, name: str) -> Any:
+    found = re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', page, re.S)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def blobs_of(page: str, kind: str) -> list[Any]:
+    found = re.findall(rf'<script type="text/plain" id="{kind}-\d+">(.*?)</script>', page)
+    return [json.loads(gzip.decompress(base64.b64decode(blob))) for blob in found]
+
+
+def test_every_tree_and_pair_is_in_the_report(run: Path) -> None:
+    page, manifest = page_of(run), load_manifest(run)
+    index = json_of(page, "tree-index")
+    assert len(index) == len(QUESTIONS)
+    trees = [tree for blob in blobs_of(page, "trees") for tree in blob]
+    assert sum(len(tree["nodes"]) for tree in trees) == manifest.rows("trees")
+    assert sum(len(tree["pairs"]) for tree in trees) == manifest.rows("pairs")
+    assert len(json_of(page, "pair-index")) == manifest.rows("pairs")
+    ((right,),) = run_sql(
+        run,
+        "select count(distinct question_id) from nodes "
+        "where em = 1 or list_max([r.em for r in rollouts]) = 1",
+    ).rows
+    assert sum(row["right"] for row in index) == right
+
+
+def test_a_tree_keeps_rewards_of_zero_and_the_text_of_passages(run: Path) -> None:
+    trees = [tree for blob in blobs_of(page_of(run), "trees") for tree in blob]
+    nodes = [node for tree in trees for node in tree["nodes"]]
+    assert any(node.get("reward") == 0 for node in nodes)
+    assert all({"node_id", "parent_id", "depth"} <= node.keys() for node in nodes)
+    cited = {one["id"] for node in nodes for one in node.get("passages", ())}
+    assert cited == {passage for tree in trees for passage in tree["passages"]} != set()
+
+
+def test_distributions_count_every_step_and_pair(run: Path) -> None:
+    facts = json_of(page_of(run), "facts")
+    yields = {row["name"]: row["n"] for row in facts["yields"]}
+    shown = facts["distributions"]
+    assert sum(row["nodes"] for row in shown["depth"]) == yields["steps"]
+    for name in ("actions", "gaps"):
+        assert sum(row["pairs"] for row in shown[name]) == yields["pairs"] > 0
+    assert sum(row["texts"] for row in shown["lengths"]) == 2 * yields["pairs"]
+    assert all(row["low"] < row["high"] for row in shown["gaps"])
+
+
+def test_text_of_models_and_users_is_escaped(run: Path) -> None:
+    page = page_of(run)
+    assert HOSTILE not in page
+    assert any(HOSTILE in row["question"] for row in json_of(page, "tree-index"))
+    assert "Content-Security-Policy" in page
+    assert not re.search(
+        r"""(?:src|href)=["']?(?:https?:)?//""", unescape(page.split("<script")[0])
+    )
