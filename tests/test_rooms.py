@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 REPOSITORY = Path(__file__).resolve().parents[1]
 ROOMS = (
     "agent", "analysis", "annotation", "engines", "evaluation", "experiments", "mcts", "pipelines",
-    "retrieval", "rewards", "runs", "sources", "storage", "training", "weights",
+    "report", "retrieval", "rewards", "runs", "sources", "storage", "training", "weights",
 )  # fmt: skip
 
 
