@@ -25,7 +25,7 @@ $(error EXTRAS: choose of $(PINNED_EXTRAS))
 endif
 
 .PHONY: help setup doctor clean data index warm-start select annotate relabel diagnose verify inspect report export-pairs \
-        import-pairs train-sft train-dpo train-grpo train-rm export eval serve curriculum schedule study all test test-fast test-failure test-vllm lint bench constraints
+        import-pairs train-sft train-dpo train-grpo train-rm export eval serve curriculum schedule study all test test-fast test-failure test-browser test-vllm lint bench constraints
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -135,6 +135,10 @@ test-fast: $(DEV) ## the tests that run no model
 
 test-failure: $(DEV) ## what a run must survive: all of it, with what `make test` leaves out
 	$(BIN)/python -m pytest tests/failure -m "failure or long_failure" $(ARGS)
+
+test-browser: $(DEV) ## the report in Chromium, which it installs on Debian
+	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }
+	$(BIN)/python -m pytest tests/report $(ARGS)
 
 # vLLM has an environment of its own: it wants another transformers than the trainers. The list is
 # whole, and pip adds nothing to it (see there).

@@ -4,6 +4,7 @@ Distributions are counted by DuckDB over the committed parts, so a run of a mill
 held in memory.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import combinations
@@ -15,9 +16,8 @@ import duckdb
 from analysis.significance import paired_bootstrap, wilson
 from storage.manifest import Manifest, load_manifest
 from storage.parts import read_parts
-from storage.plain_json import object_inside
+from storage.plain_json import as_object
 from storage.records import Failure
-from storage.safe_files import LOG_BYTES
 from storage.schemas import table_to_records
 from storage.views import connect
 from training.curves import METRICS, read_metrics
@@ -121,7 +121,8 @@ def evaluations(run: Path, resamples: int, seed: int) -> list[dict[str, Any]]:
     """Returns each evaluation of the run: a row per policy, and differences in EM.
 
     Intervals are 95 %: Wilson's for a policy's EM, a paired bootstrap for a difference. A question
-    that failed counts as wrong, as in the tables of `branchwise eval`.
+    that failed counts as wrong, as in the tables of `branchwise eval`. Policies whose evaluation
+    has not finished are left out.
 
     Args:
         resamples: Of the paired bootstrap.
@@ -130,7 +131,7 @@ def evaluations(run: Path, resamples: int, seed: int) -> list[dict[str, Any]]:
     found: dict[str, dict[str, dict[str, float]]] = {}
     for table in sorted({part.table for part in load_manifest(run).parts}):
         match table.split("/"):
-            case ["eval", policy, name, "predictions"]:
+            case ["eval", policy, name, "predictions"] if _metrics(run, name, policy).is_file():
                 found.setdefault(name, {})[policy] = _em_by_question(run, table)
     return [
         {
@@ -151,8 +152,12 @@ def _em_by_question(run: Path, table: str) -> dict[str, float]:
     }
 
 
+def _metrics(run: Path, name: str, policy: str) -> Path:
+    return run / "eval" / policy / name / "metrics.json"
+
+
 def _policy(run: Path, name: str, policy: str) -> dict[str, Any]:
-    row = object_inside(run, f"eval/{policy}/{name}/metrics.json", LOG_BYTES)
+    row = as_object(json.loads(_metrics(run, name, policy).read_text(encoding="utf-8")))
     kept = ("policy", "n", "failed", "em", "f1", "cover_em", "searches", "steps", "invalid")
     low, high = wilson(row["em"], row["answerable"]) if row["em"] is not None else (None, None)
     return {**{key: row[key] for key in kept}, "low": low, "high": high}

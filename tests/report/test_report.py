@@ -4,42 +4,21 @@ import base64
 import gzip
 import json
 import re
-from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
-from loopback import serving
-from tiny_dataset import QUESTIONS, policy, recipe
+from report_run import HOSTILE, a_run_with_report
+from tiny_dataset import QUESTIONS
 
-from pipelines.cli import parser, run_stage
 from storage.manifest import load_manifest
 from storage.views import run_sql
 
-HOSTILE = '</script><script>document.title = "taken"</script><img src=x onerror=alert(1)>'
-
-
-def hostile_policy(request: dict[str, Any]) -> str:
-    """Writes markup wherever a policy may write."""
-    return policy(request).replace("The capital is Paris", f"The capital is Paris {HOSTILE}")
-
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A run with hostile text in questions, passages and steps, and its report."""
-    folder = tmp_path_factory.mktemp("report")
-    questions = [{**QUESTIONS[0], "question": f"{HOSTILE} Where?"}, *QUESTIONS[1:]]
-    with pytest.MonkeyPatch.context() as patch, serving(hostile_policy) as endpoint:
-        patch.setenv("BRANCHWISE_CACHE", str(folder / "cache"))
-        patch.setenv("OPENAI_API_KEY", "test-key")
-        patch.setattr("tiny_dataset.QUESTIONS", questions)
-        patch.chdir(folder)
-        config = recipe(folder, endpoint.base_url)
-        for stage in ("annotate", "report"):
-            arguments = [stage, "--config", str(config), "--run", str(folder / "run")]
-            assert run_stage(parser().parse_args(arguments)) == 0
-        yield folder / "run"
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return a_run_with_report(tmp_path_factory.mktemp("report"))
 
 
 def page_of(run: Path) -> str:

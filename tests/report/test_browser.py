@@ -1,0 +1,119 @@
+"""The report in a real browser: pages open, trees are walked by keyboard, hostile text is inert.
+
+Skipped where there is no Chromium; `make test-browser` installs Debian's.
+"""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect, sync_playwright
+from report_run import HOSTILE, a_run_with_report
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (make test-browser)")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return a_run_with_report(tmp_path_factory.mktemp("report"))
+
+
+@pytest.fixture(scope="module")
+def page(run: Path) -> Iterator[Page]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        opened = browser.new_page(viewport={"width": 1600, "height": 1000})
+        faults: list[str] = []
+        opened.on("pageerror", lambda error: faults.append(str(error)))
+        opened.on("dialog", lambda dialog: (faults.append(dialog.message), dialog.dismiss()))
+        opened.on("request", lambda one: faults.append(one.url) if "http" in one.url[:4] else None)
+        opened.goto((run / "report.html").as_uri())
+        expect(opened.locator("#tree-canvas svg")).to_be_visible()
+        yield opened
+        assert faults == []
+        browser.close()
+
+
+def selected(page: Page) -> str:
+    found = page.locator('#tree-canvas [aria-selected="true"]')
+    expect(found).to_have_count(1)
+    return found.get_attribute("data-node") or ""
+
+
+def test_every_section_shows_something(page: Page) -> None:
+    for section in ("run", "trees", "pairs", "distributions", "failures"):
+        expect(page.locator(f"#{section} h2")).to_be_visible()
+    assert page.locator("#distribution-charts figure svg").count() >= 5
+    expect(page.locator("#pair .side")).to_have_count(2)
+
+
+def test_a_tree_is_walked_and_folded_by_keyboard(page: Page) -> None:
+    page.locator('#tree-canvas [aria-selected="true"]').focus()
+    page.keyboard.press("Home")
+    assert selected(page) == "0"
+    steps = page.locator("#tree-canvas [data-node]").count()
+    page.keyboard.press("ArrowRight")
+    first = selected(page)
+    assert first != "0"
+    page.keyboard.press("ArrowDown")
+    assert selected(page) not in ("0", first)
+    page.keyboard.press("ArrowLeft")
+    assert selected(page) == "0"
+    page.keyboard.press("Enter")
+    expect(page.locator("#tree-canvas [data-node]")).to_have_count(1)
+    page.keyboard.press("Enter")
+    expect(page.locator("#tree-canvas [data-node]")).to_have_count(steps)
+
+
+def test_a_replay_shows_the_steps_grown_by_then(page: Page) -> None:
+    slider = page.locator("#tree-iteration")
+    whole = page.locator("#tree-canvas [data-node]").count()
+    slider.fill("1")
+    assert 1 < page.locator("#tree-canvas [data-node]").count() < whole
+    slider.fill(slider.get_attribute("max") or "")
+    assert page.locator("#tree-canvas [data-node]").count() == whole
+
+
+def test_a_chosen_step_says_why_it_is_preferred(page: Page) -> None:
+    page.locator("#tree-pairs").select_option("some")
+    page.locator("#tree-list button").first.click()
+    expect(page.locator("#node .why").first).to_contain_text(
+        re.compile(r"Step \d+ is preferred over step \d+: reward .* against .*, gap")
+    )
+
+
+def test_filters_and_search_narrow_the_list(page: Page) -> None:
+    page.locator("#tree-pairs").select_option("")
+    page.locator("#tree-search").fill("currency")
+    expect(page.locator("#tree-list button")).to_have_count(1)
+    page.locator("#tree-search").fill("")
+    expect(page.locator("#tree-list button")).to_have_count(6)
+    page.locator("#tree-outcome").select_option("right")
+    right = page.locator("#tree-list button").count()
+    page.locator("#tree-outcome").select_option("")
+    assert 0 < right < 6
+
+
+def test_a_pair_leads_to_its_tree(page: Page) -> None:
+    page.locator("#pair-list button").last.click()
+    asked = page.locator("#pair h3").inner_text()
+    page.get_by_role("button", name="Show in the tree").click()
+    expect(page.locator("#tree-title")).to_have_text(asked)
+
+
+def test_hostile_text_stays_text(page: Page) -> None:
+    page.locator("#tree-search").fill("document.title")
+    page.locator("#tree-list button").first.click()
+    expect(page.locator("#tree-title")).to_contain_text(HOSTILE)
+    assert page.title().endswith("Branchwise report")
+    assert page.locator("main img").count() == 0
+    page.locator("#tree-search").fill("")
+
+
+@pytest.mark.parametrize("width", [375, 800, 1600])
+def test_no_width_needs_sideways_scrolling(page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -1,0 +1,32 @@
+"""A small run with hostile text, and its report."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loopback import serving
+from tiny_dataset import QUESTIONS, policy, recipe
+
+from pipelines.cli import parser, run_stage
+
+HOSTILE = '</script><script>document.title = "taken"</script><img src=x onerror=alert(1)>'
+
+
+def hostile_policy(request: dict[str, Any]) -> str:
+    """Writes markup wherever a policy may write."""
+    return policy(request).replace("The capital is Paris", f"The capital is Paris {HOSTILE}")
+
+
+def a_run_with_report(folder: Path) -> Path:
+    """Annotates the tiny questions, one of them hostile, and writes the report."""
+    questions = [{**QUESTIONS[0], "question": f"{HOSTILE} Where?"}, *QUESTIONS[1:]]
+    with pytest.MonkeyPatch.context() as patch, serving(hostile_policy) as endpoint:
+        patch.setenv("BRANCHWISE_CACHE", str(folder / "cache"))
+        patch.setenv("OPENAI_API_KEY", "test-key")
+        patch.setattr("tiny_dataset.QUESTIONS", questions)
+        patch.chdir(folder)
+        config = recipe(folder, endpoint.base_url)
+        for stage in ("annotate", "report"):
+            arguments = [stage, "--config", str(config), "--run", str(folder / "run")]
+            assert run_stage(parser().parse_args(arguments)) == 0
+    return folder / "run"
