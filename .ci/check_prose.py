@@ -24,7 +24,7 @@ _PER = (
 )
 
 HABITS = {
-    "description without a subject": r"^[`\w, ]{1,60}: (of|that|whose|in|by|from|under|behind|"
+    "description without a subject": r"^[a-z_0-9]+(, [a-z_0-9]+)*: (of|that|whose|in|by|from|under|behind|"
     r"beside|likewise|its|theirs|those|these)\b",
     "null for None": r"\b[Nn]ull\b",
     "a for per": rf"\b({_COUNTED}) an? ({_PER})\b",

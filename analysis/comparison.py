@@ -38,7 +38,7 @@ class PolicyRow:
     """One policy on one stratum.
 
     Attributes:
-        protocol: that it was asked in; null for references, and where all failed.
+        protocol: Protocol of the policy; None for references, and if all questions failed.
         n: questions, failed ones included; `answerable` of them count for em, f1 and cover_em.
         failed: questions without a prediction.
         em, f1, cover_em, judge, supporting_recall: means in [0, 1]; null where nothing has a value.
@@ -124,12 +124,12 @@ def compare(
     """Compare policies.
 
     Args:
-        predictions: by policy, in the order of the table.
-        unanswered: by policy, the questions that failed.
-        references: those of them that the others are held against (baselines that are no
+        predictions: Answers of each policy, in the order of the table.
+        unanswered: Failed questions of each policy.
+        references: Names of the baselines that the others are compared with (those that are not
             policies); they are compared with nothing themselves.
-        resamples: of each paired bootstrap.
-        seed: of the bootstrap.
+        resamples: Number of samples of each paired bootstrap.
+        seed: Random seed of the bootstrap.
 
     Raises:
         ValueError: no policy.

@@ -37,7 +37,7 @@ class PairFigures:
         near_duplicates: both sides do the same with nearly the same words (`similarity`).
         repeated: the same prompt and replies stand in an earlier pair.
         contradicted: another pair has the same prompt and replies the other way round.
-        guessable: of questions whose answer can be guessed (`rewards.guessable`).
+        guessable: Pairs of questions whose answer can be guessed (`rewards.guessable`).
         actions: number of pairs by (depth, chosen action, rejected action).
     """
 
@@ -113,7 +113,7 @@ class TreeFigures:
     """What a set of trees is like.
 
     Attributes:
-        states: that have two labelled children or more; others compare nothing.
+        states: Number of states with two or more labelled children; others compare nothing.
         spread: mean over them of the standard deviation of their children's rewards.
         flat: share of them whose children all have one reward.
         right, wrong: share of the questions of which every outcome is fully right (F1 1), or

@@ -51,7 +51,7 @@ def paired_bootstrap(
         baseline: one score an item, shape (n,).
         other: the scores of the same items in the same order, shape (n,).
         resamples: bootstrap samples.
-        seed: of the draws; the same seed gives the same interval.
+        seed: Random seed; the same seed gives the same interval.
         confidence: coverage in (0, 1).
 
     Raises:
@@ -88,7 +88,7 @@ def crossed_bootstrap(
             (questions, 1) is an arm that no seed changes: it stands against every seed.
         other: the same questions in the same order.
         resamples: bootstrap samples.
-        seed: of the draws; the same seed gives the same interval.
+        seed: Random seed; the same seed gives the same interval.
         confidence: coverage in (0, 1).
 
     Raises:
@@ -116,7 +116,7 @@ def relative_saving(
     Args:
         baseline, other: as for `crossed_bootstrap`, ≥ 0.
         resamples: bootstrap samples.
-        seed: of the draws.
+        seed: Random seed of the draws.
         confidence: coverage in (0, 1).
 
     Returns:
@@ -152,7 +152,7 @@ def permutation_p(
     Args:
         baseline, other: as for `crossed_bootstrap`; shape (questions,) is one seed.
         resamples: flips drawn.
-        seed: of the draws.
+        seed: Random seed of the draws.
 
     Raises:
         ValueError: the arms cannot be paired, or a score is not a number.

@@ -127,8 +127,8 @@ def silenced_siblings(
     """How often each of `SIBLINGS` is kept, silenced and turned among labelled siblings.
 
     Args:
-        nodes: of trees as some schedule labels them, with their returns as `reward`.
-        answerable: of every question, by id.
+        nodes: Nodes as one schedule labels them, with their returns as `reward`.
+        answerable: Whether each question is answerable, by id.
         min_gap: smallest difference of returns that makes a pair.
     """
     families: dict[tuple[str, int], list[TreeNode]] = defaultdict(list)

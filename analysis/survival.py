@@ -91,13 +91,13 @@ class SurvivalRow:
         group: value of the facet; "all" without one.
         pairs, questions: how many were judged.
         kept, reversed, tied: shares of the pairs.
-        kept_interval: of `kept`, resampling questions.
+        kept_interval: 95 % interval of `kept`, resampling questions.
         decided: share kept among those that are not tied; null if all are.
-        decided_interval: of `decided`.
+        decided_interval: 95 % interval of `decided`.
         luck: the share kept that an order without any meaning would come to, half of what is not
             tied.
         label_gap, fresh_gap: mean gap by the labels and by fresh rollouts: what of it is real.
-        fresh_gap_interval: of `fresh_gap`, resampling questions.
+        fresh_gap_interval: 95 % interval of `fresh_gap`, resampling questions.
     """
 
     group: str
@@ -158,7 +158,7 @@ def survival_table(
     Args:
         by: a name of `FACETS`, or a facet of the caller's; null for one row of all pairs.
         resamples: bootstrap samples of questions (the pairs of one hang together).
-        seed: of the bootstrap.
+        seed: Random seed of the bootstrap.
     """
     facet = FACETS[by] if isinstance(by, str) else by
     groups: dict[str, list[tuple[Pair, float]]] = defaultdict(list)

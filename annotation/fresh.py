@@ -25,7 +25,7 @@ class FreshRoller:
 
     Attributes:
         environment: the one that the trees were grown in.
-        sampling: of the rollouts; at the policy's own temperature they ask what the trees' did.
+        sampling: Sampling of the rollouts; the trees' rollouts used the policy's own temperature.
         rollouts: draws a node; with more of them, the first ones stay what they were.
     """
 
@@ -46,7 +46,7 @@ class FreshRoller:
 
         Args:
             nodes: all nodes of the tree, in order of `node_id`.
-            states: theirs, in the same order (`agent.replay.replay_tree`).
+            states: States of the nodes, in the same order (`agent.replay.replay_tree`).
             wanted: ids of the nodes to roll out.
 
         Raises:

@@ -55,13 +55,13 @@ async def grow(
     """Grow the tree of one question.
 
     Args:
-        question: its gold answers reach the evaluator only, never the policy.
+        question: Question to grow a tree for. Only the evaluator sees its gold answers.
         environment: draws children.
         evaluator: values new non-terminal nodes; null for a search that values none (playouts,
             chains).
         settings: the search, or the sampling of chains.
         scheme: values terminal nodes.
-        sampling: of the children (rollouts have their own).
+        sampling: Sampling of child nodes (rollouts have their own).
     """
     grown = GrownTree(Tree.grow_from(await environment.root(question)))
 

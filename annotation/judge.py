@@ -32,7 +32,7 @@ class JudgeVerdict:
     """What a judge said of a state.
 
     Attributes:
-        score: in [0, 1]; null if the reply could not be read.
+        score: Score in [0, 1]; None if the reply could not be read.
         text: the reply, verbatim.
         reason: why there is no score.
         usage: tokens of the call.

@@ -76,7 +76,7 @@ def sibling_pairs(
         nodes: one tree, in order of `node_id`.
         labels: their labels, in the same order.
         settings: gap, evidence, what becomes of invalid actions, and which pairs are chosen.
-        scores: theirs by a reward model, in the same order; with `score: reward_model` they decide
+        scores: Reward model scores, in the same order; with `score: reward_model` they decide
             which side of a pair is better, and by how much, and are a component of its labels.
         guessable: whether the tree's question is (`rewards.guessable`).
 

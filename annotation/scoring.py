@@ -52,7 +52,7 @@ def node_scores(
 
     Args:
         nodes: one tree, in order of `node_id`.
-        states: theirs, in the same order.
+        states: States of the nodes, in the same order.
         prompt: state → the messages that ask for its next step.
     """
     made = [place for place, state in enumerate(states) if state.steps]

@@ -55,7 +55,7 @@ class PairSettings(Settings):
         order: `earned` puts the higher label first; `shuffled` tosses a coin for every pair that
             was chosen so, whatever its labels. Rewards and all else go with their side, so a
             pair's `reward_gap` may then be negative, and an invalid action may be preferred.
-        confirmed: of the pairs that all this leaves, only those whose order holds under the fresh
+        confirmed: Keep only pairs whose order holds under the fresh
             rollouts of the run (`branchwise diagnose` draws them), so for `relabel` alone.
     """
 

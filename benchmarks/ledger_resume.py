@@ -67,7 +67,7 @@ def half_done(folder: Path, finished: Path, endpoint: Simulated, calls: int) -> 
         folder: where; exists.
         finished: a run of `QUESTIONS_A_PART` questions, all done.
         endpoint: who answers the calls of the questions in flight.
-        calls: of the questions done.
+        calls: Number of stored calls of finished questions.
     """
     with Ledger(finished / LEDGER) as ledger:
         spent = ledger.totals()

@@ -18,7 +18,7 @@ def write_run(folder: Path, base_url: str, questions: int, changes: Mapping[str,
 
     Args:
         folder: where; exists.
-        base_url: of the endpoint that serves `policy` and `judge`.
+        base_url: Address of the endpoint that serves `policy` and `judge`.
         questions: how many.
         changes: settings of the recipe's blocks, such as `{"mcts": {"iterations": 4}}`.
     """

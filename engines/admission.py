@@ -33,7 +33,7 @@ class Admission:
         """Wait until a call may start; `leave` gives its slot back.
 
         Args:
-            order: its place in the queue, which no other call has.
+            order: Place in the queue; unique.
 
         Raises:
             EndpointError: fatal; the breaker has given up.

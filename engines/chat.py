@@ -123,7 +123,7 @@ def read_reply(
     Args:
         reply: the JSON.
         request: what was asked.
-        model: its name, where the reply names none.
+        model: Name of the model, used if the reply does not give one.
         latency_s: how long it took.
         counter: counts the tokens that the reply does not (see `engines.usage`).
         longest: characters that the text may have (`longest_text`).

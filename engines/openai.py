@@ -87,7 +87,8 @@ class OpenAIEngine:
             on_event: told, in a line, when the endpoint is given a pause and when it is back.
             before_attempt: asked before every attempt, and every second while none may start;
                 raises `BudgetExceeded` where no call may be made any more.
-            known_as, digest: of the model, for keys and rows; null: the name it is asked for by,
+            known_as, digest: Identity of the model, for keys and rows; None takes the requested
+                name,
                 and a hash of that and the address.
         """
         self._base_url = checked_url(settings)

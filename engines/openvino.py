@@ -76,8 +76,8 @@ class OpenVINOEngine:
 
     Attributes:
         model: name of the model as the user wrote it.
-        digest: of weights, adapters, quantisation, tokenizer and chat template.
-        precision: of the weights in `gguf`.
+        digest: Hash of weights, adapters, quantisation, tokenizer and chat template.
+        precision: Number format of the weights in `gguf`.
     """
 
     def __init__(

@@ -185,7 +185,7 @@ def call_key(request: SampleRequest, digest: str) -> str:
 
     Args:
         request: what is asked.
-        digest: of the model that is asked. Its name is left out: a folder that was moved holds the
+        digest: Digest of the model. Its name does not count: a folder that was moved holds the
             same model, and draws the same.
     """
     return _hashed([request, digest])

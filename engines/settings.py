@@ -60,8 +60,8 @@ class Price(Settings):
     """Price in US dollars per million tokens.
 
     Attributes:
-        input: of prompts.
-        output: of completions.
+        input: Price of prompt tokens.
+        output: Price of completion tokens.
     """
 
     input: float = Field(default=0.0, ge=0)
@@ -81,12 +81,13 @@ class ModelSettings(Settings):
         weights: for training, where the weights of a served model are: a folder or
             "hub:owner/name"; null: `model` itself. Their tokenizer, if it is on this machine,
             counts the tokens that an endpoint does not report.
-        base_url: of the endpoint, without a query. For `vllm` null starts a server, and an address
+        base_url: Address of the endpoint, without a query. For `vllm`, unset starts a server,
+            and an address
             is that of one that `branchwise serve` started.
         api_key_env: name of the environment variable that holds the endpoint's key (for `vllm` it
             is VLLM_API_KEY, if there is one); never the key itself.
         temperature, top_p: sampling temperature, and the nucleus' share of probability.
-        max_new_tokens: of one completion; a step that is cut there is an invalid action.
+        max_new_tokens: Token limit per completion; a step truncated by it is an invalid action.
         precision: weights of the embedded engine.
         dtype: what vLLM computes in; "auto" is float32 in its CPU build, elsewhere its own choice.
         server_args: more arguments for the vLLM server, one a word.

@@ -33,7 +33,7 @@ class TrafficSettings:
 
     Attributes:
         max_concurrency: calls under way at once, at most.
-        deadline_s: of one call from its first attempt on, with all attempts and waits.
+        deadline_s: Seconds that one call may take, with all attempts and waits.
         retry: how failures are met.
     """
 

@@ -45,11 +45,11 @@ def server_for(
     """A server for `policy:` or `judge:` settings; enter it to start it.
 
     Args:
-        settings: of which `model`, `dtype` and `server_args` count.
+        settings: Model settings; `model`, `dtype` and `server_args` count.
         logs: folder of its log.
         port: to listen on; null for any that is free.
         log: told, in a line, when the server is started and when it is there.
-        rank: of adapters that it will be given while it runs (`engines.vllm_adapters`).
+        rank: LoRA rank of adapters added while the server runs (`engines.vllm_adapters`).
 
     Raises:
         ConfigError: vLLM, the weights or a package are missing.
@@ -78,7 +78,7 @@ class VllmEngine:
 
     Attributes:
         model: as the user wrote it.
-        digest: of weights, adapters, tokenizer and template, and of how they are served.
+        digest: Hash of weights, adapters, tokenizer, template and serving options.
         server: what was started, or given; null outside the block, or if nothing was.
     """
 
@@ -97,7 +97,7 @@ class VllmEngine:
             connect: makes the engine for the server's endpoint.
             logs: folder for the server's log.
             log: told, in a line, when the server is started and when it is there.
-            server: of ours, which runs already and is left running.
+            server: Server that is already running and stays running.
 
         Raises:
             ConfigError: nothing usable goes by the model's name.

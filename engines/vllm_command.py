@@ -71,10 +71,10 @@ class Served:
     """What a server has to serve.
 
     Attributes:
-        name: under which it is asked for.
+        name: Model name in requests.
         weights: a folder that transformers can read, or a name that vLLM finds by itself.
         adapter: a LoRA on top of it, served as `name`; null: the weights themselves are.
-        rank: of that LoRA, or of those that a running server will be given; 0: of none.
+        rank: LoRA rank of adapters; 0 without adapters.
         context: tokens that the model can see at once; null: not known.
     """
 

@@ -69,7 +69,7 @@ class VllmServer:
 
     Attributes:
         model: what it serves is asked for by this name.
-        base_url: of its API; the same for all its lives.
+        base_url: Address of the API; it survives restarts.
         log: where it writes; appended to.
         life: the process that runs now, or ran last; null before the first.
         adapters: folders of LoRAs by name, which every further process is started with.
@@ -91,7 +91,7 @@ class VllmServer:
         Args:
             command: the server's, for a port.
             environment: the server's, whole.
-            log: its output goes here; folders are made.
+            log: File for the server's output; folders are created.
             model: the name that it serves.
             port: to listen on; null for any that is free.
             limit: how often it may die.

@@ -94,7 +94,7 @@ def ready_weights(
     Args:
         settings: the model.
         log: told, in a line, if merged weights were damaged and are made again; None: the log.
-        rank: of adapters that the running server will be given; everything below them is merged.
+        rank: LoRA rank of adapters added while the server runs; everything below them is merged.
 
     Raises:
         ConfigError: weights or a package are missing, an adapter does not fit, the rank is too

@@ -66,9 +66,9 @@ async def evaluate(
     Args:
         environment: the policy's; its seed goes on every row.
         policy: the name that tables show.
-        sampling: of the answers (temperature 0 is greedy).
+        sampling: Sampling of the answers (temperature 0 is greedy).
         begin: where trajectories start; null for the protocol's own root.
-        path, draw: of the calls in the ledger; another draw is a fresh call.
+        path, draw: Identity of the calls in the ledger; another draw is a fresh call.
         max_in_flight: questions worked on at a time.
         admit: asked before each question; once it says no, no further question starts.
         on_start, on_done: called as a question starts, and with its row (progress); None if

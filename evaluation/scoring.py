@@ -27,7 +27,7 @@ def score_trajectory(
     about those); elsewhere a trajectory without an answer scores 0.
 
     Args:
-        environment: that it was rolled out in.
+        environment: Environment of the rollout.
         policy: the name that tables show.
         latency_s: seconds from the first call to the end.
     """

@@ -30,7 +30,7 @@ class EvaluatedPolicy(ModelSettings, AgentSettings):
 
     Attributes:
         model: model folder, "packaged" or served name; `{run}` stands for the run's name.
-        temperature: of the answers; not set: `evaluation.temperature`, and of a rater
+        temperature: Sampling temperature; defaults to `evaluation.temperature`, and for a rater to
             `difficulty.temperature`.
     """
 
@@ -83,7 +83,7 @@ class EvaluationSettings(Settings):
             an error.
         limit: how many questions.
         bootstrap: resamples of the paired interval.
-        temperature: of the answers; 0 is greedy.
+        temperature: Sampling temperature of the answers; 0 is greedy.
         baselines: modules of `evaluation.baselines` that are asked the same questions: `majority`
             is the most frequent answer to the source's split `train`; the others are one turn of
             `baseline_model`: `closed-book` without a passage, `one-shot` with those that a search
@@ -92,7 +92,7 @@ class EvaluationSettings(Settings):
             embedded engine, elsewhere the policy's.
         draw: another number asks everybody anew, so that the same weights can be compared with
             themselves.
-        judge: of the answers; null asks none. It reads stored predictions.
+        judge: Model that judges stored predictions; unset: none.
     """
 
     policies: dict[PolicyName, EvaluatedPolicy] = Field(default_factory=dict)

@@ -34,12 +34,12 @@ class Arm:
     """One way of learning.
 
     Attributes:
-        name: of the arm; its policies are `<name>-<seed>`.
+        name: Name of the arm; its policies are `<name>-<seed>`.
         trainer: null for the start itself.
         pairs: settings of the relabelling that it learns from.
         training: settings of its trainer's block.
         asked: settings of its policy in the evaluation besides the model, such as its protocol.
-        draw: of its evaluation; another one asks the same weights anew.
+        draw: Sample index of its evaluation; another one samples the same weights again.
         label: name of the relabelling, where arms share one; null takes the arm's name.
         models: what its model folders are called, where arms share them; null takes its name.
         before: the arm whose policy of the same seed it starts from; null: the recipe's policy.
@@ -71,7 +71,7 @@ class EvaluatedArm:
     """An arm on a question set, as far as the study has come.
 
     Attributes:
-        predictions: by seed; a single one where nothing is trained. Questions that failed are
+        predictions: Answers by seed; one entry if nothing is trained. Questions that failed are
             among them, `FailedPrediction`.
         trainings, evaluations: totals of each, in the order of the seeds. Where there is a
             training before it, pairs, steps and seconds are those of both.
@@ -200,9 +200,9 @@ def predictions_of(
     """What a policy answered and what it failed on; nothing in a dry run.
 
     Args:
-        policy: its name.
+        policy: Name of the policy.
         evaluated: totals of the evaluation.
-        settings: of the evaluation, besides the study's recipe.
+        settings: Settings of the evaluation that differ from the study's recipe.
     """
     if not evaluated:
         return []

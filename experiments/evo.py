@@ -24,7 +24,7 @@ def dpo(name: str, paper: str = "", **rewards: object) -> Arm:
     """DPO on the trees as some rewards label them.
 
     Args:
-        name: of the arm.
+        name: Name of the arm.
         paper: what the paper reports of it.
         rewards: settings of `rewards:`; what is not named is time-dynamic Refinement.
     """

@@ -61,7 +61,7 @@ class Preference:
 
     Attributes:
         siblings: pairs that the reward orders; null in a dry run.
-        totals: of its training; empty where there are too few.
+        totals: Totals of its training; empty if there are too few pairs.
         arm: the agent that is trained by it; null likewise.
     """
 

@@ -21,9 +21,9 @@ def draw_fresh_rollouts(
     """Both sides of every pair rolled out; what is rolled out already is kept, and not noted again.
 
     Args:
-        run: whose trees the pairs come from.
+        run: Run of the trees that the pairs come from.
         rollouts: a side.
-        temperature: of the rollouts; null takes the policy's.
+        temperature: Sampling temperature of the rollouts; defaults to the policy's.
 
     Raises:
         StageStopped: a limit or a signal came first.

@@ -58,7 +58,7 @@ class MeasuredClaim:
     Attributes:
         em, f1: mean difference over questions and seeds, with the interval over both; of a single
             training an arm the interval is over questions alone.
-        p: of the permutation test on EM; `adjusted` by Holm within its family.
+        p: P-value of the permutation test on EM; `adjusted` by Holm within its family.
         disagree: share of questions (mean over seeds) that one of both alone answers right.
     """
 
@@ -83,11 +83,11 @@ def write_report(
     """Print the tables, and keep them beside the journal; see module.
 
     Args:
-        lab: of the study.
-        name: of the files.
+        runner: Runner of the study.
+        name: Name of the files.
         done: all arms, as far as they have come.
         claims: differences between them.
-        strata: of the questions.
+        strata: Groups of questions to report apart.
         more: the study's own tables.
         about: what a reader of the tables should know of all of them.
     """
@@ -260,9 +260,9 @@ def size_of(
     told from none with a power of 80 %.
 
     Args:
-        intervals: of the table, in [−1, 1]; the widest speaks for all.
+        intervals: Intervals of the table, in [−1, 1]; the widest one counts.
         what: is measured.
-        unit: of it, a hundredth each.
+        unit: Name of a hundredth of the metric.
     """
     widest = max(intervals, key=lambda one: one.high - one.low, default=None)
     if widest is None:
@@ -332,8 +332,8 @@ def draw(bars: Sequence[Bar], path: Path, axis: str, rest: float = 0.0) -> None:
     """A forest plot as SVG.
 
     Args:
-        bars: from top to bottom.
-        path: of the file.
+        bars: Bars, top to bottom.
+        path: Path of the file.
         axis: what is measured, in per cent or points.
         rest: where nothing would be the matter, in [−1, 1].
     """

@@ -34,7 +34,8 @@ class Saving:
     Attributes:
         base, own: means a question of what is counted, over the questions that neither failed on.
         share: 1 − own / base; null where the baseline counts nothing.
-        p: of the permutation test on the counts, by Holm over all savings of the table; 1 where
+        p: P-value of the permutation test on the counts, by Holm over all savings of the table;
+            1 if
             there is no share.
         em: difference in EM over the answerable questions, failed ones as wrong.
     """

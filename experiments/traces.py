@@ -28,8 +28,8 @@ def trace_text(
 
     Args:
         done: the arms to compare.
-        questions: that they were asked.
-        similarity: of sub-queries.
+        questions: Questions that both policies answered.
+        similarity: Similarity of sub-queries.
     """
     known = {(question.source, question.id): question for question in questions}
     shared = {key: rows for key, rows in _by_question(done).items() if key in known}

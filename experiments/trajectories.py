@@ -17,9 +17,9 @@ class RecordedStep:
     """A step of a trajectory.
 
     Attributes:
-        action: its kind.
+        action: Kind of action.
         content: query or answer; "" for an action that has none.
-        titles: of the passages that it brought.
+        titles: Titles of the retrieved passages.
         alike: largest cosine to an earlier query; null for the first search and other actions.
     """
 

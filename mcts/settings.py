@@ -16,14 +16,16 @@ class SearchSettings(BaseModel):
         max_children: children a state may have; chains give it as many as they come to.
         branches: draws that chains make at every state they visit, each followed to its end; 1
             makes none besides the chains' own (EVO-RAG: 2).
-        temperature: of the children; null takes the policy's. Hotter siblings differ more.
+        temperature: Sampling temperature of child nodes; defaults to the policy's. Higher
+            values give more diverse siblings.
         selection: `puct` is ReasonRAG eq. 5; `uct` is its published code.
         c: weight of exploration.
         evaluator: what a new node is worth (`judge`: eq. 6; `rollout`: eq. 1; `reward_model`: the
             score of a trained one). `playout` asks nobody: the new node is followed to its end
             within the tree, whose value is backed up, so that every step of it can be labelled.
         rollouts: completions of a new node that the evaluator `rollout` draws.
-        rollout_temperature: of these; null takes the policy's. 0 asks what the policy comes to if
+        rollout_temperature: Sampling temperature of rollouts; defaults to the policy's. 0
+            measures the policy as it answers if
             it is decoded greedily from here on, which one rollout answers without noise.
         normalise: compare Q by where it lies between the lowest and the highest value that this
             tree has seen, for values that are not in [0, 1].

@@ -78,9 +78,9 @@ def keep_beginning(folder: Path, recipe: Recipe, digest: str) -> None:
     settings and inputs of its own.
 
     Args:
-        folder: of the curriculum.
+        folder: Folder of the curriculum.
         recipe: `check_curriculum` has compared it with the one that is there.
-        digest: of the start's weights.
+        digest: Digest of the start's weights.
 
     Raises:
         ConfigError: the curriculum was begun with another start.
@@ -120,7 +120,7 @@ class CurriculumState:
 
     Attributes:
         lab: where its stages run.
-        results: of every policy, the start first.
+        results: Dev results of every policy, the start first.
         chosen: the best of either stage so far.
         trained: totals of every policy's training, by its name.
         places: cycles begun, with or without a result.

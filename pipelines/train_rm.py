@@ -93,8 +93,8 @@ def material_of(
 
     Args:
         run: with the trees.
-        recipe: of the run, with the `rewards:` that are to label them.
-        settings: of the reward model.
+        recipe: The run's recipe, with the `rewards:` block to label with.
+        settings: Settings of the reward model.
 
     Raises:
         ConfigError: corpus or prompts are not those that the trees were grown with.

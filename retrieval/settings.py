@@ -35,7 +35,7 @@ class RetrievalSettings(Settings):
         kind: `bm25`; `dense` vectors; `fusion` of both by reciprocal ranks; or `http`, a search
             server that speaks Search-R1's protocol.
         top_k: passages that a search brings.
-        url: of the search server, without a query.
+        url: Address of the search server, without a query.
     """
 
     kind: Literal["bm25", "dense", "fusion", "http"] = "bm25"

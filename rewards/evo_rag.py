@@ -50,7 +50,7 @@ class Before:
 
     Attributes:
         t: policy calls made before.
-        queries: of all searches made before, taken back or not.
+        queries: Queries of all earlier searches, taken back or not.
         retrieved: ids of all passages that they brought.
         context: ids of the passages that no BACKTRACK has taken away.
     """

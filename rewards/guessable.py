@@ -15,7 +15,7 @@ def guessable(question: str, answers: Iterable[str]) -> bool:
     little of search, so tables show them apart.
 
     Args:
-        question: its text.
+        question: Text of the question.
         answers: all golds; one that can be guessed is enough.
     """
     golds = tuple(answers)

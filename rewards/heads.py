@@ -35,7 +35,7 @@ class Heads:
     """K heads on vectors of width d, all arrays in float32.
 
     Attributes:
-        names: of the heads: the seven rewards, or `TOTAL` alone.
+        names: Names of the heads: the seven rewards, or `TOTAL` alone.
         learned: whether each learned its own component's order, or all of them the total's.
         weight: (K, d); zero for a head that had nothing to learn from.
         mean, sd: (d,) of the training vectors.

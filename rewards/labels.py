@@ -11,7 +11,7 @@ class Label:
     """A node's reward, or null; and on how many distinct outcomes it rests.
 
     Attributes:
-        reward: in [0, 1] for SPRE; a weighted return, of any sign, for EVO-RAG.
+        reward: SPRE: in [0, 1]. EVO-RAG: a weighted return, of any sign.
         components: named parts that are stored with the node and its pairs.
         weighted: the parts that `reward` is the sum of, where it is one; null ones are in no sum.
     """

@@ -33,7 +33,7 @@ class EpisodeRewards:
 
     Attributes:
         horizon: T of p(t) = t / T, in policy calls.
-        similarity: of sub-queries.
+        similarity: Similarity of sub-queries.
         verified: whether refusals are shown to a verifier, so that one without its word has no
             reward; if not, the gold says whether the evidence sufficed.
     """
@@ -89,8 +89,8 @@ def label_returns(
 
     Args:
         nodes: all nodes of the tree, in order of `node_id`.
-        states: theirs, in the same order.
-        gold: of the tree's question.
+        states: States of the nodes, in the same order.
+        gold: Gold answers and passages of the tree's question.
 
     Returns:
         One label a node, in the same order; `n_outcomes` counts the finished trajectories.

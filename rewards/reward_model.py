@@ -43,7 +43,7 @@ class RewardModel:
     """Scores steps under a recipe's schedule.
 
     Attributes:
-        digest: of the heads and their encoder.
+        digest: Hash of the heads and their encoder.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class RewardModel:
         """Puts it together.
 
         Args:
-            weights: of the heads, by the 0-based index of the policy call.
+            weights: Weights of the heads, by the 0-based index of the policy call.
             max_length: tokens of the longest step behind its prompt.
         """
         self.digest = digest_of(heads.digest, encoder.digest)

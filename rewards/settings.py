@@ -47,7 +47,7 @@ class EvoRagSettings(SchemeSettings):
             `two-stage` holds Start through Discovery and End through Refinement, `static` holds
             Mid; `answer-only` weighs the answer alone, with 1; `none` weighs nothing, so that no
             pair is left.
-        stage: of the curriculum.
+        stage: Curriculum stage.
         components: names of the rewards that count; null: all seven.
         horizon: T of the progress t / T, in policy calls; null takes `agent.max_steps`, so that
             episodes reach the late weights (the paper: 20).

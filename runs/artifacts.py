@@ -30,7 +30,7 @@ def product_of(stage: str, run: Path, totals: Mapping[str, Any]) -> str | None:
 
     Args:
         stage: "annotate", "relabel", "train-dpo", …
-        run: its run folder.
+        run: Run folder.
         totals: what it gave at its end; they name what it made.
 
     Returns:

@@ -21,10 +21,10 @@ class CurriculumSettings(Settings):
     """Discovery, then Refinement, each in cycles (EVO-RAG sections 3.4, 3.5 and 3.7).
 
     Attributes:
-        cycles: of roll-out, reward model, policy and dev evaluation, at most.
+        cycles: Most cycles of trees, reward model, policy training and dev evaluation.
         patience: a stage stops when so many cycles in a row have not raised the EM on dev.
-        questions: of a cycle, none of which an earlier one has seen; null takes `data.limit`.
-        dev_questions: of the split `dev`, which every policy is asked alike.
+        questions: Questions per cycle, disjoint from earlier cycles; defaults to `data.limit`.
+        dev_questions: Questions of split `dev` that every policy is evaluated on.
         reward_model: whether each cycle trains one. Its scores decide the pairs where
             `pairs.score` is `reward_model`; else it is trained to be looked at.
     """

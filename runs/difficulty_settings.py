@@ -17,7 +17,7 @@ class DifficultySettings(Settings):
 
     Attributes:
         policy: the rater, given like one of `evaluation.policies`; null: the recipe's policy.
-        temperature: of the rater's rollouts, unless `policy` names one.
+        temperature: Sampling temperature of the rater's rollouts, unless `policy` names one.
         rollouts: most rollouts of a question. The first right one (cover-EM) is its last; without
             one the question is `unsolved`.
         easy: a question is `easy` if its first right rollout is one of so many.

@@ -62,7 +62,7 @@ class Run:
 
     Attributes:
         folder: where it lies.
-        recipe: that a stage works with; an evaluation may ask with other settings.
+        recipe: Recipe of the stage; an evaluation may use other settings.
         seal: what the run was begun with.
     """
 
@@ -124,7 +124,7 @@ def open_run(
     """Create the run folder, or continue it if it holds this very run.
 
     Args:
-        folder: of the run.
+        folder: Run folder.
         recipe: resolved.
         facts: for `provenance.json`, where it does not say them yet.
         inputs: what the rows will come from, by digest (see `runs.inputs`); a run keeps

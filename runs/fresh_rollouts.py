@@ -41,7 +41,7 @@ class Rolled:
     """Fresh rollouts, and what is missing of those that were asked for.
 
     Attributes:
-        fresh: by (tree_id, node_id), those of earlier calls included.
+        fresh: Rollouts by (tree_id, node_id), those of earlier calls included.
         pending: trees that a limit or a signal stopped.
         failed: trees by kind of error.
         reason, exit_code: why and how it was stopped; null and 0 if it was not.
@@ -76,11 +76,11 @@ def roll_fresh(
     """Both sides of every pair with at least `rollouts` fresh rollouts, as far as limits allow.
 
     Args:
-        context: its limits count, and its console is told.
-        run: whose trees the pairs come from, under whatever labels.
-        pairs: of any number of labellings.
+        context: Stage context; supplies the limits and the console.
+        run: Run of the trees that the pairs come from, under any labels.
+        pairs: Pairs of one or more labellings.
         rollouts: a side; a final answer has itself.
-        temperature: of the rollouts; null takes the policy's.
+        temperature: Sampling temperature of the rollouts; defaults to the policy's.
 
     Raises:
         ConfigError: corpus, prompts or policy are not those that the trees were grown with.

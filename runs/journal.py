@@ -30,7 +30,7 @@ class Event:
         event: what happened to it.
         at: UTC, ISO 8601.
         seconds: how long it took; 0 at its start.
-        exit_code: of the stage; null at its start.
+        exit_code: Exit code of the stage; None at its start.
         totals: the stage's JSON line, and a digest of what it made.
     """
 

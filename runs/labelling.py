@@ -30,9 +30,9 @@ def labelled_by(run: Run, recipe: Recipe, blocks: Collection[str] = LABELLING) -
     say in its place; any other would have to be asked.
 
     Args:
-        run: whose trees are labelled.
+        run: Run of the trees.
         recipe: with the wanted settings.
-        blocks: those that are taken.
+        blocks: Recipe blocks to take.
 
     Raises:
         ConfigError: the scheme cannot label such trees.

@@ -124,16 +124,17 @@ class LimitSettings(Settings):
         max_concurrency: most calls in flight at one endpoint, which may get fewer (see the guide).
         max_questions_in_flight: questions being worked on; more than calls, or slots go idle.
             Null: 256 at an endpoint, and 24 in the embedded engine, whose cache holds few more.
-        cache_gib: of the embedded engine's key-value cache, which it fills as it goes; a judge in
+        cache_gib: GiB of the embedded engine's key-value cache, which fills up over time; a
+            judge in
             it has one of its own. One GiB holds some 46,000 tokens of the packaged model. What a
             tree's prompts share is read anew where they do not fit.
         timeout_s: seconds per attempt at a call.
         deadline_s: seconds per call, retries and waits included; raised to `timeout_s` if
             smaller.
-        max_usd, max_tokens: of one run folder, all attempts and stages together (each cycle of a
+        max_usd, max_tokens: Limit per run folder, over all attempts and stages (each cycle of a
             curriculum is a run folder of its own); the stage drains and exits 3 when one is
             reached. Only what has a `price_per_million` costs.
-        max_hours: of one attempt at one stage; likewise.
+        max_hours: Limit per attempt at one stage; unset: none.
         max_failed_share: above this share of failed questions a stage exits 4.
     """
 
@@ -165,14 +166,14 @@ class Recipe(Settings):
     """Everything a run is made of; `config.yaml` of a run folder holds the resolved one.
 
     Attributes:
-        name: of the run: its folders are `datasets/<name>` and `models/<name>`.
-        seed: of sample, search and training.
+        name: Run name. Output goes to `datasets/<name>` and `models/<name>`.
+        seed: Random seed for question sampling, tree search and training.
         stages: what `make all` runs, in order.
         rewards: what a step is worth; `scheme` names the system.
         verifier: says of a refusal whether the evidence sufficed; null: the gold documents say.
         reward_model: folder of one that `branchwise train-rm` wrote, for `mcts.evaluator` and
             `pairs.score`.
-        cycle: of the curriculum that this run is one of; 0: of none. It is part of a tree's id.
+        cycle: Curriculum cycle of this run; 0 outside a curriculum. It is part of a tree's id.
     """
 
     name: str = Field(pattern=NAME_PATTERN)

@@ -43,7 +43,7 @@ class Seal(BaseModel):
     Attributes:
         run_id: on every row of the run; it stays when the folder gets another name.
         token: random, so that no two runs have the same digest.
-        settings: that decide what rows mean (`runs.recipe.decisive`).
+        settings: Settings that define the run's identity (`runs.recipe.decisive`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -76,7 +76,7 @@ def checked_seal(folder: Path, noted: Mapping[str, Any], kept: Mapping[str, Any]
     """The seal of a run whose files belong together.
 
     Args:
-        folder: of the run.
+        folder: Run folder.
         noted: content of its `provenance.json`.
         kept: content of its `config.yaml`.
 

@@ -54,8 +54,9 @@ class StudyRunner:
     """A study's run folder, recipe and journal.
 
     Attributes:
-        context: of the study; its run folder holds trees, relabellings, evaluations and `study/`.
-        seeds: of the trainings.
+        context: Stage context of the study; its run folder holds trees, relabellings,
+            evaluations and `study/`.
+        seeds: Seeds of the trainings.
         kept_in: where journal and tables lie; null takes `study/` of the run folder.
         title: what its lines begin with.
         fits: settings that may be others when it goes on, and what has finished stays.
@@ -190,8 +191,8 @@ class Ended:
     """How a stage's process ended.
 
     Attributes:
-        code: its exit code; negative: the signal that ended it.
-        totals: its JSON line; empty if it printed none.
+        code: Exit code; negative: the signal that ended the process.
+        totals: JSON line of the stage; empty if it printed none.
         asked_to_stop: whether the study was, meanwhile.
     """
 

@@ -31,9 +31,9 @@ def checked_start(context: StageContext, run: Run, table: str, *, off_policy: bo
     what drew imported pairs, cannot be known; that is said.
 
     Args:
-        context: of the training.
-        run: whose rows are trained on.
-        table: of those rows, with a column `policy_digest`.
+        context: Stage context of the training.
+        run: Run of the training rows.
+        table: Table of those rows, with a column `policy_digest`.
         off_policy: whether another policy may have drawn them; that is then said.
 
     Raises:

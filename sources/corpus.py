@@ -24,7 +24,7 @@ class Corpus:
     """Passages with distinct ids and distinct content.
 
     Attributes:
-        passages: in the order of the files.
+        passages: Passages in the order of the files.
         aliases: id of a folded passage → id of the one that was kept.
         counts: what was read, folded and passed over, by name.
     """

@@ -60,7 +60,7 @@ def load_data(settings: DataSettings, seed: int, *, unfit: Unfit = lambda _: Non
 
     Args:
         settings: sets, parts, limits and the corpus.
-        seed: of the sample, and of atlas's questions.
+        seed: Random seed of the sample, and of atlas's questions.
         unfit: says why a question cannot be asked; such questions are left out before limits are
             applied, and counted by reason.
 

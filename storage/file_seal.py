@@ -45,7 +45,7 @@ def seal_folder(folder: Path, name: str) -> None:
 
     Args:
         folder: with regular files and folders only.
-        name: of the entry; a folder that stands in another's place is told by it.
+        name: Name of the entry; it reveals a folder that was swapped for another.
 
     Raises:
         StorageError: the seal cannot be written.

@@ -37,7 +37,7 @@ class Redirected(Exception):
     """A server answered with a redirect, which is not followed.
 
     Attributes:
-        status: of the reply, 300 to 399.
+        status: HTTP status of the reply, 300 to 399.
         target: where it points: scheme and host alone, harmless to a terminal.
     """
 
@@ -88,7 +88,7 @@ class HttpClient:
         """No connection is made yet.
 
         Args:
-            url: of the server, or of any of its pages.
+            url: Address of the server, or of any of its pages.
             connections: at once, at most; 0: as many as there are calls.
 
         Raises:
@@ -197,9 +197,9 @@ def checked_address(url: str | None, setting: str, example: str, remedy: str) ->
     """The address that a setting names.
 
     Args:
-        url: its value.
-        setting: its name, for messages.
-        example: of an address.
+        url: Value of the setting.
+        setting: Name of the setting, for messages.
+        example: Example of an address.
         remedy: where what does not belong into an address should go instead.
 
     Raises:

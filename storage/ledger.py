@@ -70,7 +70,7 @@ class Ledger:
         """Open or create the ledger, and hold the run until `close`.
 
         Args:
-            path: of the database.
+            path: Path of the database.
             shared: for a worker whose parent holds the run: takes no lock, and its totals begin
                 at zero.
 

@@ -49,7 +49,7 @@ class Checked:
 
     Attributes:
         rows: how many there are.
-        damaged: those that are not as they were stored.
+        damaged: Rows that differ from their checksum.
         faults: what SQLite says against the structure of the file, indexes included.
     """
 

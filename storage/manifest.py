@@ -41,7 +41,7 @@ class PartInfo(Record):
         table: the table it belongs to ("pairs", "eval/<policy>/<set>/predictions").
         path: the file, relative to the run folder, with forward slashes.
         rows: number of rows.
-        sha256: of the file's bytes, hexadecimal.
+        sha256: Hash of the file's bytes, hexadecimal.
         questions: number of distinct `question_id`s in it.
         counts: what was dropped or noted on the way to these rows, by reason.
     """

@@ -80,7 +80,7 @@ def told(said: str) -> str:
     """The message.
 
     Args:
-        said: by `exhausted`.
+        said: Result of `exhausted`.
     """
     readable = "".join(char if char.isprintable() else " " for char in said)
     return f"error: memory ran out ({readable}). {ADVICE}"

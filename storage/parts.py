@@ -41,7 +41,7 @@ def part_of(table: str, rows: pa.Table, part: int | str | None = None) -> Part:
     Args:
         table: name of the table, which is also where it lies: "pairs",
             "eval/<policy>/<set>/predictions".
-        rows: of the part.
+        rows: Rows of the part.
         part: number or name of the part, `<table>/part-<part>.parquet`; null for a table of one
             file, `<table>.parquet`.
     """

@@ -43,7 +43,7 @@ def parse_yaml(text: str, place: str) -> Document:
     """Read one YAML document.
 
     Args:
-        text: of at most some 100 kB.
+        text: YAML of at most about 100 kB.
         place: where it stands, for messages: a file.
 
     Raises:

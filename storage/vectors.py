@@ -38,7 +38,7 @@ class VectorCache:
         """Open it, or make it.
 
         Args:
-            path: of the database.
+            path: Path of the database.
             log: told what was damaged.
 
         Raises:

@@ -29,7 +29,7 @@ class SiblingComparison:
     """Two siblings that differ in action or query.
 
     Attributes:
-        better, worse: by the weighted total; their places in a list of steps.
+        better, worse: Indices into a list of steps, by the weighted total.
         t: 0-based index of the policy call that made them.
         gaps: how much more the better one's return is, by reward; one that is null for either
             side is not in it. What is negative, this reward would have the other way round.
@@ -86,7 +86,8 @@ def split_questions(
     """Those to train on, and those of the questions that are kept for validation, in order.
 
     Args:
-        share: of the questions, in [0, 0.5]; a hash of the question and `split` alone decides, so
+        share: Share of the questions, in [0, 0.5]; a hash of the question and `split` alone
+            decides, so
             that models of every seed and schedule are measured on the same ones.
         split: another number keeps other questions.
     """

@@ -57,7 +57,7 @@ def train_dpo(
         settings: see `training.settings.DpoSettings`.
         start: "packaged" or a model folder: the policy that the pairs were drawn from.
         target: gets `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
-        seed: of initialisation and order.
+        seed: Random seed of initialisation and order.
         stops: Strings that end a call of the pairs' protocol within its turn.
         resume: refuse to replace another training's checkpoints; see `TrainingRun`.
         log: told how long the pairs are, before training, and how the held-out ones are scored.

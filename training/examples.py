@@ -24,7 +24,7 @@ class StepExample:
         messages: the prompt, as the protocol asks for it.
         target: the policy's text, without special tokens.
         stage: the stage the step is made in.
-        weight: of its loss; ≥ 0.
+        weight: Weight of its loss; ≥ 0.
     """
 
     messages: tuple[Message, ...]

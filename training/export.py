@@ -47,7 +47,7 @@ class ExportedDifference:
     """How much of the trained change of the logits a file still has.
 
     Attributes:
-        correlation: of the file's change with the trained change, in [−1, 1].
+        correlation: Correlation of the file's change with the trained change, in [−1, 1].
         relative_error: norm of what is missing or added, as a share of the trained change.
     """
 
@@ -104,8 +104,8 @@ def export_policy(
     Args:
         model_folder: a folder with an adapter.
         target: where to write; null for `model_folder` itself.
-        precision: of the GGUF file's matrices.
-        protocol: whose prompts the proof uses; ReasonRAG by default.
+        precision: Number format of the GGUF file's matrices.
+        protocol: Protocol of the proof's prompts; default ReasonRAG.
 
     Raises:
         ConfigError: the folder has no adapter, or it does not fit its base.

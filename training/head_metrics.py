@@ -77,7 +77,7 @@ class Steps:
     Attributes:
         vectors: (n, d).
         lengths: (n,) characters of the policy's own text.
-        weights: by comparison's t, the weight of every reward.
+        weights: Weight of every reward, by the comparison's t.
     """
 
     vectors: Array
@@ -116,7 +116,7 @@ def _measured(
     """One head.
 
     Args:
-        margins: of the kept comparisons, output for the better side minus that for the worse one.
+        margins: Output for the better side minus that for the worse one, of the kept comparisons.
         order: what the head was taught of the trained and of the kept comparisons.
         longer: for the trained and the kept ones, whether the better side is the longer one.
     """

@@ -30,7 +30,7 @@ def fit_heads(
         vectors: (steps, d), which the comparisons point into.
         comparisons: to learn from; at least one.
         settings: heads, labels and optimiser.
-        seed: of the order of the pairs; weights begin at 0.
+        seed: Random seed of the order of the pairs; weights begin at 0.
 
     Raises:
         ConfigError: no head has anything to learn.
@@ -76,7 +76,7 @@ def head_losses(margins: Any, signs: Any) -> Any:
 
     Args:
         margins: f_k of the better side minus that of the worse one, (n, K).
-        signs: of `training.comparisons.orders`, (n, K).
+        signs: Result of `training.comparisons.orders`, shape (n, K).
     """
     from torch.nn.functional import softplus
 

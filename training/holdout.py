@@ -39,7 +39,7 @@ def held_out(
     """The pairs to train on, and those of the questions that are kept out, in order.
 
     Args:
-        share: of the questions, in [0, 0.5]; a hash of the question and the seed decides.
+        share: Share of the questions, in [0, 0.5]; a hash of the question and the seed decides.
 
     Raises:
         ConfigError: none is left to train on.

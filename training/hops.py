@@ -75,7 +75,7 @@ def queries_about(question: Question, titles: Collection[str]) -> tuple[str, ...
     its key words and the question itself.
 
     Args:
-        titles: of the corpus.
+        titles: Titles of the corpus.
     """
     name = _named_title(question.question, titles)
     own = {word.lower() for word in _WORD.findall(name or "")}

@@ -19,7 +19,7 @@ def undecided_pairs(
 
     Args:
         start: log-probabilities of all steps under the start, in nats; read only if `most` is set.
-        most: in nats; null keeps all.
+        most: Largest margin in nats; None keeps all.
 
     Raises:
         ConfigError: none is left.

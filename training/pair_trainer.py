@@ -75,8 +75,8 @@ def give_reference(
     """Let `trainer` take the start's log-probabilities from here instead of asking it.
 
     Args:
-        pairs: its own, in order.
-        start: of all their steps, in nats.
+        pairs: Training pairs of the trainer, in order.
+        start: Log-probabilities of all steps under the start, in nats.
     """
     columns = zip(*([start[row] for row in pair.rows] for pair in pairs), strict=True)
     for name, column in zip(("ref_chosen_logps", "ref_rejected_logps"), columns, strict=True):

@@ -21,7 +21,7 @@ class Movement:
 
     Attributes:
         kl: nats a step of the policy, see `training.dpo.train_dpo`.
-        margin: of the implicit rewards; in nats times beta.
+        margin: Margin of the implicit rewards, in nats times beta.
         accuracy: share of the batch's pairs whose chosen side gained more, in [0, 1].
     """
 

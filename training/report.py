@@ -22,7 +22,7 @@ class TrainingReport:
         examples: trained on.
         dropped: too long, or over `max_examples`.
         movement: what the curve says of the training's end; null where it has no line.
-        seconds: of training, all attempts.
+        seconds: Seconds of training, over all attempts.
         lengths: how long the examples are, in words.
         holdout_pairs, holdout_accuracy, holdout_margin, holdout_loss: of the pairs that were kept
             out; see `training.holdout.HoldoutScore`. Null where there are none.

@@ -44,7 +44,7 @@ class Material:
 
     Attributes:
         steps: distinct, each behind its prompt.
-        comparisons: of siblings among them.
+        comparisons: Number of sibling comparisons.
         scheme: the rewards that labelled them.
     """
 
@@ -66,7 +66,7 @@ class RewardModelReport:
     Attributes:
         trained, kept: pairs that were learned from, and measured on.
         dropped: pairs with a step that was too long.
-        seconds: of training the heads; the encoder's reading is not in it.
+        seconds: Seconds of training the heads, without encoding.
     """
 
     metrics: ModelMetrics
@@ -101,7 +101,7 @@ def train_reward_model(
         settings: see `training.settings.RewardModelSettings`.
         encoder: stays as it is.
         target: gets the files named above.
-        seed: of the order of the pairs.
+        seed: Random seed of the order of the pairs.
         log: told what a waiting person wants to know.
         data: where the comparisons come from, as JSON; goes into `training.json`.
 

@@ -12,7 +12,7 @@ class LoraSettings(Settings):
 
     Attributes:
         r: rank.
-        alpha: its change is multiplied by alpha / r.
+        alpha: Scale; the adapter's change is multiplied by alpha / r.
         dropout: share of its inputs left out in training.
     """
 
@@ -26,9 +26,9 @@ class OptimiserSettings(Settings):
 
     Attributes:
         lr: peak learning rate, falling linearly to 0 after `warmup_share` of the steps.
-        warmup_share: of the steps, in which the learning rate rises from 0.
+        warmup_share: Fraction of the steps used for linear learning-rate warmup.
         max_length: tokens of the longest example; longer ones are counted and dropped.
-        precision: that layers compute in; weights, their updates and the loss stay in float32.
+        precision: Compute precision of the layers. Weights, updates and loss stay in float32.
             "auto" is bfloat16 where a GPU or the processor multiplies faster in it (AMX, AMD's
             AVX512-BF16), and float32 elsewhere.
         packed: read what the prompts of a micro-batch begin with once for all of them: the same
@@ -126,7 +126,8 @@ class DpoSettings(ExampleSettings):
         beta: weight of the divergence from the reference.
         reference: `start` is the policy the run began with; `none` is the papers' printed formula.
         loss: TRL's name of the loss.
-        sft_weight: of the chosen step's mean token loss, added to the preference loss, so that its
+        sft_weight: Weight of the chosen step's mean token loss, added to the preference loss,
+            so that its
             own probability does not fall (Pang et al. 2024, "Iterative reasoning preference
             optimization", eq. 1; there 1).
         max_start_margin: leave out pairs whose chosen step the start already finds this much
@@ -152,8 +153,9 @@ class GrpoStage(Settings):
     """One of several trainings in a row, each from the end of the one before.
 
     Attributes:
-        name: its model is `models/<run>/grpo-<name>`; the last one's is `models/<run>/grpo`.
-        batches: in place of `training.grpo.batches`; null: the same.
+        name: Name of the stage. Its model is `models/<run>/grpo-<name>`; the last one's is
+            `models/<run>/grpo`.
+        batches: Number of batches; defaults to `training.grpo.batches`.
         rewards: settings of `rewards` that are others in this stage.
         select: asks only the questions of this stage of `branchwise select`; null: all.
     """
@@ -256,13 +258,13 @@ class RewardModelSettings(Settings):
         validation: share of the questions whose pairs are not trained on but measured.
         split: which questions those are: another number, other ones.
         epochs: passes over the pairs; the paper's one is over many more than a small run has.
-        lr: of AdamW on the heads, falling linearly to 0.
-        weight_decay: of AdamW on the heads.
+        lr: Learning rate of AdamW on the heads, falling linearly to 0.
+        weight_decay: Weight decay of AdamW on the heads.
         batch_size: pairs a step.
         max_length: tokens of the longest step behind its prompt; pairs with a longer one are
             counted and dropped.
         max_dropped_share: above this share of such steps the stage refuses to train.
-        batch_tokens: that the encoder reads at once.
+        batch_tokens: Tokens per forward pass of the encoder.
     """
 
     encoder: str | None = None

@@ -44,7 +44,7 @@ def train_on_steps(
         kind: "warm-start" or "sft"; goes into `training.json`.
         start: "packaged" or a model folder.
         target: gets `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
-        seed: of initialisation and order.
+        seed: Random seed of initialisation and order.
         stops: Strings that end a call of the examples' protocol within its turn.
         resume: refuse to replace another training's checkpoints; see `TrainingRun`.
         label_smoothing: share of the probability spread over all tokens, in [0, 1).

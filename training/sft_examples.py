@@ -30,7 +30,7 @@ def right_trajectories(
 
     Args:
         nodes: one tree, in order of `node_id`.
-        states: its states, in the same order.
+        states: States of the nodes, in the same order.
         prompt: state → the messages that asked for its next step.
     """
     wanted: set[int] = set()

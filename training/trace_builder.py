@@ -32,12 +32,12 @@ class Walk:
     """A question on its way to an end.
 
     Attributes:
-        hops: of an answerable question.
+        hops: Hops of an answerable question.
         wordings: queries for a question that has no hops.
         top_k: passages that a search returns.
         rng: decides everything that is left to chance.
         examples: one a step so far.
-        counts: of what was done.
+        counts: Number of traces by what they contain.
         problem: why this is no trace; null if it is one.
     """
 

@@ -58,10 +58,10 @@ async def build_traces(
     """Step examples from gold facts.
 
     Args:
-        questions: of the split `warm` only (the caller sees to it); with gold answers, or
+        questions: Questions of split `warm` only (not checked here); with gold answers, or
             unanswerable if the protocol can refuse.
         passages: the corpus by id.
-        seed: of all that is left to chance; a question's trace depends on nothing else.
+        seed: Random seed; a question's trace depends on nothing else.
         top_k: passages a query brings, as in the recipe.
         settings: what a protocol's traces do beside what is needed.
 

@@ -37,7 +37,7 @@ class TrainingRun:
         settings: optimiser, lengths, checkpoints, and what the kind adds.
         start: "packaged" or a model folder.
         target: gets `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
-        seed: of initialisation and order.
+        seed: Random seed of initialisation and order.
         resume: what the target holds has to be of this training. Without it, another training's
             checkpoints are replaced; this one's are continued from either way.
         log: told what a waiting person wants to know.

@@ -26,7 +26,7 @@ class Backbone:
 
     Attributes:
         reads_trees: whether sequences are read as one tree.
-        most_tokens: of a sequence; null where the model does not say.
+        most_tokens: Longest sequence in tokens; None if the model does not give it.
     """
 
     def __init__(self, model: Any) -> None:

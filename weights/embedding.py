@@ -65,7 +65,7 @@ class FrozenEncoder:
 
     Attributes:
         model: as it was named; one from the hub with its revision.
-        digest: of its weights and tokenizer.
+        digest: Hash of weights and tokenizer.
     """
 
     def __init__(self, model: str, *, batch_tokens: int = 2048, log: Log | None = None) -> None:

@@ -51,7 +51,7 @@ def export_gguf(
         tokenizer_source: the GGUF file whose metadata (architecture, tokenizer, chat template)
             are copied; its sizes must be the model's.
         target: written under a temporary name and renamed when it is whole.
-        precision: of all matrices; norms stay float32.
+        precision: Number format of all matrices; norms stay float32.
         permute: reorder the rows of the q and k projections from transformers' rotary layout
             (half and half) to GGUF's (interleaved). Off only to show that parity then breaks.
         digest: stored in the file under `DIGEST_KEY`.

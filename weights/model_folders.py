@@ -32,7 +32,7 @@ def reject_code(folder: Path, *, whole: bool = True) -> None:
     """Refuse a model folder whose files would run code or lead elsewhere.
 
     Args:
-        folder: that transformers, or a vLLM server, is to read.
+        folder: Folder that transformers or a vLLM server will read.
         whole: whether all of its files are looked at; else its configurations alone.
 
     Raises:

@@ -31,7 +31,7 @@ def ready_gguf(files: PolicyFiles, precision: Precision, log: Log | None = None)
 
     Args:
         files: the policy.
-        precision: of the matrices.
+        precision: Number format of the matrices.
         log: told, in a line, what is not used or made again; None: the log.
 
     Raises:
@@ -62,7 +62,7 @@ def write_policy_gguf(
 
     Args:
         files: what the policy is made of.
-        precision: of the matrices.
+        precision: Number format of the matrices.
         target: appears whole or not at all.
         model: the merged transformers model, if the caller has it; else it is loaded and merged.
     """

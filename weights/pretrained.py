@@ -19,8 +19,8 @@ def pretrained(kind: str, source: Path, **options: Any) -> Any:
 
     Args:
         kind: "AutoTokenizer", "AutoModelForCausalLM", …
-        source: its folder, or a GGUF file.
-        options: of `from_pretrained`.
+        source: Model folder, or a GGUF file.
+        options: Options of `from_pretrained`.
 
     Raises:
         ConfigError: transformers is missing, or the files cannot be loaded.

@@ -61,7 +61,7 @@ def tree_inputs(model: Any, tokens: Any, positions: Any, ends: Any) -> dict[str,
     """Arguments of a backbone's `forward` for a tree.
 
     Args:
-        model: its configuration says which attention it runs with.
+        model: Model; its configuration names the attention implementation.
         tokens, positions, ends: (1, N) each, of a `PrefixTree`.
     """
     how = model.config._attn_implementation
@@ -85,7 +85,7 @@ def tree_mask(ends: Any, how: str, dtype: Any) -> Any:
     Args:
         ends: (N,) of a `PrefixTree`.
         how: "sdpa" and `TREE_SDPA` (Boolean), "eager" (added to the scores) or "flex_attention".
-        dtype: of the model.
+        dtype: Data type of the model.
     """
     import torch
 

@@ -25,7 +25,7 @@ class Cycle:
     """A cycle that is to be carried out.
 
     Attributes:
-        stage: whose weights count.
+        stage: Curriculum stage; selects the reward weights.
         number: within the stage, from 1.
         place: within the curriculum, from 1.
         begins: the policy that rolls out, and that DPO starts from and refers to.
@@ -63,8 +63,8 @@ class Taught:
     """What a cycle gave.
 
     Attributes:
-        result: of its policy; null where there was no pair to learn from.
-        totals: of the policy's training; the product that whatever follows is made of.
+        result: Dev result of its policy; None if there was no pair to train on.
+        totals: Totals of the policy's training, on which later stages depend.
         reward_model: folder of its own; null where it trained none.
     """
 
@@ -77,7 +77,7 @@ def carry_out(runner: StudyRunner, cycle: Cycle, before: StageTotals) -> Taught:
     """Run the stages of a cycle; those that have finished are not run again.
 
     Args:
-        lab: of the curriculum.
+        runner: Runner of the curriculum.
         before: totals of the training that the cycle's policy comes from; empty for the start.
 
     Raises:

@@ -25,15 +25,15 @@ class DevResult:
 
     Attributes:
         name: "start", or the cycle that trained it: "discovery-1".
-        model: its folder, or "packaged".
+        model: Model folder, or "packaged".
         em, f1: means over the answerable questions, in [0, 1].
-        questions: that it was asked; failed ones are among them and count as wrong.
+        questions: Number of questions; failed ones are included and count as wrong.
         searches, backtracks: means a question; null where all failed.
         refused: share of the questions, in [0, 1]; null where all failed.
-        refusal_precision, refusal_recall: in [0, 1]; null where every question is answerable
+        refusal_precision, refusal_recall: Shares in [0, 1]; None if every question is answerable
             (precision also where nothing was refused).
         begun_from: name of the policy that its cycle began with; null for the start.
-        pairs: that it was trained on; null for the start.
+        pairs: Number of training pairs; None for the start.
     """
 
     name: str
@@ -54,7 +54,7 @@ def best(results: Sequence[DevResult]) -> DevResult:
     """The highest EM; F1 breaks ties, then the earlier one is taken.
 
     Args:
-        results: of a stage, what it began with first: a stage that only made things worse gives
+        results: Results of a stage, its start first: a stage that only made things worse gives
             back what it was given.
     """
     return max(results, key=lambda result: (result.em, result.f1))
@@ -64,7 +64,7 @@ def stalled(results: Sequence[DevResult], patience: int) -> bool:
     """Whether the last `patience` cycles have not raised the EM above what was there before.
 
     Args:
-        results: of a stage so far, in order, what it began with first.
+        results: Results of a stage so far, in order, its start first.
         patience: cycles, 1 or more.
     """
     scores = [result.em for result in results]
@@ -82,10 +82,10 @@ def evaluate_on_dev(
     """Ask a policy the dev questions, or read what it said; nothing in a dry run.
 
     Args:
-        lab: whose run folder takes the predictions.
-        name: of the policy.
-        model: its folder, or "packaged".
-        settings: of its cycle.
+        runner: Runner whose run folder takes the predictions.
+        name: Name of the policy.
+        model: Model folder, or "packaged".
+        settings: Settings of its cycle.
         after: totals of its training.
 
     Raises:

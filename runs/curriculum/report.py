@@ -29,8 +29,8 @@ def write_course(
     """Print the table, and keep it, its plot and one of the schedule beside the journal.
 
     Args:
-        lab: of the curriculum.
-        results: in the order of the cycles, the start first.
+        runner: Runner of the curriculum.
+        results: Dev results in the order of the cycles, the start first.
         chosen: the best of the stages that have ended.
     """
     draw_course(results, runner.folder / "curriculum.svg")

@@ -43,7 +43,7 @@ def build_questions(
     Args:
         split: warm, train, dev or test.
         limit: how many; of every split, if `split` is null.
-        seed: of the choice of places and wordings.
+        seed: Random seed for places and wordings.
         types: single, bridge, comparison, compositional, unanswerable; null for all.
         cities: size of the corpus; questions name only cities that are in it.
         unfit: says why a question cannot be asked; the others are the same, in the same order.
