@@ -24,8 +24,8 @@ _PER = (
 )
 
 HABITS = {
-    "description without a subject": r"^[a-z_0-9]+(, [a-z_0-9]+)*: (of|that|whose|in|by|from|under|behind|"
-    r"beside|likewise|its|theirs|those|these)\b",
+    "description without a subject": r"^[a-z_0-9]+(, [a-z_0-9]+)*: (of|that|whose|in|by|from|under|"
+    r"behind|beside|likewise|its|theirs|those|these)\b",
     "null for None": r"\b[Nn]ull\b",
     "a for per": rf"\b({_COUNTED}) an? ({_PER})\b",
     "verb before subject": r"(^|[.;:] )(Beside|Behind|Under|Among|Between|At|On|In|By|With) "

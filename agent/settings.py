@@ -17,14 +17,14 @@ class AgentSettings(Settings):
         max_steps: Most policy calls of a trajectory, in search, rollouts and inference. If the
             protocol forces an answer, the last of them uses the forced-answer prompt.
         max_total_tokens: Once a call's prompt and completion together have so many tokens, the
-            trajectory ends; null for no limit.
+            trajectory ends; unset: no limit.
         max_retrievals: Most searches that R1-Searcher's protocol serves.
         max_corrections: Most invalid actions that Eval-RAR, Search-R1 and AutoRefine answer with a
             corrective sentence; the next one ends the trajectory.
         references: What ARENA's protocol shows: the paragraphs `given` with the question (the
             paper), or the passages that a search with the question finds (`retrieved`).
         prompt: R1-Searcher's prompt: for a `base` model, or an `instruct` model.
-        prefill: How the assistant's turn begins in protocols that continue one turn; null for the
+        prefill: How the assistant's turn begins in protocols that continue one turn; unset: the
             protocol's own (`<think>` for R1-Searcher's `base` prompt, else nothing).
         structured: Whether decoding is constrained to the protocol's form, if both can.
         history: What ReasonRAG's prompts show of earlier steps: the `contents` of their tags, or

@@ -41,16 +41,16 @@ class PolicyRow:
         protocol: Protocol of the policy; None for references, and if all questions failed.
         n: questions, failed ones included; `answerable` of them count for em, f1 and cover_em.
         failed: questions without a prediction.
-        em, f1, cover_em, judge, supporting_recall: means in [0, 1]; null where nothing has a value.
-        steps, searches, valid_searches, backtracks: means a question; null where all failed.
-        invalid, forced, refused: shares in [0, 1]; null where all failed. Invalid is a reply
+        em, f1, cover_em, judge, supporting_recall: means in [0, 1]; None if nothing has a value.
+        steps, searches, valid_searches, backtracks: means per question; None if all failed.
+        invalid, forced, refused: shares in [0, 1]; None if all failed. Invalid is a reply
             without the protocol's format.
-        relevance, relevance_full, all_correct, evaluated, copied: means in [0, 1]; null where
+        relevance, relevance_full, all_correct, evaluated, copied: means in [0, 1]; None if
             nothing has a value.
-        retrievals, corrections, forged, turn_tokens: means a question; likewise.
-        refusal_precision, refusal_recall: null where every question is answerable (precision
+        retrievals, corrections, forged, turn_tokens: means per question; likewise.
+        refusal_precision, refusal_recall: None if every question is answerable (precision
             also where nothing was refused). A failed question is not refused.
-        output_tokens, latency_s: means a question; null where all failed.
+        output_tokens, latency_s: means per question; None if all failed.
         counts: over how many questions each mean is, by its name.
         broken: share of the replies that break each rule of the protocol's format.
     """

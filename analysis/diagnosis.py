@@ -29,10 +29,10 @@ class PairFigures:
 
     Attributes:
         one_outcome: a side that is an estimate rests on a single outcome.
-        gaps: quantiles of the reward gap, at `QUANTILES`. Both null for imported pairs, of which
+        gaps: quantiles of the reward gap, at `QUANTILES`. Both None for imported pairs, of which
             only the order is known.
         chosen_longer: share whose chosen reply is longer in characters, of the `unequal` pairs
-            that have a longer side; with Wilson's interval; null if none has.
+            that have a longer side; with Wilson's interval; None if none has.
         length_difference: mean characters of chosen minus rejected.
         near_duplicates: both sides do the same with nearly the same words (`similarity`).
         repeated: the same prompt and replies stand in an earlier pair.
@@ -57,7 +57,7 @@ class PairFigures:
 
 
 def pair_figures(pairs: Sequence[Pair]) -> PairFigures | None:
-    """Figures of the pairs; null without pairs."""
+    """Figures of the pairs; None without pairs."""
     if not pairs:
         return None
     n, gaps = len(pairs), [pair.reward_gap for pair in pairs]

@@ -39,7 +39,7 @@ def fresh_value(rolled: FreshRollouts, answers: Sequence[str], worth: Worth) -> 
 def fresh_gap(pair: Pair, fresh: Fresh, worth: Worth) -> float | None:
     """Fresh value of the chosen side minus that of the rejected one, in [−1, 1].
 
-    Without the bias of a label's gap, which was picked for being above 0. Null where a side was
+    Without the bias of a label's gap, which was picked for being above 0. None if a side was
     not rolled out, or has no rollout that counts.
     """
     values = []
@@ -51,7 +51,7 @@ def fresh_gap(pair: Pair, fresh: Fresh, worth: Worth) -> float | None:
 
 
 def survives(pair: Pair, fresh: Fresh, worth: Worth) -> OrderVerdict | None:
-    """What fresh rollouts say of a pair's order; null where they say nothing (`fresh_gap`)."""
+    """What fresh rollouts say of a pair's order; None if they say nothing (`fresh_gap`)."""
     gap = fresh_gap(pair, fresh, worth)
     return None if gap is None else _verdict(gap)
 
@@ -92,7 +92,7 @@ class SurvivalRow:
         pairs, questions: how many were judged.
         kept, reversed, tied: shares of the pairs.
         kept_interval: 95 % interval of `kept`, resampling questions.
-        decided: share kept among those that are not tied; null if all are.
+        decided: share kept among those that are not tied; None if all are.
         decided_interval: 95 % interval of `decided`.
         luck: the share kept that an order without any meaning would come to, half of what is not
             tied.
@@ -156,7 +156,7 @@ def survival_table(
     """Survival of the pairs that were rolled out, one row a group.
 
     Args:
-        by: a name of `FACETS`, or a facet of the caller's; null for one row of all pairs.
+        by: a name of `FACETS`, or a facet of the caller's; None for one row of all pairs.
         resamples: bootstrap samples of questions (the pairs of one hang together).
         seed: Random seed of the bootstrap.
     """

@@ -142,7 +142,7 @@ def _count(row: PolicyRow, name: str) -> str:
 
 
 def _difference_rows(differences: Sequence[Difference]) -> tuple[Cells, ...]:
-    """One row a pair of policies and stratum, with its metrics side by side."""
+    """One row per pair of policies and stratum, with its metrics side by side."""
     intervals: dict[tuple[str, str], dict[str, Interval]] = {}
     for d in differences:
         name = f"{d.policy} − {d.baseline}"

@@ -47,7 +47,7 @@ class Annotator:
     """Settings and parts that every question shares.
 
     Attributes:
-        scored_by: orders the pairs; null: the labels do.
+        scored_by: orders the pairs; None: the labels do.
     """
 
     environment: Environment

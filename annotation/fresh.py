@@ -26,7 +26,7 @@ class FreshRoller:
     Attributes:
         environment: the one that the trees were grown in.
         sampling: Sampling of the rollouts; the trees' rollouts used the policy's own temperature.
-        rollouts: draws a node; with more of them, the first ones stay what they were.
+        rollouts: draws per node; with more of them, the first ones stay what they were.
     """
 
     environment: Environment

@@ -57,7 +57,7 @@ async def grow(
     Args:
         question: Question to grow a tree for. Only the evaluator sees its gold answers.
         environment: draws children.
-        evaluator: values new non-terminal nodes; null for a search that values none (playouts,
+        evaluator: values new non-terminal nodes; None for a search that values none (playouts,
             chains).
         settings: the search, or the sampling of chains.
         scheme: values terminal nodes.

@@ -200,7 +200,7 @@ def _difference(one: _Sibling, other: _Sibling, settings: PairSettings) -> float
 
 
 def _left_out(chosen: TreeNode, rejected: TreeNode, settings: PairSettings) -> str | None:
-    """Why the settings want no such pair, whatever its labels; null if they do."""
+    """Why the settings want no such pair, whatever its labels; None if they do."""
     actions, ratio = settings.actions, settings.max_length_ratio
     most_alike = settings.max_similarity
     if actions is not None and not {chosen.action, rejected.action} <= set(actions):

@@ -49,7 +49,7 @@ def tree_id(question: Question, provenance: Provenance) -> str:
 
 
 def tree_rows(question: Question, grown: GrownTree, provenance: Provenance) -> list[TreeNode]:
-    """One unlabelled row a node, in order of id."""
+    """One unlabelled row per node, in order of id."""
     identity = tree_id(question, provenance)
     return [_tree_row(question, grown, node, identity, provenance) for node in grown.tree.nodes]
 

@@ -34,22 +34,22 @@ class PairSettings(Settings):
         min_outcomes: distinct completed trajectories that each side's label must rest on; the
             estimator decides which count. A final answer's label is exact, so its own is enough.
         invalid: whether an invalid action may be the rejected side (labelled 0) or is dropped.
-        actions: both sides' actions must be among these; null: any.
+        actions: both sides' actions must be among these; unset: any.
         same_action: both sides must be of one kind of action. Whether to search on or to answer is
             the one choice that all questions share, so a few pairs about it, all leaning one way,
             turn the whole policy.
         max_length_ratio: most that the longer reply may have, as a multiple of the shorter one,
-            in characters, from 1; null: anything. Preference training drifts towards the length
+            in characters, from 1; unset: anything. Preference training drifts towards the length
             of what it prefers.
         max_similarity: most that the words of two contents of one kind of action may have in
-            common (Jaccard), in [0, 1); null: anything. Siblings that say the same in other words
+            common (Jaccard), in [0, 1); unset: anything. Siblings that say the same in other words
             get an order, too, but it is rarely about anything.
         guessable: `drop` leaves out the pairs of questions whose answer is yes or no or stands in
             the question (`rewards.guessable`): right by luck counts as right there, so their labels
             say less of the steps before.
         per_state: `all` pairs of siblings, or the `extremes`: the one pair of a state with the
             largest gap, its best against its worst.
-        max_per_question: pairs of one question's tree, those with the largest gap; null: all.
+        max_per_question: pairs of one question's tree, those with the largest gap; unset: all.
         score: what says which side is better: the labels, or a trained reward model's score of
             both steps (`reward_model:` names it).
         order: `earned` puts the higher label first; `shuffled` tosses a coin for every pair that

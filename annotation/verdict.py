@@ -66,7 +66,7 @@ def read_score(text: str, finish_reason: FinishReason) -> float:
 
 
 def _fenced(reply: str) -> str | None:
-    """What stands in the code fence that is the whole reply; null if there is none.
+    """What stands in the code fence that is the whole reply; None if there is none.
 
     Without a pattern: one with white space on both sides of a text takes hours over a megabyte
     of empty lines.

@@ -7,10 +7,10 @@ The real stage as a child process (BM25 over 1,000 passages, ledger, parquet) as
 endpoint (`benchmarks.simulated_endpoint`), all questions in flight. The endpoint's own log says
 what share of its slot-time was in use between the first and the last 5 % of the calls. Against
 it, on the same endpoint: ReasonRAG's published schedule, ten processes that make one call at a
-time, 34 expansions and 64 judge calls a question, for a while, and extrapolated.
+time, 34 expansions and 64 judge calls per question, for a while, and extrapolated.
 
 The factor rests on what a question takes at two hops: 61 calls here, 98 in that schedule. Deeper
-trees take more: at 110 calls a question the same endpoint allows 21 to 24 times the schedule.
+trees take more: at 110 calls per question the same endpoint allows 21 to 24 times the schedule.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def annotated(options: argparse.Namespace, endpoint: Simulated, folder: Path) ->
     changes = {
         "mcts": {"iterations": options.iterations},
         "limits": {
-            # One call a question: what finds no slot waits at the endpoint, so none stands empty.
+            # One call per question: what finds no slot waits at the endpoint, so none stands empty.
             "max_concurrency": options.questions,
             "max_questions_in_flight": options.questions,
             "timeout_s": max(120.0, 20 * options.latency_s),
@@ -93,7 +93,7 @@ def report(log: Occupancy, seconds: float, done: int, schedule: float) -> None:
             f"{log.share_busy():.3f}",
             "≥ 0.95",
         ),
-        ("calls a question", f"{log.requests / done:.1f}", "≤ 70"),
+        ("calls per question", f"{log.requests / done:.1f}", "≤ 70"),
         ("calls that repeat another", f"{log.requests - log.distinct}", "0"),
         ("questions an hour, the whole stage", f"{hourly:,.0f}", ""),
         ("questions an hour, published schedule", f"{schedule:,.0f}", ""),

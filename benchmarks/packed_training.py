@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, default=Path("datasets/atlas"))
     parser.add_argument("--start", default="models/smollm2-135m-atlas")
     parser.add_argument("--pairs", type=int, default=48)
-    parser.add_argument("--batch", type=int, default=8, help="pairs a step")
+    parser.add_argument("--batch", type=int, default=8, help="pairs per step")
     parser.add_argument("--micro-batch", type=int, default=4, help="pairs at a time")
     parser.add_argument("--epochs", type=float, default=2)
     parser.add_argument("--rounds", type=int, default=2)

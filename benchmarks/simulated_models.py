@@ -2,7 +2,7 @@
 
 The policy speaks ReasonRAG's protocol on questions of two hops: as a rule it searches, reads,
 searches again, reads and answers, now and then too early or wrong. The judge is strict. How good
-either is matters to no benchmark of speed; how many calls a question takes does, so the numbers
+either is matters to no benchmark of speed; how many calls per question takes does, so the numbers
 below are chosen so that some 34 of 64 simulations draw a child, as in the published schedule.
 """
 

@@ -6,7 +6,7 @@
 A GRPO training on a few short rollouts of the policy, whose rewards are random: before each update
 the embedded engine gets the weights as in `train-grpo`. Prints, every tenth time, what memory this
 process takes (it must stay flat), and for each precision: seconds to write the weights and to open
-the engine on them; the canary's error, in nats a token; how far an update moved the trainer; and
+the engine on them; the canary's error, in nats per token; how far an update moved the trainer; and
 the canary's error if the engine serves other weights than those that are trained. An error above
 `training.canary.TOLERANCE` stops a training.
 """

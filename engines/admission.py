@@ -86,7 +86,7 @@ class Admission:
             heapq.heappop(self._waiting)
 
     def _refusal(self) -> BranchwiseError | None:
-        """Why no call may start any more; null while one may, now or later."""
+        """Why no call may start any more; None while one may, now or later."""
         try:
             self.before_attempt()
         except BranchwiseError as error:

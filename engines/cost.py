@@ -5,9 +5,9 @@ from engines.settings import Price
 
 
 def cost_usd(usage: Usage, price: Price | None) -> float | None:
-    """US dollars for `usage`; null where no price is set (unknown is not free).
+    """US dollars for `usage`; None if no price is set (unknown is not free).
 
-    Cached input tokens are billed at `price.cached`, or as any input where that is null.
+    Cached input tokens are billed at `price.cached`, or as any input where that is None.
     """
     if price is None:
         return None

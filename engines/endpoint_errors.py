@@ -65,7 +65,7 @@ def in_words(fault: Exception, *, url: str, key: str | None, key_env: str) -> Ex
 
 
 def _unusable_in_words(fault: Exception, url: str, key: str | None) -> Exception | None:
-    """The error for a reply that is refused whatever it says; null for any other fault."""
+    """The error for a reply that is refused whatever it says; None for any other fault."""
     if isinstance(fault, Redirected):
         text = f"{url} answered {fault.status}, a redirect to {redacted(fault.target, key)}"
         return EndpointError(f"{text}; none is followed: {_REDIRECT_REMEDY}", fatal=True)
@@ -75,7 +75,7 @@ def _unusable_in_words(fault: Exception, url: str, key: str | None) -> Exception
 
 
 def _unconnected_in_words(fault: Exception, url: str) -> Exception | None:
-    """The error for a connection that never came about; null if it did."""
+    """The error for a connection that never came about; None if it did."""
     if any(getattr(cause, "errno", None) in _NO_DESCRIPTORS for cause in _causes(fault)):
         text = "this process may open no more files: raise `ulimit -n`"
         return EndpointError(f"{text}, or lower limits.max_concurrency", fatal=True)
@@ -112,7 +112,7 @@ def _status_in_words(fault: Exception, url: str, key: str | None, key_env: str) 
 
 
 def _asked_pause_s(fault: Exception) -> float | None:
-    """Seconds that a Retry-After header asks for; null without a usable one."""
+    """Seconds that a Retry-After header asks for; None without a usable one."""
     response = getattr(fault, "response", None)
     if response is None:
         return None

@@ -293,11 +293,11 @@ class OpenAIEngine:
         return facts.form if facts is not None else "none"
 
     async def _server(self) -> ServerFacts | None:
-        """What the server says about itself; null if it has no list of models."""
+        """What the server says about itself; None if it has no list of models."""
         return read_models(await once(partial(self._get, "/models")))
 
     async def _get(self, path: str) -> Any:
-        """JSON at `path`; null where there is no such page."""
+        """JSON at `path`; None if there is no such page."""
         import httpx2
         import openai
 

@@ -76,7 +76,7 @@ class PassingFault(Exception):
     Attributes:
         error: what to raise when there are no attempts left.
         kind: what a retry costs, and whether the endpoint should get fewer calls.
-        retry_after_s: the pause that the server asked for, or null.
+        retry_after_s: the pause that the server asked for, or None.
     """
 
     def __init__(

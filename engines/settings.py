@@ -79,7 +79,7 @@ class ModelSettings(Settings):
             a folder with an adapter, merged weights or a GGUF file; for `vllm` also a name that
             vLLM finds by itself; for `openai` the served name.
         weights: for training, where the weights of a served model are: a folder or
-            "hub:owner/name"; null: `model` itself. Their tokenizer, if it is on this machine,
+            "hub:owner/name"; unset: `model` itself. Their tokenizer, if it is on this machine,
             counts the tokens that an endpoint does not report.
         base_url: Address of the endpoint, without a query. For `vllm`, unset starts a server,
             and an address
@@ -90,7 +90,7 @@ class ModelSettings(Settings):
         max_new_tokens: Token limit per completion; a step truncated by it is an invalid action.
         precision: weights of the embedded engine.
         dtype: what vLLM computes in; "auto" is float32 in its CPU build, elsewhere its own choice.
-        server_args: more arguments for the vLLM server, one a word.
+        server_args: more arguments for the vLLM server, one per word.
         structured_output: how an `openai` endpoint takes a constraint; "auto" asks it once. Actions
             are constrained by vLLM's form alone; elsewhere the model writes freely, and what is no
             action is counted as invalid. The judge's verdict takes either form.

@@ -1,6 +1,6 @@
 """Regular expressions as OpenVINO can afford them.
 
-Its grammar engine (xgrammar) follows `[^<>]+` for nothing but needs about 130 ms a token for
+Its grammar engine (xgrammar) follows `[^<>]+` for nothing but needs about 130 ms per token for
 `[^<>]{1,300}`: a state for every repetition, each with a mask over the whole vocabulary. So a
 wide bound is left out while the model writes, and what it would have done is done afterwards:
 a text is cut where the bound lies, and closed as the expression closes it.
@@ -9,7 +9,7 @@ a text is cut where the bound lies, and closed as the expression closes it.
 import re
 
 WIDEST_BOUND = 20
-"""Repetitions up to this many cost little (1 ms a token) and are left as they are."""
+"""Repetitions up to this many cost little (1 ms per token) and are left as they are."""
 
 _BOUND = re.compile(r"\{(\d+),(\d+)\}")
 _LITERAL_END = re.compile(r"(?:\\.|[^\\\[\](){}.*+?|^$])*$")
@@ -45,7 +45,7 @@ def within_bounds(regex: str, text: str) -> str:
 
 
 def _longest_closed(alternative: str, text: str, end: str) -> str | None:
-    """The longest beginning of `text` that `end` completes; null if the bound was not reached."""
+    """The longest beginning of `text` that `end` completes; None if the bound was not reached."""
     try:
         pattern, open_pattern = re.compile(alternative), re.compile(relaxed(alternative))
     except re.error:  # a `|` inside a group: not an expression that can be cut this way

@@ -75,7 +75,7 @@ def cached_tokens(reported: Any, prompt_tokens: int) -> int:
 
 
 def _count(value: Any, *, least: int) -> int | None:
-    """A usable number of tokens; null for what is none, or is out of bounds."""
+    """A usable number of tokens; None for what is none, or is out of bounds."""
     if isinstance(value, float) and value.is_integer():  # NaN and infinities are not
         value = int(value)
     # A bool is an int in Python, but not a count.
@@ -140,7 +140,7 @@ class Counting:
     """
 
     def __init__(self, weights: str | None) -> None:
-        """`weights` names the files of the model's weights; null if nothing does."""
+        """`weights` names the files of the model's weights; None if nothing does."""
         self.counter: TokenCounter = UpperEstimate()
         self.settled = False
         self._weights = weights

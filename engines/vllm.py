@@ -47,7 +47,7 @@ def server_for(
     Args:
         settings: Model settings; `model`, `dtype` and `server_args` count.
         logs: folder of its log.
-        port: to listen on; null for any that is free.
+        port: to listen on; None for any that is free.
         log: told, in a line, when the server is started and when it is there.
         rank: LoRA rank of adapters added while the server runs (`engines.vllm_adapters`).
 
@@ -79,7 +79,7 @@ class VllmEngine:
     Attributes:
         model: as the user wrote it.
         digest: Hash of weights, adapters, tokenizer, template and serving options.
-        server: what was started, or given; null outside the block, or if nothing was.
+        server: what was started, or given; None outside the block, or if nothing was.
     """
 
     def __init__(

@@ -73,9 +73,9 @@ class Served:
     Attributes:
         name: Model name in requests.
         weights: a folder that transformers can read, or a name that vLLM finds by itself.
-        adapter: a LoRA on top of it, served as `name`; null: the weights themselves are.
+        adapter: a LoRA on top of it, served as `name`; None: the weights themselves are.
         rank: LoRA rank of adapters; 0 without adapters.
-        context: tokens that the model can see at once; null: not known.
+        context: tokens that the model can see at once; None: not known.
     """
 
     name: str
@@ -125,7 +125,7 @@ def _candidates() -> Iterator[Path]:
 
 @lru_cache(maxsize=8)
 def _vllm_of(python: Path) -> Vllm | None:
-    """The vLLM of an environment; null if there is none."""
+    """The vLLM of an environment; None if there is none."""
     try:
         asked = subprocess.run(
             [str(python), "-I", "-c", _PROBE], capture_output=True, text=True, check=True

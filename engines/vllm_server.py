@@ -71,7 +71,7 @@ class VllmServer:
         model: what it serves is asked for by this name.
         base_url: Address of the API; it survives restarts.
         log: where it writes; appended to.
-        life: the process that runs now, or ran last; null before the first.
+        life: the process that runs now, or ran last; None before the first.
         adapters: folders of LoRAs by name, which every further process is started with.
     """
 
@@ -93,9 +93,9 @@ class VllmServer:
             environment: the server's, whole.
             log: File for the server's output; folders are created.
             model: the name that it serves.
-            port: to listen on; null for any that is free.
+            port: to listen on; None for any that is free.
             limit: how often it may die.
-            log: told, in a line, when it is started and when it is there; null: the log.
+            log: told, in a line, when it is started and when it is there; None: the log.
         """
         self._port = port or free_port()
         self._command = [str(word) for word in command(self._port)]

@@ -74,7 +74,7 @@ def served_name(settings: ModelSettings) -> str:
 
 
 def served_files(model: str) -> PolicyFiles | None:
-    """The files behind `model`; null for a name that vLLM finds by itself, such as `owner/name`.
+    """The files behind `model`; None for a name that vLLM finds by itself, such as `owner/name`.
 
     Raises:
         ConfigError: it names a folder or file of ours that is not there.
@@ -116,7 +116,7 @@ def ready_weights(
 
 
 def _lora_rank(adapter: Path) -> int | None:
-    """The room that vLLM needs for an adapter; null for one that it could not apply, or not whole.
+    """The room that vLLM needs for an adapter; None for one that it could not apply, or not whole.
 
     Such an adapter is merged like those below it.
     """

@@ -67,7 +67,7 @@ async def evaluate(
         environment: the policy's; its seed goes on every row.
         policy: the name that tables show.
         sampling: Sampling of the answers (temperature 0 is greedy).
-        begin: where trajectories start; null for the protocol's own root.
+        begin: where trajectories start; None for the protocol's own root.
         path, draw: Identity of the calls in the ledger; another draw is a fresh call.
         max_in_flight: questions worked on at a time.
         admit: asked before each question; once it says no, no further question starts.

@@ -23,7 +23,7 @@ def score_trajectory(
 ) -> Prediction:
     """Every metric of one policy's trajectory on one question.
 
-    EM, F1 and cover-EM are null on unanswerable questions (refusal precision and recall are
+    EM, F1 and cover-EM are None on unanswerable questions (refusal precision and recall are
     about those); elsewhere a trajectory without an answer scores 0.
 
     Args:

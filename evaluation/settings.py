@@ -88,7 +88,7 @@ class EvaluationSettings(Settings):
             is the most frequent answer to the source's split `train`; the others are one turn of
             `baseline_model`: `closed-book` without a passage, `one-shot` with those that a search
             with the question finds, `oracle` with the gold passages.
-        baseline_model: model folder, "packaged", or a served name. Null: "packaged" in the
+        baseline_model: model folder, "packaged", or a served name. Unset: "packaged" in the
             embedded engine, elsewhere the policy's.
         draw: another number asks everybody anew, so that the same weights can be compared with
             themselves.

@@ -35,14 +35,14 @@ class Arm:
 
     Attributes:
         name: Name of the arm; its policies are `<name>-<seed>`.
-        trainer: null for the start itself.
+        trainer: None for the start itself.
         pairs: settings of the relabelling that it learns from.
         training: settings of its trainer's block.
         asked: settings of its policy in the evaluation besides the model, such as its protocol.
         draw: Sample index of its evaluation; another one samples the same weights again.
-        label: name of the relabelling, where arms share one; null takes the arm's name.
-        models: what its model folders are called, where arms share them; null takes its name.
-        before: the arm whose policy of the same seed it starts from; null: the recipe's policy.
+        label: name of the relabelling, where arms share one; None takes the arm's name.
+        models: what its model folders are called, where arms share them; None takes its name.
+        before: the arm whose policy of the same seed it starts from; None: the recipe's policy.
         made_of: totals of what its relabelling reads besides the trees, such as a reward model.
         fewest: pairs without which it is left out, and its row says so; 0: the study stops.
         paper: what a paper reports of its own such arm, for a column beside.
@@ -75,7 +75,7 @@ class EvaluatedArm:
             among them, `FailedPrediction`.
         trainings, evaluations: totals of each, in the order of the seeds. Where there is a
             training before it, pairs, steps and seconds are those of both.
-        left_out: why there is nothing of all that; null where there is.
+        left_out: why there is nothing of all that; None if there is.
     """
 
     arm: Arm

@@ -88,7 +88,7 @@ def model_sheet(found: TotalsByVariant) -> Sheet:
 
 
 def head_sheet(found: TotalsByVariant) -> Sheet:
-    """A row a head of every variant."""
+    """A row per head of every variant."""
     head = ("heads", "head", "pairs kept", "loss", "SD", "accuracy %", "SD", "length only %")
     rows = tuple(
         (
@@ -108,7 +108,7 @@ def head_sheet(found: TotalsByVariant) -> Sheet:
 
 
 def _sd(totals: Sequence[StageTotals], *path: str) -> float | None:
-    """Of a split; null where there is but one."""
+    """Of a split; None if there is but one."""
     values = numbers_of(totals, *path)
     return stdev(values) if len(values) > 1 else None
 

@@ -60,9 +60,9 @@ class Preference:
     """The reward model of one reward.
 
     Attributes:
-        siblings: pairs that the reward orders; null in a dry run.
+        siblings: pairs that the reward orders; None in a dry run.
         totals: Totals of its training; empty if there are too few pairs.
-        arm: the agent that is trained by it; null likewise.
+        arm: the agent that is trained by it; None likewise.
     """
 
     reward: RewardName
@@ -118,7 +118,7 @@ HEAD = (
 
 
 def single_sheet(learned: Sequence[Preference], done: Sequence[EvaluatedArm]) -> Sheet:
-    """A row a reward: its reward model on questions kept out, and the agent likewise."""
+    """A row per reward: its reward model on questions kept out, and the agent likewise."""
     agents = {one.arm.name: one for one in done}
     rows = tuple(_row(one, agents.get(one.arm.name) if one.arm else None) for one in learned)
     sheet = Sheet("Single rewards (agents: means over seeds)", HEAD, rows)

@@ -29,7 +29,7 @@ class Labelling:
         to_stop, to_go_on: how many prefer an end to going on, and the reverse. In the others both
             sides are of one kind.
         by_actions: share that a rule orders which knows both actions and nothing of their text, in
-            [0.5, 1]; null without pairs.
+            [0.5, 1]; None without pairs.
     """
 
     name: str
@@ -64,7 +64,7 @@ def by_actions(pairs: Sequence[tuple[str, str]]) -> float | None:
         pairs: chosen and rejected action.
 
     Returns:
-        In [0.5, 1]; null without pairs.
+        In [0.5, 1]; None without pairs.
     """
     if not pairs:
         return None
@@ -102,7 +102,7 @@ def leaning_sheet(run: Path, arms: Iterable[Arm]) -> Sheet:
 
 
 def agreement_sheet(run: Path, arms: Sequence[Arm], claims: Iterable[Claim]) -> Sheet:
-    """How far the labellings of compared arms agree: a row a step of a claim.
+    """How far the labellings of compared arms agree: a row per step of a claim.
 
     `the same %` is of the pairs that either has. Arms that compare with the start have no row, nor
     have steps that both share.

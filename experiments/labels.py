@@ -52,7 +52,7 @@ def labels(runner: StudyRunner) -> None:
     """Run the study (see module)."""
     run = existing_run(runner.context.run)
     sample = sample_pairs(comparisons(run), SAMPLE, run.recipe.seed)
-    runner.context.log(f"study: {len(sample)} pairs of siblings, {ROLLOUTS} fresh rollouts a side")
+    runner.context.log(f"study: {len(sample)} sibling pairs, {ROLLOUTS} fresh rollouts per side")
     if runner.context.dry_run:
         return
     fresh = draw_fresh_rollouts(runner, run, sample, ROLLOUTS).fresh
@@ -181,7 +181,7 @@ def sheet(found: Sequence[EstimatorSurvival], facet: str | None) -> Sheet:
         "reversed %", "tied %", "kept of decided %", "gap", "gap afresh",
     )  # fmt: skip
     rows = tuple(_cells(one) for one in found if one.facet == facet)
-    return Sheet(f"{title} (8 fresh rollouts a side)", head, rows, names=3)
+    return Sheet(f"{title} (8 fresh rollouts per side)", head, rows, names=3)
 
 
 def _cells(one: EstimatorSurvival) -> tuple[str, ...]:

@@ -239,7 +239,7 @@ def _training_cells(done: EvaluatedArm) -> tuple[str, ...]:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """Of those that are there; null if none is."""
+    """Of those that are there; None if none is."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
 

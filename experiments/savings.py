@@ -32,8 +32,8 @@ class Saving:
     """`claim.arm` against `claim.baseline`.
 
     Attributes:
-        base, own: means a question of what is counted, over the questions that neither failed on.
-        share: 1 − own / base; null where the baseline counts nothing.
+        base, own: means per question of what is counted, over the questions that neither failed on.
+        share: 1 − own / base; None if the baseline counts nothing.
         p: P-value of the permutation test on the counts, by Holm over all savings of the table;
             1 if
             there is no share.

@@ -1,9 +1,9 @@
 """`make study STUDY=search`: tree search against independent chains at equal generated tokens.
 
-Both get the same questions, policy, temperature of their children and estimator, and stop at the
-same number of tokens a question (`mcts.max_output_tokens`); what a tree spends on rollouts, chains
-spend on more chains. Compared: pairs kept, the share whose order survives 8 fresh rollouts a side,
-and the gain of process DPO on the split `dev`. Chains lie in a run folder of their own beside.
+Both use the same questions, policy, child temperature and estimator, and stop at the same number of
+tokens per question (`mcts.max_output_tokens`). A tree spends tokens on rollouts, chains spend them
+on more chains. The study compares the pairs kept, the share whose order survives 8 fresh rollouts
+per side, and the gain of process DPO on split `dev`. Chains have a sibling run folder.
 """
 
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ def search(runner: StudyRunner) -> None:
 
 
 HEAD = (
-    "search", "questions", "tokens a question", "pairs", "questions with a pair", "judged",
+    "search", "questions", "tokens per question", "pairs", "questions with a pair", "judged",
     "order kept % [95 %]", "reversed %", "tied %",
 )  # fmt: skip
 

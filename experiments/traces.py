@@ -24,7 +24,7 @@ ArmPredictions = Mapping[str, Prediction]
 def trace_text(
     done: Sequence[EvaluatedArm], questions: Sequence[Question], similarity: Similarity
 ) -> str:
-    """A table a question, a column an arm, from the policies of the first seed.
+    """A table per question, a column per arm, from the policies of the first seed.
 
     Args:
         done: the arms to compare.

@@ -20,7 +20,7 @@ class RecordedStep:
         action: Kind of action.
         content: query or answer; "" for an action that has none.
         titles: Titles of the retrieved passages.
-        alike: largest cosine to an earlier query; null for the first search and other actions.
+        alike: largest cosine to an earlier query; None for the first search and other actions.
     """
 
     action: str

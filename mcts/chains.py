@@ -1,6 +1,6 @@
 """Independent chains: what a tree search is compared with, at whatever budget both are given.
 
-Every iteration samples one whole trajectory from the root, one draw a step, as if the policy were
+Every iteration samples one whole trajectory from the root, one draw per step, as if the policy were
 asked the question once more. A step that equals an existing sibling (`Expansion.key`, the tree
 search's own rule) goes on from that sibling, so the chains become a prefix tree, which is stored,
 labelled and paired as any other. As in `mcts.search`, every draw at a node has a number of its

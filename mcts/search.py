@@ -36,7 +36,7 @@ class Expansion(Generic[StateT]):
 Expand = Callable[[Node[StateT], int], Awaitable[Expansion[StateT]]]
 """(node, draw number) → child."""
 Evaluate = Callable[[Node[StateT]], Awaitable[float | None]]
-"""node → value, or null if it cannot be scored; called once a node. In [0, 1], or
+"""node → value, or None if it cannot be scored; called once per node. In [0, 1], or
 `SearchSettings.normalise` has to be set."""
 KeepGoing = Callable[[], bool]
 """Asked before every iteration: whether it may begin. What it costs is the caller's knowledge."""
@@ -117,7 +117,7 @@ async def follow(
     evaluate: Evaluate[StateT],
     iteration: int,
 ) -> Node[StateT]:
-    """The leaf that a trajectory from `node` ends in, one draw a step; its steps become nodes."""
+    """The leaf that a trajectory from `node` ends in, one draw per step; its steps become nodes."""
     while not node.terminal:
         node = await take_step(tree, node, expand, evaluate, iteration)
     return node

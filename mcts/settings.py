@@ -31,7 +31,7 @@ class SearchSettings(BaseModel):
             tree has seen, for values that are not in [0, 1].
         max_output_tokens: once the policy has generated so many for a question (children, repeated
             draws and rollouts; a judge's do not count), no further iteration begins; the one under
-            way may overrun it. Null: iterations alone count.
+            way may overrun it. Unset: iterations alone count.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

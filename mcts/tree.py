@@ -27,7 +27,7 @@ class Node(Generic[StateT]):
         visits: N, passes through or ending at this node.
         scored: M, those passes that carried a value.
         total: W, sum of those values.
-        value: the node's own evaluation, or null if it could not be scored.
+        value: the node's own evaluation, or None if it could not be scored.
         draws: how many children were drawn so far (repeats included).
         duplicates: how many of them ended as visit weight on an existing child.
         iteration: the simulation or chain that created the node, from 1; 0 for the root.

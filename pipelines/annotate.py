@@ -132,7 +132,7 @@ async def _annotate(
 def _workforce(
     context: StageContext, run: Run, pending: Sequence[Question], ledger: Ledger
 ) -> Workforce | None:
-    """The workers that `--workers` asks for; null for one process."""
+    """The workers that `--workers` asks for; None for one process."""
     workers = min(context.options.get("workers") or 1, len(pending))
     if workers < 2:
         return None
@@ -182,7 +182,7 @@ def _close(
 
 
 def off_protocol(run: Path, model: str) -> str | None:
-    """What to say of a policy that hardly ever wrote an action; null if that is not so."""
+    """What to say of a policy that hardly ever wrote an action; None if that is not so."""
     replies = read_parts(run, "trees", ["depth", "action", "text"]).filter(pc.field("depth") > 0)
     invalid = replies.filter(pc.field("action") == "invalid")["text"]
     if not len(invalid) or len(invalid) < OFF_PROTOCOL_SHARE * len(replies):

@@ -1,10 +1,10 @@
-"""Which extras a recipe needs beside those that its stage always has: what the Makefile asks.
+"""Lists the extras that a recipe needs in addition to those of its stage, for the Makefile.
 
     ARGS="--limit 20" python -m pipelines.extras annotate --run=datasets/mine
 
-Prints the names, one a line, out of a fixed list. The stage, its recipe and the run are given as to
-`branchwise`; ARGS holds the shell words that the stage is given beside them. Where anything is
-wrong with those or with the recipe, nothing is printed: the stage itself says so a moment later.
+Prints one name per line, from a fixed list. Arguments are those of `branchwise`; ARGS holds further
+words of the stage's command line. If the arguments or the recipe are wrong, it prints nothing: the
+stage itself reports the error.
 """
 
 import os

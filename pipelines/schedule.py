@@ -56,7 +56,7 @@ def schedule(context: StageContext) -> StageResult:
 
 
 def weight_sheet(recipe: Recipe, settings: EvoRagSettings) -> Sheet:
-    """A row a policy call: its index t, the progress p(t), and what every reward weighs."""
+    """A row per policy call: its index t, the progress p(t), and what every reward weighs."""
     rows = tuple(
         (str(t), number(p, 2), *(number(at[name], 3) for name in REWARDS))
         for t, p, at in episode(recipe, settings)

@@ -161,7 +161,7 @@ class Rebuilding:
         return left
 
     def _regrown(self, name: str, number: int) -> Sequence[Part] | None:
-        """Trees and pairs as the ledger gives them; null, and told, if it does not."""
+        """Trees and pairs as the ledger gives them; None, and told, if it does not."""
         run, ledger = self.committer.run, self.committer.ledger
         try:
             questions = _of_part(ledger, self.data, number)

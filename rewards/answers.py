@@ -64,7 +64,7 @@ def cover_em(prediction: str, golds: Iterable[str]) -> float:
 
 
 def supporting_recall(retrieved_ids: Iterable[str], supporting_ids: Sequence[str]) -> float | None:
-    """Share of the gold documents that were retrieved, in [0, 1]; null if none is known."""
+    """Share of the gold documents that were retrieved, in [0, 1]; None if none is known."""
     supporting = set(supporting_ids)
     if not supporting:
         return None

@@ -24,14 +24,14 @@ Similarity = Callable[[str, Sequence[str]], float]
 """(query, other queries) → the largest cosine of their embeddings, in [-1, 1]."""
 
 Rewards = Mapping[RewardName, float | None]
-"""Raw value by name; null where it cannot be known, so that it leaves every sum."""
+"""Raw value by name; None if it cannot be known, so that it leaves every sum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gold:
     """What a question's rewards are measured by.
 
-    `documents` are the ids of the gold documents D*; null where they are not known.
+    `documents` are the ids of the gold documents D*; None if they are not known.
     """
 
     answers: tuple[str, ...]
@@ -83,7 +83,7 @@ def retrieval_bonus(
 
     With `novel` (ours) only a gold document that no earlier search brought earns +1, and one that
     is known already 0; in the paper a hit repeated earns +1 again, with β = 2 more than a right
-    answer. Null for a SEARCH if no gold document is known, and on unanswerable questions (a source
+    answer. None for a SEARCH if no gold document is known, and on unanswerable questions (a source
     may know half of their documents), where −1 would make any answer better than a search that
     ends in a refusal. With `unanswerable_missed` (the paper) it is −1 there.
     """
@@ -141,7 +141,7 @@ def refusal_reward(
     looked for, and refusing at once would beat searching wherever searches seldom hit.
 
     Args:
-        sufficient: whether the evidence in context suffices to answer; null if nobody could say.
+        sufficient: whether the evidence in context suffices to answer; None if nobody could say.
     """
     if step.action.kind != "refuse":
         return 0.0
@@ -153,7 +153,7 @@ def refusal_reward(
 def sufficient_by_gold(before: Before, gold: Gold) -> bool | None:
     """Without a verifier: whether an answerable question's gold documents are all in context.
 
-    Null for an answerable question whose gold documents are not known.
+    None for an answerable question whose gold documents are not known.
     """
     if not gold.answerable:
         return False
@@ -191,7 +191,7 @@ def step_rewards(
     Args:
         steps: a trajectory up to the step that is judged; at least that one.
         horizon: T of p(t) = t / T, in policy calls.
-        verdict: the verifier's word on whether the evidence suffices; null if it gave none.
+        verdict: the verifier's word on whether the evidence suffices; None if it gave none.
         verified: whether a verifier is asked at all; if none is, the gold says.
     """
     step, before = steps[-1], Before.of(steps[:-1])

@@ -1,4 +1,4 @@
-"""The heads of a reward model: linear functions of a step's vector, one a reward.
+"""The heads of a reward model: linear functions of a step's vector, one per reward.
 
 Source: EVO-RAG section 3.3, seven parallel linear heads on a frozen encoder. They have no bias: in
 a comparison of two steps it would cancel. A vector is standardised before a head reads it and a

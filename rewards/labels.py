@@ -8,12 +8,12 @@ from storage.records import Component
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A node's reward, or null; and on how many distinct outcomes it rests.
+    """A node's reward, or None; and on how many distinct outcomes it rests.
 
     Attributes:
         reward: SPRE: in [0, 1]. EVO-RAG: a weighted return, of any sign.
         components: named parts that are stored with the node and its pairs.
-        weighted: the parts that `reward` is the sum of, where it is one; null ones are in no sum.
+        weighted: the parts that `reward` is the sum of, where it is one; None ones are in no sum.
     """
 
     reward: float | None
@@ -25,7 +25,7 @@ class Label:
 def gap(one: Label, other: Label) -> float:
     """How much more `one` is worth; both are labelled.
 
-    A part that is null for one of them leaves both sums: what nobody could say of one side is no
+    A part that is None for one of them leaves both sums: what nobody could say of one side is no
     reason to prefer the other.
     """
     if one.reward is None or other.reward is None:

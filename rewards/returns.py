@@ -61,7 +61,7 @@ class EpisodeRewards:
         return {name: _times(scale[name], raw[name]) for name in REWARDS}
 
     def episode(self, steps: Sequence[Step], gold: Gold, verdict: bool | None = None) -> Outcome:
-        """Σ_t w_t · r_t of a whole trajectory and of each reward; what is null adds nothing.
+        """Σ_t w_t · r_t of a whole trajectory and of each reward; what is None adds nothing.
 
         Args:
             verdict: the verifier's on its last step.
@@ -164,7 +164,7 @@ class _Returns:
 def _plus(
     own: float | None, after: Sequence[Parts], visits: Sequence[int], name: str
 ) -> float | None:
-    """A step's own value and the visit-weighted mean of what followed; null if either is."""
+    """A step's own value and the visit-weighted mean of what followed; None if either is."""
     if own is None or not after:
         return own
     known = [

@@ -102,7 +102,7 @@ class RewardModel:
             t: 0-based index of the policy call that made each.
 
         Returns:
-            One score a step, of any sign; null for one longer than the model was trained on.
+            One score per step, of any sign; None for one longer than the model was trained on.
         """
         tokens = self._encoder.tokens(prefixes)
         places = [i for i, one in enumerate(tokens) if len(one) <= self._max_length]

@@ -26,7 +26,7 @@ class SpreSettings(SchemeSettings):
     """Shortest Path Reward Estimation (ReasonRAG eq. 1).
 
     Attributes:
-        estimator: null takes `monte_carlo` with the rollout evaluator, `tree` with the judge.
+        estimator: Defaults to `monte_carlo` with the rollout evaluator, `tree` with the judge.
         alpha: what every step costs, in (0, 1].
         label_forced: whether a forced answer counts (the published data leave it unlabelled).
         keep_articles: F1 without removing articles (the published code).
@@ -48,13 +48,13 @@ class EvoRagSettings(SchemeSettings):
             Mid; `answer-only` weighs the answer alone, with 1; `none` weighs nothing, so that no
             pair is left.
         stage: Curriculum stage.
-        components: names of the rewards that count; null: all seven.
-        horizon: T of the progress t / T, in policy calls; null takes `agent.max_steps`, so that
+        components: names of the rewards that count; unset: all seven.
+        horizon: T of the progress t / T, in policy calls; defaults to `agent.max_steps`, so that
             episodes reach the late weights (the paper: 20).
         retrieval_bonus: `novel` pays a gold document once, `any` (the paper) every time.
         early_refusal: a REFUSE before any SEARCH is `wrong`, or `judged` by the evidence as any
             other (the paper), so that it is right, there being none. A verifier's word on it is in
-            trees that were grown with `judged` alone; elsewhere it is null.
+            trees that were grown with `judged` alone; elsewhere it is unset.
         unanswerable_search: a SEARCH on a question without an answer earns what is `unknown`, or
             has `missed` as any that brings no gold document (the paper), so that every answer is
             better there than a search that ends in a refusal.

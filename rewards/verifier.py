@@ -32,7 +32,7 @@ class Verifier:
     ) -> tuple[bool | None, Usage]:
         """Its word on the evidence of `state`, and what the call cost.
 
-        Null if the reply is not one of the two words: it is then no reward, of either sign.
+        None if the reply is not one of the two words: it is then no reward, of either sign.
 
         Raises:
             EndpointError: the verifier could not be asked.

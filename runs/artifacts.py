@@ -34,7 +34,7 @@ def product_of(stage: str, run: Path, totals: Mapping[str, Any]) -> str | None:
         totals: what it gave at its end; they name what it made.
 
     Returns:
-        Empty where a stage makes nothing that is looked after, or ran dry; null where some of it is
+        Empty where a stage makes nothing that is looked after, or ran dry; None if some of it is
         gone or damaged.
 
     Raises:

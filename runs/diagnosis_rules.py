@@ -245,7 +245,7 @@ UNROLLED = Finding(
 
 
 def of_survival(row: SurvivalRow | None, asked: int) -> Finding:
-    """The finding on label survival; null: no pair could be judged."""
+    """The finding on label survival; None: no pair could be judged."""
     if row is None or row.decided is None or row.decided_interval is None:
         figure = f"none of {asked} pairs was decided"
         return Finding("label survival", figure, "watch", "give a larger --sample, or --rollouts")
@@ -299,7 +299,7 @@ def of_training(moved: Movement) -> Iterator[Finding]:
             unmoved,
             kl > FAR_KL,
             "KL to the start",
-            f"{kl:.3f} nats a step",
+            f"{kl:.3f} nats per step",
             "the policy did not move: a higher training.dpo.lr or more epochs"
             if unmoved
             else "the policy moved far: a lower training.dpo.lr, fewer epochs, a higher beta",

@@ -16,7 +16,7 @@ class DifficultySettings(Settings):
     The rater is the recipe's policy, unless `policy` names another.
 
     Attributes:
-        policy: the rater, given like one of `evaluation.policies`; null: the recipe's policy.
+        policy: the rater, given like one of `evaluation.policies`; unset: the recipe's policy.
         temperature: Sampling temperature of the rater's rollouts, unless `policy` names one.
         rollouts: most rollouts of a question. The first right one (cover-EM) is its last; without
             one the question is `unsolved`.

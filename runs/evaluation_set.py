@@ -37,7 +37,7 @@ def evaluation_data(recipe: Recipe, limit: int | None = None) -> Data:
 
 
 def data_settings(recipe: Recipe, limit: int | None = None) -> DataSettings:
-    """`evaluation.set` in the place of the run's questions; null takes a split of their source.
+    """`evaluation.set` in the place of the run's questions; None takes a split of their source.
 
     Whatever a run skips of its own questions, every policy is asked the same ones.
     """

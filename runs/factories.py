@@ -55,7 +55,7 @@ def engine_for(
     Args:
         model: the block.
         recipe: Recipe; its limits apply.
-        logs: folder for the log of a server that the engine starts; null for the cache's.
+        logs: folder for the log of a server that the engine starts; None for the cache's.
         before_call: asked before every attempt at an endpoint (see `engines.ledgered`).
         log: told, in a line, when an endpoint is in trouble and when it is back, and when weights
             in the cache were damaged.

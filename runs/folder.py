@@ -128,7 +128,7 @@ def open_run(
         recipe: resolved.
         facts: for `provenance.json`, where it does not say them yet.
         inputs: what the rows will come from, by digest (see `runs.inputs`); a run keeps
-            those that it was begun with. Null: no rows will come.
+            those that it was begun with. None: no rows will come.
         grown: names of inputs that are those from before and more, so that it goes on with them.
 
     Raises:
@@ -217,7 +217,7 @@ def noted_inputs(folder: Path) -> dict[str, str]:
 
 
 def noted_version(folder: Path, package: str) -> str | None:
-    """The version of a package that the run was begun with; null if it is not noted."""
+    """The version of a package that the run was begun with; None if it is not noted."""
     versions = _provenance(folder).get("versions")
     return versions.get(package) if isinstance(versions, dict) else None
 
@@ -238,7 +238,7 @@ def existing_run(folder: Path) -> Run:
 
 
 def run_with(folder: Path, recipe: Recipe) -> Run | None:
-    """The run that a folder holds, for a stage with a recipe of its own; null where there is none.
+    """The run that a folder holds, for a stage with a recipe of its own; None if there is none.
 
     Raises:
         ConfigError: the run's files do not belong together (see `runs.seal`).
@@ -258,7 +258,7 @@ def _recipe_in(folder: Path, kept: Mapping[str, Any]) -> Recipe:
 
 
 def _kept(folder: Path) -> dict[str, Any] | None:
-    """What `config.yaml` says, of whatever version it is; null where there is none."""
+    """What `config.yaml` says, of whatever version it is; None if there is none."""
     try:
         text = read_inside(folder, CONFIG, RECIPE_BYTES).decode("utf-8")
         return parse_settings(text, CONFIG)
@@ -371,7 +371,7 @@ def environment_facts() -> dict[str, Any]:
 
 
 def installed_version(name: str) -> str | None:
-    """Version of an installed distribution; null if it is not there."""
+    """Version of an installed distribution; None if it is not there."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -44,7 +44,7 @@ class Rolled:
         fresh: Rollouts by (tree_id, node_id), those of earlier calls included.
         pending: trees that a limit or a signal stopped.
         failed: trees by kind of error.
-        reason, exit_code: why and how it was stopped; null and 0 if it was not.
+        reason, exit_code: why and how it was stopped; None and 0 if it was not.
     """
 
     fresh: dict[NodeKey, FreshRollouts]

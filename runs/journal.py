@@ -94,7 +94,7 @@ class Journal:
                 yield _EVENTS.validate_json(line)
 
     def done(self, key: str) -> Mapping[str, Any] | None:
-        """What a finished command gave; null if none with this key has finished."""
+        """What a finished command gave; None if none with this key has finished."""
         ended = [event for event in self.events() if event.key == key and event.event == "done"]
         return ended[-1].totals if ended else None
 

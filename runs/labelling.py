@@ -26,7 +26,7 @@ DIGEST = "digest"
 def labelled_by(run: Run, recipe: Recipe, blocks: Collection[str] = LABELLING) -> Recipe:
     """The run's recipe with what decides labels taken from another one.
 
-    A verifier is the run's own, whose verdicts the trees keep. One of null lets the gold documents
+    A verifier is the run's own, whose verdicts the trees keep. One of None lets the gold documents
     say in its place; any other would have to be asked.
 
     Args:
@@ -54,7 +54,7 @@ def keep_labelling(run: Run, label: str, recipe: Recipe) -> None:
 
 
 def labelling_of(run: Run, label: str | None) -> Recipe:
-    """The run's recipe as its labels were made; null: those of `annotate`.
+    """The run's recipe as its labels were made; None: those of `annotate`.
 
     Raises:
         ConfigError: what was noted of the relabelling is not there, cannot be read, or was changed

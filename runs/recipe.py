@@ -110,10 +110,10 @@ LATER: Mapping[str, Any] = {
     "verifier": None,
     "reward_model": None,
 }
-"""Settings that came when runs had been made, each at the value that does what was done before.
+"""Settings that were added later, each at the value that keeps the earlier behaviour.
 
-At that value a setting is no part of a digest, so that a run begun without it keeps its ids, and
-its rows the digests that they were written with.
+A setting at that value is excluded from digests, so runs that were started without it keep their
+ids and digests.
 """
 
 
@@ -123,7 +123,7 @@ class LimitSettings(Settings):
     Attributes:
         max_concurrency: most calls in flight at one endpoint, which may get fewer (see the guide).
         max_questions_in_flight: questions being worked on; more than calls, or slots go idle.
-            Null: 256 at an endpoint, and 24 in the embedded engine, whose cache holds few more.
+            Unset: 256 at an endpoint, and 24 in the embedded engine, whose cache holds few more.
         cache_gib: GiB of the embedded engine's key-value cache, which fills up over time; a
             judge in
             it has one of its own. One GiB holds some 46,000 tokens of the packaged model. What a
@@ -153,7 +153,7 @@ class EvaluationConfig(EvaluationSettings):
     """Evaluation, and its questions.
 
     Attributes:
-        set: null takes the run's own source, or each of its mix.
+        set: Defaults to the run's own source, or each of its mix.
         split: Split to draw from if `set` is not set. Settings are chosen on `dev`;
             `test` is for what one then reports.
     """
@@ -170,7 +170,7 @@ class Recipe(Settings):
         seed: Random seed for question sampling, tree search and training.
         stages: what `make all` runs, in order.
         rewards: what a step is worth; `scheme` names the system.
-        verifier: says of a refusal whether the evidence sufficed; null: the gold documents say.
+        verifier: says of a refusal whether the evidence sufficed; unset: the gold documents say.
         reward_model: folder of one that `branchwise train-rm` wrote, for `mcts.evaluator` and
             `pairs.score`.
         cycle: Curriculum cycle of this run; 0 outside a curriculum. It is part of a tree's id.
@@ -203,17 +203,17 @@ class Recipe(Settings):
 
     @property
     def asked_judge(self) -> JudgeSettings | None:
-        """The judge that the search asks; null where it asks none, whatever `judge:` says."""
+        """The judge that the search asks; None if it asks none, whatever `judge:` says."""
         return self.judge if self.mcts.evaluator == "judge" else None
 
     @property
     def asked_verifier(self) -> JudgeSettings | None:
-        """The verifier that refusals are shown to; null where nothing asks one."""
+        """The verifier that refusals are shown to; None if nothing asks one."""
         return self.verifier if self.scheme.asks_verifier else None
 
     @property
     def asked_reward_model(self) -> str | None:
-        """The reward model that search or pairs ask; null where neither does."""
+        """The reward model that search or pairs ask; None if neither does."""
         searched = self.mcts.kind == "tree" and self.mcts.evaluator == "reward_model"
         return self.reward_model if searched or self.pairs.score == "reward_model" else None
 

@@ -32,7 +32,7 @@ def encoder_of(recipe: Recipe) -> str:
 def other_total(recipe: Recipe) -> str | None:
     """What to know of a model whose heads learned a total: its weights stay as they were then.
 
-    Null where the recipe asks no such model, or weighs as it did when the model was trained.
+    None if the recipe asks no such model, or weighs as it did when the model was trained.
     """
     if recipe.asked_reward_model is None or not recipe.scheme.learnable:
         return None
@@ -51,7 +51,7 @@ def other_total(recipe: Recipe) -> str | None:
 
 
 def reward_model_for(recipe: Recipe, log: Log | None = None) -> RewardModel | None:
-    """The trained model, under the recipe's schedule; null where neither search nor pairs ask one.
+    """The trained model, under the recipe's schedule; None if neither search nor pairs ask one.
 
     Raises:
         ConfigError: it, or its encoder, is missing or not what it was.

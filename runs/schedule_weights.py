@@ -35,7 +35,7 @@ def episode(recipe: Recipe, settings: EvoRagSettings) -> Iterator[tuple[int, flo
 
 
 def draw_weights(recipe: Recipe, stages: ByStage, path: Path) -> None:
-    """The weights over an episode, a panel a stage, as SVG."""
+    """The weights over an episode, a panel per stage, as SVG."""
     with svg(path, len(stages), 9, 3.6, sharey=True) as panels:
         for axes, (stage, settings) in zip(panels, stages.items(), strict=True):
             calls = list(episode(recipe, settings))

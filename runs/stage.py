@@ -86,7 +86,7 @@ class Gate:
         limits: tokens and dollars are those of the whole run, earlier attempts and stages
             included; hours are this attempt's.
         spent: what the run's ledger holds so far.
-        reason: what closed the gate; null while it is open.
+        reason: what closed the gate; None while it is open.
     """
 
     limits: LimitSettings

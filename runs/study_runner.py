@@ -57,7 +57,7 @@ class StudyRunner:
         context: Stage context of the study; its run folder holds trees, relabellings,
             evaluations and `study/`.
         seeds: Seeds of the trainings.
-        kept_in: where journal and tables lie; null takes `study/` of the run folder.
+        kept_in: where journal and tables lie; None takes `study/` of the run folder.
         title: what its lines begin with.
         fits: settings that may be others when it goes on, and what has finished stays.
     """
@@ -138,7 +138,7 @@ class StudyRunner:
         return self.recipe.digest(*blocks, without=self.fits)
 
     def _kept(self, key: str, stage: str) -> StageTotals | None:
-        """What a finished stage gave; null if there is none, or its product is not there."""
+        """What a finished stage gave; None if there is none, or its product is not there."""
         kept = self.journal.done(key)
         if kept is None:
             return None

@@ -26,7 +26,7 @@ class Terminal(Console):
     """See module."""
 
     def __init__(self, file: IO[str] | None = None, *, stderr: bool = False) -> None:
-        """Print to `file`; null: to standard output, or to standard error."""
+        """Print to `file`; None: to standard output, or to standard error."""
         stream = file or bare(sys.stderr if stderr else sys.stdout)
         super().__init__(file=stream, markup=False, emoji=False, highlight=False)
         if not self.is_terminal:

@@ -112,7 +112,7 @@ def trained_folder(context: StageContext, kind: str) -> Path:
 
 
 def _kind_in(folder: Path) -> str | None:
-    """The kind of training that a model folder is of; null if it does not say."""
+    """The kind of training that a model folder is of; None if it does not say."""
     try:
         kind = object_inside(folder, "training.json").get("kind")
     except (OSError, ValueError):

@@ -133,7 +133,7 @@ def _evaluator(
     judge: Engine | None,
     reward_model: RewardModel | None,
 ) -> Evaluator | None:
-    """What values inner nodes; null where playouts or chains do without."""
+    """What values inner nodes; None if playouts or chains do without."""
     if judge is not None and recipe.asked_judge is not None:
         return JudgeEvaluator(
             Judge(judge, recipe.asked_judge, recipe.seed, recipe.agent.history == "responses"),

@@ -156,7 +156,7 @@ def _passages_of(
 
 
 def _form_of(raw: Raw) -> Passage | None:
-    """The passage of a row in one of the two passage forms; null for a document.
+    """The passage of a row in one of the two passage forms; None for a document.
 
     Raises:
         ValueError: a field is of the wrong type or empty.

@@ -21,7 +21,7 @@ _ESCAPED_BYTE = re.compile("[\udc80-\udcff]")
 
 
 def existing(path: str | Path, setting: str, faults: Faults) -> Path | None:
-    """`path` with `~` resolved; a fault of `setting` and null if there is nothing."""
+    """`path` with `~` resolved; a fault of `setting` and None if there is nothing."""
     found = Path(path).expanduser()
     if found.exists():
         return found

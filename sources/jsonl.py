@@ -1,4 +1,4 @@
-"""Our own JSONL: one question a line, as docs and contracts describe it."""
+"""Our own JSONL: one question per line, as docs and contracts describe it."""
 
 import json
 from typing import Annotated, Any, ClassVar

@@ -20,9 +20,9 @@ class SetSettings(Settings):
         source: which reader.
         questions: file of the set; for `hub`, "owner/name" or "owner/name:config". Atlas has
             none.
-        split: hash part of the set to draw from (warm, train, dev, test), or null for all.
-        limit: how many questions at most; null for all.
-        types: keep only questions of these types; null for all.
+        split: hash part of the set to draw from (warm, train, dev, test), or unset for all.
+        limit: how many questions at most; unset: all.
+        types: keep only questions of these types; unset: all.
     """
 
     source: SourceName = "atlas"
@@ -45,11 +45,11 @@ class DataSettings(SetSettings):
     """Questions and the corpus that they are asked of.
 
     Attributes:
-        corpus: one file or several (a union; identical content is folded). Null takes the
+        corpus: one file or several (a union; identical content is folded). Defaults to the
             source's own: atlas's passages, or the questions' paragraphs.
         mix: several sets instead of one; tables then count by source.
         passage_words: length of the passages that plain documents are cut into.
-        cities: how many of atlas's cities get a passage (largest first); null for all.
+        cities: how many of atlas's cities get a passage (largest first); unset: all.
         references: paragraphs that each of atlas's questions brings, for protocols that show them:
             its supporting passages, and others of the same country or continent; 0 for none.
         skip: how many questions to leave out of the front of the sample, before the limit: what an

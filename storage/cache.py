@@ -4,7 +4,7 @@
 
 The folders belong to one user alone: whoever may write into them decides what a search finds and
 what a model says. An entry is a folder that appears whole or not at all, with a seal of its files
-(`storage.file_seal`). It is compared with the seal before it is used, once a process, and made
+(`storage.file_seal`). It is compared with the seal before it is used, once per process, and made
 again where it differs. Readers map its files, so they are never edited: another folder takes the
 place, and what is mapped stays what it was.
 """

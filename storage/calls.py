@@ -25,9 +25,9 @@ class Call:
         text: the reply.
         usage_basis: what the token counts rest on (`engines.sampling.UsageBasis`); "reported"
             is the engine's own word, anything else an estimate.
-        cost_usd: US dollars; null where no price is set.
+        cost_usd: US dollars; None if no price is set.
         latency_s, attempts: how long it took in seconds, and how many tries.
-        error: why there is no reply; null for a call that succeeded.
+        error: why there is no reply; None for a call that succeeded.
         at: when it ended (ISO 8601, UTC).
         prompt_ids, token_ids, logprobs: The tokens of the prompt, those that were sampled and
             their log-probabilities (`packed`); None unless the request asked for them.

@@ -231,7 +231,7 @@ def checked_address(url: str | None, setting: str, example: str, remedy: str) ->
 
 
 def _spelt_out(host: str) -> str | None:
-    """The address that a short form (127.1, 0x7f000001) stands for; null for any other host.
+    """The address that a short form (127.1, 0x7f000001) stands for; None for any other host.
 
     aiohttp takes none; other programs take them for this machine, or for a name.
     """
@@ -265,7 +265,7 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def proxy_for(url: str) -> Proxy | None:
-    """The proxy that the environment names for `url`; null for this machine, or if there is none.
+    """The proxy that the environment names for `url`; None for this machine, or if there is none.
 
     Read here and not by aiohttp, which would also look for a password in ~/.netrc.
 

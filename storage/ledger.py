@@ -113,7 +113,7 @@ class Ledger:
             raise self._damaged(call.question_id, call.path)
 
     def get(self, key: str) -> Call | None:
-        """The stored call with this key; null if there is none, or only an error.
+        """The stored call with this key; None if there is none, or only an error.
 
         Raises:
             StorageError: it is not as it was stored.
@@ -177,7 +177,7 @@ class Ledger:
         self._commits.write(Entry(PUT_ENGINE, [(policy_digest, capabilities)], sealed=True))
 
     def engine(self, policy_digest: str) -> str | None:
-        """What `note_engine` kept; null for an engine that the run never opened.
+        """What `note_engine` kept; None for an engine that the run never opened.
 
         Raises:
             StorageError: it is not as it was stored.
@@ -193,7 +193,7 @@ class Ledger:
 
     @property
     def begun(self) -> str | None:
-        """What `begin` kept; `UNSEALED` where rows are and it is not; null in a new ledger."""
+        """What `begin` kept; `UNSEALED` where rows are and it is not; None in a new ledger."""
         found = self._rows(GET_FACT, (BEGUN,))
         if found:
             return str(found[0][0])

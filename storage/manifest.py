@@ -58,9 +58,9 @@ class Manifest(Record):
     """The committed parts of a run, in the order of their paths.
 
     Attributes:
-        run: digest of what the run was begun with (`runs.seal`); null where no run was begun.
+        run: digest of what the run was begun with (`runs.seal`); None if no run was begun.
         seal: the hash of all that, or damage to the hash of a part would look like damage to the
-            part; null where it was never written.
+            part; None if it was never written.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -189,7 +189,7 @@ def verify_manifest(run: Path) -> list[str]:
 
 
 def problem_of(run: Path, part: PartInfo) -> str | None:
-    """Why a committed part must not be read; null if it is as it was committed.
+    """Why a committed part must not be read; None if it is as it was committed.
 
     Hashes the file, because a flipped bit can make parquet read another value without an error.
 

@@ -42,7 +42,7 @@ def part_of(table: str, rows: pa.Table, part: int | str | None = None) -> Part:
         table: name of the table, which is also where it lies: "pairs",
             "eval/<policy>/<set>/predictions".
         rows: Rows of the part.
-        part: number or name of the part, `<table>/part-<part>.parquet`; null for a table of one
+        part: number or name of the part, `<table>/part-<part>.parquet`; None for a table of one
             file, `<table>.parquet`.
     """
     sink = pa.BufferOutputStream()
@@ -74,12 +74,12 @@ def read_parts(run: Path, table: str, columns: Sequence[str] | None = None) -> p
     """All committed rows of a table, in the order of the parts.
 
     Without parts, an empty table of the schema. Parts of different versions are read together:
-    what one lacks is null.
+    what one lacks is None.
 
     Args:
         run: the run folder.
         table: name of the table.
-        columns: read only these; null for all.
+        columns: read only these; None for all.
 
     Raises:
         ConfigError: a part is not a regular file inside the run.

@@ -29,7 +29,7 @@ class Document:
     """What a YAML text says.
 
     Attributes:
-        value: plain values; null for an empty text.
+        value: plain values; None for an empty text.
         lines: the line of every key and list item by its path, from 1.
         repeated: keys that a mapping names again, of which the last counts, with their lines.
     """

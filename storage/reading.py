@@ -27,7 +27,7 @@ class Faults:
         """Raises what was noted, if anything was.
 
         Raises:
-            ConfigError: the first 20 faults, one a line, and how many more there are.
+            ConfigError: the first 20 faults, one per line, and how many more there are.
         """
         if not self.count:
             return

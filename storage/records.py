@@ -91,7 +91,7 @@ class Rollout(Record):
     """One simulated completion of a partial trajectory (ReasonRAG eq. 1).
 
     `steps` counts policy calls from the root, in [1, max_steps]; `em` is 0 or 1, `f1` in [0, 1];
-    both are null if the rollout ended without an answer. `tokens` are output tokens generated.
+    both are None if the rollout ended without an answer. `tokens` are output tokens generated.
     `trajectory` is the digest of all actions from the root, so that two rollouts that went the
     same way are counted as one outcome.
     """
@@ -119,7 +119,7 @@ class TreeNode(Record):
     """One node of a search tree: a row of `trees` (columns of contracts.md, minus provenance).
 
     `cut` is whether the call that led here ended at the token limit; `token_ids` are the tokens
-    that it sampled, for protocols that continue one turn (null elsewhere). `passages` of a root are
+    that it sampled, for protocols that continue one turn (None elsewhere). `passages` of a root are
     those that the policy was shown before its first call.
     """
 
@@ -259,7 +259,7 @@ class Prediction(Record):
 
     `evaluation` is the name of the table that it belongs to (`eval/<evaluation>.md`), `guessable`
     whether the question gives its answer away (`rewards.guessable`). `backtracks` counts the
-    searches that were taken back; null in rows of older versions. `protocol` is how the policy was
+    searches that were taken back; None in rows of older versions. `protocol` is how the policy was
     asked; "" in rows of older versions. `format_ok` and what follows it up to `turn_tokens` are
     verdicts of the protocol's rules (`rewards.outcome.Verdicts`).
     """
@@ -334,7 +334,7 @@ class Failure(Record):
 class FailedPrediction:
     """A question that failed under a policy, as tables count it: wrong, where it has an answer.
 
-    Named and scored like a `Prediction`; `em`, `f1` and `cover_em` are 0, or null where the
+    Named and scored like a `Prediction`; `em`, `f1` and `cover_em` are 0, or None if the
     question is unanswerable. So is `judge`, if a judge is asked.
     """
 

@@ -72,7 +72,7 @@ def open_inside(folder: Path, name: str, most: int | None = None) -> BufferedRea
     Args:
         folder: may itself be a link.
         name: relative to `folder`, with forward slashes.
-        most: bytes that the file may have; null for any number.
+        most: bytes that the file may have; None for any number.
 
     Raises:
         ConfigError: the name leads out of the folder, or to a link or no regular file, or the

@@ -41,7 +41,7 @@ class StoredCalls:
             return key in (self._load(question_id) if known is None else known)
 
     def take(self, question_id: str, key: str) -> Call | None:
-        """A call as it was read with its question; null for one that was taken, or came later."""
+        """A call as it was read with its question; None for one that was taken, or came later."""
         known = self._calls.get(question_id, {})
         call = known.get(key)
         if call is not None:

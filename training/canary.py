@@ -44,9 +44,9 @@ class Sung:
     """What a canary showed.
 
     Attributes:
-        error: Root mean square of engine minus trainer, in nats a token.
+        error: Root mean square of engine minus trainer, in nats per token.
         moved: Root mean square of the trainer's movement since the weights that were served
-            before, in nats a token; None the first time.
+            before, in nats per token; None the first time.
     """
 
     error: float
@@ -98,13 +98,13 @@ class Canary:
             if moved > _LEAST_MOVE and _same(heard, self._last):
                 raise TrainingError(
                     f"{engine.model}: the engine still serves the weights of the batch before. The "
-                    f"trainer's log-probabilities moved by {moved:.4f} nats a token, the engine's "
-                    "by none"
+                    f"trainer's log-probabilities moved by {moved:.4f} nats per token, the "
+                    "engine's did not move"
                 )
         if not error <= self.tolerance:
             raise TrainingError(
                 f"{engine.model}: the engine does not serve the weights that are trained. Its "
-                f"log-probabilities differ from the trainer's by {error:.4f} nats a token "
+                f"log-probabilities differ from the trainer's by {error:.4f} nats per token "
                 f"(allowed: {self.tolerance}); the trainer's last update moved them by "
                 f"{moved or 0.0:.4f}"
             )

@@ -25,7 +25,7 @@ def list_checkpoint(folder: Path, checkpoint: Path, run: str) -> None:
 
 
 def latest_checkpoint(folder: Path, run: str) -> Path | None:
-    """The newest listed checkpoint of the training `run`, verified; null if there is none.
+    """The newest listed checkpoint of the training `run`, verified; None if there is none.
 
     Args:
         folder: where checkpoints lie.

@@ -31,7 +31,7 @@ class SiblingComparison:
     Attributes:
         better, worse: Indices into a list of steps, by the weighted total.
         t: 0-based index of the policy call that made them.
-        gaps: how much more the better one's return is, by reward; one that is null for either
+        gaps: how much more the better one's return is, by reward; one that is None for either
             side is not in it. What is negative, this reward would have the other way round.
         total: how much more the weighted total is, > 0.
     """

@@ -1,4 +1,4 @@
-"""The curve of a training: `metrics.jsonl`, one JSON line a step, and a word now and then."""
+"""The curve of a training: `metrics.jsonl`, one JSON line per step, and a word now and then."""
 
 import json
 import time

@@ -44,11 +44,11 @@ def train_dpo(
 ) -> TrainingReport:
     """Train a LoRA on top of `start` and write it to `target`.
 
-    `metrics.jsonl` then has a line a step: loss, margin (of the implicit rewards, in nats times
+    `metrics.jsonl` then has a line per step: loss, margin (of the implicit rewards, in nats times
     beta), accuracy (share of pairs whose chosen step gained more), log-probabilities of chosen
     and rejected (sums over the step's tokens), and `kl`: minus the mean log-ratio of all chosen
     and rejected steps to the start. They were drawn from the start, so this is the estimate k1 of
-    KL(start ‖ policy) in nats a step, biased by which siblings became pairs; it may be negative.
+    KL(start ‖ policy) in nats per step, biased by which siblings became pairs; it may be negative.
     (Pairs that another policy drew, `off_policy`, give no such estimate.)
     Pairs of held-out questions are scored after the last step (`training.holdout`).
 

@@ -78,7 +78,7 @@ class ExportReport:
 
     Attributes:
         trained_change: mean absolute change of the logits by training.
-        left_out: why there is no GGUF; null if there is one.
+        left_out: why there is no GGUF; None if there is one.
     """
 
     exported: tuple[Exported, ...]
@@ -103,7 +103,7 @@ def export_policy(
 
     Args:
         model_folder: a folder with an adapter.
-        target: where to write; null for `model_folder` itself.
+        target: where to write; None for `model_folder` itself.
         precision: Number format of the GGUF file's matrices.
         protocol: Protocol of the proof's prompts; default ReasonRAG.
 

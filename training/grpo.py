@@ -2,7 +2,7 @@
 
 Each batch of rollouts is drawn by the policy as it stands: before it, the weights are handed to the
 engine, and a canary proves that they arrived (`training.canary`). TRL's `GRPOTrainer` trains on one
-row a rollout and a fixed number of rollouts a question. Here a rollout has a row for each policy
+row a rollout and a fixed number of rollouts per question. Here a rollout has a row for each policy
 call, and one that failed is left out. So the loop is that of transformers' `Trainer` with a small
 loss of our own (`training.policy_loss`), whose gradients are those of TRL on rows that both can
 express. The output layer is TRL's.

@@ -1,7 +1,7 @@
 """How well a reward model orders siblings of questions that it was not trained on, head by head.
 
-Beside every head stands what the length of the texts alone would say: a head that does no better
-has learned to tell long from short.
+For each head, a length-only baseline is reported. A head that does not beat it has learned to tell
+long texts from short ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ SCORE = "score"
 
 @dataclass(frozen=True, slots=True)
 class HeadMetrics:
-    """One head on the validation questions; null where it has no pair there.
+    """One head on the validation questions; None if it has no pair there.
 
     Attributes:
         trained: pairs that it learned from.
@@ -139,7 +139,7 @@ def _measured(
 
 
 def _right(margins: Array) -> float | None:
-    """Share of the margins that are positive, a tie counted half; null where there is none."""
+    """Share of the margins that are positive, a tie counted half; None if there is none."""
     return float(((margins > 0) + 0.5 * (margins == 0)).mean()) if len(margins) else None
 
 

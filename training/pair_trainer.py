@@ -145,7 +145,7 @@ def _trainer_class(settings: DpoSettings) -> Any:
             return loss
 
         def _divergence(self, model: Any, inputs: Any) -> float:
-            """Mean log-ratio of the start to the policy on this batch, in nats a step."""
+            """Mean log-ratio of the start to the policy on this batch, in nats per step."""
             logged = self._metrics["train"]
             if reference_free:
                 start = self._start_logps(model, inputs)

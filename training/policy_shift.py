@@ -17,10 +17,10 @@ _LEAST_STEPS = 3
 class Movement:
     """Of one training: means over its last quarter of steps, and the loss of its first quarter.
 
-    In a training of one epoch the last pairs were new to it. Null is what the trainer did not log.
+    In a training of one epoch the last pairs were new to it. None is what the trainer did not log.
 
     Attributes:
-        kl: nats a step of the policy, see `training.dpo.train_dpo`.
+        kl: nats per step of the policy, see `training.dpo.train_dpo`.
         margin: Margin of the implicit rewards, in nats times beta.
         accuracy: share of the batch's pairs whose chosen side gained more, in [0, 1].
     """
@@ -40,7 +40,7 @@ class Movement:
 
 
 def movement_of(model: Path) -> Movement | None:
-    """The movement that `metrics.jsonl` of a model folder shows; null without such a curve."""
+    """The movement that `metrics.jsonl` of a model folder shows; None without such a curve."""
     lines = read_metrics(model)
     if not lines:
         return None

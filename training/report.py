@@ -21,11 +21,11 @@ class TrainingReport:
     Attributes:
         examples: trained on.
         dropped: too long, or over `max_examples`.
-        movement: what the curve says of the training's end; null where it has no line.
+        movement: what the curve says of the training's end; None if it has no line.
         seconds: Seconds of training, over all attempts.
         lengths: how long the examples are, in words.
-        holdout_pairs, holdout_accuracy, holdout_margin, holdout_loss: of the pairs that were kept
-            out; see `training.holdout.HoldoutScore`. Null where there are none.
+        holdout_pairs, holdout_accuracy, holdout_margin, holdout_loss: Scores on the held-out
+            pairs; see `training.holdout.HoldoutScore`. None if there are none.
     """
 
     kind: str
@@ -59,7 +59,7 @@ def write_training_record(target: Path, report: TrainingReport, made_of: Mapping
         report: how the training went.
         made_of: `base` and `chain`, which `weights.policy_files` reads (paths are relative to the
             folder), `start`, and what a repetition needs: `seed`, `settings`, `data` (which
-            rows, or which settings made the examples; null if unknown) and `fingerprint` (of
+            rows, or which settings made the examples; None if unknown) and `fingerprint` (of
             start, settings, seed and every example).
     """
     record = {

@@ -51,9 +51,9 @@ class ExampleSettings(OptimiserSettings):
 
     Attributes:
         epochs: passes over the examples.
-        batch_size: examples a step; `micro_batch` of them at a time.
+        batch_size: examples per step; `micro_batch` of them at a time.
         micro_batch: examples in memory at once; a larger one shares more prompts.
-        max_examples: the first so many that fit; null for all.
+        max_examples: the first so many that fit; unset: all.
         max_dropped_share: above this share of dropped examples the stage refuses to train.
     """
 
@@ -157,7 +157,7 @@ class GrpoStage(Settings):
             `models/<run>/grpo`.
         batches: Number of batches; defaults to `training.grpo.batches`.
         rewards: settings of `rewards` that are others in this stage.
-        select: asks only the questions of this stage of `branchwise select`; null: all.
+        select: asks only the questions of this stage of `branchwise select`; unset: all.
     """
 
     name: str = Field(pattern=r"^[a-z0-9-]+$")
@@ -175,10 +175,10 @@ class GrpoSettings(OptimiserSettings):
         scale: `std` divides GRPO's advantages by the deviation of their group; `none` does not.
         baseline: what REINFORCE++ subtracts from a reward: the mean of its `group`, or `none`.
         questions: how many questions of `data` are asked, in turn, in another order each time.
-        batches: batches of rollouts; the policy that draws a batch has learnt from all before it.
-        batch_questions: questions a batch.
-        group_size: G, rollouts a question.
-        updates: optimiser steps a batch; after the first one, rollouts are off-policy.
+        batches: batches of rollouts; the policy that draws per batch has learnt from all before it.
+        batch_questions: questions per batch.
+        group_size: G, rollouts per question.
+        updates: optimiser steps per batch; after the first one, rollouts are off-policy.
         clip: ε of the clipped loss.
         ratio: what π_old is in the ratio of the clipped loss: the `trainer`'s own
             log-probabilities before the batch's first update, or the `engine`'s, which also
@@ -192,7 +192,7 @@ class GrpoSettings(OptimiserSettings):
         dynamic_sampling: how many more questions a batch may ask in place of those whose rollouts
             all have the same reward.
         max_tokens: distinct tokens that an update trains on, prompts included; above it, policy
-            calls are drawn at random. Null: all.
+            calls are drawn at random. Unset: all.
         micro_tokens: distinct tokens in memory at once.
         eval_every: batches between greedy evaluations on `dev`; 0: never.
         eval_questions: how many questions those have.
@@ -248,7 +248,7 @@ class RewardModelSettings(Settings):
 
     Attributes:
         encoder: "packaged", "hub:owner/name", or a folder with any encoder or decoder of
-            transformers or with a policy; null takes the untrained base of the policy that grew
+            transformers or with a policy; defaults to the untrained base of the policy that grew
             the trees.
         heads: `multi` has one for each of the seven rewards, `single` one on the weighted total.
         labels: what the heads learn: `component`, each the order of its own reward's returns;
@@ -260,7 +260,7 @@ class RewardModelSettings(Settings):
         epochs: passes over the pairs; the paper's one is over many more than a small run has.
         lr: Learning rate of AdamW on the heads, falling linearly to 0.
         weight_decay: Weight decay of AdamW on the heads.
-        batch_size: pairs a step.
+        batch_size: pairs per step.
         max_length: tokens of the longest step behind its prompt; pairs with a longer one are
             counted and dropped.
         max_dropped_share: above this share of such steps the stage refuses to train.

@@ -39,7 +39,7 @@ def train_on_steps(
     """Train a LoRA on `start` (merged in float32) and write it to `target`.
 
     Args:
-        examples: one a step.
+        examples: one per step.
         settings: optimiser, lengths, checkpoints.
         kind: "warm-start" or "sft"; goes into `training.json`.
         start: "packaged" or a model folder.

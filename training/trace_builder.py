@@ -36,9 +36,9 @@ class Walk:
         wordings: queries for a question that has no hops.
         top_k: passages that a search returns.
         rng: decides everything that is left to chance.
-        examples: one a step so far.
+        examples: one per step so far.
         counts: Number of traces by what they contain.
-        problem: why this is no trace; null if it is one.
+        problem: why this is no trace; None if it is one.
     """
 
     question: Question

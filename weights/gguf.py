@@ -84,7 +84,7 @@ def open_gguf(path: Path) -> Any:
 
 
 def gguf_metadata(path: Path, *keys: str) -> tuple[Any, ...]:
-    """Values of metadata `keys` (null where the file lacks one)."""
+    """Values of metadata `keys` (None if the file lacks one)."""
     fields = open_gguf(path).fields
     return tuple(fields[key].contents() if key in fields else None for key in keys)
 

@@ -30,7 +30,7 @@ class Subtree(NamedTuple):
 
 
 def unfit_for_trees(model: Any) -> str | None:
-    """Why a model of transformers cannot read a tree, as "has …"; null if it can.
+    """Why a model of transformers cannot read a tree, as "has …"; None if it can.
 
     Whether it is causal is not asked: its class says so.
     """

@@ -1,4 +1,4 @@
-"""Prompt files: one folder a protocol, one text file a prompt; their hash goes on every row."""
+"""Prompt files: one folder a protocol, one text file per prompt; their hash goes on every row."""
 
 import hashlib
 import json

@@ -29,7 +29,7 @@ class Cycle:
         number: within the stage, from 1.
         place: within the curriculum, from 1.
         begins: the policy that rolls out, and that DPO starts from and refers to.
-        asks: folder of the reward model that a search asks, where it asks one; null: the recipe's.
+        asks: folder of the reward model that a search asks, where it asks one; None: the recipe's.
     """
 
     stage: StageName
@@ -65,7 +65,7 @@ class Taught:
     Attributes:
         result: Dev result of its policy; None if there was no pair to train on.
         totals: Totals of the policy's training, on which later stages depend.
-        reward_model: folder of its own; null where it trained none.
+        reward_model: folder of its own; None if it trained none.
     """
 
     result: DevResult | None

@@ -28,11 +28,11 @@ class DevResult:
         model: Model folder, or "packaged".
         em, f1: means over the answerable questions, in [0, 1].
         questions: Number of questions; failed ones are included and count as wrong.
-        searches, backtracks: means a question; null where all failed.
-        refused: share of the questions, in [0, 1]; null where all failed.
+        searches, backtracks: means per question; None if all failed.
+        refused: share of the questions, in [0, 1]; None if all failed.
         refusal_precision, refusal_recall: Shares in [0, 1]; None if every question is answerable
             (precision also where nothing was refused).
-        begun_from: name of the policy that its cycle began with; null for the start.
+        begun_from: name of the policy that its cycle began with; None for the start.
         pairs: Number of training pairs; None for the start.
     """
 

@@ -41,7 +41,7 @@ def write_course(
 
 
 def course_sheet(results: Sequence[DevResult], chosen: Mapping[StageName, DevResult]) -> Sheet:
-    """A row a policy; shares in per cent."""
+    """A row per policy; shares in per cent."""
     title = "Cycles (dev; EM and F1 over answerable questions)"
     return Sheet(title, HEAD, tuple(_cells(one, chosen) for one in results), names=4)
 

@@ -21,7 +21,7 @@ HOPELESS = 500
 
 
 def build_corpus(cities: int | None = None) -> list[Passage]:
-    """A passage a country (252) and a passage a city (`cities` largest; null for all 34,006)."""
+    """A passage a country (252) and a passage a city (`cities` largest; None for all 34,006)."""
     return _corpus(load_facts(cities))
 
 
@@ -36,18 +36,18 @@ def build_questions(
     skip: int = 0,
     references: int = 0,
 ) -> list[Question]:
-    """Questions of a split (null for all four splits), a balanced mixture of types.
+    """Questions of a split (None for all four splits), a balanced mixture of types.
 
     The first n questions are the same whatever the limit.
 
     Args:
         split: warm, train, dev or test.
-        limit: how many; of every split, if `split` is null.
+        limit: how many; of every split, if `split` is not set.
         seed: Random seed for places and wordings.
-        types: single, bridge, comparison, compositional, unanswerable; null for all.
+        types: single, bridge, comparison, compositional, unanswerable; None for all.
         cities: size of the corpus; questions name only cities that are in it.
         unfit: says why a question cannot be asked; the others are the same, in the same order.
-        skip: how many to leave out first; of every split, if `split` is null.
+        skip: how many to leave out first; of every split, if `split` is not set.
         references: paragraphs of each question; 0 for none.
     """
     kinds = [kind for kind in MIX if types is None or kind.rstrip("3") in types]

@@ -68,7 +68,7 @@ class Facts:
 
 @cache
 def load_facts(cities: int | None = None) -> Facts:
-    """All countries and the `cities` largest cities (null for all).
+    """All countries and the `cities` largest cities (None for all).
 
     Raises:
         ConfigError: the package is not installed.

@@ -83,7 +83,7 @@ class Author:
         return {iso: cities for iso, cities in found.items() if cities}
 
     def draw(self, kind: str, pick: random.Random) -> Draft | None:
-        """A question of `kind`, or null if what was drawn makes none."""
+        """A question of `kind`, or None if what was drawn makes none."""
         draft: Draft | None = getattr(self, f"_{kind}")(pick)
         return None if draft is None or _is_given_away(draft) else draft
 
