@@ -19,9 +19,9 @@ from storage.records import Prediction
 QUANTILES = {"5 %": 0.05, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "95 %": 0.95}
 
 QUANTITIES: Mapping[str, Callable[[Sequence[RecordedStep]], list[int]]] = {
-    "searches a question": lambda moves: [sum(move.searches for move in moves)],
+    "searches per question": lambda moves: [sum(move.searches for move in moves)],
     "steps per question": lambda moves: [len(moves)],
-    "near-duplicate searches a question": lambda moves: [sum(move.repeats for move in moves)],
+    "near-duplicate searches per question": lambda moves: [sum(move.repeats for move in moves)],
     "words of a sub-query": lambda moves: [
         len(move.content.split()) for move in moves if move.searches
     ],

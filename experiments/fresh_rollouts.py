@@ -22,14 +22,14 @@ def draw_fresh_rollouts(
 
     Args:
         run: Run of the trees that the pairs come from.
-        rollouts: a side.
+        rollouts: Rollouts per side.
         temperature: Sampling temperature of the rollouts; defaults to the policy's.
 
     Raises:
         StageStopped: a limit or a signal came first.
     """
     drawn = "" if temperature is None else f" at a temperature of {temperature:g}"
-    command = f"fresh rollouts, {rollouts} a side{drawn}, of {len(pairs)} pairs of {run.folder}"
+    command = f"fresh rollouts, {rollouts} per side{drawn}, of {len(pairs)} pairs of {run.folder}"
     key = command_key((command,), runner.deciding)
     again = runner.journal.done(key) is not None
     if not again:

@@ -1,7 +1,7 @@
 """`make study STUDY=labels RUN=datasets/atlas-dpo`: which labels does a second look bear out?
 
 Looks at a finished run. A sample of 200 pairs of siblings, whatever their labels, is rolled out
-afresh 8 times a side at the policy's temperature, and once greedily. Every estimator then labels
+8 times per side at the policy's temperature, and once greedily. Every estimator then labels
 the same siblings, at α = 0.9 and 1, and the table says how many of the orders survive: by
 estimator, number of outcomes and gap. Beside what the tree knows, two more labels: `greedy` (one
 greedy completion from each sibling, which is what `mcts.rollout_temperature: 0` asks) and `judge`,

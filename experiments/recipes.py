@@ -23,7 +23,7 @@ from runs.study_runner import StageTotals, StudyRunner, beside
 
 DEV = {"evaluation.split": "dev", "evaluation.limit": 400}
 FRESH = 4
-"""Rollouts a side that an order has to hold under."""
+"""Fresh rollouts per side that must confirm an order."""
 
 AS_IT_IS = replace(DPO, name="as-it-is", label=DPO.name, models=DPO.name)
 

@@ -249,7 +249,7 @@ def test_combinations_and_step_values_are_rewards_by_name(runner: Pretended) -> 
     }
     spread = table(runner, "evo-combinations-distributions")
     assert {row["arm"] for row in spread} == {arm.name for arm in evo_combinations.ARMS}
-    assert {row["SD"] for row in spread if row["quantity"] == "searches a question"} == {"0.00"}
+    assert {row["SD"] for row in spread if row["quantity"] == "searches per question"} == {"0.00"}
     runner.ran.clear()
     evo_step_value.evo_step_value(runner)
     labels = {one.arguments[1]: one.settings for one in runner.ran if one.stage == "relabel"}

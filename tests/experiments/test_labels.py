@@ -96,7 +96,7 @@ def test_a_limit_stops_the_study_and_it_goes_on(
     runs = (run / "study" / "labels.md").read_text().partition("All runs started")[2]
     sampled, greedy = [line for line in runs.splitlines() if "fresh rollouts, " in line]
     assert "| 2 |" in sampled, "the attempt that was stopped is told"
-    assert "1 a side at a temperature of 0, of" in greedy
+    assert "1 per side at a temperature of 0, of" in greedy
     assert "| 1 |" in greedy
 
 
@@ -132,6 +132,6 @@ def test_a_dry_run_rolls_nothing_out(
 ) -> None:
     made = len(endpoint.requests)
     assert study(run, "--dry-run") == 0
-    assert "pairs of siblings, 8 fresh rollouts a side" in capsys.readouterr().out
+    assert "sibling pairs, 8 fresh rollouts per side" in capsys.readouterr().out
     assert len(endpoint.requests) == made
     assert not (run / "study").exists()

@@ -97,7 +97,7 @@ def test_both_kinds_have_a_run_of_their_own_and_one_journal(runner: Pretended) -
 def test_what_a_search_gave_is_counted_and_looked_at_again(runner: Pretended) -> None:
     search.search(runner)
     head, *rows = (runner.folder / "search-searches.csv").read_text().splitlines()
-    assert head.startswith("search,questions,tokens a question,pairs,")
+    assert head.startswith("search,questions,tokens per question,pairs,")
     tree, chains = (row.split(",") for row in rows)
     assert tree[:6] == ["tree", "2", "30", "2", "2", "2"]
     assert tree[6].strip('"').startswith("100.0 [")
@@ -105,7 +105,7 @@ def test_what_a_search_gave_is_counted_and_looked_at_again(runner: Pretended) ->
     text = (runner.folder / "search.md").read_text()
     assert "dpo-tree − dpo-chains (primary)" in text
     for kind in KINDS:
-        assert f"fresh rollouts, 8 a side, of 2 pairs of {runner.context.run}-{kind} | 1 |" in text
+        assert f"fresh rollouts, 8 per side, of 2 pairs of {runner.context.run}-{kind} | 1 |" in text
     trained = (runner.folder / "search-arms.csv").read_text().splitlines()[1:]
     assert [row.split(",")[0] for row in trained] == ["warm-start", "dpo-tree", "dpo-chains"]
     assert (runner.folder / "search.svg").exists()

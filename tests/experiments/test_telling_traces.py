@@ -63,10 +63,10 @@ def test_distributions_are_of_all_seeds_and_arms(tmp_path: Path) -> None:
     arms[1].predictions[1] = [an_answer("q0", REPEATED, 1.0)]
     found = distributions(arms, words_alike)
     rows = {row[:2]: row[2:] for row in distribution_sheet(found).rows}
-    assert rows["searches a question", "few"][:2] == ("2", "1.00")
-    assert rows["steps a question", "many"][:2] == ("3", "4.00")
+    assert rows["searches per question", "few"][:2] == ("2", "1.00")
+    assert rows["steps per question", "many"][:2] == ("3", "4.00")
     # "query 0", "query 1", "query 2" have a third of their words in common, `REPEATED` all.
-    assert rows["near-duplicate searches a question", "many"][:2] == ("3", "0.33")
+    assert rows["near-duplicate searches per question", "many"][:2] == ("3", "0.33")
     words = rows["words of a sub-query", "many"]
     assert words[:2] == ("9", number(6 * 2 + 3 + 1 + 3, 9))
     assert words[4] == "2.0", "the median"
