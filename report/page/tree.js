@@ -15,7 +15,7 @@ function prepare(tree) {
   }
   const ending = tree.nodes.filter((node) => node.em === 1);
   const rolled = tree.nodes.filter((node) => (node.rollouts ?? []).some((rollout) => rollout.em === 1));
-  const best = d3.greatest(ending.length ? ending : rolled, (node) => [node.visits ?? 0, node.depth]);
+  const best = d3.greatest(ending.length ? ending : rolled, (node) => 1e6 * node.depth + (node.visits ?? 0));
   for (let node = best; node; node = node.parent) node.onPath = true;
   tree.byId = byId;
   tree.iterations = d3.max(tree.nodes, (node) => node.iteration ?? 0);
@@ -55,7 +55,7 @@ const treeView = {
     document.getElementById("tree-play").addEventListener("click", () => this.play());
     document.getElementById("tree-unfold").addEventListener("click", () => { this.folded.clear(); this.tree.nodes.forEach((node) => this.unfolded.add(node.node_id)); this.draw(); });
     this.list();
-    this.open(d3.greatest(this.index, (row) => [row.right && row.pairs ? 1 : 0, -row.nodes]));
+    this.open(d3.greatest(this.index, (row) => (row.right && row.pairs ? 1e9 : 0) - row.nodes));
   },
 
   list() {

@@ -105,7 +105,8 @@ def test_what_a_search_gave_is_counted_and_looked_at_again(runner: Pretended) ->
     text = (runner.folder / "search.md").read_text()
     assert "dpo-tree − dpo-chains (primary)" in text
     for kind in KINDS:
-        assert f"fresh rollouts, 8 per side, of 2 pairs of {runner.context.run}-{kind} | 1 |" in text
+        run = f"{runner.context.run}-{kind}"
+        assert f"fresh rollouts, 8 per side, of 2 pairs of {run} | 1 |" in text
     trained = (runner.folder / "search-arms.csv").read_text().splitlines()[1:]
     assert [row.split(",")[0] for row in trained] == ["warm-start", "dpo-tree", "dpo-chains"]
     assert (runner.folder / "search.svg").exists()
