@@ -1,4 +1,4 @@
-"""What `agent:` in a recipe may say."""
+"""Settings of the `agent:` block."""
 
 from typing import Literal
 
@@ -12,23 +12,25 @@ class AgentSettings(Settings):
     """Protocol and budget.
 
     Attributes:
-        protocol: How policy and environment talk: `reasonrag`, `evo-rag`, `arena`, `r1-searcher`,
-            `eval-rar`, `search-r1`, `autorefine`, or `reading` (one turn without a search).
-        max_steps: Most policy calls of a trajectory, in search, rollouts and inference. If the
-            protocol forces an answer, the last of them uses the forced-answer prompt.
-        max_total_tokens: Once a call's prompt and completion together have so many tokens, the
-            trajectory ends; unset: no limit.
-        max_retrievals: Most searches that R1-Searcher's protocol serves.
+        protocol: Protocol between policy and environment: `reasonrag`, `evo-rag`, `arena`,
+            `r1-searcher`, `eval-rar`, `search-r1`, `autorefine`, or `reading` (one turn without a
+            search).
+        max_steps: Most policy calls per trajectory, in search, rollouts and inference. If the
+            protocol forces an answer, the last call uses the forced-answer prompt.
+        max_total_tokens: Token limit of prompt plus completion; a call that reaches it ends the
+            trajectory. Unset: no limit.
+        max_retrievals: Most searches per trajectory in R1-Searcher's protocol.
         max_corrections: Most invalid actions that Eval-RAR, Search-R1 and AutoRefine answer with a
             corrective sentence; the next one ends the trajectory.
-        references: What ARENA's protocol shows: the paragraphs `given` with the question (the
-            paper), or the passages that a search with the question finds (`retrieved`).
-        prompt: R1-Searcher's prompt: for a `base` model, or an `instruct` model.
-        prefill: How the assistant's turn begins in protocols that continue one turn; unset: the
-            protocol's own (`<think>` for R1-Searcher's `base` prompt, else nothing).
-        structured: Whether decoding is constrained to the protocol's form, if both can.
-        history: What ReasonRAG's prompts show of earlier steps: the `contents` of their tags, or
-            the whole `responses` (the paper, equations 2, 4 and 6), which keeps what a large
+        references: References in ARENA's protocol: the paragraphs `given` with the question (the
+            paper), or passages `retrieved` with the question as query.
+        prompt: R1-Searcher's prompt, for a `base` or an `instruct` model.
+        prefill: Beginning of the assistant's turn, in protocols that continue one turn. Defaults to
+            the protocol's own (`<think>` for R1-Searcher's `base` prompt, else nothing).
+        structured: Whether decoding is constrained to the protocol's form, if protocol and engine
+            support it.
+        history: Earlier steps in ReasonRAG's prompts: the `contents` of their tags, or the whole
+            `responses` (the paper, equations 2, 4 and 6), which keep the reasoning that a large
             model writes before its tag.
     """
 

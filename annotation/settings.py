@@ -1,4 +1,4 @@
-"""What `pairs:` in a recipe may say."""
+"""Settings of the `pairs:` block."""
 
 from typing import Annotated, Literal
 
@@ -24,39 +24,34 @@ ActionName = Annotated[str, AfterValidator(_known_action)]
 class PairSettings(Settings):
     """Which siblings become a preference pair.
 
-    The first three decide which pairs are valid; the others filter them, and at their defaults keep
-    all. They are for controls (what if the order meant nothing, or only answers were compared?)
-    and for data that no state, question or length should dominate.
+    The first three settings decide which pairs are valid. The others filter them, and keep all by
+    default. They serve control experiments, and data that one state, question or length dominates.
 
     Attributes:
-        min_gap: smallest difference of the two labels, [0, 1); under `score: reward_model` of the
-            two scores, which are weighted sums of standardised heads and no returns.
-        min_outcomes: distinct completed trajectories that each side's label must rest on; the
-            estimator decides which count. A final answer's label is exact, so its own is enough.
-        invalid: whether an invalid action may be the rejected side (labelled 0) or is dropped.
-        actions: both sides' actions must be among these; unset: any.
-        same_action: both sides must be of one kind of action. Whether to search on or to answer is
-            the one choice that all questions share, so a few pairs about it, all leaning one way,
-            turn the whole policy.
-        max_length_ratio: most that the longer reply may have, as a multiple of the shorter one,
-            in characters, from 1; unset: anything. Preference training drifts towards the length
-            of what it prefers.
-        max_similarity: most that the words of two contents of one kind of action may have in
-            common (Jaccard), in [0, 1); unset: anything. Siblings that say the same in other words
-            get an order, too, but it is rarely about anything.
-        guessable: `drop` leaves out the pairs of questions whose answer is yes or no or stands in
-            the question (`rewards.guessable`): right by luck counts as right there, so their labels
-            say less of the steps before.
-        per_state: `all` pairs of siblings, or the `extremes`: the one pair of a state with the
-            largest gap, its best against its worst.
-        max_per_question: pairs of one question's tree, those with the largest gap; unset: all.
-        score: what says which side is better: the labels, or a trained reward model's score of
-            both steps (`reward_model:` names it).
-        order: `earned` puts the higher label first; `shuffled` tosses a coin for every pair that
-            was chosen so, whatever its labels. Rewards and all else go with their side, so a
-            pair's `reward_gap` may then be negative, and an invalid action may be preferred.
-        confirmed: Keep only pairs whose order holds under the fresh
-            rollouts of the run (`branchwise diagnose` draws them), so for `relabel` alone.
+        min_gap: Smallest difference of the two labels, [0, 1). With `score: reward_model`, of the
+            two scores, which are weighted sums of standardised heads.
+        min_outcomes: Distinct finished trajectories that each side's label must rest on; the
+            estimator decides which count. The label of a final answer is exact and always suffices.
+        invalid: Whether pairs with an invalid action on the rejected side (label 0) are dropped.
+        actions: Allowed actions of both sides. Unset: any.
+        same_action: Whether both sides must have the same kind of action. Whether to search or to
+            answer is the one choice that all questions share, so a few pairs about it, all in the
+            same direction, change the whole policy.
+        max_length_ratio: Largest ratio of the longer to the shorter reply, in characters, from 1.
+            Unset: any. Preference training drifts towards the length of the chosen side.
+        max_similarity: Largest word overlap (Jaccard) of two contents with the same action, in
+            [0, 1). Unset: any. A preference between paraphrases carries little information.
+        guessable: `drop` leaves out pairs of questions whose answer is yes, no or part of the
+            question (`rewards.guessable`). A lucky guess counts as right there, so their labels
+            depend less on the earlier steps.
+        per_state: `all` pairs of siblings, or only the `extremes`: the pair with the largest gap.
+        max_per_question: Most pairs per question, those with the largest gap. Unset: all.
+        score: Ordering quantity: the `labels`, or the scores of the `reward_model`.
+        order: `earned` prefers the higher label. `shuffled` prefers a side by coin toss, as a
+            control: rewards stay with their side, so `reward_gap` may be negative, and an invalid
+            action may be preferred.
+        confirmed: Keep only pairs whose order also holds in the fresh rollouts of `branchwise
+            diagnose`. For `relabel` only.
     """
 
     min_gap: float = Field(default=0.01, ge=0, lt=1)

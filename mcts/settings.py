@@ -1,4 +1,4 @@
-"""What `mcts:` in a recipe may say."""
+"""Settings of the `mcts:` block."""
 
 from typing import Literal
 
@@ -6,32 +6,30 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class SearchSettings(BaseModel):
-    """How a question's tree is grown.
+    """How the tree of a question is grown.
 
     Attributes:
-        kind: `tree` searches; `chains` samples independent trajectories, whose common beginnings
-            make a tree: the comparison. Chains evaluate no inner node, so that `max_children`,
-            `selection`, `c` and `evaluator` concern the tree search alone.
-        iterations: simulations a question, fewer if the tree is exhausted first; or chains.
-        max_children: children a state may have; chains give it as many as they come to.
-        branches: draws that chains make at every state they visit, each followed to its end; 1
-            makes none besides the chains' own (EVO-RAG: 2).
-        temperature: Sampling temperature of child nodes; defaults to the policy's. Higher
-            values give more diverse siblings.
+        kind: `tree` is a tree search. `chains`, for comparison, samples independent trajectories
+            whose common beginnings form a tree; `max_children`, `selection`, `c` and `evaluator`
+            do not apply to them.
+        iterations: Simulations per question, fewer if the tree is exhausted; or chains.
+        max_children: Most children per state, in a tree search.
+        branches: Samples that chains draw at each visited state, each played out to the end; 1
+            draws none in addition to the chains (EVO-RAG: 2).
+        temperature: Sampling temperature of child nodes; defaults to the policy's. Higher values
+            give more diverse siblings.
         selection: `puct` is ReasonRAG eq. 5; `uct` is its published code.
-        c: weight of exploration.
-        evaluator: what a new node is worth (`judge`: eq. 6; `rollout`: eq. 1; `reward_model`: the
-            score of a trained one). `playout` asks nobody: the new node is followed to its end
-            within the tree, whose value is backed up, so that every step of it can be labelled.
-        rollouts: completions of a new node that the evaluator `rollout` draws.
-        rollout_temperature: Sampling temperature of rollouts; defaults to the policy's. 0
-            measures the policy as it answers if
-            it is decoded greedily from here on, which one rollout answers without noise.
-        normalise: compare Q by where it lies between the lowest and the highest value that this
-            tree has seen, for values that are not in [0, 1].
-        max_output_tokens: once the policy has generated so many for a question (children, repeated
-            draws and rollouts; a judge's do not count), no further iteration begins; the one under
-            way may overrun it. Unset: iterations alone count.
+        c: Weight of exploration.
+        evaluator: Source of a new node's value: `judge` (eq. 6), `rollout` (eq. 1), `reward_model`
+            (a trained one), or `playout`: the node is played out within the tree and the result is
+            backed up, so that every step can be labelled.
+        rollouts: Completions per new node, with the evaluator `rollout`.
+        rollout_temperature: Sampling temperature of rollouts; defaults to the policy's. At 0 one
+            rollout gives the policy's greedy answer, without noise.
+        normalise: Whether Q is rescaled to the range of values seen in this tree. For values
+            outside [0, 1].
+        max_output_tokens: Generated policy tokens per question after which no further iteration
+            starts; the current one may exceed it. Judge tokens do not count. Unset: no limit.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

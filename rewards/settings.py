@@ -1,4 +1,4 @@
-"""Settings of the reward schemes: what `rewards:` in a recipe may say."""
+"""Settings of the `rewards:` block: one class per reward scheme."""
 
 from typing import Literal, get_args
 
@@ -16,7 +16,7 @@ class SchemeSettings(Settings):
     """Settings that every reward scheme has.
 
     Attributes:
-        scheme: Name of the scheme, which decides what else may be set (`rewards.schemes`).
+        scheme: Name of the scheme; it decides the other settings (`rewards.schemes`).
     """
 
     scheme: str
@@ -27,9 +27,9 @@ class SpreSettings(SchemeSettings):
 
     Attributes:
         estimator: Defaults to `monte_carlo` with the rollout evaluator, `tree` with the judge.
-        alpha: what every step costs, in (0, 1].
-        label_forced: whether a forced answer counts (the published data leave it unlabelled).
-        keep_articles: F1 without removing articles (the published code).
+        alpha: Discount per step, in (0, 1].
+        label_forced: Whether forced answers count (the published data leave them unlabelled).
+        keep_articles: Whether F1 keeps articles (the published code).
     """
 
     scheme: Literal["spre"] = "spre"
@@ -40,29 +40,28 @@ class SpreSettings(SchemeSettings):
 
 
 class EvoRagSettings(SchemeSettings):
-    """EVO-RAG's step rewards and how they are weighed (sections 3.2, 3.5 and 3.6).
+    """EVO-RAG's step rewards and their weights (sections 3.2, 3.5 and 3.6).
 
     Attributes:
-        schedule: `time-dynamic` interpolates between the two columns of the stage (table 1),
-            `two-stage` holds Start through Discovery and End through Refinement, `static` holds
-            Mid; `answer-only` weighs the answer alone, with 1; `none` weighs nothing, so that no
-            pair is left.
+        schedule: `time-dynamic` interpolates between the two columns of the stage (table 1);
+            `two-stage` uses Start in Discovery and End in Refinement; `static` uses Mid;
+            `answer-only` has weight 1 on the answer alone; `none` has no weights, so no pairs.
         stage: Curriculum stage.
-        components: names of the rewards that count; unset: all seven.
-        horizon: T of the progress t / T, in policy calls; defaults to `agent.max_steps`, so that
+        components: Names of the rewards that count. Unset: all seven.
+        horizon: T of the progress t / T, in policy calls. Defaults to `agent.max_steps`, so that
             episodes reach the late weights (the paper: 20).
-        retrieval_bonus: `novel` pays a gold document once, `any` (the paper) every time.
-        early_refusal: a REFUSE before any SEARCH is `wrong`, or `judged` by the evidence as any
-            other (the paper), so that it is right, there being none. A verifier's word on it is in
-            trees that were grown with `judged` alone; elsewhere it is unset.
-        unanswerable_search: a SEARCH on a question without an answer earns what is `unknown`, or
-            has `missed` as any that brings no gold document (the paper), so that every answer is
-            better there than a search that ends in a refusal.
-        negative_cosine: a query unlike all earlier ones is `ignored` by the overlap, or `earns`
-            what its largest cosine is below 0 (the paper).
-        overlap_threshold: cosine from which a late search is redundant; 0 is the paper's, which
-            hits nearly every late search.
-        step_value: raw value of a step (the paper also tried −0.5 and −2).
+        retrieval_bonus: `novel` rewards each gold document once, `any` (the paper) every time.
+        early_refusal: A REFUSE before any SEARCH is `wrong`, or `judged` by the evidence like any
+            other (the paper), so that it is right. Verdicts of a verifier on it exist only in trees
+            that were grown with `judged`.
+        unanswerable_search: Reward of a SEARCH on an unanswerable question: `unknown`, or `missed`
+            as for any search without a gold document (the paper), so that any answer is better
+            there than a search followed by a refusal.
+        negative_cosine: If a query has a negative cosine to all earlier ones, the overlap reward
+            is `ignored`, or the policy `earns` its distance below 0 (the paper).
+        overlap_threshold: Cosine from which a late search is redundant. The paper's 0 hits nearly
+            every late search.
+        step_value: Raw value of a step (the paper also tried −0.5 and −2).
     """
 
     scheme: Literal["evo-rag"] = "evo-rag"

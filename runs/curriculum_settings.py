@@ -1,4 +1,4 @@
-"""What `curriculum:` in a recipe may say."""
+"""Settings of the `curriculum:` block."""
 
 from pydantic import Field
 
@@ -6,11 +6,11 @@ from storage.settings import Settings
 
 
 class CycleCounts(Settings):
-    """The most cycles of either stage; 0 leaves a stage out.
+    """Most cycles per stage; 0 leaves a stage out.
 
     Attributes:
-        discovery: first.
-        refinement: second.
+        discovery: Cycles of the first stage.
+        refinement: Cycles of the second stage.
     """
 
     discovery: int = Field(default=1, ge=0)
@@ -22,11 +22,11 @@ class CurriculumSettings(Settings):
 
     Attributes:
         cycles: Most cycles of trees, reward model, policy training and dev evaluation.
-        patience: a stage stops when so many cycles in a row have not raised the EM on dev.
+        patience: Cycles in a row without a higher dev EM after which a stage stops.
         questions: Questions per cycle, disjoint from earlier cycles; defaults to `data.limit`.
         dev_questions: Questions of split `dev` that every policy is evaluated on.
-        reward_model: whether each cycle trains one. Its scores decide the pairs where
-            `pairs.score` is `reward_model`; else it is trained to be looked at.
+        reward_model: Whether each cycle trains a reward model. With `pairs.score: reward_model` its
+            scores decide the pairs; otherwise it is only reported.
     """
 
     cycles: CycleCounts = CycleCounts()

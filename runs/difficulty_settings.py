@@ -1,4 +1,4 @@
-"""What `difficulty:` in a recipe may say."""
+"""Settings of the `difficulty:` block."""
 
 from typing import Annotated
 
@@ -12,19 +12,19 @@ Wanted = Annotated[int, Field(ge=1, le=10**9)]
 
 
 class DifficultySettings(Settings):
-    """How `branchwise select` rates questions, and what it draws (R1-Searcher section 2.1).
-    The rater is the recipe's policy, unless `policy` names another.
+    """How `branchwise select` rates questions and draws stages (R1-Searcher section 2.1).
 
     Attributes:
-        policy: the rater, given like one of `evaluation.policies`; unset: the recipe's policy.
-        temperature: Sampling temperature of the rater's rollouts, unless `policy` names one.
-        rollouts: most rollouts of a question. The first right one (cover-EM) is its last; without
+        policy: Rater, in the form of an entry of `evaluation.policies`; defaults to the recipe's
+            policy.
+        temperature: Sampling temperature of the rater, unless `policy` sets one.
+        rollouts: Most rollouts per question. The first correct one (cover-EM) is the last; without
             one the question is `unsolved`.
-        easy: a question is `easy` if its first right rollout is one of so many.
-        medium: it is `medium` if that is a later one of so many, else `difficult`.
-        stages: name → label → number of questions, such as `{"1": {medium: 350}}`. Instead of a
-            label, `hotpotqa/medium` names one source's. If there are fewer, proportions are kept.
-            The default is the paper's.
+        easy: A question is `easy` if its first correct rollout is among this many.
+        medium: It is `medium` if that is among this many, else `difficult`.
+        stages: Name → label → number of questions, such as `{"1": {medium: 350}}`. Instead of a
+            label, `hotpotqa/medium` selects one source's. If there are fewer questions, proportions
+            are kept. The default is the paper's.
     """
 
     policy: EvaluatedPolicy | None = None

@@ -118,24 +118,22 @@ ids and digests.
 
 
 class LimitSettings(Settings):
-    """What a run may use.
+    """Limits of a run.
 
     Attributes:
-        max_concurrency: most calls in flight at one endpoint, which may get fewer (see the guide).
-        max_questions_in_flight: questions being worked on; more than calls, or slots go idle.
-            Unset: 256 at an endpoint, and 24 in the embedded engine, whose cache holds few more.
-        cache_gib: GiB of the embedded engine's key-value cache, which fills up over time; a
-            judge in
-            it has one of its own. One GiB holds some 46,000 tokens of the packaged model. What a
-            tree's prompts share is read anew where they do not fit.
-        timeout_s: seconds per attempt at a call.
-        deadline_s: seconds per call, retries and waits included; raised to `timeout_s` if
-            smaller.
-        max_usd, max_tokens: Limit per run folder, over all attempts and stages (each cycle of a
-            curriculum is a run folder of its own); the stage drains and exits 3 when one is
-            reached. Only what has a `price_per_million` costs.
-        max_hours: Limit per attempt at one stage; unset: none.
-        max_failed_share: above this share of failed questions a stage exits 4.
+        max_concurrency: Most calls in flight per endpoint; fewer if it is overloaded.
+        max_questions_in_flight: Questions processed at once. Set it above `max_concurrency`, or
+            slots stay idle. Defaults to 256 at an endpoint and 24 in the embedded engine.
+        cache_gib: GiB of the embedded engine's key-value cache; an embedded judge has its own. One
+            GiB holds about 46,000 tokens of the packaged model. If a tree's prompts do not fit,
+            they are computed again.
+        timeout_s: Seconds per attempt at a call.
+        deadline_s: Seconds per call, retries and waits included; at least `timeout_s`.
+        max_usd, max_tokens: Limit per run folder, over all attempts and stages; each curriculum
+            cycle has its own folder. At the limit the stage drains and exits with 3. Only models
+            with a `price_per_million` cost money.
+        max_hours: Limit per attempt at one stage. Unset: none.
+        max_failed_share: Share of failed questions above which a stage exits with 4.
     """
 
     max_concurrency: int = Field(default=64, ge=1)
@@ -153,9 +151,8 @@ class EvaluationConfig(EvaluationSettings):
     """Evaluation, and its questions.
 
     Attributes:
-        set: Defaults to the run's own source, or each of its mix.
-        split: Split to draw from if `set` is not set. Settings are chosen on `dev`;
-            `test` is for what one then reports.
+        set: Question set; defaults to the run's own source, or each of its mix.
+        split: Split to draw from if `set` is not set. Choose settings on `dev`; report `test`.
     """
 
     set: SetSettings | None = None
@@ -163,15 +160,16 @@ class EvaluationConfig(EvaluationSettings):
 
 
 class Recipe(Settings):
-    """Everything a run is made of; `config.yaml` of a run folder holds the resolved one.
+    """All settings of a run; `config.yaml` of a run folder holds the resolved recipe.
 
     Attributes:
         name: Run name. Output goes to `datasets/<name>` and `models/<name>`.
         seed: Random seed for question sampling, tree search and training.
-        stages: what `make all` runs, in order.
-        rewards: what a step is worth; `scheme` names the system.
-        verifier: says of a refusal whether the evidence sufficed; unset: the gold documents say.
-        reward_model: folder of one that `branchwise train-rm` wrote, for `mcts.evaluator` and
+        stages: Stages of `make all`, in order.
+        rewards: Reward scheme and its settings.
+        verifier: Model that judges whether the evidence suffices when the policy refuses. Defaults
+            to the gold documents.
+        reward_model: Folder written by `branchwise train-rm`, for `mcts.evaluator` and
             `pairs.score`.
         cycle: Curriculum cycle of this run; 0 outside a curriculum. It is part of a tree's id.
     """

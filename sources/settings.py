@@ -1,4 +1,4 @@
-"""What `data:` in a recipe may say."""
+"""Settings of the `data:` block."""
 
 from typing import Literal
 
@@ -17,12 +17,12 @@ class SetSettings(Settings):
     """One question set.
 
     Attributes:
-        source: which reader.
-        questions: file of the set; for `hub`, "owner/name" or "owner/name:config". Atlas has
-            none.
-        split: hash part of the set to draw from (warm, train, dev, test), or unset for all.
-        limit: how many questions at most; unset: all.
-        types: keep only questions of these types; unset: all.
+        source: Reader of the set.
+        questions: File of the set; for `hub`, "owner/name" or "owner/name:config". Not used by
+            atlas.
+        split: Split to draw from, by hash (warm, train, dev, test). Unset: all.
+        limit: Most questions. Unset: all.
+        types: Question types to keep. Unset: all.
     """
 
     source: SourceName = "atlas"
@@ -42,18 +42,18 @@ class SetSettings(Settings):
 
 
 class DataSettings(SetSettings):
-    """Questions and the corpus that they are asked of.
+    """Questions and their corpus.
 
     Attributes:
-        corpus: one file or several (a union; identical content is folded). Defaults to the
-            source's own: atlas's passages, or the questions' paragraphs.
-        mix: several sets instead of one; tables then count by source.
-        passage_words: length of the passages that plain documents are cut into.
-        cities: how many of atlas's cities get a passage (largest first); unset: all.
-        references: paragraphs that each of atlas's questions brings, for protocols that show them:
-            its supporting passages, and others of the same country or continent; 0 for none.
-        skip: how many questions to leave out of the front of the sample, before the limit: what an
-            earlier cycle of a curriculum has seen. With a mix, of the front of the whole.
+        corpus: One file or several; identical passages are merged. Defaults to the source's own:
+            atlas's passages, or the questions' paragraphs.
+        mix: Several sets instead of one; tables then count by source.
+        passage_words: Length in words of the passages that plain documents are cut into.
+        cities: Number of atlas's cities with a passage, largest first. Unset: all.
+        references: Paragraphs per atlas question, for protocols that show them: its supporting
+            passages, and others of the same country or continent. 0: none.
+        skip: Questions to leave out at the front of the sample, before the limit; later cycles of a
+            curriculum use it. With a mix, at the front of the whole sample.
     """
 
     limit: int | None = Field(default=24, ge=1)

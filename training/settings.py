@@ -1,4 +1,4 @@
-"""What `training:` in a recipe may say."""
+"""Settings of the `training:` block: one class per trainer."""
 
 from typing import Any, Literal, Self
 
@@ -11,9 +11,9 @@ class LoraSettings(Settings):
     """Low-rank adapter on all linear layers.
 
     Attributes:
-        r: rank.
+        r: Rank.
         alpha: Scale; the adapter's change is multiplied by alpha / r.
-        dropout: share of its inputs left out in training.
+        dropout: Share of its inputs that training drops.
     """
 
     r: int = Field(default=16, ge=1)
@@ -22,24 +22,24 @@ class LoraSettings(Settings):
 
 
 class OptimiserSettings(Settings):
-    """Shared by every trainer of a policy.
+    """Settings of every policy trainer.
 
     Attributes:
-        lr: peak learning rate, falling linearly to 0 after `warmup_share` of the steps.
+        lr: Peak learning rate, falling linearly to 0 after the warmup.
         warmup_share: Fraction of the steps used for linear learning-rate warmup.
-        max_length: tokens of the longest example; longer ones are counted and dropped.
+        max_length: Tokens of the longest example; longer ones are counted and dropped.
         precision: Compute precision of the layers. Weights, updates and loss stay in float32.
-            "auto" is bfloat16 where a GPU or the processor multiplies faster in it (AMX, AMD's
-            AVX512-BF16), and float32 elsewhere.
-        packed: read what the prompts of a micro-batch begin with once for all of them: the same
-            training within float error, in a fraction of the time. Not every model can.
-        report_to: where the curves also go, beside `metrics.jsonl`.
+            "auto" is bfloat16 if a GPU or the processor is faster in it (AMX, AMD's AVX512-BF16),
+            else float32.
+        packed: Whether the common beginnings of prompts in a micro-batch are computed once. The
+            result is the same within rounding, in a fraction of the time. Not every model can.
+        report_to: Experiment trackers for the curves, in addition to `metrics.jsonl`.
     """
 
     lr: float = Field(gt=0)
     warmup_share: float = Field(default=0.05, ge=0, lt=1)
     max_length: int = Field(default=1024, ge=32)
-    save_every: int = Field(default=25, ge=1, description="steps between checkpoints")
+    save_every: int = Field(default=25, ge=1, description="Steps between checkpoints.")
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     packed: bool = True
     report_to: tuple[Literal["tensorboard", "trackio"], ...] = ()
@@ -47,14 +47,14 @@ class OptimiserSettings(Settings):
 
 
 class ExampleSettings(OptimiserSettings):
-    """Shared by the trainers that are given their examples.
+    """Settings of the trainers on fixed examples.
 
     Attributes:
-        epochs: passes over the examples.
-        batch_size: examples per step; `micro_batch` of them at a time.
-        micro_batch: examples in memory at once; a larger one shares more prompts.
-        max_examples: the first so many that fit; unset: all.
-        max_dropped_share: above this share of dropped examples the stage refuses to train.
+        epochs: Passes over the examples.
+        batch_size: Examples per step.
+        micro_batch: Examples in memory at once; larger ones share more prompts.
+        max_examples: Most examples, the first that fit. Unset: all.
+        max_dropped_share: Share of dropped examples above which the stage fails.
     """
 
     epochs: float = Field(default=1.0, gt=0)
@@ -65,22 +65,22 @@ class ExampleSettings(OptimiserSettings):
 
 
 class TraceSettings(Settings):
-    """How traces differ from the shortest way. The shares are those of the protocol evo-rag.
+    """Deviations of traces from the shortest way. The first four are for the protocol evo-rag.
 
-    Its habits are meant to be unlearned. A policy that answers greedily does at a state what most
-    of the traces did there, so a habit of less than half of them shows in its samples only.
+    They are habits for later training to remove. A greedy policy follows the majority of the traces
+    at a state, so a habit of fewer than half of them shows in its samples only.
 
     Attributes:
-        redundant: share of the hops that are searched again, in other words or the same, when
-            their passage was found.
-        detour: share of the hops after which a wrong lead is searched: the title of a passage
-            that was shown and is not needed.
-        backtrack: share of the searches that brought nothing new (misses, redundant ones, detours)
-            that are taken back.
-        give_up: share of the answerable questions of two and more hops that are refused with the
-            evidence half found.
-        answer_only: traces of the protocol arena are answers without the other sections
-            (SFT-direct of its table).
+        redundant: Share of the hops that are searched a second time, in other words or the same,
+            after their passage was found.
+        detour: Share of the hops followed by a wrong lead: a search for the title of a passage that
+            was shown and is not needed.
+        backtrack: Share of the searches without a new result (misses, redundant ones, detours) that
+            are taken back.
+        give_up: Share of the answerable questions of two or more hops that are refused with half of
+            the evidence.
+        answer_only: Whether traces of the protocol arena have the answer section only (SFT-direct
+            of its table).
     """
 
     redundant: float = Field(default=0.6, ge=0, le=1)
@@ -94,11 +94,11 @@ class WarmStartSettings(ExampleSettings):
     """Supervised start on traces built from gold facts.
 
     Attributes:
-        base: what is trained: "packaged", or a model folder.
-        questions: how many questions of the warm part are read; unanswerable ones give a trace
-            where the protocol can refuse.
-        label_smoothing: softens the targets, so that sampled siblings still vary.
-        traces: what the start learns to do needlessly (evo-rag).
+        base: Model to train: "packaged", or a model folder.
+        questions: Questions of split `warm` to read; unanswerable ones give a trace if the protocol
+            can refuse.
+        label_smoothing: Smoothing of the targets, so that sampled siblings still vary.
+        traces: Deliberate inefficiencies of the traces.
     """
 
     lr: float = Field(default=5e-4, gt=0)
@@ -123,20 +123,19 @@ class DpoSettings(ExampleSettings):
     """Direct preference optimisation on sibling pairs (ReasonRAG eq. 3).
 
     Attributes:
-        beta: weight of the divergence from the reference.
-        reference: `start` is the policy the run began with; `none` is the papers' printed formula.
+        beta: Weight of the divergence from the reference.
+        reference: `start` is the run's start policy; `none` is the formula as printed in the paper.
         loss: TRL's name of the loss.
-        sft_weight: Weight of the chosen step's mean token loss, added to the preference loss,
-            so that its
-            own probability does not fall (Pang et al. 2024, "Iterative reasoning preference
-            optimization", eq. 1; there 1).
-        max_start_margin: leave out pairs whose chosen step the start already finds this much
-            likelier than the rejected one, in nats; see `training.margin_filter`.
-        holdout: share of the questions whose pairs are not trained on but scored afterwards: did
-            the policy learn what is preferred, or only these pairs?
-        off_policy: train on pairs that another policy drew than the one that is trained, as the
-            second step of a study does that has one set of trees for both. Given up: the steps
-            compared are those that the other one takes, and `kl` measures nothing any more.
+        sft_weight: Weight of the chosen step's mean token loss, added to the preference loss, so
+            that its own probability does not fall (Pang et al. 2024, "Iterative reasoning
+            preference optimization", eq. 1; there 1).
+        max_start_margin: Largest margin of the chosen over the rejected step under the start, in
+            nats; pairs above it are left out (`training.margin_filter`). Unset: none are.
+        holdout: Share of the questions whose pairs are scored after the training instead of used
+            for it.
+        off_policy: Whether pairs of another policy may be trained on, as in a second training on
+            the same trees. The cost: the compared steps come from that policy, and `kl` becomes
+            meaningless.
     """
 
     lr: float = Field(default=1e-4, gt=0)
@@ -153,11 +152,11 @@ class GrpoStage(Settings):
     """One of several trainings in a row, each from the end of the one before.
 
     Attributes:
-        name: Name of the stage. Its model is `models/<run>/grpo-<name>`; the last one's is
+        name: Name of the stage. Its model is `models/<run>/grpo-<name>`; that of the last stage is
             `models/<run>/grpo`.
         batches: Number of batches; defaults to `training.grpo.batches`.
-        rewards: settings of `rewards` that are others in this stage.
-        select: asks only the questions of this stage of `branchwise select`; unset: all.
+        rewards: Settings of `rewards` that differ in this stage.
+        select: Stage of `branchwise select` whose questions are used. Unset: all questions.
     """
 
     name: str = Field(pattern=r"^[a-z0-9-]+$")
@@ -170,42 +169,43 @@ class GrpoSettings(OptimiserSettings):
     """Reinforcement learning on outcome rewards.
 
     Attributes:
-        algorithm: GRPO compares a rollout with its group, RLOO with the group's others;
-            REINFORCE++ gives each token the return that follows it, standardised over the batch.
-        scale: `std` divides GRPO's advantages by the deviation of their group; `none` does not.
-        baseline: what REINFORCE++ subtracts from a reward: the mean of its `group`, or `none`.
-        questions: how many questions of `data` are asked, in turn, in another order each time.
-        batches: batches of rollouts; the policy that draws per batch has learnt from all before it.
-        batch_questions: questions per batch.
+        algorithm: `grpo` compares a rollout with its group; `rloo` with the others of its group;
+            `reinforce++` gives each token the return that follows it, standardised over the batch.
+        scale: `std` divides GRPO's advantages by the group's standard deviation; `none` does not.
+        baseline: Baseline of REINFORCE++: the mean of the `group`, or `none`.
+        questions: Number of questions of `data` to cycle through, in a new order each time.
+        batches: Number of batches; each is sampled by the policy trained on all earlier ones.
+        batch_questions: Questions per batch.
         group_size: G, rollouts per question.
-        updates: optimiser steps per batch; after the first one, rollouts are off-policy.
+        updates: Optimiser steps per batch; after the first one, rollouts are off-policy.
         clip: ε of the clipped loss.
-        ratio: what π_old is in the ratio of the clipped loss: the `trainer`'s own
-            log-probabilities before the batch's first update, or the `engine`'s, which also
-            corrects for its rounding (`policy.temperature` must then be 1).
-        aggregation: mean of the loss over a `rollout`'s tokens, then over rollouts (GRPO), or over
-            all `token`s alike, so that long rollouts count more (DAPO).
-        kl: estimate of the divergence from the start: k1, k2 or k3.
-        kl_in: whether it is subtracted from the `reward` (k1) or added to the `loss` (k2, k3).
-        beta: weight of the divergence; 0: it is not computed, only watched.
-        kl_on: rollouts whose divergence counts in the loss: `all`, or only those that are `wrong`.
-        dynamic_sampling: how many more questions a batch may ask in place of those whose rollouts
-            all have the same reward.
-        max_tokens: distinct tokens that an update trains on, prompts included; above it, policy
-            calls are drawn at random. Unset: all.
-        micro_tokens: distinct tokens in memory at once.
-        eval_every: batches between greedy evaluations on `dev`; 0: never.
-        eval_questions: how many questions those have.
-        rollouts: `fresh` ones of the policy in training, or the `trees` that `annotate` grew, where
-            each step is compared with its siblings (see `runs.tree_groups`).
-        stages: trainings in a row instead of one, each with an optimiser of its own; the reference
-            stays the start of the first.
+        ratio: π_old in the ratio of the clipped loss: the `trainer`'s log-probabilities before the
+            batch's first update, or the `engine`'s, which also corrects for its rounding (needs
+            `policy.temperature: 1`).
+        aggregation: Mean of the loss over the tokens of a `rollout`, then over rollouts (GRPO); or
+            over all tokens of the batch (`token`), so that long rollouts count more (DAPO).
+        kl: Estimate of the divergence from the start: k1, k2 or k3.
+        kl_in: Place of the divergence: subtracted from the `reward` (k1), or added to the `loss`
+            (k2, k3).
+        beta: Weight of the divergence. 0: it is only reported, from a sample.
+        kl_on: Rollouts whose divergence counts in the loss: `all`, or only `wrong` ones.
+        dynamic_sampling: Most extra questions per batch, to replace those whose rollouts all have
+            the same reward.
+        max_tokens: Most distinct tokens per update, prompts included; above it, policy calls are
+            sampled. Unset: no limit.
+        micro_tokens: Distinct tokens in memory at once.
+        eval_every: Batches between greedy evaluations on `dev`; 0: never.
+        eval_questions: Questions per such evaluation.
+        rollouts: `fresh` ones, or the `trees` of `annotate`, where each step is compared with its
+            siblings (`runs.tree_groups`).
+        stages: Trainings in a row instead of one, each with a new optimiser; the reference stays
+            the start of the first.
     """
 
     lr: float = Field(default=3e-4, gt=0)
     warmup_share: float = Field(default=0.0, ge=0, lt=1)
     max_length: int = Field(default=2048, ge=32)
-    save_every: int = Field(default=1, ge=1, description="batches between checkpoints")
+    save_every: int = Field(default=1, ge=1, description="Batches between checkpoints.")
     algorithm: Literal["grpo", "rloo", "reinforce++"] = "grpo"
     scale: Literal["std", "none"] = "std"
     baseline: Literal["group", "none"] = "group"
@@ -247,23 +247,22 @@ class RewardModelSettings(Settings):
     """A reward model: linear heads on a frozen encoder (EVO-RAG section 3.3).
 
     Attributes:
-        encoder: "packaged", "hub:owner/name", or a folder with any encoder or decoder of
-            transformers or with a policy; defaults to the untrained base of the policy that grew
-            the trees.
-        heads: `multi` has one for each of the seven rewards, `single` one on the weighted total.
-        labels: what the heads learn: `component`, each the order of its own reward's returns;
-            `total` (the paper), all of them that of the weighted total, so that they solve one and
-            the same problem. A single head learns the total either way.
-        min_gap: smallest difference of the weighted totals of two siblings, [0, 1).
-        validation: share of the questions whose pairs are not trained on but measured.
-        split: which questions those are: another number, other ones.
-        epochs: passes over the pairs; the paper's one is over many more than a small run has.
+        encoder: "packaged", "hub:owner/name", or a folder with a transformers model or a policy.
+            Defaults to the untrained base of the policy that grew the trees.
+        heads: `multi`: one head per reward, seven in all; `single`: one for the weighted total.
+        labels: Targets of the heads: `component`, the order of each reward's own returns; `total`
+            (the paper), the order of the weighted total for all heads, which makes them the same
+            problem. A single head always learns the total.
+        min_gap: Smallest difference of the weighted totals of two siblings, [0, 1).
+        validation: Share of the questions whose pairs are held out for validation.
+        split: Seed that selects the validation questions.
+        epochs: Passes over the pairs. The paper's one pass is over many more pairs.
         lr: Learning rate of AdamW on the heads, falling linearly to 0.
         weight_decay: Weight decay of AdamW on the heads.
-        batch_size: pairs per step.
-        max_length: tokens of the longest step behind its prompt; pairs with a longer one are
-            counted and dropped.
-        max_dropped_share: above this share of such steps the stage refuses to train.
+        batch_size: Pairs per step.
+        max_length: Tokens of the longest step with its prompt; pairs with a longer one are counted
+            and dropped.
+        max_dropped_share: Share of such pairs above which the stage fails.
         batch_tokens: Tokens per forward pass of the encoder.
     """
 
@@ -283,7 +282,7 @@ class RewardModelSettings(Settings):
 
 
 class TrainingSettings(Settings):
-    """One block a trainer."""
+    """One block per trainer."""
 
     warm_start: WarmStartSettings = WarmStartSettings()
     sft: SftSettings = SftSettings()
