@@ -22,8 +22,9 @@ from runs.stage import StageContext, StageResult
 
 HEAD = """# Settings
 
-All settings of a recipe (`configs/*.yaml`), by block. `mcts: {iterations: 24}` in the file is `--set
-mcts.iterations=24` on the command line; `null` unsets a setting. `branchwise settings` prints this page.
+All settings of a recipe (`configs/*.yaml`), by block. `mcts: {iterations: 24}` in the file is
+`--set mcts.iterations=24` on the command line; `null` unsets a setting. `branchwise settings`
+prints this page.
 """
 
 _ATTRIBUTE = re.compile(r"^    ([a-z_0-9, ]+): (.*(?:\n        .*)*)", re.MULTILINE)

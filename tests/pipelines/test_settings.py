@@ -33,7 +33,7 @@ def test_every_setting_of_a_recipe_is_there() -> None:
 def test_a_row_says_default_values_and_meaning() -> None:
     lines = page().splitlines()
     (alpha,) = (line for line in lines if line.startswith("| `alpha` | `0.9`"))
-    assert alpha == "| `alpha` | `0.9` | number, > 0, ≤ 1 | what every step costs, in (0, 1]. |"
+    assert alpha == "| `alpha` | `0.9` | number, > 0, ≤ 1 | Discount per step, in (0, 1]. |"
     judge = lines[lines.index("## `judge`, `verifier`") :]
     rows = [line for line in judge[: judge.index("## `mcts`")] if line.startswith("| `")]
     assert [row.split("`")[1] for row in rows] == ["temperature", "top_p", "max_new_tokens"]
