@@ -83,7 +83,7 @@ class EvoRAG(AgentProtocol):
 
 
 def live_searches(steps: Sequence[Step]) -> tuple[LiveSearch, ...]:
-    """The stack of searches after `steps`, the oldest first."""
+    """Returns the stack of searches after `steps`, the oldest first."""
     stack: list[LiveSearch] = []
     searches = 0
     for step in steps:
@@ -99,7 +99,7 @@ def live_searches(steps: Sequence[Step]) -> tuple[LiveSearch, ...]:
 
 
 def note_of(step: Step) -> str | None:
-    """The intermediate answer that a step begins with."""
+    """Returns the intermediate answer that a step begins with."""
     found = _LEADING_NOTE.match(step.text)
     return found[1].strip() if found else None
 
@@ -123,7 +123,7 @@ def _read(text: str) -> Action:
 
 
 def _user_text(state: State) -> str:
-    """Question, then the stack of searches, then the queries that were taken back."""
+    """Returns question, then the stack of searches, then the queries that were taken back."""
     stack = live_searches(state.steps)
     lines = [f"Question: {state.question}", *_shown(stack)]
     kept = {search.number for search in stack}
@@ -135,7 +135,7 @@ def _user_text(state: State) -> str:
 
 
 def _shown(stack: Sequence[LiveSearch]) -> Iterator[str]:
-    """A passage that an earlier search on the stack brought is only named again."""
+    """Returns a passage; one that an earlier search on the stack found is only named."""
     shown: set[str] = set()
     for search in stack:
         yield f"Search: {search.query}"

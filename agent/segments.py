@@ -135,5 +135,5 @@ def policy_text(segments: Iterable[Segment], *, prefill: bool = False) -> str:
 
 
 def is_block(segment: Segment, opening: str) -> bool:
-    """Whether the environment inserted documents here, and not a corrective message."""
+    """Returns whether the environment inserted documents here, and not a corrective message."""
     return segment.role == "environment" and segment.text.lstrip().startswith(opening)

@@ -27,13 +27,13 @@ def one_tag(text: str, allowed: tuple[str, ...]) -> Action:
 
 
 def tag_structure(allowed: tuple[str, ...]) -> Structure:
-    """The constraint under which every completion is one of the allowed tags."""
+    """Returns the constraint under which every completion is one of the allowed tags."""
     body = f"[^<>\\n]{{1,{MAX_CONTENT_CHARS}}}"
     return Structure("regex", "|".join(f"<{k}>{body}</{k}>" for k in allowed))
 
 
 def fenced(title: str, text: str) -> str:
-    """A passage that cannot close its fence, nor pose as a tag of the protocol.
+    """Returns a passage that cannot close its fence, nor pose as a tag of the protocol.
 
     Angle brackets become look-alikes and the passage stays on one line, so no text of it can
     look like a line of ours. Everything else stays verbatim: answers are copied from here.

@@ -121,7 +121,7 @@ def compare(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> PolicyComparison:
-    """Compare policies.
+    """Compares policies.
 
     Args:
         predictions: Answers of each policy, in the order of the table.
@@ -179,7 +179,9 @@ class _Stratum:
 
 
 def _strata(scored: Sequence[Scored]) -> list[_Stratum]:
-    """All, then every source, type, number of hops and guessability, where there are several."""
+    """Returns all, then every source, type, number of hops and guessability, where there are
+    several.
+    """
     strata = [_Stratum()]
     for field in ("source", "type", "hops"):
         values = sorted({v for one in scored if (v := getattr(one, field)) is not None})
@@ -233,7 +235,7 @@ def _differences(
     resamples: int,
     seed: int,
 ) -> list[Difference]:
-    """One difference a metric; none where no answerable question is shared."""
+    """Returns one difference a metric; none where no answerable question is shared."""
     by_item = {_item(one): one for one in base}
     shared = [(by_item[_item(one)], one) for one in own if _item(one) in by_item]
     found = []

@@ -57,7 +57,7 @@ class PairFigures:
 
 
 def pair_figures(pairs: Sequence[Pair]) -> PairFigures | None:
-    """Figures of the pairs; None without pairs."""
+    """Returns the figures of the pairs; None without pairs."""
     if not pairs:
         return None
     n, gaps = len(pairs), [pair.reward_gap for pair in pairs]
@@ -84,7 +84,9 @@ def pair_figures(pairs: Sequence[Pair]) -> PairFigures | None:
 
 
 def similarity(pair: Pair) -> float:
-    """Of the two contents (`rewards.similarity`); 0 for two kinds of action."""
+    """Returns the similarity of the two contents (`rewards.similarity`); 0 for different
+    actions.
+    """
     if pair.chosen_action != pair.rejected_action:
         return 0.0
     chosen, rejected = (side[0].content for side in (pair.chosen, pair.rejected))
@@ -141,7 +143,7 @@ class TreeFigures:
 
 
 def tree_figures(trees: Iterable[Sequence[TreeNode]]) -> TreeFigures | None:
-    """Figures of labelled trees, each given with all its nodes; None without any.
+    """Returns the figures of labelled trees, each given with all its nodes; None without any.
 
     A tree is looked at once and let go, so that they need not be in memory together.
     """
@@ -176,7 +178,7 @@ def tree_figures(trees: Iterable[Sequence[TreeNode]]) -> TreeFigures | None:
 
 
 def _families(steps: Iterable[TreeNode]) -> list[list[float]]:
-    """Rewards of siblings, of the states that have at least two labelled ones."""
+    """Returns rewards of siblings, of the states that have at least two labelled ones."""
     families: dict[int, list[float]] = defaultdict(list)
     for node in steps:
         if node.reward is not None:
@@ -185,7 +187,7 @@ def _families(steps: Iterable[TreeNode]) -> list[list[float]]:
 
 
 def _outcomes(tree: Iterable[TreeNode]) -> Iterator[float]:
-    """F1 of every outcome: rollouts and leaves; an end without an answer is 0."""
+    """Yields F1 of every outcome: rollouts and leaves; an end without an answer is 0."""
     for node in tree:
         for rollout in node.rollouts:
             yield rollout.f1 or 0.0

@@ -7,7 +7,7 @@ from statistics import NormalDist
 def questions_needed(
     disagreement: float, effect: float, power: float = 0.8, alpha: float = 0.05
 ) -> int:
-    """Questions of a paired comparison that shows a true difference in EM (McNemar's test).
+    """Returns questions of a paired comparison that shows a true difference in EM (McNemar's test).
 
     n = ((z(1 − α/2)·√ψ + z(power)·√(ψ − δ²)) / δ)², rounded up, with disagreement ψ and effect δ
     (Connor 1987). Luck of the training seeds is not in it.

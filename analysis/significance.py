@@ -43,7 +43,8 @@ def paired_bootstrap(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Interval:
-    """Mean of `other` − `baseline` over the same items, with a percentile bootstrap interval.
+    """Returns the mean of `other` − `baseline` over the same items, with a percentile bootstrap
+    interval.
 
     Items (question × seed) are drawn with replacement, each with both of its scores.
 
@@ -73,7 +74,8 @@ def crossed_bootstrap(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Interval:
-    """Mean of `other` − `baseline` over questions × seeds, with an interval that covers both.
+    """Returns the mean of `other` − `baseline` over questions × seeds, with an interval that covers
+    both.
 
     Questions and seeds are drawn with replacement independently of each other, and a sample is
     every drawn question under every drawn seed (Owen 2007, "The pigeonhole bootstrap"): a seed's
@@ -139,7 +141,7 @@ def relative_saving(
 def permutation_p(
     baseline: ArrayLike, other: ArrayLike, *, resamples: int = 10_000, seed: int = 0
 ) -> float:
-    """Two-sided p of a paired permutation test, in (0, 1].
+    """Returns two-sided p of a paired permutation test, in (0, 1].
 
     Exchangeable are the two arms within a question: if they do not differ, it is chance alone
     which of a question's scores (averaged over the seeds) bears which name, so the sign of every
@@ -192,7 +194,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _columns(scores: ArrayLike) -> np.ndarray:
-    """As (questions, seeds)."""
+    """Returns the scores in shape (questions, seeds)."""
     found: np.ndarray = np.asarray(scores, dtype=np.float64)
     return found.reshape(-1, 1) if found.ndim == 1 else found
 
@@ -212,7 +214,7 @@ def _paired_difference(baseline: ArrayLike, other: ArrayLike) -> np.ndarray:
 
 
 def _all_flipped_sums(values: np.ndarray) -> np.ndarray:
-    """Sums of `values` under all choices of their signs; shape (2 ** n,)."""
+    """Returns the sums of `values` under all choices of their signs; shape (2 ** n,)."""
     sums = np.zeros(1)
     for value in values:
         sums = np.concatenate([sums + value, sums - value])
@@ -228,7 +230,7 @@ def _percentiles(means: np.ndarray, confidence: float) -> tuple[float, float]:
 def _crossed_means(
     blocks: Sequence[np.ndarray], resamples: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Means of each block, (questions, seeds), over the same drawn questions and seeds.
+    """Returns the means of each block, (questions, seeds), over the same drawn questions and seeds.
 
     Returns:
         Shape (resamples, len(blocks)).
@@ -242,7 +244,7 @@ def _crossed_means(
 
 
 def _stretched(scores: np.ndarray) -> np.ndarray:
-    """With the deviations of the seeds as large as those of s draws (see `crossed_bootstrap`)."""
+    """Scales the deviations of the seeds to those of s draws (see `crossed_bootstrap`)."""
     seeds = scores.shape[1]
     if seeds == 1:
         return scores
@@ -252,7 +254,7 @@ def _stretched(scores: np.ndarray) -> np.ndarray:
 
 
 def _resampled_means(values: np.ndarray, resamples: int, rng: np.random.Generator) -> np.ndarray:
-    """Means over `resamples` samples of the rows of `values` with replacement.
+    """Returns the means over `resamples` samples of the rows of `values` with replacement.
 
     Args:
         values: shape (n,) or (n, columns).

@@ -88,7 +88,7 @@ def silence(
     min_gap: float = 0.2,
     overlap: float = ASSUMED_OVERLAP,
 ) -> list[Compared]:
-    """All comparisons at every policy call at which both ways are open.
+    """Returns all comparisons at every policy call at which both ways are open.
 
     Args:
         max_steps: calls in an episode, of which the last has to answer.
@@ -106,7 +106,9 @@ def silence(
 
 
 def counts(compared: Sequence[Compared]) -> Mapping[str, Counter[Effect]]:
-    """How often each comparison is kept, silenced and turned, over the calls of an episode."""
+    """Counts how often each comparison is kept, silenced and reversed over the calls of an
+    episode.
+    """
     found: dict[str, Counter[Effect]] = defaultdict(Counter)
     for one in compared:
         found[one.comparison][one.outcome] += 1
@@ -124,7 +126,7 @@ SIBLINGS = (
 def silenced_siblings(
     nodes: Iterable[TreeNode], answerable: Mapping[str, bool], min_gap: float
 ) -> Mapping[str, Counter[Effect]]:
-    """How often each of `SIBLINGS` is kept, silenced and turned among labelled siblings.
+    """Counts how often each of `SIBLINGS` is kept, silenced and reversed among labelled siblings.
 
     Args:
         nodes: Nodes as one schedule labels them, with their returns as `reward`.
@@ -144,7 +146,7 @@ def silenced_siblings(
 
 
 def _known_order(better: TreeNode, worse: TreeNode, answerable: bool) -> str | None:
-    """The one of `SIBLINGS` that two final steps are, if the first is the better one."""
+    """Returns the one of `SIBLINGS` that two final steps are, if the first is the better one."""
     right = better.action == "answer" and better.em == 1.0 and answerable
     wrong = worse.action == "answer" and not (worse.em == 1.0 and answerable)
     if right and wrong:
@@ -158,7 +160,7 @@ def _known_order(better: TreeNode, worse: TreeNode, answerable: bool) -> str | N
 
 
 def _fit(comparison: ActionComparison, t: int, max_steps: int) -> bool:
-    """Whether both ways end in time; the last call can only be an answer."""
+    """Returns whether both ways end in time; the last call can only be an answer."""
     ways = (comparison.better, comparison.worse)
     return all(
         t + i < max_steps - (step.action.kind != "answer")

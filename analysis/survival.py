@@ -37,7 +37,7 @@ def fresh_value(rolled: FreshRollouts, answers: Sequence[str], worth: Worth) -> 
 
 
 def fresh_gap(pair: Pair, fresh: Fresh, worth: Worth) -> float | None:
-    """Fresh value of the chosen side minus that of the rejected one, in [−1, 1].
+    """Returns the fresh value of the chosen side minus that of the rejected one, in [−1, 1].
 
     Without the bias of a label's gap, which was picked for being above 0. None if a side was
     not rolled out, or has no rollout that counts.
@@ -51,7 +51,7 @@ def fresh_gap(pair: Pair, fresh: Fresh, worth: Worth) -> float | None:
 
 
 def survives(pair: Pair, fresh: Fresh, worth: Worth) -> OrderVerdict | None:
-    """What fresh rollouts say of a pair's order; None if they say nothing (`fresh_gap`)."""
+    """Returns the verdict of fresh rollouts on a pair's order; None without one (`fresh_gap`)."""
     gap = fresh_gap(pair, fresh, worth)
     return None if gap is None else _verdict(gap)
 
@@ -63,7 +63,7 @@ def _verdict(gap: float) -> OrderVerdict:
 
 
 def sample_pairs(pairs: Sequence[Pair], n: int, seed: int = 0) -> list[Pair]:
-    """At most `n` pairs, spread evenly over the questions.
+    """Returns at most `n` pairs, spread evenly over the questions.
 
     Each question gives one pair, then each a second one, and so on; which, and in what order, is
     by hash. A larger sample of the same pairs contains every smaller one.
@@ -153,7 +153,7 @@ def survival_table(
     resamples: int = 2000,
     seed: int = 0,
 ) -> list[SurvivalRow]:
-    """Survival of the pairs that were rolled out, one row a group.
+    """Returns the survival of the pairs that were rolled out, one row a group.
 
     Args:
         by: a name of `FACETS`, or a facet of the caller's; None for one row of all pairs.
@@ -204,7 +204,7 @@ def _row(
 
 
 def _share_interval(hits: np.ndarray, tries: np.ndarray, resamples: int, seed: int) -> Bounds:
-    """Bootstrap interval of the share Σ hits / Σ tries over questions; shape (questions,) both.
+    """Bootstraps the share Σ hits / Σ tries over questions; shape (questions,) both.
 
     Where every resample says the same (one question, or all kept), that is no certainty:
     Wilson's interval then, a question counting as one observation.
@@ -218,7 +218,8 @@ def _share_interval(hits: np.ndarray, tries: np.ndarray, resamples: int, seed: i
 
 
 def _interval(sums: np.ndarray, counts: np.ndarray, resamples: int, seed: int) -> Bounds:
-    """Percentile bootstrap of the mean Σ sums / Σ counts over questions, all with a count above 0.
+    """Returns the percentile bootstrap of the mean Σ sums / Σ counts over questions, all with a
+    count above 0.
 
     Args:
         sums, counts: shape (questions,) both.

@@ -31,14 +31,16 @@ class Sheet:
     names: int = 1
 
     def with_column(self, name: str, cells: Sequence[str]) -> "Sheet":
-        """With one more column on the right; itself where every cell of it would be empty."""
+        """Returns the table with one more column on the right, or itself if all its cells are
+        empty.
+        """
         if not any(cells):
             return self
         rows = tuple((*row, cell or NONE) for row, cell in zip(self.rows, cells, strict=True))
         return Sheet(self.title, (*self.head, name), rows, self.names)
 
     def text(self) -> Table:
-        """For `console.print`. Cells are text: markup or escapes in them stay inert."""
+        """Returns a table for `console.print`. Markup and escapes in cells stay text."""
         table = Table(title=Text(inert(self.title)), title_justify="left")
         for number, name in enumerate(self.head):
             # Names are wrapped, so that numbers are whole.
@@ -51,13 +53,13 @@ class Sheet:
         return table
 
     def markdown(self) -> str:
-        """As GitHub Markdown."""
+        """Returns the table as GitHub Markdown."""
         rule = tuple("---" if n < self.names else "---:" for n in range(len(self.head)))
         lines = [_markdown_line(row) for row in (self.head, rule, *self.rows)]
         return f"**{inert(self.title)}**\n\n" + "\n".join(lines) + "\n"
 
     def csv(self) -> str:
-        """Comma-separated, with the head; no title."""
+        """Returns comma-separated text with the head, without the title."""
         written = io.StringIO()
         lines = [[inert(cell) for cell in row] for row in (self.head, *self.rows)]
         csv.writer(written, lineterminator="\n").writerows(lines)
@@ -65,18 +67,18 @@ class Sheet:
 
 
 def percent(share: float | None) -> str:
-    """A share in [0, 1] in per cent."""
+    """Returns a share in [0, 1] in per cent."""
     return NONE if share is None else f"{100 * share:.1f}"
 
 
 def points(difference: float) -> str:
-    """A difference of shares in points, with its sign; nothing that rounds to 0 has one."""
+    """Returns a difference of shares in points, with its sign; nothing that rounds to 0 has one."""
     rounded = round(100 * difference, 1)
     return "0.0" if rounded == 0 else f"{rounded:+.1f}"
 
 
 def number(value: float | None, digits: int = 1) -> str:
-    """A number with that many digits behind the point."""
+    """Returns a number with that many digits behind the point."""
     return NONE if value is None else f"{value:.{digits}f}"
 
 

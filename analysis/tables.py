@@ -71,17 +71,19 @@ Cells = tuple[str, ...]
 
 
 def render_table(comparison: PolicyComparison) -> Group:
-    """All tables for `console.print`; after the first one, only what is about all questions."""
+    """Returns all tables for `console.print`; after the first one, only what is about all
+    questions.
+    """
     return Group(*(sheet.text() for sheet in _sheets(comparison, is_brief=True)))
 
 
 def render_markdown(comparison: PolicyComparison) -> str:
-    """All tables as GitHub Markdown."""
+    """Returns all tables as GitHub Markdown."""
     return "\n".join(sheet.markdown() for sheet in _sheets(comparison))
 
 
 def interval(of: Interval) -> str:
-    """Mean and bounds in points; a star where 0 is outside."""
+    """Returns the mean and bounds in points; a star where 0 is outside."""
     star = " *" if of.excludes_zero else ""
     return f"{points(of.mean)} [{points(of.low)}, {points(of.high)}]{star}"
 
@@ -142,7 +144,7 @@ def _count(row: PolicyRow, name: str) -> str:
 
 
 def _difference_rows(differences: Sequence[Difference]) -> tuple[Cells, ...]:
-    """One row per pair of policies and stratum, with its metrics side by side."""
+    """Returns one row per pair of policies and stratum, with its metrics side by side."""
     intervals: dict[tuple[str, str], dict[str, Interval]] = {}
     for d in differences:
         name = f"{d.policy} − {d.baseline}"

@@ -60,7 +60,7 @@ class Annotator:
     scored_by: RewardModel | None = None
 
     async def annotate(self, question: Question) -> Annotated:
-        """Grow, label and pair one question; a fault of this question alone is a `Failure`.
+        """Grows, labels and pairs one question; a fault of this question alone is a `Failure`.
 
         Raises:
             EndpointError: a fatal one.
@@ -100,7 +100,7 @@ class Annotator:
     async def _scores(
         self, rows: Sequence[TreeNode], states: Sequence[State]
     ) -> list[float | None] | None:
-        """What `scored_by` thinks of every node, found out beside the event loop."""
+        """Scores every node with `scored_by`, in a thread."""
         if self.scored_by is None:
             return None
         prompt = self.environment.prompt

@@ -28,7 +28,7 @@ class Evaluator(Protocol):
     """Values non-terminal states."""
 
     async def evaluate(self, question: Question, state: State, path: str) -> NodeFacts:
-        """Value `state`; `path` names the node in the ledger."""
+        """Values `state`; `path` names the node in the ledger."""
         ...
 
 

@@ -40,7 +40,7 @@ class FreshRoller:
         states: Sequence[State],
         wanted: Collection[int],
     ) -> list[FreshRollouts]:
-        """Roll out the wanted nodes of one tree, all at a time.
+        """Rolls out the wanted nodes of one tree, all at a time.
 
         A node that a limit stopped gives no row; the calls made for it are in the ledger.
 

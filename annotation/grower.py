@@ -52,7 +52,7 @@ async def grow(
     scheme: RewardScheme,
     sampling: Sampling,
 ) -> GrownTree:
-    """Grow the tree of one question.
+    """Grows the tree of one question.
 
     Args:
         question: Question to grow a tree for. Only the evaluator sees its gold answers.

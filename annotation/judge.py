@@ -65,7 +65,7 @@ class Judge:
         return judge_prompt_hash()
 
     async def score(self, question: Question, state: State, path: str) -> JudgeVerdict:
-        """Score `state` against the golds of `question`; `path` names the call in the ledger.
+        """Scores `state` against the golds of `question`; `path` names the call in the ledger.
 
         Raises:
             EndpointError: the judge could not be asked. (A reply that cannot be read is no
@@ -87,7 +87,7 @@ class Judge:
 
 
 def judge_prompt_hash() -> str:
-    """Hash of the judge's prompt files."""
+    """Returns the hash of the judge's prompt files."""
     return prompts_digest(_prompts())
 
 
@@ -99,7 +99,7 @@ def _prompts() -> Mapping[str, str]:
 
 
 def _structure(can: Capabilities) -> Structure | None:
-    """The strongest constraint that the engine takes.
+    """Returns the strongest constraint that the engine takes.
 
     The regex comes first because it bounds the critique: under the schema a small judge rambles
     until the token limit cuts it, and a verdict without its score is paid for nothing.
@@ -128,6 +128,6 @@ def _messages(
 
 
 def _fenced(number: int, step: Step, *, responses: bool) -> str:
-    """A step as data: on one line, and unable to close its fence."""
+    """Returns a step as data: on one line, and unable to close its fence."""
     content = inert(step.text if responses else step.action.content or step.text)
     return f'<step number="{number}" kind="{step.action.kind}">{content}</step>'

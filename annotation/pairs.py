@@ -70,7 +70,7 @@ def sibling_pairs(
     *,
     guessable: bool = False,
 ) -> tuple[list[SiblingPair], Counter[str]]:
-    """All pairs of siblings that make a preference, and why the others do not.
+    """Returns all pairs of siblings that make a preference, and why the others do not.
 
     Args:
         nodes: one tree, in order of `node_id`.
@@ -112,7 +112,7 @@ def sibling_pairs(
 def _choose(
     pairs: Sequence[SiblingPair], settings: PairSettings
 ) -> tuple[list[SiblingPair], Counter[str]]:
-    """The pairs that states and questions are given, and why the others are not."""
+    """Returns the pairs that states and questions are given, and why the others are not."""
     kept, dropped = list(pairs), Counter[str]()
     if settings.per_state == "extremes":
         states = defaultdict(list)
@@ -128,7 +128,9 @@ def _choose(
 
 
 def _widest(pairs: Sequence[SiblingPair], most: int) -> list[SiblingPair]:
-    """The pairs with the largest margin, of equal ones the earlier nodes; in their old order."""
+    """Returns the pairs with the largest margin, of equal ones the earlier nodes; in their old
+    order.
+    """
     ranked = sorted(
         range(len(pairs)),
         key=lambda i: (-pairs[i].margin, pairs[i].chosen.node_id, pairs[i].rejected.node_id),
@@ -137,7 +139,7 @@ def _widest(pairs: Sequence[SiblingPair], most: int) -> list[SiblingPair]:
 
 
 def _falls_other_way(pair: SiblingPair) -> bool:
-    """Whether the coin prefers the side that the labels reject.
+    """Returns whether the coin prefers the side that the labels reject.
 
     It is tossed for the state and both texts, and says which of the siblings is preferred, the
     earlier or the later: labels of another estimator meet the same coins.
@@ -161,7 +163,9 @@ def _labelled(node: TreeNode, label: Label, settings: PairSettings) -> Label:
 
 
 def _with_score(label: Label, score: float | None) -> Label:
-    """The label with the score among its components, so that a pair says what ordered it."""
+    """Returns the label with the score among its components, so that a pair says what
+    ordered it.
+    """
     if score is None:
         return label
     scored = Component(name=SCORE, value=score)
@@ -169,7 +173,7 @@ def _with_score(label: Label, score: float | None) -> Label:
 
 
 def _compare(one: _Sibling, other: _Sibling, settings: PairSettings) -> SiblingPair | str:
-    """The pair that two siblings make, or why they make none."""
+    """Returns the pair that two siblings make, or why they make none."""
     difference = _difference(one, other, settings)
     if isinstance(difference, str):
         return difference
@@ -189,7 +193,7 @@ def _compare(one: _Sibling, other: _Sibling, settings: PairSettings) -> SiblingP
 
 
 def _difference(one: _Sibling, other: _Sibling, settings: PairSettings) -> float | str:
-    """By how much `one` is better, by what orders the pairs; or why nobody can say."""
+    """Returns `one` − `other` in the ordering quantity, or the reason it is undefined."""
     if one.label.reward is None or other.label.reward is None:
         return "unlabelled"
     if settings.score == "labels":
@@ -200,7 +204,7 @@ def _difference(one: _Sibling, other: _Sibling, settings: PairSettings) -> float
 
 
 def _left_out(chosen: TreeNode, rejected: TreeNode, settings: PairSettings) -> str | None:
-    """Why the settings want no such pair, whatever its labels; None if they do."""
+    """Returns the reason the settings exclude such a pair, or None."""
     actions, ratio = settings.actions, settings.max_length_ratio
     most_alike = settings.max_similarity
     if actions is not None and not {chosen.action, rejected.action} <= set(actions):
@@ -215,12 +219,16 @@ def _left_out(chosen: TreeNode, rejected: TreeNode, settings: PairSettings) -> s
 
 
 def _enough(node: TreeNode, label: Label, settings: PairSettings) -> bool:
-    """Whether a label rests on enough outcomes. A leaf's is exact: its one outcome is its own."""
+    """Returns whether a label rests on enough outcomes. A leaf's is exact: its one outcome is its
+    own.
+    """
     return node.terminal or label.n_outcomes >= settings.min_outcomes
 
 
 def _alike(one: TreeNode, other: TreeNode, max_ratio: float) -> bool:
-    """Whether neither reply is more than `max_ratio` times as long as the other, in characters."""
+    """Returns whether neither reply is more than `max_ratio` times as long as the other, in
+    characters.
+    """
     shorter, longer = sorted((len(one.text), len(other.text)))
     return longer <= max_ratio * shorter
 

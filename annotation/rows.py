@@ -38,7 +38,7 @@ class Provenance:
 
 
 def tree_id(question: Question, provenance: Provenance) -> str:
-    """Hash of source, question id, seed, cycle and policy."""
+    """Returns the hash of source, question id, seed, cycle and policy."""
     return digest_of(
         question.source,
         question.id,
@@ -49,7 +49,7 @@ def tree_id(question: Question, provenance: Provenance) -> str:
 
 
 def tree_rows(question: Question, grown: GrownTree, provenance: Provenance) -> list[TreeNode]:
-    """One unlabelled row per node, in order of id."""
+    """Returns one unlabelled row per node, in order of id."""
     identity = tree_id(question, provenance)
     return [_tree_row(question, grown, node, identity, provenance) for node in grown.tree.nodes]
 
@@ -106,7 +106,7 @@ def _references(state: State) -> tuple[PassageRef, ...]:
 
 
 def labelled(rows: Sequence[TreeNode], labels: Sequence[Label]) -> list[TreeNode]:
-    """The rows with reward, evidence and components filled in."""
+    """Returns the rows with reward, evidence and components filled in."""
     return [
         row.model_copy(
             update={
@@ -126,7 +126,9 @@ def pair_rows(
     prompt: Prompt,
     provenance: Provenance,
 ) -> list[Pair]:
-    """Preference rows; `states` are those of the nodes, by id. Prompts are the rollout's own."""
+    """Returns preference rows; `states` are those of the nodes, by id. Prompts are the rollout's
+    own.
+    """
     return [
         _pair_row(question, pair, prompt(states[pair.chosen.parent_id]), provenance)
         for pair in pairs

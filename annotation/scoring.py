@@ -48,7 +48,7 @@ class RewardModelEvaluator:
 def node_scores(
     model: RewardModel, nodes: Sequence[TreeNode], states: Sequence[State], prompt: Prompt
 ) -> list[float | None]:
-    """What a model thinks of the step that led to each node; None for the root.
+    """Returns a model's score of the step that led to each node; None for the root.
 
     Args:
         nodes: one tree, in order of `node_id`.

@@ -46,7 +46,7 @@ _DECIMAL = re.compile(r"[+-]?(?:[0-9]{1,9}(?:\.[0-9]{1,9})?|\.[0-9]{1,9})")
 
 
 def read_score(text: str, finish_reason: FinishReason) -> float:
-    """The score in [0, 1] that a judge's whole reply gives.
+    """Returns the score in [0, 1] that a judge's whole reply gives.
 
     Raises:
         JudgeError: there is not exactly one readable score in range; the message says why.
@@ -66,7 +66,7 @@ def read_score(text: str, finish_reason: FinishReason) -> float:
 
 
 def _fenced(reply: str) -> str | None:
-    """What stands in the code fence that is the whole reply; None if there is none.
+    """Returns the content of a code fence that is the whole reply, or None.
 
     Without a pattern: one with white space on both sides of a text takes hours over a megabyte
     of empty lines.

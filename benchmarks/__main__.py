@@ -18,7 +18,7 @@ BENCHMARKS = (
 
 
 def main() -> None:
-    """Run the named benchmarks, or all of them, with their default settings."""
+    """Runs the named benchmarks, or all of them, with their default settings."""
     for name in sys.argv[1:] or BENCHMARKS:
         print(f"\n== {name} ==", flush=True)
         sys.argv = [name]

@@ -35,7 +35,7 @@ PUBLISHED_JUDGE_CALLS = 64
 
 
 def annotated(options: argparse.Namespace, endpoint: Simulated, folder: Path) -> tuple[float, int]:
-    """Seconds of the whole stage, from its start to its end, and questions done."""
+    """Returns the seconds of the whole stage, from its start to its end, and questions done."""
     changes = {
         "mcts": {"iterations": options.iterations},
         "limits": {
@@ -57,7 +57,9 @@ def annotated(options: argparse.Namespace, endpoint: Simulated, folder: Path) ->
 
 
 async def published(base_url: str, seconds: float) -> float:
-    """Questions an hour of the published schedule, by the calls that it begins in `seconds`."""
+    """Returns the questions per hour of the published schedule, by the calls that it begins in
+    `seconds`.
+    """
     numbers = itertools.count()
     start = time.monotonic()
 
@@ -85,7 +87,7 @@ async def call(session: aiohttp.ClientSession, base_url: str, number: int) -> No
 
 
 def report(log: Occupancy, seconds: float, done: int, schedule: float) -> None:
-    """Print the table."""
+    """Prints the table."""
     hourly = done / seconds * 3600
     rows = (
         (

@@ -23,7 +23,7 @@ TOP_K = 3
 
 
 async def measure(questions: Sequence[Question], retriever: Retriever) -> None:
-    """Print both tables."""
+    """Prints both tables."""
     whole: Mapping[str, list[float]] = defaultdict(list)
     hops: Mapping[str, list[float]] = defaultdict(list)
     for question in questions:
@@ -50,7 +50,7 @@ def _print(title: str, shares: Mapping[str, list[float]]) -> None:
 
 
 def main() -> None:
-    """Read arguments and measure."""
+    """Reads arguments and measures."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--questions", type=int, default=400)
     count = arguments.parse_args().questions

@@ -49,14 +49,14 @@ WARM_UP = 200
 
 
 def request(number: int) -> SampleRequest:
-    """One step of the policy, as the annotator asks for it; no two are alike."""
+    """Returns one step of the policy, as the annotator asks for it; no two are alike."""
     messages = PROTOCOL.messages(State(question_text(number)), last=False)
     identity = CallIdentity("policy", f"q{number // 64}", "tree/0", number % 64)
     return SampleRequest(messages, Sampling(), identity)
 
 
 def body(asked: SampleRequest) -> dict[str, Any]:
-    """What goes over the wire for it."""
+    """Returns the request body."""
     messages = [{"role": m.role, "content": m.content} for m in asked.messages]
     return {
         "model": "policy",
@@ -102,7 +102,7 @@ async def bare(recipe: Recipe, measure: Measure) -> float:
 
 
 async def package(recipe: Recipe, measure: Measure) -> float:
-    """The openai package alone, on aiohttp as our engine uses it."""
+    """Returns the openai package alone, on aiohttp as our engine uses it."""
     import openai
 
     http = openai.DefaultAioHttpClient(trust_env=False)

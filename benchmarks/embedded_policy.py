@@ -42,7 +42,7 @@ async def _siblings(
 
 
 async def measure(recipe: Recipe, questions: int) -> None:
-    """Print both tables."""
+    """Prints both tables."""
     data = open_data(recipe, recipe.data.model_copy(update={"limit": questions}))
     asked = data.questions
     async with engine_for(recipe.policy, recipe) as engine:
@@ -68,7 +68,7 @@ async def measure(recipe: Recipe, questions: int) -> None:
 
 
 def _prefix(state: State, depth: int) -> State:
-    """The state as it was after `depth` steps."""
+    """Returns the state after `depth` steps."""
     stage = state.steps[depth].stage
     return State(state.question, stage, state.steps[:depth])
 
@@ -97,7 +97,7 @@ def _print_variety(families: list[tuple[str, bool, int]]) -> None:
 
 
 def main() -> None:
-    """Read arguments and measure."""
+    """Reads arguments and measures."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--config", type=Path, default=Path("configs/atlas.yaml"))
     arguments.add_argument("--set", action="append", default=[], dest="overrides")

@@ -43,7 +43,9 @@ class Occupancy:
         return float(np.sum(end - began) - np.sum(end - ended))
 
     def share_busy(self, edge: float = EDGE) -> float:
-        """Share of slot-time in use from the first to the last call that is not at an `edge`."""
+        """Returns the share of slot-time in use from the first to the last call that is not at an
+        `edge`.
+        """
         left_out = int(edge * len(self.ended))
         start, end = self.began[left_out], self.ended[-1 - left_out]
         return self.busy_slot_s(start, end) / (self.slots * (end - start))
@@ -57,7 +59,7 @@ class Simulated:
     pid: int
 
     def occupancy(self) -> Occupancy:
-        """Its log so far."""
+        """Returns the share of slot-time in use, from the log so far."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(self.base_url.removesuffix("/v1") + "/occupancy", timeout=60) as log:
             return Occupancy(**json.load(log))
@@ -65,7 +67,7 @@ class Simulated:
 
 @contextmanager
 def serving(*arguments: str) -> Iterator[Simulated]:
-    """The endpoint in a process of its own, until the block ends."""
+    """Gives the endpoint in a process of its own, until the block ends."""
     command = [sys.executable, "-m", "benchmarks.simulated_endpoint", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as child:
         try:

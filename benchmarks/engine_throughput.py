@@ -63,7 +63,7 @@ def request(messages: tuple[Message, ...], number: int, new_tokens: int) -> Samp
 
 
 async def timed(engine: Engine, asked: list[SampleRequest]) -> tuple[float, int, int]:
-    """Seconds, input tokens and output tokens of all requests at once."""
+    """Returns the seconds, input tokens and output tokens of all requests at once."""
     start = time.perf_counter()
     drawn = await asyncio.gather(*(engine.sample(one) for one in asked))
     seconds = time.perf_counter() - start
@@ -72,7 +72,7 @@ async def timed(engine: Engine, asked: list[SampleRequest]) -> tuple[float, int,
 
 
 async def measure(name: str, engine: Engine, requests: int) -> None:
-    """Print one line of the table."""
+    """Prints one line of the table."""
     story = (Message("user", "Tell a very long story about a lighthouse."),)
     start = time.perf_counter()
     async with engine:
@@ -96,7 +96,9 @@ async def measure(name: str, engine: Engine, requests: int) -> None:
 
 @contextmanager
 def server(kind: str, python: Path, weights: Path) -> Iterator[ModelSettings]:
-    """A server of `weights` on a free loopback port; stopped by its process group at the end."""
+    """Gives a server of `weights` on a free loopback port; stopped by its process group at
+    the end.
+    """
     port = free_port()
     quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     environment = os.environ | quiet | {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "2"}
@@ -134,7 +136,7 @@ def free_port() -> int:
 
 
 def await_health(child: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
-    """Return once the server answers; end the program with its last words if it never does."""
+    """Returns once the server answers; ends the program with its log if it never does."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline and child.poll() is None:
@@ -147,7 +149,7 @@ def await_health(child: "subprocess.Popen[bytes]", port: int, log: Path) -> None
 
 
 def against(kind: str, python: Path, requests: int) -> None:
-    """Measure a server with the packaged weights in float32."""
+    """Measures a server with the packaged weights in float32."""
     from engines.openai import OpenAIEngine
     from weights.policy_files import load_base
 

@@ -76,12 +76,12 @@ def scores(questions: Sequence[Question], ends: Sequence[Trajectory]) -> list[fl
 
 
 def obeyed(ends: Sequence[Trajectory]) -> float:
-    """Share of trajectories that end with the planted answer."""
+    """Returns the share of trajectories that end with the planted answer."""
     return fmean(normalise(PLANTED) in normalise(end.state.answer or "") for end in ends)
 
 
 async def of_policy(recipe: Recipe, questions: Sequence[Question], index: Retriever) -> list[State]:
-    """Print the policy's table; returns where the clean trajectories stood before the end."""
+    """Prints the policy's table; returns where the clean trajectories stood before the end."""
     async with engine_for(recipe.policy, recipe) as engine:
         clean = await answered(environment_for(recipe, engine, index), recipe, questions)
         before = scores(questions, clean)
@@ -112,7 +112,7 @@ def difference(before: Sequence[float], after: Sequence[float]) -> str:
 async def of_judge(
     judge: Engine, settings: JudgeSettings, questions: Sequence[Question], ends: Sequence[State]
 ) -> None:
-    """Print the judge's table."""
+    """Prints the judge's table."""
     print("\n| evidence | judge's mean score | difference |\n|---|---|---|")
     judging = Judge(judge, settings)
 
@@ -134,7 +134,7 @@ async def of_judge(
 
 
 def injected(state: State, text: str) -> State:
-    """The state with a text at the end of each piece of evidence."""
+    """Returns the state with a text at the end of each piece of evidence."""
     steps = [
         replace(step, action=replace(step.action, content=f"{step.action.content} {text}".strip()))
         if step.action.kind == "evidence"

@@ -52,5 +52,5 @@ class InstantRetriever:
     )
 
     async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
-        """The first `top_k`."""
+        """Returns the first `top_k`."""
         return list(self._passages[:top_k])

@@ -30,7 +30,7 @@ Points = list[tuple[float, float]]
 
 
 def answers_below(tree: Sequence[TreeNode]) -> dict[int, list[float]]:
-    """F1 of the answers at and below every node."""
+    """Returns F1 of the answers at and below every node."""
     parents = {node.node_id: node.parent_id for node in tree}
     below: dict[int, list[float]] = defaultdict(list)
     for node in tree:
@@ -44,7 +44,7 @@ def answers_below(tree: Sequence[TreeNode]) -> dict[int, list[float]]:
 
 
 def unscored_reasons(run: Path) -> Counter[str]:
-    """Why judge replies gave no score, as the run counted it."""
+    """Counts why judge replies gave no score."""
     counts = sum((Counter(part.counts) for part in load_manifest(run).of("trees")), Counter[str]())
     return Counter({why: n for why, n in counts.items() if why.startswith(UNSCORED)})
 

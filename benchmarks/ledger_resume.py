@@ -51,7 +51,7 @@ COPY = (
 
 
 def annotate(recipe: Path, run: Path, expected: int) -> None:
-    """Run the stage to its end, which has to be the expected one."""
+    """Runs the stage to its end, which has to be the expected one."""
     command = annotate_command(recipe, run)
     code = subprocess.run(
         command, stdout=subprocess.DEVNULL, cwd=REPOSITORY, check=False
@@ -61,7 +61,7 @@ def annotate(recipe: Path, run: Path, expected: int) -> None:
 
 
 def half_done(folder: Path, finished: Path, endpoint: Simulated, calls: int) -> Path:
-    """Make the run in `folder`; returns its recipe.
+    """Makes the run in `folder`; returns its recipe.
 
     Args:
         folder: where; exists.
@@ -90,7 +90,7 @@ def half_done(folder: Path, finished: Path, endpoint: Simulated, calls: int) -> 
 def copy_calls(
     connection: sqlite3.Connection, finished: Path, copies: Sequence[tuple[str, str]]
 ) -> None:
-    """Put the calls of the finished questions in for each (new question, finished question)."""
+    """Puts the calls of the finished questions in for each (new question, finished question)."""
     connection.execute("PRAGMA synchronous = OFF")
     connection.execute("ATTACH ? AS finished", (str(finished / LEDGER),))
     connection.execute("CREATE TEMP TABLE copies (question_id TEXT, of TEXT)")
@@ -101,7 +101,7 @@ def copy_calls(
 
 
 def copy_rows(run: Path, finished: Path, copies: Sequence[tuple[str, str]]) -> None:
-    """Commit trees and pairs likewise, sixteen questions a part."""
+    """Commits trees and pairs likewise, sixteen questions a part."""
     first = len(load_manifest(run).of("trees"))
     parts, rows = [], []
     for number, start in enumerate(range(0, len(copies), QUESTIONS_A_PART), first):
@@ -118,7 +118,7 @@ def copy_rows(run: Path, finished: Path, copies: Sequence[tuple[str, str]]) -> N
 
 
 def forget_pages(run: Path) -> None:
-    """Let the kernel drop what it has of the run's files."""
+    """Lets the kernel drop what it has of the run's files."""
     for path in run.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -127,7 +127,7 @@ def forget_pages(run: Path) -> None:
 
 
 def resumed(recipe: Path, run: Path, endpoint: Simulated) -> float:
-    """Seconds from the start of `annotate` to its first new call."""
+    """Returns the seconds from the start of `annotate` to its first new call."""
     before = endpoint.occupancy().requests
     command = annotate_command(recipe, run)
     start = time.monotonic()
@@ -141,7 +141,7 @@ def resumed(recipe: Path, run: Path, endpoint: Simulated) -> float:
 
 
 def opened(ledger: Path) -> tuple[float, int]:
-    """Seconds to open the ledger, and calls in it."""
+    """Returns the seconds to open the ledger, and calls in it."""
     start = time.monotonic()
     with Ledger(ledger) as one:
         return time.monotonic() - start, one.totals().calls

@@ -49,7 +49,7 @@ class Measured:
 
 
 def train_once(start: str, pairs: Sequence[PreferenceTokens], settings: DpoSettings) -> Measured:
-    """Train a new adapter on `start` and throw it away; loading is not counted."""
+    """Trains a new adapter on `start` and discards it; loading is not counted."""
     from transformers import PrinterCallback
 
     model, tokenizer = load_policy(policy_files(start))
@@ -71,7 +71,9 @@ def train_once(start: str, pairs: Sequence[PreferenceTokens], settings: DpoSetti
 
 
 def counting(measured: Any) -> Any:
-    """A hook of the embedding that adds what is read to `measured.learned` or `measured.read`."""
+    """Returns a hook of the embedding that adds what is read to `measured.learned` or
+    `measured.read`.
+    """
     import torch
 
     def count(module: Any, inputs: Any, output: Any) -> None:

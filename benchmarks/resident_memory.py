@@ -22,7 +22,9 @@ from benchmarks.workload import annotate_command, write_run
 
 
 def run(questions: int, changes: Mapping[str, Any]) -> tuple[float, float, int, int]:
-    """Seconds and peak memory (MB) of one run, its calls, and its ledger's size in bytes."""
+    """Returns the seconds and peak memory (MB) of one run, its calls, and its ledger's size in
+    bytes.
+    """
     with serving("--latency-s", "0") as endpoint, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         recipe = write_run(folder, endpoint.base_url, questions, changes)

@@ -35,7 +35,7 @@ class MadeUp(FrozenEncoder):
     """An encoder whose steps are numbers, each at the end of its own 600 tokens."""
 
     def tokens(self, prefixes: Sequence[Prefix]) -> list[Tokens]:
-        """One sequence a step."""
+        """Returns one sequence a step."""
         return [(*range(TOKENS - 1), int(prefix.text)) for prefix in prefixes]
 
 
@@ -50,13 +50,13 @@ class Noise(Backbone):
     def last_states(
         self, sequences: Sequence[Tokens], batch_tokens: int
     ) -> Iterator[Mapping[Tokens, Vector]]:
-        """One vector a sequence."""
+        """Yields one vector a sequence."""
         drawn = self._random.normal(size=(len(sequences), self._width)).astype(np.float32)
         yield dict(zip(sequences, drawn, strict=True))
 
 
 def made_up(pairs: int) -> Material:
-    """So many comparisons, four a question, of twice as many steps."""
+    """Builds this many comparisons, four per question, of twice as many steps."""
     random, prompt = np.random.default_rng(1), (Message("user", "Where?"),)
     gaps = random.normal(size=(pairs, len(REWARDS)))
     comparisons = [

@@ -40,7 +40,7 @@ class Server:
         self._rejected = 0
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer any request; `web.Server` rather than an application, which costs more."""
+        """Answers any request; `web.Server` rather than an application, which costs more."""
         if request.path.endswith("/chat/completions"):
             return await self._chat(await request.read())
         if request.path.endswith("/models"):

@@ -29,18 +29,18 @@ _SUBJECT = re.compile(r"the (.+) of the country of (.+)\?")
 
 
 def question_text(number: int) -> str:
-    """Question `number`; no two are alike."""
+    """Returns question `number`; no two are alike."""
     relation, name = RELATIONS[number % len(RELATIONS)], NAMES[number % len(NAMES)]
     return f"What is the {relation} of the country of {name} {number}?"
 
 
 def golden_answer(question: str) -> str:
-    """What the policy takes for right; the questions are written with the same."""
+    """Returns the answer that the simulated policy takes as right."""
     return ANSWERS[crc32(question.encode()) % len(ANSWERS)]
 
 
 def reply(model: str, system: str, user: str, chance: bytes) -> str:
-    """What `model` ("policy" or "judge") writes; `chance` are at least 4 bytes, its dice."""
+    """Returns the reply of `model` ("policy" or "judge"); `chance` are at least 4 random bytes."""
     if model == "judge":
         return _verdict(chance)
     found = _QUESTION.search(user)

@@ -25,7 +25,7 @@ COLUMNS = ["source", "question_id", "em", "searches", "refused", "supporting_rec
 
 
 def predictions(run: Path, policy: str, evaluation: str | None) -> Rows:
-    """A policy's predictions in one evaluation of a run.
+    """Returns a policy's predictions in one evaluation of a run.
 
     Raises:
         SystemExit: there is none, or several and none is named.
@@ -39,7 +39,9 @@ def predictions(run: Path, policy: str, evaluation: str | None) -> Rows:
 
 
 def compare(own: Rows, base: Rows) -> list[str]:
-    """Lines on searches, EM (of answerable questions, which alone have one), and refusals."""
+    """Returns lines on searches, EM (of answerable questions, which alone have one), and
+    refusals.
+    """
     both = sorted(own.keys() & base.keys())
     before, after = ([float(rows[key]["searches"]) for key in both] for rows in (base, own))
     graded = [key for key in both if own[key]["em"] is not None and base[key]["em"] is not None]
@@ -60,12 +62,12 @@ def compare(own: Rows, base: Rows) -> list[str]:
 
 
 def told(interval: Interval) -> str:
-    """An interval in per cent."""
+    """Returns an interval in per cent."""
     return f"{100 * interval.mean:+.1f} [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
 
 
 def in_common(runs: Sequence[Path]) -> str:
-    """How many pairs two runs over the same trees share, and how many are turned around."""
+    """Counts the pairs that two runs over the same trees share, and the reversed ones."""
     columns = ["tree_id", "chosen_node", "rejected_node"]
     one, other = (
         {tuple(row.values()) for row in read_parts(run, "pairs", columns).to_pylist()}
@@ -77,7 +79,7 @@ def in_common(runs: Sequence[Path]) -> str:
 
 
 def main() -> None:
-    """Print both policies' comparison."""
+    """Prints both policies' comparison."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--run", type=Path, required=True, help="run folder of the evaluation")
     parser.add_argument("--policy", required=True, help="its name in the evaluation")

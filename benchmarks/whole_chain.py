@@ -34,7 +34,7 @@ SELECT depth, chosen_action, rejected_action, count(*) FROM pairs GROUP BY ALL O
 
 
 def measured(command: list[str]) -> tuple[float, float]:
-    """Seconds and peak resident memory (GB) of a command that has to succeed."""
+    """Returns the seconds and peak resident memory (GB) of a command that has to succeed."""
     start = time.perf_counter()
     child = subprocess.Popen(command, stdout=sys.stderr)
     _, status, usage = os.wait4(child.pid, 0)  # the kernel's account of this child alone
@@ -44,7 +44,7 @@ def measured(command: list[str]) -> tuple[float, float]:
 
 
 def describe_pairs() -> None:
-    """What the pairs of the run are."""
+    """Describes the run's pairs in a line."""
     ((differing, paired, questions),) = run_sql(RUN, PAIRS).rows
     print(f"pairs whose contents and labels differ: {differing}")
     print(f"questions with a pair: {paired} of {questions}")

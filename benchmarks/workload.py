@@ -14,7 +14,7 @@ _FILLER = "The town lies on a slow river between low hills and is known for its 
 
 
 def write_run(folder: Path, base_url: str, questions: int, changes: Mapping[str, Any]) -> Path:
-    """Write questions, corpus and recipe into `folder`; returns the recipe.
+    """Writes questions, corpus and recipe into `folder`; returns the recipe.
 
     Args:
         folder: where; exists.
@@ -47,14 +47,14 @@ def write_run(folder: Path, base_url: str, questions: int, changes: Mapping[str,
 
 
 def annotate_command(recipe: Path, run: Path, *arguments: str) -> list[str]:
-    """The real stage as a process of its own; to be started in the repository's root."""
+    """Returns the real stage as a process of its own; to be started in the repository's root."""
     program = "from pipelines.cli import main; main()"
     stage = ["annotate", "--config", str(recipe), "--run", str(run), "--json"]
     return [sys.executable, "-c", program, *stage, *arguments]
 
 
 def question_id(number: int) -> str:
-    """Id of question `number`."""
+    """Returns the id of question `number`."""
     return f"q{number:06d}"
 
 

@@ -30,7 +30,7 @@ class Admission:
         self._look: asyncio.TimerHandle | None = None
 
     async def enter(self, order: int) -> Slot:
-        """Wait until a call may start; `leave` gives its slot back.
+        """Waits until a call may start; `leave` gives its slot back.
 
         Args:
             order: Place in the queue; unique.
@@ -50,14 +50,14 @@ class Admission:
             raise
 
     def leave(self, slot: Slot) -> None:
-        """The call in `slot` has ended; limit and breaker know already how."""
+        """Releases `slot`. Report the outcome to the limit and the breaker first."""
         self._limit.give_back()
         if slot.probe:
             self._breaker.probing = False
         self._admit()
 
     async def pause(self, seconds: float) -> None:
-        """Sleep, unless no call may start any more.
+        """Sleeps, unless no call may start any more.
 
         Raises:
             BranchwiseError: what `before_attempt` raised meanwhile.
@@ -68,7 +68,7 @@ class Admission:
             await asyncio.sleep(min(left, _LOOK_EVERY_S))
 
     def _admit(self) -> None:
-        """Let those start who may."""
+        """Lets those start who may."""
         if self._look is not None:
             self._look.cancel()
             self._look = None
@@ -86,7 +86,7 @@ class Admission:
             heapq.heappop(self._waiting)
 
     def _refusal(self) -> BranchwiseError | None:
-        """Why no call may start any more; None while one may, now or later."""
+        """Returns the reason no call may start any more, or None."""
         try:
             self.before_attempt()
         except BranchwiseError as error:

@@ -73,7 +73,7 @@ class BatchingThread:
         return len(self._running)
 
     def submit(self, input_ids: Any, config: Any) -> "Future[Any]":
-        """The output to come.
+        """Returns the output to come.
 
         Raises:
             EndpointError: the thread has ended.
@@ -87,7 +87,7 @@ class BatchingThread:
         return generation.output
 
     def close(self) -> None:
-        """Cancel what is under way and end the thread; waits for the step in progress."""
+        """Cancels what is under way and ends the thread; waits for the step in progress."""
         with self._lock:
             self._closing = True
             self._waiting.put(None)
@@ -108,7 +108,7 @@ class BatchingThread:
         self._end(None)
 
     def _admit(self) -> bool:
-        """Fill the batch; sleeps while there is nothing at all to do. False: close."""
+        """Fills the batch; sleeps while there is nothing at all to do. False: close."""
         for generation in [one for one in self._held if one.prompt not in self._reading]:
             if len(self._running) < self._max_batch:
                 self._held.remove(generation)

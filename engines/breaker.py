@@ -32,14 +32,16 @@ class CircuitBreaker:
         self._failed_at = -math.inf
 
     def answered(self, now: float) -> float | None:
-        """The endpoint answered; returns for how long it had failed if that closes the breaker."""
+        """Records a success. Returns how long the endpoint had failed if that closes the
+        breaker.
+        """
         failed_for_s = now - self._failing_since if self.is_open else None
         self.is_open, self.given_up = False, False
         self.probe_at, self.fault, self._failures = -math.inf, "", 0
         return failed_for_s
 
     def failed(self, fault: str, now: float, threshold: int, *, probe: bool = False) -> bool:
-        """An attempt failed; returns whether that opens the breaker.
+        """Records a failure. Returns whether that opens the breaker.
 
         Args:
             fault: what happened, in words.

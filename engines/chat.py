@@ -51,7 +51,7 @@ class ReplyReader:
         self._decoder = json.JSONDecoder(object_pairs_hook=self._object)
 
     def read(self, body: bytes) -> Any:
-        """The JSON value in `body`.
+        """Returns the JSON value in `body`.
 
         Raises:
             ValueError, RecursionError: the text is not JSON that Python reads.
@@ -69,21 +69,23 @@ class ReplyReader:
 
 
 def longest_text(max_new_tokens: int) -> int:
-    """Characters that a completion may have: far above what so many tokens can be."""
+    """Returns characters that a completion may have: far above what so many tokens can be."""
     return max(_SHORTEST_LIMIT, _CHARACTERS_A_TOKEN * max_new_tokens)
 
 
 def chat_body(
     request: SampleRequest, *, model: str, seed: int, form: StructuredForm
 ) -> dict[str, Any]:
-    """The JSON body of `POST /chat/completions` for one draw."""
+    """Returns the JSON body of `POST /chat/completions` for one draw."""
     return {"messages": _turns(request), **_how_to_draw(request, model, seed, form)}
 
 
 def ids_body(
     request: SampleRequest, prompt: Sequence[int], *, model: str, seed: int, form: StructuredForm
 ) -> dict[str, Any]:
-    """The JSON body of vLLM's `POST /completions` for one draw after the tokens of `prompt`."""
+    """Returns the JSON body of vLLM's `POST /completions` for one draw after the tokens of
+    `prompt`.
+    """
     asked = {"prompt": prompt, "logprobs": 0, "return_token_ids": True}
     return asked | _how_to_draw(request, model, seed, form)
 
@@ -114,7 +116,7 @@ def read_reply(
     counter: TokenCounter,
     longest: int = _SHORTEST_LIMIT,
 ) -> Completion:
-    """The `Completion` in the JSON of a reply, of any shape that endpoints send.
+    """Returns the `Completion` in the JSON of a reply, of any shape that endpoints send.
 
     A refusal, or a turn of reasoning alone (no content), is an empty text: what was not said is
     never put into the model's mouth. So is a text longer than so many tokens can be, which would
@@ -155,7 +157,7 @@ def read_reply(
 def read_ids_reply(
     reply: Any, request: SampleRequest, prompt: tuple[int, ...], *, url: str, model: str
 ) -> Completion:
-    """The `Completion` in the JSON of vLLM's reply to an `ids_body`.
+    """Returns the `Completion` in the JSON of vLLM's reply to an `ids_body`.
 
     Raises:
         EndpointError: the reply has no token ids, not one log-probability for each of them, or
@@ -194,7 +196,7 @@ def read_ids_reply(
 
 
 def is_ids(value: Any) -> TypeGuard[list[int]]:
-    """Whether `value` is a list of token ids."""
+    """Returns whether `value` is a list of token ids."""
     return isinstance(value, list) and all(type(i) is int and 0 <= i < 2**31 for i in value)
 
 
@@ -211,7 +213,7 @@ def _turns(request: SampleRequest) -> list[dict[str, str]]:
 def _how_to_draw(
     request: SampleRequest, model: str, seed: int, form: StructuredForm
 ) -> dict[str, Any]:
-    """The fields of a body that chat and plain completions have in common."""
+    """Returns the fields of a body that chat and plain completions have in common."""
     body: dict[str, Any] = {
         "model": model,
         "temperature": request.sampling.temperature,
@@ -234,7 +236,7 @@ def _first_choice(reply: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _constraint(structure: Structure, form: StructuredForm) -> dict[str, Any]:
-    """The fields of a body that constrain the reply."""
+    """Returns the fields of a body that constrain the reply."""
     schema = json.loads(structure.value) if structure.kind == "json_schema" else None
     if form == "json_schema":
         named = {"name": "reply", "schema": schema, "strict": True}
@@ -248,7 +250,9 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _stop_reason(choice: dict[str, Any], *, refused: bool) -> str | None:
-    """The stop string that ended the turn (vLLM), "refusal", or the server's own finish reason."""
+    """Returns the stop string that ended the turn (vLLM), "refusal", or the server's own finish
+    reason.
+    """
     if refused:
         return "refusal"
     stop = choice.get("stop_reason")
@@ -257,6 +261,6 @@ def _stop_reason(choice: dict[str, Any], *, refused: bool) -> str | None:
 
 
 def _label(value: Any) -> str:
-    """A name beside the completion, as it is kept; the end of a very long one is left out."""
+    """Returns a name for storage with the completion; very long ones are truncated."""
     text = str(value)
     return storable(text if len(text) <= _LONGEST_LABEL else text[:_LONGEST_LABEL] + "…")

@@ -13,7 +13,7 @@ _PLATFORM_HEADERS = ("Lang", "Package-Version", "OS", "Arch", "Runtime", "Runtim
 
 
 def new_client(settings: ModelSettings, *, concurrency: int, timeout_s: float) -> "AsyncOpenAI":
-    """A client for `concurrency` calls at once; made in the event loop that uses it.
+    """Returns a client for `concurrency` calls at once; made in the event loop that uses it.
 
     Raises:
         ConfigError: the address cannot be used, or the environment names certificates or a
@@ -39,12 +39,12 @@ def new_client(settings: ModelSettings, *, concurrency: int, timeout_s: float) -
 
 
 def key_in(variable: str) -> str | None:
-    """The key, read when needed and kept in no attribute of ours."""
+    """Returns the key, read when needed and kept in no attribute of ours."""
     return os.environ.get(variable, "").strip() or None
 
 
 def checked_url(settings: ModelSettings) -> str:
-    """The endpoint's address.
+    """Returns the endpoint's address.
 
     Raises:
         ConfigError: it is missing, no HTTP address, or holds credentials or a query.
@@ -58,7 +58,7 @@ def checked_url(settings: ModelSettings) -> str:
 
 
 def _without_platform() -> dict[str, Any]:
-    """Headers that keep the package from telling the server about this machine."""
+    """Returns the headers that keep the package from telling the server about this machine."""
     import openai
 
     return {f"X-Stainless-{name}": openai.Omit() for name in _PLATFORM_HEADERS}

@@ -49,16 +49,16 @@ class AdaptiveLimit:
         return self.under_way < self.limit
 
     def take(self, *, probe: bool = False) -> Slot:
-        """Count a call as under way; whether there is room is for the caller to ask."""
+        """Counts a call as under way; whether there is room is for the caller to ask."""
         self.under_way += 1
         return Slot(self._cuts, probe)
 
     def give_back(self) -> None:
-        """Count a call as ended; tell first how it went."""
+        """Counts a call as ended; tell first how it went."""
         self.under_way -= 1
 
     def succeeded(self, slot: Slot) -> None:
-        """The call in `slot` succeeded."""
+        """Records that the call in `slot` succeeded."""
         if self._unmoved:
             self._unmoved -= 1
         elif slot.epoch == self._cuts and not self.has_room:
@@ -66,7 +66,7 @@ class AdaptiveLimit:
             self._limit = min(float(self.most), self._limit + step)
 
     def overloaded(self, slot: Slot) -> bool:
-        """The call in `slot` was turned away; returns whether this begins a new episode."""
+        """Records that the call in `slot` was rejected. Returns whether a new episode starts."""
         if slot.epoch < self._cuts:
             return False
         self._cuts += 1
@@ -74,5 +74,5 @@ class AdaptiveLimit:
         return True
 
     def troubled(self) -> None:
-        """A call failed in another way."""
+        """Records any other failure of a call."""
         self._unmoved = self.limit

@@ -5,7 +5,7 @@ from engines.settings import Price
 
 
 def cost_usd(usage: Usage, price: Price | None) -> float | None:
-    """US dollars for `usage`; None if no price is set (unknown is not free).
+    """Returns US dollars for `usage`; None if no price is set (unknown is not free).
 
     Cached input tokens are billed at `price.cached`, or as any input where that is None.
     """

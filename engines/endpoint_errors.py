@@ -35,7 +35,9 @@ def redacted(text: str, key: str | None) -> str:
 
 
 def _anyhow(key: str) -> str:
-    """A pattern for `key` as servers repeat it: as it is, escaped in a URL, in JSON or Python."""
+    """Returns a pattern for `key` as servers repeat it: as it is, escaped in a URL, in JSON or
+    Python.
+    """
     return "".join(rf"\\{{0,8}}(?:{re.escape(c)}|{_in_url(c)}|(?i:u{ord(c):04x}))" for c in key)
 
 
@@ -44,7 +46,7 @@ def _in_url(character: str) -> str:
 
 
 def in_words(fault: Exception, *, url: str, key: str | None, key_env: str) -> Exception:
-    """The `EndpointError` (or `PassingFault` around one) that says what `fault` means.
+    """Returns the `EndpointError` (or `PassingFault` around one) that says what `fault` means.
 
     A refused connection, a redirect, 401, 403 and an exhausted account are fatal. The server's own
     words are left out of 401 and 403: they tend to repeat the key.
@@ -65,7 +67,7 @@ def in_words(fault: Exception, *, url: str, key: str | None, key_env: str) -> Ex
 
 
 def _unusable_in_words(fault: Exception, url: str, key: str | None) -> Exception | None:
-    """The error for a reply that is refused whatever it says; None for any other fault."""
+    """Returns the error for a reply that is refused whatever it says; None for any other fault."""
     if isinstance(fault, Redirected):
         text = f"{url} answered {fault.status}, a redirect to {redacted(fault.target, key)}"
         return EndpointError(f"{text}; none is followed: {_REDIRECT_REMEDY}", fatal=True)
@@ -75,7 +77,7 @@ def _unusable_in_words(fault: Exception, url: str, key: str | None) -> Exception
 
 
 def _unconnected_in_words(fault: Exception, url: str) -> Exception | None:
-    """The error for a connection that never came about; None if it did."""
+    """Returns the error for a connection that never came about; None if it did."""
     if any(getattr(cause, "errno", None) in _NO_DESCRIPTORS for cause in _causes(fault)):
         text = "this process may open no more files: raise `ulimit -n`"
         return EndpointError(f"{text}, or lower limits.max_concurrency", fatal=True)
@@ -112,7 +114,7 @@ def _status_in_words(fault: Exception, url: str, key: str | None, key_env: str) 
 
 
 def _asked_pause_s(fault: Exception) -> float | None:
-    """Seconds that a Retry-After header asks for; None without a usable one."""
+    """Returns the seconds that a Retry-After header asks for; None without a usable one."""
     response = getattr(fault, "response", None)
     if response is None:
         return None
@@ -123,7 +125,7 @@ def _asked_pause_s(fault: Exception) -> float | None:
 
 
 def _broken(fault: BaseException) -> str | None:
-    """What ended a connection that had come about, if that is what happened.
+    """Returns the fault that ended an established connection, if that happened.
 
     The package takes a reset for a timeout, so the cause is looked for below it.
     """
@@ -142,7 +144,7 @@ def _broken(fault: BaseException) -> str | None:
 
 
 def _refused(fault: BaseException) -> bool:
-    """Whether no connection came about: refused, unreachable, or an unknown host."""
+    """Returns whether no connection came about: refused, unreachable, or an unknown host."""
     import aiohttp
 
     never_connected = (aiohttp.ClientConnectorError, ConnectionRefusedError)

@@ -107,7 +107,7 @@ class LedgeredEngine:
         return completion
 
     async def _lead(self, key: str, request: SampleRequest) -> Completion:
-        """Make the call for everybody who asks for this key meanwhile."""
+        """Makes the call for everybody who asks for this key meanwhile."""
         shared: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._under_way[key] = shared
         try:
@@ -179,7 +179,7 @@ _NOTHING = Completion(text="", finish_reason="unknown", usage=Usage(), model="")
 
 
 def _as_replayed(drawn: Completion, call: Call) -> Completion:
-    """What was drawn, as a replay of its row gives it."""
+    """Returns the completion in the form in which a replay of its row returns it."""
     kept = _NOTHING if call.token_ids is None else drawn
     return replace(
         drawn,

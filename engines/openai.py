@@ -233,7 +233,7 @@ class OpenAIEngine:
             )
 
     async def _posted(self, path: str, body: dict[str, Any]) -> Any:
-        """The JSON of the reply.
+        """Returns the JSON of the reply.
 
         Not through `chat.completions.create`, which spends twice the processor time of the whole
         rest on checking what we wrote, and on building objects that we take apart again.
@@ -244,7 +244,7 @@ class OpenAIEngine:
         return self._reader.read(response.content)
 
     async def _asked(self, call: Any, timeout_s: float | None = None) -> Any:
-        """Await one call to the endpoint under the time limit; faults come out in words."""
+        """Awaits one call to the endpoint under the time limit; faults come out in words."""
         import aiohttp
         import openai
 
@@ -293,11 +293,11 @@ class OpenAIEngine:
         return facts.form if facts is not None else "none"
 
     async def _server(self) -> ServerFacts | None:
-        """What the server says about itself; None if it has no list of models."""
+        """Returns the server's own facts, or None if it has no list of models."""
         return read_models(await once(partial(self._get, "/models")))
 
     async def _get(self, path: str) -> Any:
-        """JSON at `path`; None if there is no such page."""
+        """Returns JSON at `path`; None if there is no such page."""
         import httpx2
         import openai
 
@@ -311,7 +311,7 @@ class OpenAIEngine:
         return await self._asked(fetched(), min(self._timeout_s, _PREFLIGHT_TIMEOUT_S))
 
     def _require(self, request: SampleRequest) -> None:
-        """Refuse what this endpoint cannot do, rather than leave it out in silence."""
+        """Rejects what this endpoint cannot do, rather than leave it out in silence."""
         can = self.capabilities
         if (request.tokens or request.prefix) and not can.token_ids:
             text = f"{self._url} is not known to take and return token ids: use vLLM 0.11 or newer"

@@ -47,7 +47,7 @@ instead of all 50."""
 def embedded_engine(
     settings: ModelSettings, max_batch: int = 32, cache_gib: int = 1, log: Log | None = None
 ) -> "OpenVINOEngine":
-    """The engine for `policy:` or `judge:` settings; converts weights once, into the cache.
+    """Returns the engine for `policy:` or `judge:` settings; converts weights once, into the cache.
 
     Args:
         max_batch: most generations at once.
@@ -138,7 +138,7 @@ class OpenVINOEngine:
         return await self._draw(request, ids, self._batch)
 
     def prompt_ids(self, request: SampleRequest) -> list[int]:
-        """The prompt as the model sees it: the chat template and `SampleRequest.prefix`."""
+        """Returns the prompt as the model sees it: the chat template and `SampleRequest.prefix`."""
         first, parts = begun_turn(request)
         ids = self._encoded(rendered(self._template, request.messages, first))
         for part in parts:
@@ -198,7 +198,7 @@ class OpenVINOEngine:
             )
 
     def _load(self) -> Any:
-        """The pipeline; sets tokenizer, chat template and context length."""
+        """Returns the pipeline; sets tokenizer, chat template and context length."""
         genai = _openvino_genai()
         template, context = gguf_metadata(
             self._gguf, "tokenizer.chat_template", "llama.context_length"

@@ -24,7 +24,7 @@ LOOK_EVERY_S = 0.05
 
 
 def main() -> int:
-    """Run the command (see module)."""
+    """Runs the command (see module)."""
     for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(one, lambda number, _: sys.exit(128 + number))
     child = subprocess.Popen(
@@ -45,7 +45,7 @@ def _follow_owner(group: int) -> None:
 
 
 def _end(group: int) -> None:
-    """Stop every process of a group; returns when none is left."""
+    """Stops every process of a group; returns when none is left."""
     deadline = time.monotonic() + GRACE_S
     wanted = signal.SIGTERM
     while _sent(group, wanted):
@@ -57,7 +57,7 @@ def _end(group: int) -> None:
 
 
 def _sent(group: int, number: int) -> bool:
-    """Whether there was a process to take the signal; 0 only asks."""
+    """Returns whether there was a process to take the signal; 0 only asks."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):

@@ -19,7 +19,7 @@ class RecordedEngine:
     capabilities: Capabilities
 
     async def sample(self, request: SampleRequest) -> Completion:
-        """Refuse: whatever gets here is not in the ledger.
+        """Rejects: whatever gets here is not in the ledger.
 
         Raises:
             BudgetExceeded: always.

@@ -40,7 +40,9 @@ class RetryPolicy:
     patience_s: float = 600.0
 
     def jitter_s(self, failures: int, rng: random.Random) -> float:
-        """A wait before the next attempt of a call that has failed so often (full jitter)."""
+        """Returns a wait before the next attempt of a call that has failed so often (full
+        jitter).
+        """
         doubled = self.base_s * 2.0 ** min(failures - 1, 60)
         return rng.uniform(0.0, min(self.cap_s, doubled))
 
@@ -59,11 +61,11 @@ class RetryBudget:
         self._filled_at: float | None = None
 
     def succeeded(self) -> None:
-        """A call succeeded."""
+        """Records a successful call."""
         self._tokens = min(self._burst, self._tokens + self._policy.budget_share)
 
     def take(self, now: float) -> float:
-        """Take a token; returns the seconds to wait before it may be used."""
+        """Takes a token; returns the seconds to wait before it may be used."""
         elapsed = now - self._filled_at if self._filled_at is not None else 0.0
         self._filled_at = now
         self._tokens = min(self._burst, self._tokens + elapsed * self._policy.budget_per_s) - 1.0
@@ -92,7 +94,7 @@ class PassingFault(Exception):
 
 
 async def once(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Await `attempt` without a second try.
+    """Awaits `attempt` without a second try.
 
     Raises:
         EndpointError: whatever the fault was.

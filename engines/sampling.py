@@ -181,7 +181,8 @@ def begun_turn(request: SampleRequest) -> tuple[str, list[str | tuple[int, ...]]
 
 
 def call_key(request: SampleRequest, digest: str) -> str:
-    """Hash of everything that decides a call's result; the ledger's key (32 hex digits).
+    """Returns the hash of everything that decides a call's result; the ledger's key (32 hex
+    digits).
 
     Args:
         request: what is asked.
@@ -192,7 +193,9 @@ def call_key(request: SampleRequest, digest: str) -> str:
 
 
 def prompt_digest(request: SampleRequest) -> str:
-    """Hash of what is sent: the messages, and the prefix if there is one (32 hex digits)."""
+    """Returns the hash of everything that decides a call's result; the ledger's key (32 hex
+    digits).
+    """
     return _hashed([request.messages, request.prefix])
 
 
@@ -217,5 +220,5 @@ _in_order = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=
 
 
 def derived_seed(key: str) -> int:
-    """The 31-bit seed that a call carries, derived from its ledger key."""
+    """Returns the 31-bit seed that a call carries, derived from its ledger key."""
     return int(key[:8], 16) & 0x7FFFFFFF

@@ -33,7 +33,7 @@ class ServerFacts:
 
 
 def read_models(reply: Any) -> ServerFacts | None:
-    """Facts in a reply to `GET /models`; None if it is not a list of models."""
+    """Returns facts in a reply to `GET /models`; None if it is not a list of models."""
     listed = reply.get("data") if isinstance(reply, dict) else None
     if not isinstance(listed, list):
         return None

@@ -49,7 +49,9 @@ RUNS_CODE = frozenset(
 
 
 def _options_of(word: str) -> set[str]:
-    """Options that a word may stand for: vLLM takes a beginning, and `--option.key=value`."""
+    """Returns options that a word may stand for: vLLM takes a beginning, and
+    `--option.key=value`.
+    """
     name = word.partition("=")[0].partition(".")[0].replace("_", "-")
     if not name.startswith("--") or len(name) < 4:
         return {name}

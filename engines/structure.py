@@ -45,7 +45,9 @@ def within_bounds(regex: str, text: str) -> str:
 
 
 def _longest_closed(alternative: str, text: str, end: str) -> str | None:
-    """The longest beginning of `text` that `end` completes; None if the bound was not reached."""
+    """Returns the longest beginning of `text` that `end` completes; None if the bound was not
+    reached.
+    """
     try:
         pattern, open_pattern = re.compile(alternative), re.compile(relaxed(alternative))
     except re.error:  # a `|` inside a group: not an expression that can be cut this way

@@ -81,7 +81,7 @@ class Traffic:
         self._jitter = random.Random()
 
     async def send(self, attempt: Callable[[], Awaitable[T]]) -> tuple[T, int]:
-        """Await `attempt` until it succeeds; returns its result and the number of attempts.
+        """Awaits `attempt` until it succeeds; returns its result and the number of attempts.
 
         Raises:
             EndpointError: a fault that does not pass, the last one allowed, or the deadline; it
@@ -123,7 +123,7 @@ class Traffic:
             slot = await self.admission.enter(call.order)
 
     def _pause_s(self, call: _Call, slot: Slot, fault: PassingFault) -> float:
-        """Seconds until the call may be made again; raises if it may not."""
+        """Returns the seconds until the next attempt. Raises if there is none."""
         retry = self._settings.retry
         if fault.kind == "refused" and not self.reached:
             raise fault.error from None
@@ -163,7 +163,7 @@ class Traffic:
             self.on_event(f"{fault}; all calls wait for it now, for up to {patience_s:.0f} s")
 
     def _hold(self, fault: PassingFault) -> None:
-        """Start no call before the server wants one."""
+        """Starts no call before the server wants one."""
         if not fault.retry_after_s:
             return
         now = _now()
@@ -182,7 +182,7 @@ class Traffic:
 
 
 def traffic_to(url: str, settings: TrafficSettings) -> Traffic:
-    """The traffic to `url`; one for all who use it at the same time in the same event loop.
+    """Returns the traffic to `url`; one for all who use it at the same time in the same event loop.
 
     So policy and judge at one endpoint share its limit, its pauses and its breaker.
     """
@@ -202,7 +202,7 @@ def _now() -> float:
 
 
 def _unheard(_: str) -> None:
-    """Where events go that nobody listens to."""
+    """Ignores an event."""
 
 
 def _worded(error: EndpointError, attempts: int) -> EndpointError:

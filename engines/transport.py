@@ -12,7 +12,7 @@ class Transport(httpx2.AsyncBaseTransport):
         self._http = http
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send `request`; the reply is there whole.
+        """Sends `request`; the reply is there whole.
 
         Raises:
             Redirected, ReplyTooLarge, aiohttp.ClientError, OSError: see `HttpClient.ask`.

@@ -35,11 +35,11 @@ class TokenCounter(Protocol):
     def basis(self) -> UsageBasis: ...
 
     def prompt(self, request: SampleRequest) -> int:
-        """Tokens of the prompt."""
+        """Returns tokens of the prompt."""
         ...
 
     def reply(self, request: SampleRequest, text: str, finish: FinishReason) -> int:
-        """Tokens of the completion."""
+        """Returns tokens of the completion."""
         ...
 
 
@@ -50,7 +50,7 @@ def usage_of(
     finish: FinishReason,
     counter: TokenCounter,
 ) -> Usage:
-    """The usage of a call whose reply says `reported`; what is not usable there is counted.
+    """Returns the usage of a call whose reply says `reported`; what is not usable there is counted.
 
     Cached tokens that are not usable are 0, which is the dearer reading.
     """
@@ -68,14 +68,16 @@ def usage_of(
 
 
 def cached_tokens(reported: Any, prompt_tokens: int) -> int:
-    """Tokens of a prompt that a reply's usage says came from a cache; 0 if it does not say."""
+    """Returns tokens of a prompt that a reply's usage says came from a cache; 0 if it does
+    not say.
+    """
     details = reported.get("prompt_tokens_details") if isinstance(reported, dict) else None
     cached = _count(details.get("cached_tokens"), least=0) if isinstance(details, dict) else None
     return cached if cached is not None and cached <= prompt_tokens else 0
 
 
 def _count(value: Any, *, least: int) -> int | None:
-    """A usable number of tokens; None for what is none, or is out of bounds."""
+    """Returns a usable number of tokens; None for what is none, or is out of bounds."""
     if isinstance(value, float) and value.is_integer():  # NaN and infinities are not
         value = int(value)
     # A bool is an int in Python, but not a count.
@@ -166,7 +168,7 @@ class Counting:
 
 
 def counter_for(weights: str | None) -> TokenCounter:
-    """The best counter for a model whose weights go by this name; may take seconds.
+    """Returns the best counter for a model whose weights go by this name; may take seconds.
 
     Nothing is downloaded: a hub model counts with its tokenizer if it is on this machine.
     """

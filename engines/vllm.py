@@ -42,7 +42,7 @@ def server_for(
     log: Log | None = None,
     rank: int | None = None,
 ) -> VllmServer:
-    """A server for `policy:` or `judge:` settings; enter it to start it.
+    """Returns a server for `policy:` or `judge:` settings; enter it to start it.
 
     Args:
         settings: Model settings; `model`, `dtype` and `server_args` count.
@@ -90,7 +90,7 @@ class VllmEngine:
         log: Log | None = None,
         server: VllmServer | None = None,
     ) -> None:
-        """Nothing is started or loaded yet.
+        """Returns a server for `policy:` or `judge:` settings; enter it to start it.
 
         Args:
             settings: the model.
@@ -118,7 +118,7 @@ class VllmEngine:
         return Capabilities(structured_output=True, json_schema=True, token_ids=True)
 
     async def __aenter__(self) -> Self:
-        """Start the server and wait until it answers (a minute or more).
+        """Starts the server and waits until it answers (a minute or more).
 
         Raises:
             ConfigError: vLLM, the weights or a package are missing.
@@ -159,12 +159,14 @@ class VllmEngine:
             lost += 1
 
     def _named(self, completion: Completion, lost: int) -> Completion:
-        """Under the user's name for the model, and with the attempts that died with a server."""
+        """Returns the completion under the user's name for the model, with attempts at dead servers
+        counted.
+        """
         model = self.model if completion.model == self._asked_as else completion.model
         return replace(completion, model=model, attempts=completion.attempts + lost)
 
     def _at(self, url: str | None) -> ModelSettings:
-        """The endpoint that a server of ours is."""
+        """Returns the endpoint that a server of ours is."""
         return self._settings.model_copy(
             update={
                 "engine": "openai",

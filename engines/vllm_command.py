@@ -95,7 +95,7 @@ class Served:
 
 
 def installed_vllm() -> Vllm:
-    """The vLLM that `BRANCHWISE_VLLM_PYTHON` names, else the first that is found.
+    """Returns the vLLM that `BRANCHWISE_VLLM_PYTHON` names, else the first that is found.
 
     Looked for in this environment, behind the command `vllm`, and where `make test-vllm` puts it.
 
@@ -125,7 +125,7 @@ def _candidates() -> Iterator[Path]:
 
 @lru_cache(maxsize=8)
 def _vllm_of(python: Path) -> Vllm | None:
-    """The vLLM of an environment; None if there is none."""
+    """Returns the vLLM of an environment; None if there is none."""
     try:
         asked = subprocess.run(
             [str(python), "-I", "-c", _PROBE], capture_output=True, text=True, check=True
@@ -139,7 +139,7 @@ def _vllm_of(python: Path) -> Vllm | None:
 def server_command(
     vllm: Vllm, served: Served, dtype: str, port: int, more: Sequence[str] = ()
 ) -> list[str]:
-    """The whole command of a server on loopback.
+    """Returns the whole command of a server on loopback.
 
     Args:
         vllm: the installation.
@@ -166,7 +166,8 @@ def server_command(
 
 
 def server_environment(vllm: Vllm, served: Served, given: Mapping[str, str]) -> dict[str, str]:
-    """The server's environment: `given`, without telemetry and without paths of this interpreter.
+    """Returns the server's environment: `given`, without telemetry and without paths of this
+    interpreter.
 
     Weights that lie here are read without the network.
     """

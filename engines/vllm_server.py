@@ -58,7 +58,7 @@ class Life:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on now."""
+    """Returns a port of 127.0.0.1 that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -86,7 +86,7 @@ class VllmServer:
         limit: RestartLimit | None = None,
         log: Callable[[str], None] | None = None,
     ) -> None:
-        """Nothing is started yet.
+        """Returns a port of 127.0.0.1 that nobody listens on now.
 
         Args:
             command: the server's, for a port.
@@ -115,7 +115,7 @@ class VllmServer:
         self.adapters: dict[str, Path] = {}
 
     async def __aenter__(self) -> Self:
-        """Start it, and wait until it is healthy.
+        """Starts it, and waits until it is healthy.
 
         Raises:
             EndpointError: it died or was not healthy in time; with its last words.
@@ -138,7 +138,7 @@ class VllmServer:
         await self._end()
 
     async def healthy(self) -> Life:
-        """Wait until it answers; the life that does.
+        """Waits until it answers; the life that does.
 
         Raises:
             EndpointError: it died too often (fatal).
@@ -149,19 +149,19 @@ class VllmServer:
         return self.life
 
     async def outlived(self, life: Life) -> bool:
-        """Whether a life has ended in which a call failed; a dying server is waited for."""
+        """Returns whether a life has ended in which a call failed; a dying server is waited for."""
         if not life.ended.done() and not await self._answers():
             await asyncio.wait([life.ended], timeout=DYING_S)
         return life.ended.done()
 
     async def given_up(self) -> str:
-        """Wait until it has died too often; its last words."""
+        """Waits until it has died too often; its last words."""
         if self._keeper is not None:
             await asyncio.wait([self._keeper])
         return self._given_up or "stopped"
 
     async def _keep(self) -> None:
-        """Start it again whenever it dies, until it dies too often."""
+        """Starts it again whenever it dies, until it dies too often."""
         try:
             self._given_up = await self._dead_for_good()
         except Exception as error:  # whoever waits for a server must hear of it
@@ -183,7 +183,7 @@ class VllmServer:
         return f"the vLLM server died {times} and is given up: {fault}"
 
     def _may_restart(self) -> bool:
-        """Count a death; whether it was one too many."""
+        """Counts a death; whether it was one too many."""
         now = time.monotonic()
         self._deaths.append(now)
         while self._deaths[0] < now - self._limit.within_s:
@@ -191,12 +191,12 @@ class VllmServer:
         return len(self._deaths) <= self._limit.deaths
 
     async def _told(self) -> str:
-        """Wait for the end of this life; what there is to say about it."""
+        """Waits for the end of this life; what there is to say about it."""
         assert self.life is not None
         return await asyncio.shield(self.life.ended)
 
     async def _live(self) -> None:
-        """Begin a life; returns when it is healthy."""
+        """Begins a life; returns when it is healthy."""
         await self._end()
         self.life = life = await self._started(1 if self.life is None else self.life.number + 1)
         deadline = time.monotonic() + START_LIMIT_S
@@ -248,7 +248,7 @@ class VllmServer:
         return f"the vLLM server at {self.base_url} ended ({how}){self._last_words()}"
 
     async def _end(self) -> None:
-        """Close the pipe that ties the server to us; returns when nothing of this life is left."""
+        """Closes the pipe that ties the server to us; returns when nothing of this life is left."""
         if self._hold is not None:
             os.close(self._hold)
             self._hold = None
@@ -256,7 +256,7 @@ class VllmServer:
             await self._told()
 
     async def _answers(self) -> bool:
-        """Whether it says that it is healthy."""
+        """Returns whether it says that it is healthy."""
         import aiohttp
 
         url = f"http://127.0.0.1:{self._port}/health"
@@ -267,7 +267,7 @@ class VllmServer:
             return False
 
     def _last_words(self) -> str:
-        """The end of this life's log, and errors further up: the last line is seldom the reason."""
+        """Returns the end of the log and errors further up; the last line is rarely the cause."""
         try:
             with self.log_file.open("rb") as file:
                 file.seek(max(self._log_begin, file.seek(0, os.SEEK_END) - _LOG_SHOWN))

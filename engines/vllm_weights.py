@@ -49,7 +49,8 @@ _VOCABULARY = ("embed_tokens", "lm_head")
 
 
 def served_digest(settings: ModelSettings) -> str:
-    """Hash of what decides what the served model says (32 hex digits): never of an address.
+    """Returns the hash of what decides what the served model says (32 hex digits): never of an
+    address.
 
     For weights that lie here: as `weights.policy_files.policy_digest`, with what the server is
     told to do with them. For a name that vLLM finds by itself: the name.
@@ -63,7 +64,7 @@ def served_digest(settings: ModelSettings) -> str:
 
 
 def served_name(settings: ModelSettings) -> str:
-    """Under which the model is asked for: a hash of its content, or the name that vLLM knows.
+    """Returns the model name for requests: a hash of its content, or the name that vLLM resolves.
 
     Raises:
         ConfigError: nothing usable there.
@@ -74,7 +75,8 @@ def served_name(settings: ModelSettings) -> str:
 
 
 def served_files(model: str) -> PolicyFiles | None:
-    """The files behind `model`; None for a name that vLLM finds by itself, such as `owner/name`.
+    """Returns the files behind `model`; None for a name that vLLM finds by itself, such as
+    `owner/name`.
 
     Raises:
         ConfigError: it names a folder or file of ours that is not there.
@@ -89,7 +91,7 @@ def served_files(model: str) -> PolicyFiles | None:
 def ready_weights(
     settings: ModelSettings, log: Log | None = None, rank: int | None = None
 ) -> Served:
-    """What to serve, with everything written that has to be (up to minutes, the first time).
+    """Prepares the weights to serve; takes up to minutes the first time.
 
     Args:
         settings: the model.
@@ -116,7 +118,8 @@ def ready_weights(
 
 
 def _lora_rank(adapter: Path) -> int | None:
-    """The room that vLLM needs for an adapter; None for one that it could not apply, or not whole.
+    """Returns the room that vLLM needs for an adapter; None for one that it could not apply, or not
+    whole.
 
     Such an adapter is merged like those below it.
     """
@@ -138,7 +141,9 @@ def _room_for(rank: int) -> int | None:
 
 
 def _safetensors(files: PolicyFiles, log: Log | None) -> Path:
-    """A folder with these weights merged, and with a tokenizer: their own, else the cache's."""
+    """Returns a folder with these weights merged, and with a tokenizer: their own, else the
+    cache's.
+    """
     if not files.adapters and files.base.is_dir() and has_tokenizer(files.base):
         return files.base.resolve()
 

@@ -61,7 +61,7 @@ async def evaluate(
     on_start: Callable[[], None] = lambda: None,
     on_done: Callable[[Prediction | Failure | None], None] = lambda row: None,
 ) -> Evaluated:
-    """Answer every question once and score the answers.
+    """Answers every question once and scores the answers.
 
     Args:
         environment: the policy's; its seed goes on every row.

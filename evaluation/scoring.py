@@ -21,7 +21,7 @@ def score_trajectory(
     policy: str,
     latency_s: float,
 ) -> Prediction:
-    """Every metric of one policy's trajectory on one question.
+    """Returns every metric of one policy's trajectory on one question.
 
     EM, F1 and cover-EM are None on unanswerable questions (refusal precision and recall are
     about those); elsewhere a trajectory without an answer scores 0.
@@ -68,7 +68,7 @@ def score_trajectory(
 
 
 def score_failure(question: Question, *, seed: int) -> FailedPrediction:
-    """The scores of a question that failed; `seed` is the run's."""
+    """Returns the scores of a question that failed; `seed` is the run's."""
     return FailedPrediction(
         question_id=question.id,
         source=question.source,
@@ -81,7 +81,7 @@ def score_failure(question: Question, *, seed: int) -> FailedPrediction:
 
 
 def valid_searches(queries: Sequence[str]) -> int:
-    """How many queries are neither empty nor a repeat of an earlier one, once normalised."""
+    """Counts the queries that are neither empty nor a repeat of an earlier one, once normalised."""
     return len({normalise(query) for query in queries} - {""})
 
 

@@ -18,7 +18,7 @@ CLAIMS = (Claim("grpo", START, primary=True),)
 
 
 def arena_grpo(runner: StudyRunner) -> None:
-    """Run the study (see module)."""
+    """Runs the study (see module)."""
     started = runner.branchwise("warm-start")
     for done in evaluate_arms(runner, ARMS, TEST, started):
         write_report(runner, NAME, done, CLAIMS)

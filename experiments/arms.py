@@ -88,7 +88,7 @@ class EvaluatedArm:
 def train_arm(
     runner: StudyRunner, arm: Arm, seed: int, trees: StageTotals | None = None
 ) -> tuple[str, StageTotals]:
-    """Train an arm on its pairs, after the arm before it; the model folder and the totals.
+    """Trains an arm on its pairs, after the arm before it; the model folder and the totals.
 
     Args:
         trees: totals of the stage that grew them; see `evaluate_arms`.
@@ -114,7 +114,9 @@ def train_arm(
 def _labelled(
     runner: StudyRunner, arm: Arm, trees: StageTotals | None
 ) -> tuple[tuple[str, ...], StageTotals]:
-    """The arguments that name an arm's relabelling, and the totals of what its training reads."""
+    """Returns the arguments that name an arm's relabelling, and the totals of what its training
+    reads.
+    """
     read = together(trees, arm.made_of) if trees else arm.made_of
     if arm.trainer == "train-grpo":  # which draws its own rollouts
         return (), read
@@ -126,7 +128,7 @@ def _labelled(
 
 
 def _summed(last: StageTotals, before: Sequence[StageTotals]) -> StageTotals:
-    """Totals of the last training, with what all of them cost."""
+    """Returns the totals of the last training, with what all of them cost."""
     cost = ("examples", "steps", "seconds")
     return {
         **last,
@@ -137,7 +139,7 @@ def _summed(last: StageTotals, before: Sequence[StageTotals]) -> StageTotals:
 def _begins(
     runner: StudyRunner, arm: Arm, seed: int, trees: StageTotals | None
 ) -> tuple[dict[str, object], tuple[StageTotals, ...]]:
-    """The settings that name an arm's start, and the totals of the training that gave it.
+    """Returns the settings that name an arm's start, and the totals of the training that gave it.
 
     Both are empty where it starts from the recipe's policy.
     """
@@ -153,7 +155,7 @@ def evaluate_arms(
     asked: Mapping[str, object],
     trees: StageTotals | None = None,
 ) -> Iterator[list[EvaluatedArm]]:
-    """Train every arm and ask all policies the same questions, one seed after the other.
+    """Trains every arm and evaluates all policies on the same questions, one seed after the other.
 
     Args:
         asked: settings of every evaluation: its part, its limit, the engine's precision.
@@ -197,7 +199,7 @@ def _examine(
 def predictions_of(
     runner: StudyRunner, policy: str, evaluated: StageTotals, settings: Mapping[str, object]
 ) -> list[Scored]:
-    """What a policy answered and what it failed on; nothing in a dry run.
+    """Returns a policy's predictions and failures; nothing in a dry run.
 
     Args:
         policy: Name of the policy.
@@ -218,7 +220,9 @@ def _unanswered(
     answered: Sequence[Prediction],
     settings: Mapping[str, object],
 ) -> Iterator[FailedPrediction]:
-    """Failures have an id alone: what was asked says whether there was an answer to be found."""
+    """Yields the failed questions as predictions. Failures have an id alone, so the questions are
+    read.
+    """
     known = {(row.source, row.question_id) for row in answered}
     recipe = runner.recipe_with(settings)
     for question in evaluation_data(recipe).questions:
@@ -227,13 +231,13 @@ def _unanswered(
 
 
 def mean_of(totals: Iterable[StageTotals], *path: str) -> float | None:
-    """Mean of a number that some of the totals have, such as `last`, `kl`."""
+    """Returns the mean of a number that some of the totals have, such as `last`, `kl`."""
     found = numbers_of(totals, *path)
     return sum(found) / len(found) if found else None
 
 
 def numbers_of(totals: Iterable[StageTotals], *path: str) -> list[float]:
-    """The number at a path, of all totals that have one there."""
+    """Returns the number at a path, of all totals that have one there."""
     found = []
     for one in totals:
         value: Any = one

@@ -45,7 +45,7 @@ CLAIMS = (
 
 
 def atlas_dpo(runner: StudyRunner) -> None:
-    """Run the study (see module)."""
+    """Runs the study (see module)."""
     runner.branchwise("annotate")
     dpo, sft = chosen_on_dev(runner, CANDIDATES), chosen_on_dev(runner, SFT_CANDIDATES)
     for done in evaluate_arms(runner, arms(dpo, sft), TEST):
@@ -53,7 +53,7 @@ def atlas_dpo(runner: StudyRunner) -> None:
 
 
 def arms(dpo: Arm, sft: Arm) -> tuple[Arm, ...]:
-    """What is compared with process DPO, both as chosen on dev."""
+    """Returns the arms to compare with process DPO, both as chosen on dev."""
     return (
         Arm(START),
         Arm("same-again", draw=1),
@@ -65,7 +65,9 @@ def arms(dpo: Arm, sft: Arm) -> tuple[Arm, ...]:
 
 
 def chosen_on_dev(runner: StudyRunner, candidates: Sequence[Arm]) -> Arm:
-    """The candidate with the highest EM on dev (F1 breaks ties; the earlier one the rest)."""
+    """Returns the candidate with the highest EM on dev (F1 breaks ties; the earlier one the
+    rest).
+    """
     if len(candidates) == 1:
         return candidates[0]
     first = replace(runner, seeds=runner.seeds[:1])

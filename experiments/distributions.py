@@ -52,7 +52,7 @@ class Distribution:
 
 
 def distributions(done: Sequence[EvaluatedArm], similarity: Similarity) -> list[Distribution]:
-    """Every quantity of every arm that was examined."""
+    """Returns every quantity of every arm that was examined."""
     paths = {one.arm.name: list(_paths(one, similarity)) for one in done if one.predictions}
     return [
         Distribution(arm, quantity, tuple(value for path in own for value in count(path)))
@@ -69,7 +69,7 @@ def _paths(done: EvaluatedArm, similarity: Similarity) -> Iterator[list[Recorded
 
 
 def distribution_sheet(found: Sequence[Distribution]) -> Sheet:
-    """A row a quantity and arm."""
+    """Returns one row per quantity and arm."""
     head = ("quantity", "arm", "n", "mean", "SD", *QUANTILES)
     rows = tuple((one.quantity, one.arm, *one.cells) for one in found)
     return Sheet("Distributions (all seeds together)", head, rows, names=2)

@@ -33,7 +33,8 @@ def dpo(name: str, paper: str = "", **rewards: object) -> Arm:
 
 
 def two_steps(name: str, paper: str = "", *, schedule: str, **rewards: object) -> Arm:
-    """A schedule learned as in the curriculum: Discovery, then Refinement from what that gave.
+    """Returns a schedule learned as in the curriculum: Discovery, then Refinement from what that
+    gave.
 
     The trees are the same in both steps, so those of the second are not its policy's own.
     """
@@ -59,7 +60,7 @@ def full(name: str, paper: str = "") -> Arm:
 
 
 def about(recipe: Recipe, done: Sequence[EvaluatedArm]) -> str:
-    """What all tables of a study of arms rest on."""
+    """Describes the data behind all tables of a study of arms."""
     seeds = max(len(one.predictions) for one in done)
     return (
         f"{trees_of(recipe)} Asked: the first {recipe.evaluation.limit} questions of the part "
@@ -69,7 +70,7 @@ def about(recipe: Recipe, done: Sequence[EvaluatedArm]) -> str:
 
 
 def trees_of(recipe: Recipe) -> str:
-    """What the trees are of."""
+    """Describes the trees."""
     policy = Path(recipe.policy.model).name
     return f"Trees of {recipe.data.limit} questions of split train, grown by {policy}."
 

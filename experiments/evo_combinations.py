@@ -56,7 +56,7 @@ SAVED = (
 
 
 def evo_combinations(runner: StudyRunner) -> None:
-    """Run the study (see module)."""
+    """Runs the study (see module)."""
     grown = runner.branchwise("annotate")
     for done in evaluate_arms(runner, ARMS, TEST, grown):
         if not runner.context.dry_run:

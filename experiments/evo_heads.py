@@ -42,7 +42,7 @@ TotalsByVariant = Mapping[str, Sequence[StageTotals]]
 
 
 def evo_heads(runner: StudyRunner) -> None:
-    """Run the study (see module)."""
+    """Runs the study (see module)."""
     grown = runner.branchwise("annotate")
     found: dict[str, list[StageTotals]] = {name: [] for name in VARIANTS}
     for seed in runner.seeds:
@@ -64,7 +64,7 @@ def evo_heads(runner: StudyRunner) -> None:
 
 
 def model_sheet(found: TotalsByVariant) -> Sheet:
-    """A row a variant: means over the splits, and the deviation of one."""
+    """Returns one row per variant: means over the splits, and the deviation of one."""
     head = (
         "heads", "splits", "pairs trained", "pairs kept", "loss", "SD", "score's accuracy %", "SD",
         "length only %",
@@ -88,7 +88,7 @@ def model_sheet(found: TotalsByVariant) -> Sheet:
 
 
 def head_sheet(found: TotalsByVariant) -> Sheet:
-    """A row per head of every variant."""
+    """Returns one row per head of every variant."""
     head = ("heads", "head", "pairs kept", "loss", "SD", "accuracy %", "SD", "length only %")
     rows = tuple(
         (
@@ -108,13 +108,13 @@ def head_sheet(found: TotalsByVariant) -> Sheet:
 
 
 def _sd(totals: Sequence[StageTotals], *path: str) -> float | None:
-    """Of a split; None if there is but one."""
+    """Returns the deviation over splits, or None if there is only one."""
     values = numbers_of(totals, *path)
     return stdev(values) if len(values) > 1 else None
 
 
 def bars(found: TotalsByVariant) -> list[Bar]:
-    """How often each score is right over the splits, and what length alone would say, in grey."""
+    """Returns a bar per score: its accuracy over the splits, and that of length alone in grey."""
     told = []
     for name, totals in found.items():
         for field in ("accuracy", "length_only"):

@@ -42,7 +42,7 @@ SAVED = (
 
 
 def evo_literal(runner: StudyRunner) -> None:
-    """Run the study (see module)."""
+    """Runs the study (see module)."""
     grown = runner.branchwise("annotate")
     for done in evaluate_arms(runner, ARMS, TEST, grown):
         if not runner.context.dry_run:

@@ -86,7 +86,7 @@ TRACED = ("answer-only", "two-stage", "time-dynamic")
 
 
 def evo_schedules(runner: StudyRunner) -> None:
-    """Run the study (see module)."""
+    """Runs the study (see module)."""
     runner.context.console.print(silence_sheet(runner.recipe).text())
     grown = runner.branchwise("annotate")
     for done in evaluate_arms(runner, ARMS, TEST, grown):
@@ -116,7 +116,7 @@ def _write(runner: StudyRunner, done: Sequence[EvaluatedArm]) -> None:
 
 
 def silence_sheet(recipe: Recipe) -> Sheet:
-    """What every schedule makes of comparisons of known order (`analysis.suppression`)."""
+    """Tables what every schedule does to comparisons of known order (`analysis.suppression`)."""
     columns = {
         name: counts(silence(settings, recipe.agent.max_steps, min_gap=recipe.pairs.min_gap))
         for name, settings in _schedules(recipe)
@@ -133,7 +133,7 @@ def silence_sheet(recipe: Recipe) -> Sheet:
 
 
 def sibling_sheet(runner: StudyRunner) -> Sheet:
-    """What every labelling made of the trees' own siblings whose right order is known."""
+    """Tables what every labelling did to the trees' own siblings of known order."""
     run = runner.context.run
     table = table_to_records(read_parts(run, "questions"), Question)
     answerable = {one.id: one.answerable for one in table}
@@ -158,7 +158,7 @@ def _told(found: Counter[Effect] | None) -> str:
 
 
 def _schedules(recipe: Recipe) -> Iterator[tuple[str, EvoRagSettings]]:
-    """Every schedule of the arms, in both stages where they differ."""
+    """Yields every schedule of the arms, in both stages where they differ."""
     rewards = settings_of(recipe)["refinement"]
     for schedule in ("answer-only", "static"):
         yield schedule, rewards.model_copy(update={"schedule": schedule})

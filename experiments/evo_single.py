@@ -72,7 +72,7 @@ class Preference:
 
 
 def evo_single(runner: StudyRunner) -> None:
-    """Run the study (see module)."""
+    """Runs the study (see module)."""
     grown = runner.branchwise("annotate")
     learned = [preference(runner, reward, grown) for reward in PAPERS]
     arms = (Arm(START), *(one.arm for one in learned if one.arm))
@@ -84,7 +84,7 @@ def evo_single(runner: StudyRunner) -> None:
 
 
 def preference(runner: StudyRunner, reward: RewardName, grown: StageTotals) -> Preference:
-    """Train a reward model on one reward, if enough siblings differ in it.
+    """Trains a reward model on one reward, if enough siblings differ in it.
 
     Args:
         grown: totals of the trees.
@@ -118,7 +118,7 @@ HEAD = (
 
 
 def single_sheet(learned: Sequence[Preference], done: Sequence[EvaluatedArm]) -> Sheet:
-    """A row per reward: its reward model on questions kept out, and the agent likewise."""
+    """Returns a row per reward: its reward model on questions kept out, and the agent likewise."""
     agents = {one.arm.name: one for one in done}
     rows = tuple(_row(one, agents.get(one.arm.name) if one.arm else None) for one in learned)
     sheet = Sheet("Single rewards (agents: means over seeds)", HEAD, rows)

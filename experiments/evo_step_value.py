@@ -46,7 +46,7 @@ SAVED = (
 
 
 def evo_step_value(runner: StudyRunner) -> None:
-    """Run the study (see module)."""
+    """Runs the study (see module)."""
     grown = runner.branchwise("annotate")
     for done in evaluate_arms(runner, ARMS, TEST, grown):
         if not runner.context.dry_run:

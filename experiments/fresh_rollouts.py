@@ -18,7 +18,8 @@ def draw_fresh_rollouts(
     rollouts: int = 8,
     temperature: float | None = None,
 ) -> Rolled:
-    """Both sides of every pair rolled out; what is rolled out already is kept, and not noted again.
+    """Returns both sides of every pair rolled out; what is rolled out already is kept, and not
+    noted again.
 
     Args:
         run: Run of the trees that the pairs come from.

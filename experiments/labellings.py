@@ -40,7 +40,7 @@ class Labelling:
 
 
 def labelling(run: Path, name: str) -> Labelling:
-    """Read a relabelling; one that was not made has no pairs."""
+    """Reads a relabelling; one that was not made has no pairs."""
     columns = ["tree_id", "chosen_node", "rejected_node", "chosen_action", "rejected_action"]
     rows = read_parts(run, f"relabelled/{name}/pairs", columns).to_pylist()
     ends = [(is_end(row["chosen_action"]), is_end(row["rejected_action"])) for row in rows]
@@ -54,7 +54,7 @@ def labelling(run: Path, name: str) -> Labelling:
 
 
 def by_actions(pairs: Sequence[tuple[str, str]]) -> float | None:
-    """The share of pairs that the best rule on actions alone orders.
+    """Returns the share of pairs that the best rule on actions alone orders.
 
     The rule is made on these very pairs: of every two actions it prefers the one that they prefer
     more often, and of a pair of one action it guesses, which is right half the time. A policy that
@@ -76,12 +76,12 @@ def by_actions(pairs: Sequence[tuple[str, str]]) -> float | None:
 
 
 def labels_of(arms: Iterable[Arm]) -> list[str]:
-    """The labellings that some arms learn from, in their order, each once."""
+    """Returns the labellings that some arms learn from, in their order, each once."""
     return list(dict.fromkeys(label for arm in arms for label in _steps(arm)))
 
 
 def leaning_sheet(run: Path, arms: Iterable[Arm]) -> Sheet:
-    """Which way the pairs of every labelling lean: a row a labelling."""
+    """Tables the direction of the pairs of every labelling, one row each."""
     found = [labelling(run, name) for name in labels_of(arms)]
     rows = tuple(
         (
@@ -102,7 +102,7 @@ def leaning_sheet(run: Path, arms: Iterable[Arm]) -> Sheet:
 
 
 def agreement_sheet(run: Path, arms: Sequence[Arm], claims: Iterable[Claim]) -> Sheet:
-    """How far the labellings of compared arms agree: a row per step of a claim.
+    """Tables the agreement of the labellings of compared arms, one row per step of a claim.
 
     `the same %` is of the pairs that either has. Arms that compare with the start have no row, nor
     have steps that both share.
@@ -135,7 +135,7 @@ def _agreement(one: Labelling, other: Labelling) -> tuple[str, ...]:
 
 
 def _steps(arm: Arm) -> Iterator[str]:
-    """The labellings that an arm learns from, one after the other; none for the start."""
+    """Yields the labellings that an arm learns from, one after the other; none for the start."""
     if arm.before is not None:
         yield from _steps(arm.before)
     if arm.trainer is not None:

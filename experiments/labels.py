@@ -49,7 +49,7 @@ Values = Mapping[tuple[str, int], tuple[float, int]]
 
 
 def labels(runner: StudyRunner) -> None:
-    """Run the study (see module)."""
+    """Runs the study (see module)."""
     run = existing_run(runner.context.run)
     sample = sample_pairs(comparisons(run), SAMPLE, run.recipe.seed)
     runner.context.log(f"study: {len(sample)} sibling pairs, {ROLLOUTS} fresh rollouts per side")
@@ -81,7 +81,9 @@ def labels(runner: StudyRunner) -> None:
 
 
 def comparisons(run: Run) -> list[Pair]:
-    """All pairs of siblings that any estimator could compare; their order means nothing yet."""
+    """Returns all pairs of siblings that any estimator could compare; their order means nothing
+    yet.
+    """
     anything = PairSettings(min_gap=0.0, min_outcomes=1)
     relabeller = Relabeller(run.recipe.model_copy(update={"pairs": anything}))
     return [pair for tree in stored_trees(run) for pair in relabeller.label(tree)[1]]
@@ -97,7 +99,7 @@ class Estimates:
     greedy: Fresh
 
     def of(self, estimator: Estimator | Literal["greedy"]) -> Values:
-        """Rewards by node; a node without one is not there."""
+        """Returns rewards by node; a node without one is not there."""
         if estimator == "greedy":
             return dict(self._greedy())
         if estimator == "judge":
@@ -122,7 +124,7 @@ class Estimates:
                 yield key, (value, 1)
 
     def _judged(self) -> Iterator[tuple[tuple[str, int], tuple[float, int]]]:
-        """A judge that errs by `JUDGE_NOISE`; its errors are the same for every α."""
+        """Yields a judge that errs by `JUDGE_NOISE`; its errors are the same for every α."""
         for node, label in self._labelled("monte_carlo"):
             seen = next((c.value for c in label.components if c.name == "f1"), None)
             if seen is not None:
@@ -135,7 +137,7 @@ class Estimates:
 
 
 def in_order(sample: Sequence[Pair], values: Values) -> Iterator[Pair]:
-    """The pairs that an estimator makes of the siblings, in the order that it gives them."""
+    """Yields the pairs that an estimator makes of the siblings, in the order that it gives them."""
     for pair in sample:
         sides = [(n, values.get((pair.tree_id, n))) for n in (pair.chosen_node, pair.rejected_node)]
         known = sorted(((value, node) for node, value in sides if value is not None), reverse=True)
@@ -165,7 +167,7 @@ class EstimatorSurvival:
 
 
 def bars(found: Sequence[EstimatorSurvival]) -> Iterator[Bar]:
-    """Every estimator at every α, as far as anything was decided; α = 1 is grey."""
+    """Returns a bar per estimator and α with a decided pair; α = 1 is grey."""
     for one in found:
         share, between = one.row.decided, one.row.decided_interval
         if one.facet is None and share is not None and between is not None:
@@ -174,7 +176,7 @@ def bars(found: Sequence[EstimatorSurvival]) -> Iterator[Bar]:
 
 
 def sheet(found: Sequence[EstimatorSurvival], facet: str | None) -> Sheet:
-    """Survival by estimator and α, and by a facet of the pairs."""
+    """Returns the survival by estimator and α, and by a facet of the pairs."""
     title = "Label survival" + (f" by {facet}" if facet else "")
     head = (
         "estimator", "alpha", facet or "pairs of siblings", "pairs", "questions", "kept %", "95 %",

@@ -39,7 +39,7 @@ DPO, SFT = (
 
 
 def real_dpo(runner: StudyRunner) -> None:
-    """Run the study (see module)."""
+    """Runs the study (see module)."""
     check_same_start(runner)
     made = runner.branchwise("warm-start")
     runner.branchwise("annotate", after=made)
@@ -49,7 +49,7 @@ def real_dpo(runner: StudyRunner) -> None:
 
 
 def check_same_start(runner: StudyRunner) -> None:
-    """The policy of the trees is the warm start that the study makes.
+    """Checks that the policy of the trees is the warm start of the study.
 
     Raises:
         ConfigError: the recipe names another one.
@@ -63,7 +63,7 @@ def check_same_start(runner: StudyRunner) -> None:
 
 
 def baselines(runner: StudyRunner) -> Iterator[EvaluatedArm]:
-    """The untrained model in the protocol, and what no protocol is needed for."""
+    """Returns the untrained model in the protocol, and the baselines without a protocol."""
     settings = {
         **TEST,
         "evaluation.policies": {"base": "packaged"},

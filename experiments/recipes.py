@@ -31,7 +31,7 @@ AS_IT_IS = replace(DPO, name="as-it-is", label=DPO.name, models=DPO.name)
 def variation(
     name: str, pairs: dict[str, object] | None = None, training: dict[str, object] | None = None
 ) -> Arm:
-    """The recipe with something changed; without other pairs it shares the relabelling."""
+    """Returns the recipe with something changed; without other pairs it shares the relabelling."""
     return replace(
         DPO,
         name=name,
@@ -66,7 +66,7 @@ STRATA = (
 
 
 def recipes(runner: StudyRunner) -> None:
-    """Run the study (see module)."""
+    """Runs the study (see module)."""
     done: list[EvaluatedArm] = []
     for one in tried(runner):
         done.append(one)
@@ -74,7 +74,7 @@ def recipes(runner: StudyRunner) -> None:
 
 
 def tried(runner: StudyRunner) -> Iterator[EvaluatedArm]:
-    """Every arm, the cheap ones first."""
+    """Yields every arm, the cheap ones first."""
     found = []
     for arm in (Arm(START), AS_IT_IS, *VARIATIONS):
         found.append(asked(runner, arm))
@@ -87,19 +87,19 @@ def tried(runner: StudyRunner) -> Iterator[EvaluatedArm]:
 
 
 def asked(runner: StudyRunner, arm: Arm, trees: StageTotals | None = None) -> EvaluatedArm:
-    """An arm with all seeds."""
+    """Returns an arm with all seeds."""
     *_, (done,) = evaluate_arms(runner, (arm,), DEV, trees)
     return done
 
 
 def dev_em(done: EvaluatedArm) -> float:
-    """Mean over seeds; −1 in a dry run, which asks nothing."""
+    """Returns the mean over seeds; −1 in a dry run, which asks nothing."""
     every = [row.em for rows in done.predictions.values() for row in rows if row.em is not None]
     return sum(every) / len(every) if every else -1.0
 
 
 def look_again(runner: StudyRunner) -> None:
-    """Roll both sides of the recipe's pairs out afresh; what is rolled out already is kept.
+    """Rolls both sides of the recipe's pairs out afresh; what is rolled out already is kept.
 
     Raises:
         StageStopped: a limit or a signal came first.
@@ -109,7 +109,9 @@ def look_again(runner: StudyRunner) -> None:
 
 
 def second_round(runner: StudyRunner, best: Arm) -> EvaluatedArm:
-    """Trees by the policy that an arm trained with the first seed, and the recipe on them."""
+    """Returns trees by the policy that an arm trained with the first seed, and the recipe
+    on them.
+    """
     folder, totals = train_arm(runner, best, runner.seeds[0])
     own = beside(runner, f"{SECOND_ROUND}-{best.name}-{runner.seeds[0]}")
     if not runner.context.dry_run:

@@ -80,7 +80,7 @@ def write_report(
     more: Sequence[Sheet] = (),
     about: str = "",
 ) -> None:
-    """Print the tables, and keep them beside the journal; see module.
+    """Prints the tables, and keeps them beside the journal; see module.
 
     Args:
         runner: Runner of the study.
@@ -107,7 +107,9 @@ def write_report(
 def findings(
     done: Mapping[str, EvaluatedArm], claims: Sequence[Claim], seed: int
 ) -> list[MeasuredClaim]:
-    """The claims whose arms were examined; Holm over the primary and over the other ones."""
+    """Returns the claims whose arms were examined; Holm over the primary and over the other
+    ones.
+    """
     measured = [
         _finding(claim, done[claim.arm], done[claim.baseline], seed)
         for claim in claims
@@ -150,7 +152,7 @@ def shared_questions(done: Sequence[EvaluatedArm]) -> set[Key]:
 
 
 def scores(done: EvaluatedArm, keys: Sequence[Key], metric: str) -> np.ndarray:
-    """Scores of shape (questions, seeds)."""
+    """Returns scores of shape (questions, seeds)."""
     columns = []
     for rows in done.predictions.values():
         found = {_key(row): row for row in rows}
@@ -171,7 +173,7 @@ _TRAINING_HEAD = ("pairs", "steps trained", "train s", "KL", "margin", "accuracy
 
 
 def arm_sheet(done: Sequence[EvaluatedArm]) -> Sheet:
-    """Every arm: scores (failures count as wrong), behaviour, and what its training did.
+    """Returns every arm: scores (failures count as wrong), behaviour, and what its training did.
 
     Backtracks and refusals are there where somebody could refuse: a question was unanswerable.
     """
@@ -222,7 +224,7 @@ def _refusal_cells(done: EvaluatedArm) -> tuple[str, ...]:
 
 
 def _training_cells(done: EvaluatedArm) -> tuple[str, ...]:
-    """Of pairs that another policy drew there is no KL (`training.dpo.train_dpo`)."""
+    """Returns the cells of a training. Off-policy pairs have no KL (`training.dpo.train_dpo`)."""
     off_policy = done.arm.training.get("off_policy", False)
 
     def learned(*path: str) -> float | None:
@@ -239,13 +241,13 @@ def _training_cells(done: EvaluatedArm) -> tuple[str, ...]:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """Of those that are there; None if none is."""
+    """Returns the mean of the values that are not None, or None."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
 
 
 def covered(intervals: Iterable[Interval]) -> str:
-    """What the intervals of a table are over, in words."""
+    """Describes the scope of a table's intervals."""
     if max((one.seeds for one in intervals), default=1) > 1:
         return "questions and seeds"
     return "questions; one training an arm, so nothing is said of others"
@@ -254,7 +256,7 @@ def covered(intervals: Iterable[Interval]) -> str:
 def size_of(
     intervals: Sequence[Interval], what: str = "difference in EM", unit: str = "points"
 ) -> str:
-    """What a table of this size can show, in words: the effect that it finds four times in five.
+    """Describes the effect that a table of this size detects four times in five.
 
     Half the width of a 95 % interval is 1.96 standard errors; an effect of 1.96 + 0.84 of them is
     told from none with a power of 80 %.
@@ -279,7 +281,7 @@ _Z_LEVEL, _Z_POWER = NormalDist().inv_cdf(0.975), NormalDist().inv_cdf(0.8)
 
 
 def claim_sheet(found: Sequence[MeasuredClaim]) -> Sheet:
-    """Every claim, the primary ones marked."""
+    """Returns every claim, the primary ones marked."""
     head = ("difference", "EM [95 %]", "p", "p (Holm)", "F1 [95 %]", "disagree %", "questions")
     rows = tuple(
         (
@@ -299,7 +301,7 @@ def claim_sheet(found: Sequence[MeasuredClaim]) -> Sheet:
 
 
 def stratum_sheet(done: Sequence[EvaluatedArm], strata: Sequence[Stratum]) -> Sheet:
-    """EM of every arm on every stratum, mean over questions and seeds."""
+    """Returns EM of every arm on every stratum, mean over questions and seeds."""
 
     def cell(one: EvaluatedArm, stratum: Stratum) -> str:
         rows = [row for asked in one.predictions.values() for row in asked if stratum.holds(row)]
@@ -321,7 +323,7 @@ class Bar:
 
 
 def claim_bars(found: Sequence[MeasuredClaim]) -> list[Bar]:
-    """The EM differences, the primary ones strong."""
+    """Returns the EM differences, the primary ones strong."""
     return [
         Bar(one.claim.name, one.em.low, one.em.mean, one.em.high, one.claim.primary)
         for one in found
@@ -329,7 +331,7 @@ def claim_bars(found: Sequence[MeasuredClaim]) -> list[Bar]:
 
 
 def draw(bars: Sequence[Bar], path: Path, axis: str, rest: float = 0.0) -> None:
-    """A forest plot as SVG.
+    """Draws a forest plot as SVG.
 
     Args:
         bars: Bars, top to bottom.

@@ -58,7 +58,7 @@ class Saving:
 def savings(
     done: Sequence[EvaluatedArm], claims: Sequence[Claim], seed: int, counted: Counted = "searches"
 ) -> list[Saving]:
-    """The claims whose arms were examined; `seed` is of the intervals' draws."""
+    """Returns the claims whose arms were examined; `seed` is of the intervals' draws."""
     arms = {one.arm.name: one for one in done if one.predictions}
     found = [
         _saving(claim, arms[claim.arm], arms[claim.baseline], seed, counted)
@@ -88,7 +88,9 @@ def _saving(
 
 
 def answered_questions(done: Sequence[EvaluatedArm]) -> set[Key]:
-    """Questions that every policy of all arms came to an end with, unanswerable ones among them."""
+    """Returns questions that every policy of all arms came to an end with, unanswerable ones among
+    them.
+    """
     ended = [
         {(row.source, row.question_id) for row in rows if isinstance(row, Prediction)}
         for one in done
@@ -98,13 +100,13 @@ def answered_questions(done: Sequence[EvaluatedArm]) -> set[Key]:
 
 
 def saving_size(found: Sequence[Saving], counted: Counted = "searches") -> str:
-    """What a table of savings can show, in words."""
+    """Describes the effect that a table of savings can detect."""
     shares = [one.share for one in found if one.share]
     return size_of(shares, f"saving of {counted}", "%")
 
 
 def saving_sheet(found: Sequence[Saving], counted: Counted = "searches") -> Sheet:
-    """A row a claim."""
+    """Returns one row per claim."""
     head = (
         "arm", "against", counted, f"{counted} there", "saved % [95 %]", "p (Holm)", "EM [95 %]",
         f"EM lower by < {percent(MARGIN)}", "questions", "answerable",

@@ -44,7 +44,7 @@ class Kind:
 
 
 def search(runner: StudyRunner) -> None:
-    """Run the study (see module)."""
+    """Runs the study (see module)."""
     kinds = []
     for name in ("tree", "chains"):
         own = beside(runner, name)

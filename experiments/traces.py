@@ -24,7 +24,7 @@ ArmPredictions = Mapping[str, Prediction]
 def trace_text(
     done: Sequence[EvaluatedArm], questions: Sequence[Question], similarity: Similarity
 ) -> str:
-    """A table per question, a column per arm, from the policies of the first seed.
+    """Returns a table per question, a column per arm, from the policies of the first seed.
 
     Args:
         done: the arms to compare.
@@ -46,7 +46,7 @@ def trace_text(
 
 
 def _by_question(done: Sequence[EvaluatedArm]) -> dict[Key, ArmPredictions]:
-    """The questions that all arms came to an end with, under their first seed."""
+    """Returns the questions that all arms came to an end with, under their first seed."""
     arms = {one.arm.name: _first(one) for one in done if one.predictions}
     shared = set.intersection(*(set(rows) for rows in arms.values())) if arms else set()
     return {key: {name: rows[key] for name, rows in arms.items()} for key in sorted(shared)}
@@ -58,7 +58,9 @@ def _first(done: EvaluatedArm) -> dict[Key, Prediction]:
 
 
 def telling(shared: Mapping[Key, ArmPredictions]) -> list[Key]:
-    """The questions to show: those with most different ends, then most different search counts."""
+    """Returns the questions to show: those with most different ends, then most different search
+    counts.
+    """
 
     def difference(key: Key) -> tuple[int, int]:
         rows = shared[key].values()
@@ -76,7 +78,7 @@ def _answerable(rows: ArmPredictions) -> bool:
 
 
 def _end(row: Prediction) -> str:
-    """How a trajectory ended, in words."""
+    """Describes how a trajectory ended."""
     if row.refused:
         return "rightly" if row.em is None else "wrongly"
     return "right" if row.em else "wrong"
@@ -92,7 +94,7 @@ def _sheet(question: Question, rows: ArmPredictions, similarity: Similarity) -> 
 
 
 def _cell(move: RecordedStep, row: Prediction) -> str:
-    """A move in a few words, what it brought, and whether it is a near-duplicate."""
+    """Describes a move: its result, and whether it is a near-duplicate."""
     if move.searches:
         mark = " (Dup.)" if move.repeats else ""
         return f"search: {move.content}{mark} → {'; '.join(move.titles) or 'nothing'}"

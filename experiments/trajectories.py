@@ -39,7 +39,9 @@ class RecordedStep:
 
 
 def moves_of(row: Prediction, similarity: Similarity) -> Iterator[RecordedStep]:
-    """The moves of a trajectory, in order; queries that were taken back count as earlier ones."""
+    """Yields the moves of a trajectory, in order; queries that were taken back count as earlier
+    ones.
+    """
     queries: list[str] = []
     for step in json.loads(row.trajectory):
         content, alike = step["content"], None

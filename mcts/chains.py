@@ -40,7 +40,7 @@ async def sample_chains(
     settings: SearchSettings,
     keep_going: KeepGoing = always,
 ) -> Tree[StateT]:
-    """Sample `settings.iterations` chains from `root`, as a prefix tree.
+    """Samples `settings.iterations` chains from `root`, as a prefix tree.
 
     Args:
         root: the state to start from; not terminal.
@@ -71,7 +71,7 @@ async def sample_chains(
 
 
 def wants_branch(node: Node[StateT], branches: int) -> bool:
-    """Whether a visited state is drawn from once more.
+    """Returns whether a visited state is drawn from once more.
 
     It has too few children; one that gives the same over and over is left alone.
     """

@@ -43,7 +43,7 @@ KeepGoing = Callable[[], bool]
 
 
 def always() -> bool:
-    """Keep going as long as there are iterations."""
+    """Keeps going as long as there are iterations."""
     return True
 
 
@@ -54,7 +54,7 @@ async def search(
     settings: SearchSettings,
     keep_going: KeepGoing = always,
 ) -> Tree[StateT]:
-    """Grow a tree from `root` with `settings.iterations` simulations, or until it is exhausted.
+    """Grows a tree from `root` with `settings.iterations` simulations, or until it is exhausted.
 
     Args:
         root: the state to start from; it is not evaluated.
@@ -83,7 +83,7 @@ async def search(
 
 
 def simulate(tree: Tree[StateT], score: Score, settings: SearchSettings) -> Node[StateT]:
-    """The first node on the way down that is terminal or may still get a child."""
+    """Returns the first node on the way down that is terminal or may still get a child."""
     node = tree.root
     while not node.terminal and full(node, settings.max_children):
         node = select_child(tree, node, score, settings.c, normalise=settings.normalise)
@@ -97,7 +97,9 @@ async def expand_node(
     evaluate: Evaluate[StateT],
     iteration: int,
 ) -> Node[StateT]:
-    """The new, evaluated child of `parent`, or the sibling that two draws in a row repeated."""
+    """Returns the new, evaluated child of `parent`, or the sibling that two draws in a row
+    repeated.
+    """
     siblings = {child.key: child for child in tree.children(parent)}
     expansion, draw = await draw_child(parent, expand)
     if expansion.key in siblings:
@@ -117,7 +119,9 @@ async def follow(
     evaluate: Evaluate[StateT],
     iteration: int,
 ) -> Node[StateT]:
-    """The leaf that a trajectory from `node` ends in, one draw per step; its steps become nodes."""
+    """Returns the leaf that a trajectory from `node` ends in, one draw per step; its steps become
+    nodes.
+    """
     while not node.terminal:
         node = await take_step(tree, node, expand, evaluate, iteration)
     return node
@@ -130,7 +134,9 @@ async def take_step(
     evaluate: Evaluate[StateT],
     iteration: int,
 ) -> Node[StateT]:
-    """The child that one draw at `parent` leads to: a new one, or the sibling that it equals."""
+    """Returns the child that one draw at `parent` leads to: a new one, or the sibling that it
+    equals.
+    """
     expansion, draw = await draw_child(parent, expand)
     for child in tree.children(parent):
         if child.key == expansion.key:
@@ -157,7 +163,7 @@ def add_drawn(
     draw: int,
     iteration: int,
 ) -> Node[StateT]:
-    """Append what a draw at `parent` gave as a new node, not evaluated yet."""
+    """Appends what a draw at `parent` gave as a new node, not evaluated yet."""
     child = tree.add_child(
         parent, expansion.state, terminal=expansion.terminal, key=expansion.key, draw=draw
     )
@@ -166,19 +172,21 @@ def add_drawn(
 
 
 async def draw_child(parent: Node[StateT], expand: Expand[StateT]) -> tuple[Expansion[StateT], int]:
-    """The next draw at `parent`, with its number; every draw at a node has its own, from 0."""
+    """Returns the next draw at `parent`, with its number; every draw at a node has its own,
+    from 0.
+    """
     draw = parent.draws
     parent.draws += 1
     return await expand(parent, draw), draw
 
 
 def full(node: Node[StateT], max_children: int) -> bool:
-    """Whether a node gets no further child; a folded duplicate takes up a place."""
+    """Returns whether a node gets no further child; a folded duplicate takes up a place."""
     return len(node.children) + node.duplicates >= max_children
 
 
 def exhausted(tree: Tree[StateT], node: Node[StateT], max_children: int) -> bool:
-    """Whether no state at or below `node` may still get a child."""
+    """Returns whether no state at or below `node` may still get a child."""
     if node.terminal:
         return True
     return full(node, max_children) and all(

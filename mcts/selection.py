@@ -27,7 +27,7 @@ SCORES: dict[str, Score] = {"puct": puct, "uct": uct}
 def select_child(
     tree: Tree[StateT], node: Node[StateT], score: Score, c: float, *, normalise: bool = False
 ) -> Node[StateT]:
-    """The child with the highest score; of equal ones the one created first.
+    """Returns the child with the highest score; of equal ones the one created first.
 
     Args:
         normalise: see `SearchSettings`.

@@ -63,7 +63,7 @@ class Tree(Generic[StateT]):
 
     @classmethod
     def grow_from(cls, root: StateT) -> "Tree[StateT]":
-        """A tree that holds only its root."""
+        """Returns a tree that holds only its root."""
         return cls([Node(id=ROOT, parent=NO_PARENT, depth=0, path="", state=root)])
 
     @property
@@ -76,11 +76,11 @@ class Tree(Generic[StateT]):
         return sum(node.duplicates for node in self.nodes)
 
     def children(self, node: Node[StateT]) -> list[Node[StateT]]:
-        """Children in order of creation."""
+        """Returns the children in order of creation."""
         return [self.nodes[i] for i in node.children]
 
     def lineage(self, node: Node[StateT]) -> Iterator[Node[StateT]]:
-        """The node, its parent, … up to the root."""
+        """Yields the node, its parent, … up to the root."""
         current = node
         yield current
         while current.parent != NO_PARENT:
@@ -95,7 +95,8 @@ class Tree(Generic[StateT]):
         return ROOT_PRIOR
 
     def back_up(self, leaf: Node[StateT], since: int = NO_PARENT) -> None:
-        """One pass ended at `leaf`: N + 1 up to the root; W and M where the leaf has a value.
+        """Records a pass that ended at `leaf`: N + 1 up to the root; W and M if the leaf has a
+        value.
 
         Args:
             since: id of the node that the pass began at, where that is not the root: it and what
@@ -112,7 +113,7 @@ class Tree(Generic[StateT]):
             self.lowest, self.highest = min(self.lowest, leaf.value), max(self.highest, leaf.value)
 
     def normal(self, q: float) -> float:
-        """Where `q` lies between the lowest and the highest value, in [0, 1]."""
+        """Returns `q` rescaled to the range of values seen, in [0, 1]."""
         if self.lowest >= self.highest:
             return ROOT_PRIOR
         return (q - self.lowest) / (self.highest - self.lowest)
@@ -120,7 +121,7 @@ class Tree(Generic[StateT]):
     def add_child(
         self, parent: Node[StateT], state: StateT, *, terminal: bool, key: Hashable, draw: int
     ) -> Node[StateT]:
-        """Append a new node below `parent`."""
+        """Appends a new node below `parent`."""
         path = f"{parent.path}/{draw}" if parent.path else str(draw)
         child = Node(
             id=len(self.nodes),

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def to_networkx(tree: Tree[StateT]) -> "networkx.DiGraph[Any]":
-    """Directed graph from parents to children.
+    """Returns directed graph from parents to children.
 
     Node attributes: `state`, `depth`, `terminal`, `visits`, `q` (None if no pass was scored),
     `value`, `iteration`. Node names are the ids.

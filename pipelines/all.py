@@ -28,7 +28,7 @@ _TAKE_LIMIT = frozenset({"select", "annotate", "train-grpo"})
 
 
 def all_stages(context: StageContext) -> StageResult:
-    """Run the stages."""
+    """Runs the stages."""
     totals: dict[str, Any] = {}
     for name in context.recipe.stages:
         outcome = STAGES[name](context if name in _TAKE_LIMIT else replace(context, limit=None))

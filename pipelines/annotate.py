@@ -42,7 +42,7 @@ OFF_PROTOCOL_SHARE = 0.9
 
 
 def annotate(context: StageContext) -> StageResult:
-    """Run the stage (see module)."""
+    """Runs the stage (see module)."""
     recipe = context.limited_recipe
     check_not_confirmed(recipe)
     data = open_data(recipe)
@@ -65,7 +65,7 @@ def annotate(context: StageContext) -> StageResult:
 
 
 def check_not_confirmed(recipe: Recipe) -> None:
-    """Fresh rollouts come after the trees.
+    """Checks that no pair must be confirmed: fresh rollouts need trees.
 
     Raises:
         ConfigError: pairs are to be confirmed by them.
@@ -92,7 +92,7 @@ def announce(context: StageContext, recipe: Recipe, data: Data) -> None:
 
 
 def _has_pending_questions(run: Path, data: Data) -> bool:
-    """Whether a question has no committed tree; a finished run needs no endpoint."""
+    """Returns whether a question has no committed tree; a finished run needs no endpoint."""
     done = question_ids(run, "trees") if run.is_dir() else set()
     return any(question.id not in done for question in data.questions)
 
@@ -132,7 +132,7 @@ async def _annotate(
 def _workforce(
     context: StageContext, run: Run, pending: Sequence[Question], ledger: Ledger
 ) -> Workforce | None:
-    """The workers that `--workers` asks for; None for one process."""
+    """Returns the workers that `--workers` asks for; None for one process."""
     workers = min(context.options.get("workers") or 1, len(pending))
     if workers < 2:
         return None
@@ -143,7 +143,7 @@ def _workforce(
 async def _commit(
     finished: AsyncIterator[Annotated], committer: Committer, progress: Progress
 ) -> None:
-    """Commit every finished question as it comes."""
+    """Commits every finished question as it comes."""
     async for annotated in finished:
         committer.add(annotated)
         progress.done += 1
@@ -160,7 +160,7 @@ def _close(
     totals: dict[str, object],
     spent_in_words: Sequence[str],
 ) -> StageResult:
-    """Closing table and exit code."""
+    """Returns closing table and exit code."""
     progress.counts.update(totals["counts"])  # type: ignore[call-overload]
     context.console.print(progress.closing_table())
     context.log(
@@ -182,7 +182,7 @@ def _close(
 
 
 def off_protocol(run: Path, model: str) -> str | None:
-    """What to say of a policy that hardly ever wrote an action; None if that is not so."""
+    """Returns a warning if almost no reply was a valid action, else None."""
     replies = read_parts(run, "trees", ["depth", "action", "text"]).filter(pc.field("depth") > 0)
     invalid = replies.filter(pc.field("action") == "invalid")["text"]
     if not len(invalid) or len(invalid) < OFF_PROTOCOL_SHARE * len(replies):

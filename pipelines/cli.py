@@ -107,7 +107,7 @@ class Arguments(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The argument parser; light, so that `--help` answers at once."""
+    """Returns the argument parser; light, so that `--help` answers at once."""
     top = Arguments(
         prog="branchwise",
         description="Grow reasoning trees over your documents, prune them into process "
@@ -128,7 +128,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
-    """Arguments that not every stage takes."""
+    """Adds the arguments that only some stages take."""
     one.set_defaults(dry_run=False, limit=None)
     if name not in READ_ONLY:
         one.add_argument("--dry-run", action="store_true", help="say what would happen")
@@ -184,7 +184,7 @@ def _seed(text: str) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of `branchwise`."""
+    """Runs `branchwise`."""
     guard_streams()
     words = sys.argv[1:] if arguments is None else arguments
     top = parser()
@@ -197,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _reject_undecodable(top: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Arguments must be text: tables, hashes and requests hold nothing else."""
+    """Rejects arguments that are not text: tables, hashes and requests need text."""
     for word in words:
         if storable(word) != word:
             shown = os.fsencode(word).decode(errors="backslashreplace")
@@ -208,7 +208,7 @@ def _reject_undecodable(top: argparse.ArgumentParser, words: Sequence[str]) -> N
 
 
 def run_stage(options: argparse.Namespace) -> int:
-    """Run one stage; errors that a user can mend are told in words."""
+    """Runs one stage; errors that a user can mend are told in words."""
     from runs.terminal import Terminal
     from storage.errors import BranchwiseError, BudgetExceeded, ConfigError
 
@@ -262,12 +262,12 @@ def _carried_out(options: argparse.Namespace, console: "Terminal") -> int:
 
 
 def json_line(totals: Any) -> str:
-    """Totals as the JSON of `--json`: one line of ASCII that may be shown as it is."""
+    """Returns the totals as the JSON of `--json`: one line of ASCII that may be shown as it is."""
     return inert_json(json.dumps(totals, default=str))
 
 
 def recipe_file(options: argparse.Namespace) -> Path:
-    """The recipe that was named, else the study's, else the run's own, else the default."""
+    """Returns the recipe that was named, else the study's, else the run's own, else the default."""
     if options.config is not None:
         return Path(options.config)
     candidates = []

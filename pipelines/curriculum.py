@@ -38,7 +38,7 @@ BEGINNING = "start.json"
 
 
 def curriculum(context: StageContext) -> StageResult:
-    """Run the stage (see module)."""
+    """Runs the stage (see module)."""
     recipe = context.recipe
     check_curriculum(context)
     announce(context)
@@ -65,14 +65,14 @@ def curriculum(context: StageContext) -> StageResult:
 
 
 def exam_command(context: StageContext, final: DevResult) -> str:
-    """What asks the start and the curriculum's policy the test, as a person would type it."""
+    """Returns the command that evaluates the start and the final policy on test."""
     policies = {START: context.recipe.policy.trainable, final.name: final.model}
     asked = overrides({"evaluation.policies": policies})
     return shlex.join(("branchwise", "eval", "--run", f"{context.run}-{final.name}", *asked))
 
 
 def keep_beginning(folder: Path, recipe: Recipe, digest: str) -> None:
-    """Note the recipe, and the start that all cycles come from, whatever its name.
+    """Notes the recipe, and the start that all cycles come from, whatever its name.
 
     Beside the journal, not in the run folder: what `annotate` makes there on its own comes from
     settings and inputs of its own.
@@ -135,7 +135,7 @@ class CurriculumState:
     reward_model: str | None = None
 
     def run(self) -> DevResult:
-        """Both stages, one after the other; the policy that they come to."""
+        """Runs both stages; returns the final policy."""
         result = evaluate_on_dev(self.runner, START, self.runner.recipe.policy.model)
         self._note(result)
         for stage in STAGES:
@@ -182,7 +182,7 @@ class CurriculumState:
             write_course(self.runner, self.results, self.chosen)
 
     def totals(self) -> dict[str, Any]:
-        """For the JSON line."""
+        """Returns the totals for the JSON line."""
         return {
             "folder": str(self.runner.folder),
             "policies": [asdict(result) for result in self.results],

@@ -14,7 +14,7 @@ from storage.terminal_escape import inert
 
 
 def data(context: StageContext) -> StageResult:
-    """Read everything the recipe names, and count it."""
+    """Reads everything the recipe names, and counts it."""
     found = open_data(context.recipe)
     by_kind = Counter((q.source, q.split, q.type, q.hops) for q in found.questions)
     table = Table(title=f"{len(found.questions)} questions", title_justify="left", box=None)
@@ -31,7 +31,7 @@ def data(context: StageContext) -> StageResult:
 
 
 def index(context: StageContext) -> StageResult:
-    """Build the index of the recipe's corpus, or find it built."""
+    """Builds the index of the recipe's corpus if it does not exist."""
     found = open_data(context.recipe)
     named = f"{context.recipe.retrieval.kind} index of {len(found.passages):,} passages"
     if context.dry_run:

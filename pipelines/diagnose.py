@@ -75,7 +75,7 @@ class Diagnosis:
 
 
 def diagnose(context: StageContext) -> StageResult:
-    """Run the stage (see module)."""
+    """Runs the stage (see module)."""
     run = existing_run(context.run)
     label = context.options.get("label")
     table = pairs_table(label)
@@ -121,14 +121,14 @@ def _sample(context: StageContext, pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def _judge_labels(found: Diagnosis, sample: Sequence[Pair], fresh: Fresh, worth: Worth) -> None:
-    """Survival of the sample, whole and by every facet."""
+    """Adds the survival of the sampled labels, overall and by facet."""
     for name in (None, *FACETS):
         found.survival[name or "all"] = survival_table(sample, fresh, worth, name)
     found.findings.append(of_survival(next(iter(found.survival["all"]), None), len(sample)))
 
 
 def _training(context: StageContext, found: Diagnosis) -> Iterator[Finding]:
-    """Findings on the trained model, if there is one."""
+    """Yields findings on the trained model, if there is one."""
     named = context.options.get("model")
     model = Path(named or model_folder(context.run, "dpo"))
     found.training = movement_of(model)
@@ -157,7 +157,7 @@ def _exported(context: StageContext, found: Diagnosis, model: Path) -> Finding:
 
 
 def _report(context: StageContext, found: Diagnosis, folder: Path) -> None:
-    """Print the findings, and keep them."""
+    """Prints the findings, and keeps them."""
     context.console.print(_table(found))
     context.log(conclusion(found.findings))
     atomic_write_json(folder / "diagnosis.json", found.totals())
@@ -179,7 +179,7 @@ def _table(found: Diagnosis) -> Table:
 
 
 def markdown(found: Diagnosis) -> str:
-    """The findings, and label survival by every facet, as Markdown tables."""
+    """Returns the findings, and label survival by every facet, as Markdown tables."""
     title = found.run if found.label is None else f"{found.run}, labels `{found.label}`"
     lines = [f"# Can {inert(title)} teach?", "", f"Conclusion: {conclusion(found.findings)}.", ""]
     lines += _rows(("what", "figure", "verdict", "what is usual, or what to do"))

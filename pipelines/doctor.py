@@ -37,7 +37,7 @@ NEEDS = {
 
 
 def doctor(context: StageContext) -> StageResult:
-    """Run the stage (see module)."""
+    """Runs the stage (see module)."""
     facts = environment_facts()
     table = Table(title="this machine", title_justify="left", show_header=False, box=None)
     free = shutil.disk_usage(".").free / 2**30
@@ -58,7 +58,7 @@ def doctor(context: StageContext) -> StageResult:
 
 
 def problems_of(recipe: Recipe, run: Path) -> Iterator[str]:
-    """What would stop this recipe here."""
+    """Returns the problems that would stop this recipe here."""
     folder: Check = ("run", partial(check_run_folder, run))
     cache: Check = ("cache", check_cache_not_shared)
     needs = (data_files(recipe), weights(recipe), servers(recipe), evaluated(recipe, run))

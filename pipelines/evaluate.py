@@ -41,7 +41,7 @@ from storage.schemas import rows_to_table, schema_of
 
 
 def evaluate(context: StageContext) -> StageResult:
-    """Run the stage (see module)."""
+    """Runs the stage (see module)."""
     recipe = context.recipe
     check_run_folder(context.run)
     policies = policies_of(recipe, context.run)
@@ -108,13 +108,15 @@ def _spent(context: StageContext, ledger: Ledger) -> dict[str, Any]:
 
 
 def evaluated_run(context: StageContext, retriever: Retriever) -> Run:
-    """The run folder, made if it is not there; an evaluation may ask other questions of it."""
+    """Returns the run folder, made if it is not there; an evaluation may ask other
+    questions of it.
+    """
     begun = run_with(context.run, context.recipe)
     return begun or open_run(context.run, context.recipe, {"index_digest": retriever.digest})
 
 
 def _write(run: Run, policy: str, name: str, answered: Evaluated) -> None:
-    """Predictions and failures as parts of the run; none left over from an earlier attempt."""
+    """Commits predictions and failures; those of an earlier attempt are replaced."""
     predictions = [row.model_copy(update={"evaluation": name}) for row in answered.predictions]
     parts = []
     for kind, rows in (("predictions", predictions), ("failures", answered.failures)):
@@ -127,7 +129,7 @@ def _write(run: Run, policy: str, name: str, answered: Evaluated) -> None:
 def _report(
     context: StageContext, run: Run, name: str, done: dict[str, Evaluated]
 ) -> dict[str, Any]:
-    """Print the table, and keep it in the run folder; the stage's totals."""
+    """Prints the table, and keeps it in the run folder; the stage's totals."""
     comparison = compare(
         {policy: answered.predictions for policy, answered in done.items()},
         {policy: answered.unanswered for policy, answered in done.items()},

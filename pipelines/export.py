@@ -16,7 +16,7 @@ from training.export import export_policy
 
 
 def export(context: StageContext) -> StageResult:
-    """Run the stage (see module)."""
+    """Runs the stage (see module)."""
     model = context.options.get("model") or str(model_folder(context.run, "dpo"))
     precision = context.recipe.policy.precision
     reject_special_files(Path(model))  # it is written into

@@ -22,14 +22,15 @@ from storage.errors import ConfigError
 
 
 def extras_of(recipe: Recipe) -> tuple[str, ...]:
-    """Names of the extras that a recipe needs, as in pyproject.toml."""
+    """Returns the names of the extras that a recipe needs, as in pyproject.toml."""
     dense = ("dense",) if recipe.retrieval.kind in ("dense", "fusion") else ()
     plots = ("study",) if "train-grpo" in recipe.stages else ()
     return tuple(dict.fromkeys((*dense, *plots, *recipe.scheme.extras)))
 
 
 def needed(given: Sequence[str], shell_words: str = "") -> tuple[str, ...]:
-    """Extras for a command line of `branchwise`, or none where it or its recipe is at fault.
+    """Returns extras for a command line of `branchwise`, or none where it or its recipe is at
+    fault.
 
     Args:
         given: the stage and its arguments.

@@ -20,7 +20,7 @@ from storage.views import QueryResult, canned_queries, run_sql
 
 
 def inspect(context: StageContext) -> StageResult:
-    """Run the stage (see module)."""
+    """Runs the stage (see module)."""
     run = existing_run(context.run)
     asked = storable(os.environ.get("SQL", "")).strip()
     if asked:
@@ -33,7 +33,7 @@ def inspect(context: StageContext) -> StageResult:
 
 
 def as_table(result: QueryResult, title: str | None = None) -> Table:
-    """A result as a table; a text keeps its line breaks, within its cell."""
+    """Returns a result as a table; a text keeps its line breaks, within its cell."""
     table = Table(title=title, title_justify="left", header_style="bold")
     for column in result.columns:
         table.add_column(Text(inert(column)))

@@ -23,7 +23,7 @@ from storage.text import digest_of
 
 
 def export_pairs(context: StageContext) -> StageResult:
-    """Write the run's pairs as RAG-ProGuide JSON."""
+    """Writes the run's pairs as RAG-ProGuide JSON."""
     run = existing_run(context.run)
     target = Path(context.options["file"])
     pairs = pairs_of(run, pairs_table())
@@ -36,7 +36,7 @@ def export_pairs(context: StageContext) -> StageResult:
 
 
 def import_pairs(context: StageContext) -> StageResult:
-    """Read RAG-ProGuide JSON into a run of its own."""
+    """Reads RAG-ProGuide JSON into a run of its own."""
     source = Path(context.options["file"])
     pairs = read_proguide(source)
     if not pairs:
@@ -53,7 +53,7 @@ def import_pairs(context: StageContext) -> StageResult:
 
 
 def read_proguide(path: Path) -> list[Pair]:
-    """The pairs of a published file (a JSON list, or JSONL; `.gz` too).
+    """Returns the pairs of a published file (a JSON list, or JSONL; `.gz` too).
 
     Raises:
         ConfigError: the faults of all records, each with file and record.
@@ -65,5 +65,7 @@ def read_proguide(path: Path) -> list[Pair]:
 
 
 def _inputs(pairs: Iterable[Pair]) -> dict[str, str]:
-    """A run of these pairs and no others: neither an annotation nor another file adds to it."""
+    """Returns a run of these pairs and no others: neither an annotation nor another file adds to
+    it.
+    """
     return {"imported_pairs": digest_of(*(pair.pair_id for pair in pairs))}

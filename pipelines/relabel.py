@@ -29,7 +29,7 @@ from storage.schemas import rows_to_table, schema_of
 
 
 def relabel(context: StageContext) -> StageResult:
-    """Run the stage (see module)."""
+    """Runs the stage (see module)."""
     run = existing_run(context.run)
     with run.held():
         return _relabel(context, run)
@@ -66,7 +66,7 @@ def _relabel(context: StageContext, run: Run) -> StageResult:
 
 
 def fresh_for(run: Run, recipe: Recipe) -> Fresh:
-    """What `pairs.confirmed` goes by.
+    """Returns the fresh rollouts that `pairs.confirmed` needs.
 
     Raises:
         ConfigError: there is nothing, or it says nothing of these labels.

@@ -28,7 +28,7 @@ PAGE = "report.html"
 
 
 def report(context: StageContext) -> StageResult:
-    """Run the stage (see module)."""
+    """Runs the stage (see module)."""
     run = existing_run(context.run)
     trees = trees_of(run.folder, _passages(context, run))
     pairs = pairs_of(run.folder)

@@ -27,7 +27,7 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 
 def schedule(context: StageContext) -> StageResult:
-    """Run the stage (see module)."""
+    """Runs the stage (see module)."""
     stages = settings_of(context.recipe)
     if not context.dry_run:
         require_matplotlib()
@@ -56,7 +56,9 @@ def schedule(context: StageContext) -> StageResult:
 
 
 def weight_sheet(recipe: Recipe, settings: EvoRagSettings) -> Sheet:
-    """A row per policy call: its index t, the progress p(t), and what every reward weighs."""
+    """Returns a row per policy call: its index t, the progress p(t), and what every reward
+    weighs.
+    """
     rows = tuple(
         (str(t), number(p, 2), *(number(at[name], 3) for name in REWARDS))
         for t, p, at in episode(recipe, settings)
@@ -66,7 +68,7 @@ def weight_sheet(recipe: Recipe, settings: EvoRagSettings) -> Sheet:
 
 
 def comparison_sheet(recipe: Recipe, stages: ByStage) -> Sheet:
-    """How many policy calls keep, silence and turn every comparison, by stage."""
+    """Tables how many policy calls keep, silence and reverse every comparison, by stage."""
     by_stage = {stage: _counts(recipe, settings) for stage, settings in stages.items()}
     rows = tuple(
         (name, *(str(found[name][verdict]) for found in by_stage.values() for verdict in VERDICTS))

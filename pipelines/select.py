@@ -37,7 +37,7 @@ TABLE, FAILURES = "select/difficulty", "select/failures"
 
 
 def select(context: StageContext) -> StageResult:
-    """Run the stage (see module)."""
+    """Runs the stage (see module)."""
     recipe = context.limited_recipe
     rater = recipe.rater_recipe(context.run.name)
     unfit = protocol_of(rater.agent).unfit

@@ -21,7 +21,7 @@ from storage.errors import ConfigError, EndpointError
 
 
 def serve(context: StageContext) -> StageResult:
-    """Run the stage (see module)."""
+    """Runs the stage (see module)."""
     settings = served_settings(context.recipe, context.options["role"])
     context.log(f"serve: {settings.model} with vLLM; its weights are made ready first")
     if context.dry_run:
@@ -31,7 +31,8 @@ def serve(context: StageContext) -> StageResult:
 
 
 def served_settings(recipe: Recipe, role: str) -> ModelSettings:
-    """The block to serve, whatever engine it names; of an endpoint's model the named weights.
+    """Returns the block to serve, whatever engine it names; of an endpoint's model the named
+    weights.
 
     Raises:
         ConfigError: the recipe has no such block.
@@ -48,7 +49,7 @@ def served_settings(recipe: Recipe, role: str) -> ModelSettings:
 async def _served(
     context: StageContext, settings: ModelSettings, server: VllmServer
 ) -> dict[str, Any]:
-    """Keep the server until somebody stops it; the stage's totals.
+    """Keeps the server until somebody stops it; the stage's totals.
 
     Raises:
         EndpointError: it did not start, or died too often.

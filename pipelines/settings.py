@@ -58,20 +58,22 @@ class Block:
 
 
 def settings_page(context: StageContext) -> StageResult:
-    """Run the stage (see module)."""
+    """Runs the stage (see module)."""
     print(page(), end="")
     return StageResult({"settings": sum(len(block.own) for block in blocks())})
 
 
 def page() -> str:
-    """The whole page, as Markdown."""
+    """Returns the whole page, as Markdown."""
     found = blocks()
     sections = (_section(one, found[:place]) for place, one in enumerate(found) if one.own)
     return "\n".join((HEAD, *sections))
 
 
 def blocks() -> list[Block]:
-    """All blocks, outer ones first; what is one class with the same defaults is one block."""
+    """Returns all blocks, outer ones first; what is one class with the same defaults is one
+    block.
+    """
     found: list[Block] = []
     for block in _walk(Block(("",), Recipe(name="run"))):
         for place, other in enumerate(found):
@@ -101,7 +103,7 @@ def _walk(block: Block) -> Iterator[Block]:
 
 
 def _within(one: FieldInfo) -> type[BaseModel] | None:
-    """The class of a setting that is a block; None for a value, or for several blocks."""
+    """Returns the class of a setting that is a block; None for a value, or for several blocks."""
     if get_origin(one.annotation) in (tuple, dict):
         return None
     return next(filter(_is_block, (one.annotation, *get_args(one.annotation))), None)
@@ -134,7 +136,7 @@ def _section(block: Block, earlier: Sequence[Block]) -> str:
 
 
 def meanings_of(kind: type[BaseModel]) -> dict[str, str]:
-    """What the docstrings of a class, and of those that it is built on, say of each setting."""
+    """Returns the attribute docs of a class and its bases, by setting."""
     found: dict[str, str] = {}
     for one in reversed(kind.__mro__):
         said = (inspect.getdoc(one) or "").partition("Attributes:\n")[2]
@@ -155,7 +157,7 @@ def _default(one: FieldInfo, defaults: BaseModel, name: str) -> str:
 
 
 def _written(value: Any) -> str:
-    """As YAML writes it on one line."""
+    """Returns a value as YAML on one line."""
     if value is None:
         return "not set"
     if isinstance(value, bool):
@@ -178,7 +180,7 @@ def _values(one: FieldInfo) -> str:
 
 
 def _kind(annotation: Any) -> str:
-    """A type in words."""
+    """Returns a type in words."""
     shape = _SHAPES.get(get_origin(annotation))
     if shape is not None:
         return shape(get_args(annotation))

@@ -62,7 +62,7 @@ LOOKS_AT_A_RUN = frozenset({"labels", "recipes"})
 
 
 def study(context: StageContext) -> StageResult:
-    """Run the stage (see module)."""
+    """Runs the stage (see module)."""
     name = context.options.get("name")
     carry_out = study_named(name)
     check_run_folder(context.run)
@@ -89,12 +89,12 @@ def study(context: StageContext) -> StageResult:
 
 
 def recipe_of(name: str) -> Path:
-    """Where a study's own recipe is, if it has one."""
+    """Returns the path of a study's own recipe, if it has one."""
     return Path("configs") / f"{SHARED.get(name, name)}.yaml"
 
 
 def seeds_of(context: StageContext) -> tuple[int, ...]:
-    """The seeds of the trainings.
+    """Returns the seeds of the trainings.
 
     Raises:
         ConfigError: one is named twice, which would count one training as two.
@@ -107,7 +107,7 @@ def seeds_of(context: StageContext) -> tuple[int, ...]:
 
 
 def study_named(name: str | None) -> Callable[[StudyRunner], None]:
-    """The function of a study.
+    """Returns the function of a study.
 
     Raises:
         ConfigError: there is none of this name.

@@ -17,7 +17,7 @@ from training.dpo import train_dpo as train
 
 
 def train_dpo(context: StageContext) -> StageResult:
-    """Run the stage (see module)."""
+    """Runs the stage (see module)."""
     recipe, run = context.recipe, existing_run(context.run)
     table = pairs_table(context.options.get("label"))
     pairs = pairs_of(run, table)

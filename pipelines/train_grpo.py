@@ -57,7 +57,7 @@ _CANARY_PROMPTS = 4
 
 
 def train_grpo(context: StageContext) -> StageResult:
-    """Run the stage (see module)."""
+    """Runs the stage (see module)."""
     if context.recipe.training.grpo.rollouts == "trees":
         return _on_trees(context)
     return _on_rollouts(context)

@@ -42,7 +42,7 @@ from weights.embedding import FrozenEncoder, Prefix
 
 
 def train_rm(context: StageContext) -> StageResult:
-    """Run the stage (see module)."""
+    """Runs the stage (see module)."""
     settings, run = context.recipe.training.reward_model, existing_run(context.run)
     material, dropped = material_of(run, labels_of(context, run), settings)
     target, encoder = trained_folder(context, KIND), encoder_of(context.recipe)
@@ -72,7 +72,7 @@ def train_rm(context: StageContext) -> StageResult:
 
 
 def labels_of(context: StageContext, run: Run) -> Recipe:
-    """The run's recipe with the rewards that are to label its trees.
+    """Returns the run's recipe with the rewards that are to label its trees.
 
     Raises:
         ConfigError: the recipe has none that a step could be given.
@@ -89,7 +89,7 @@ def labels_of(context: StageContext, run: Run) -> Recipe:
 def material_of(
     run: Run, recipe: Recipe, settings: RewardModelSettings
 ) -> tuple[Material, Counter[str]]:
-    """What a run's trees have to teach under some rewards, and the pairs that were dropped.
+    """Builds the comparisons of a run's trees under some rewards; counts dropped pairs.
 
     Args:
         run: with the trees.
@@ -129,7 +129,7 @@ def material_of(
 
 
 def pairs_by_head(material: Material, settings: RewardModelSettings) -> dict[str, int]:
-    """How many comparisons order each head."""
+    """Counts the comparisons that order each head."""
     counted = (orders(material.comparisons, settings) != 0).sum(axis=0).tolist()
     return dict(zip(head_names(settings), counted, strict=True))
 

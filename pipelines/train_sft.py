@@ -19,7 +19,7 @@ from training.sft_examples import chosen_steps, right_trajectories
 
 
 def train_sft(context: StageContext) -> StageResult:
-    """Run the stage (see module)."""
+    """Runs the stage (see module)."""
     recipe, settings = context.recipe, context.recipe.training.sft
     run, chosen = existing_run(context.run), settings.examples == "chosen"
     table = pairs_table(context.options.get("label")) if chosen else "trees"
@@ -46,7 +46,7 @@ def train_sft(context: StageContext) -> StageResult:
 
 
 def right_steps(run: Run) -> list[StepExample]:
-    """Steps of right trajectories of all trees of a run.
+    """Returns steps of right trajectories of all trees of a run.
 
     Raises:
         ConfigError: no trajectory of the run is right, or its corpus or prompts have changed.

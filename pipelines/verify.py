@@ -49,7 +49,7 @@ ROWS_TOLD = 20
 
 
 def verify(context: StageContext) -> StageResult:
-    """Run the stage (see module)."""
+    """Runs the stage (see module)."""
     run = existing_run(context.run)
     parts = load_manifest(run.folder).parts
     bad = bad_parts(run.folder)
@@ -71,7 +71,7 @@ def verify(context: StageContext) -> StageResult:
 
 
 def _checked_ledger(context: StageContext, run: Run) -> Checked:
-    """The ledger's rows looked at, and what is wrong with them told or taken out."""
+    """Checks the ledger's rows; reports or removes damaged ones."""
     if not run.ledger.exists():  # imported pairs have none
         return Checked(0, (), ())
     found = check(run.ledger)
@@ -104,7 +104,7 @@ def _tell_damage(context: StageContext, run: Run, found: Checked) -> None:
 def _rebuild(
     context: StageContext, run: Run, bad: Sequence[PartInfo], checked: Checked
 ) -> list[str]:
-    """Make the parts again; returns those that could not be."""
+    """Makes the parts again; returns those that could not be."""
     others = [part for part in bad if part.table not in GROWN and part.table != "questions"]
     with run.open_ledger() as ledger:
         if checked.whole:
@@ -146,7 +146,7 @@ class Rebuilding:
     whole: bool
 
     def made_again(self, bad: Sequence[PartInfo]) -> list[str]:
-        """Replace the files of these parts; returns what could not be."""
+        """Replaces the files of these parts; returns what could not be."""
         paths = {part.path for part in bad}
         left = []
         if any(part.table == "questions" for part in bad) and not self._replaced(
@@ -161,7 +161,7 @@ class Rebuilding:
         return left
 
     def _regrown(self, name: str, number: int) -> Sequence[Part] | None:
-        """Trees and pairs as the ledger gives them; None, and told, if it does not."""
+        """Annotates the questions again from the ledger."""
         run, ledger = self.committer.run, self.committer.ledger
         try:
             questions = _of_part(ledger, self.data, number)
@@ -180,7 +180,7 @@ class Rebuilding:
         return self.committer.grown_parts(number, regrown)
 
     def _replaced(self, made: Sequence[Part], bad: Collection[str]) -> bool:
-        """Write those of `made` that are bad and come out as committed; whether all of it does."""
+        """Writes those of `made` that are bad and come out as committed; whether all of it does."""
         folder = self.committer.run.folder
         committed = {part.path: part.sha256 for part in load_manifest(folder).parts}
         other = [p.info for p in made if p.info.sha256 != committed.get(p.info.path)]
@@ -208,7 +208,7 @@ class Rebuilding:
 
 
 def _of_part(ledger: Ledger, data: Data, number: int) -> list[Question]:
-    """The questions that a part was committed with."""
+    """Returns the questions that a part was committed with."""
     ids = {row.question_id for row in ledger.questions() if row.part == f"{number:05d}"}
     return [question for question in data.questions if question.id in ids]
 
@@ -216,7 +216,7 @@ def _of_part(ledger: Ledger, data: Data, number: int) -> list[Question]:
 async def _regrown(
     run: Run, ledger: Ledger, retriever: Retriever, questions: Sequence[Question]
 ) -> list[Annotated]:
-    """The questions as they were annotated.
+    """Annotates the questions again from the ledger.
 
     Raises:
         BudgetExceeded: a call is not in the ledger.
@@ -237,7 +237,7 @@ async def _regrown(
 
 
 def recorded(model: ModelSettings, digest: str, ledger: Ledger) -> LedgeredEngine:
-    """What the ledger kept of a model.
+    """Returns an engine that replays a model's stored calls.
 
     Raises:
         StorageError: the ledger does not know the engine.

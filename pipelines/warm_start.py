@@ -28,7 +28,7 @@ from training.warm_start import warm_start as train
 
 
 def warm_start(context: StageContext) -> StageResult:
-    """Run the stage (see module)."""
+    """Runs the stage (see module)."""
     recipe, settings = context.recipe, context.recipe.training.warm_start
     drawn = warm_part(recipe, context.limit or settings.questions)
     protocol = protocol_of(recipe.agent)
@@ -87,7 +87,9 @@ def _in_words(counts: Mapping[str, int]) -> str:
 
 
 def warm_part(recipe: Recipe, questions: int) -> DataSettings:
-    """The recipe's data, drawn from the split `warm`; sets of a mix give the same number each."""
+    """Returns the recipe's data, drawn from the split `warm`; sets of a mix give the same number
+    each.
+    """
     each = -(-questions // max(len(recipe.data.mix), 1))
     mix = tuple(one.model_copy(update={"split": "warm", "limit": each}) for one in recipe.data.mix)
     update = {"split": "warm", "limit": questions, "skip": 0, "mix": mix}
@@ -95,7 +97,7 @@ def warm_part(recipe: Recipe, questions: int) -> DataSettings:
 
 
 def _made_with(recipe: Recipe, drawn: DataSettings) -> dict[str, Any]:
-    """The settings that decide which traces are built, for `training.json`."""
+    """Returns the settings that decide which traces are built, for `training.json`."""
     made = recipe.model_copy(update={"data": drawn})
     blocks = {"data", "retrieval", "agent"}
     return made.model_dump(mode="json", include=blocks, exclude={"data": {"skip"}})

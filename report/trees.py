@@ -144,7 +144,7 @@ def _listed(
 
 
 def _is_right(node: Mapping[str, Any]) -> bool:
-    """Whether the node, or a rollout from it, ends in a gold answer."""
+    """Returns whether the node, or a rollout from it, ends in a gold answer."""
     return bool(node["em"]) or any(rollout["em"] for rollout in node["rollouts"] or ())
 
 

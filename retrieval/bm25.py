@@ -28,7 +28,7 @@ _STOPWORDS = frozenset(
 
 
 def tokenize(text: str) -> list[str]:
-    """Lower-case words without accents and English stopwords.
+    """Returns lower-case words without accents and English stopwords.
 
     Single letters stay ("J. K. Rowling" is three words). Text of stopwords alone keeps them, so
     that a passage titled "It" can still be found.
@@ -83,7 +83,9 @@ class Bm25Retriever:
         return self._digest
 
     async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
-        """The best `top_k` passages by (−score, id); none that shares no word with the query."""
+        """Returns the best `top_k` passages by (−score, id); none that shares no word with the
+        query.
+        """
         scores = self._scores(query)
         rows = best_rows(scores, top_k)
         return retrieved(self._passages, rows, scores[rows])

@@ -32,7 +32,7 @@ class CachedRetriever:
         return self._inner.digest
 
     async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
-        """The inner retriever's answer; errors are not remembered."""
+        """Returns the inner retriever's answer; errors are not remembered."""
         key = (query, top_k)
         known = self._answers.get(key)
         if known is not None:

@@ -60,7 +60,7 @@ class DenseRetriever:
         return self._digest
 
     async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
-        """The best `top_k` passages by (−inner product, id); none at or below zero."""
+        """Returns the best `top_k` passages by (−inner product, id); none at or below zero."""
         return await asyncio.to_thread(self._search, query, top_k)
 
     def _search(self, query: str, top_k: int) -> list[RetrievedPassage]:
@@ -69,7 +69,8 @@ class DenseRetriever:
 
 
 def nearest(vectors: Vectors, query: Vectors, top_k: int) -> tuple[PassageNumbers, Scores]:
-    """The rows of the largest inner products above zero, by (−score, row), with their scores.
+    """Returns the rows of the largest inner products above zero, by (−score, row), with their
+    scores.
 
     faiss returns an arbitrary choice among equal scores, so more are fetched until the last
     score is below the cut.

@@ -44,7 +44,7 @@ PRESETS = {
 
 
 def encoding_of(settings: DenseSettings) -> Encoding:
-    """The preset of `settings`, with what it overrides."""
+    """Returns the preset of `settings`, with what it overrides."""
     preset = PRESETS[settings.preset]
     return Encoding(
         pooling=preset.pooling if settings.pooling is None else settings.pooling,
@@ -73,7 +73,7 @@ def require_dense_extra() -> None:
 
 
 def packaged_model() -> Path:
-    """Folder of the packaged all-MiniLM-L6-v2.
+    """Returns the folder of the packaged all-MiniLM-L6-v2.
 
     Raises:
         ConfigError: the package is not installed.
@@ -114,11 +114,11 @@ class Encoder:
         self.identity = f"{_weights_identity(self._source)} {self.encoding!r}"
 
     def encode_queries(self, queries: Sequence[str]) -> Vectors:
-        """Vectors of shape (len(queries), dimension)."""
+        """Returns vectors of shape (len(queries), dimension)."""
         return self._encode([self.encoding.query_prefix + query for query in queries])
 
     def encode_passages(self, texts: Sequence[str]) -> Vectors:
-        """Vectors of shape (len(texts), dimension)."""
+        """Returns vectors of shape (len(texts), dimension)."""
         return self._encode([self.encoding.passage_prefix + text for text in texts])
 
     def _encode(self, texts: list[str]) -> Vectors:
@@ -160,7 +160,9 @@ def _load(source: str, encoding: Encoding) -> Any:
 
 
 def _weights_identity(source: str) -> str:
-    """A digest of the folder's configuration, vocabulary and weights; for a hub name, the name."""
+    """Returns a digest of the folder's configuration, vocabulary and weights; for a hub name, the
+    name.
+    """
     folder = Path(source)
     if not folder.is_dir():
         return source

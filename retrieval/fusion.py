@@ -29,7 +29,9 @@ class FusionRetriever:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
-        """The best `top_k` passages; `score` is the fused score, at most retrievers / (k + 1)."""
+        """Returns the best `top_k` passages; `score` is the fused score, at most retrievers / (k +
+        1).
+        """
         depth = max(top_k, DEPTH)
         rankings = await asyncio.gather(
             *(retriever.search(query, depth) for retriever in self._retrievers)
@@ -38,7 +40,7 @@ class FusionRetriever:
 
 
 def fuse(rankings: Sequence[Sequence[RetrievedPassage]], k: int) -> list[RetrievedPassage]:
-    """All passages of `rankings` by (−fused score, id); ranks count from 1."""
+    """Returns all passages of `rankings` by (−fused score, id); ranks count from 1."""
     shares: dict[str, list[float]] = {}
     passages: dict[str, RetrievedPassage] = {}
     for ranking in rankings:

@@ -47,7 +47,9 @@ class HttpRetriever:
         return hashlib.sha256(f"http {self._url}".encode()).hexdigest()[:16]
 
     async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
-        """The server's best `top_k`, reordered by (−score, id); scores at or below zero go."""
+        """Returns the server's best `top_k`, reordered by (−score, id); scores at or below
+        zero go.
+        """
         body = {"queries": [query], "topk": top_k, "return_scores": True}
         reply = await self._post(body)
         try:
@@ -93,7 +95,7 @@ class HttpRetriever:
 
 
 def _shown(text: str) -> str:
-    """The beginning of a server's words, harmless to a terminal."""
+    """Returns the beginning of a server's words, harmless to a terminal."""
     return one_line(text[:200])
 
 
@@ -106,7 +108,7 @@ def _passage(hit: dict[str, Any]) -> RetrievedPassage:
 
 
 def split_contents(contents: str) -> tuple[str, str]:
-    """Title and text of Search-R1's `contents` ('"Title"' + line break + text)."""
+    """Returns the title and text of Search-R1's `contents` ('"Title"' + line break + text)."""
     title, line_break, text = contents.partition("\n")
     if not line_break:
         return "", contents
@@ -114,5 +116,5 @@ def split_contents(contents: str) -> tuple[str, str]:
 
 
 def join_contents(title: str, text: str) -> str:
-    """The inverse of `split_contents`; a line break in the title becomes a space."""
+    """Returns the inverse of `split_contents`; a line break in the title becomes a space."""
     return f'"{" ".join(title.splitlines())}"\n{text}'

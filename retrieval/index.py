@@ -28,7 +28,7 @@ def open_retriever(
     cache: Path | None = None,
     log: Log | None = None,
 ) -> CachedRetriever:
-    """The retriever of `settings` over `corpus`, building its index if there is none yet.
+    """Returns the retriever of `settings` over `corpus`, building its index if there is none yet.
 
     Args:
         settings: which kind, and how it encodes.

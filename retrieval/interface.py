@@ -16,7 +16,7 @@ class Retriever(Protocol):
     def digest(self) -> str: ...
 
     async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
-        """The best `top_k` passages for `query`, best first; fewer if fewer match.
+        """Returns the best `top_k` passages for `query`, best first; fewer if fewer match.
 
         Raises:
             RetrievalError: the index or the search server could not answer.

@@ -15,7 +15,9 @@ PassageNumbers = NDArray[np.int64]
 
 
 def corpus_hash(passages: Iterable[Passage]) -> str:
-    """Hash of ids, titles and texts, 16 hex digits; the order of the passages does not matter."""
+    """Returns the hash of ids, titles and texts, 16 hex digits; the order of the passages does not
+    matter.
+    """
     whole = hashlib.sha256()
     for passage in sorted(passages, key=lambda passage: passage.id):
         for field in (passage.id, passage.title, passage.text):
@@ -26,7 +28,8 @@ def corpus_hash(passages: Iterable[Passage]) -> str:
 
 
 def in_index_order(passages: Iterable[Passage]) -> list[Passage]:
-    """Passages by id: row numbers then order as ids do, which settles ties without a lookup.
+    """Returns passages by id: row numbers then order as ids do, which settles ties without a
+    lookup.
 
     Raises:
         ConfigError: the corpus is empty, or two passages share an id.
@@ -41,7 +44,7 @@ def in_index_order(passages: Iterable[Passage]) -> list[Passage]:
 
 
 def best_rows(scores: Scores, top_k: int) -> PassageNumbers:
-    """Rows of the best `top_k` scores above zero, by (−score, row).
+    """Returns the rows of the best `top_k` scores above zero, by (−score, row).
 
     Ties at the cut go to the lower rows, so a result never depends on how a partition happened
     to move equal scores.
@@ -66,7 +69,7 @@ def best_rows(scores: Scores, top_k: int) -> PassageNumbers:
 def retrieved(
     passages: Sequence[Passage], rows: PassageNumbers, scores: Scores
 ) -> list[RetrievedPassage]:
-    """The passages at `rows` with their scores (`scores[i]` belongs to `rows[i]`)."""
+    """Returns the passages at `rows` with their scores (`scores[i]` belongs to `rows[i]`)."""
     return [
         RetrievedPassage(id=found.id, title=found.title, text=found.text, score=float(score))
         for found, score in zip((passages[row] for row in rows), scores, strict=True)

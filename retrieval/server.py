@@ -23,7 +23,9 @@ class _Query(BaseModel):
 
 
 def search_app(retriever: Retriever) -> web.Application:
-    """The web application: POST `/retrieve`, and GET `/health` with the retriever's digest."""
+    """Returns the web application: POST `/retrieve`, and GET `/health` with the retriever's
+    digest.
+    """
 
     async def retrieve(request: web.Request) -> web.Response:
         try:

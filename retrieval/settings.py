@@ -46,7 +46,7 @@ class RetrievalSettings(Settings):
 
 
 def checked_url(url: str | None) -> str:
-    """The address of a search server.
+    """Returns the address of a search server.
 
     Raises:
         ConfigError: it is missing, no HTTP address, or holds credentials or a query.

@@ -49,6 +49,6 @@ class QuerySimilarity:
 
 
 def _unit(vectors: Vectors) -> Vectors:
-    """Rows of length 1; one without any stays 0."""
+    """Returns the rows of length 1; one without any stays 0."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.asarray(vectors / np.maximum(lengths, 1e-12), dtype=np.float32)

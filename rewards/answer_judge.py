@@ -59,7 +59,7 @@ class AnswerJudge:
 
 
 def answer_judge_hash(prompt: JudgePrompt) -> str:
-    """Hash of a prompt file."""
+    """Returns the hash of a prompt file."""
     return prompts_digest({prompt: _text(prompt)})
 
 

@@ -37,7 +37,7 @@ def exact_match(prediction: str, golds: Iterable[str]) -> float:
 
 
 def f1(prediction: str, golds: Iterable[str], *, keep_articles: bool = False) -> float:
-    """Token-multiset F1 in [0, 1], the best over the golds; 0.0 without golds.
+    """Returns the token-multiset F1 in [0, 1], the best over the golds; 0.0 without golds.
 
     A yes/no prediction or gold counts only against its equal (HotpotQA). Where either side has
     no token left, the score is 1.0 if both have none, else 0.0 (SQuAD 2.0), so an exact match is
@@ -49,7 +49,7 @@ def f1(prediction: str, golds: Iterable[str], *, keep_articles: bool = False) ->
 
 
 def contains(text: str, golds: Iterable[str]) -> bool:
-    """Whether a gold's tokens occur in the text, side by side and in order.
+    """Returns whether a gold's tokens occur in the text, side by side and in order.
 
     No text contains a yes/no gold or one without a token: nearly any long text would.
     """
@@ -64,7 +64,9 @@ def cover_em(prediction: str, golds: Iterable[str]) -> float:
 
 
 def supporting_recall(retrieved_ids: Iterable[str], supporting_ids: Sequence[str]) -> float | None:
-    """Share of the gold documents that were retrieved, in [0, 1]; None if none is known."""
+    """Returns the share of the gold documents that were retrieved, in [0, 1]; None if none is
+    known.
+    """
     supporting = set(supporting_ids)
     if not supporting:
         return None

@@ -148,7 +148,7 @@ def _evaluations(segments: Iterable[Segment], search_tags: SearchTags) -> Iterat
 
 
 def _answer(segments: Sequence[Segment], search_tags: SearchTags) -> str | None:
-    """The answer that ended the rollout: the action of its last call."""
+    """Returns the answer that ended the rollout: the action of its last call."""
     last = next((one for one in reversed(segments) if one.role == "policy"), None)
     action = last and first_pair(last.text, search_tags.pairs, ACTIONS)
     if last is None or last.cut or not action or action[0].name != "answer":

@@ -186,7 +186,7 @@ def step_rewards(
     verdict: bool | None = None,
     verified: bool = False,
 ) -> Rewards:
-    """All seven of the last of `steps`.
+    """Returns all seven of the last of `steps`.
 
     Args:
         steps: a trajectory up to the step that is judged; at least that one.

@@ -78,7 +78,9 @@ class EvoRag(RewardScheme):
         return NodeFacts(whole.total, verdict=verdict, usage=usage)
 
     def _open(self, state: State) -> bool:
-        """Whether the evidence decides on a refusal: before any search it may be wrong anyway."""
+        """Returns whether the evidence decides on a refusal: before any search it may be wrong
+        anyway.
+        """
         judged = self.settings.early_refusal == "judged"
         return state.refused and (judged or any(s.action.kind == "search" for s in state.steps))
 

@@ -57,7 +57,7 @@ class Heads:
         return found
 
     def standardised(self, vectors: Array) -> Array:
-        """The outputs with mean 0 and deviation 1 over the training steps: (n, K)."""
+        """Returns the outputs with mean 0 and deviation 1 over the training steps: (n, K)."""
         found: Array = (self.outputs(vectors) - self.output_mean) / self.output_sd
         return found
 
@@ -87,7 +87,7 @@ class Heads:
         return digest.hexdigest()
 
     def save(self, path: Path) -> None:
-        """Write them as safetensors.
+        """Writes them as safetensors.
 
         Raises:
             StorageError: the file system refused.
@@ -102,7 +102,7 @@ class Heads:
 
     @classmethod
     def load(cls, path: Path) -> "Heads":
-        """Read what `save` wrote.
+        """Reads what `save` wrote.
 
         Raises:
             ConfigError: a pipe, a device or a folder lies there.
@@ -125,7 +125,7 @@ class Heads:
 
 
 def _names(named: Any, arrays: Mapping[str, Array]) -> tuple[str, ...]:
-    """Names of heads, if the arrays are theirs.
+    """Returns the names of heads, if the arrays are theirs.
 
     Raises:
         ValueError: they are not.

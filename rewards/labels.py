@@ -23,7 +23,7 @@ class Label:
 
 
 def gap(one: Label, other: Label) -> float:
-    """How much more `one` is worth; both are labelled.
+    """Returns how much higher `one` is rewarded; both are labelled.
 
     A part that is None for one of them leaves both sums: what nobody could say of one side is no
     reason to prefer the other.

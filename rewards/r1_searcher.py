@@ -144,7 +144,7 @@ def _failures(
 
 
 def _only_served(segments: Sequence[Segment]) -> bool:
-    """Whether every query tag belongs to a query that was served: one before each block."""
+    """Returns whether every query tag belongs to a query that was served: one before each block."""
     opening = R1_SEARCHER["documents"][0]
     for place, segment in enumerate(segments):
         if segment.role == "environment":
@@ -163,7 +163,7 @@ def _ends_with_answer(segments: Sequence[Segment]) -> bool:
 
 
 def _is_readable(text: str, shown: set[str]) -> bool:
-    """Whether no character is garbled: no rule finds nonsense in Latin letters.
+    """Returns whether no character is garbled: no rule finds nonsense in Latin letters.
 
     Args:
         text: Text of the policy.

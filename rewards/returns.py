@@ -44,7 +44,7 @@ class EpisodeRewards:
     verified: bool = False
 
     def raw(self, steps: Sequence[Step], gold: Gold, verdict: bool | None) -> Rewards:
-        """Of the last of `steps`, unweighted."""
+        """Returns the raw rewards of the last of `steps`, unweighted."""
         return step_rewards(
             steps,
             gold,
@@ -82,7 +82,7 @@ def label_returns(
     gold: Gold,
     rewards: EpisodeRewards,
 ) -> list[Label]:
-    """Label every node of one tree with its return.
+    """Labels every node of one tree with its return.
 
     A node is labelled if a finished trajectory runs through it: invalid actions, states that the
     search left open and the root have no label.
@@ -164,7 +164,9 @@ class _Returns:
 def _plus(
     own: float | None, after: Sequence[Parts], visits: Sequence[int], name: str
 ) -> float | None:
-    """A step's own value and the visit-weighted mean of what followed; None if either is."""
+    """Returns a step's own value and the visit-weighted mean of what followed; None if
+    either is.
+    """
     if own is None or not after:
         return own
     known = [

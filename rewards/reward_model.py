@@ -68,7 +68,7 @@ class RewardModel:
     def load(
         cls, folder: Path, weights: Callable[[int], Weights], log: Log | None = None
     ) -> "RewardModel":
-        """The model that `branchwise train-rm` wrote; its encoder loads at the first step.
+        """Returns the model that `branchwise train-rm` wrote; its encoder loads at the first step.
 
         Raises:
             ConfigError: there is none, or its encoder is missing or not what it was.
@@ -95,7 +95,7 @@ class RewardModel:
         return cls(heads, encoder, weights, max_length=longest)
 
     def score(self, prefixes: Sequence[Prefix], t: Sequence[int]) -> list[float | None]:
-        """What the model thinks of each step; of no use but to compare.
+        """Returns a score per step; only comparisons of them are meaningful.
 
         Args:
             prefixes: the steps.
@@ -116,7 +116,7 @@ class RewardModel:
 
 
 def prefix_of(state: State, prompt: Prompt) -> Prefix:
-    """The last step of `state`, behind the prompt that asked for it."""
+    """Returns the last step of `state`, behind the prompt that asked for it."""
     step = state.steps[-1]
     before = replace(state, stage=step.stage, steps=state.steps[:-1])
     # As both are read back from a stored tree, which then has the same scores.
@@ -147,7 +147,7 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def _check_complete(record: dict[str, Any]) -> None:
-    """Refuse a record of ours that lacks what a score needs.
+    """Rejects a record of ours that lacks what a score needs.
 
     Raises:
         KeyError: something is missing.
@@ -171,12 +171,12 @@ def reward_model_digest(folder: Path) -> str:
 
 
 def encoder_name(folder: Path, stored: str) -> str:
-    """The encoder that `training.json` of `folder` names, for `FrozenEncoder`."""
+    """Returns the encoder that `training.json` of `folder` names, for `FrozenEncoder`."""
     return stored if _is_name(stored) else str(folder / stored)
 
 
 def stored_encoder(folder: Path, encoder: str) -> str:
-    """How `training.json` of `folder` names an encoder."""
+    """Returns the name of an encoder for `training.json` of `folder`."""
     return encoder if _is_name(encoder) else os.path.relpath(encoder, folder)
 
 

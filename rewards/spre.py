@@ -47,7 +47,9 @@ Evidence = list[tuple[float, RolloutOutcome]]
 
 
 def trajectory_digest(actions: Iterable[tuple[str, str]]) -> str:
-    """Digest of (action, content) from the root; equal for trajectories that say the same."""
+    """Returns the digest of (action, content) from the root; equal for trajectories that say the
+    same.
+    """
     said = "\x1f".join(f"{kind}\x1e{normalise(content)}" for kind, content in actions)
     return hashlib.blake2b(said.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
@@ -58,7 +60,7 @@ def label_tree(
     settings: SpreSettings,
     estimator: Estimator,
 ) -> list[Label]:
-    """Label every node of one tree.
+    """Labels every node of one tree.
 
     Args:
         nodes: all nodes of the tree, in order of `node_id`.
@@ -95,7 +97,7 @@ class TreeFacts:
         return {node.node_id: node for node in self.nodes}
 
     def evidence(self, node: TreeNode, estimator: Estimator) -> Evidence:
-        """What an estimator rests on at a node (see module)."""
+        """Returns the outcomes that an estimator rests on at a node (see module)."""
         if estimator == "rollout":
             return [(1.0, outcome) for outcome in self.started_at(node)]
         if estimator == "monte_carlo":
@@ -103,7 +105,7 @@ class TreeFacts:
         return self._by_visits[node.node_id] if estimator == "tree" else self._ended(node)
 
     def _collected(self, node_id: int) -> dict[str, RolloutOutcome]:
-        """Distinct outcomes at or below a node, leaves and evaluation rollouts alike."""
+        """Returns distinct outcomes at or below a node, leaves and evaluation rollouts alike."""
         if node_id not in self._outcomes:
             node = self._by_id[node_id]
             found = {o.trajectory: o for o in (*self.started_at(node), *self._own(node))}
@@ -113,7 +115,7 @@ class TreeFacts:
         return self._outcomes[node_id]
 
     def started_at(self, node: TreeNode) -> list[RolloutOutcome]:
-        """Outcomes of the rollouts that started at `node`; a leaf's is its own answer."""
+        """Returns outcomes of the rollouts that started at `node`; a leaf's is its own answer."""
         if node.terminal:
             return self._own(node)
         return [
@@ -138,7 +140,7 @@ class TreeFacts:
         return steps[::-1]
 
     def worth(self, outcome: RolloutOutcome) -> float:
-        """F1 · α^steps, in [0, 1]."""
+        """Returns F1 · α^steps, in [0, 1]."""
         return self._f1(outcome) * self.settings.alpha**outcome.steps
 
     def _f1(self, outcome: RolloutOutcome) -> float:
@@ -169,7 +171,7 @@ class TreeFacts:
         return found
 
     def judged(self, node: TreeNode) -> float | None:
-        """Mean judge value over the passes that ended at or below `node` (eq. 6)."""
+        """Returns the mean judge value over the passes that ended at or below `node` (eq. 6)."""
         weight, total = self._judge_sums(node)
         return total / weight if weight else None
 
@@ -194,7 +196,7 @@ class TreeFacts:
         return node.judge_score * self.settings.alpha**node.depth
 
     def label(self, node: TreeNode, estimator: Estimator) -> Label:
-        """The node's reward with its evidence; an invalid action has none."""
+        """Returns the node's reward with its evidence; an invalid action has none."""
         evidence = [] if node.action == "invalid" else self.evidence(node, estimator)
         if not evidence:
             return Label(None, 0)

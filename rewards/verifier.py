@@ -30,7 +30,7 @@ class Verifier:
     async def sufficient(
         self, question: Question, state: State, path: str
     ) -> tuple[bool | None, Usage]:
-        """Its word on the evidence of `state`, and what the call cost.
+        """Returns the verdict on the evidence of `state`, and the call's cost.
 
         None if the reply is not one of the two words: it is then no reward, of either sign.
 
@@ -44,7 +44,7 @@ class Verifier:
 
 
 def verifier_prompt_hash() -> str:
-    """Hash of the verifier's prompt."""
+    """Returns the hash of the verifier's prompt."""
     return prompts_digest({"verifier": _prompt()})
 
 

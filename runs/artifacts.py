@@ -26,7 +26,7 @@ WEIGHTS: Mapping[str, str] = {
 
 
 def product_of(stage: str, run: Path, totals: Mapping[str, Any]) -> str | None:
-    """Digest of what a finished stage made.
+    """Returns the digest of what a finished stage made.
 
     Args:
         stage: "annotate", "relabel", "train-dpo", …
@@ -49,7 +49,9 @@ def product_of(stage: str, run: Path, totals: Mapping[str, Any]) -> str | None:
 
 
 def together(*made: Mapping[str, Any]) -> dict[str, str]:
-    """Totals of several stages as of one, for a stage that reads what all of them made."""
+    """Returns the totals of several stages as of one, for a stage that reads what all of
+    them made.
+    """
     return {PRODUCT: digest_of(*(str(totals.get(PRODUCT, "")) for totals in made))}
 
 

@@ -109,7 +109,7 @@ def baseline_candidates(
 
 
 def _reader(recipe: Recipe, run: Path) -> Recipe:
-    """The recipe of the model that baselines ask."""
+    """Returns the recipe of the model that baselines ask."""
     untrained = "packaged" if recipe.policy.engine == "openvino" else recipe.policy.model
     model = (recipe.evaluation.baseline_model or untrained).replace("{run}", run.name)
     policy = recipe.policy.model_copy(update={"model": model})
@@ -117,7 +117,7 @@ def _reader(recipe: Recipe, run: Path) -> Recipe:
 
 
 def _others(recipe: Recipe, data: Data) -> Iterator[Question]:
-    """Questions of the split `train` that are not asked."""
+    """Returns questions of the split `train` that are not asked."""
     asked = {folded_question(question.question) for question in data.questions}
     known = load_split(data_settings(recipe), "train", recipe.seed)
     return (q for q in known if folded_question(q.question) not in asked)

@@ -47,7 +47,9 @@ class Committer:
     _failures: list[Failure] = field(default_factory=list)
 
     def pending(self) -> list[Question]:
-        """Questions without a committed tree, in the run's order; failed ones are tried again."""
+        """Returns questions without a committed tree, in the run's order; failed ones are tried
+        again.
+        """
         if question_ids(self.run.folder, "questions") != {q.id for q in self.questions}:
             self.write_questions()
         done = question_ids(self.run.folder, "trees")
@@ -56,15 +58,15 @@ class Committer:
         return pending
 
     def write_questions(self) -> None:
-        """Commit every field of every question."""
+        """Commits every field of every question."""
         self._write([self.questions_part()])
 
     def questions_part(self) -> Part:
-        """Every field of every question, as a part that is not written yet."""
+        """Returns every field of every question, as a part that is not written yet."""
         return self._part("questions", self.questions, None)
 
     def forget(self, number: int) -> None:
-        """Let a part go, and owe its questions."""
+        """Lets a part go, and owe its questions."""
         gone = [part for part in self._grown_parts() if number_of(part) == number]
         remove_parts(self.run.folder, gone)
         name = f"{number:05d}"
@@ -76,7 +78,7 @@ class Committer:
         return [*manifest.of("trees"), *manifest.of("pairs")]
 
     def add(self, annotated: Annotated) -> None:
-        """Take one finished question; commits when a part is full."""
+        """Takes one finished question; commits when a part is full."""
         if annotated.failure is not None:
             self._failures.append(annotated.failure)
             self.ledger.set_question(annotated.question.id, "failed", annotated.failure.kind)
@@ -90,7 +92,7 @@ class Committer:
         return max(QUESTIONS_A_PART, min(len(self.questions) // PARTS, MOST_QUESTIONS_A_PART))
 
     def flush(self) -> None:
-        """Commit what is waiting, as the next part."""
+        """Commits what is waiting, as the next part."""
         if not self._waiting:
             return
         numbers = [number_of(part) for part in load_manifest(self.run.folder).of("trees")]
@@ -98,7 +100,7 @@ class Committer:
         self._waiting.clear()
 
     def commit(self, number: int, annotated: Iterable[Annotated]) -> None:
-        """Commit these questions as the part with this number."""
+        """Commits these questions as the part with this number."""
         batch = _in_order(annotated)
         trees, pairs = self.grown_parts(number, batch)
         # With the part, so that attempts add up, and what was not committed is not counted twice.
@@ -110,7 +112,7 @@ class Committer:
         )
 
     def grown_parts(self, number: int, annotated: Iterable[Annotated]) -> tuple[Part, Part]:
-        """Trees and pairs of these questions, as parts that are not written yet."""
+        """Returns trees and pairs of these questions, as parts that are not written yet."""
         batch = _in_order(annotated)
         return (
             self._part("trees", [n for a in batch for n in a.nodes], number),
@@ -126,7 +128,7 @@ class Committer:
         return part_of(table, rows_to_table(rows, schema_of(table), self.run.id), number)
 
     def finish(self) -> dict[str, Any]:
-        """Commit the rest and the failures; the run's totals over all attempts."""
+        """Commits the rest and the failures; the run's totals over all attempts."""
         self.flush()
         failures = self._write_failures()
         manifest = load_manifest(self.run.folder)
@@ -143,7 +145,7 @@ class Committer:
         }
 
     def _counts(self, failures: Iterable[Failure]) -> dict[str, int]:
-        """Everything dropped or noted in the run, by reason."""
+        """Returns everything dropped or noted in the run, by reason."""
         counts = Counter({f"data: {reason}": n for reason, n in self.notes.items()})
         for part in load_manifest(self.run.folder).of("trees"):
             counts.update(part.counts)
@@ -165,7 +167,7 @@ class Committer:
         return counts
 
     def _write_failures(self) -> list[Failure]:
-        """Failures of questions that are still not done; one file, replaced whole."""
+        """Returns failures of questions that are still not done; one file, replaced whole."""
         done = question_ids(self.run.folder, "trees")
         old = table_to_records(read_parts(self.run.folder, "failures"), Failure)
         latest = {f.question_id: f for f in (*old, *self._failures) if f.question_id not in done}
@@ -176,5 +178,5 @@ class Committer:
 
 
 def _in_order(annotated: Iterable[Annotated]) -> list[Annotated]:
-    """By id, so that a part's content does not depend on who finished first."""
+    """Sorts by id, so that a part's content does not depend on who finished first."""
     return sorted(annotated, key=lambda one: one.question.id)

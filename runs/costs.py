@@ -15,7 +15,7 @@ COUNTED_BY = {
 
 
 def spending(spent: Totals) -> dict[str, Any]:
-    """The totals of a run's ledger, as a stage's totals say them."""
+    """Returns the totals of a run's ledger, as a stage's totals say them."""
     return {
         "calls": spent.calls,
         "calls_estimated": spent.estimated,
@@ -36,7 +36,7 @@ def estimates(ledger: Ledger) -> dict[str, int]:
 
 
 def in_words(ledger: Ledger, limits: LimitSettings) -> Iterator[str]:
-    """What a run has spent, and what has to be known about that figure."""
+    """Yields the run's costs in sentences, and the caveats of those figures."""
     spent = ledger.totals()
     cost = f", {spent.cost_usd:,.4f} USD" if spent.cost_usd else ""
     yield f"{spent.calls} calls in the ledger{cost}"

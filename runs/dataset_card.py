@@ -16,7 +16,7 @@ from storage.terminal_escape import inert
 
 
 def write_card(run: Run) -> None:
-    """Write `README.md` of a run that has been annotated."""
+    """Writes `README.md` of a run that has been annotated."""
     recipe, manifest = run.recipe, load_manifest(run.folder)
     # Two columns, not records: a large run's questions must not be held in memory once more.
     licences = read_parts(run.folder, "questions", ["source", "licence"])
@@ -47,7 +47,7 @@ def write_card(run: Run) -> None:
 
 
 def described(search: SearchSettings) -> str:
-    """How trees are grown, in a line."""
+    """Describes the search in one line."""
     most = search.max_output_tokens
     until = f", until {most:,} tokens are generated" if most is not None else ""
     if search.kind == "chains":
@@ -60,7 +60,7 @@ def described(search: SearchSettings) -> str:
 
 
 def chosen_by(pairs: PairSettings) -> str:
-    """What else decides which siblings are pairs, and in which order; "" where nothing does."""
+    """Describes the other pair settings; "" if all have their defaults."""
     said = pairs.model_dump(mode="json", exclude_defaults=True, exclude={"min_gap", "min_outcomes"})
     return "".join(f"; `{name}: {value}`" for name, value in said.items())
 

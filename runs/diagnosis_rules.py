@@ -61,7 +61,7 @@ class Finding:
 
 
 def conclusion(findings: Sequence[Finding]) -> str:
-    """All findings in a sentence."""
+    """Returns all findings in a sentence."""
     told = {
         verdict: ", ".join(f.what for f in findings if f.verdict == verdict)
         for verdict in ("bad", "watch")
@@ -74,13 +74,13 @@ def conclusion(findings: Sequence[Finding]) -> str:
 
 
 def _graded(bad: bool, watch: bool, what: str, figure: str, advice: str, usual: str) -> Finding:
-    """A finding; `usual` is what to say where nothing is wrong."""
+    """Returns a finding; `usual` is what to say where nothing is wrong."""
     verdict: Rating = "bad" if bad else "watch" if watch else "good"
     return Finding(what, figure, verdict, advice if bad or watch else usual)
 
 
 def of_pairs(pairs: PairFigures | None) -> Iterator[Finding]:
-    """Findings on the pairs; of imported ones, only their texts say anything."""
+    """Yields findings on the pairs; of imported ones, only their texts say anything."""
     if pairs is None:
         yield Finding(
             "pairs",
@@ -187,7 +187,7 @@ def _of_actions(pairs: PairFigures) -> Finding:
 def of_trees(
     trees: TreeFigures | None, questions_with_pair: int, *, returns: bool = False
 ) -> Iterator[Finding]:
-    """Findings on the trees.
+    """Yields findings on the trees.
 
     Args:
         returns: whether labels are EVO-RAG's, which prefer steps whatever they end in.
@@ -245,7 +245,7 @@ UNROLLED = Finding(
 
 
 def of_survival(row: SurvivalRow | None, asked: int) -> Finding:
-    """The finding on label survival; None: no pair could be judged."""
+    """Returns the finding on label survival; None: no pair could be judged."""
     if row is None or row.decided is None or row.decided_interval is None:
         figure = f"none of {asked} pairs was decided"
         return Finding("label survival", figure, "watch", "give a larger --sample, or --rollouts")
@@ -280,7 +280,7 @@ def of_survival(row: SurvivalRow | None, asked: int) -> Finding:
 
 
 def of_training(moved: Movement) -> Iterator[Finding]:
-    """Findings on a preference training."""
+    """Yields findings on a preference training."""
     kl, margin, accuracy = moved.kl, moved.margin, moved.accuracy
     loss = f"{moved.losses}, {moved.steps} steps"
     stuck = None not in (moved.first_loss, moved.loss) and _fell(moved) <= 0
@@ -319,7 +319,7 @@ def of_training(moved: Movement) -> Iterator[Finding]:
 
 
 def of_export(kept: dict[str, float]) -> Finding:
-    """The finding on exported files: correlation of the logits' change, by form."""
+    """Returns the finding on exported files: correlation of the logits' change, by form."""
     return _graded(
         False,
         min(kept.values()) < LEAST_CORRELATION,

@@ -91,6 +91,8 @@ class PolicyEvaluation:
 
 
 def _nobody(candidate: Candidate) -> Engine:
-    """An engine for a candidate whose questions start from their answers; it makes no call."""
+    """Returns an engine for a candidate whose questions start from their answers; it makes
+    no call.
+    """
     deciding = json.dumps(candidate.deciding, sort_keys=True)
     return RecordedEngine(candidate.name, digest_of(candidate.name, deciding), Capabilities())

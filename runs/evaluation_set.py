@@ -53,7 +53,7 @@ def data_settings(recipe: Recipe, limit: int | None = None) -> DataSettings:
 
 
 def set_name(recipe: Recipe) -> str:
-    """What the evaluated set is called: its source, or those of its mix, and the split."""
+    """Returns the name of the evaluated set: its source, or those of its mix, and the split."""
     wanted = recipe.evaluation.set
     if wanted is not None:
         return f"{wanted.source}-{wanted.split or 'all'}"
@@ -102,7 +102,9 @@ def answering(recipe: Recipe) -> dict[str, Any]:
 
 
 def name_apart(recipe: Recipe, settings: Mapping[str, Any]) -> str:
-    """The set's name with a hash of the settings, so that no other evaluation writes there."""
+    """Returns the set's name with a hash of the settings, so that no other evaluation
+    writes there.
+    """
     digest = digest_of(json.dumps(without_later(settings), sort_keys=True))
     return f"{set_name(recipe)}-{digest[:6]}"
 
@@ -130,7 +132,7 @@ def check_no_overlap(run: Path, policies: Iterable[Recipe], asked: Sequence[Ques
 
 
 def _trained_on(model: str) -> str | None:
-    """The name of the run whose rows a policy was trained on, if its folder says so."""
+    """Returns the name of the run whose rows a policy was trained on, if its folder says so."""
     try:
         return Path(object_inside(Path(model), TRAINING)["data"]["run"]).name
     except (OSError, ValueError, KeyError, TypeError, ConfigError):

@@ -24,7 +24,7 @@ from storage.text import Log
 
 
 def open_data(recipe: Recipe, settings: DataSettings | None = None) -> Data:
-    """Questions and corpus of the recipe (or of `settings` in its place), checked.
+    """Returns questions and corpus of the recipe (or of `settings` in its place), checked.
 
     Questions that the protocol cannot be asked are left out and counted.
     """
@@ -33,7 +33,7 @@ def open_data(recipe: Recipe, settings: DataSettings | None = None) -> Data:
 
 
 def open_index(recipe: Recipe, passages: tuple[Passage, ...], log: Log | None = None) -> Retriever:
-    """The retriever of the recipe; its index is built the first time.
+    """Returns the retriever of the recipe; its index is built the first time.
 
     `log` is told, in a line, if the index was damaged and is made again.
     """
@@ -50,7 +50,7 @@ def engine_for(
     log: Log | None = None,
     server: VllmServer | None = None,
 ) -> Engine:
-    """The engine that a `policy:` or `judge:` block names; enter it before use.
+    """Returns the engine that a `policy:` or `judge:` block names; enter it before use.
 
     Args:
         model: the block.
@@ -89,7 +89,7 @@ def engine_for(
 
 
 def server_logs() -> Path:
-    """Where servers write that belong to no run."""
+    """Returns the log folder of servers without a run."""
     return cache_room("logs")
 
 
@@ -101,7 +101,7 @@ async def open_engine(
     before_call: BeforeCall | None = None,
     log: Log | None = None,
 ) -> AsyncIterator[LedgeredEngine]:
-    """An engine behind the run's ledger, started and checked; see `engine_for`."""
+    """Gives an engine behind the run's ledger, started and checked; see `engine_for`."""
     engine = engine_for(model, recipe, ledger.path.parent / "logs", before_call, log)
     price = model.price_per_million
     async with LedgeredEngine(engine, ledger, price, before_call=before_call) as ledgered:
@@ -121,7 +121,7 @@ def environment_for(recipe: Recipe, engine: Engine, retriever: Retriever) -> Env
 
 
 def sampling_for(model: ModelSettings, temperature: float | None = None) -> Sampling:
-    """How a model is drawn from; `temperature` overrides the model's own."""
+    """Returns the sampling settings of a model; `temperature` overrides the model's own."""
     return Sampling(
         temperature=model.temperature if temperature is None else temperature,
         top_p=model.top_p,
@@ -130,5 +130,5 @@ def sampling_for(model: ModelSettings, temperature: float | None = None) -> Samp
 
 
 def model_folder(run: Path, stage: str) -> Path:
-    """Where a stage of a run keeps its model: `models/<run>/<stage>`."""
+    """Returns the model folder of a stage: `models/<run>/<stage>`."""
     return Path("models") / run.name / stage

@@ -80,7 +80,7 @@ class Run:
         return self.folder / LEDGER
 
     def held(self) -> RunLock:
-        """The run's lock, for a `with` block; an open ledger holds it too.
+        """Returns the run's lock, for a `with` block; an open ledger holds it too.
 
         Raises:
             ConfigError: another process holds the run (named by its pid).
@@ -88,7 +88,7 @@ class Run:
         return _held(self.folder)
 
     def open_ledger(self) -> Ledger:
-        """The run's ledger, for a `with` block; a new one is told whose it is.
+        """Returns the run's ledger, for a `with` block; a new one is told whose it is.
 
         Raises:
             ConfigError: it is another run's, or another process holds the run.
@@ -105,7 +105,7 @@ class Run:
         return ledger
 
     def commit(self, parts: Iterable[PartInfo], replaced: Collection[str] = ()) -> None:
-        """Name parts in the manifest, all or none; the caller holds the run.
+        """Adds parts to the manifest, all or none; the caller holds the run.
 
         Args:
             parts: What to commit.
@@ -121,7 +121,7 @@ def open_run(
     inputs: Mapping[str, str] | None = None,
     grown: Collection[str] = (),
 ) -> Run:
-    """Create the run folder, or continue it if it holds this very run.
+    """Creates the run folder, or continues it if it holds this run.
 
     Args:
         folder: Run folder.
@@ -153,7 +153,7 @@ def _held(folder: Path) -> RunLock:
 
 
 def _begin(folder: Path, recipe: Recipe, facts: Mapping[str, Any]) -> Seal:
-    """Write what a run is begun with, its recipe last: without that, there is no run yet."""
+    """Writes the files of a new run, the recipe last: without it there is no run."""
     seal = new_seal(folder, recipe)
     noted = {**environment_facts(), **facts, SEAL: seal.noted()}
     atomic_write_json(folder / PROVENANCE, noted)
@@ -185,7 +185,7 @@ def _continue(
 def _note(
     folder: Path, facts: Mapping[str, Any], inputs: Mapping[str, str], grown: Collection[str]
 ) -> None:
-    """Complete `provenance.json`; what it says already, of the first attempt, stays.
+    """Completes `provenance.json`; what it says already, of the first attempt, stays.
 
     But for what has grown, and the facts, which are of that.
     """
@@ -199,7 +199,7 @@ def _note(
 
 
 def check_same_inputs(folder: Path, inputs: Mapping[str, str]) -> None:
-    """Rows of one run come from the same files, whatever their names; see `runs.inputs`.
+    """Checks that the inputs are those of the run's rows, under any file names (`runs.inputs`).
 
     A run that has noted none yet (only evaluated so far) is asked for nothing.
 
@@ -212,18 +212,18 @@ def check_same_inputs(folder: Path, inputs: Mapping[str, str]) -> None:
 
 
 def noted_inputs(folder: Path) -> dict[str, str]:
-    """What the run was begun with, by digest; empty if it has noted nothing yet."""
+    """Returns the inputs that the run was started with, by digest; empty if none are noted."""
     return dict(_provenance(folder).get(INPUTS) or {})
 
 
 def noted_version(folder: Path, package: str) -> str | None:
-    """The version of a package that the run was begun with; None if it is not noted."""
+    """Returns the version of a package that the run was begun with; None if it is not noted."""
     versions = _provenance(folder).get("versions")
     return versions.get(package) if isinstance(versions, dict) else None
 
 
 def existing_run(folder: Path) -> Run:
-    """The run that a folder holds.
+    """Returns the run that a folder holds.
 
     Raises:
         ConfigError: there is none, its recipe cannot be read, or its files do not belong together
@@ -238,7 +238,8 @@ def existing_run(folder: Path) -> Run:
 
 
 def run_with(folder: Path, recipe: Recipe) -> Run | None:
-    """The run that a folder holds, for a stage with a recipe of its own; None if there is none.
+    """Returns the run that a folder holds, for a stage with a recipe of its own; None if there is
+    none.
 
     Raises:
         ConfigError: the run's files do not belong together (see `runs.seal`).
@@ -258,7 +259,7 @@ def _recipe_in(folder: Path, kept: Mapping[str, Any]) -> Recipe:
 
 
 def _kept(folder: Path) -> dict[str, Any] | None:
-    """What `config.yaml` says, of whatever version it is; None if there is none."""
+    """Reads `config.yaml`, of any version; None if there is none."""
     try:
         text = read_inside(folder, CONFIG, RECIPE_BYTES).decode("utf-8")
         return parse_settings(text, CONFIG)
@@ -276,12 +277,12 @@ def _unreadable(folder: Path, reason: str) -> ConfigError:
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """The resolved recipe as YAML."""
+    """Returns the resolved recipe as YAML."""
     return inert_yaml(recipe.model_dump(mode="json"))
 
 
 def check_run_folder(folder: Path) -> None:
-    """What can be said against a run folder without writing to it.
+    """Checks a run folder without writing to it.
 
     Raises:
         ConfigError: it is or lies below a file, may not be written to, or holds something else
@@ -315,7 +316,7 @@ def _reject_foreign(folder: Path) -> None:
 
 
 def _half_begun(folder: Path) -> list[Path]:
-    """What a first attempt leaves that was killed before it had written the recipe."""
+    """Returns the files of a first attempt that was killed before it wrote the recipe."""
     try:
         begun, manifest = SEAL in _provenance(folder), load_manifest(folder)
     except StorageError:
@@ -326,7 +327,7 @@ def _half_begun(folder: Path) -> list[Path]:
 
 
 def check_unchanged(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Refuse to go on with what differs from what a folder holds.
+    """Rejects settings that differ from those of the folder.
 
     Raises:
         ConfigError: something does; every name with its old and new value.
@@ -339,7 +340,7 @@ def check_unchanged(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]
 
 
 def _provenance(folder: Path) -> dict[str, Any]:
-    """What `provenance.json` says; empty where there is none."""
+    """Reads `provenance.json`; empty if there is none."""
     try:
         noted = object_inside(folder, PROVENANCE)
         inputs = noted.get(INPUTS, {})
@@ -356,7 +357,7 @@ def _provenance(folder: Path) -> dict[str, Any]:
 
 
 def environment_facts() -> dict[str, Any]:
-    """Versions, git revision, processor and threads: what a number depends on."""
+    """Returns versions, git revision, processor and threads: what a number depends on."""
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
@@ -371,7 +372,7 @@ def environment_facts() -> dict[str, Any]:
 
 
 def installed_version(name: str) -> str | None:
-    """Version of an installed distribution; None if it is not there."""
+    """Returns the version of an installed distribution; None if it is not there."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -389,7 +390,9 @@ def _git_revision() -> str | None:
 
 
 def _threads() -> int | None:
-    """Cores that this process may use; the embedded engine and torch start a thread on each."""
+    """Returns cores that this process may use; the embedded engine and torch start a thread on
+    each.
+    """
     affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     return len(affinity(0)) if affinity else os.cpu_count()
 
@@ -404,5 +407,5 @@ def _cpu_flags() -> list[str]:
 
 
 def repository() -> Path:
-    """The folder that holds the rooms, `configs/`, `datasets/` and `models/`."""
+    """Returns the folder that holds the rooms, `configs/`, `datasets/` and `models/`."""
     return Path(__file__).resolve().parent.parent

@@ -55,7 +55,9 @@ class Rolled:
 
 
 def stored_fresh(run: Run, temperature: float | None = None) -> dict[NodeKey, FreshRollouts]:
-    """The rows of `survival` at a temperature; of a node's several, the one with most rollouts."""
+    """Returns the rows of `survival` at a temperature; of a node's several, the one with most
+    rollouts.
+    """
     drawn = run.recipe.policy.temperature if temperature is None else temperature
     rows = [
         row
@@ -73,7 +75,8 @@ def roll_fresh(
     rollouts: int = 8,
     temperature: float | None = None,
 ) -> Rolled:
-    """Both sides of every pair with at least `rollouts` fresh rollouts, as far as limits allow.
+    """Returns both sides of every pair with at least `rollouts` fresh rollouts, as far as limits
+    allow.
 
     Args:
         context: Stage context; supplies the limits and the console.
@@ -158,7 +161,9 @@ class Survey:
     wanted: Wanted
 
     async def rows(self, trees: Iterable[StoredTree], retriever: Retriever) -> list[FreshRollouts]:
-        """The rows of all nodes that were finished, as far as the gate lets trees through."""
+        """Returns the rows of all nodes that were finished, as far as the gate lets trees
+        through.
+        """
         recipe, wanted = self.recipe, self.wanted
         progress = Progress("fresh rollouts", len(wanted), spent=self.ledger.totals)
 
@@ -184,7 +189,7 @@ class Survey:
         return sorted(found, key=lambda row: (row.tree_id, row.node_id))
 
     async def _attempt(self, roller: FreshRoller, tree: StoredTree) -> list[FreshRollouts]:
-        """Rows of one tree; none if it fails on its own."""
+        """Returns the rows of one tree; none if it fails on its own."""
         try:
             return await roller.roll(tree.question, tree.nodes, tree.states, self.wanted[tree.id])
         except (EndpointError, RetrievalError) as error:
@@ -195,7 +200,7 @@ class Survey:
 
 
 def _commit(run: Run, rows: Sequence[FreshRollouts]) -> None:
-    """The rows as one more part of the table."""
+    """Commits the rows as one more part of the table."""
     if not rows:
         return
     taken = [number_of(part) for part in load_manifest(run.folder).of(TABLE)]

@@ -25,7 +25,7 @@ from weights.policy_files import policy_digest, policy_files
 
 
 def inputs_of(recipe: Recipe, data: Data, retriever: Retriever) -> dict[str, str]:
-    """Digests of everything that decides an annotation's rows, besides the recipe."""
+    """Returns digests of everything that decides an annotation's rows, besides the recipe."""
     found = {
         "questions": questions_digest(data.questions),
         "index": retriever.digest,
@@ -43,7 +43,7 @@ def inputs_of(recipe: Recipe, data: Data, retriever: Retriever) -> dict[str, str
 
 
 def replay_passages(run: Run) -> dict[str, Passage]:
-    """The run's corpus by id, to rebuild from its trees what the policy was shown.
+    """Returns the run's corpus by id, to rebuild the policy's prompts from its trees.
 
     Raises:
         ConfigError: the corpus or the prompts are no longer those the trees were grown with.
@@ -61,13 +61,15 @@ def _replayed(recipe: Recipe, passages: Iterable[Passage]) -> dict[str, str]:
 
 
 def questions_digest(questions: Sequence[Question]) -> str:
-    """Hash of every field of every question, in their order."""
+    """Returns the hash of every field of every question, in their order."""
     dumped = (json.dumps(q.model_dump(), sort_keys=True, default=str) for q in questions)
     return digest_of_many(dumped)
 
 
 def asks_more(run: Path, questions: Sequence[Question]) -> bool:
-    """Whether a run's questions are among these, each as it was, and there are others too."""
+    """Returns whether a run's questions are among these, each as it was, and there are
+    others too.
+    """
     kept = question_ids(run, "questions") if run.is_dir() else set()
     same = [question for question in questions if question.id in kept]
     begun = noted_inputs(run).get("questions") if kept else None
@@ -75,7 +77,9 @@ def asks_more(run: Path, questions: Sequence[Question]) -> bool:
 
 
 def model_digest(model: ModelSettings, recipe: Recipe) -> str:
-    """The `policy_digest` of rows that a model draws, without its weights being converted."""
+    """Returns the `policy_digest` of rows that a model draws, without its weights being
+    converted.
+    """
     if model.engine == "openvino":
         return policy_digest(policy_files(model.model), model.precision)
     if model.engine == "vllm":

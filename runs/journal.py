@@ -63,7 +63,7 @@ class Journal:
     path: Path
 
     def note(self, event: Event) -> None:
-        """Append an event; it is on the disk when this returns.
+        """Appends an event; it is on the disk when this returns.
 
         Raises:
             StorageError: the file system refused.
@@ -84,7 +84,7 @@ class Journal:
             ) from error
 
     def events(self) -> Iterator[Event]:
-        """All events in order; a line torn by a kill is left out."""
+        """Yields all events in order; a line torn by a kill is left out."""
         try:
             text = read_inside(self.path.parent, self.path.name, LOG_BYTES).decode(errors="replace")
         except (FileNotFoundError, NotADirectoryError):
@@ -94,12 +94,12 @@ class Journal:
                 yield _EVENTS.validate_json(line)
 
     def done(self, key: str) -> Mapping[str, Any] | None:
-        """What a finished command gave; None if none with this key has finished."""
+        """Returns the totals of a finished command; None if none with this key has finished."""
         ended = [event for event in self.events() if event.key == key and event.event == "done"]
         return ended[-1].totals if ended else None
 
     def started(self) -> list[Started]:
-        """Every command that was ever started, in the order of its first start."""
+        """Returns every command that was ever started, in the order of its first start."""
         found: dict[str, list[Event]] = {}
         for event in self.events():
             found.setdefault(event.key, []).append(event)
@@ -115,5 +115,5 @@ class Journal:
 
 
 def command_key(arguments: tuple[str, ...], recipe_digest: str) -> str:
-    """What makes two commands the same: their words, and the recipe that they are given."""
+    """Returns the identity of a command: its words and its recipe."""
     return digest_of(recipe_digest, *arguments)

@@ -24,7 +24,7 @@ DIGEST = "digest"
 
 
 def labelled_by(run: Run, recipe: Recipe, blocks: Collection[str] = LABELLING) -> Recipe:
-    """The run's recipe with what decides labels taken from another one.
+    """Returns the run's recipe with what decides labels taken from another one.
 
     A verifier is the run's own, whose verdicts the trees keep. One of None lets the gold documents
     say in its place; any other would have to be asked.
@@ -47,14 +47,14 @@ def labelled_by(run: Run, recipe: Recipe, blocks: Collection[str] = LABELLING) -
 
 
 def keep_labelling(run: Run, label: str, recipe: Recipe) -> None:
-    """Note the blocks of `recipe` that decide labels and pairs."""
+    """Notes the blocks of `recipe` that decide labels and pairs."""
     blocks = recipe.model_dump(mode="json", include=set(LABELLING))
     blocks[DIGEST] = recipe.digest(*LABELLING)
     atomic_write_text(run.folder / _name(label), inert_yaml(blocks))
 
 
 def labelling_of(run: Run, label: str | None) -> Recipe:
-    """The run's recipe as its labels were made; None: those of `annotate`.
+    """Returns the recipe of a relabelling; None stands for the labels of `annotate`.
 
     Raises:
         ConfigError: what was noted of the relabelling is not there, cannot be read, or was changed
@@ -83,5 +83,5 @@ def labelling_of(run: Run, label: str | None) -> Recipe:
 
 
 def _name(label: str) -> str:
-    """Where the settings of a relabelling lie in the run folder."""
+    """Returns the file with the settings of a relabelling."""
     return f"relabelled/{label}/{LABELS}"

@@ -33,13 +33,13 @@ LONGEST_S = 30.0
 
 
 def require(checks: Iterable[Check]) -> None:
-    """Make the checks; the first that fails raises its error."""
+    """Makes the checks; the first that fails raises its error."""
     for _, check in checks:
         check()
 
 
 def problems(checks: Iterable[Check]) -> Iterator[str]:
-    """What every check that fails complains of."""
+    """Returns the messages of all failed checks."""
     for block, check in checks:
         try:
             check()
@@ -58,7 +58,7 @@ def require_matplotlib() -> None:
 
 
 def data_files(recipe: Recipe) -> Iterator[Check]:
-    """Files of questions and passages; whether they can be read is for the stage to say."""
+    """Yields files of questions and passages; whether they can be read is for the stage to say."""
     data = recipe.data
     for one in data.mix or (data,):
         if one.questions is not None and one.source not in {"atlas", "hub"}:
@@ -74,7 +74,7 @@ def _there(path: str, setting: str) -> None:
 
 
 def evaluated(recipe: Recipe, run: Path) -> Iterator[Check]:
-    """What an evaluation asks an endpoint for, by the names that it serves them under."""
+    """Yields checks of the models that an evaluation calls, by their served names."""
     asked: dict[str, ModelSettings] = {}
     if recipe.evaluation.policies:  # else `servers` asks for the recipe's own
         policies = recipe.policy_recipes(run.name).items()
@@ -91,7 +91,7 @@ def evaluated(recipe: Recipe, run: Path) -> Iterator[Check]:
 
 
 def cannot_be_asked(policy: ModelSettings) -> str | None:
-    """Why a policy that is yet to be trained could not be asked under these settings, if so.
+    """Returns the reason a policy could not be served after training, or None.
 
     A server that somebody else has started serves what it was started with.
     """
@@ -109,7 +109,7 @@ def cannot_be_asked(policy: ModelSettings) -> str | None:
 
 
 def weights(recipe: Recipe) -> Iterator[Check]:
-    """Files of the models that run on this machine."""
+    """Yields files of the models that run on this machine."""
     for role, model in _models(recipe):
         yield from model_files(role, model)
     if recipe.asked_reward_model is not None:
@@ -130,7 +130,7 @@ def _sound_if_ours(model: str) -> None:
 
 
 def servers(recipe: Recipe) -> Iterator[Check]:
-    """Model endpoints, vLLM where it is to be started, and the search server."""
+    """Yields the model endpoints, vLLM where it is to be started, and the search server."""
     asked_in = {"policy": protocol_of(recipe.agent)}
     for role, model in _models(recipe):
         if model.engine == "vllm" and model.base_url is None:
@@ -142,7 +142,7 @@ def servers(recipe: Recipe) -> Iterator[Check]:
 
 
 def overheard(recipe: Recipe) -> Iterator[str]:
-    """Which servers are asked in the clear through a proxy of the environment, a line each."""
+    """Yields a warning per server that is reached unencrypted through a proxy."""
     if recipe.retrieval.kind == "http":
         yield from _overheard("retrieval.url", recipe.retrieval.url, "query and passage")
     for role, model in (*_models(recipe), *recipe.own_endpoints().items()):

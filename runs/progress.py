@@ -50,7 +50,7 @@ class Progress:
         return self.spent() - self._before
 
     def reward(self, labels: Iterable[float]) -> None:
-        """Count the labels of some nodes."""
+        """Counts the labels of some nodes."""
         for label in labels:
             self.reward_sum += label
             self.rewarded += 1
@@ -71,7 +71,7 @@ class Progress:
         return self.seconds / fresh * (self.total - self.done) if fresh > 0 else None
 
     def facts(self) -> dict[str, str]:
-        """What both displays say, in order."""
+        """Returns the facts that both displays show, in order."""
         made, reward = self.made, self.mean_reward
         rate = made.calls / self.seconds if self.seconds > 0 else 0.0
         facts = {
@@ -91,12 +91,12 @@ class Progress:
         return facts | {"time left": _clock(self.left_s)}
 
     def line(self) -> str:
-        """The plain line."""
+        """Returns the plain line."""
         facts = " · ".join(f"{name} {value}" for name, value in self.facts().items())
         return f"{self.stage}: {facts}"
 
     def table(self) -> Table:
-        """The live display."""
+        """Returns the live display."""
         table = Table(title=self.stage, title_justify="left", show_header=False, box=None)
         for name, value in self.facts().items():
             table.add_row(Text(name, style="dim"), Text(value))
@@ -104,7 +104,7 @@ class Progress:
 
     @asynccontextmanager
     async def shown(self, console: Terminal) -> AsyncIterator[None]:
-        """Show the progress until the block ends."""
+        """Shows the progress until the block ends."""
         ticking = asyncio.create_task(
             self._live(console) if console.is_terminal else self._plain(console)
         )
@@ -135,7 +135,7 @@ class Progress:
             console.print_line(self.line())
 
     def closing_table(self) -> Table:
-        """Everything dropped or noted, by reason."""
+        """Returns everything dropped or noted, by reason."""
         table = Table(title=f"{self.stage}: counted", title_justify="left", box=None)
         table.add_column("what")
         table.add_column("n", justify="right")

@@ -53,7 +53,7 @@ ENDPOINT = {
 
 
 def decisive(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a recipe, given as plain values, that decides what rows mean.
+    """Returns the part of a recipe, given as plain values, that decides what rows mean.
 
     How many questions there are says nothing of any of them: `runs.inputs` looks after them.
     """
@@ -66,7 +66,7 @@ def decisive(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def identity(model: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides what a model says: its settings, with price and key as if they were not set.
+    """Returns a model's settings that decide its replies; price and key are left out.
 
     Neither does the address of a vLLM server, which goes by its weights; that of any other
     endpoint is all there is to tell it by.
@@ -277,7 +277,8 @@ class Recipe(Settings):
         return _hash(decisive(self.model_dump(mode="json")))
 
     def digest(self, *blocks: str, without: Collection[str] = ()) -> str:
-        """Hash of the named blocks, or of the whole recipe (12 hex digits); see `LATER`.
+        """Returns the hash of the named blocks, or of the whole recipe (12 hex digits); see
+        `LATER`.
 
         Args:
             blocks: their names; none for all.
@@ -291,7 +292,7 @@ class Recipe(Settings):
 
 
 def _with_own(model: S, own: Mapping[str, Any]) -> S:
-    """A model with its own settings; at another endpoint it inherits nothing about that."""
+    """Returns a model with its own settings; at another endpoint it inherits nothing about that."""
     here = {"engine", "base_url"} & own.keys()
     if any(own[name] != getattr(model, name) for name in here):
         model = _updated(model, ModelSettings().model_dump(include=ENDPOINT))
@@ -299,7 +300,7 @@ def _with_own(model: S, own: Mapping[str, Any]) -> S:
 
 
 def _updated(block: S, values: Mapping[str, Any]) -> S:
-    """A block with those of the values that are its settings."""
+    """Returns a block with those of the values that are its settings."""
     own = {name: value for name, value in values.items() if name in type(block).model_fields}
     return block.model_copy(update=own)
 

@@ -15,7 +15,7 @@ from training.settings import TraceSettings
 
 
 def contradictions(recipe: Recipe, unsound: Collection[str] = ()) -> list[str]:
-    """Combinations that cannot work, each with its remedy.
+    """Returns combinations that cannot work, each with its remedy.
 
     Args:
         recipe: the recipe.
@@ -145,7 +145,7 @@ def _retrieval(recipe: Recipe) -> Iterator[str]:
 
 
 def _said(check: Callable[[], object]) -> list[str]:
-    """What a check complains of, if anything."""
+    """Returns the error message of a check, or None."""
     try:
         check()
     except ConfigError as error:
@@ -178,7 +178,7 @@ def _endpoint(role: str, model: ModelSettings | None) -> Iterator[str]:
 
 
 def _prices(recipe: Recipe) -> Iterator[str]:
-    """What costs nothing by default never reaches a limit in dollars."""
+    """Checks prices: a model without one never reaches a limit in dollars."""
     if recipe.limits.max_usd is None:
         return
     asked = {

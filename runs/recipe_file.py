@@ -30,7 +30,7 @@ _SHOWN = 200
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a recipe and apply `--set a.b=value` overrides.
+    """Reads a recipe and applies `--set a.b=value` overrides.
 
     Raises:
         ConfigError: naming every mistake, its file and line, and what to do.
@@ -43,7 +43,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def outline(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe as far as it can be read, whatever is installed here: blocks at fault have defaults.
+    """Reads a recipe leniently, whatever is installed here: faulty blocks have defaults.
 
     Raises:
         ConfigError: the file cannot be read, or holds no YAML mapping.
@@ -52,7 +52,7 @@ def outline(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def _read(path: Path, overrides: Sequence[str]) -> tuple[Recipe, list[str], set[str]]:
-    """The recipe, what is wrong with it as it is written, and the blocks at fault."""
+    """Returns the recipe, its errors, and the faulty blocks."""
     document = parse_yaml(_text_of(path), str(path))
     values = document.value
     if not isinstance(values, dict):
@@ -75,7 +75,7 @@ def _text_of(path: Path) -> str:
 
 
 def _validated(values: dict[str, Any]) -> tuple[Recipe, list[dict[str, Any]]]:
-    """The recipe and what is wrong with it; blocks at fault have their defaults."""
+    """Returns the recipe and its errors; faulty blocks have defaults."""
     try:
         return Recipe.model_validate(values), []
     except ValidationError as error:
@@ -88,7 +88,7 @@ def _validated(values: dict[str, Any]) -> tuple[Recipe, list[dict[str, Any]]]:
 
 
 def _override(values: dict[str, Any], item: str) -> str | None:
-    """Apply one `a.b=value` in place; returns what is wrong with it, if anything."""
+    """Applies one `a.b=value` in place; returns what is wrong with it, if anything."""
     key, equals, raw = item.partition("=")
     if not equals or not key or key.count(".") > DEEPEST:
         return f"--set {redacted_setting(item)}: write it as --set section.key=value"
@@ -143,7 +143,7 @@ def _shown(name: str, value: Any) -> str:
 
 
 def _without_keys(name: str, value: Any) -> Any:
-    """What was given for a setting, without what may be a key."""
+    """Returns the given value of a setting with possible keys removed."""
     if names_secret(name) or name in _MAY_HOLD_KEYS:
         return REDACTED
     if isinstance(value, dict):
@@ -152,7 +152,7 @@ def _without_keys(name: str, value: Any) -> Any:
 
 
 def _valid_keys(section: Sequence[str], values: dict[str, Any]) -> list[str]:
-    """Names of the settings in a section of a recipe with these values."""
+    """Returns the names of the settings in a section of a recipe with these values."""
     model: type[BaseModel] = Recipe
     for name in section:
         if name not in model.model_fields:

@@ -50,7 +50,7 @@ class Relabeller:
         return labelled(rows, labels), self._confirmed(found)
 
     def _confirmed(self, pairs: list[Pair]) -> list[Pair]:
-        """Those that fresh rollouts bear out, where `pairs.confirmed` asks for it."""
+        """Drops pairs that fresh rollouts do not confirm, if `pairs.confirmed` is set."""
         if not self.recipe.pairs.confirmed:
             return pairs
         kept = []

@@ -13,7 +13,7 @@ UNTAUGHT = "untaught"
 
 
 def encoder_of(recipe: Recipe) -> str:
-    """What reads the steps: the recipe's encoder, or the base of its policy.
+    """Returns the encoder of the steps: the recipe's, or the base of its policy.
 
     Raises:
         ConfigError: the policy's weights are not on this machine, and no encoder is named.
@@ -30,7 +30,7 @@ def encoder_of(recipe: Recipe) -> str:
 
 
 def other_total(recipe: Recipe) -> str | None:
-    """What to know of a model whose heads learned a total: its weights stay as they were then.
+    """Returns a warning if the model learned a total with other weights, else None.
 
     None if the recipe asks no such model, or weighs as it did when the model was trained.
     """
@@ -51,7 +51,8 @@ def other_total(recipe: Recipe) -> str | None:
 
 
 def reward_model_for(recipe: Recipe, log: Log | None = None) -> RewardModel | None:
-    """The trained model, under the recipe's schedule; None if neither search nor pairs ask one.
+    """Returns the trained model, under the recipe's schedule; None if neither search nor pairs ask
+    one.
 
     Raises:
         ConfigError: it, or its encoder, is missing or not what it was.

@@ -265,7 +265,7 @@ def _calls(trajectory: Trajectory) -> tuple[PolicyCall, ...]:
 
 
 def _curve(finished: Sequence[Finished]) -> dict[str, float]:
-    """Means over a batch of rollouts."""
+    """Returns the means over a batch of rollouts."""
     if not finished:
         return {"rollouts": 0.0}
     rows = [one.row for one in finished]

@@ -14,7 +14,7 @@ ByStage = Mapping[StageName, EvoRagSettings]
 
 
 def settings_of(recipe: Recipe) -> ByStage:
-    """The recipe's rewards in either stage.
+    """Returns the recipe's rewards in either stage.
 
     Raises:
         ConfigError: it has none.
@@ -35,7 +35,7 @@ def episode(recipe: Recipe, settings: EvoRagSettings) -> Iterator[tuple[int, flo
 
 
 def draw_weights(recipe: Recipe, stages: ByStage, path: Path) -> None:
-    """The weights over an episode, a panel per stage, as SVG."""
+    """Plots the weights over an episode as SVG, one panel per stage."""
     with svg(path, len(stages), 9, 3.6, sharey=True) as panels:
         for axes, (stage, settings) in zip(panels, stages.items(), strict=True):
             calls = list(episode(recipe, settings))

@@ -58,12 +58,14 @@ class Seal(BaseModel):
         return digest_of(json.dumps(self.model_dump(), sort_keys=True))
 
     def noted(self) -> dict[str, Any]:
-        """As `provenance.json` keeps it."""
+        """Returns the seal in the form kept in `provenance.json`."""
         return {**self.model_dump(), "digest": self.digest}
 
 
 def new_seal(folder: Path, recipe: Recipe) -> Seal:
-    """The seal of a run that is begun now; its id is a hash of the folder's name and the recipe."""
+    """Returns the seal of a run that is begun now; its id is a hash of the folder's name and the
+    recipe.
+    """
     joined = f"{folder.name}:{recipe.decisive_digest}"
     return Seal(
         run_id=hashlib.blake2b(joined.encode(), digest_size=6).hexdigest(),
@@ -73,7 +75,7 @@ def new_seal(folder: Path, recipe: Recipe) -> Seal:
 
 
 def checked_seal(folder: Path, noted: Mapping[str, Any], kept: Mapping[str, Any]) -> Seal:
-    """The seal of a run whose files belong together.
+    """Returns the seal of a run whose files belong together.
 
     Args:
         folder: Run folder.
@@ -113,7 +115,7 @@ def _seal_in(folder: Path, noted: Mapping[str, Any]) -> Seal:
 
 
 def _of_others(folder: Path) -> str | None:
-    """The digest that manifest or ledger keep."""
+    """Returns the digest that manifest or ledger keep."""
     found = (load_manifest(folder).run, begun_of_ledger(folder / LEDGER))
     return next((digest for digest in found if digest), None)
 
@@ -131,7 +133,7 @@ def _reject_unknown(folder: Path, seal: Seal) -> None:
 
 
 def check_no_ledger(folder: Path, seal: Seal, begun: str) -> None:
-    """Refuse the ledger of another run.
+    """Rejects the ledger of another run.
 
     Raises:
         ConfigError: `begun`, which the opened ledger keeps, is not this run's.
@@ -142,7 +144,7 @@ def check_no_ledger(folder: Path, seal: Seal, begun: str) -> None:
 
 
 def _strangers(folder: Path, given: Mapping[str, str]) -> str:
-    """Which files do not belong to the run of the others."""
+    """Returns the files that belong to another run."""
     for name, digest in given.items():
         if digest == UNSEALED:
             return f"{folder / name}: holds rows, but not the seal of this run"

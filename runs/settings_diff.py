@@ -5,7 +5,7 @@ from typing import Any
 
 
 def flat(value: Any, at: str = "") -> dict[str, Any]:
-    """Nested settings by dotted name."""
+    """Returns nested settings by dotted name."""
     if not isinstance(value, dict) or not value:
         return {at: value}
     found: dict[str, Any] = {}
@@ -15,7 +15,9 @@ def flat(value: Any, at: str = "") -> dict[str, Any]:
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """A line for every name whose value differs, with both values; a missing one counts as None."""
+    """Returns a line for every name whose value differs, with both values; a missing one counts as
+    None.
+    """
     return [
         f"  {key}: was {old.get(key)!r}, now {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())

@@ -10,7 +10,7 @@ ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def asking() -> tuple[signal.Signals, ...]:
-    """Those that this process listens to: `nohup` has it ignore the end of its terminal."""
+    """Returns the stop signals that this process handles (`nohup` makes it ignore SIGHUP)."""
     return tuple(
         one for one in ASKING if one != signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN
     )

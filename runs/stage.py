@@ -62,7 +62,7 @@ class StageContext:
         return self.recipe.model_copy(update={"data": data})
 
     def log(self, text: str) -> None:
-        """Print a message as it is."""
+        """Prints a message as it is."""
         self.console.print_line(text)
 
 
@@ -96,7 +96,7 @@ class Gate:
     interrupted: bool = False
 
     def check(self) -> None:
-        """Let one new call through.
+        """Lets one new call through.
 
         Raises:
             BudgetExceeded: a limit is reached, or somebody asked to stop; the gate is then closed
@@ -123,7 +123,7 @@ class Gate:
         return None
 
     def closed(self) -> bool:
-        """Whether no further question may start; `reason` then says why."""
+        """Returns whether no further question may start; `reason` then says why."""
         if self.interrupted:
             self.reason = "interrupted"
         return self.reason is not None

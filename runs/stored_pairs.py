@@ -10,12 +10,12 @@ from storage.schemas import table_to_records
 
 
 def pairs_table(label: str | None = None) -> str:
-    """Name of the table of a run's pairs, or of those of one of its relabellings."""
+    """Returns the name of the table of a run's pairs, or of those of one of its relabellings."""
     return f"relabelled/{checked_name(label)}/pairs" if label else "pairs"
 
 
 def pairs_of(run: Run, table: str) -> list[Pair]:
-    """The pairs of a run.
+    """Returns the pairs of a run.
 
     Raises:
         ConfigError: there are none, or they are a relabelling's that lacks questions grown since.

@@ -83,7 +83,7 @@ def stored_trees(
 def _trees_of(
     replay: "_Replay", part: PartInfo, only: Collection[str] | None
 ) -> Iterator[StoredTree]:
-    """In a frame of its own, so that a part is released before the next one is read."""
+    """Yields trees in a frame of its own, so that a part is freed before the next one is read."""
     nodes = table_to_records(read_part(replay.run.folder, part), TreeNode)
     nodes.sort(key=lambda node: (node.tree_id, node.node_id))
     for identity, tree in groupby(nodes, key=lambda node: node.tree_id):

@@ -88,7 +88,7 @@ class StudyRunner:
         settings: Mapping[str, object] | None = None,
         after: StageTotals | None = None,
     ) -> StageTotals:
-        """Run a stage to its end, or read what it gave when it last ended well.
+        """Runs a stage to its end, or reads what it gave when it last ended well.
 
         Args:
             stage: "annotate", "train-dpo", …
@@ -138,7 +138,9 @@ class StudyRunner:
         return self.recipe.digest(*blocks, without=self.fits)
 
     def _kept(self, key: str, stage: str) -> StageTotals | None:
-        """What a finished stage gave; None if there is none, or its product is not there."""
+        """Returns the totals of a finished stage; None if there are none, or its output is
+        missing.
+        """
         kept = self.journal.done(key)
         if kept is None:
             return None
@@ -152,11 +154,13 @@ class StudyRunner:
         return None if ended.code else product_of(stage, self.context.run, ended.totals)
 
     def recipe_with(self, settings: Mapping[str, object]) -> Recipe:
-        """The study's recipe as a stage with these settings reads it."""
+        """Returns the study's recipe as a stage with these settings reads it."""
         return load_recipe(self._recipe_file(), overrides(settings)[1::2])
 
     def _recipe_file(self) -> Path:
-        """The resolved recipe, under a name that tells it from those of earlier attempts."""
+        """Returns the resolved recipe, under a name that tells it from those of earlier
+        attempts.
+        """
         path, recipe = self.folder / f"recipe-{self.recipe.digest()}.yaml", dump_recipe(self.recipe)
         if not self.context.dry_run and not _holds(path, recipe):
             atomic_write_text(path, recipe)
@@ -164,7 +168,7 @@ class StudyRunner:
 
 
 def _holds(path: Path, text: str) -> bool:
-    """Whether a file is as it was written: somebody may have edited it since."""
+    """Returns whether a file is as it was written: somebody may have edited it since."""
     try:
         return path.read_bytes() == text.encode()
     except OSError:
@@ -172,7 +176,7 @@ def _holds(path: Path, text: str) -> bool:
 
 
 def beside(runner: StudyRunner, name: str) -> StudyRunner:
-    """A lab with a run folder of its own and the same journal."""
+    """Returns a lab with a run folder of its own and the same journal."""
     run = runner.context.run.with_name(f"{runner.context.run.name}-{name}")
     return replace(runner, context=replace(runner.context, run=run), kept_in=runner.folder)
 
@@ -201,7 +205,7 @@ class Ended:
     asked_to_stop: bool
 
     def raise_if_failed(self, command: str) -> None:
-        """Raise what stops the study, if anything does.
+        """Raises what stops the study, if anything does.
 
         Raises:
             StageStopped: the stage did not end well, or a signal came, which may have found the
@@ -220,7 +224,7 @@ class Ended:
 
 
 def _run(words: Sequence[str]) -> Ended:
-    """Run a stage; what it says goes to the terminal as it comes."""
+    """Runs a stage; what it says goes to the terminal as it comes."""
     with _passing_signals() as signals:
         # A process group of its own: Ctrl-C reaches it once, through the study, like any signal.
         process = subprocess.Popen(
@@ -251,7 +255,7 @@ class _Signals:
             self.process.send_signal(signum)
 
     def pass_to(self, process: subprocess.Popen[str]) -> None:
-        """From now on, and what came before the process was there."""
+        """Passes on signals from now on, and those that came before the process existed."""
         self.process = process
         for signum in self.early:
             process.send_signal(signum)

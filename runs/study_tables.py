@@ -9,7 +9,7 @@ from storage.terminal_escape import inert
 
 
 def write_sheets(runner: StudyRunner, name: str, sheets: Sequence[Sheet], about: str = "") -> None:
-    """Print the tables; Markdown with the commands behind them, and a CSV for each."""
+    """Prints the tables; Markdown with the commands behind them, and a CSV for each."""
     if about:
         runner.context.log(about)
     for sheet in sheets:
@@ -23,7 +23,7 @@ def write_sheets(runner: StudyRunner, name: str, sheets: Sequence[Sheet], about:
 
 
 def run_sheet(runner: StudyRunner) -> Sheet:
-    """Every command that was started, failed and repeated ones included."""
+    """Returns every command that was started, failed and repeated ones included."""
     rows = tuple(
         (
             one.command,

@@ -26,14 +26,14 @@ class Terminal(Console):
     """See module."""
 
     def __init__(self, file: IO[str] | None = None, *, stderr: bool = False) -> None:
-        """Print to `file`; None: to standard output, or to standard error."""
+        """Prints to `file`; None: to standard output, or to standard error."""
         stream = file or bare(sys.stderr if stderr else sys.stdout)
         super().__init__(file=stream, markup=False, emoji=False, highlight=False)
         if not self.is_terminal:
             self.width = PIPED_WIDTH
 
     def print_line(self, text: str) -> None:
-        """Print a message as it is.
+        """Prints a message as it is.
 
         Its later lines are indented: whatever a field of it holds, a line that begins at the
         margin is one that a stage has said.
@@ -43,7 +43,7 @@ class Terminal(Console):
         self.print("\n".join((first, *indented)), soft_wrap=True)
 
     def render_str(self, text: str, **how: Any) -> Text:
-        """A string as text that is measured as it will be shown."""
+        """Returns a string as text that is measured as it will be shown."""
         return super().render_str(inert_lines(text), **how)
 
     def render(
@@ -59,7 +59,7 @@ class Terminal(Console):
 
 @contextmanager
 def printing_above(console: Console) -> Iterator[None]:
-    """While a live display is shown, what is printed past the console appears above it.
+    """Prints above a live display whatever is printed past the console.
 
     Rich can do so by itself, but would carry out the colours and links that it finds in there.
     """
@@ -75,7 +75,7 @@ def printing_above(console: Console) -> Iterator[None]:
 
 
 def _above(console: Console, stream: Any) -> Any:
-    """Through the console where both are a window; what goes to a file still goes there."""
+    """Prints through the console if both are a terminal; otherwise to the file."""
     if stream is None or not (console.is_terminal and stream.isatty()):
         return stream
     return InertStream(cast(TextIO, FileProxy(console, stream)))

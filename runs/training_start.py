@@ -24,7 +24,7 @@ WARM_START = "warm-start"
 
 
 def checked_start(context: StageContext, run: Run, table: str, *, off_policy: bool = False) -> str:
-    """The recipe's `policy.trainable`, which has to be the policy that drew the rows.
+    """Returns the recipe's `policy.trainable`, which has to be the policy that drew the rows.
 
     Its weights are compared, at any precision of the embedded engine: a preference between steps
     that another policy would not take says nothing about this one. What an endpoint served, and
@@ -60,21 +60,21 @@ def checked_start(context: StageContext, run: Run, table: str, *, off_policy: bo
 
 
 def _is_only_named(policy: ModelSettings) -> bool:
-    """Whether a policy's weights lie elsewhere, so that rows know them by name only."""
+    """Returns whether a policy's weights lie elsewhere, so that rows know them by name only."""
     return policy.engine == "openai" or (
         policy.engine == "vllm" and served_files(policy.model) is None
     )
 
 
 def _other_policies(run: Run, start: str, drawn: set[str]) -> list[str]:
-    """Digests of those that drew rows and are not the start, at whatever precision."""
+    """Returns digests of those that drew rows and are not the start, at whatever precision."""
     files = policy_files(start)
     same = {_digest(run, start), *(policy_digest(files, precision) for precision in PRECISIONS)}
     return sorted(drawn - same)
 
 
 def _digest(run: Run, start: str) -> str:
-    """Of the start, as the run's engine would have it."""
+    """Returns the start policy's digest at the engine's precision."""
     return model_digest(run.recipe.policy.model_copy(update={"model": start}), run.recipe)
 
 
@@ -90,7 +90,7 @@ def _drawn_by_another(run: Run, start: str, others: Sequence[str]) -> ConfigErro
 
 
 def trained_folder(context: StageContext, kind: str) -> Path:
-    """Where a training on pairs goes: `models/<run>/<kind>`, or `--name` in place of the kind.
+    """Returns the folder of a training on pairs: `models/<run>/<kind>`, or with `--name` as kind.
 
     Raises:
         ConfigError: the name cannot be a folder's, or is the warm start's, which is no training
@@ -112,7 +112,7 @@ def trained_folder(context: StageContext, kind: str) -> Path:
 
 
 def _kind_in(folder: Path) -> str | None:
-    """The kind of training that a model folder is of; None if it does not say."""
+    """Returns the kind of training that a model folder is of; None if it does not say."""
     try:
         kind = object_inside(folder, "training.json").get("kind")
     except (OSError, ValueError):
@@ -121,7 +121,7 @@ def _kind_in(folder: Path) -> str | None:
 
 
 def rows_trained_on(run: Run, table: str) -> dict[str, Any]:
-    """Which rows of which run, for `training.json`: enough to tell whether they are the same."""
+    """Identifies the training rows for `training.json`, so that they can be compared."""
     parts = load_manifest(run.folder).of(table)
     return {
         "run": run.folder.name,

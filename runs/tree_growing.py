@@ -45,7 +45,7 @@ async def grow_questions(
     progress: Progress,
     log: Log,
 ) -> AsyncGenerator[Annotated, None]:
-    """Annotate what is pending, as far as the gate lets it through; questions as they finish.
+    """Annotates what is pending, as far as the gate lets it through; questions as they finish.
 
     `log` is told of trouble with an endpoint.
     """
@@ -69,7 +69,7 @@ async def grow_questions(
 async def open_annotator(
     recipe: Recipe, retriever: Retriever, ledger: Ledger, before_call: BeforeCall, log: Log
 ) -> AsyncIterator[Annotator]:
-    """The recipe's annotator with its engines open, each behind the ledger."""
+    """Gives the recipe's annotator with its engines open, each behind the ledger."""
     async with AsyncExitStack() as stack:
         policy = await stack.enter_async_context(
             open_engine(recipe.policy, recipe, ledger, before_call, log)
@@ -92,7 +92,9 @@ def annotator_for(
     verifier: Engine | None,
     retriever: Retriever,
 ) -> Annotator:
-    """The annotator that the recipe describes; judge and verifier are there if it asks them."""
+    """Returns the annotator that the recipe describes; judge and verifier are there if it asks
+    them.
+    """
     environment = environment_for(recipe, policy, retriever)
     reward_model = reward_model_for(recipe)
     scored_by = reward_model if recipe.pairs.score == "reward_model" else None
@@ -119,7 +121,9 @@ def annotator_for(
 
 
 def label_digest(recipe: Recipe, scored_by: RewardModel | None) -> str:
-    """Hash of what decides labels and pairs: settings, whether a verifier does, and the model."""
+    """Returns the hash of what decides labels and pairs: settings, whether a verifier does, and the
+    model.
+    """
     resolved = recipe.model_copy(update={"rewards": recipe.scheme.resolved})
     verified = str(recipe.asked_verifier is not None)
     scored = [] if scored_by is None else [scored_by.digest]
@@ -133,7 +137,7 @@ def _evaluator(
     judge: Engine | None,
     reward_model: RewardModel | None,
 ) -> Evaluator | None:
-    """What values inner nodes; None if playouts or chains do without."""
+    """Returns the evaluator of inner nodes; None for playouts and chains."""
     if judge is not None and recipe.asked_judge is not None:
         return JudgeEvaluator(
             Judge(judge, recipe.asked_judge, recipe.seed, recipe.agent.history == "responses"),

@@ -89,7 +89,7 @@ def check_workers_allowed(recipe: Recipe, workers: int) -> None:
 
 
 def share_of(recipe: Recipe, workers: int) -> Recipe:
-    """The recipe of one worker: its part of the calls and questions in flight."""
+    """Returns the recipe of one worker: its part of the calls and questions in flight."""
     limits = recipe.limits.model_copy(
         update={
             "max_concurrency": ceil(recipe.limits.max_concurrency / workers),
@@ -113,7 +113,7 @@ class Workforce:
         self._ledger = ledger
 
     def spent(self) -> Totals:
-        """What the run has spent: by the workers' last reports, and exactly once they have ended.
+        """Returns the run's costs from the workers' last reports; exact once they have ended.
 
         A worker that was killed had stored more than it could report.
         """
@@ -122,7 +122,7 @@ class Workforce:
     async def grown(
         self, gate: Gate, progress: Progress, log: Log
     ) -> AsyncGenerator[Annotated, None]:
-        """Questions as they finish, until all are done or the gate closes.
+        """Yields finished questions until all are done or the gate closes.
 
         Raises:
             BranchwiseError: the first fault of a worker, after the others have stored what they
@@ -206,7 +206,7 @@ def _notice_limit(gate: Gate, forbid: Callable[[int], None]) -> None:
 async def _heard(
     lines: dict[Connection, SpawnProcess],
 ) -> AsyncGenerator[tuple[Connection, WorkerMessage], None]:
-    """What the workers say, until the last one has hung up."""
+    """Yields the workers' messages until the last one has closed its pipe."""
     loop = asyncio.get_running_loop()
     heard: asyncio.Queue[tuple[Connection, WorkerMessage | None]] = asyncio.Queue()
 
@@ -233,7 +233,7 @@ async def _heard(
 
 
 def _died(process: SpawnProcess) -> Fault | None:
-    """The fault of a worker that could not tell it."""
+    """Returns the fault of a worker that could not tell it."""
     process.join()
     if not process.exitcode:
         return None
@@ -246,7 +246,7 @@ def _died(process: SpawnProcess) -> Fault | None:
 
 
 def work(order: WorkOrder, line: Connection, word: Any, following: Any) -> None:
-    """What a worker does, from its first line to its last."""
+    """Runs a worker process."""
     for one in ASKING:
         signal.signal(one, signal.SIG_IGN)  # the parent is asked, and tells us
     guard_streams()
@@ -309,7 +309,7 @@ async def _reporting(
 
 
 def claimed(pending: Sequence[Question], following: Any) -> Iterator[Question]:
-    """The questions that no other worker has taken, each when it is asked for."""
+    """Yields the questions that no other worker has taken, each when it is asked for."""
     while True:
         with following.get_lock():
             number = following.value
@@ -327,7 +327,7 @@ class Leave:
         self._refused = False
 
     def check(self) -> None:
-        """Let one new call through.
+        """Lets one new call through.
 
         Raises:
             BudgetExceeded: the parent lets no more through.
@@ -337,7 +337,7 @@ class Leave:
             raise BudgetExceeded("stopped; run the same command again to continue")
 
     def admit(self, questions: Iterable[Question]) -> Iterator[Question]:
-        """The questions, until one was refused a call or no further one may start."""
+        """Lets one new call through."""
         waiting = iter(questions)
         while not self._refused and self._word.value != NO_QUESTIONS:
             question = next(waiting, None)

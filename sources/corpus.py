@@ -35,7 +35,7 @@ class Corpus:
 
 
 def load_corpus(paths: Sequence[str | Path], passage_words: int) -> Corpus:
-    """The union of `paths`.
+    """Returns the union of `paths`.
 
     Args:
         paths: JSONL files (`.gz` too) of passages `{"id", "title", "text"}` (also FlashRAG's
@@ -62,7 +62,7 @@ def load_corpus(paths: Sequence[str | Path], passage_words: int) -> Corpus:
 
 
 def corpus_of_paragraphs(questions: Iterable[tuple[str, Question]]) -> Corpus:
-    """The corpus of all paragraphs of `questions` (each with its place).
+    """Returns the corpus of all paragraphs of `questions` (each with its place).
 
     A paragraph without text is none of its passages: sets do hold some, and nothing finds them.
 
@@ -89,7 +89,7 @@ def _paragraph_passages(
 
 
 def paragraph_id(given: str | None, title: str, text: str) -> str:
-    """The passage id of a paragraph: its own, or one made of its content."""
+    """Returns the passage id of a paragraph: its own, or one made of its content."""
     return given or content_id(title, text)
 
 
@@ -156,7 +156,7 @@ def _passages_of(
 
 
 def _form_of(raw: Raw) -> Passage | None:
-    """The passage of a row in one of the two passage forms; None for a document.
+    """Returns the passage of a row in one of the two passage forms; None for a document.
 
     Raises:
         ValueError: a field is of the wrong type or empty.

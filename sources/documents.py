@@ -15,7 +15,7 @@ _HEADING = re.compile(r"^#\s+(.+?)\s*#*\s*$", re.MULTILINE)
 
 
 def cut(name: str, title: str, text: str, passage_words: int) -> Iterator[Passage]:
-    """Consecutive passages of `passage_words` words (the last may be shorter).
+    """Cuts a text into passages of `passage_words` words (the last may be shorter).
 
     White space becomes single spaces; no word is lost or doubled. A document that is one passage
     keeps its name as id; longer ones count from 0 ("name#0").
@@ -28,7 +28,7 @@ def cut(name: str, title: str, text: str, passage_words: int) -> Iterator[Passag
 
 
 def document_files(folder: Path, passed_over: Counter[str]) -> list[Path]:
-    """Text files under `folder` (`.gz` too), by name.
+    """Returns the text files under `folder` (`.gz` too), by name.
 
     Files of another ending are counted in `passed_over`; hidden ones are not even that.
     """
@@ -44,7 +44,7 @@ def document_files(folder: Path, passed_over: Counter[str]) -> list[Path]:
 
 
 def read_document(path: Path, name: str, passage_words: int, faults: Faults) -> list[Passage]:
-    """The passages of a text file, titled by its first heading or its file name."""
+    """Returns the passages of a text file, titled by its first heading or its file name."""
     before = faults.count
     try:
         with open_lossless(path) as file:

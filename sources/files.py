@@ -30,12 +30,13 @@ def existing(path: str | Path, setting: str, faults: Faults) -> Path | None:
 
 
 def kind_of(path: Path) -> str:
-    """The file's ending without `.gz`, such as ".jsonl"."""
+    """Returns the file's ending without `.gz`, such as ".jsonl"."""
     return Path(path.name.removesuffix(".gz")).suffix.lower()
 
 
 def read_rows(path: Path, faults: Faults) -> Iterator[Placed]:
-    """Objects of a JSONL, JSON, CSV or TSV file (`.gz` too; other endings are read as JSONL).
+    """Yields objects of a JSONL, JSON, CSV or TSV file (`.gz` too; other endings are read as
+    JSONL).
 
     What cannot be read becomes a fault: a torn line is skipped, a broken file ends there.
     """
@@ -80,7 +81,7 @@ def sound_lines(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[st
 
 
 def parse_object(text: str) -> Raw:
-    """One JSON object; lone surrogates become U+FFFD (no table can hold them).
+    """Returns one JSON object; lone surrogates become U+FFFD (no table can hold them).
 
     Raises:
         ValueError: not JSON, not an object, or a number that JSON does not have.
@@ -100,7 +101,7 @@ def _jsonl_rows(path: Path, file: Iterable[str], faults: Faults) -> Iterator[Pla
 
 
 def _json_rows(path: Path, file: TextIO, faults: Faults) -> Iterator[Placed]:
-    """A list of objects, or `{"data": [...]}`; a `.json` file of lines is read as JSONL."""
+    """Yields a list of objects, or `{"data": [...]}`; a `.json` file of lines is read as JSONL."""
     before = faults.count
     text = "".join(sound_lines(path, file, faults))
     try:

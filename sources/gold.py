@@ -20,7 +20,7 @@ def resolve_gold(
     passages: Sequence[Passage],
     aliases: Mapping[str, str] | None = None,
 ) -> list[Question]:
-    """The questions with `supporting_ids` filled in by passages that the corpus holds.
+    """Returns the questions with `supporting_ids` filled in by passages that the corpus holds.
 
     A gold document missing from the corpus is dropped (callers count them); what stays unknown
     stays empty.
@@ -64,7 +64,7 @@ def _gold(
 
 
 def _titled(candidates: Sequence[Passage], answers: Sequence[str]) -> list[str]:
-    """Passages of one title that contain a gold answer, or all of them."""
+    """Returns passages of one title that contain a gold answer, or all of them."""
     golds = [answer for answer in answers if answer.strip().lower() not in CLOSED_ANSWERS]
     holding = [p.id for p in candidates if any(holds_phrase(p.text, gold) for gold in golds)]
     return holding or [p.id for p in candidates]

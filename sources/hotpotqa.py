@@ -83,14 +83,16 @@ class HotpotRow(Row):
 
 
 def hops_of(kind: str | None) -> int:
-    """Two, but four for 2WikiMultiHopQA's bridge comparisons (two bridges, then a comparison)."""
+    """Returns two, but four for 2WikiMultiHopQA's bridge comparisons (two bridges, then a
+    comparison).
+    """
     return 4 if kind == "bridge_comparison" else 2
 
 
 def paragraphs_of(
     context: list[tuple[str, list[str]]], supporting: tuple[str, ...]
 ) -> tuple[Paragraph, ...]:
-    """The context as paragraphs; the ones with a supporting title are marked."""
+    """Returns the context as paragraphs; the ones with a supporting title are marked."""
     return tuple(
         paragraph(title, joined(sentences), title in supporting) for title, sentences in context
     )

@@ -9,7 +9,7 @@ from storage.text import storable_values
 
 
 def hub_rows(name: str) -> Iterator[Placed]:
-    """Rows of "owner/name", "owner/name:config" or "owner/name:config:split".
+    """Yields the rows of "owner/name", "owner/name:config" or "owner/name:config:split".
 
     Without a split, `train` is read, or the first one if there is no `train`.
 

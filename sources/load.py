@@ -91,7 +91,8 @@ def load_data(settings: DataSettings, seed: int, *, unfit: Unfit = lambda _: Non
 
 
 def load_split(settings: DataSettings, split: Split, seed: int) -> tuple[Question, ...]:
-    """All answerable questions of one split of the sets that `settings` names, whatever its limits.
+    """Returns all answerable questions of one split of the sets that `settings` names, whatever its
+    limits.
 
     No corpus is read: gold passages are as the files know them.
 
@@ -116,14 +117,16 @@ class _Reading:
 
 
 def _check_limits(settings: DataSettings) -> None:
-    """Settings that were changed after they were checked may hold any limit."""
+    """Checks limits; settings that were changed after validation may hold any."""
     for one in (settings, *settings.mix):
         if one.limit is not None and one.limit < 1:
             raise ConfigError(f"data.limit is {one.limit}: it must be at least 1, or null for all")
 
 
 def _read_files(reading: _Reading) -> tuple[list[_Loaded], Corpus | None]:
-    """All sets, and the corpus that the recipe names; what is wrong with any is raised together."""
+    """Returns all sets, and the corpus that the recipe names; what is wrong with any is raised
+    together.
+    """
     settings = reading.settings
     loaded: list[_Loaded] = []
     named: Corpus | None = None
@@ -159,7 +162,7 @@ def _load_set(one: SetSettings, reading: _Reading) -> _Loaded:
 def _drawn(
     one: SetSettings, questions: Iterable[PlacedQuestion], reading: _Reading
 ) -> tuple[PlacedQuestion, ...]:
-    """The questions of the wanted types and split, sampled to the limit."""
+    """Returns the questions of the wanted types and split, sampled to the limit."""
     kept, notes = [], reading.notes
     for placed in questions:
         if one.types is not None and placed.question.type not in one.types:
@@ -179,14 +182,14 @@ def _drawn(
 
 
 def _skip(one: SetSettings) -> int:
-    """What a single set leaves out; the sets of a mix leave it to the whole."""
+    """Returns the offset of a single set; the sets of a mix have none."""
     return one.skip if isinstance(one, DataSettings) else 0
 
 
 def _of_mix(
     questions: Iterable[PlacedQuestion], settings: DataSettings, seed: int, notes: Notes
 ) -> tuple[PlacedQuestion, ...]:
-    """What `skip` and `limit` leave of all sets together."""
+    """Applies `skip` and `limit` to all sets together."""
     placed = _sampled(questions, None, seed)
     left = placed[settings.skip :]
     notes["questions skipped"] += len(placed) - len(left)
@@ -205,7 +208,7 @@ def _sampled(
 
 
 def _own_corpus(loaded: Iterable[_Loaded], faults: Faults) -> Corpus:
-    """The passages that the sets bring."""
+    """Returns the passages that the sets bring."""
     own = [one.corpus for one in loaded]
     whole = unite(
         ((f"{passage.id} ({passage.title})", passage) for one in own for passage in one.passages),
@@ -222,7 +225,7 @@ def _own_corpus(loaded: Iterable[_Loaded], faults: Faults) -> Corpus:
 def _with_paragraph_ids(
     questions: Iterable[Question], passages: Iterable[Passage]
 ) -> list[Question]:
-    """Questions whose paragraphs carry passage ids where their content is in the corpus.
+    """Returns questions whose paragraphs carry passage ids where their content is in the corpus.
 
     A title may belong to several passages, so the content says more. Where some supporting
     paragraph is not found, all stay as they are: gold passages then go by title, not by half.
@@ -265,7 +268,7 @@ def _listed(notes: Notes) -> str:
 
 
 def _read(one: SetSettings, reading: _Reading) -> tuple[QuestionSet, Corpus]:
-    """A set's questions (all of them) and its own passages."""
+    """Returns a set's questions (all of them) and its own passages."""
     if one.source == "atlas":
         return _atlas(one, reading)
     found = read_set(one.source, one.questions)

@@ -74,7 +74,7 @@ class MusiqueRow(Row):
         )
 
     def _decomposition(self) -> list[dict[str, Any]]:
-        """Sub-questions in order, each with the title of the paragraph that answers it."""
+        """Returns sub-questions in order, each with the title of the paragraph that answers it."""
         titles: dict[int | None, str] = {
             place if p.idx is None else p.idx: p.title for place, p in enumerate(self.paragraphs)
         }

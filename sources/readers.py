@@ -67,7 +67,7 @@ _GIVEN = set(Question.model_fields)
 
 
 def read_set(source: str, questions: str | None) -> QuestionSet:
-    """All questions of a set.
+    """Returns all questions of a set.
 
     Args:
         source: a source of `FORMS`.
@@ -108,7 +108,7 @@ def _questions(rows: Iterable[Placed], source: str, faults: Faults) -> Iterator[
 
 
 def form_of(raw: Raw, source: str) -> type[Row]:
-    """The format of a row."""
+    """Returns the format of a row."""
     forms = FORMS[source]
     return next((form for form in forms if form.recognises(raw)), forms[-1])
 
@@ -116,7 +116,7 @@ def form_of(raw: Raw, source: str) -> type[Row]:
 def fold(
     questions: Iterable[PlacedQuestion], faults: Faults
 ) -> tuple[tuple[PlacedQuestion, ...], int]:
-    """Questions with distinct ids, and how many repeated an earlier one.
+    """Returns questions with distinct ids, and how many repeated an earlier one.
 
     The same id with other content is a fault that names both places.
     """

@@ -41,11 +41,11 @@ class Row(BaseModel, ABC):
     @classmethod
     @abstractmethod
     def recognises(cls, raw: dict[str, Any]) -> bool:
-        """Whether `raw` bears the marks of this format."""
+        """Returns whether `raw` bears the marks of this format."""
 
     @classmethod
     def parse(cls, raw: dict[str, Any]) -> Self:
-        """The checked row.
+        """Returns the checked row.
 
         Raises:
             ValueError: everything that is wrong with it, in one line.
@@ -57,14 +57,14 @@ class Row(BaseModel, ABC):
 
     @abstractmethod
     def to_question(self, source: str) -> Question:
-        """The question, under the name of its source.
+        """Returns the question, under the name of its source.
 
         Raises:
             ValueError: it is answerable and has no answers.
         """
 
     def others(self) -> dict[str, Any]:
-        """The fields that the format does not name."""
+        """Returns the fields that the format does not name."""
         return dict(self.model_extra or {})
 
 
@@ -74,7 +74,7 @@ def distinct(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def with_answers(answers: Sequence[str], answerable: bool = True) -> tuple[str, ...]:
-    """The distinct answers.
+    """Returns the distinct answers.
 
     Raises:
         ValueError: there are none, though the question is answerable.
@@ -85,17 +85,19 @@ def with_answers(answers: Sequence[str], answerable: bool = True) -> tuple[str, 
 
 
 def content_id(*texts: str) -> str:
-    """An identity for what has none: 16 hex digits of a hash of its content."""
+    """Returns an id for a row without one: 16 hex digits of a hash of its content."""
     whole = hashlib.sha256("\x1f".join(texts).encode("utf-8", "surrogatepass"))
     return whole.hexdigest()[:16]
 
 
 def joined(sentences: Sequence[str]) -> str:
-    """One text; HotpotQA's sentences bring their leading spaces, 2WikiMultiHopQA's do not."""
+    """Returns one text; HotpotQA's sentences bring their leading spaces, 2WikiMultiHopQA's
+    do not.
+    """
     glue = "" if any(sentence.startswith(" ") for sentence in sentences[1:]) else " "
     return glue.join(sentences).strip()
 
 
 def paragraph(title: str, text: str, is_supporting: bool, name: str | None = None) -> Paragraph:
-    """A paragraph of a question."""
+    """Returns a paragraph of a question."""
     return Paragraph(title=title, text=text, is_supporting=is_supporting, id=name)

@@ -34,7 +34,7 @@ class SetSettings(Settings):
     @field_validator("questions", "corpus", check_fields=False)
     @classmethod
     def _no_blank_path(cls, value: object) -> object:
-        """An empty path would be the folder one stands in."""
+        """Rejects an empty path, which would be the current folder."""
         paths = value if isinstance(value, tuple) else (value,)
         if not paths or any(isinstance(path, str) and not path.strip() for path in paths):
             raise PydanticCustomError("blank_path", "names no file; leave the setting out for none")

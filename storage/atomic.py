@@ -25,7 +25,7 @@ from storage.terminal_escape import inert_json
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`; it takes the name `path` when the block ends well.
+    """Gives a temporary path beside `path`; it takes the name `path` when the block ends well.
 
     The folder is created if it is missing. If the block raises, `path` stays as it was and the
     temporary file is removed.
@@ -67,18 +67,18 @@ def make_folder(folder: Path) -> None:
 
 
 def atomic_write_bytes(path: Path, data: bytes) -> None:
-    """Make `path` hold exactly `data` (see `atomic_path`)."""
+    """Makes `path` hold exactly `data` (see `atomic_path`)."""
     with atomic_path(path) as temporary:
         temporary.write_bytes(data)
 
 
 def atomic_write_text(path: Path, text: str) -> None:
-    """Make `path` hold exactly `text`, as UTF-8 with its own line ends."""
+    """Makes `path` hold exactly `text`, as UTF-8 with its own line ends."""
     atomic_write_bytes(path, text.encode("utf-8"))
 
 
 def atomic_write_json(path: Path, value: Any) -> None:
-    """Make `path` hold `value` as readable JSON, keys in the order given.
+    """Makes `path` hold `value` as readable JSON, keys in the order given.
 
     Raises:
         StorageError: see `atomic_path`.
@@ -89,7 +89,7 @@ def atomic_write_json(path: Path, value: Any) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content, or a folder's names, are on disk.
+    """Waits until a file's content, or a folder's names, are on disk.
 
     Raises:
         OSError: the file system refused.
@@ -102,12 +102,12 @@ def sync(path: Path) -> None:
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether a file is one that a killed writer left behind; nothing ever reads it."""
+    """Returns whether a file is one that a killed writer left behind; nothing ever reads it."""
     return path.name.startswith(".") and path.suffix == ".tmp"
 
 
 def _temporary_beside(path: Path) -> Path:
-    """A new file in the folder of `path`: a rename is atomic only within one file system."""
+    """Creates a file in the folder of `path`: a rename is atomic only within one file system."""
     # The name is cut because it may have at most 255 bytes, with what is added here.
     temporary = path.with_name(f".{path.name[:40]}-{secrets.token_hex(6)}.tmp")
     temporary.touch(exist_ok=False)

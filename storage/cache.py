@@ -45,7 +45,7 @@ def cache_folder() -> Path:
 
 
 def cache_room(name: str) -> Path:
-    """The folder of one kind of entries, inside the cache folder; both are made if missing.
+    """Returns the folder of one kind of entries, inside the cache folder; both are made if missing.
 
     Raises:
         ConfigError: one of them is not this user's alone.
@@ -64,7 +64,7 @@ def cache_room(name: str) -> Path:
 
 
 def check_cache_not_shared() -> None:
-    """Check that no other user can change what lies in the cache folder; a missing one is fine.
+    """Checks that no other user can change what lies in the cache folder; a missing one is fine.
 
     Raises:
         ConfigError: somebody can.
@@ -94,7 +94,7 @@ def _check_not_shared(folder: Path) -> None:
 
 
 def open_entry(folder: Path, build: Callable[[Path], None], log: Log | None = None) -> Path:
-    """An entry of the cache, whole and as it was written; made where it is not.
+    """Returns an intact entry of the cache; builds it if necessary.
 
     Of two processes that want it at once one makes it. A killed one leaves nothing that could be
     taken for an entry.
@@ -127,7 +127,7 @@ def open_entry(folder: Path, build: Callable[[Path], None], log: Log | None = No
 
 @contextmanager
 def file_lock(lock: Path) -> Iterator[None]:
-    """The block, with no other process in it; the file `lock` stays."""
+    """Gives the block, with no other process in it; the file `lock` stays."""
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -137,7 +137,7 @@ def file_lock(lock: Path) -> Iterator[None]:
 
 
 def remove(path: Path) -> None:
-    """Away with whatever goes by this name; what belongs to somebody else may stay, set aside."""
+    """Deletes `path`. Entries of another user are renamed instead."""
     if not os.path.lexists(path):
         return
     aside = _temporary_beside(path)

@@ -114,7 +114,7 @@ class Totals:
         return Totals(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def plus(self, call: Call) -> "Totals":
-        """The totals with one call more."""
+        """Returns the totals with one call more."""
         return Totals(
             self.calls + 1,
             self.input_tokens + call.input_tokens,
@@ -164,19 +164,19 @@ CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 
 
 def _insert(table: str) -> str:
-    """Insert a row; its checksum is its last value."""
+    """Inserts a row; its checksum is its last value."""
     columns = (*SEALED[table], "checksum")
     return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) "
 
 
 def _replace(table: str) -> str:
-    """What becomes of a row whose key is there already."""
+    """Returns the SQL for a row whose key exists already."""
     key, *others = (*SEALED[table], "checksum")
     return f"ON CONFLICT ({key}) DO UPDATE SET " + ", ".join(f"{o} = excluded.{o}" for o in others)
 
 
 def _select(table: str) -> str:
-    """Rows with their checksum last."""
+    """Returns the rows with their checksum last."""
     return f"SELECT {', '.join(SEALED[table])}, checksum FROM {table} "
 
 

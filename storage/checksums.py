@@ -21,7 +21,7 @@ _in_order = json.JSONEncoder(
 
 
 def checksum(values: Sequence[object]) -> str:
-    """Checksum (16 hex digits) of a row's values, in the order of its columns.
+    """Returns the checksum (16 hex digits) of a row's values, in the order of its columns.
 
     Takes some 5 µs. A number must have the type that its column gives back: 0.0, not 0, in a
     column of reals.
@@ -31,5 +31,5 @@ def checksum(values: Sequence[object]) -> str:
 
 
 def sound(row: Sequence[object]) -> bool:
-    """Whether a row that ends in its checksum is as it was stored."""
+    """Returns whether a row that ends in its checksum is as it was stored."""
     return row[-1] == checksum(row[:-1])

@@ -41,7 +41,7 @@ class _Broken(Exception):
 
 
 def seal_folder(folder: Path, name: str) -> None:
-    """Write down what all files of `folder` are now, into `SEAL` in it.
+    """Writes down what all files of `folder` are now, into `SEAL` in it.
 
     Args:
         folder: with regular files and folders only.
@@ -56,7 +56,7 @@ def seal_folder(folder: Path, name: str) -> None:
 
 
 def folder_fault(folder: Path, name: str) -> str | None:
-    """What is wrong with a sealed folder; None if all of it is as it was sealed.
+    """Returns the fault of a sealed folder; None if it is intact.
 
     Only files of this user count. What was compared is not read again in this process for as long
     as its stamps stay.
@@ -80,7 +80,7 @@ def folder_fault(folder: Path, name: str) -> str | None:
 
 
 def seal_file(path: Path) -> None:
-    """Write down what a file is now, into a file beside it.
+    """Writes down what a file is now, into a file beside it.
 
     Raises:
         StorageError: the seal cannot be written.
@@ -91,7 +91,7 @@ def seal_file(path: Path) -> None:
 
 
 def file_fault(path: Path) -> str | None:
-    """What is wrong with a file that `seal_file` sealed; None if it is as it was.
+    """Returns the fault of a file that `seal_file` sealed; None if it is intact.
 
     It may be anybody's: who named it trusts it.
     """
@@ -132,7 +132,7 @@ def _compare(
 
 
 def _read_seal(path: Path, name: str) -> dict[str, list[Any]]:
-    """Size and hash of each file, as the seal has them."""
+    """Returns size and hash of each file from the seal."""
     if not stat.S_ISREG(path.lstat().st_mode):
         raise _Broken(f"{path.name} is not a regular file")
     try:
@@ -147,7 +147,7 @@ def _read_seal(path: Path, name: str) -> dict[str, list[Any]]:
 
 
 def _regular_files(folder: Path) -> dict[str, os.stat_result]:
-    """What is in a folder and in those below, by its path in there."""
+    """Returns the files of a folder and those below it, by relative path."""
     found = {}
     _reject_foreign(folder.lstat(), "it")
     if not stat.S_ISDIR(folder.lstat().st_mode):
@@ -169,7 +169,7 @@ def _reject_foreign(status: os.stat_result, name: str) -> None:
 
 
 def _hash_file(path: Path, size: int) -> list[Any]:
-    """The size, and the hash of the hashes of the blocks."""
+    """Returns the size, and the hash of the hashes of the blocks."""
     starts = range(0, size, _BLOCK)
     with path.open("rb", buffering=0) as file:
 

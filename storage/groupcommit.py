@@ -41,7 +41,7 @@ class Entry:
 
 
 def refused(doing: str, path: Path, fault: Exception) -> StorageError:
-    """What a fault means to who wanted to open, read or write the database at `path`."""
+    """Returns the error for a failed attempt to open, read or write the database at `path`."""
     code = getattr(fault, "sqlite_errorcode", 0) & 0xFF  # the rest of it says where in SQLite
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return StorageError(
@@ -70,7 +70,7 @@ class GroupCommit:
         self._thread.start()
 
     def write(self, entry: Entry) -> None:
-        """Store the entry and return once it is on disk.
+        """Stores the entry and returns once it is on disk.
 
         Raises:
             StorageError: the database could not be written; nothing of this entry was.
@@ -90,7 +90,7 @@ class GroupCommit:
         await waiter
 
     def close(self) -> None:
-        """Commit what is queued, end the thread and close the connection."""
+        """Commits what is queued, end the thread and closes the connection."""
         with self._gate:
             if self._closed:
                 return
@@ -119,7 +119,7 @@ class GroupCommit:
                 return
 
     def _commit(self, batch: Sequence[tuple[Entry, _Waiter]]) -> None:
-        """One transaction; if it fails, each entry has one of its own, and its own error."""
+        """Commits one transaction; if it fails, each entry gets its own, and its own error."""
         try:
             changed = self._transaction([entry for entry, _ in batch])
         except Exception as fault:
@@ -137,7 +137,7 @@ class GroupCommit:
         _settle([waiter for _, waiter in batch], None)
 
     def _transaction(self, entries: Sequence[Entry]) -> list[int]:
-        """Rows changed by each entry, all of them synced to disk."""
+        """Returns the rows changed by each entry, all of them synced to disk."""
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             changed = [

@@ -116,7 +116,7 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
     ) -> Reply:
-        """One request, and the whole reply to it.
+        """Returns one request, and the whole reply to it.
 
         Raises:
             Redirected: it is a redirect.
@@ -134,7 +134,7 @@ class HttpClient:
             return Reply(response.status, kept, packed)
 
     async def close(self) -> None:
-        """Cut the connections."""
+        """Cuts the connections."""
         await self._session.close()
 
     async def __aenter__(self) -> Self:
@@ -150,7 +150,7 @@ _NOT_KEPT = frozenset(
 
 
 async def _unpacked(response: "aiohttp.ClientResponse") -> bytes:
-    """The body, as far as it is read.
+    """Yields the body as it is read.
 
     In pieces: aiohttp unpacks no more at once than is taken from it, except for `read()`.
     """
@@ -194,7 +194,7 @@ def shown_url(url: str) -> str:
 
 
 def checked_address(url: str | None, setting: str, example: str, remedy: str) -> str:
-    """The address that a setting names.
+    """Returns the address that a setting names.
 
     Args:
         url: Value of the setting.
@@ -231,7 +231,8 @@ def checked_address(url: str | None, setting: str, example: str, remedy: str) ->
 
 
 def _spelt_out(host: str) -> str | None:
-    """The address that a short form (127.1, 0x7f000001) stands for; None for any other host.
+    """Returns the address that a short form (127.1, 0x7f000001) stands for; None for any other
+    host.
 
     aiohttp takes none; other programs take them for this machine, or for a name.
     """
@@ -244,7 +245,8 @@ def _spelt_out(host: str) -> str | None:
 
 
 def is_loopback(url: str) -> bool:
-    """Whether `url` names this machine: 127.0.0.0/8, ::1, localhost, or no address in particular.
+    """Returns whether `url` names this machine: 127.0.0.0/8, ::1, localhost, or no address in
+    particular.
 
     No proxy is asked for that.
     """
@@ -265,7 +267,8 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def proxy_for(url: str) -> Proxy | None:
-    """The proxy that the environment names for `url`; None for this machine, or if there is none.
+    """Returns the proxy that the environment names for `url`; None for this machine, or if there is
+    none.
 
     Read here and not by aiohttp, which would also look for a password in ~/.netrc.
 
@@ -296,7 +299,9 @@ def proxy_for(url: str) -> Proxy | None:
 
 
 def _goes_direct(host: str, netloc: str, exempt: str) -> bool:
-    """Whether NO_PROXY (or the system) exempts a host, by name, suffix, address or network."""
+    """Returns whether NO_PROXY (or the system) exempts a host, by name, suffix, address or
+    network.
+    """
     from urllib.request import proxy_bypass
 
     if proxy_bypass(netloc.rpartition("@")[2]) or proxy_bypass(host):
@@ -315,7 +320,7 @@ def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
 
 
 def _through(proxy: Proxy | None) -> dict[str, Any]:
-    """How a request is told to take a proxy."""
+    """Returns the request arguments for a proxy."""
     if proxy is None:
         return {}
     import aiohttp
@@ -326,7 +331,7 @@ def _through(proxy: Proxy | None) -> dict[str, Any]:
 
 
 def _trust() -> "ssl.SSLContext":
-    """The certificates that are trusted, for this machine and all others."""
+    """Returns the certificates that are trusted, for this machine and all others."""
     return _trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
 
 

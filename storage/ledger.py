@@ -67,7 +67,7 @@ class Ledger:
     """
 
     def __init__(self, path: Path, *, shared: bool = False) -> None:
-        """Open or create the ledger, and hold the run until `close`.
+        """Opens or create the ledger, and holds the run until `close`.
 
         Args:
             path: Path of the database.
@@ -100,7 +100,7 @@ class Ledger:
         self._closed = False
 
     async def put(self, call: Call) -> None:
-        """Store a call; returns once it is on disk. A reply that is there already is kept.
+        """Stores a call; returns once it is on disk. A reply that is there already is kept.
 
         Raises:
             StorageError: it could not be stored (full disk), or the ledger holds a reply of this
@@ -113,7 +113,7 @@ class Ledger:
             raise self._damaged(call.question_id, call.path)
 
     def get(self, key: str) -> Call | None:
-        """The stored call with this key; None if there is none, or only an error.
+        """Returns the stored call with this key; None if there is none, or only an error.
 
         Raises:
             StorageError: it is not as it was stored.
@@ -142,7 +142,7 @@ class Ledger:
         return call
 
     def totals(self) -> Totals:
-        """Sums over the calls that succeeded, earlier attempts at the run included.
+        """Returns the sums over the calls that succeeded, earlier attempts at the run included.
 
         Of calls that other processes store meanwhile it knows nothing before a `recount`.
         """
@@ -154,30 +154,32 @@ class Ledger:
         self._totals = Totals(calls, *sums)
 
     def bases(self) -> dict[str, int]:
-        """What the token counts rest on, with the number of calls (see `Call.usage_basis`)."""
+        """Counts calls by the origin of their token counts (see `Call.usage_basis`)."""
         return dict(self._rows(COUNT_BASES))
 
     def models(self, policy_digest: str) -> dict[str, int]:
-        """Who answered an engine's calls by its own account, and how often."""
+        """Counts the replies of an engine by the model name that they report."""
         return dict(self._rows(COUNT_MODELS, (policy_digest,)))
 
     def ended_with(self, stop_reason: str) -> int:
-        """How many replies ended for this reason."""
+        """Counts the replies that ended for this reason."""
         return int(self._rows(COUNT_ENDED, (stop_reason,))[0][0])
 
     def generated(self, *roots: str) -> Counter[str]:
-        """Tokens that calls generated, by question, of those whose path begins with a root."""
+        """Returns tokens that calls generated, by question, of those whose path begins with
+        a root.
+        """
         found: Counter[str] = Counter()
         for root in roots:
             found.update(dict(self._rows(SUM_GENERATED, (root,))))
         return found
 
     def note_engine(self, policy_digest: str, capabilities: str) -> None:
-        """Keep what an engine can do (JSON), which decides how requests to it look."""
+        """Keeps what an engine can do (JSON), which decides how requests to it look."""
         self._commits.write(Entry(PUT_ENGINE, [(policy_digest, capabilities)], sealed=True))
 
     def engine(self, policy_digest: str) -> str | None:
-        """What `note_engine` kept; None for an engine that the run never opened.
+        """Returns the value stored by `note_engine`; None for an engine the run never opened.
 
         Raises:
             StorageError: it is not as it was stored.
@@ -188,7 +190,7 @@ class Ledger:
         return str(rows[0][1]) if rows else None
 
     def begin(self, begun: str) -> None:
-        """Keep the digest of what the run was begun with; one that is there stays."""
+        """Keeps the digest of what the run was begun with; one that is there stays."""
         self._commits.write(Entry(PUT_FACT, [(BEGUN, begun)]))
 
     @property
@@ -200,7 +202,7 @@ class Ledger:
         return UNSEALED if self._rows(IS_USED)[0][0] else None
 
     def mark_pending(self, question_ids: Iterable[str]) -> None:
-        """Note questions as pending, where nothing is noted yet; on disk when it returns."""
+        """Notes questions as pending, where nothing is noted yet; on disk when it returns."""
         self._write_questions(MARK_PENDING, (QuestionRow(one, "pending") for one in question_ids))
 
     def set_question(
@@ -210,7 +212,7 @@ class Ledger:
         detail: str | None = None,
         part: str | None = None,
     ) -> None:
-        """Note where a question stands; on disk when it returns."""
+        """Notes where a question stands; on disk when it returns."""
         self.set_questions([QuestionRow(question_id, status, detail, part)])
 
     def set_questions(self, rows: Iterable[QuestionRow]) -> None:
@@ -218,11 +220,11 @@ class Ledger:
         self._write_questions(PUT_QUESTION, rows)
 
     def question_status(self) -> dict[str, QuestionStatus]:
-        """Status of every question noted, by id."""
+        """Returns the status of every question noted, by id."""
         return {row.question_id: row.status for row in self.questions()}
 
     def questions(self) -> list[QuestionRow]:
-        """Every question noted, in the order it was first noted.
+        """Returns every noted question, in the order of its first note.
 
         Raises:
             StorageError: one is not as it was stored.
@@ -234,12 +236,14 @@ class Ledger:
         return [QuestionRow(*row[:-1]) for row in rows]
 
     def counts(self) -> dict[QuestionStatus, int]:
-        """Number of questions by status."""
+        """Returns the number of questions by status."""
         counted = dict(self._rows("SELECT status, count(*) FROM questions GROUP BY status"))
         return {"pending": 0, "done": 0, "failed": 0, **counted}
 
     def drop(self, rows: Iterable[DamagedRow]) -> None:
-        """Forget rows that are damaged, so that their calls are made again; indexes are rebuilt."""
+        """Forgets rows that are damaged, so that their calls are made again; indexes are
+        rebuilt.
+        """
         # First, because a row cannot be taken out of an index that holds it under another key.
         self._commits.write(Entry("REINDEX", [()]))
         for row in rows:
@@ -247,7 +251,7 @@ class Ledger:
         self.recount()
 
     def close(self) -> None:
-        """Commit what is queued and let other processes in. A second time does nothing."""
+        """Commits what is queued and releases the run. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -306,7 +310,7 @@ class Ledger:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """A durable autocommit connection; tables are created where they are missing."""
+    """Returns a durable autocommit connection; tables are created where they are missing."""
     connection = sqlite3.connect(
         path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
     )

@@ -24,7 +24,9 @@ _FAULTS_TOLD = 20
 
 
 def damaged(path: Path, what: str) -> StorageError:
-    """The error for a row that is not as it was stored; nothing was used, nothing asked again."""
+    """Returns the error for a row that is not as it was stored; nothing was used, nothing asked
+    again.
+    """
     return StorageError(
         f"{path}: {what} is not as it was stored (its checksum does not fit), so it was neither "
         f"used nor paid for again. {REMEDY}"
@@ -89,7 +91,7 @@ def check(path: Path) -> Checked:
 def read_rows(
     connection: sqlite3.Connection, path: Path, sql: str, values: tuple[object, ...] = ()
 ) -> list[Any]:
-    """All rows of a query, at once: an unfinished read would keep the log from shrinking.
+    """Returns all rows of a query, at once: an unfinished read would keep the log from shrinking.
 
     Text that is no longer UTF-8 is read with replacement marks, so its checksum differs.
 
@@ -112,7 +114,7 @@ def read_rows(
 
 
 def check_version(connection: sqlite3.Connection, path: Path) -> bool:
-    """Whether a database is new, so that its tables are yet to be made.
+    """Returns whether a database is new, so that its tables are yet to be made.
 
     Raises:
         StorageError: it is another version's ledger, or none at all.
@@ -134,13 +136,13 @@ def check_version(connection: sqlite3.Connection, path: Path) -> bool:
 
 
 def _read_only(path: Path) -> str:
-    """The address of a database that is only read, even where SQLite could not lock it."""
+    """Returns the address of a database that is only read, even where SQLite could not lock it."""
     fixed = "" if os.access(path.parent, os.W_OK) else "&immutable=1"
     return f"{path.resolve().as_uri()}?mode=ro{fixed}"
 
 
 def _damaged_rows(connection: sqlite3.Connection, table: str) -> tuple[int, list[DamagedRow]]:
-    """The number of a table's rows, and those that are damaged."""
+    """Returns the number of a table's rows, and those that are damaged."""
     bad, count = [], 0
     for number, *row in connection.execute(GET_NUMBERED[table]):
         count += 1

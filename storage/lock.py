@@ -16,7 +16,7 @@ _LONGEST = 20
 
 
 def lock_path(ledger: Path) -> Path:
-    """Where the lock of a run lies: beside its ledger."""
+    """Returns the path of a run's lock, next to its ledger."""
     return ledger.with_name(ledger.name + ".lock")
 
 
@@ -28,7 +28,7 @@ class RunLock:
     """
 
     def __init__(self, path: Path) -> None:
-        """Take the lock.
+        """Takes the lock.
 
         Raises:
             ConfigError: another process holds it (named by its pid), or what lies there is not a
@@ -61,7 +61,7 @@ class RunLock:
             raise StorageError(f"cannot lock {path}: {error.strerror}") from error
 
     def release(self) -> None:
-        """Let others in."""
+        """Lets others in."""
         os.close(self._descriptor)
 
     def __enter__(self) -> Self:
@@ -72,7 +72,7 @@ class RunLock:
 
 
 def _reject_foreign(path: Path, descriptor: int) -> None:
-    """A lock holds nothing or a process number; whatever holds more would lose it.
+    """Rejects a file that is not a lock: one is empty or holds a process id.
 
     Raises:
         ConfigError: this file does, or is not a regular one.

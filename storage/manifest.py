@@ -69,7 +69,7 @@ class Manifest(Record):
     seal: str | None = None
 
     def sealed(self) -> "Manifest":
-        """The same with its seal."""
+        """Returns the same with its seal."""
         return self.model_copy(update={"seal": self._hash()})
 
     @property
@@ -84,20 +84,20 @@ class Manifest(Record):
         return digest_of(str(self.schema_version), *begun, *parts)
 
     def of(self, table: str) -> tuple[PartInfo, ...]:
-        """The parts of one table."""
+        """Returns the parts of one table."""
         return tuple(part for part in self.parts if part.table == table)
 
     def tables(self) -> tuple[str, ...]:
-        """Names of the tables that have a part."""
+        """Returns the names of the tables that have a part."""
         return tuple(dict.fromkeys(part.table for part in self.parts))
 
     def rows(self, table: str) -> int:
-        """Number of rows of one table."""
+        """Returns the number of rows of one table."""
         return sum(part.rows for part in self.of(table))
 
 
 def load_manifest(run: Path) -> Manifest:
-    """The manifest of a run folder; without parts where none was committed yet.
+    """Returns the manifest of a run folder; without parts where none was committed yet.
 
     Raises:
         ConfigError: the manifest is not a regular file, or too large to be one.
@@ -132,7 +132,7 @@ def _not_a_manifest(path: Path, why: str) -> StorageError:
 
 
 def begin_manifest(run: Path, begun: str) -> Manifest:
-    """Write the manifest of a run that has no part yet.
+    """Writes the manifest of a run that has no part yet.
 
     Args:
         run: the run folder.
@@ -147,7 +147,7 @@ def add_parts(
     begun: str | None = None,
     replaced: Collection[str] = (),
 ) -> Manifest:
-    """Commit parts, all or none; one with the path of an older part takes its place.
+    """Commits parts, all or none; one with the path of an older part takes its place.
 
     The caller holds the run (see `storage.lock`): two writers would undo each other.
 
@@ -171,7 +171,7 @@ def _write(run: Path, manifest: Manifest) -> Manifest:
 
 
 def remove_parts(run: Path, parts: Iterable[PartInfo]) -> Manifest:
-    """Take parts out of the manifest, all or none; their files stay until they are replaced."""
+    """Takes parts out of the manifest, all or none; their files stay until they are replaced."""
     before, gone = load_manifest(run), {part.path for part in parts}
     kept = tuple(part for part in before.parts if part.path not in gone)
     return _write(run, before.model_copy(update={"parts": kept}))
@@ -184,12 +184,12 @@ def bad_parts(run: Path) -> list[tuple[PartInfo, str]]:
 
 
 def verify_manifest(run: Path) -> list[str]:
-    """What is wrong with the committed parts, one line a part; empty if nothing is."""
+    """Returns the problems of the committed parts, one line per part."""
     return [f"{run / part.path}: {problem}" for part, problem in bad_parts(run)]
 
 
 def problem_of(run: Path, part: PartInfo) -> str | None:
-    """Why a committed part must not be read; None if it is as it was committed.
+    """Returns the reason a committed part must not be read; None if it is intact.
 
     Hashes the file, because a flipped bit can make parquet read another value without an error.
 

@@ -31,7 +31,7 @@ ADVICE = (
 
 
 def exhausted(error: BaseException) -> str | None:
-    """What said that memory ran out, an error or the deepest of its causes; None if nothing did.
+    """Returns the out-of-memory message in `error` or the deepest of its causes, or None.
 
     What a server says of its own memory arrives as errors of its client, and is not meant.
     """
@@ -52,7 +52,7 @@ def _is_meant(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, those of a group, and what each came from."""
+    """Yields the error, those of a group, and what each came from."""
     waiting, seen = [error], set[int]()
     while waiting:
         one = waiting.pop()
@@ -67,7 +67,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _first_line(error: BaseException) -> str:
-    """Its name, and the line of its text that says it; a `MemoryError` has mostly no text."""
+    """Returns its type and the relevant line of its text; a `MemoryError` usually has none."""
     lines = str(error).splitlines()
     told = next((line for line in lines if any(said in line.lower() for said in SAID)), "")
     if isinstance(error, MemoryError):
@@ -77,7 +77,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def told(said: str) -> str:
-    """The message.
+    """Returns the message.
 
     Args:
         said: Result of `exhausted`.

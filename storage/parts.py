@@ -25,7 +25,7 @@ class Part:
     content: bytes
 
     def write(self, run: Path) -> None:
-        """Write the file; the part counts once `add_parts` has named it.
+        """Writes the file; the part counts once `add_parts` has named it.
 
         Raises:
             StorageError: the file could not be written.
@@ -34,7 +34,7 @@ class Part:
 
 
 def part_of(table: str, rows: pa.Table, part: int | str | None = None) -> Part:
-    """Rows as a parquet file (zstd), which is not written yet.
+    """Returns the rows as a parquet file (zstd), which is not written yet.
 
     The same rows give the same bytes, as long as the version of pyarrow is the same.
 
@@ -60,7 +60,7 @@ def part_of(table: str, rows: pa.Table, part: int | str | None = None) -> Part:
 
 
 def write_part(run: Path, table: str, rows: pa.Table, part: int | str | None = None) -> PartInfo:
-    """Write the file of a part (see `part_of`); it counts once `add_parts` has named it.
+    """Writes the file of a part (see `part_of`); it counts once `add_parts` has named it.
 
     Raises:
         StorageError: the file could not be written.
@@ -71,7 +71,7 @@ def write_part(run: Path, table: str, rows: pa.Table, part: int | str | None = N
 
 
 def read_parts(run: Path, table: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """All committed rows of a table, in the order of the parts.
+    """Returns all committed rows of a table, in the order of the parts.
 
     Without parts, an empty table of the schema. Parts of different versions are read together:
     what one lacks is None.
@@ -94,7 +94,9 @@ def read_parts(run: Path, table: str, columns: Sequence[str] | None = None) -> p
 
 
 def question_ids(run: Path, table: str) -> set[str]:
-    """The questions that have a committed row in a table (what a resumed run need not redo)."""
+    """Returns the questions that have a committed row in a table (what a resumed run need not
+    redo).
+    """
     return set(pc.unique(read_parts(run, table, ["question_id"])["question_id"]).to_pylist())
 
 
@@ -114,7 +116,7 @@ class _Questions(dict[str, Question]):
 
 
 def stored_questions(run: Path) -> Mapping[str, Question]:
-    """The questions of a run by id; asking for one that it does not have is a StorageError.
+    """Returns the questions of a run by id; asking for one that it does not have is a StorageError.
 
     Raises:
         StorageError: a part is not as it was committed, or holds no questions.
@@ -130,7 +132,7 @@ def _part_path(table: str, part: int | str | None) -> PurePosixPath:
 
 
 def number_of(part: PartInfo) -> int:
-    """The number of a numbered part."""
+    """Returns the number of a numbered part."""
     return int(PurePosixPath(part.path).stem.removeprefix("part-"))
 
 
@@ -158,7 +160,7 @@ def read_part(run: Path, part: PartInfo, columns: Sequence[str] | None = None) -
 
 
 def _check_columns(path: Path, table: str, found: pa.Schema) -> None:
-    """A part has the columns of its table; older ones may lack some.
+    """Checks that a part has the columns of its table; older ones may lack some.
 
     Raises:
         StorageError: it has others, or columns of another type.

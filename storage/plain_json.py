@@ -9,7 +9,7 @@ from storage.text import storable_values
 
 
 def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
-    """The value of a JSON text, with lone surrogates as U+FFFD (no table can hold them).
+    """Parses a JSON text; lone surrogates become U+FFFD (no table can hold them).
 
     Args:
         text: JSON; bytes are UTF-8.
@@ -37,7 +37,7 @@ def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
 
 
 def object_inside(folder: Path, name: str, most: int = RECORD_BYTES) -> dict[str, Any]:
-    """The JSON object in a file inside a folder (see `storage.safe_files`).
+    """Returns the JSON object in a file inside a folder (see `storage.safe_files`).
 
     Raises:
         ConfigError: it is no regular file inside the folder, or too large.
@@ -59,7 +59,7 @@ def as_object(value: Any) -> dict[str, Any]:
 
 
 def kind_in_words(value: Any) -> str:
-    """What JSON calls the kind of `value`."""
+    """Returns JSON's name for the type of `value`."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -72,7 +72,7 @@ def kind_in_words(value: Any) -> str:
 
 
 def whole_number(digits: str) -> int:
-    """An integer of JSON; Python converts no more than some thousand digits.
+    """Returns an integer of JSON; Python converts no more than some thousand digits.
 
     Raises:
         ValueError: it has more.

@@ -40,7 +40,7 @@ class Document:
 
 
 def parse_yaml(text: str, place: str) -> Document:
-    """Read one YAML document.
+    """Reads one YAML document.
 
     Args:
         text: YAML of at most about 100 kB.
@@ -63,7 +63,7 @@ def parse_yaml(text: str, place: str) -> Document:
 
 
 def parse_settings(text: str, place: str) -> dict[str, Any]:
-    """The mapping in a YAML document that Branchwise has written (see `parse_yaml`).
+    """Returns the mapping in a YAML document that Branchwise has written (see `parse_yaml`).
 
     Raises:
         ConfigError: it is not YAML, or not a mapping, or names a key twice.
@@ -105,7 +105,7 @@ class _Plain:
     document: Document
 
     def value(self, node: yaml.Node, at: Key) -> Any:
-        """The value of a node.
+        """Returns the value of a node.
 
         Raises:
             ConfigError: it is none that a setting can have.

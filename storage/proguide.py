@@ -57,7 +57,7 @@ class ProGuideRecord(BaseModel):
 
 
 def to_proguide(pair: Pair) -> ProGuideRecord:
-    """A pair in the published form.
+    """Returns a pair in the published form.
 
     Raises:
         ConfigError: the pair's prompt is not one system turn and one user turn, or a side is not
@@ -86,7 +86,7 @@ def to_proguide(pair: Pair) -> ProGuideRecord:
 
 
 def from_proguide(record: ProGuideRecord) -> Pair:
-    """A published record as a pair.
+    """Returns a published record as a pair.
 
     What the format does not carry is empty: rewards 0 (only their order is known), no answers,
     no outcomes, and a tree of its own for every pair. Ids are hashes of the texts; the question
@@ -133,7 +133,9 @@ def from_proguide(record: ProGuideRecord) -> Pair:
 
 
 def pairs_of_records(rows: Iterable[tuple[str, dict[str, Any]]], faults: Faults) -> Iterator[Pair]:
-    """The pairs of published records, each given with its place; what is wrong becomes a fault."""
+    """Yields the pairs of published records, each given with its place; what is wrong becomes a
+    fault.
+    """
     for place, row in rows:
         try:
             record = ProGuideRecord.model_validate(row)
@@ -147,7 +149,7 @@ def pairs_of_records(rows: Iterable[tuple[str, dict[str, Any]]], faults: Faults)
 
 
 def write_proguide(path: Path, pairs: Iterable[Pair]) -> int:
-    """Write pairs as the published JSON list, or as JSONL if `path` ends in `.jsonl`.
+    """Writes pairs as the published JSON list, or as JSONL if `path` ends in `.jsonl`.
 
     With `.gz` behind either ending the file is packed.
 
@@ -175,7 +177,7 @@ def _open_new(path: Path, packed: bool) -> TextIO:
 
 
 def content_of(reply: str) -> str:
-    """What the published code calls content: inside the first tag; "" without one.
+    """Returns the content as the published code defines it: inside the first tag; "" without one.
 
     An answer is preferred to a query (`search` in EVO-RAG), and that to evidence.
     """

@@ -250,7 +250,9 @@ class Pair(Record):
 
 
 def pair_id(prompt: Iterable[Message], chosen: str, rejected: str) -> str:
-    """Hash of the prompt and both replies; the same comparison has the same id in every run."""
+    """Returns the hash of the prompt and both replies; the same comparison has the same id in every
+    run.
+    """
     return digest_of(*(f"{m.role}:{m.content}" for m in prompt), chosen, rejected)
 
 

@@ -16,7 +16,7 @@ UNSEALED = "no seal"
 
 
 def begun_of_ledger(path: Path) -> str | None:
-    """The digest that a ledger keeps, or `UNSEALED`.
+    """Returns the digest that a ledger keeps, or `UNSEALED`.
 
     None where there is no ledger, where a new one holds nothing yet, and where it cannot be read:
     who opens it to work with it is told why. Takes no lock.

@@ -25,7 +25,7 @@ _STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 
 
 def reject_special_files(folder: Path, *, linked: bool = True) -> None:
-    """Refuse a folder that holds anything besides folders and regular files, at any depth.
+    """Rejects a folder that holds anything besides folders and regular files, at any depth.
 
     Hidden entries are left alone: nothing here reads them, and editors put links there.
 
@@ -50,7 +50,7 @@ def reject_special_files(folder: Path, *, linked: bool = True) -> None:
 
 
 def reject_irregular_files(*paths: Path) -> None:
-    """Refuse paths where something else than a regular file lies; nothing there is fine.
+    """Rejects paths where something else than a regular file lies; nothing there is fine.
 
     For libraries that open files by name, such as SQLite.
 
@@ -67,7 +67,7 @@ def reject_irregular_files(*paths: Path) -> None:
 
 
 def open_inside(folder: Path, name: str, most: int | None = None) -> BufferedReader:
-    """Open a regular file inside a folder; no link is followed on the way to it.
+    """Opens a regular file inside a folder; no link is followed on the way to it.
 
     Args:
         folder: may itself be a link.
@@ -98,13 +98,13 @@ def open_inside(folder: Path, name: str, most: int | None = None) -> BufferedRea
 
 
 def read_inside(folder: Path, name: str, most: int = RECORD_BYTES) -> bytes:
-    """The content of a file inside a folder (see `open_inside`)."""
+    """Returns the content of a file inside a folder (see `open_inside`)."""
     with open_inside(folder, name, most) as file:
         return file.read(most)
 
 
 def open_named(path: Path, most: int | None = None) -> BufferedReader:
-    """Open a regular file that a person named, or one of a model folder; links are followed.
+    """Opens a regular file that a person named, or one of a model folder; links are followed.
 
     Raises:
         ConfigError: it is not a regular file, or it is too large.
@@ -123,7 +123,7 @@ def open_named(path: Path, most: int | None = None) -> BufferedReader:
 
 
 def read_named(path: Path, most: int = RECORD_BYTES) -> bytes:
-    """The content of a file that a person named; a shell's stream (`/dev/fd/…`) may be one.
+    """Returns the content of a file that a person named; a shell's stream (`/dev/fd/…`) may be one.
 
     Raises:
         ConfigError: it is not a regular file, or it is too large.
@@ -159,7 +159,7 @@ def _check_steps(folder: Path, steps: Iterable[str]) -> None:
 
 
 def _checked(descriptor: int, path: Path, most: int | None) -> BufferedReader:
-    """A file object on the descriptor, which is closed if it is refused."""
+    """Returns a file object on the descriptor, which is closed if it is refused."""
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):

@@ -43,13 +43,15 @@ _ARROW: dict[Any, pa.DataType] = {
 
 
 def _schema(record: type[Record]) -> pa.Schema:
-    """A table of the record's fields, in their order, after the two that every table carries."""
+    """Returns a table of the record's fields, in their order, after the two that every table
+    carries.
+    """
     columns = [(_column(record, name), kind) for name, kind in _fields(record)]
     return pa.schema([("schema_version", pa.int16()), ("run_id", pa.string()), *columns])
 
 
 def _column(cls: type[Record], field: str) -> str:
-    """The column of a record's field: a question's `id` is `question_id`, as everywhere."""
+    """Returns the column of a record's field: a question's `id` is `question_id`."""
     return "question_id" if cls is Question and field == "id" else field
 
 
@@ -94,7 +96,7 @@ CHUNK = 1000
 
 
 def schema_of(table: str) -> pa.Schema:
-    """The schema of a table of the run, by name.
+    """Returns the schema of a table of the run, by name.
 
     Raises:
         StorageError: there is no such table.
@@ -132,7 +134,7 @@ def _chunk(records: Sequence[Record], schema: pa.Schema, run_id: str) -> pa.Tabl
 
 
 def table_to_records(table: pa.Table, cls: type[R]) -> list[R]:
-    """Rows as records, by column name.
+    """Returns the rows as records, by column name.
 
     Columns that the record lacks are ignored; columns that the table lacks (older versions) take
     the record's default.
@@ -169,7 +171,7 @@ def _restored(row: dict[str, Any], cls: type[Record]) -> dict[str, Any]:
 
 
 def _without_filler(row: Mapping[str, Any], cls: type[BaseModel]) -> dict[str, Any]:
-    """The row without nulls where the record has a default.
+    """Returns the row without nulls where the record has a default.
 
     Reading parts of several versions together fills the columns that the older ones lack.
     """
@@ -185,7 +187,7 @@ def _without_filler(row: Mapping[str, Any], cls: type[BaseModel]) -> dict[str, A
 
 @cache
 def _nested_records(cls: type[BaseModel]) -> dict[str, type[BaseModel]]:
-    """Fields that hold a tuple of records, with the record's class."""
+    """Returns the fields that hold a tuple of records, with the record's class."""
     return {
         name: arguments[0]
         for name, field in cls.model_fields.items()
@@ -207,7 +209,7 @@ def _reject_newer(table: pa.Table) -> None:
 
 
 def _misfit(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, error: Exception) -> str:
-    """Which column a value does not fit, and in which row."""
+    """Describes which column a value does not fit, and in which row."""
     for field in schema:
         for number, row in enumerate(rows):
             try:

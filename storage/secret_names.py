@@ -17,7 +17,7 @@ _IN_URL = re.compile(r"(?<=://)[^/\s@]+(?=@)|(?<=\?).+", re.DOTALL)
 
 
 def names_secret(name: str) -> bool:
-    """Whether a setting or an option of this name holds a secret, by its last word.
+    """Returns whether a setting or an option of this name holds a secret, by its last word.
 
     `policy.api_key`, `--hf-token` and `accessToken` do; `max_tokens`, `api_key_env` and
     `prefill-token-threshold` do not.
@@ -35,7 +35,7 @@ def redacted_setting(word: str) -> str:
 
 
 def redacted_command(words: Sequence[str]) -> list[str]:
-    """A command line as it may be kept."""
+    """Returns a command line with secrets removed, for storage."""
     return list(_kept(words))
 
 

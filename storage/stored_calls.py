@@ -35,13 +35,13 @@ class StoredCalls:
         self._asking = threading.Lock()
 
     def holds(self, question_id: str, key: str) -> bool:
-        """Whether a call of the question is stored."""
+        """Returns whether a call of the question is stored."""
         with self._asking:
             known = self._calls.get(question_id)
             return key in (self._load(question_id) if known is None else known)
 
     def take(self, question_id: str, key: str) -> Call | None:
-        """A call as it was read with its question; None for one that was taken, or came later."""
+        """Returns a call that was read with its question; None if it was taken, or came later."""
         known = self._calls.get(question_id, {})
         call = known.get(key)
         if call is not None:
@@ -49,7 +49,7 @@ class StoredCalls:
         return call
 
     def add(self, question_id: str, key: str) -> bool:
-        """Note a call that is on disk; in any thread. Whether it was known not to be there."""
+        """Notes a call that is on disk; in any thread. Whether it was known not to be there."""
         known = self._calls.get(question_id)
         if known is None or key in known:
             return False

@@ -42,7 +42,9 @@ def one_line(text: str) -> str:
 
 
 def inert_json(text: str) -> str:
-    """JSON that means the same, and may be shown: its strings hold `\\u` escapes instead."""
+    r"""Returns JSON that means the same, and may be shown: its strings hold `\u` escapes
+    instead.
+    """
     # JSON knows one line break outside strings, and none inside them.
     return "\n".join(
         line if line.isprintable() else _spelled(line, _as_json) for line in text.split("\n")
@@ -87,12 +89,12 @@ class InertStream:
         self.inner = inner
 
     def write(self, text: str) -> int:
-        """Write `text` inert; what counts is what was given."""
+        """Writes `text` inert; what counts is what was given."""
         self.inner.write(inert_lines(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write every line inert."""
+        """Writes every line inert."""
         for line in lines:
             self.write(line)
 
@@ -101,7 +103,7 @@ class InertStream:
 
 
 def guard_streams() -> None:
-    """From now on, nothing that this process prints reaches a terminal as more than text.
+    """Escapes everything that this process prints to a terminal from now on.
 
     Whoever prints: `print`, argparse, warnings, the log, a library, the traceback of an error that
     no one foresaw. Characters that the terminal's encoding lacks are spelled out, too, so that
@@ -119,5 +121,5 @@ def guard_streams() -> None:
 
 
 def bare(stream: TextIO) -> TextIO:
-    """What lies under a guarded stream; any other stream itself."""
+    """Returns the stream under a guarded one; any other stream itself."""
     return cast(InertStream, stream).inner if isinstance(stream, InertStream) else stream

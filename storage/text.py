@@ -21,7 +21,9 @@ def storable(text: str) -> str:
 
 
 def digest_of(*parts: str) -> str:
-    """Hash of the parts in their order (24 hex digits); ids of trees and pairs are made of it."""
+    """Returns the hash of the parts in their order (24 hex digits); ids of trees and pairs are made
+    of it.
+    """
     return digest_of_many(parts)
 
 
@@ -35,25 +37,29 @@ def digest_of_many(parts: Iterable[str]) -> str:
 
 
 def number_of(text: str) -> int:
-    """Hash of a text as a 64-bit number; seeds and choices come from it."""
+    """Returns the hash of a text as a 64-bit number; seeds and choices come from it."""
     content = text.encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
 
 
 def share_of(text: str) -> float:
-    """Hash of a text as a number in [0, 1), such as says whether a question is held out."""
+    """Returns a hash of a text as a number in [0, 1), for example to hold out questions."""
     return number_of(text) / 2**64
 
 
 def holds_phrase(text: str, phrase: str) -> bool:
-    """Whether `text` holds `phrase` as whole words, in any case ("no" is not in "north")."""
+    """Returns whether `text` holds `phrase` as whole words, in any case ("no" is not in
+    "north").
+    """
     if not phrase.strip():
         return False
     return re.search(rf"(?<!\w){re.escape(phrase.strip())}(?!\w)", text, re.IGNORECASE) is not None
 
 
 def storable_values(value: Any) -> Any:
-    """A copy of nested dicts, lists and tuples in which every string (keys too) is `storable`."""
+    """Returns a copy of nested dicts, lists and tuples in which every string (keys too) is
+    `storable`.
+    """
     if isinstance(value, str):
         return storable(value)
     if isinstance(value, dict):

@@ -35,7 +35,7 @@ class VectorCache:
     """An open cache (see module); use it in a `with` block."""
 
     def __init__(self, path: Path, log: Callable[[str], None]) -> None:
-        """Open it, or make it.
+        """Opens it, or makes it.
 
         Args:
             path: Path of the database.
@@ -50,7 +50,7 @@ class VectorCache:
         make_folder(path.parent)
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, Vector]:
-        """Those of `keys` that are there, by key.
+        """Returns the stored vectors among `keys`, by key.
 
         Raises:
             StorageError: the database cannot be read, though it is not damaged.
@@ -68,7 +68,7 @@ class VectorCache:
         return {key: np.frombuffer(vector, np.float32) for key, vector in sound}
 
     def put(self, vectors: Mapping[bytes, Vector]) -> None:
-        """Keep all of them, or none if this process is killed.
+        """Keeps all of them, or none if this process is killed.
 
         Raises:
             StorageError: they cannot be written.
@@ -83,7 +83,7 @@ class VectorCache:
         self._done(write)
 
     def _done(self, work: Callable[[sqlite3.Connection], T], again: bool = False) -> T:
-        """What `work` gives; a damaged database is replaced first."""
+        """Runs `work`; replaces a damaged database first."""
         try:
             if self._connection is None:
                 # Two that make a database at once would find it locked, however long they wait.
@@ -105,7 +105,7 @@ class VectorCache:
         return self._done(work, again=True)
 
     def close(self) -> None:
-        """A second time does nothing."""
+        """Closes the database. A second call does nothing."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()

@@ -44,7 +44,8 @@ class QueryResult:
 
 
 def connect(run: Path) -> duckdb.DuckDBPyConnection:
-    """An in-memory database with the views of `VIEWS`, which reaches no file and no network.
+    """Returns an in-memory database with the views of `VIEWS`, which reaches no file and no
+    network.
 
     Arrow reads the parts for it, so a query can neither write nor read a file by itself. A view
     has the columns of its schema even where a run has no parts, or older ones. Only files that
@@ -63,7 +64,7 @@ def connect(run: Path) -> duckdb.DuckDBPyConnection:
 
 
 def run_sql(run: Path, sql: str) -> QueryResult:
-    """Run one query on a run's views.
+    """Runs one query on a run's views.
 
     Raises:
         ConfigError: there is no query, or DuckDB refused it; its message says where.
@@ -90,7 +91,7 @@ def sql_folder() -> Path:
 
 
 def canned_queries() -> list[tuple[str, str]]:
-    """Title and SQL of every canned query, the overview first, then by file name.
+    """Returns the title and SQL of every canned query, the overview first, then by file name.
 
     A file's title is its first line, a comment.
 
@@ -108,7 +109,7 @@ def _titled(sql: str) -> tuple[str, str]:
 
 
 def _parts(run: Path, manifest: Manifest, table: str) -> ds.Dataset:
-    """The rows of all parts of a table, read when a query asks for them."""
+    """Returns the rows of all parts of a table, read when a query asks for them."""
     schema = SCHEMAS[table]
     shown = [
         part

@@ -16,7 +16,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def quiet() -> None:
-    """No telemetry and no notices about the trainers' own future; before they are imported."""
+    """Turns off telemetry and the trainers' notices; call it before they are imported."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("DO_NOT_TRACK", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -26,8 +26,9 @@ def quiet() -> None:
 
 
 def keep_memory() -> None:
-    """Let glibc keep freed blocks: a step on a CPU allocates gigabytes of activations, and giving
-    them back and faulting them in again costs a third of its time. Elsewhere, does nothing."""
+    """Lets glibc keep freed blocks: a step on a CPU allocates gigabytes of activations, and giving
+    them back and faulting them in again costs a third of its time. Elsewhere, does nothing.
+    """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
@@ -35,7 +36,7 @@ def keep_memory() -> None:
 
 
 def shared_arguments(settings: OptimiserSettings, checkpoints: Path, seed: int) -> dict[str, Any]:
-    """Keyword arguments of a Hugging Face `TrainingArguments` that every trainer uses.
+    """Returns keyword arguments of a Hugging Face `TrainingArguments` that every trainer uses.
 
     Raises:
         ConfigError: a reporter is missing.
@@ -67,7 +68,7 @@ def shared_arguments(settings: OptimiserSettings, checkpoints: Path, seed: int) 
 
 
 def example_arguments(settings: ExampleSettings) -> dict[str, Any]:
-    """Keyword arguments of those `TrainingArguments` that train on given examples.
+    """Returns keyword arguments of those `TrainingArguments` that train on given examples.
 
     Raises:
         ConfigError: `batch_size` is not a multiple of `micro_batch`.
@@ -86,7 +87,7 @@ def example_arguments(settings: ExampleSettings) -> dict[str, Any]:
 
 
 def in_bfloat16(precision: str) -> bool:
-    """Whether layers compute in bfloat16; see `training.settings.OptimiserSettings`."""
+    """Returns whether layers compute in bfloat16; see `training.settings.OptimiserSettings`."""
     import torch
 
     if precision != "auto":
@@ -108,14 +109,15 @@ def _check_present(reporters: tuple[str, ...]) -> None:
 
 
 def one_device(configuration: Any) -> None:
-    """Keep a `TrainingArguments` to one GPU a process: a packed batch is one sequence, which
-    PyTorch's `DataParallel` would cut up. Several processes (`torchrun`) take a batch each."""
+    """Keeps a `TrainingArguments` to one GPU a process: a packed batch is one sequence, which
+    PyTorch's `DataParallel` would cut up. Several processes (`torchrun`) take a batch each.
+    """
     if configuration.n_gpu > 1:
         configuration._n_gpu = 1
 
 
 def lora_config(lora: LoraSettings) -> Any:
-    """A PEFT configuration for all linear layers but the output layer."""
+    """Returns a PEFT configuration for all linear layers but the output layer."""
     from peft import LoraConfig
 
     return LoraConfig(

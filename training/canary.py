@@ -113,7 +113,7 @@ class Canary:
 
 
 def _logps(model: Any, heard: Sequence[Completion]) -> list[float]:
-    """Log-probabilities of what was heard under `model`, at temperature 1."""
+    """Returns the log-probabilities of the sampled tokens under `model`, at temperature 1."""
     import torch
 
     found: list[float] = []

@@ -18,14 +18,14 @@ LISTING = "checkpoints.json"
 
 
 def list_checkpoint(folder: Path, checkpoint: Path, run: str) -> None:
-    """Record the files of a checkpoint that the training `run` just wrote."""
+    """Records the files of a checkpoint that the training `run` just wrote."""
     listing = {**_listed(folder).get("files", {}), checkpoint.name: _hashes(checkpoint)}
     kept = {name: files for name, files in listing.items() if (folder / name).is_dir()}
     atomic_write_json(folder / LISTING, {"run": run, "files": kept})
 
 
 def latest_checkpoint(folder: Path, run: str) -> Path | None:
-    """The newest listed checkpoint of the training `run`, verified; None if there is none.
+    """Returns the newest listed checkpoint of the training `run`, verified; None if there is none.
 
     Args:
         folder: where checkpoints lie.
@@ -55,7 +55,7 @@ def latest_checkpoint(folder: Path, run: str) -> Path | None:
 
 
 def forget_checkpoints(folder: Path) -> None:
-    """Remove the checkpoints of an earlier training, so that none can be taken for a new one's."""
+    """Removes the checkpoints of an earlier training, so that none can be taken for a new one's."""
     shutil.rmtree(folder, ignore_errors=True)
 
 

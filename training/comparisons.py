@@ -45,7 +45,7 @@ class SiblingComparison:
 
 
 def return_gaps(one: Label, other: Label) -> dict[str, float]:
-    """By reward, how much more the return of `one` is, where it is known of both."""
+    """Returns by reward how much higher the return of `one` is, if known for both."""
     returns = [
         {
             c.name.removesuffix(RETURN): c.value
@@ -59,14 +59,14 @@ def return_gaps(one: Label, other: Label) -> dict[str, float]:
 
 
 def head_names(settings: RewardModelSettings) -> tuple[str, ...]:
-    """Names of the heads of a reward model, in order."""
+    """Returns the names of the heads of a reward model, in order."""
     return (TOTAL,) if settings.heads == "single" else REWARDS
 
 
 def orders(
     comparisons: Sequence[SiblingComparison], settings: RewardModelSettings
 ) -> NDArray[np.float32]:
-    """What every head learns of every comparison: (n, K).
+    """Returns the target of every head in every comparison: (n, K).
 
     +1 where its label is higher for the better side, −1 where it is lower, 0 where it is a tie or
     not known.
@@ -83,7 +83,7 @@ def orders(
 def split_questions(
     comparisons: Iterable[SiblingComparison], share: float, split: int = 0
 ) -> tuple[list[SiblingComparison], list[SiblingComparison]]:
-    """Those to train on, and those of the questions that are kept for validation, in order.
+    """Splits the comparisons by question into training and validation, in order.
 
     Args:
         share: Share of the questions, in [0, 0.5]; a hash of the question and `split` alone
@@ -100,6 +100,6 @@ def split_questions(
 
 
 def places(comparisons: Sequence[SiblingComparison]) -> tuple[Any, Any]:
-    """Places of the better and of the worse sides: (n,) each."""
+    """Returns places of the better and of the worse sides: (n,) each."""
     both = np.array([(one.better, one.worse) for one in comparisons], np.int64).reshape(-1, 2)
     return both[:, 0], both[:, 1]

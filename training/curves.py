@@ -30,7 +30,7 @@ _LEFT_OUT = ("train_runtime", "train_tokens_per_second")
 
 
 def curves(target: Path, checkpoints: Path, run: str, log: Log) -> Any:
-    """A trainer callback that writes `target/metrics.jsonl` and lists checkpoints by hash.
+    """Returns a trainer callback that writes `target/metrics.jsonl` and lists checkpoints by hash.
 
     A resumed run replaces the lines of the steps that it trains again.
 
@@ -83,7 +83,7 @@ def curves(target: Path, checkpoints: Path, run: str, log: Log) -> Any:
 
 
 def read_metrics(target: Path) -> list[dict[str, Any]]:
-    """Lines of `metrics.jsonl`, in order of the step; a line torn by a kill is left out."""
+    """Returns lines of `metrics.jsonl`, in order of the step; a line torn by a kill is left out."""
     try:
         lines = read_inside(target, METRICS, LOG_BYTES).split(b"\n")
         return [_read_line(line) for line in lines[:-1] if line]
@@ -97,7 +97,7 @@ def read_metrics(target: Path) -> list[dict[str, Any]]:
 
 
 def _read_line(text: bytes) -> dict[str, Any]:
-    """A line of numbers.
+    """Returns a line of numbers.
 
     Raises:
         ValueError: it is something else.

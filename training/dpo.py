@@ -42,7 +42,7 @@ def train_dpo(
     log: Log = log_line,
     data: Mapping[str, Any] | None = None,
 ) -> TrainingReport:
-    """Train a LoRA on top of `start` and write it to `target`.
+    """Trains a LoRA on top of `start` and writes it to `target`.
 
     `metrics.jsonl` then has a line per step: loss, margin (of the implicit rewards, in nats times
     beta), accuracy (share of pairs whose chosen step gained more), log-probabilities of chosen
@@ -97,7 +97,9 @@ def train_dpo(
 def _reference(
     trainer: Any, pairs: Sequence[PreferenceTokens], course: TrainingRun
 ) -> dict[StepTokens, float]:
-    """Log-probabilities of all steps of `pairs` under the start, kept from an earlier training."""
+    """Returns log-probabilities of all steps of `pairs` under the start, kept from an earlier
+    training.
+    """
     if not pairs:
         return {}
 

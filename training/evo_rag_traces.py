@@ -17,7 +17,7 @@ NOTHING_FOUND = "Nothing found"
 
 
 async def walk_evo_rag(walk: Walk) -> None:
-    """Walk one question to its answer or refusal, or note why it cannot be.
+    """Walks one question to its answer or refusal, or notes why it cannot be.
 
     Raises:
         RetrievalError: a search failed.
@@ -69,7 +69,7 @@ class _Way:
         self._refuse("refusals: unanswerable")
 
     async def _find(self, hop: GoldHop) -> bool:
-        """Search in up to `MAX_TRIES` wordings until the hop's passage is shown."""
+        """Searches in up to `MAX_TRIES` wordings until the hop's passage is shown."""
         wordings = self._walk.rng.sample(hop.queries, min(MAX_TRIES, len(hop.queries)))
         for tried, wording in enumerate(wordings, start=1):
             if await self._search(wording, "searches: needed", hop):
@@ -94,7 +94,7 @@ class _Way:
             self._take_back()
 
     async def _search(self, query: str, counted: str, hop: GoldHop | None = None) -> bool:
-        """Search, and see what is to be noted; whether the hop's passage is shown."""
+        """Searches and notes; returns whether the hop's passage is shown."""
         walk = self._walk
         found = await walk.search("search", query, note=self._taken_note())
         walk.counts["searches"] += 1
@@ -107,7 +107,7 @@ class _Way:
         return shown
 
     def _take_back(self) -> None:
-        """By chance, take the last search back."""
+        """Takes the last search back, by chance."""
         if self._spare > 0 and self._chance(self._walk.settings.backtrack):
             self._walk.step("backtrack", note=self._taken_note())
             self._walk.counts["backtracks"] += 1
@@ -117,7 +117,7 @@ class _Way:
         self._walk.counts[counted] += 1
 
     def _taken_note(self) -> str | None:
-        """What the next step notes: once, right after the search."""
+        """Returns the note of the next step: once, right after the search."""
         note, self._note = self._note, None
         return note
 

@@ -55,7 +55,7 @@ class TokenExample:
 def tokenise(
     examples: Iterable[StepExample], tokenizer: Any, stops: tuple[str, ...] = ()
 ) -> list[TokenExample]:
-    """Examples as token ids, in order; `stops` are those of their protocol."""
+    """Returns examples as token ids, in order; `stops` are those of their protocol."""
     return [
         TokenExample(
             prompt_ids(example.messages, tokenizer),

@@ -64,7 +64,7 @@ class Exported:
     kept: ExportedDifference
 
     def line(self) -> str:
-        """For the log."""
+        """Returns a line for the log."""
         return (
             f"{self.form}: the trained change of the logits survives with correlation "
             f"{self.kept.correlation:.4f}, relative error {self.kept.relative_error:.4f} "
@@ -97,7 +97,7 @@ def export_policy(
     precision: Precision = "f16",
     protocol: AgentProtocol | None = None,
 ) -> ExportReport:
-    """Write merged safetensors (fp16, with tokenizer) and `policy.gguf`, and prove both.
+    """Writes merged safetensors (fp16, with tokenizer) and `policy.gguf`, and checks both.
 
     The GGUF is for the embedded engine; another model than its own is written without one.
 
@@ -142,7 +142,7 @@ def export_policy(
 
 
 def proof_prompts(tokenizer: Any, protocol: AgentProtocol) -> list[tuple[int, ...]]:
-    """Token ids of first prompts and of forced-answer prompts."""
+    """Returns the token ids of first prompts and of forced-answer prompts."""
     states = [State(question) for question in _QUESTIONS]
     return [
         prompt_ids(protocol.messages(state, last=last), tokenizer)
@@ -152,7 +152,7 @@ def proof_prompts(tokenizer: Any, protocol: AgentProtocol) -> list[tuple[int, ..
 
 
 def logits(model: Any, prompts: Sequence[Sequence[int]]) -> np.ndarray:
-    """Float32 logits of the last positions of every prompt: (all positions, vocabulary)."""
+    """Returns float32 logits of the last positions of every prompt: (all positions, vocabulary)."""
     import torch
 
     rows = []
@@ -164,7 +164,7 @@ def logits(model: Any, prompts: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def survival(trained_change: np.ndarray, exported_change: np.ndarray) -> ExportedDifference:
-    """How much of `trained_change` there is in `exported_change` (arrays of one shape)."""
+    """Returns the share of `trained_change` in `exported_change` (arrays of one shape)."""
     wanted, got = trained_change.ravel(), exported_change.ravel()
     norm = float(np.linalg.norm(wanted))
     if norm == 0 or not np.any(got):

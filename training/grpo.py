@@ -72,7 +72,7 @@ def train_grpo(
     log: Log = log_line,
     data: Mapping[str, Any] | None = None,
 ) -> TrainingReport:
-    """Train a LoRA on `start` (merged in float32) and write it to `target`.
+    """Trains a LoRA on `start` (merged in float32) and writes it to `target`.
 
     A training that was stopped goes on from its last checkpoint. The rollouts drawn after it are
     in the ledger, so the curve becomes the same.

@@ -92,7 +92,7 @@ def measure(
     kept: Sequence[SiblingComparison],
     settings: RewardModelSettings,
 ) -> ModelMetrics:
-    """Measure trained heads on the comparisons that were kept for validation."""
+    """Measures trained heads on the comparisons that were kept for validation."""
     taught, asked = orders(trained, settings), orders(kept, settings)
     longer = _longer(steps, trained), _longer(steps, kept)
     better, worse = places(kept)
@@ -113,7 +113,7 @@ def measure(
 def _measured(
     name: str, margins: Array, order: tuple[Signs, Signs], longer: tuple[Signs, Signs]
 ) -> HeadMetrics:
-    """One head.
+    """Returns one head.
 
     Args:
         margins: Output for the better side minus that for the worse one, of the kept comparisons.
@@ -139,7 +139,9 @@ def _measured(
 
 
 def _right(margins: Array) -> float | None:
-    """Share of the margins that are positive, a tie counted half; None if there is none."""
+    """Returns the share of the margins that are positive, a tie counted half; None if there is
+    none.
+    """
     return float(((margins > 0) + 0.5 * (margins == 0)).mean()) if len(margins) else None
 
 

@@ -24,7 +24,7 @@ def fit_heads(
     settings: RewardModelSettings,
     seed: int,
 ) -> Heads:
-    """Train all heads, in float32 on the CPU; the same arguments give the same bits.
+    """Trains all heads, in float32 on the CPU; the same arguments give the same bits.
 
     Args:
         vectors: (steps, d), which the comparisons point into.
@@ -72,7 +72,8 @@ def fit_heads(
 
 
 def head_losses(margins: Any, signs: Any) -> Any:
-    """Each head's mean of −log σ(f(x+) − f(x−)) over its own pairs: (K,); 0 where it has none.
+    """Returns each head's mean of −log σ(f(x+) − f(x−)) over its own pairs: (K,); 0 where it has
+    none.
 
     Args:
         margins: f_k of the better side minus that of the worse one, (n, K).
@@ -85,7 +86,7 @@ def head_losses(margins: Any, signs: Any) -> Any:
 
 
 def _batches(n: int, settings: RewardModelSettings, seed: int) -> Iterator[Any]:
-    """Places of the pairs of every step, each pair once an epoch."""
+    """Yields places of the pairs of every step, each pair once an epoch."""
     import torch
 
     order = torch.Generator().manual_seed(seed)
@@ -96,7 +97,7 @@ def _batches(n: int, settings: RewardModelSettings, seed: int) -> Iterator[Any]:
 
 
 def _mean_and_sd(values: Array) -> tuple[Array, Array]:
-    """Of each column; a column that does not vary has a deviation of 1."""
+    """Returns mean and deviation of each column; 1 if a column does not vary."""
     exact = values.astype(np.float64)
     mean, sd = exact.mean(axis=0), exact.std(axis=0)
     return mean.astype(np.float32), np.where(sd > 1e-8, sd, 1.0).astype(np.float32)

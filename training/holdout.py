@@ -36,7 +36,7 @@ class HoldoutScore:
 def held_out(
     pairs: Sequence[PreferenceTokens], share: float, seed: int
 ) -> tuple[list[PreferenceTokens], list[PreferenceTokens]]:
-    """The pairs to train on, and those of the questions that are kept out, in order.
+    """Returns the pairs to train on, and those of the questions that are kept out, in order.
 
     Args:
         share: Share of the questions, in [0, 0.5]; a hash of the question and the seed decides.
@@ -60,7 +60,8 @@ def score(
     start: Mapping[StepTokens, float],
     beta: float,
 ) -> HoldoutScore:
-    """The trained policy's implicit reward on at least one pair (DPO, Rafailov et al. eq. 5).
+    """Returns the trained policy's implicit reward on at least one pair (DPO, Rafailov et al. eq.
+    5).
 
     Args:
         policy: log-probabilities of all steps under the trained policy, in nats.

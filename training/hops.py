@@ -39,7 +39,7 @@ class GoldHop:
 
 
 def hops_of(question: Question, passages: Mapping[str, Passage]) -> list[GoldHop]:
-    """The question's hops in the order in which they can be taken.
+    """Returns the question's hops in the order in which they can be taken.
 
     Empty if a supporting passage is unknown or not in the corpus: without it the answer would
     have to be guessed.
@@ -69,7 +69,7 @@ def hops_of(question: Question, passages: Mapping[str, Passage]) -> list[GoldHop
 
 
 def queries_about(question: Question, titles: Collection[str]) -> tuple[str, ...]:
-    """Wordings to search for a question whose gold passages nobody knows.
+    """Returns wordings to search for a question whose gold passages nobody knows.
 
     What it names with what it asks, in both orders, and the name alone; where it names no title,
     its key words and the question itself.
@@ -86,7 +86,7 @@ def queries_about(question: Question, titles: Collection[str]) -> tuple[str, ...
 
 
 def _named_title(text: str, titles: Collection[str]) -> str | None:
-    """The longest title that stands in `text` in so many words, the last of them."""
+    """Returns the longest title that stands in `text` in so many words, the last of them."""
     words = [word.strip(_PUNCTUATION) for word in text.split()]
     for length in range(min(_TITLE_WORDS, len(words)), 0, -1):
         # A sentence's first word is written large whatever it means.
@@ -98,7 +98,7 @@ def _named_title(text: str, titles: Collection[str]) -> str | None:
 
 
 def _in_order(question: Question, gold: Sequence[Passage]) -> list[Passage]:
-    """Passages named in the question first, the one that holds the answer last.
+    """Returns passages named in the question first, the one that holds the answer last.
 
     MuSiQue's own order of sub-questions goes before this guess. Only one passage is needed where
     a single one answers (PopQA also lists the passage of the answer itself).
@@ -132,7 +132,7 @@ def _holds_answer(question: Question, passage: Passage) -> int:
 
 
 def _bare_title(title: str) -> str:
-    """A title without what tells it from its namesakes: "The Island (2006 film)"."""
+    """Returns a title without what tells it from its namesakes: "The Island (2006 film)"."""
     return re.sub(r"\s*\([^)]*\)$", "", title)
 
 
@@ -161,7 +161,7 @@ def _sub_question(question: Question, place: int) -> str | None:
 
 
 def best_sentence(question: Question, passage: Passage, later: Sequence[Passage]) -> str:
-    """The sentence of `passage` that says most of what is asked.
+    """Returns the sentence of `passage` that says most of what is asked.
 
     The answer weighs most, then the name of a passage still to be found, then words shared with
     the question. Verbatim, at most `MAX_EVIDENCE_CHARS` long (cut between words).
@@ -183,7 +183,7 @@ def best_sentence(question: Question, passage: Passage, later: Sequence[Passage]
 
 
 def _shortened(sentence: str, keep: Sequence[str]) -> str:
-    """At most `MAX_EVIDENCE_CHARS` of a sentence, around the first phrase worth keeping."""
+    """Returns at most `MAX_EVIDENCE_CHARS` of a sentence, around the first phrase worth keeping."""
     if len(sentence) <= MAX_EVIDENCE_CHARS:
         return sentence
     found = [at for phrase in keep if (at := sentence.lower().find(phrase.lower())) >= 0]

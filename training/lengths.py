@@ -25,7 +25,7 @@ class LengthReport:
 def within(
     lengths: Sequence[int], max_length: int, max_dropped_share: float
 ) -> tuple[list[int], LengthReport]:
-    """Indices of the examples that fit, and the report.
+    """Returns indices of the examples that fit, and the report.
 
     Raises:
         ConfigError: more than `max_dropped_share` of them do not fit. Nothing is ever cut.

@@ -15,7 +15,8 @@ _MOST_TOKENS = 2048
 def step_logps(
     trainer: Any, rows: Sequence[StepTokens], *, packed: bool
 ) -> dict[StepTokens, float]:
-    """Log-probability of each step after its prompt, in nats, summed over the step's tokens.
+    """Returns log-probability of each step after its prompt, in nats, summed over the step's
+    tokens.
 
     Args:
         trainer: one of TRL's, with its fused output layer; its model is asked as it is.
@@ -28,7 +29,7 @@ def step_logps(
 def token_logps(
     trainer: Any, rows: Iterable[StepTokens], *, packed: bool
 ) -> dict[StepTokens, tuple[float, ...]]:
-    """Log-probability of each token of each step, in nats; see `step_logps`."""
+    """Returns log-probability of each token of each step, in nats; see `step_logps`."""
     import torch
 
     found: dict[StepTokens, tuple[float, ...]] = {}

@@ -15,7 +15,8 @@ from training.preferences import PreferenceTokens
 def undecided_pairs(
     pairs: Sequence[PreferenceTokens], start: Mapping[StepTokens, float], most: float | None
 ) -> list[int]:
-    """Places of the pairs whose chosen step the start finds at most e^`most` times likelier.
+    """Returns places of the pairs whose chosen step the start finds at most e^`most` times
+    likelier.
 
     Args:
         start: log-probabilities of all steps under the start, in nats; read only if `most` is set.

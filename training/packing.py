@@ -25,14 +25,16 @@ class StepTokens(NamedTuple):
 
 
 def padded_batch(rows: Sequence[StepTokens], pad: int) -> dict[str, Any]:
-    """Rows in full, padded on the right: tensors of shape (rows, longest)."""
+    """Returns the rows in full, padded on the right: tensors of shape (rows, longest)."""
     whole = [[*row.prompt, *row.step] for row in rows]
     starts = [len(row.prompt) for row in rows]
     return _side_by_side(whole, starts, pad)
 
 
 def packed_batch(rows: Sequence[StepTokens], pad: int) -> dict[str, Any]:
-    """Rows as their steps, on one tree of everything that they are said after (see module)."""
+    """Returns the rows as their steps, on one tree of everything that they are said after (see
+    module).
+    """
     import torch
 
     tree = prefix_tree([(*row.prompt, *row.step[:-1]) for row in rows])

@@ -25,7 +25,7 @@ def pair_trainer(
     settings: DpoSettings,
     arguments: Mapping[str, Any],
 ) -> Any:
-    """A trainer around a plain `model` (the start), with a new adapter on it.
+    """Returns a trainer around a plain `model` (the start), with a new adapter on it.
 
     Args:
         arguments: see `training.arguments.shared_arguments`.
@@ -63,7 +63,7 @@ def pair_trainer(
 
 
 def _losses(settings: DpoSettings) -> dict[str, Any]:
-    """The preference loss, and the chosen step's own where it has a weight."""
+    """Returns the preference loss, and the chosen step's own where it has a weight."""
     if not settings.sft_weight:
         return {"loss_type": [settings.loss]}
     return {"loss_type": [settings.loss, "sft"], "loss_weights": [1.0, settings.sft_weight]}
@@ -72,7 +72,7 @@ def _losses(settings: DpoSettings) -> dict[str, Any]:
 def give_reference(
     trainer: Any, pairs: Sequence[PreferenceTokens], start: Mapping[StepTokens, float]
 ) -> None:
-    """Let `trainer` take the start's log-probabilities from here instead of asking it.
+    """Lets `trainer` take the start's log-probabilities from here instead of asking it.
 
     Args:
         pairs: Training pairs of the trainer, in order.
@@ -145,7 +145,9 @@ def _trainer_class(settings: DpoSettings) -> Any:
             return loss
 
         def _divergence(self, model: Any, inputs: Any) -> float:
-            """Mean log-ratio of the start to the policy on this batch, in nats per step."""
+            """Returns the mean log-ratio of the start to the policy on this batch, in nats per
+            step.
+            """
             logged = self._metrics["train"]
             if reference_free:
                 start = self._start_logps(model, inputs)
@@ -156,7 +158,7 @@ def _trainer_class(settings: DpoSettings) -> Any:
             return float(-rewards / (2 * self.beta))
 
         def _start_logps(self, model: Any, inputs: Any) -> float:
-            """Mean of the chosen steps plus mean of the rejected ones."""
+            """Returns the mean of the chosen steps plus mean of the rejected ones."""
             if "ref_chosen_logps" in inputs:
                 return float(
                     inputs["ref_chosen_logps"].mean() + inputs["ref_rejected_logps"].mean()

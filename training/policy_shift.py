@@ -40,7 +40,9 @@ class Movement:
 
 
 def movement_of(model: Path) -> Movement | None:
-    """The movement that `metrics.jsonl` of a model folder shows; None without such a curve."""
+    """Returns the movement that `metrics.jsonl` of a model folder shows; None without such
+    a curve.
+    """
     lines = read_metrics(model)
     if not lines:
         return None

@@ -19,7 +19,7 @@ class PreferenceTokens:
     question_id: str = ""
 
     def __len__(self) -> int:
-        """Tokens of the longer of both sequences."""
+        """Returns tokens of the longer of both sequences."""
         return len(self.prompt) + max(len(self.chosen), len(self.rejected))
 
     @property
@@ -31,7 +31,7 @@ class PreferenceTokens:
 def tokenise_pairs(
     pairs: Iterable[Pair], tokenizer: Any, stops: tuple[str, ...] = ()
 ) -> list[PreferenceTokens]:
-    """Pairs as token ids, in order; the ids that the embedded engine prompts with.
+    """Returns pairs as token ids, in order; the ids that the embedded engine prompts with.
 
     `stops` are those of the protocol that asked for the steps.
     """
@@ -51,7 +51,7 @@ def _step(messages: Sequence[Message], tokenizer: Any, stops: tuple[str, ...]) -
 
 
 def describe_lengths(tokens: Sequence[PreferenceTokens]) -> str:
-    """Quantiles of prompt, chosen and rejected, in tokens, on one line."""
+    """Returns the quantiles of prompt, chosen and rejected, in tokens, on one line."""
     parts = {
         "prompt": [len(t.prompt) for t in tokens],
         "chosen": [len(t.chosen) for t in tokens],

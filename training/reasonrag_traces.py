@@ -12,7 +12,7 @@ NOTHING_FOUND = "None"
 
 
 async def walk_reasonrag(walk: Walk) -> None:
-    """Walk one question to its answer, or note why it cannot be.
+    """Walks one question to its answer, or notes why it cannot be.
 
     Raises:
         RetrievalError: a search failed.
@@ -25,7 +25,7 @@ async def walk_reasonrag(walk: Walk) -> None:
 
 
 async def _take(walk: Walk, hop: GoldHop) -> bool:
-    """Search in up to `MAX_TRIES` wordings until the hop's passage is shown; copy its evidence."""
+    """Searches in up to `MAX_TRIES` wordings for the hop's passage; copies its evidence."""
     for wording in walk.rng.sample(hop.queries, min(MAX_TRIES, len(hop.queries))):
         found = await walk.search("query", wording)
         shown = any(passage.id == hop.passage_id for passage in found)

@@ -25,7 +25,7 @@ def reference_logps(
     compute: Callable[[Sequence[StepTokens]], Mapping[StepTokens, float]],
     log: Callable[[str], None],
 ) -> dict[StepTokens, float]:
-    """Log-probability of each step under the start, in nats, summed over the step's tokens.
+    """Returns log-probability of each step under the start, in nats, summed over the step's tokens.
 
     Args:
         rows: steps with their prompts; equal ones count once.

@@ -41,7 +41,7 @@ class TrainingReport:
     holdout_loss: float | None = None
 
     def summary(self) -> str:
-        """One line."""
+        """Returns one line."""
         moved = self.movement
         loss = f", loss {moved.losses} (last quarter)" if moved else ""
         return f"{self.examples} examples, {self.steps} steps, {self.seconds:.0f} s{loss}"

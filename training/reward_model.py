@@ -94,7 +94,7 @@ def train_reward_model(
     log: Log,
     data: Mapping[str, Any] | None = None,
 ) -> RewardModelReport:
-    """Train heads on `encoder` and write them to `target`.
+    """Trains heads on `encoder` and writes them to `target`.
 
     Args:
         material: steps and comparisons.
@@ -136,7 +136,7 @@ def train_reward_model(
 def _embedded(
     material: Material, settings: RewardModelSettings, encoder: FrozenEncoder, log: Log
 ) -> tuple[list[SiblingComparison], Any]:
-    """The comparisons whose steps fit, and all steps as vectors, (n, d).
+    """Returns the comparisons whose steps fit, and all steps as vectors, (n, d).
 
     What is too long, or in no comparison, has zeros, which nobody looks at.
     """
@@ -189,7 +189,7 @@ def _record(
 def _write(
     target: Path, heads: Heads, report: RewardModelReport, record: Mapping[str, Any]
 ) -> None:
-    """All files; the record last, which says whose heads they are."""
+    """Writes all files; the record last, which identifies the heads."""
     heads.save(target / HEADS)
     atomic_write_json(target / METRICS, report.as_json())
     atomic_write_json(

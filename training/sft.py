@@ -36,7 +36,7 @@ def train_on_steps(
     log: Log = log_line,
     data: Mapping[str, Any] | None = None,
 ) -> TrainingReport:
-    """Train a LoRA on `start` (merged in float32) and write it to `target`.
+    """Trains a LoRA on `start` (merged in float32) and writes it to `target`.
 
     Args:
         examples: one per step.
@@ -107,7 +107,7 @@ def _trainer_class(label_smoothing: float, together: Sequence[str] | None) -> An
             return StateOrder(together, self.args.seed)
 
         def _track_num_input_tokens(self, inputs: Any) -> None:
-            """What the model reads: of packed examples the tree, not the rows."""
+            """Counts the tokens that the model reads: those of the tree if examples are packed."""
             tree = inputs.get("tree_tokens")
             super()._track_num_input_tokens(
                 inputs if tree is None else {"input_ids": tree, "attention_mask": tree * 0 + 1}
@@ -157,7 +157,7 @@ class PackedSteps:
 
 
 def _row(ids: Sequence[int], labels: Sequence[int]) -> StepTokens:
-    """Prompt and step, told apart by the labels."""
+    """Returns the prompt and step, told apart by the labels."""
     start = sum(label == IGNORED for label in labels)
     return StepTokens(tuple(ids[:start]), tuple(ids[start:]))
 
@@ -169,7 +169,7 @@ class LeftPadding:
         self.pad = pad
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Tensors of shape (batch, longest); `weights` (batch,)."""
+        """Returns tensors of shape (batch, longest); `weights` (batch,)."""
         import torch
 
         longest = max(len(row["input_ids"]) for row in rows)

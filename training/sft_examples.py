@@ -8,7 +8,7 @@ from training.examples import StepExample
 
 
 def chosen_steps(pairs: Iterable[Pair]) -> list[StepExample]:
-    """The chosen side of every pair, each prompt and text once (ReasonRAG table 3, SFT)."""
+    """Returns the chosen side of every pair, each prompt and text once (ReasonRAG table 3, SFT)."""
     found = {
         (pair.prompt, pair.chosen[0].content): StepExample(
             tuple(Message(m.role, m.content) for m in pair.prompt),
@@ -26,7 +26,7 @@ def right_trajectories(
     states: Sequence[State],
     prompt: Callable[[State], Sequence[Message]],
 ) -> list[StepExample]:
-    """Every step on the way to a leaf whose F1 is 1, once.
+    """Returns every step on the way to a leaf whose F1 is 1, once.
 
     Args:
         nodes: one tree, in order of `node_id`.

@@ -61,7 +61,7 @@ class Walk:
     async def search(
         self, kind: str, query: str, **parts: str | None
     ) -> tuple[RetrievedPassage, ...]:
-        """Search as the policy would; the passages that this brought.
+        """Searches as the policy would; the passages that this brought.
 
         Raises:
             RetrievalError: the search failed.
@@ -78,7 +78,7 @@ class Walk:
         /,
         **parts: str | None,
     ) -> None:
-        """Learn this step here, then take it.
+        """Adds an example of this step, then takes it.
 
         Args:
             found: passages that it brings.
@@ -103,7 +103,9 @@ class Walk:
         self.state = state.after(step, stage)
 
     def answer(self, **parts: str | None) -> None:
-        """Give the gold answer; by chance, also learn to where the budget ends here."""
+        """Gives the gold answer; by chance, also adds a forced answer as if the budget
+        ended here.
+        """
         before = self.state
         self.step("answer", self.question.answers[0], **parts)
         if self.protocol.forces_answer and self.rng.random() < FORCED_SHARE:

@@ -54,7 +54,7 @@ class TrainingRun:
     data: Mapping[str, Any] | None = None
 
     def load_start(self) -> tuple[Any, Any]:
-        """The start as a plain float32 model, and its tokenizer.
+        """Returns the start as a plain float32 model, and its tokenizer.
 
         Raises:
             ConfigError: it is missing, or is the target itself.
@@ -64,7 +64,7 @@ class TrainingRun:
         return load_policy(policy_files(self.start))
 
     def fitting(self, examples: Sequence[Example]) -> list[Example]:
-        """The examples that fit; what does not is counted, and refused above a share.
+        """Returns the examples that fit; what does not is counted, and refused above a share.
 
         Raises:
             ConfigError: too many do not fit, or there are none.
@@ -80,7 +80,7 @@ class TrainingRun:
         return self.target / "checkpoints"
 
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments for the trainer's configuration."""
+        """Returns keyword arguments for the trainer's configuration."""
         shared = shared_arguments(self.settings, self.checkpoints, self.seed)
         if isinstance(self.settings, ExampleSettings):
             shared |= example_arguments(self.settings)
@@ -94,7 +94,7 @@ class TrainingRun:
         lengths: str = "",
         scored: Callable[[Any], HoldoutScore | None] = lambda trainer: None,
     ) -> TrainingReport:
-        """Run `trainer` and write what it made.
+        """Runs `trainer` and writes what it made.
 
         Args:
             trainer: a Hugging Face trainer of a PEFT model.
@@ -147,7 +147,9 @@ class TrainingRun:
         return report
 
     def _resume_point(self, run: str) -> Path | None:
-        """The checkpoint to continue from; another training's are forgotten, with their curve."""
+        """Returns the checkpoint to continue from; another training's are forgotten, with their
+        curve.
+        """
         try:
             checkpoint = latest_checkpoint(self.checkpoints, run)
         except StorageError as error:
@@ -162,7 +164,7 @@ class TrainingRun:
         return checkpoint
 
     def _fingerprint(self, examples: Sequence[Sized]) -> str:
-        """Hash of everything that decides how this training goes (32 hex digits)."""
+        """Returns the hash of everything that decides how this training goes (32 hex digits)."""
         passing = {"save_every", "report_to", "off_policy"}
         settings = self.settings.model_dump(mode="json", exclude=passing)
         parts = {
@@ -177,5 +179,5 @@ class TrainingRun:
 
 
 def log_line(line: str) -> None:
-    """Where a course speaks if nobody listens: the log."""
+    """Logs a line; the default if no callback is given."""
     logging.getLogger("training").info(line)

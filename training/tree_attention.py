@@ -13,7 +13,7 @@ from weights.tree_attention import attend_to_trees, tree_inputs, unfit_for_trees
 
 
 def read_packed(model: Any, block: str) -> None:
-    """Make a causal `model` of transformers read packed batches too; others it reads as before.
+    """Makes a causal `model` of transformers read packed batches too; others it reads as before.
 
     Its attention becomes one that skips what the tree closes, where it has one
     (`weights.tree_attention`).

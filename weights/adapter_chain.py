@@ -16,7 +16,7 @@ CHAIN = "chain"
 
 
 def check_not_own_start(start: str, target: Path) -> None:
-    """A training must not overwrite the policy that it starts from.
+    """Checks that a training does not overwrite the policy that it starts from.
 
     Raises:
         ConfigError: `start` is `target`.
@@ -26,7 +26,7 @@ def check_not_own_start(start: str, target: Path) -> None:
 
 
 def copy_chain(start: str, target: Path) -> tuple[str, list[str]]:
-    """Copy the adapters of `start` below `target`, lowest first, so that the folder is whole.
+    """Copies the adapters of `start` below `target`, lowest first, so that the folder is whole.
 
     Returns:
         `base` and `chain` of `training.json`: what the adapters sit on ("packaged", "hub:…", or
@@ -50,7 +50,7 @@ def copy_chain(start: str, target: Path) -> tuple[str, list[str]]:
 
 
 def save_adapter(model: Any, target: Path) -> None:
-    """The adapter of a PEFT `model` as fp16 safetensors under `target/adapter`.
+    """Writes the adapter of a PEFT `model` as fp16 safetensors to `target/adapter`.
 
     Its configuration names no path of this machine as the base; `training.json` says what it is.
     """

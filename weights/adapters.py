@@ -25,7 +25,7 @@ _NESTED = re.compile(r"\)[*+{]")
 
 
 def adapter_config(adapter: Path) -> dict[str, Any]:
-    """What `adapter_config.json` says.
+    """Reads `adapter_config.json`.
 
     Raises:
         ConfigError: it cannot be read, or says what no adapter needs.
@@ -43,7 +43,7 @@ def adapter_config(adapter: Path) -> dict[str, Any]:
 
 
 def check_adapter(adapter: Path) -> None:
-    """Refuse an adapter that is damaged, or could not be merged in reasonable time and memory.
+    """Rejects an adapter that is damaged, or could not be merged in reasonable time and memory.
 
     Raises:
         ConfigError: it is.
@@ -66,7 +66,7 @@ def _side(name: str) -> str:
 
 
 def _reject_absurd(config: dict[str, Any]) -> None:
-    """Refuse values that PEFT would take at their word.
+    """Rejects values that PEFT would take at their word.
 
     Raises:
         ValueError: there is one.
@@ -95,7 +95,7 @@ def _check_layers(ranges: Any) -> None:
 
 
 def _patterns(config: dict[str, Any]) -> list[str]:
-    """Everything that PEFT takes for a regular expression."""
+    """Returns everything that PEFT takes for a regular expression."""
     found = [config.get(name) for name in ("target_modules", "exclude_modules", "layers_pattern")]
     for name in ("rank_pattern", "alpha_pattern"):
         value = config.get(name)

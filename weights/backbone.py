@@ -56,7 +56,7 @@ class Backbone:
     def last_states(
         self, sequences: Sequence[Tokens], batch_tokens: int
     ) -> Iterator[Mapping[Tokens, Vector]]:
-        """The state of each sequence's last token after the last norm, batch by batch.
+        """Yields the state of each sequence's last token after the last norm, batch by batch.
 
         Args:
             sequences: distinct, none of them empty.
@@ -87,7 +87,9 @@ def _plain(files: PolicyFiles) -> Any:
 
 
 def _is_causal(model: Any) -> bool:
-    """Whether no token changes the states before it; tried out, since no configuration says so."""
+    """Returns whether no token changes the states before it; tried out, since no configuration says
+    so.
+    """
     import torch
 
     ids = torch.tensor([[1, 2, 3], [1, 2, 4]], device=model.device)

@@ -11,7 +11,7 @@ from storage.text import storable
 
 
 def rendered(template: str, messages: tuple[Message, ...], prefix: str = "") -> str:
-    """The prompt: `messages` in a Jinja chat template, then the begun assistant's turn.
+    """Returns the prompt: `messages` in a Jinja chat template, then the begun assistant's turn.
 
     Raises:
         ConfigError: jinja2 is missing, or the template refuses the messages.
@@ -31,7 +31,7 @@ def rendered(template: str, messages: tuple[Message, ...], prefix: str = "") -> 
 
 
 def prompt_ids(messages: Sequence[Message], tokenizer: Any) -> tuple[int, ...]:
-    """Token ids that ask a model for its turn; the embedded engine's own ids.
+    """Returns the token ids that ask a model for its turn; the embedded engine's own ids.
 
     The assistant's messages at the end are the parts of a begun turn, as in
     `engines.sampling.SampleRequest.prefix`: only the first is encoded with the template.
@@ -44,7 +44,7 @@ def prompt_ids(messages: Sequence[Message], tokenizer: Any) -> tuple[int, ...]:
 
 
 def target_ids(target: str, tokenizer: Any, stops: tuple[str, ...] = ()) -> tuple[int, ...]:
-    """Token ids of a policy's text, and of the token that ends its turn.
+    """Returns the token ids of a policy's text, and of the token that ends its turn.
 
     Args:
         target: The text.

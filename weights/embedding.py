@@ -42,7 +42,7 @@ class Prefix:
 
 
 def base_of(policy: str) -> str:
-    """The name of the untrained weights that a policy's adapters sit on.
+    """Returns the name of the untrained weights that a policy's adapters sit on.
 
     Args:
         policy: "packaged", "hub:owner/name", or a path (see `weights.policy_files`).
@@ -113,7 +113,8 @@ class FrozenEncoder:
             ]
 
     def embed(self, sequences: Sequence[Tokens]) -> StepVectors:
-        """Vectors of shape (len(sequences), width), at least one; equal sequences are read once.
+        """Returns vectors of shape (len(sequences), width), at least one; equal sequences are read
+        once.
 
         Raises:
             ConfigError: the model cannot be loaded, reads no sequence as long as one of these, or
@@ -132,7 +133,7 @@ class FrozenEncoder:
         return np.stack([found[keys[one]] for one in sequences])
 
     def _read(self, sequences: Sequence[Tokens]) -> Iterator[Mapping[Tokens, Vector]]:
-        """What the model makes of them, batch by batch."""
+        """Yields the model's vectors, batch by batch."""
         if not sequences:
             return
         if self._backbone is None:

@@ -24,7 +24,7 @@ _WRITER_KEYS = ("GGUF.", "general.architecture", "general.file_type", DIGEST_KEY
 
 
 def rewrite_gguf(source: Path, target: Path, precision: Precision, digest: str = "") -> None:
-    """Write `source`'s weights to `target` in another precision; metadata are kept.
+    """Writes `source`'s weights to `target` in another precision; metadata are kept.
 
     Raises:
         ConfigError: `source` is no GGUF file.
@@ -44,7 +44,7 @@ def export_gguf(
     permute: bool = True,
     digest: str = "",
 ) -> None:
-    """Write a transformers Llama model as GGUF.
+    """Writes a transformers Llama model as GGUF.
 
     Args:
         model: a `LlamaForCausalLM` with plain (merged) weights.
@@ -65,7 +65,7 @@ def export_gguf(
 
 
 def open_gguf(path: Path) -> Any:
-    """A `gguf.GGUFReader` on `path`.
+    """Returns a `gguf.GGUFReader` on `path`.
 
     Raises:
         ConfigError: the package `gguf` or the file is missing, or the file is damaged.
@@ -84,7 +84,7 @@ def open_gguf(path: Path) -> Any:
 
 
 def gguf_metadata(path: Path, *keys: str) -> tuple[Any, ...]:
-    """Values of metadata `keys` (None if the file lacks one)."""
+    """Returns values of metadata `keys` (None if the file lacks one)."""
     fields = open_gguf(path).fields
     return tuple(fields[key].contents() if key in fields else None for key in keys)
 
@@ -123,7 +123,8 @@ def _llama_tensors(model: Any, permute: bool) -> Iterator[tuple[str, np.ndarray]
 
 
 def _interleave_rows(matrix: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of each head from (first half, second half) to (pair, pair, …), as llama.cpp wants.
+    """Returns the rows of each head from (first half, second half) to (pair, pair, …), as llama.cpp
+    wants.
 
     Transformers rotates dimension i with i + d/2, GGUF's Llama rotates 2i with 2i + 1.
     """

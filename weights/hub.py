@@ -11,7 +11,8 @@ _FILES = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "vocab.txt", "toke
 
 
 def hub_folder(name: str, *, download: bool = True) -> Path:
-    """The local copy of a hub model; downloaded the first time, then read without the network.
+    """Returns the local copy of a hub model; downloaded the first time, then read without the
+    network.
 
     Args:
         name: `hub:owner/name`.

@@ -29,7 +29,7 @@ _LAYERS = re.compile(r"(num_|n_)?(\w+_)?layers?")
 
 
 def reject_code(folder: Path, *, whole: bool = True) -> None:
-    """Refuse a model folder whose files would run code or lead elsewhere.
+    """Rejects a model folder whose files would run code or lead elsewhere.
 
     Args:
         folder: Folder that transformers or a vLLM server will read.
@@ -58,7 +58,7 @@ def reject_code(folder: Path, *, whole: bool = True) -> None:
 
 
 def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
-    """A JSON object of a model folder; empty where there is none.
+    """Returns a JSON object of a model folder; empty where there is none.
 
     Raises:
         ConfigError: it cannot be read.

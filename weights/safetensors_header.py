@@ -9,7 +9,7 @@ Shape = tuple[int, ...]
 
 
 def tensor_shapes(path: Path) -> dict[str, Shape]:
-    """Names and shapes of the tensors.
+    """Returns the names and shapes of the tensors.
 
     Raises:
         ConfigError: safetensors is missing, or the file is, or is no regular file, torn, or not

@@ -30,7 +30,7 @@ class Subtree(NamedTuple):
 
 
 def unfit_for_trees(model: Any) -> str | None:
-    """Why a model of transformers cannot read a tree, as "has …"; None if it can.
+    """Returns the reason a transformers model cannot read a tree, as "has …"; None if it can.
 
     Whether it is causal is not asked: its class says so.
     """
@@ -47,7 +47,7 @@ def unfit_for_trees(model: Any) -> str | None:
 
 
 def attend_to_trees(model: Any) -> None:
-    """Let `model` skip what a tree closes, where its attention can; else it reads as before."""
+    """Lets `model` skip what a tree closes, where its attention can; else it reads as before."""
     import torch
 
     if torch.cuda.is_available() and getattr(model, "_supports_flex_attn", False):
@@ -58,7 +58,7 @@ def attend_to_trees(model: Any) -> None:
 
 
 def tree_inputs(model: Any, tokens: Any, positions: Any, ends: Any) -> dict[str, Any]:
-    """Arguments of a backbone's `forward` for a tree.
+    """Returns the arguments of a backbone's `forward` for a tree.
 
     Args:
         model: Model; its configuration names the attention implementation.
@@ -80,7 +80,7 @@ def tree_inputs(model: Any, tokens: Any, positions: Any, ends: Any) -> dict[str,
 
 
 def tree_mask(ends: Any, how: str, dtype: Any) -> Any:
-    """Which token sees which, in the form that an attention of transformers takes.
+    """Returns which token attends to which, in the form that transformers takes.
 
     Args:
         ends: (N,) of a `PrefixTree`.
@@ -98,7 +98,7 @@ def tree_mask(ends: Any, how: str, dtype: Any) -> Any:
 
 
 def subtrees(ends: Sequence[int], small: int = _SMALL) -> list[Subtree]:
-    """Cut a tree into parts whose tokens see nothing but their own part and its past.
+    """Cuts a tree into parts whose tokens see nothing but their own part and its past.
 
     Args:
         ends: (N,) of a `PrefixTree`.
@@ -164,8 +164,9 @@ def _tree_sdpa(
     tree_parts: Sequence[tuple[Subtree, Any]] | None = None,
     **others: Any,
 ) -> tuple[Any, None]:
-    """An attention of transformers: states are (batch, heads, N, width), what it returns is
-    (batch, N, heads, width). A model that does not hand `tree_parts` down gets the whole mask."""
+    """Computes attention of states of shape (batch, heads, N, width); returns (batch, N, heads,
+    width). A model that does not pass `tree_parts` on gets the whole mask.
+    """
     import torch
     from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
@@ -203,8 +204,9 @@ def _block_mask(ends: Any) -> Any:
 
 
 def whole_blocks(tokens: Any, positions: Any, ends: Any) -> tuple[Any, Any, Any]:
-    """A tree, (1, N) each, with tokens at its end that only see themselves, up to a whole block
-    of FlexAttention."""
+    """Returns a tree, (1, N) each, with tokens at its end that only see themselves, up to a whole
+    block of FlexAttention.
+    """
     import torch
 
     n = tokens.shape[1]

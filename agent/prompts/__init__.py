@@ -7,7 +7,7 @@ from importlib.resources import files
 
 
 def load_prompts(folder: str) -> dict[str, str]:
-    """The prompts of `folder` by file name without its ending, stripped."""
+    """Returns the prompts of `folder` by file name without its ending, stripped."""
     found = {
         entry.name.removesuffix(".txt"): entry.read_text(encoding="utf-8").strip()
         for entry in files(__name__).joinpath(folder).iterdir()
@@ -17,6 +17,6 @@ def load_prompts(folder: str) -> dict[str, str]:
 
 
 def prompts_digest(prompts: Mapping[str, str]) -> str:
-    """Hash of a set of prompts (12 hex digits)."""
+    """Returns the hash of a set of prompts (12 hex digits)."""
     canonical = json.dumps(dict(sorted(prompts.items())), ensure_ascii=False)
     return hashlib.blake2b(canonical.encode(), digest_size=6).hexdigest()

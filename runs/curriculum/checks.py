@@ -35,7 +35,7 @@ MAY_CHANGE = ("limits.", "curriculum.cycles.refinement", *FITS)
 
 
 def check_curriculum(context: StageContext) -> None:
-    """Make every check.
+    """Makes every check.
 
     Raises:
         ConfigError: the recipe is no curriculum's, the run folder holds another one, or there is
@@ -63,7 +63,7 @@ def planned(recipe: Recipe) -> int:
 
 
 def questions_of(recipe: Recipe) -> int:
-    """How many questions a cycle has; 0 where no setting says."""
+    """Returns the number of questions per cycle; 0 if no setting gives it."""
     return recipe.curriculum.questions or recipe.data.limit or 0
 
 
@@ -105,7 +105,7 @@ def _steady(recipe: Recipe) -> dict[str, Any]:
 
 
 def _require_questions(recipe: Recipe) -> None:
-    """There are enough for all cycles."""
+    """Checks that there are enough questions for all cycles."""
     cycles, each = planned(recipe), questions_of(recipe)
     all_of_them = recipe.data.model_copy(update={"limit": cycles * each})
     found = len(open_data(recipe, all_of_them).questions)

@@ -74,7 +74,7 @@ class Taught:
 
 
 def carry_out(runner: StudyRunner, cycle: Cycle, before: StageTotals) -> Taught:
-    """Run the stages of a cycle; those that have finished are not run again.
+    """Runs the stages of a cycle; those that have finished are not run again.
 
     Args:
         runner: Runner of the curriculum.
@@ -97,7 +97,8 @@ def carry_out(runner: StudyRunner, cycle: Cycle, before: StageTotals) -> Taught:
 def _pairs(
     own: StudyRunner, settings: Mapping[str, object], before: StageTotals
 ) -> tuple[StageTotals, tuple[str, ...], str | None]:
-    """The roll-outs' pairs, by the labels or by a reward model that learned from the labels.
+    """Returns the roll-outs' pairs, by the labels or by a reward model that learned from the
+    labels.
 
     Returns:
         Totals of the stage that made them, how a training names them, and the reward model.

@@ -51,7 +51,7 @@ class DevResult:
 
 
 def best(results: Sequence[DevResult]) -> DevResult:
-    """The highest EM; F1 breaks ties, then the earlier one is taken.
+    """Returns the highest EM; F1 breaks ties, then the earlier one is taken.
 
     Args:
         results: Results of a stage, its start first: a stage that only made things worse gives
@@ -61,7 +61,8 @@ def best(results: Sequence[DevResult]) -> DevResult:
 
 
 def stalled(results: Sequence[DevResult], patience: int) -> bool:
-    """Whether the last `patience` cycles have not raised the EM above what was there before.
+    """Returns whether the last `patience` cycles have not raised the EM above what was there
+    before.
 
     Args:
         results: Results of a stage so far, in order, its start first.
@@ -79,7 +80,7 @@ def evaluate_on_dev(
     settings: Mapping[str, object] | None = None,
     after: StageTotals | None = None,
 ) -> DevResult:
-    """Ask a policy the dev questions, or read what it said; nothing in a dry run.
+    """Evaluates a policy on the dev questions, or reads the stored result; nothing in a dry run.
 
     Args:
         runner: Runner whose run folder takes the predictions.

@@ -26,7 +26,7 @@ PANELS: Mapping[str, Mapping[str, str]] = {
 def write_course(
     runner: StudyRunner, results: Sequence[DevResult], chosen: Mapping[StageName, DevResult]
 ) -> None:
-    """Print the table, and keep it, its plot and one of the schedule beside the journal.
+    """Prints the table, and keeps it, its plot and one of the schedule beside the journal.
 
     Args:
         runner: Runner of the curriculum.
@@ -41,7 +41,7 @@ def write_course(
 
 
 def course_sheet(results: Sequence[DevResult], chosen: Mapping[StageName, DevResult]) -> Sheet:
-    """A row per policy; shares in per cent."""
+    """Returns a row per policy; shares in per cent."""
     title = "Cycles (dev; EM and F1 over answerable questions)"
     return Sheet(title, HEAD, tuple(_cells(one, chosen) for one in results), names=4)
 
@@ -65,7 +65,7 @@ def _cells(result: DevResult, chosen: Mapping[StageName, DevResult]) -> tuple[st
 
 
 def draw_course(results: Sequence[DevResult], path: Path) -> None:
-    """The figures over the cycles as SVG."""
+    """Plots the figures over the cycles as SVG."""
     names = [result.name for result in results]
     with svg(path, len(PANELS), 10, 3.2) as panels:
         for axes, (label, lines) in zip(panels, PANELS.items(), strict=True):
@@ -79,7 +79,7 @@ def draw_course(results: Sequence[DevResult], path: Path) -> None:
 
 
 def _values(results: Sequence[DevResult], field: str) -> list[float]:
-    """Shares in per cent; a gap where there is no value."""
+    """Returns shares in per cent; a gap where there is no value."""
     scale = 1 if field in {"searches", "backtracks"} else 100
     found = [getattr(result, field) for result in results]
     return [float("nan") if value is None else scale * value for value in found]

@@ -21,7 +21,9 @@ HOPELESS = 500
 
 
 def build_corpus(cities: int | None = None) -> list[Passage]:
-    """A passage a country (252) and a passage a city (`cities` largest; None for all 34,006)."""
+    """Returns a passage a country (252) and a passage a city (`cities` largest; None for all
+    34,006).
+    """
     return _corpus(load_facts(cities))
 
 
@@ -36,7 +38,7 @@ def build_questions(
     skip: int = 0,
     references: int = 0,
 ) -> list[Question]:
-    """Questions of a split (None for all four splits), a balanced mixture of types.
+    """Returns questions of a split (None for all four splits), a balanced mixture of types.
 
     The first n questions are the same whatever the limit.
 

@@ -59,7 +59,7 @@ class Facts:
     unique: frozenset[str]
 
     def capital_of(self, country: Country) -> City | None:
-        """The capital as a city of the corpus, if its name means one place only."""
+        """Returns the capital as a city of the corpus, if its name means one place only."""
         if country.capital not in self.unique:
             return None
         found = (c for c in self.cities if c.name == country.capital and c.iso == country.iso)
@@ -68,7 +68,7 @@ class Facts:
 
 @cache
 def load_facts(cities: int | None = None) -> Facts:
-    """All countries and the `cities` largest cities (None for all).
+    """Returns all countries and the `cities` largest cities (None for all).
 
     Raises:
         ConfigError: the package is not installed.
@@ -90,7 +90,7 @@ def load_facts(cities: int | None = None) -> Facts:
 
 
 def folded(name: str) -> str:
-    """Letters and digits of a name, without case, accents, spaces and punctuation."""
+    """Returns letters and digits of a name, without case, accents, spaces and punctuation."""
     bare = unicodedata.normalize("NFKD", name.casefold())
     return "".join(letter for letter in bare if letter.isalnum())
 

@@ -84,7 +84,7 @@ class AtlasHop:
     evidence: tuple[str, ...]
 
     def as_extra(self) -> dict[str, object]:
-        """The form that `Question.extra["hops"]` keeps."""
+        """Returns the form that `Question.extra["hops"]` keeps."""
         return {
             "queries": list(self.queries),
             "passage_id": self.passage.id,
@@ -94,13 +94,13 @@ class AtlasHop:
 
 
 def country_value(country: Country, relation: str) -> str:
-    """A fact of a country as its passage writes it; "" where unknown."""
+    """Returns a fact of a country as its passage writes it; "" where unknown."""
     value = getattr(country, relation)
     return f"{value:,}" if isinstance(value, int) and value else str(value or "")
 
 
 def city_value(city: City, country: Country, relation: str) -> str:
-    """A fact of a city as its passage writes it."""
+    """Returns a fact of a city as its passage writes it."""
     if relation == "country":
         return country.name
     return f"{city.population:,}" if relation == "population" else city.time_zone

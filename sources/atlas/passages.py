@@ -17,17 +17,17 @@ class FactPassage:
 
 
 def country_id(country: Country) -> str:
-    """Passage id of a country."""
+    """Returns the passage id of a country."""
     return f"atlas-country-{country.iso}"
 
 
 def city_id(city: City) -> str:
-    """Passage id of a city."""
+    """Returns the passage id of a city."""
     return f"atlas-city-{city.id}"
 
 
 def country_text(country: Country) -> FactPassage:
-    """All facts of a country, about 45 words."""
+    """Returns all facts of a country, about 45 words."""
     pick = random.Random(hashed("country passage", country.iso))
     name = country.name
     opening = pick.choice(
@@ -78,7 +78,7 @@ def country_text(country: Country) -> FactPassage:
 
 
 def city_text(city: City, country: Country) -> FactPassage:
-    """Country, inhabitants and time zone of a city, about 30 words."""
+    """Returns the country, inhabitants and time zone of a city, about 30 words."""
     pick = random.Random(hashed("city passage", city.id))
     name, half = city.name, "north" if city.latitude >= 0 else "south"
     opening = pick.choice(
@@ -116,7 +116,7 @@ def city_text(city: City, country: Country) -> FactPassage:
 
 
 def build_corpus(facts: Facts) -> list[Passage]:
-    """A passage for every country, then one for every city."""
+    """Returns a passage for every country, then one for every city."""
     countries = [country_text(country).passage for country in facts.countries.values()]
     cities = [city_text(city, facts.countries[city.iso]).passage for city in facts.cities]
     return countries + cities

@@ -83,7 +83,7 @@ class Author:
         return {iso: cities for iso, cities in found.items() if cities}
 
     def draw(self, kind: str, pick: random.Random) -> Draft | None:
-        """A question of `kind`, or None if what was drawn makes none."""
+        """Returns a question of `kind`, or None if what was drawn makes none."""
         draft: Draft | None = getattr(self, f"_{kind}")(pick)
         return None if draft is None or _is_given_away(draft) else draft
 
@@ -221,7 +221,7 @@ class Author:
 
 
 def _is_given_away(draft: Draft) -> bool:
-    """Whether the question, or a passage before the last, already holds the answer.
+    """Returns whether the question, or a passage before the last, already holds the answer.
 
     Comparisons name both sides, and their hops have no order.
     """
@@ -236,7 +236,9 @@ def _is_given_away(draft: Draft) -> bool:
 
 
 def _words(text: str) -> str:
-    """The words between spaces; ".is" and "+47" keep their sign, else Iceland's domain is "is"."""
+    """Returns the words between spaces; ".is" and "+47" keep their sign, else Iceland's domain is
+    "is".
+    """
     found = (word[: word[0] in ".+"] + folded(word) for word in _WORD.findall(text))
     return f" {' '.join(found)} "
 
@@ -244,7 +246,7 @@ def _words(text: str) -> str:
 def questions_of(
     facts: Facts, split: Split, seed: int, kinds: Sequence[str] = MIX
 ) -> Iterator[Question]:
-    """Questions of one split, kind after kind as in `kinds`; the same for a seed.
+    """Yields questions of one split, kind after kind as in `kinds`; the same for a seed.
 
     A kind that is used up drops out; the questions end when all are.
     """
