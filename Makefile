@@ -160,11 +160,12 @@ test-vllm: $(DEV) $(if $(BRANCHWISE_VLLM_PYTHON),,$(VLLM)/done) ## the chain on 
 	TQDM_DISABLE=1 BRANCHWISE_VLLM_PYTHON="$${BRANCHWISE_VLLM_PYTHON:-$$PWD/$(VLLM)/bin/python}" \
 	    $(BIN)/python -m pytest tests/real_vllm -m vllm -s $(ARGS)
 
-lint: $(DEV) ## ruff, mypy strict, import-linter
+lint: $(DEV) ## ruff, mypy strict, import-linter, four habits of prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/check_prose.py
 
 bench: $(DEV) ## every measured comparison
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -27,7 +27,7 @@ HABITS = {
     "description without a subject": r"^[a-z_0-9]+(, [a-z_0-9]+)*: (of|that|whose|in|by|from|under|"
     r"behind|beside|likewise|its|theirs|those|these)\b",
     "null for None": r"\b[Nn]ull\b",
-    "a for per": rf"\b({_COUNTED}) an? ({_PER})\b",
+    "a for per": rf"\b({_COUNTED}) an? ({_PER})\b(?! (was|may|grows|exits))",
     "verb before subject": r"(^|[.;:] )(Beside|Behind|Under|Among|Between|At|On|In|By|With) "
     r"[^,.;:]{3,60} (is|are|was|were|stands?|lies?|comes?) (a|an|the|no|what|its|their)\b",
 }

@@ -57,7 +57,7 @@ class EvoRAG(AgentProtocol):
         tags = [f"<{kind}>{_BODY}</{kind}>" for kind in _allowed(stack, last) if kind in _FILLED]
         tags += [tag for tag, kind in _EMPTY.items() if kind in _allowed(stack, last)]
         note = f"({_NOTE})?" if stack else ""
-        # No `|` inside a group: `engines.structure` cuts every alternative where its bound lies.
+        # No `|` inside a group: `engines.structure` cuts every alternative where its bound is.
         return Structure("regex", "|".join(note + tag for tag in tags))
 
     def parse(self, state: State, text: str, *, last: bool) -> Action:

@@ -17,7 +17,7 @@ async def in_flight(
     """Runs `work` over the items, at most `limit` at a time; yields results as they finish.
 
     An item is taken from `items` when its work can start. One that a limit stopped
-    (`BudgetExceeded`) gives no result and leaves the others alone, so that their calls under way
+    (`BudgetExceeded`) gives no result and leaves the others alone, so that their calls in progress
     are stored. Any other exception is raised after the results that came with it; the items still
     running are cancelled.
     """

@@ -78,7 +78,7 @@ class SearchLoop(AgentProtocol):
 
 
 class EvalRAR(SearchLoop):
-    """Eval-RAR: the policy evaluates what each search brought before it goes on."""
+    """Eval-RAR: the policy evaluates what each search brought before it continues."""
 
     name = "eval-rar"
     search_tags = EVAL_RAR

@@ -47,7 +47,7 @@ class PolicyRow:
             without the protocol's format.
         relevance, relevance_full, all_correct, evaluated, copied: means in [0, 1]; None if
             nothing has a value.
-        retrievals, corrections, forged, turn_tokens: means per question; likewise.
+        retrievals, corrections, forged, turn_tokens: means per question.
         refusal_precision, refusal_recall: None if every question is answerable (precision
             also where nothing was refused). A failed question is not refused.
         output_tokens, latency_s: means per question; None if all failed.
@@ -106,7 +106,7 @@ class PolicyComparison:
     """Rows and differences, the whole set first, then by source, type, hops and guessability.
 
     On the whole set every policy is compared with every one before it and with every reference,
-    elsewhere with the first policy.
+    otherwise with the first policy.
     """
 
     rows: tuple[PolicyRow, ...]

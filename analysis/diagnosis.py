@@ -35,7 +35,7 @@ class PairFigures:
             that have a longer side; with Wilson's interval; None if none has.
         length_difference: mean characters of chosen minus rejected.
         near_duplicates: both sides do the same with nearly the same words (`similarity`).
-        repeated: the same prompt and replies stand in an earlier pair.
+        repeated: the same prompt and replies are in an earlier pair.
         contradicted: another pair has the same prompt and replies the other way round.
         guessable: Pairs of questions whose answer can be guessed (`rewards.guessable`).
         actions: number of pairs by (depth, chosen action, rejected action).

@@ -1,4 +1,4 @@
-"""How many questions a comparison needs before it is begun."""
+"""How many questions a comparison needs before it is started."""
 
 from math import ceil, sqrt
 from statistics import NormalDist

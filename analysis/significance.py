@@ -161,7 +161,7 @@ def permutation_p(
     """
     by_question = _paired_difference(baseline, other).mean(axis=1)
     moved = by_question[by_question != 0]
-    # Sums that are equal but for rounding are equally extreme.
+    # Sums that are equal up to rounding are equally extreme.
     bound = abs(moved.sum()) - 1e-9 * np.abs(moved).sum()
     if len(moved) <= EXACT_UP_TO:
         return float((np.abs(_all_flipped_sums(moved)) >= bound).mean())

@@ -26,7 +26,7 @@ GOLD = Gold(answers=("right",), answerable=True, documents=frozenset({"gold"}))
 
 @dataclass(frozen=True, slots=True)
 class ActionComparison:
-    """Two ways to go on from one state, of which the first should be preferred.
+    """Two ways to continue from one state, of which the first should be preferred.
 
     Attributes:
         found: whether an earlier search brought the gold document; the others brought nothing.

@@ -1,7 +1,7 @@
 """Label survival: does the order of a pair hold under rollouts that its labels have not seen?
 
 A pair survives if the fresh rollouts of its chosen side are worth more on average than those of
-its rejected side. Preferences that do not survive are noise, and DPO learns noise as willingly as
+its rejected side. Preferences that do not survive are noise, and DPO learns noise as readily as
 anything. All of this is arithmetic on stored rollouts (`annotation.fresh` draws them), so the same
 draws judge every estimator, α and filter.
 """
@@ -206,7 +206,7 @@ def _row(
 def _share_interval(hits: np.ndarray, tries: np.ndarray, resamples: int, seed: int) -> Bounds:
     """Bootstraps the share Σ hits / Σ tries over questions; shape (questions,) both.
 
-    Where every resample says the same (one question, or all kept), that is no certainty:
+    Where every resample says the same (one question, or all kept), that is not a certainty:
     Wilson's interval then, a question counting as one observation.
     """
     asked = tries > 0

@@ -78,7 +78,7 @@ def points(difference: float) -> str:
 
 
 def number(value: float | None, digits: int = 1) -> str:
-    """Returns a number with that many digits behind the point."""
+    """Returns a number with that many digits after the point."""
     return NONE if value is None else f"{value:.{digits}f}"
 
 

@@ -71,7 +71,7 @@ async def draw_rollouts(
     """
 
     async def one(draw: int) -> Trajectory | BudgetExceeded:
-        # A limit is no fault: the others' calls under way must still be stored.
+        # A limit is not a fault: the others' calls in progress must still be stored.
         try:
             return await environment.trajectory(
                 state, sampling, question_id=question.id, path=path, draw=draw

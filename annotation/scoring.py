@@ -19,7 +19,7 @@ from storage.records import Question, TreeNode
 class RewardModelEvaluator:
     """The score of the step that led to a state.
 
-    States are scored one by one, in another thread: what is read beside a step changes the last
+    States are scored one by one, in another thread: what is read next to a step changes the last
     bits of its vector, and the same seed would not give the same tree.
 
     Attributes:

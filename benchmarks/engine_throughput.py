@@ -1,4 +1,4 @@
-"""How fast is the embedded engine, and a server beside it?
+"""How fast is the embedded engine, and a server next to it?
 
     python -m benchmarks.engine_throughput [--requests 64] [--against transformers-serve|vllm]
                                            [--python ENV/bin/python]

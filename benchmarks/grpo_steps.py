@@ -131,7 +131,7 @@ def turn_of(rollout: Rollout) -> tuple[list[int], list[int], list[int]]:
     """Returns a rollout as TRL's row: prompt, completion, and 1 where the policy wrote.
 
     Raises:
-        ValueError: If a call's prompt does not go on from the call before.
+        ValueError: If a call's prompt does not continue from the call before.
     """
     prompt = rollout.calls[0].tokens.prompt
     whole, mask = prompt, [0] * len(prompt)

@@ -5,9 +5,9 @@
 The run's ledger holds `calls` calls: half of its questions are done, with their rows in committed
 parts, and 256 were in flight when it was stopped. Those in flight are real: the stage began the
 run and was stopped by a limit. Those done are copies of sixteen questions that the stage finished,
-under other ids, put into ledger and parts in bulk. Then `annotate` goes on, as a child process; the
-time runs from its start until its first new call reaches the simulated endpoint, on the machine's
-one clock. No file of the run is in the page cache when it starts.
+under other ids, put into ledger and parts in bulk. Then `annotate` continues, as a child process;
+the time runs from its start until its first new call reaches the simulated endpoint, on the
+machine's one clock. No file of the run is in the page cache when it starts.
 """
 
 import argparse
@@ -101,7 +101,7 @@ def copy_calls(
 
 
 def copy_rows(run: Path, finished: Path, copies: Sequence[tuple[str, str]]) -> None:
-    """Commits trees and pairs likewise, sixteen questions a part."""
+    """Commits trees and pairs, too, sixteen questions per part."""
     first = len(load_manifest(run).of("trees"))
     parts, rows = [], []
     for number, start in enumerate(range(0, len(copies), QUESTIONS_A_PART), first):

@@ -5,8 +5,8 @@
 Draws batches as `train-grpo` does, with the policy that training would start from, and looks every
 50 ms at how many generations are in the batch. The tail begins when fewer trajectories are
 unfinished than the batch has places; before it, 90 % of the places should be taken. Trajectories
-between two calls (reading a reply, searching) are outside the batch, so more are under way than it
-holds.
+between two calls (reading a reply, searching) are outside the batch, so more are in progress than
+it holds.
 """
 
 import argparse

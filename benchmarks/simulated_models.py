@@ -3,7 +3,7 @@
 The policy speaks ReasonRAG's protocol on questions of two hops: as a rule it searches, reads,
 searches again, reads and answers, now and then too early or wrong. The judge is strict. How good
 either is matters to no benchmark of speed; how many calls per question takes does, so the numbers
-below are chosen so that some 34 of 64 simulations draw a child, as in the published schedule.
+below are chosen so that about 34 of 64 simulations draw a child, as in the published schedule.
 """
 
 import re
@@ -20,7 +20,7 @@ RIGHT = (0.1, 0.4, 0.9)
 FOUND = 0.95
 """How likely a reader copies something from the passages."""
 MANNERS = ("", "the ", "what is the ", "find the ", "about the ", "name of the ", "which is the ")
-"""How the policy may word what it says; siblings seldom repeat each other word for word."""
+"""How the policy may word what it says; siblings rarely repeat each other word for word."""
 
 _QUESTION = re.compile(r"^Question: (.*)$", re.MULTILINE)
 _EVIDENCE = re.compile(r"^Evidence: (?!None$)", re.MULTILINE)

@@ -17,7 +17,7 @@ class Admission:
 
     Attributes:
         before_attempt: asked before a call starts, and every second while none may; what it
-            raises is raised by the calls that wait. Calls under way go on.
+            raises is raised by the calls that wait. Calls in progress continue.
         held_until: no call starts before (the event loop's time).
     """
 
@@ -60,7 +60,7 @@ class Admission:
         """Sleeps, unless no call may start any more.
 
         Raises:
-            BranchwiseError: what `before_attempt` raised meanwhile.
+            BranchwiseError: what `before_attempt` raised in the meantime.
         """
         until = _now() + seconds
         while (left := until - _now()) > 0:
@@ -74,7 +74,7 @@ class Admission:
             self._look = None
         while self._waiting:
             waiter = self._waiting[0][1]
-            if not waiter.done():  # else cancelled meanwhile
+            if not waiter.done():  # else cancelled in the meantime
                 refusal = self._refusal()
                 if refusal is not None:
                     waiter.set_exception(refusal)

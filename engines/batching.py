@@ -87,7 +87,7 @@ class BatchingThread:
         return generation.output
 
     def close(self) -> None:
-        """Cancels what is under way and ends the thread; waits for the step in progress."""
+        """Cancels what is in progress and ends the thread; waits for the step in progress."""
         with self._lock:
             self._closing = True
             self._waiting.put(None)
@@ -135,7 +135,7 @@ class BatchingThread:
             self._running[generation] = self._pipeline.add_request(
                 self._next_id, generation.input_ids, generation.config
             )
-        except Exception as error:  # refused as a whole (a bad expression), the others go on
+        except Exception as error:  # refused as a whole (a bad expression), the others continue
             if exhausted(error):
                 raise
             _fail(generation, EndpointError(f"OpenVINO refused a request: {error}"))
@@ -185,7 +185,8 @@ def _settle_unfinished(generation: Generation, error: EndpointError | None) -> N
 
 
 def _deliver(generation: Generation, output: Any) -> None:
-    # False: cancelled meanwhile. True also forbids a later cancellation to race with the result.
+    # False: cancelled in the meantime. True also forbids a later cancellation to race with the
+    # result.
     if generation.output.set_running_or_notify_cancel():
         generation.output.set_result(output)
 

@@ -12,7 +12,7 @@ class CircuitBreaker:
     Attributes:
         is_open: no call but a probe may start.
         probe_at: when the next probe may start; in the past while it is closed.
-        probing: a probe is under way.
+        probing: a probe is in progress.
         fault: what the last failure was; empty while there is none.
         given_up: for `patience_s` there were failures and nothing else.
     """
@@ -64,7 +64,7 @@ class CircuitBreaker:
         return True
 
     def _count(self, now: float) -> None:
-        # With a gap longer than patience nobody asked meanwhile, which is no failing.
+        # With a gap longer than patience nobody asked in the meantime, which is not a failing.
         if not self._failures or now - self._failed_at > self.patience_s:
             self._failures, self._failing_since = 0, now
         self._failures += 1

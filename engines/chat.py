@@ -131,7 +131,7 @@ def read_reply(
         longest: characters that the text may have (`longest_text`).
 
     Raises:
-        UnreadableReply: no choice with a message in it, or its content is no text.
+        UnreadableReply: no choice with a message in it, or its content is not a text.
     """
     reply, choice = _first_choice(reply)
     message = _mapping(choice.get("message"))

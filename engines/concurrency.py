@@ -8,7 +8,7 @@ FIRST_LIMIT = 32
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The place of one call among those under way.
+    """The place of one call among those in progress.
 
     Attributes:
         epoch: how many cuts there had been when the call started.
@@ -20,7 +20,7 @@ class Slot:
 
 
 class AdaptiveLimit:
-    """A bound on calls under way, in [1, `most`], that follows what the endpoint can take.
+    """A bound on calls in progress, in [1, `most`], that follows what the endpoint can take.
 
     It grows with successes, and only while all of it is in use: by one each until the first cut
     (slow start), then by one for as many successes as it is large. An overload (429, 503) halves
@@ -41,7 +41,7 @@ class AdaptiveLimit:
 
     @property
     def limit(self) -> int:
-        """Calls that may be under way now."""
+        """Calls that may be in progress now."""
         return int(self._limit)
 
     @property
@@ -49,7 +49,7 @@ class AdaptiveLimit:
         return self.under_way < self.limit
 
     def take(self, *, probe: bool = False) -> Slot:
-        """Counts a call as under way; whether there is room is for the caller to ask."""
+        """Counts a call as in progress; whether there is room is for the caller to ask."""
         self.under_way += 1
         return Slot(self._cuts, probe)
 

@@ -37,7 +37,7 @@ class LedgeredEngine:
     for them, because only then are they stored: a resumed run sees what the first one saw.
 
     Attributes:
-        hits: draws that made no call (replayed, or shared with a call under way).
+        hits: draws that made no call (replayed, or shared with a call in progress).
         misses: draws that made one.
     """
 
@@ -107,7 +107,7 @@ class LedgeredEngine:
         return completion
 
     async def _lead(self, key: str, request: SampleRequest) -> Completion:
-        """Makes the call for everybody who asks for this key meanwhile."""
+        """Makes the call for everyone who asks for this key in the meantime."""
         shared: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._under_way[key] = shared
         try:

@@ -79,7 +79,7 @@ class OpenAIEngine:
 
         Args:
             settings: the model and where it is.
-            max_concurrency: calls under way, at most.
+            max_concurrency: calls in progress, at most.
             timeout_s: seconds per attempt.
             deadline_s: seconds per call, retries and waits included; raised to `timeout_s` if
                 smaller.

@@ -51,7 +51,7 @@ def embedded_engine(
 
     Args:
         max_batch: most generations at once.
-        cache_gib: memory of the key-value cache; one GiB is some 46,000 tokens of the packaged
+        cache_gib: memory of the key-value cache; one GiB is about 46,000 tokens of the packaged
             model.
         log: told, in a line, if converted weights were damaged and are made again.
 
@@ -174,7 +174,7 @@ class OpenVINOEngine:
             text = text.partition(stop)[0]
         if request.structure is not None and request.structure.kind == "regex":
             text = within_bounds(request.structure.value, text)
-            if text != written:  # closed at its bound, where the model's own tokens went on
+            if text != written:  # closed at its bound, where the model's own tokens continued
                 ids = [*self._encoded(text), int(self._tokenizer.get_eos_token_id())]
                 logprobs, finish = None, "stop"
         return Completion(

@@ -9,7 +9,7 @@ from storage.errors import BudgetExceeded
 
 @dataclass(frozen=True)
 class RecordedEngine:
-    """Stands behind a `LedgeredEngine` in place of the engine that made the calls.
+    """Stands behind a `LedgeredEngine` instead of the engine that made the calls.
 
     `model`, `digest` and `capabilities` are those of that engine: they decide the calls' keys.
     """

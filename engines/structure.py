@@ -3,7 +3,7 @@
 Its grammar engine (xgrammar) follows `[^<>]+` for nothing but needs about 130 ms per token for
 `[^<>]{1,300}`: a state for every repetition, each with a mask over the whole vocabulary. So a
 wide bound is left out while the model writes, and what it would have done is done afterwards:
-a text is cut where the bound lies, and closed as the expression closes it.
+a text is cut where the bound is, and closed as the expression closes it.
 """
 
 import re

@@ -32,7 +32,7 @@ class TrafficSettings:
     """What bounds the calls to an endpoint.
 
     Attributes:
-        max_concurrency: calls under way at once, at most.
+        max_concurrency: calls in progress at once, at most.
         deadline_s: Seconds that one call may take, with all attempts and waits.
         retry: how failures are met.
     """
@@ -63,7 +63,7 @@ class Traffic:
         reached: the endpoint has answered something. A connection that is refused before that
             ends the run at once, and later is waited out.
         on_event: told, in one line, when the endpoint is given a pause and when it is back.
-        limit: calls under way, and how many may be.
+        limit: calls in progress, and how many may be.
         admission: the queue.
     """
 

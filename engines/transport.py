@@ -1,4 +1,4 @@
-"""The `openai` package on our HTTP (`storage.http`), in place of a transport of its own."""
+"""The `openai` package on our HTTP (`storage.http`), instead of a transport of its own."""
 
 import httpx2
 

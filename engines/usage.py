@@ -52,7 +52,7 @@ def usage_of(
 ) -> Usage:
     """Returns the usage of a call whose reply says `reported`; what is not usable there is counted.
 
-    Cached tokens that are not usable are 0, which is the dearer reading.
+    Cached tokens that are not usable are 0, which is the more expensive reading.
     """
     said = reported if isinstance(reported, dict) else {}
     prompt = _count(said.get("prompt_tokens"), least=1)

@@ -97,7 +97,7 @@ class Served:
 def installed_vllm() -> Vllm:
     """Returns the vLLM that `BRANCHWISE_VLLM_PYTHON` names, else the first that is found.
 
-    Looked for in this environment, behind the command `vllm`, and where `make test-vllm` puts it.
+    Looked for in this environment, after the command `vllm`, and where `make test-vllm` puts it.
 
     Raises:
         ConfigError: there is none.

@@ -64,7 +64,7 @@ async def evaluate(
     """Answers every question once and scores the answers.
 
     Args:
-        environment: the policy's; its seed goes on every row.
+        environment: the policy's; its seed continues every row.
         policy: the name that tables show.
         sampling: Sampling of the answers (temperature 0 is greedy).
         begin: where trajectories start; None for the protocol's own root.

@@ -24,7 +24,7 @@ def score_trajectory(
     """Returns every metric of one policy's trajectory on one question.
 
     EM, F1 and cover-EM are None on unanswerable questions (refusal precision and recall are
-    about those); elsewhere a trajectory without an answer scores 0.
+    about those); otherwise a trajectory without an answer scores 0.
 
     Args:
         environment: Environment of the rollout.

@@ -45,7 +45,7 @@ class Arm:
         before: the arm whose policy of the same seed it starts from; None: the recipe's policy.
         made_of: totals of what its relabelling reads besides the trees, such as a reward model.
         fewest: pairs without which it is left out, and its row says so; 0: the study stops.
-        paper: what a paper reports of its own such arm, for a column beside.
+        paper: what a paper reports of its own such arm, for an extra column.
     """
 
     name: str

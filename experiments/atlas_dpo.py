@@ -30,7 +30,7 @@ CANDIDATES: tuple[Arm, ...] = (
 """Recipes of process DPO tried on `dev`; docs/results.md lists those tried by hand before."""
 
 SFT_CANDIDATES: tuple[Arm, ...] = (Arm("sft", "train-sft", RIGHT_WRONG, {"lr": 2e-4, **BATCHES}),)
-"""Likewise of SFT on the chosen steps."""
+"""The same settings for SFT on the chosen steps."""
 
 CLAIMS = (
     Claim("dpo", START, primary=True),

@@ -2,9 +2,9 @@
 
 DPO on the shared trees as some of the rewards label them, time-dynamic Refinement, one step from
 the warm start: Best-2 (backtrack, answer), Best-3 (and overlap), Exploration (retrieval, overlap),
-Efficiency (backtrack, step), and all seven. Beside: the start. Primary: all seven against the
-start. With the distributions of figure 4: the paper says that all rewards together lower median and
-variance of the step count.
+Efficiency (backtrack, step), and all seven. Compared with: the start. Primary: all seven against
+the start. With the distributions of figure 4: the paper says that all rewards together lower median
+and variance of the step count.
 
 Time on two cores: trees 10 minutes, once for all studies; then 40 a seed (5 trainings of 180 pairs
 and as many evaluations of 200 questions, 4 and 3 minutes each), of which there is one by default.

@@ -3,12 +3,12 @@
 Reward models on the siblings of the shared trees, measured on a fifth of the questions, others with
 every seed: `component`, seven heads that learn each the order of its own reward's returns; `total`,
 seven heads that all learn that of the weighted total, as the paper has it; and `single`, one head
-on the total. Beside every figure: what the length of the steps alone would say.
+on the total. Next to every figure: what the length of the steps alone would say.
 
 The paper's seven heads learn one and the same problem. Heads that share nothing and begin at 0, as
-ours do, then come to the same weights, so `total` and `single` agree but for rounding: whatever the
+ours do, then come to the same weights, so `total` and `single` agree up to rounding: whatever the
 paper's difference is made of, it is not the number of heads. The loss of `component` is a mean over
-seven other orders, some of them easy, and says nothing beside theirs. What can be compared is how
+seven other orders, some of them easy, and says nothing next to theirs. What can be compared is how
 often a model's score orders siblings by the total.
 
 Time on two cores: trees 10 minutes, once for all studies; then 9: reading the steps 3, once, and

@@ -1,10 +1,11 @@
 """`make study STUDY=evo-literal`: do the schedules differ with two equations as printed?
 
-`evo-schedules` with two equations read to the letter (EVO-RAG section 3.2): every hit earns the
+`evo-schedules` with two equations read exactly (EVO-RAG section 3.2): every hit earns the
 retrieval bonus, one that is there already too, and every late search that has anything in common
 with an earlier one counts as redundant. There a search that only repeats itself pays as long as the
-bonus weighs 2.0, so Discovery under `two-stage` teaches to go on where `time-dynamic` does not: of
-all readings the one in which a schedule has most to say. Two steps from one warm start, as there.
+bonus weighs 2.0, so Discovery under `two-stage` teaches to continue where `time-dynamic` does not:
+of all readings the one in which a schedule has most to say. Two steps from one warm start, as
+there.
 
 Time on two cores: trees 10 minutes, once for all studies; then 25 a seed (4 trainings of 180 pairs
 and 2 evaluations of 200 questions, 4 and 3 minutes each), of which there are two by default.

@@ -3,9 +3,9 @@
 EVO-RAG's table 4 and section 5.2 (11.5 → 9.8 searches), its figure 4 and its table 7. A schedule is
 learned in two steps from one warm start: DPO on the trees' pairs as Discovery labels them, then,
 from that policy, on those of Refinement; one without stages takes both steps on the same pairs, so
-that all are trained as long. Beside: the start, and DPO on the answer alone. The paper's baseline,
-"no reward", is the one in section 4.2 and the other in section 5.1. Primary: EM of time-dynamic
-against two-stage, to be read with the table of searches, which says what is saved at what EM.
+that all are trained as long. Compared with: the start, and DPO on the answer alone. The paper's
+baseline, "no reward", is the one in section 4.2 and the other in section 5.1. Primary: EM of
+time-dynamic against two-stage, to be read with the table of searches.
 
 What differs from the paper: both steps have the same trees, of the warm start, so that Refinement
 learns from states that the policy of Discovery might not come to (`training.dpo.off_policy`); pairs
@@ -14,7 +14,7 @@ are ordered by the labels, not by a reward model. `branchwise curriculum` rolls 
 Time on two cores: trees 10 minutes, once for all studies; then 45 a seed (8 trainings of 180 pairs
 and 4 evaluations of 200 questions, 4 and 3 minutes each). One seed, the default, says nothing of
 other trainings; `--seeds 0 1 2` takes an hour and a half more. What differences the size finds is
-printed with the tables. That EM is no lower by 2 points, at equal EM, takes some 2,000 questions
+printed with the tables. That EM is no lower by 2 points, at equal EM, takes about 2,000 questions
 (`--set evaluation.limit=2000`).
 """
 

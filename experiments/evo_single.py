@@ -14,10 +14,10 @@ siblings differ in has a row that says so.
 
 The pairs of an agent are a state's best and worst by the model, the three widest of a question:
 they may differ in their actions alone, and then every agent orders all of them. Read its accuracy
-beside what a rule on actions orders (`labellings.by_actions`).
+next to what a rule on actions orders (`labellings.by_actions`).
 
 Time on two cores: trees 10 minutes, once for all studies; then 54 with one seed, the default: the
-reward models 5, scoring all steps 8, five trainings of some 130 pairs and as many evaluations of
+reward models 5, scoring all steps 8, five trainings of about 130 pairs and as many evaluations of
 200 questions 4 each. Some 50 held-out pairs of a dozen questions tell 70 % from 50 %, not 55 % from
 54 %; `--seeds 0 1 2` holds out other questions with each, and takes an hour and a quarter more.
 """
@@ -49,7 +49,7 @@ PAPERS: Mapping[RewardName, str] = {
 """The five rewards of table 5, and what it says of them."""
 
 LEAST_GAP = 0.01
-"""Difference of two returns from which a reward model learns their order: any, but for rounding."""
+"""Difference of two returns from which a reward model learns their order: any, up to rounding."""
 FEWEST = 50
 """Siblings in order: fewer teach a reward model nothing that a fifth of them could measure."""
 HOLDOUT = 0.2
@@ -62,7 +62,7 @@ class Preference:
     Attributes:
         siblings: pairs that the reward orders; None in a dry run.
         totals: Totals of its training; empty if there are too few pairs.
-        arm: the agent that is trained by it; None likewise.
+        arm: the agent that is trained by it; None in a dry run.
     """
 
     reward: RewardName
@@ -118,7 +118,7 @@ HEAD = (
 
 
 def single_sheet(learned: Sequence[Preference], done: Sequence[EvaluatedArm]) -> Sheet:
-    """Returns a row per reward: its reward model on questions kept out, and the agent likewise."""
+    """Returns a row per reward: its reward model on questions kept out, and its agent."""
     agents = {one.arm.name: one for one in done}
     rows = tuple(_row(one, agents.get(one.arm.name) if one.arm else None) for one in learned)
     sheet = Sheet("Single rewards (agents: means over seeds)", HEAD, rows)

@@ -9,8 +9,8 @@ most pairs are the same under all three values, and so may the policies be.
 
 Time on two cores: trees 10 minutes, once for all studies; then 24 a seed (3 trainings of 180 pairs
 and as many evaluations of 200 questions, 4 minutes each), of which there are two by default. 200
-questions find a saving of some 4 % of the steps and a difference of 6 points of EM, not the paper's
-0.3.
+questions find a saving of about 4 % of the steps and a difference of 6 points of EM, not the
+paper's 0.3.
 """
 
 from experiments.arms import START, Arm, evaluate_arms

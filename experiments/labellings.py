@@ -26,7 +26,7 @@ class Labelling:
 
     Attributes:
         orders: all of them.
-        to_stop, to_go_on: how many prefer an end to going on, and the reverse. In the others both
+        to_stop, to_go_on: how many prefer an end to continuing, and the reverse. In the others both
             sides are of one kind.
         by_actions: share that a rule orders which knows both actions and nothing of their text, in
             [0.5, 1]; None without pairs.

@@ -3,7 +3,7 @@
 Looks at a finished run. A sample of 200 pairs of siblings, whatever their labels, is rolled out
 8 times per side at the policy's temperature, and once greedily. Every estimator then labels
 the same siblings, at α = 0.9 and 1, and the table says how many of the orders survive: by
-estimator, number of outcomes and gap. Beside what the tree knows, two more labels: `greedy` (one
+estimator, number of outcomes and gap. Next to what the tree knows, two more labels: `greedy` (one
 greedy completion from each sibling, which is what `mcts.rollout_temperature: 0` asks) and `judge`,
 a judge that is simulated, because no model at hand can judge: it sees the mean F1 that the tree
 found below a step, with noise of SD 0.2, and its score is worth α^depth (ReasonRAG eq. 6).

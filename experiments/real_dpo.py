@@ -4,7 +4,7 @@ One policy for the three sets: a warm start on their parts `warm`, trees over th
 and one test, registered here before it was run: all questions of the three parts `test` pooled,
 greedy, in the precision of the trees, process DPO against the warm start and against SFT on EM.
 Figures of a single set and of the stratum that can be guessed are descriptive. Baselines stand
-beside: the untrained model on its own, by one search, and with the gold passages, and the most
+and: the untrained model on its own, by one search, and with the gold passages, and the most
 frequent answer.
 """
 

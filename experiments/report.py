@@ -80,7 +80,7 @@ def write_report(
     more: Sequence[Sheet] = (),
     about: str = "",
 ) -> None:
-    """Prints the tables, and keeps them beside the journal; see module.
+    """Prints the tables, and keeps them next to the journal; see module.
 
     Args:
         runner: Runner of the study.

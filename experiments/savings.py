@@ -1,7 +1,7 @@
 """Does an arm search less than another, and answer as well? (EVO-RAG section 5.2: 11.5 → 9.8.)
 
 Whoever answers worse can be as brief as he likes, so a saving is told together with the difference
-in EM, and with whether that is shown to be no loss: its interval lies above −`MARGIN`.
+in EM, and with whether that is shown to be no loss: its interval is above −`MARGIN`.
 """
 
 from collections.abc import Sequence

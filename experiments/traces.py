@@ -1,6 +1,6 @@
 """Test questions on which arms differ most, step by step (EVO-RAG table 7), as Markdown.
 
-They are picked for their difference, so they show what an arm can do, not what it mostly does.
+They are picked for their difference, so they show what an arm can do, not what it usually does.
 """
 
 from collections.abc import Mapping, Sequence

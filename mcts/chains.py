@@ -2,7 +2,7 @@
 
 Every iteration samples one whole trajectory from the root, one draw per step, as if the policy were
 asked the question once more. A step that equals an existing sibling (`Expansion.key`, the tree
-search's own rule) goes on from that sibling, so the chains become a prefix tree, which is stored,
+search's own rule) continues from that sibling, so the chains become a prefix tree, which is stored,
 labelled and paired as any other. As in `mcts.search`, every draw at a node has a number of its
 own, and the same draws give the same tree.
 

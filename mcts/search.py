@@ -10,7 +10,7 @@ Where the paper or its code is silent or stalls:
 - a node is evaluated once; a later pass that ends there adds the same value again, or only a
   visit if the node is unscored, so a terminal child that is selected again never stalls a tree;
 - a child equal to a sibling is drawn once more; if that repeats a sibling too, the draw becomes
-  visit weight on it and takes up a place, so a policy that hardly varies still gets deep trees
+  visit weight on it and takes up a place, so a policy that barely varies still gets deep trees
   (with playouts it is then followed from that sibling, which may get a child too many);
 - the search ends early when no state is left that may get a child.
 """

@@ -100,7 +100,7 @@ class Tree(Generic[StateT]):
 
         Args:
             since: id of the node that the pass began at, where that is not the root: it and what
-                lies above it were not passed through.
+                is above it were not passed through.
         """
         for node in self.lineage(leaf):
             if node.id == since:

@@ -4,7 +4,7 @@
 
 Reads the recipe's questions and corpus; writes `trees/`, `pairs/`, `failures.parquet` and the
 ledger of the run folder. Every call is in the ledger before it is used, so a run that ends early
-continues where it stopped (the same command again): finished questions are skipped, stored calls
+continues where it stopped (the same command): finished questions are skipped, stored calls
 are replayed, and the same seed gives the same trees.
 """
 
@@ -48,7 +48,7 @@ def annotate(context: StageContext) -> StageResult:
     data = open_data(recipe)
     announce(context, recipe, data)
     check_workers_allowed(recipe, context.options.get("workers") or 1)
-    # Before the run folder has a recipe in it, which the mended command would not be let change.
+    # Before the run folder has a recipe in it, which the fixed command would not be let change.
     check_run_folder(context.run)
     require(weights(recipe))
     if told := other_total(recipe):

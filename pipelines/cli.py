@@ -1,7 +1,7 @@
 """The command line: `branchwise <stage> [--config FILE] [--run DIR] …`.
 
 Every stage is one function in a module of its own; this file only reads arguments, loads the
-recipe, calls the stage and turns errors into exit codes (contracts.md).
+recipe, calls the stage and turns errors into exit codes (README.md).
 """
 
 import argparse
@@ -208,7 +208,7 @@ def _reject_undecodable(top: argparse.ArgumentParser, words: Sequence[str]) -> N
 
 
 def run_stage(options: argparse.Namespace) -> int:
-    """Runs one stage; errors that a user can mend are told in words."""
+    """Runs one stage; errors that a user can fix are told in words."""
     from runs.terminal import Terminal
     from storage.errors import BranchwiseError, BudgetExceeded, ConfigError
 

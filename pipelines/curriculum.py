@@ -9,9 +9,9 @@ it on split `dev`. The next cycle begins with the last one's policy and has ques
 no earlier one had; Refinement begins with the best policy of Discovery, the start among them. A
 stage ends after `curriculum.cycles`, or when dev EM has not risen for `curriculum.patience` cycles.
 
-Every cycle is a run folder beside this one, and every stage of it a process of its own, noted in
-`curriculum/journal.jsonl`: interrupted at any point, the same command goes on. Table (terminal,
-Markdown, CSV) and plot lie beside the journal.
+Every cycle is a run folder next to this one, and every stage of it a process of its own, noted in
+`curriculum/journal.jsonl`: interrupted at any point, the same command continues. Table (terminal,
+Markdown, CSV) and plot are next to the journal.
 """
 
 import shlex
@@ -34,7 +34,7 @@ from storage.lock import RunLock
 from storage.plain_json import object_inside
 
 BEGINNING = "start.json"
-"""Which weights the curriculum was begun with, beside its journal."""
+"""Which weights the curriculum was started with, next to its journal."""
 
 
 def curriculum(context: StageContext) -> StageResult:
@@ -74,7 +74,7 @@ def exam_command(context: StageContext, final: DevResult) -> str:
 def keep_beginning(folder: Path, recipe: Recipe, digest: str) -> None:
     """Notes the recipe, and the start that all cycles come from, whatever its name.
 
-    Beside the journal, not in the run folder: what `annotate` makes there on its own comes from
+    Next to the journal, not in the run folder: what `annotate` makes there on its own comes from
     settings and inputs of its own.
 
     Args:
@@ -83,7 +83,7 @@ def keep_beginning(folder: Path, recipe: Recipe, digest: str) -> None:
         digest: Digest of the start's weights.
 
     Raises:
-        ConfigError: the curriculum was begun with another start.
+        ConfigError: the curriculum was started with another start.
     """
     begins = {"policy": digest}
     try:
@@ -123,7 +123,7 @@ class CurriculumState:
         results: Dev results of every policy, the start first.
         chosen: the best of either stage so far.
         trained: totals of every policy's training, by its name.
-        places: cycles begun, with or without a result.
+        places: cycles started, with or without a result.
         reward_model: folder of the last one that was trained.
     """
 

@@ -4,7 +4,7 @@
 
 Every policy of `evaluation.policies` answers the same questions of the split `test`, greedily and
 under the same structured decoding; so does every one of `evaluation.baselines`. Predictions,
-failures and metrics lie in `eval/<policy>/<set>/` of the run folder, the table in `eval/<set>.md`
+failures and metrics are in `eval/<policy>/<set>/` of the run folder, the table in `eval/<set>.md`
 and what decides it in `eval/<set>.json`; `<set>` ends in a hash of that, so evaluations of other
 settings, questions or weights lie side by side. Calls are in a ledger, so an interrupted
 evaluation continues. `evaluation.judge` judges the answers afterwards, stored ones, too: they are

@@ -1,10 +1,10 @@
-"""`make schedule`: what EVO-RAG's rewards weigh as an episode goes on, and what that silences.
+"""`make schedule`: what EVO-RAG's rewards weigh as an episode continues, and what that silences.
 
     branchwise schedule --config configs/evo-rag.yaml
 
 Prints the weights of both stages at every policy call (section 3.6 and table 1), and how many
 comparisons of two next steps they keep, silence or turn around under the threshold of the pairs
-(`pairs.min_gap`; see `analysis.suppression`). Tables and plot lie in `study/` of the run folder.
+(`pairs.min_gap`; see `analysis.suppression`). Tables and plot are in `study/` of the run folder.
 """
 
 from collections import Counter

@@ -4,9 +4,9 @@
 
 Each study is one file in `experiments/`; its recipe is `configs/<name>.yaml` and its run
 folder `datasets/<name>`. It runs the ordinary stages, each in a process of its own, and notes every
-one in `study/journal.jsonl`: interrupted at any point, the same command goes on. Tables (terminal,
-Markdown, CSV), plots and the list of all that was started lie in `study/` of the run folder; of
-studies that share a run, in `study/<name>/`.
+one in `study/journal.jsonl`: interrupted at any point, the same command continues. Tables
+(terminal, Markdown, CSV), plots and the list of all that was started are in `study/` of the run
+folder; of studies that share a run, in `study/<name>/`.
 """
 
 from collections.abc import Callable

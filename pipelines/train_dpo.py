@@ -5,7 +5,7 @@
 Reads the pairs parquet as it is; the start is merged in float32 with a new LoRA on top, so that
 the reference (adapter off) is the policy the run began with. Says first how long the examples
 are, and refuses to train if too many would not fit. Writes `models/<run>/dpo/`, or another folder
-beside it with `--name`.
+next to it with `--name`.
 """
 
 from agent.protocols import protocol_of

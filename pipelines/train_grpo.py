@@ -7,9 +7,9 @@ scheme scores the rollouts, and the policy learns from what the better ones of a
 Then the new weights draw the next batch. With `training.grpo.rollouts: trees` it learns from the
 trees that `annotate` grew, where a step is compared with its siblings.
 
-Writes `models/<run>/grpo/`, or another folder beside it with `--name`, and one more for each of
+Writes `models/<run>/grpo/`, or another folder next to it with `--name`, and one more for each of
 `training.grpo.stages` before the last; `metrics.jsonl` and `curves.svg` in it show how it went.
-Rollouts are calls in the run's ledger, so a training that was stopped goes on where it was.
+Rollouts are calls in the run's ledger, so a training that was stopped continues where it was.
 """
 
 import json
@@ -166,7 +166,7 @@ def _train(
     """Trains, and draws the curves.
 
     Args:
-        before: Folder of the stage that this one goes on from.
+        before: Folder of the stage that this one continues from.
     """
     recipe = training.recipe
     adapter = None if before is None else before / "adapter"

@@ -5,8 +5,8 @@
 Labels the stored trees under the recipe's `rewards:`, so that another schedule is a `--set` and
 grows nothing, and compares all siblings that differ in action or query and are far enough apart. A
 frozen encoder reads each step once; linear heads learn to order them. Prints how each head does on
-questions that were kept out, beside what the length of the texts alone would say. Writes
-`models/<run>/reward-model/`, or another folder beside it with `--name`.
+questions that were kept out, next to what the length of the texts alone would say. Writes
+`models/<run>/reward-model/`, or another folder next to it with `--name`.
 """
 
 from collections import Counter

@@ -15,7 +15,7 @@ DIGITS = 4
 class QuerySimilarity:
     """The largest cosine of a query to others; each text is encoded once.
 
-    Texts are encoded one by one: what else stands in its batch changes a vector's last bits, and
+    Texts are encoded one by one: what else is in its batch changes a vector's last bits, and
     a search that meets ties would then grow another tree when a run is resumed.
 
     EVO-RAG measures the overlap of sub-queries with all-MiniLM-L6-v2 (section 3.2), which is the

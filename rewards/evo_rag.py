@@ -104,8 +104,8 @@ def sub_query_overlap(
 ) -> float:
     """r_dup = −max_{j<t} cos(q_t, q_j) for a SEARCH after the first; in [−1, 0].
 
-    Queries that were taken back count. A negative cosine is no overlap; with `negative_earns` the
-    paper's formula pays for it, up to 1.
+    Queries that were taken back count. A negative cosine is not an overlap; with `negative_earns`
+    the paper's formula pays for it, up to 1.
     """
     if step.action.kind != "search" or not before.queries:
         return 0.0
@@ -138,7 +138,7 @@ def refusal_reward(
     """r_ref: for REFUSE +1 if the evidence is insufficient, −1 otherwise; 0 for other actions.
 
     With `early_wrong` (ours) a REFUSE before any SEARCH is −1 whatever the evidence: nothing was
-    looked for, and refusing at once would beat searching wherever searches seldom hit.
+    looked for, and refusing at once would beat searching wherever searches rarely hit.
 
     Args:
         sufficient: whether the evidence in context suffices to answer; None if nobody could say.

@@ -8,7 +8,7 @@ YES_NO = frozenset({"yes", "no"})
 
 
 def guessable(question: str, answers: Iterable[str]) -> bool:
-    """Returns whether a gold answer is yes or no, or stands in the question itself.
+    """Returns whether a gold answer is yes or no, or is in the question itself.
 
     "Who is older, Ada Lovelace or Mary Shelley?" leaves two answers to choose from. A gold stands
     in the question if its normalised tokens do, side by side and in order. Such questions tell

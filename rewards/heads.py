@@ -105,7 +105,7 @@ class Heads:
         """Reads what `save` wrote.
 
         Raises:
-            ConfigError: a pipe, a device or a folder lies there.
+            ConfigError: a pipe, a device or a folder is there.
             StorageError: it is not there, or no such file.
         """
         from safetensors import SafetensorError, safe_open

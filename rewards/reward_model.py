@@ -33,7 +33,7 @@ RECORD = "training.json"
 _NAMED = ("encoder", "encoder_digest", "heads_digest")
 
 DIGITS = 4
-"""Decimals of a score: what is read beside a step, and by how many threads, changes later ones."""
+"""Decimals of a score: what is read next to a step, and by how many threads, changes later ones."""
 
 Prompt = Callable[[State], Sequence[Message]]
 """State → the messages that ask for its next step."""
@@ -58,7 +58,7 @@ class RewardModel:
 
         Args:
             weights: Weights of the heads, by the 0-based index of the policy call.
-            max_length: tokens of the longest step behind its prompt.
+            max_length: tokens of the longest step after its prompt.
         """
         self.digest = digest_of(heads.digest, encoder.digest)
         self._heads, self._encoder, self._max_length = heads, encoder, max_length
@@ -116,7 +116,7 @@ class RewardModel:
 
 
 def prefix_of(state: State, prompt: Prompt) -> Prefix:
-    """Returns the last step of `state`, behind the prompt that asked for it."""
+    """Returns the last step of `state`, after the prompt that asked for it."""
     step = state.steps[-1]
     before = replace(state, stage=step.stage, steps=state.steps[:-1])
     # As both are read back from a stored tree, which then has the same scores.

@@ -1,4 +1,4 @@
-"""How EVO-RAG's seven rewards are weighed as an episode goes on (table 1, sections 3.5 and 3.6)."""
+"""Weights of EVO-RAG's seven rewards over an episode (table 1, sections 3.5 and 3.6)."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

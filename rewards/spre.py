@@ -9,10 +9,10 @@ Estimators:
   rollouts alike;
 - `tree`: Σ N·r / Σ N over labelled children, a leaf being worth its own outcome (the published
   data);
-- `rollout`: mean over the rollouts that started at the node (eq. 1 to the letter);
+- `rollout`: mean over the rollouts that started at the node (eq. 1 exactly);
 - `judge`: mean of judge scores · α^depth over the passes through the node, None if no answer
-  lies below.
-A node with no answer at or below it is None. So is an invalid action. The evidence beside a
+  is below.
+A node with no answer at or below it is None. So is an invalid action. The evidence next to a
 reward (`n_outcomes`, components) is of the outcomes that its estimator used, weighed as it weighs
 them; for `judge` these are the answers that passes through the node ended in.
 """

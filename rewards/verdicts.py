@@ -1,4 +1,4 @@
-"""What each protocol's rules say of a finished trajectory, beside the scores of its answer."""
+"""What each protocol's rules say of a finished trajectory, next to the scores of its answer."""
 
 from collections.abc import Callable
 

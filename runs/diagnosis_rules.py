@@ -15,7 +15,7 @@ Rating = Literal["good", "watch", "bad", "–"]
 
 FEW_PAIRS, LEAST_PAIRS = 500, 50
 """Below 500 pairs a gain is rarely large enough to be seen on some hundred questions; 50 pairs in
-batches of 8 are six updates, which hardly move a policy."""
+batches of 8 are six updates, which barely move a policy."""
 LEAST_SURVIVAL, GOOD_SURVIVAL = 0.6, 0.75
 """Of the pairs that fresh rollouts decide, luck keeps a half: below 0.6 most labels are noise."""
 MANY_TIED = 0.5
@@ -34,7 +34,7 @@ outcomes gave below it (docs/results.md, study `labels`); more outcomes alone di
 SMALL_GAP = 0.1
 """A median gap of a step's price (1 − α) or less compares lengths of paths, not answers."""
 LONGER_BY = 0.1
-"""So far from a half, longer or shorter can be learnt in place of better."""
+"""So far from a half, longer or shorter can be learnt instead of better."""
 MANY_NEAR = 0.2
 MUCH_REPEATED, MUCH_CONTRADICTED = 0.1, 0.01
 MANY_GUESSABLE = 0.5
@@ -42,7 +42,7 @@ ONE_KIND = 0.95
 MUCH_INVALID = 0.1
 UNMOVED_KL, FAR_KL = 0.01, 5.0
 """Nats a step: under the first the policy answers as before; a step of some ten tokens that lost
-five nats is hardly ever drawn any more, and what it was good for is forgotten."""
+five nats is barely ever drawn any more, and what it was good for is forgotten."""
 UNMOVED_MARGIN = 0.01
 """A tenth of a nat between the two steps of a pair, at the usual beta."""
 LOW_ACCURACY, MEMORISED = 0.6, 0.98

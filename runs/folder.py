@@ -58,12 +58,12 @@ VERSIONED = (
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder (contracts.md).
+    """A run folder (docs/guide.md).
 
     Attributes:
-        folder: where it lies.
+        folder: where it is.
         recipe: Recipe of the stage; an evaluation may use other settings.
-        seal: what the run was begun with.
+        seal: what the run was started with.
     """
 
     folder: Path
@@ -128,8 +128,8 @@ def open_run(
         recipe: resolved.
         facts: for `provenance.json`, where it does not say them yet.
         inputs: what the rows will come from, by digest (see `runs.inputs`); a run keeps
-            those that it was begun with. None: no rows will come.
-        grown: names of inputs that are those from before and more, so that it goes on with them.
+            those that it was started with. None: no rows will come.
+        grown: names of inputs that are those from before and more, so that it continues with them.
 
     Raises:
         ConfigError: the folder cannot be used, or holds another run (every changed setting and
@@ -204,7 +204,7 @@ def check_same_inputs(folder: Path, inputs: Mapping[str, str]) -> None:
     A run that has noted none yet (only evaluated so far) is asked for nothing.
 
     Raises:
-        ConfigError: some have changed since the run was begun; each is named.
+        ConfigError: some have changed since the run was started; each is named.
     """
     noted = noted_inputs(folder)
     if noted:
@@ -217,7 +217,7 @@ def noted_inputs(folder: Path) -> dict[str, str]:
 
 
 def noted_version(folder: Path, package: str) -> str | None:
-    """Returns the version of a package that the run was begun with; None if it is not noted."""
+    """Returns the version of a package that the run was started with; None if it is not noted."""
     versions = _provenance(folder).get("versions")
     return versions.get(package) if isinstance(versions, dict) else None
 
@@ -285,7 +285,7 @@ def check_run_folder(folder: Path) -> None:
     """Checks a run folder without writing to it.
 
     Raises:
-        ConfigError: it is or lies below a file, may not be written to, or holds something else
+        ConfigError: it is or is below a file, may not be written to, or holds something else
             than a run that can be read and whose files belong together (see `runs.seal`).
         StorageError: the manifest of its run cannot be read.
     """

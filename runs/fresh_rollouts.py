@@ -1,7 +1,7 @@
 """Nodes of a run rolled out afresh, as the table `survival`: what its labels are checked against.
 
 Every call is in the run's ledger before it is used, and a node that has its row is not rolled out
-again, so whoever asks for more pairs, or goes on after a stop, pays for what is new alone.
+again, so whoever asks for more pairs, or continues after a stop, pays for what is new alone.
 """
 
 import asyncio

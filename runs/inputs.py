@@ -1,6 +1,6 @@
 """What the rows of a run come from, by digest: names stay when files change, digests do not.
 
-Noted in `provenance.json` when a run is begun; `runs.folder` refuses to go on with others.
+Noted in `provenance.json` when a run is started; `runs.folder` refuses to continue with others.
 """
 
 import json

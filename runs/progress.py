@@ -1,4 +1,4 @@
-"""What a stage shows while it works: a live display on a terminal, a plain line elsewhere."""
+"""What a stage shows while it works: a live display on a terminal, a plain line otherwise."""
 
 import asyncio
 import time

@@ -225,7 +225,7 @@ class Recipe(Settings):
         """Returns, by name, this recipe with the settings of every policy that is evaluated.
 
         Args:
-            run: Name of the run, for which `{run}` stands in the names of models.
+            run: Name of the run, that `{run}` stands for in names of models.
         """
         named = self.evaluation.policies or {"policy": EvaluatedPolicy(model=self.policy.model)}
         greedy = self.evaluation.temperature

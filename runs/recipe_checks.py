@@ -253,7 +253,7 @@ def _difficulty(recipe: Recipe) -> Iterator[str]:
 
 
 ASKED = ("agent", "policy", "judge", "evaluation", "difficulty")
-"""Blocks that say which models are asked beside the policy, and where."""
+"""Blocks that say which models are asked next to the policy, and where."""
 
 CHECKS: tuple[tuple[tuple[str, ...], Callable[[Recipe], Iterator[str]]], ...] = (
     (("mcts", "judge"), _evaluator),

@@ -1,4 +1,4 @@
-"""What a run was begun with, sealed, so that a later edit of its recipe is noticed and named.
+"""What a run was started with, sealed, so that a later edit of its recipe is noticed and named.
 
 `provenance.json` keeps the seal: the run's id, a random token, and the settings that decide what
 its rows mean. `manifest.json` and `ledger.sqlite` keep the seal's digest. A stage that opens the
@@ -38,7 +38,7 @@ CONFIG, PROVENANCE, LEDGER = "config.yaml", "provenance.json", "ledger.sqlite"
 
 
 class Seal(BaseModel):
-    """What a run was begun with.
+    """What a run was started with.
 
     Attributes:
         run_id: on every row of the run; it stays when the folder gets another name.
@@ -63,7 +63,7 @@ class Seal(BaseModel):
 
 
 def new_seal(folder: Path, recipe: Recipe) -> Seal:
-    """Returns the seal of a run that is begun now; its id is a hash of the folder's name and the
+    """Returns the seal of a run that is started now; its id is a hash of the folder's name and the
     recipe.
     """
     joined = f"{folder.name}:{recipe.decisive_digest}"
@@ -83,7 +83,7 @@ def checked_seal(folder: Path, noted: Mapping[str, Any], kept: Mapping[str, Any]
         kept: content of its `config.yaml`.
 
     Raises:
-        ConfigError: the recipe was changed after the run was begun (every setting is named with
+        ConfigError: the recipe was changed after the run was started (every setting is named with
             its old and new value), or a file is missing, was changed, or is another run's.
         StorageError: the manifest cannot be read.
     """

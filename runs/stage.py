@@ -78,9 +78,9 @@ class StageResult:
 class Gate:
     """Lets calls and questions through until a limit is reached or somebody asks to stop.
 
-    Calls under way then finish and are stored; a question that needs another one stays pending, so
-    a rerun replays what is stored and goes on. A limit is overrun by no more than the calls under
-    way when it is reached. Replays are free, and nothing but a second signal stops them.
+    Calls in progress then finish and are stored; a question that needs another one stays pending,
+    so a rerun replays what is stored and continues. A limit is overrun by no more than the calls in
+    progress when it is reached. Replays are free, and nothing but a second signal stops them.
 
     Attributes:
         limits: tokens and dollars are those of the whole run, earlier attempts and stages

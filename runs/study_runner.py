@@ -37,7 +37,7 @@ AT_ONCE = (
     "training.sft.micro_batch",
     "training.reward_model.batch_tokens",
 )
-"""How much a training holds in memory: it comes to the same weights, but for rounding."""
+"""How much a training holds in memory: it comes to the same weights, up to rounding."""
 
 
 class StageStopped(BranchwiseError):
@@ -59,7 +59,7 @@ class StudyRunner:
         seeds: Seeds of the trainings.
         kept_in: where journal and tables lie; None takes `study/` of the run folder.
         title: what its lines begin with.
-        fits: settings that may be others when it goes on, and what has finished stays.
+        fits: settings that may be others when it continues, and what has finished stays.
     """
 
     context: StageContext
@@ -197,7 +197,7 @@ class Ended:
     Attributes:
         code: Exit code; negative: the signal that ended the process.
         totals: JSON line of the stage; empty if it printed none.
-        asked_to_stop: whether the study was, meanwhile.
+        asked_to_stop: whether the study was, in the meantime.
     """
 
     code: int

@@ -1,4 +1,4 @@
-"""Tables of a workflow, written beside its journal with the commands behind them."""
+"""Tables of a workflow, written next to its journal with the commands behind them."""
 
 from collections.abc import Sequence
 

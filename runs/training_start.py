@@ -60,7 +60,7 @@ def checked_start(context: StageContext, run: Run, table: str, *, off_policy: bo
 
 
 def _is_only_named(policy: ModelSettings) -> bool:
-    """Returns whether a policy's weights lie elsewhere, so that rows know them by name only."""
+    """Returns whether a policy's weights are elsewhere, so that rows know them by name only."""
     return policy.engine == "openai" or (
         policy.engine == "vllm" and served_files(policy.model) is None
     )
@@ -93,7 +93,7 @@ def trained_folder(context: StageContext, kind: str) -> Path:
     """Returns the folder of a training on pairs: `models/<run>/<kind>`, or with `--name` as kind.
 
     Raises:
-        ConfigError: the name cannot be a folder's, or is the warm start's, which is no training
+        ConfigError: the name cannot be a folder's, or is the warm start's, which is not a training
             on pairs and may be what this one starts from; or the folder holds a policy where a
             reward model is to go, or the reverse; or a link, which would be written through.
     """

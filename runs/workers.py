@@ -126,7 +126,7 @@ class Workforce:
 
         Raises:
             BranchwiseError: the first fault of a worker, after the others have stored what they
-                had under way.
+                had in progress.
         """
         faults: list[Fault] = []
         async with self._at_work() as messages, _watching(gate, self._forbid):

@@ -60,7 +60,7 @@ def open_lossless(path: Path) -> TextIO:
 def sound_lines(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[str]:
     """`lines` of an `open_lossless` file until it breaks, which is a fault at that line.
 
-    So are bytes that are not UTF-8; their line goes on with U+FFFD, so that whatever else is
+    So are bytes that are not UTF-8; their line continues with U+FFFD, so that whatever else is
     wrong is found too.
     """
     number = 0

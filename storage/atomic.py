@@ -25,7 +25,7 @@ from storage.terminal_escape import inert_json
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Gives a temporary path beside `path`; it takes the name `path` when the block ends well.
+    """Gives a temporary path next to `path`; it takes the name `path` when the block ends well.
 
     The folder is created if it is missing. If the block raises, `path` stays as it was and the
     temporary file is removed.

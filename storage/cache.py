@@ -64,7 +64,7 @@ def cache_room(name: str) -> Path:
 
 
 def check_cache_not_shared() -> None:
-    """Checks that no other user can change what lies in the cache folder; a missing one is fine.
+    """Checks that no other user can change what is in the cache folder; a missing one is fine.
 
     Raises:
         ConfigError: somebody can.

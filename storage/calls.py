@@ -191,7 +191,7 @@ GET_NUMBERED = {
     table: _select(table).replace("SELECT ", "SELECT rowid, ", 1) + "ORDER BY rowid"
     for table in SEALED
 }
-"""Whole tables, each row behind its number."""
+"""Whole tables, each row with its number."""
 PUT_FACT = "INSERT OR IGNORE INTO facts (name, value) VALUES (?, ?)"
 GET_FACT = "SELECT value FROM facts WHERE name = ?"
 IS_USED = (

@@ -23,7 +23,7 @@ _in_order = json.JSONEncoder(
 def checksum(values: Sequence[object]) -> str:
     """Returns the checksum (16 hex digits) of a row's values, in the order of its columns.
 
-    Takes some 5 µs. A number must have the type that its column gives back: 0.0, not 0, in a
+    Takes about 5 µs. A number must have the type that its column gives back: 0.0, not 0, in a
     column of reals.
     """
     content = _in_order(values).encode("utf-8", "surrogatepass")

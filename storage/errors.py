@@ -23,7 +23,7 @@ class EndpointError(BranchwiseError):
     """A model endpoint refused, failed or answered something unusable.
 
     Attributes:
-        fatal: the run cannot go on with this endpoint (bad key, no such model), as opposed to a
+        fatal: the run cannot continue with this endpoint (bad key, no such model), as opposed to a
             fault of a single call.
     """
 
@@ -50,7 +50,7 @@ class BudgetExceeded(BranchwiseError):
 
 
 class TrainingError(BranchwiseError):
-    """A training cannot go on: its gradients are not finite, or its engine serves other weights."""
+    """A training cannot continue: gradients are not finite, or the engine serves other weights."""
 
 
 class StorageError(BranchwiseError):

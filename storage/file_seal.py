@@ -5,9 +5,9 @@ load: they only give other answers. So a seal is written straight after the file
 system still holds of them, and every byte is compared with it before they are used.
 
 A hash is SHA-256 over the SHA-256 of blocks, which several threads compute at once. Two cores that
-have instructions for it took a tenth of a second for 270 MB and, with other work beside them, 0.9
+have instructions for it took a tenth of a second for 270 MB and, with other work next to them, 0.9
 for 1.2 GB, so large files need no weaker check. A seal finds damage. Whoever may write
-beside a file could write a seal, too: whose files are read at all is for `storage.cache` to say.
+next to a file could write a seal, too: whose files are read at all is for `storage.cache` to say.
 """
 
 import hashlib
@@ -80,7 +80,7 @@ def folder_fault(folder: Path, name: str) -> str | None:
 
 
 def seal_file(path: Path) -> None:
-    """Writes down what a file is now, into a file beside it.
+    """Writes down what a file is now, into a file next to it.
 
     Raises:
         StorageError: the seal cannot be written.

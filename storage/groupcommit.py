@@ -161,7 +161,7 @@ def _bindable(entry: Entry, values: Sequence[object]) -> list[object]:
 
 
 def _settle(waiters: Sequence[_Waiter], error: StorageError | None) -> None:
-    """Tell everybody who waits; event loops are woken once each, not once per row."""
+    """Tell everyone who waits; event loops are woken once each, not once per row."""
     by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = defaultdict(list)
     for waiter in waiters:
         if isinstance(waiter, asyncio.Future):
@@ -180,7 +180,7 @@ def _resolve_all(waiters: Sequence[_Waiter], error: StorageError | None) -> None
 
 
 def _resolve(waiter: _Waiter, error: StorageError | None) -> None:
-    if waiter.done():  # cancelled meanwhile
+    if waiter.done():  # cancelled in the meantime
         return
     if error is None:
         waiter.set_result(None)

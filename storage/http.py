@@ -273,7 +273,7 @@ def proxy_for(url: str) -> Proxy | None:
     Read here and not by aiohttp, which would also look for a password in ~/.netrc.
 
     Raises:
-        ConfigError: it is no HTTP proxy.
+        ConfigError: it is not an HTTP proxy.
     """
     from urllib.request import getproxies
 

@@ -63,7 +63,7 @@ class Ledger:
     """An open ledger (see module); use it in a `with` or `async with` block.
 
     Attributes:
-        path: the database; beside it lie SQLite's own files and `<name>.lock`.
+        path: the database; next to it lie SQLite's own files and `<name>.lock`.
     """
 
     def __init__(self, path: Path, *, shared: bool = False) -> None:
@@ -144,7 +144,7 @@ class Ledger:
     def totals(self) -> Totals:
         """Returns the sums over the calls that succeeded, earlier attempts at the run included.
 
-        Of calls that other processes store meanwhile it knows nothing before a `recount`.
+        Of calls that other processes store in the meantime it knows nothing before a `recount`.
         """
         return self._totals
 
@@ -190,7 +190,7 @@ class Ledger:
         return str(rows[0][1]) if rows else None
 
     def begin(self, begun: str) -> None:
-        """Keeps the digest of what the run was begun with; one that is there stays."""
+        """Keeps the digest of what the run was started with; one that is there stays."""
         self._commits.write(Entry(PUT_FACT, [(BEGUN, begun)]))
 
     @property
@@ -333,7 +333,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             "would run with every query"
         )
     if check_version(connection, path):
-        # The version with the tables, or a kill between them would leave what is no ledger.
+        # The version with the tables, or a kill between them would leave what is not a ledger.
         connection.execute("BEGIN IMMEDIATE")
         for statement in CREATE.split(";"):
             connection.execute(statement)

@@ -67,7 +67,7 @@ class Checked:
 def check(path: Path) -> Checked:
     """Look at every row and index of a ledger; changes nothing, and needs no lock.
 
-    Takes some 8 µs a row.
+    Takes about 8 µs a row.
 
     Raises:
         StorageError: the file cannot be read as a ledger of this version.

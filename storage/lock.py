@@ -31,7 +31,7 @@ class RunLock:
         """Takes the lock.
 
         Raises:
-            ConfigError: another process holds it (named by its pid), or what lies there is not a
+            ConfigError: another process holds it (named by its pid), or what is there is not a
                 lock file.
             StorageError: the file cannot be opened or locked.
         """

@@ -58,7 +58,7 @@ class Manifest(Record):
     """The committed parts of a run, in the order of their paths.
 
     Attributes:
-        run: digest of what the run was begun with (`runs.seal`); None if no run was begun.
+        run: digest of what the run was started with (`runs.seal`); None if no run was started.
         seal: the hash of all that, or damage to the hash of a part would look like damage to the
             part; None if it was never written.
     """
@@ -194,7 +194,7 @@ def problem_of(run: Path, part: PartInfo) -> str | None:
     Hashes the file, because a flipped bit can make parquet read another value without an error.
 
     Raises:
-        ConfigError: it is not a regular file, or lies behind a link.
+        ConfigError: it is not a regular file, or is behind a link.
     """
     try:
         with open_inside(run, part.path) as file:

@@ -16,7 +16,7 @@ SAID = (
     "out of memory",
     "unable to allocate",
 )
-"""What stands in the errors of OpenVINO, torch, SQLite, DuckDB, the loader and Python's threads."""
+"""What is in the errors of OpenVINO, torch, SQLite, DuckDB, the loader and Python's threads."""
 OF_SQLITE = frozenset({3082, 5386})
 """Its extended codes SQLITE_IOERR_NOMEM and SQLITE_IOERR_SHMMAP: it maps a file of its own."""
 LOCAL = (RuntimeError, OSError, ImportError, SystemError)

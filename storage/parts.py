@@ -39,7 +39,7 @@ def part_of(table: str, rows: pa.Table, part: int | str | None = None) -> Part:
     The same rows give the same bytes, as long as the version of pyarrow is the same.
 
     Args:
-        table: name of the table, which is also where it lies: "pairs",
+        table: name of the table, which is also where it is: "pairs",
             "eval/<policy>/<set>/predictions".
         rows: Rows of the part.
         part: number or name of the part, `<table>/part-<part>.parquet`; None for a table of one

@@ -13,7 +13,7 @@ def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
 
     Args:
         text: JSON; bytes are UTF-8.
-        constants: whether NaN and Infinity may stand in it, which JSON does not have.
+        constants: whether NaN and Infinity are allowed, which JSON does not have.
 
     Raises:
         ValueError: what is wrong with it.
@@ -40,7 +40,7 @@ def object_inside(folder: Path, name: str, most: int = RECORD_BYTES) -> dict[str
     """Returns the JSON object in a file inside a folder (see `storage.safe_files`).
 
     Raises:
-        ConfigError: it is no regular file inside the folder, or too large.
+        ConfigError: it is not a regular file inside the folder, or too large.
         OSError: it is missing or cannot be read.
         ValueError: it holds no JSON object.
     """

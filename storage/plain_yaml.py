@@ -1,6 +1,6 @@
 """YAML that anybody may have written, as the plain values that JSON has too.
 
-What is built are mappings with text as keys, lists, text, finite numbers, true, false and null. A
+What is built are mappings with text as keys, lists, text, finite numbers, true, false and None. A
 value stands where it is meant: anchors and aliases, with which a few lines stand for more than any
 memory holds or for themselves, are refused, and so is nesting that no settings have.
 """

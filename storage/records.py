@@ -116,10 +116,10 @@ class PassageRef(Record):
 
 
 class TreeNode(Record):
-    """One node of a search tree: a row of `trees` (columns of contracts.md, minus provenance).
+    """One node of a search tree: a row of `trees` (columns of docs/tables.md, minus provenance).
 
     `cut` is whether the call that led here ended at the token limit; `token_ids` are the tokens
-    that it sampled, for protocols that continue one turn (None elsewhere). `passages` of a root are
+    that it sampled, for protocols that continue one turn (None otherwise). `passages` of a root are
     those that the policy was shown before its first call.
     """
 

@@ -21,7 +21,7 @@ LOG_BYTES = 256 << 20
 
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe without a writer would be waited for
 _STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
-"""What a shell gives in place of a file; `--config <(…)` is one."""
+"""What a shell gives instead of a file; `--config <(…)` is one."""
 
 
 def reject_special_files(folder: Path, *, linked: bool = True) -> None:
@@ -50,12 +50,12 @@ def reject_special_files(folder: Path, *, linked: bool = True) -> None:
 
 
 def reject_irregular_files(*paths: Path) -> None:
-    """Rejects paths where something else than a regular file lies; nothing there is fine.
+    """Rejects paths where something else than a regular file is; nothing there is fine.
 
     For libraries that open files by name, such as SQLite.
 
     Raises:
-        ConfigError: a link, a pipe, a device, a socket or a folder lies there.
+        ConfigError: a link, a pipe, a device, a socket or a folder is there.
     """
     for path in paths:
         try:

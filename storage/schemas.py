@@ -1,7 +1,7 @@
-"""Arrow schemas of the parquet tables (contracts.md), and records to rows and back.
+"""Arrow schemas of the parquet tables (docs/tables.md), and records to rows and back.
 
 A table has a column for each field of its record. Schemas come from the fields' types because an
-all-None column would otherwise be typed `null`. Named values are lists of struct, never Arrow maps,
+all-None column would otherwise be untyped. Named values are lists of struct, never Arrow maps,
 which break Hugging Face datasets. Rows are read by name, with the records' defaults, so tables of
 older versions stay readable.
 """

@@ -12,7 +12,7 @@ from storage.text import storable
 class Settings(BaseModel):
     """Immutable, and strict: an unknown key is an error, and so is a number that no table holds."""
 
-    # What was given may be a key that stands in the wrong place: no message of pydantic's says it.
+    # What was given may be a key that is in the wrong place: no message of pydantic's says it.
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True
     )

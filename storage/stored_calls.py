@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from storage.calls import Call
 
 QUESTIONS = 2048
-"""Questions whose keys are kept, more than are ever at work at once: some 20 MB at 100 calls a
+"""Questions whose keys are kept, more than are ever at work at once: about 20 MB at 100 calls a
 question. Rows of an older one are read again when it is asked for again."""
 
 
@@ -60,7 +60,7 @@ class StoredCalls:
         if len(self._calls) >= self._questions:
             del self._calls[next(iter(self._calls))]
         self._loading = question_id
-        # There before it is read, so that what is stored meanwhile is added to it.
+        # There before it is read, so that what is stored in the meantime is added to it.
         known: dict[str, Call | None] = {}
         self._calls[question_id] = known
         try:

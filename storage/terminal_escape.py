@@ -2,7 +2,7 @@
 
 Model replies, names that a server gives, questions, paths and error messages may hold whatever a
 stranger wrote. Sent to a terminal as they are, they could clear the screen, set its title, link
-elsewhere, turn the direction of what follows, or begin a line that looks like one of ours. Here
+otherwise, turn the direction of what follows, or begin a line that looks like one of ours. Here
 they are spelled out as Python would spell them: an escape character becomes `\\x1b`.
 
     a field of a message, a cell of a table   `inert`: one line, whatever it holds

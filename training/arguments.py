@@ -27,7 +27,7 @@ def quiet() -> None:
 
 def keep_memory() -> None:
     """Lets glibc keep freed blocks: a step on a CPU allocates gigabytes of activations, and giving
-    them back and faulting them in again costs a third of its time. Elsewhere, does nothing.
+    them back and faulting them in again costs a third of its time. Otherwise, does nothing.
     """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")

@@ -64,7 +64,7 @@ def train_dpo(
         data: where the examples come from, as JSON; goes into `training.json`.
 
     Raises:
-        ConfigError: no pairs, too many do not fit into `max_length`, none is left beside the
+        ConfigError: no pairs, too many do not fit into `max_length`, none is left next to the
             held-out ones, or the model cannot read packed pairs (`packed: false` does without).
         StorageError: with `resume`, the target's checkpoints are not this training's own.
     """

@@ -1,6 +1,6 @@
 """A way to the answer in EVO-RAG's protocol that leaves something to shed.
 
-Needed searches, and beside them by chance (`TraceSettings`) what the rewards are about: a passage
+Needed searches, and next to them by chance (`TraceSettings`) what the rewards are about: a passage
 that was found is searched again, a wrong lead is followed, a search that brought nothing new is
 taken back, and a question is given up too early. What cannot be answered is refused after one to
 three searches.

@@ -190,11 +190,11 @@ def _write_merged(model: Any, tokenizer: Any, target: Path) -> None:
 
 
 def _write_gguf(model: Any, base: Path, target: Path, precision: Precision) -> str | None:
-    """`policy.gguf`, marked with the digest of the folder it lies in so that engines use it.
+    """`policy.gguf`, marked with the digest of the folder it is in so that engines use it.
 
-    Its seal lies beside it: of a file that changed later, no engine would see it.
+    Its seal is next to it: of a file that changed later, no engine would see it.
 
-    Returns why it was not written, if `base` is no model that the embedded engine can run.
+    Returns why it was not written, if `base` is not a model that the embedded engine can run.
     """
     source = base if base.is_file() else packaged_gguf()
     digest = policy_digest(policy_files(str(target)), precision)

@@ -74,7 +74,7 @@ def train_grpo(
 ) -> TrainingReport:
     """Trains a LoRA on `start` (merged in float32) and writes it to `target`.
 
-    A training that was stopped goes on from its last checkpoint. The rollouts drawn after it are
+    A training that was stopped continues from its last checkpoint. The rollouts drawn after it are
     in the ledger, so the curve becomes the same.
 
     Args:
@@ -85,7 +85,7 @@ def train_grpo(
         seed: Of initialisation and of what is drawn.
         temperature: That rollouts are sampled at, above 0.
         deciding: What else decides how the training goes: questions, rewards, protocol.
-        begin_with: Adapter of an earlier stage from the same start, with which to go on.
+        begin_with: Adapter of an earlier stage from the same start, with which to continue.
         resume: Refuse to replace another training's checkpoints; see `TrainingRun`.
         log: Callback for status messages.
         data: Where the questions come from, as JSON; goes into `training.json`.

@@ -86,7 +86,7 @@ def queries_about(question: Question, titles: Collection[str]) -> tuple[str, ...
 
 
 def _named_title(text: str, titles: Collection[str]) -> str | None:
-    """Returns the longest title that stands in `text` in so many words, the last of them."""
+    """Returns the longest title that is in `text` in so many words, the last of them."""
     words = [word.strip(_PUNCTUATION) for word in text.split()]
     for length in range(min(_TITLE_WORDS, len(words)), 0, -1):
         # A sentence's first word is written large whatever it means.

@@ -1,6 +1,6 @@
 """Pairs that the start has not decided yet.
 
-A pair whose rejected step the start would hardly ever take has nothing to teach it, and DPO pays
+A pair whose rejected step the start would barely ever take has nothing to teach it, and DPO pays
 for pushing that step down further: the probability goes to whatever is likeliest already, right or
 wrong, and the chosen step's own falls with it (Razin et al. 2024, "Unintentional unalignment").
 """

@@ -1,7 +1,7 @@
 """Batches of policy steps: side by side with their whole prompts, or packed into one tree.
 
 Both have the shape that TRL's trainers read: `input_ids`, `attention_mask` and `completion_mask`.
-A packed row is short, the last token of the prompt and the step; what it hangs on lies beside it,
+A packed row is short, the last token of the prompt and the step; what it hangs on is next to it,
 once for all rows, in keys that `training.tree_attention` reads:
 
     tree_tokens, tree_positions, tree_ends   (1, N), see `weights.prefix_tree`

@@ -1,7 +1,7 @@
 """TRL's `DPOTrainer` on tokenised pairs: side by side with full prompts, or packed.
 
 Two differences from TRL: pairs reach it as the token ids that the embedded engine is asked with
-(its own tokenisation would add the template's line break behind the end of the turn, which no
+(its own tokenisation would add the template's line break after the end of the turn, which no
 policy samples), and nothing is ever cut. Packed, it also gets the reference's log-probabilities
 with the pairs, and siblings follow each other (`training.samplers`); loss, gradients and metrics
 are its own.

@@ -8,7 +8,7 @@ from typing import Any
 from training.curves import read_metrics
 
 SHARE = 0.25
-"""Of the steps, at either end. One alone is a batch, and the last one seldom a whole one: its loss
+"""Of the steps, at either end. One alone is a batch, and the last one rarely a whole one: its loss
 is of its pairs more than of the training, the more so with a supervised term in it."""
 _LEAST_STEPS = 3
 

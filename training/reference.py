@@ -1,7 +1,7 @@
 """What the start of a preference training says of the steps, computed once and kept.
 
 The reference of DPO never changes, and the arms and seeds of a study train on the same steps from
-the same start. So its log-probabilities lie in the cache, under a hash of the start and of all
+the same start. So its log-probabilities are in the cache, under a hash of the start and of all
 steps with their prompts: in any order, and whichever step of a pair is the chosen one.
 """
 

@@ -3,7 +3,7 @@
 Source: EVO-RAG section 3.3. Writes a folder that `rewards.reward_model` loads:
 
     heads.safetensors    the heads, with the standardisation of their inputs and outputs
-    metrics.json         each head on the validation questions, beside a length-only baseline
+    metrics.json         each head on the validation questions, next to a length-only baseline
     training.json        encoder, settings, seed and data, by digest; written last
 """
 
@@ -43,7 +43,7 @@ class Material:
     """What a reward model learns from.
 
     Attributes:
-        steps: distinct, each behind its prompt.
+        steps: distinct, each after its prompt.
         comparisons: Number of sibling comparisons.
         scheme: the rewards that labelled them.
     """

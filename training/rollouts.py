@@ -1,7 +1,7 @@
 """Rollouts as rows to train on: a row for each policy call, weighted so that rollouts count alike.
 
 The rows of a batch lie on one prefix tree (`training.packing`): what the environment wrote is
-part of a prompt, which no loss reads, and a turn that goes on is read once however many calls it
+part of a prompt, which no loss reads, and a turn that continues is read once however many calls it
 was made of. Protocols that rewrite their prompt at each step train in the same way.
 """
 

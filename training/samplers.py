@@ -13,7 +13,8 @@ class StateOrder:
 
     Args:
         states: what the examples' groups are known by, one an example.
-        seed: the order depends on it and the epoch alone, so that a resumed training goes on in it.
+        seed: the order depends on it and the epoch alone, so that a resumed training continues in
+        it.
     """
 
     def __init__(self, states: Sequence[Hashable], seed: int) -> None:

@@ -38,7 +38,7 @@ class Walk:
         rng: decides everything that is left to chance.
         examples: one per step so far.
         counts: Number of traces by what they contain.
-        problem: why this is no trace; None if it is one.
+        problem: why this is not a trace; None if it is one.
     """
 
     question: Question

@@ -40,7 +40,7 @@ def copy_chain(start: str, target: Path) -> tuple[str, list[str]]:
     names = [f"{CHAIN}/{number}" for number in range(len(files.adapters))]
     for name, adapter in zip(names, files.adapters, strict=True):
         (target / name).mkdir(parents=True)
-        for file in (WEIGHTS, ADAPTER_CONFIG):  # and nothing else that lies there
+        for file in (WEIGHTS, ADAPTER_CONFIG):  # and nothing else that is there
             shutil.copyfile(adapter / file, target / name / file)
     if files.hub is not None:
         return files.hub, names

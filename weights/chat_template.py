@@ -11,7 +11,7 @@ from storage.text import storable
 
 
 def rendered(template: str, messages: tuple[Message, ...], prefix: str = "") -> str:
-    """Returns the prompt: `messages` in a Jinja chat template, then the begun assistant's turn.
+    """Returns the prompt: `messages` in a Jinja chat template, then the started assistant's turn.
 
     Raises:
         ConfigError: jinja2 is missing, or the template refuses the messages.
@@ -33,7 +33,7 @@ def rendered(template: str, messages: tuple[Message, ...], prefix: str = "") -> 
 def prompt_ids(messages: Sequence[Message], tokenizer: Any) -> tuple[int, ...]:
     """Returns the token ids that ask a model for its turn; the embedded engine's own ids.
 
-    The assistant's messages at the end are the parts of a begun turn, as in
+    The assistant's messages at the end are the parts of a started turn, as in
     `engines.sampling.SampleRequest.prefix`: only the first is encoded with the template.
     """
     turn = [m.content for m in takewhile(lambda m: m.role == "assistant", reversed(messages))]

@@ -1,8 +1,8 @@
-"""Steps as vectors: a frozen model reads a step behind its prompt, and its last state is kept.
+"""Steps as vectors: a frozen model reads a step after its prompt, and its last state is kept.
 
 Source: EVO-RAG section 3.3, where a frozen encoder embeds each trajectory prefix. A vector is what
 the model's last norm gives for the last token, in float32. Each distinct prefix is read once, and
-its vector lies in the cache under a hash of the weights and of its tokens.
+its vector is in the cache under a hash of the weights and of its tokens.
 """
 
 import hashlib

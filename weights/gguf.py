@@ -27,7 +27,7 @@ def rewrite_gguf(source: Path, target: Path, precision: Precision, digest: str =
     """Writes `source`'s weights to `target` in another precision; metadata are kept.
 
     Raises:
-        ConfigError: `source` is no GGUF file.
+        ConfigError: `source` is not a GGUF file.
     """
     from gguf import dequantize
 

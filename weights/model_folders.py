@@ -1,6 +1,6 @@
 """Model folders in the format of transformers, looked through before any library reads them.
 
-Such a folder can name code of its own (`auto_map`), other weights than those that lie in it, or
+Such a folder can name code of its own (`auto_map`), other weights than those that are in it, or
 more layers than any memory holds; and a file of it can be a pipe. transformers asks at the terminal
 whether to run the code; here nothing of a folder runs, and there is no question.
 """

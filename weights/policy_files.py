@@ -212,8 +212,8 @@ def policy_digest(files: PolicyFiles, precision: str) -> str:
     """Returns the hash (32 hex digits) of base weights, adapter chain, quantisation, tokenizer and
     template.
 
-    Tokenizer and chat template are metadata of the base GGUF, or lie beside merged weights, which
-    are run with the packaged ones where they bring none. A `policy.gguf` beside its adapters does
+    Tokenizer and chat template are metadata of the base GGUF, or are next to merged weights, which
+    are run with the packaged ones where they bring none. A `policy.gguf` next to its adapters does
     not count: it is made from them.
     """
     parts = ["branchwise-policy-1", precision, *_base_hashes(files.base)]

@@ -2,7 +2,7 @@
 
 The siblings of a state share their prompt, and all prompts of a stage share its instruction. A
 causal model reads a token's past only, so a shared beginning has to be read once, however many
-sequences go on from it: tree attention, as in SpecInfer (Miao et al., 2024, section 4), here for
+sequences continue from it: tree attention, as in SpecInfer (Miao et al., 2024, section 4), here for
 training and for embeddings.
 """
 

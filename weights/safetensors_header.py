@@ -12,7 +12,7 @@ def tensor_shapes(path: Path) -> dict[str, Shape]:
     """Returns the names and shapes of the tensors.
 
     Raises:
-        ConfigError: safetensors is missing, or the file is, or is no regular file, torn, or not
+        ConfigError: safetensors is missing, or the file is, or is not a regular file, torn, or not
             safetensors.
     """
     try:

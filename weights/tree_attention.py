@@ -2,7 +2,7 @@
 
 The tree is one sequence, with the positions that its tokens have in their own sequences, and with
 a mask in the form that the model's attention takes. Most of that mask is closed: what hangs on one
-state sees nothing of the others. FlexAttention skips what is closed on a GPU. Elsewhere the
+state sees nothing of the others. FlexAttention skips what is closed on a GPU. Otherwise the
 attention that is registered here, `TREE_SDPA`, goes through the tree subtree by subtree, each
 against its own past.
 """
@@ -115,7 +115,7 @@ def _cut(
 ) -> Iterator[Subtree]:
     child = start
     while child < stop and ends[child] == stop:
-        child += 1  # everything behind it hangs on it
+        child += 1  # everything after it hangs on it
     if child == stop or stop - start <= small:
         yield Subtree(start, stop, past)
         return

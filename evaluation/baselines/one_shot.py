@@ -6,7 +6,7 @@ from storage.records import Question
 
 
 def baseline(material: Material) -> Baseline:
-    """Begins with one search, which is no step of the policy."""
+    """Begins with one search, which is not a step of the policy."""
 
     async def begin(question: Question) -> State:
         found = await material.retriever.search(question.question, material.top_k)

@@ -23,22 +23,24 @@ FITS = (
     "training.reward_model.max_length",
     "training.reward_model.max_dropped_share",
 )
-"""What lets a training go on that stopped for want of memory or of room for its prompts."""
+"""What lets a training continue that stopped for want of memory or of room for its prompts."""
 
 FOLDER = "curriculum"
-"""Of the run folder: journal, tables, and what the curriculum was begun with."""
+"""Of the run folder: journal, tables, and what the curriculum was started with."""
 BEGUN = "begun.yaml"
-"""The recipe that it was begun with; `config.yaml` is that of the stage that last used the run."""
+"""The recipe that it was started with; `config.yaml` is that of the stage that last used the run.
+
+"""
 
 MAY_CHANGE = ("limits.", "curriculum.cycles.refinement", *FITS)
-"""What a curriculum that goes on may set anew: no cycle that is done is done again for it."""
+"""What a curriculum that continues may set anew: no cycle that is done is done again for it."""
 
 
 def check_curriculum(context: StageContext) -> None:
     """Makes every check.
 
     Raises:
-        ConfigError: the recipe is no curriculum's, the run folder holds another one, or there is
+        ConfigError: the recipe is not a curriculum's, the run folder holds another one, or there is
             too little of something.
     """
     recipe = context.recipe

@@ -1,6 +1,6 @@
 """One cycle of a curriculum: roll out, train a reward model, train the policy, ask it on dev.
 
-Source: EVO-RAG sections 3.4 and 3.7 (algorithm 1). Each cycle is an ordinary run folder beside the
+Source: EVO-RAG sections 3.4 and 3.7 (algorithm 1). Each cycle is an ordinary run folder next to the
 curriculum's, `datasets/<run>-<cycle>`, with its models in `models/<run>-<cycle>`: `inspect`,
 `diagnose` and `verify` work on it unchanged. Its recipe is the curriculum's, under the settings
 that the commands of its stages name.

@@ -26,7 +26,7 @@ PANELS: Mapping[str, Mapping[str, str]] = {
 def write_course(
     runner: StudyRunner, results: Sequence[DevResult], chosen: Mapping[StageName, DevResult]
 ) -> None:
-    """Prints the table, and keeps it, its plot and one of the schedule beside the journal.
+    """Prints the table, and keeps it, its plot and one of the schedule next to the journal.
 
     Args:
         runner: Runner of the curriculum.

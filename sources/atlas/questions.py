@@ -5,7 +5,7 @@ names of cities, countries and capitals, and everything asked of them, are disjo
 What countries share is not: continents, a few currencies (Euro, Dollar), dialling codes (+47) and
 time zones, round numbers, yes and no.
 
-A question of several hops whose answer stands in an earlier passage is not asked: the time zone of
+A question of several hops whose answer is in an earlier passage is not asked: the time zone of
 a town often names the continent and the capital (Europe/Riga), and one search would do.
 """
 

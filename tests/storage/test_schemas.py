@@ -92,7 +92,7 @@ def test_records_round_trip_through_parquet(table: str, data: st.DataObject) -> 
     assert table_to_records(read, cls) == records
 
 
-CONTRACT = {  # contracts.md, in its order
+CONTRACT = {  # the columns that users rely on, in order
     "trees": "tree_id question_id source cycle seed node_id parent_id depth stage action text "
     "content passages terminal forced cut token_ids visits value judge_score judge_text rollouts "
     "n_outcomes iteration verdict em f1 reward components input_tokens cached_tokens output_tokens "
