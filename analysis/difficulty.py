@@ -4,6 +4,7 @@ A question's label is the number of the first rollout that answers it. That is a
 with a success rate of 0.1 is easy with probability 1 − 0.9⁹ = 0.61.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -56,10 +57,15 @@ def draw_stages(
     for stage, numbers in stages.items():
         drawn[stage] = {}
         for name, number in numbers.items():
-            begin = round(wanted[name])
+            begin = _rounded(wanted[name])
             wanted[name] += shares[stage] * number
-            drawn[stage][name] = buckets[name][begin : round(wanted[name])]
+            drawn[stage][name] = buckets[name][begin : _rounded(wanted[name])]
     return drawn
+
+
+def _rounded(number: Fraction) -> int:
+    """Rounds halves up. `round` maps 0.5 to 0 and 1.5 to 2, which would draw one too many."""
+    return math.floor(number + Fraction(1, 2))
 
 
 def _shares(stages: Stages, there: Mapping[str, int]) -> dict[str, Fraction]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from analysis.difficulty import LABELS, difficulty_of, draw_stages
@@ -69,6 +69,11 @@ def there(numbers: dict[str, int], bucket: str) -> int:
 
 
 @given(numbers=counts, wanted=wanted_stages, seed=st.integers(0, 3))
+@example(
+    numbers={"2wiki/unsolved": 41, "2wiki/medium": 30},
+    wanted={"1": {"unsolved": 82, "medium": 41}, "2": {"medium": 1}},
+    seed=0,
+)
 def test_stages_keep_their_proportions(
     numbers: dict[str, int], wanted: dict[str, dict[str, int]], seed: int
 ) -> None:
