@@ -28,7 +28,7 @@ def questions_needed(
             "by more than they disagree"
         )
     if not (0 < power < 1 and 0 < alpha < 1):
-        raise ValueError(f"power {power} and alpha {alpha} lie in (0, 1)")
+        raise ValueError(f"power {power} and alpha {alpha} must be in (0, 1)")
     normal = NormalDist()
     null = normal.inv_cdf(1 - alpha / 2) * sqrt(disagreement)
     real = normal.inv_cdf(power) * sqrt(disagreement - effect**2)

@@ -184,7 +184,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
         ValueError: a value is not in [0, 1].
     """
     if not all(0 <= p <= 1 for p in p_values):
-        raise ValueError(f"p-values lie in [0, 1]: {list(p_values)}")
+        raise ValueError(f"p-values must be in [0, 1]: {list(p_values)}")
     adjusted = [0.0] * len(p_values)
     reached = 0.0
     for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):

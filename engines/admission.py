@@ -95,7 +95,7 @@ class Admission:
             return None
         return EndpointError(
             f"{self._breaker.fault}; nothing else came for {self._breaker.patience_s:.0f} s. What "
-            "was answered before is stored: run the same command again, once the endpoint works, "
+            "was answered before is stored: rerun the same command, once the endpoint works, "
             "to continue",
             fatal=True,
         )

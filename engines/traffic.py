@@ -144,7 +144,7 @@ class Traffic:
     def _answered(self) -> None:
         failed_for_s = self._breaker.answered(_now())
         if failed_for_s is not None:
-            self.on_event(f"{self._url} answers again, after {failed_for_s:.0f} s; going on")
+            self.on_event(f"{self._url} responds again after {failed_for_s:.0f} s; resuming")
 
     def _failed(self, slot: Slot, fault: PassingFault) -> None:
         self._hold(fault)
@@ -169,7 +169,7 @@ class Traffic:
         now = _now()
         pause_s = min(fault.retry_after_s, self._settings.retry.longest_retry_after_s)
         if pause_s >= LONG_PAUSE_S and self.admission.held_until <= now:
-            self.on_event(f"{fault}; it asks for a pause, calls go on in {pause_s:.0f} s")
+            self.on_event(f"{fault}; it asked for a pause; calls resume in {pause_s:.0f} s")
         # A little later, each process at another time.
         until = now + pause_s * (1.0 + 0.1 * self._jitter.random())
         self.admission.held_until = max(self.admission.held_until, until)

@@ -166,14 +166,14 @@ class VllmServer:
             self._given_up = await self._dead_for_good()
         except Exception as error:  # whoever waits for a server must hear of it
             _log.exception("the vLLM server is no longer watched")
-            self._given_up = f"the vLLM server cannot be started again: {error!r}"
+            self._given_up = f"the vLLM server cannot be restarted: {error!r}"
         finally:
             self._settled.set()
 
     async def _dead_for_good(self) -> str:
         fault = await self._told()
         while self._may_restart():
-            self._log(f"{fault.partition('; from its log_file')[0]}; it is started again")
+            self._log(f"{fault.partition('; from its log_file')[0]}; restarting it")
             try:
                 await self._live()
                 fault = await self._told()

@@ -45,6 +45,6 @@ def draw_fresh_rollouts(
     if rolled.failed:
         runner.context.log(f"study: trees left out, which failed: {dict(rolled.failed)}")
     if rolled.pending:
-        why = f"fresh rollouts: {rolled.reason}; the same command goes on from here"
+        why = f"fresh rollouts: {rolled.reason}; rerun the same command to resume"
         raise StageStopped(why, rolled.exit_code)
     return rolled

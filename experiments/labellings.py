@@ -95,7 +95,7 @@ def leaning_sheet(run: Path, arms: Iterable[Arm]) -> Sheet:
         for one in found
     )
     head = (
-        "labelling", "pairs", "stop over going on", "going on over stop", "of one kind",
+        "labelling", "pairs", "stop over continue", "continue over stop", "of one kind",
         "by actions alone %",
     )  # fmt: skip
     return Sheet("Which way the pairs lean (an answer or a refusal stops)", head, rows)

@@ -250,7 +250,7 @@ def covered(intervals: Iterable[Interval]) -> str:
     """Describes the scope of a table's intervals."""
     if max((one.seeds for one in intervals), default=1) > 1:
         return "questions and seeds"
-    return "questions; one training an arm, so nothing is said of others"
+    return "questions; one training per arm, so training variance is not included"
 
 
 def size_of(

@@ -172,7 +172,7 @@ def _close(
     if not totals["pairs"] and (complaint := off_protocol(context.run, recipe.policy.model)):
         context.log(complaint)
     if gate.reason:
-        context.log(f"stopped: {gate.reason}; run the same command again to continue")
+        context.log(f"stopped: {gate.reason}; rerun the same command to resume")
         return StageResult(totals, gate.exit_code)
     failed = int(str(totals["questions_failed"]))
     if failed > recipe.limits.max_failed_share * max(progress.total, 1):
@@ -189,7 +189,7 @@ def off_protocol(run: Path, model: str) -> str | None:
         return None
     first = inert(invalid[0].as_py()[:200])
     return (
-        f"no pairs: {len(invalid)} of {len(replies)} replies of {model} were no action of the "
+        f"no pairs: {len(invalid)} of {len(replies)} replies of {model} were not actions of the "
         f"protocol, such as '{first}'. Give another policy.model, teach this one with "
         "`make warm-start`, or let its server constrain what it writes (policy.structured_output)"
     )

@@ -57,10 +57,12 @@ STAGES = {
     "select": StageEntry("pipelines.select", "select", "questions by difficulty, for outcome RL"),
     "annotate": StageEntry("pipelines.annotate", "annotate", "grow trees, label, write pairs"),
     "relabel": StageEntry(
-        "pipelines.relabel", "relabel", "label a finished run again, without a call"
+        "pipelines.relabel", "relabel", "recompute labels and pairs, no model calls"
     ),
-    "diagnose": StageEntry("pipelines.diagnose", "diagnose", "say whether a run can teach"),
-    "verify": StageEntry("pipelines.verify", "verify", "check parts and ledger, and mend them"),
+    "diagnose": StageEntry(
+        "pipelines.diagnose", "diagnose", "predict whether training on a run helps"
+    ),
+    "verify": StageEntry("pipelines.verify", "verify", "check the run's files and repair them"),
     "inspect": StageEntry("pipelines.inspect", "inspect", "DuckDB on the run"),
     "report": StageEntry("pipelines.report", "report", "write the run as one HTML page"),
     "export-pairs": StageEntry("pipelines.proguide", "export_pairs", "pairs as RAG-ProGuide JSON"),
@@ -79,9 +81,7 @@ STAGES = {
     "export": StageEntry("pipelines.export", "export", "merged policy: safetensors, GGUF"),
     "eval": StageEntry("pipelines.evaluate", "evaluate", "policies on a question set"),
     "curriculum": StageEntry("pipelines.curriculum", "curriculum", "EVO-RAG's stages, in cycles"),
-    "schedule": StageEntry(
-        "pipelines.schedule", "schedule", "what EVO-RAG's rewards weigh, and when"
-    ),
+    "schedule": StageEntry("pipelines.schedule", "schedule", "show EVO-RAG's reward weights"),
     "study": StageEntry("pipelines.study", "study", "a recorded experiment, resumable"),
     "all": StageEntry("pipelines.all", "all_stages", "the recipe's stages, one after the other"),
 }
@@ -121,7 +121,9 @@ def parser() -> argparse.ArgumentParser:
         )
         one.add_argument("--run", type=Path, metavar="DIR", help="default: datasets/<name>")
         one.add_argument("--set", action="append", default=[], metavar="a.b=c", dest="overrides")
-        one.add_argument("--resume", action="store_true", help="never start a training anew")
+        one.add_argument(
+            "--resume", action="store_true", help="never replace another training's checkpoints"
+        )
         one.add_argument("--json", action="store_true", help="totals as JSON on the last line")
         _own_arguments(name, one)
     return top
@@ -131,7 +133,7 @@ def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
     """Adds the arguments that only some stages take."""
     one.set_defaults(dry_run=False, limit=None)
     if name not in READ_ONLY:
-        one.add_argument("--dry-run", action="store_true", help="say what would happen")
+        one.add_argument("--dry-run", action="store_true", help="show what would happen, and stop")
     if name in LIMITED:
         one.add_argument("--limit", type=_count, metavar="N", help="at most N questions")
     if name in {"annotate", "all"}:
@@ -148,7 +150,7 @@ def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
         one.add_argument("--sample", type=_count, default=40, metavar="N", help="pairs rolled out")
         one.add_argument("--rollouts", type=_count, default=8, metavar="N", help="a side of a pair")
         one.add_argument("--label", default=None, help="of a relabelling")
-        one.add_argument("--no-model", action="store_true", help="ask no model: parquet alone")
+        one.add_argument("--no-model", action="store_true", help="use no model, parquet only")
         one.add_argument("--model", default=None, help="trained; default models/<run>/dpo")
         one.add_argument("--export", action="store_true", help="export it, to see what it keeps")
     if name in {"export-pairs", "import-pairs"}:
@@ -162,7 +164,7 @@ def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
         one.add_argument("--role", choices=("policy", "judge", "verifier"), default="policy")
         one.add_argument("--port", type=_count, metavar="N", help="default: one that is free")
     if name in {"train-sft", "train-dpo", "train-grpo"}:
-        one.add_argument("--label", default=None, help="train on what a relabelling says")
+        one.add_argument("--label", default=None, help="train on the pairs of a relabelling")
     if name in NAMED:
         one.add_argument("--name", default=None, help=f"of the model; default {NAMED[name]}")
 
@@ -216,7 +218,7 @@ def run_stage(options: argparse.Namespace) -> int:
     try:
         return _carried_out(options, console)
     except KeyboardInterrupt:
-        console.print_line("interrupted; run the same command again to continue")
+        console.print_line("interrupted; rerun the same command to resume")
         return 130
     except Exception as error:
         if said := exhausted(error):  # whatever error came of it

@@ -59,7 +59,7 @@ def curriculum(context: StageContext) -> StageResult:
         return StageResult({**course.totals(), "stopped": str(stopped)}, stopped.exit_code)
     context.log(f"curriculum: its policy is {final.model} ({final.name})")
     if final.name != START:
-        context.log(f"ask it the test: {exam_command(context, final)}")
+        context.log(f"evaluate it on test: {exam_command(context, final)}")
         context.log(f"take it away:    branchwise export --model {final.model}")
     return StageResult({**course.totals(), "final": asdict(final)})
 
@@ -92,8 +92,8 @@ def keep_beginning(folder: Path, recipe: Recipe, digest: str) -> None:
         atomic_write_json(folder / BEGINNING, begins)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{folder / BEGINNING}: cannot be read ({error}), so nothing says which policy the "
-            "curriculum was begun with; restore it"
+            f"{folder / BEGINNING}: cannot be read ({error}), so the policy is unknown that the "
+            "curriculum was started with; restore it"
         ) from error
     if not (folder / BEGUN).exists():
         atomic_write_text(folder / BEGUN, dump_recipe(recipe))

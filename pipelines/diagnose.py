@@ -87,12 +87,14 @@ def diagnose(context: StageContext) -> StageResult:
     returns = not scheme.by_answer
     unsampled = context.options["no_model"] or not grown or returns
     sample = [] if unsampled else _sample(context, pairs)
-    context.log(f"diagnose: {len(pairs)} pairs of {table}, {len(sample)} of them rolled out afresh")
+    context.log(
+        f"diagnose: {len(pairs)} pairs of {table}, {len(sample)} of them get fresh rollouts"
+    )
     if context.dry_run:
         return StageResult({"pairs": len(pairs), "sample": len(sample), "dry_run": True})
     rolled = roll_fresh(context, run, sample, context.options["rollouts"]) if sample else None
     if rolled is not None and rolled.pending:
-        context.log(f"stopped: {rolled.reason}; run the same command again to continue")
+        context.log(f"stopped: {rolled.reason}; rerun the same command to resume")
         return StageResult({"pending": rolled.pending}, rolled.exit_code)
     trees = tree_figures(tree.nodes for tree in stored_trees(run, labels))
     found = Diagnosis(run.folder.name, label, pair_figures(pairs), trees)

@@ -53,7 +53,7 @@ def doctor(context: StageContext) -> StageResult:
         context.log(f"problem: {problem}")
     for line in overheard(context.recipe):
         context.log(f"note: {line}")
-    context.log("the recipe can run here" if not found else "mend these first")
+    context.log("the recipe can run here" if not found else "fix these problems first")
     return StageResult({"problems": found}, BAD_INPUT if found else DONE)
 
 

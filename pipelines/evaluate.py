@@ -96,7 +96,7 @@ def evaluate(context: StageContext) -> StageResult:
 
 def _stopped(context: StageContext, gate: Gate, ledger: Ledger, policies: list[str]) -> StageResult:
     """Say what stopped the stage; what the policies in `policies` answered is kept."""
-    context.log(f"stopped: {gate.reason}; run the same command again to continue")
+    context.log(f"stopped: {gate.reason}; rerun the same command to resume")
     return StageResult({"policies": policies, **_spent(context, ledger)}, gate.exit_code)
 
 

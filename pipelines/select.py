@@ -72,7 +72,7 @@ def select(context: StageContext) -> StageResult:
         for line in in_words(ledger, recipe.limits):
             context.log(line)
     if gate.reason:
-        context.log(f"stopped: {gate.reason}; run the same command again to continue")
+        context.log(f"stopped: {gate.reason}; rerun the same command to resume")
         return StageResult(totals, gate.exit_code)
     stages = _write_stages(context, run, ordered, data.questions)
     code = _exit_code(context, stages, failures, len(data.questions))

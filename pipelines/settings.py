@@ -128,9 +128,9 @@ def _section(block: Block, earlier: Sequence[Block]) -> str:
         if name not in known or getattr(block.defaults, name) != known[name]
     ]
     about = [(inspect.getdoc(kind) or "").split("\n\n")[0].replace("\n", " ")]
-    about += ["Null, unless it is named."] * (not block.given)
+    about += ["Not set by default."] * (not block.given)
     same = " and ".join(f"`{one.names[0]}`" for one in like)
-    about += [f"As {same}, but for these:"] * bool(like)
+    about += [f"As {same}, except:"] * bool(like)
     table = ("| setting | default | may be | meaning |", "|---|---|---|---|", *rows)
     return "\n".join((f"## {title}", "", " ".join(about), "", *table, ""))
 

@@ -121,7 +121,7 @@ def _on_rollouts(context: StageContext) -> StageResult:
                         )
                     before = training.target
         except BudgetExceeded:
-            context.log(f"stopped: {gate.reason}; run the same command again to continue")
+            context.log(f"stopped: {gate.reason}; rerun the same command to resume")
             return StageResult(spending(ledger.totals()), gate.exit_code)
         for line in in_words(ledger, recipe.limits):
             context.log(line)

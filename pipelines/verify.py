@@ -186,15 +186,13 @@ class Rebuilding:
         other = [p.info for p in made if p.info.sha256 != committed.get(p.info.path)]
         for info in other:
             self.context.log(
-                f"{info.path}: made again it has the sha256 {info.sha256}, but "
+                f"{info.path}: rebuilt, it has the sha256 {info.sha256}, but "
                 f"{committed.get(info.path)} was committed, so it was left as it is. {self._why()}"
             )
         for part in made:
             if part.info.path in bad and part.info not in other:
                 part.write(folder)
-                self.context.log(
-                    f"{part.info.path}: made again from the ledger, as it was committed"
-                )
+                self.context.log(f"{part.info.path}: rebuilt from the ledger, as committed")
         return not other
 
     def _why(self) -> str:

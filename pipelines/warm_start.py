@@ -83,7 +83,7 @@ def _in_words(counts: Mapping[str, int]) -> str:
     listed = ", ".join(f"{name} {count}" for name, count in counts.items())
     if not counts.get("searches"):
         return listed
-    return f"{listed}; {counts['searches'] / counts['traces']:.2f} searches a trace"
+    return f"{listed}; {counts['searches'] / counts['traces']:.2f} searches per trace"
 
 
 def warm_part(recipe: Recipe, questions: int) -> DataSettings:

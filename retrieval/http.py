@@ -56,7 +56,7 @@ class HttpRetriever:
             found = [_passage(hit) for hit in reply["result"][0]]
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise RetrievalError(
-                f"{self._url} does not speak Search-R1's /retrieve protocol ({error!r}): "
+                f"{self._url} does not follow Search-R1's /retrieve protocol ({error!r}): "
                 'expected {"result": [[{"document": {"id", "contents"}, "score"}]]}'
             ) from error
         kept = [passage for passage in found if passage.score > 0]

@@ -91,7 +91,7 @@ def _open_http(settings: RetrievalSettings) -> CachedRetriever:
 
     if not settings.url:
         raise ConfigError(
-            "retrieval.kind is http but retrieval.url is null: "
+            "retrieval.kind is http but retrieval.url is not set: "
             "set it to the search server, such as http://127.0.0.1:8001/retrieve"
         )
     return CachedRetriever(HttpRetriever(settings.url))

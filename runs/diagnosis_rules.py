@@ -67,10 +67,10 @@ def conclusion(findings: Sequence[Finding]) -> str:
         for verdict in ("bad", "watch")
     }
     if told["bad"]:
-        return f"as it is, this run is not likely to teach; first: {told['bad']}"
+        return f"this run is not likely to teach; first: {told['bad']}"
     if told["watch"]:
         return f"this run can teach; look at: {told['watch']}"
-    return "nothing speaks against training on this run"
+    return "no problem found: this run can be trained on"
 
 
 def _graded(bad: bool, watch: bool, what: str, figure: str, advice: str, usual: str) -> Finding:
@@ -113,7 +113,7 @@ def of_pairs(pairs: PairFigures | None) -> Iterator[Finding]:
         pairs.contradicted > MUCH_REPEATED,
         pairs.repeated > MUCH_REPEATED or pairs.contradicted > MUCH_CONTRADICTED,
         "repeated pairs",
-        f"{pairs.repeated:.0%}; {pairs.contradicted:.0%} stand there both ways round",
+        f"{pairs.repeated:.0%}; {pairs.contradicted:.0%} also occur with sides swapped",
         "labels differ between trees of one question: more iterations, a higher pairs.min_gap",
         "next to none is usual",
     )
@@ -137,9 +137,9 @@ def _of_labels(pairs: PairFigures) -> Iterator[Finding]:
         False,
         pairs.one_outcome > MUCH_ONE_OUTCOME and median <= LARGE_GAP,
         "one-outcome pairs",
-        f"{pairs.one_outcome:.0%} rest on one outcome on a side",
+        f"{pairs.one_outcome:.0%} have one outcome per side",
         "a higher pairs.min_gap (`branchwise relabel`), or mcts.rollout_temperature 0: "
-        f"below gaps of {LARGE_GAP} hardly half of the sampled orders hold",
+        f"below gaps of {LARGE_GAP} barely half of the sampled orders hold",
         f"under {MUCH_ONE_OUTCOME:.0%}, or gaps above {LARGE_GAP}, are usual",
     )
     yield _graded(
@@ -258,7 +258,7 @@ def of_survival(row: SurvivalRow | None, asked: int) -> Finding:
         advice = "most differences change no outcome: a higher pairs.min_gap"
     elif unreal and row.decided >= GOOD_SURVIVAL:
         advice = (
-            "the gap afresh is less than half of what the labels say: the answer hangs on luck "
+            "the fresh gap is less than half of the labels' gap: answers depend more on luck "
             "more than on the step; a better start or a larger base comes first"
         )
     else:

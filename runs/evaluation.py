@@ -40,7 +40,7 @@ class PolicyEvaluation:
                 answered = asyncio.run(self._ask_all(list(group)))
             for name, one in answered.items():
                 for why, count in one.skipped.items():
-                    self.context.log(f"{name}: {count} questions are not asked, {why}")
+                    self.context.log(f"{name}: {count} questions are left out, {why}")
                 yield name, one
 
     async def _ask_all(self, group: list[Candidate]) -> dict[str, Evaluated]:

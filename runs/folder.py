@@ -294,7 +294,7 @@ def check_run_folder(folder: Path) -> None:
         raise ConfigError(f"{folder}: {there} is a file, not a folder; give another --run folder")
     if not os.access(there, os.R_OK | os.W_OK | os.X_OK):
         raise ConfigError(
-            f"{folder}: no permission to read and write {there}; mend it, or give another --run "
+            f"{folder}: no permission to read and write {there}; fix it, or give another --run "
             "folder"
         )
     if there != folder:

@@ -156,7 +156,7 @@ def _overheard(setting: str, url: str | None, seen: str) -> Iterator[str]:
     with suppress(ConfigError):  # `servers` complains of what is not a proxy
         if (proxy := proxy_for(url)) is not None:
             yield (
-                f"{setting}: {shown_url(url)} is asked through the proxy {proxy.address} of the "
+                f"{setting}: {shown_url(url)} is reached through the proxy {proxy.address} of the "
                 f"environment, which can read every {seen} because the address is http: use "
                 "https, or name the host in NO_PROXY"
             )

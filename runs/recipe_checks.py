@@ -221,7 +221,7 @@ def _evaluation(recipe: Recipe) -> Iterator[str]:
     for name in evaluation.baselines:
         if name in evaluation.policies:
             yield (
-                f"evaluation.policies.{name} has the name of a baseline that stands beside it; "
+                f"evaluation.policies.{name} has the name of a baseline of the same evaluation; "
                 "give the policy another one"
             )
     for policy in filter(names_secret, evaluation.policies):

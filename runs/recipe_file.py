@@ -57,7 +57,9 @@ def _read(path: Path, overrides: Sequence[str]) -> tuple[Recipe, list[str], set[
     values = document.value
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: a recipe is a mapping of settings, such as `name: mine`")
-    problems = [f"{path}:{line}: `{key}` stands there twice" for key, line in document.repeated]
+    problems = [
+        f"{path}:{line}: `{key}` is repeated; remove one" for key, line in document.repeated
+    ]
     problems += [p for p in (_override(values, item) for item in overrides) if p]
     recipe, faults = _validated(values)
     set_here = {tuple(item.partition("=")[0].split(".")) for item in overrides}

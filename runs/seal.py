@@ -98,7 +98,7 @@ def _seal_in(folder: Path, noted: Mapping[str, Any]) -> Seal:
     if found is None:
         raise ConfigError(
             f"{path}: {'does not log' if noted else 'is missing, so nothing says'} what the run "
-            f"was begun with. {_REMEDY}"
+            f"was started with. {_REMEDY}"
         )
     try:
         given = dict(found)
@@ -108,7 +108,7 @@ def _seal_in(folder: Path, noted: Mapping[str, Any]) -> Seal:
         raise ConfigError(f"{path}: its `{SEAL}` cannot be read. {_REMEDY}") from error
     if seal.digest != digest:
         raise ConfigError(
-            f"{path}: its `{SEAL}` was changed after the run was begun (its content has the digest "
+            f"{path}: its `{SEAL}` was changed after the run started (its content has the digest "
             f"{seal.digest}, but it was sealed as {_of_others(folder) or digest}). {_REMEDY}"
         )
     return seal
@@ -160,7 +160,7 @@ def _check_unedited(folder: Path, seal: Seal, kept: Mapping[str, Any]) -> None:
     begun, now = completed(seal.settings), completed(decisive(kept))
     if changed := changes(flat(begun), flat(now)):
         raise ConfigError(
-            f"{folder / CONFIG}: was changed after the run was begun, so that its rows would be "
+            f"{folder / CONFIG}: was changed after the run was started, so that its rows would be "
             "mixed with others: restore it, or give a new --run folder:\n" + "\n".join(changed)
         )
 

@@ -104,11 +104,11 @@ class Gate:
         """
         if self.interrupted:
             self.reason = "interrupted"
-            raise BudgetExceeded("interrupted; run the same command again to continue")
+            raise BudgetExceeded("interrupted; rerun the same command to resume")
         reached = self._limit_reached()
         if reached is not None:
             self.reason = reached
-            raise BudgetExceeded(f"{reached}; raise it and run the same command again to continue")
+            raise BudgetExceeded(f"{reached}; raise it and rerun the same command to resume")
 
     def _limit_reached(self) -> str | None:
         limits, spent = self.limits, self.spent()

@@ -147,7 +147,7 @@ class StudyRunner:
         product = product_of(stage, self.context.run, kept)
         if product is not None and product == kept.get(PRODUCT):
             return kept
-        self.context.log(f"{self.title}: what {stage} made is gone or has changed; it is run again")
+        self.context.log(f"{self.title}: what {stage} made is missing or has changed; rerunning it")
         return None
 
     def _product(self, stage: str, ended: "Ended") -> str | None:
@@ -215,11 +215,11 @@ class Ended:
             code, how = INTERRUPTED, "was interrupted"
         elif self.code < 0:
             code = FAILED
-            how = f"was ended by signal {-self.code} (9 is mostly a lack of memory)"
+            how = f"was ended by signal {-self.code} (9 usually means out of memory)"
         else:
             code, how = self.code, f"ended with exit code {self.code}"
         if code:
-            told = f"{command} {how}; the same command goes on from here"
+            told = f"{command} {how}; rerun the same command to resume"
             raise StageStopped(told, code, self.totals)
 
 

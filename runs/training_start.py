@@ -85,7 +85,7 @@ def _drawn_by_another(run: Run, start: str, others: Sequence[str]) -> ConfigErro
         f"training would start from {start} ({_digest(run, start)}). Start "
         f"from the policy that drew the run: --config {run.folder}/config.yaml, or --set "
         f"policy.model={model}. If its weights have changed since, restore them, or "
-        "annotate anew into another --run folder"
+        "annotate into another --run folder"
     )
 
 

@@ -240,8 +240,8 @@ def _died(process: SpawnProcess) -> Fault | None:
     how = f"signal {-process.exitcode}" if process.exitcode < 0 else f"code {process.exitcode}"
     return Fault(
         BranchwiseError,
-        f"worker {process.pid} ended with {how} (signal 9 is mostly a lack of memory: use fewer "
-        "--workers); its questions are pending, run the same command again to continue",
+        f"worker {process.pid} ended with {how} (signal 9 usually means out of memory: use fewer "
+        "--workers); its questions are pending, rerun the same command to resume",
     )
 
 
@@ -334,7 +334,7 @@ class Leave:
         """
         if self._word.value != GO:
             self._refused = True
-            raise BudgetExceeded("stopped; run the same command again to continue")
+            raise BudgetExceeded("stopped; rerun the same command to resume")
 
     def admit(self, questions: Iterable[Question]) -> Iterator[Question]:
         """Lets one new call through."""

@@ -108,7 +108,7 @@ def unite(passages: Iterable[PlacedPassage], faults: Faults) -> Corpus:
                 counts["passages folded: same id and content"] += 1
             else:
                 faults.add(
-                    place, f"passage {passage.id!r} stands at {earlier_place} with another content"
+                    place, f"passage {passage.id!r} stands at {earlier_place} with other content"
                 )
             continue
         same = by_content.setdefault((passage.title, passage.text), passage.id)

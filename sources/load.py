@@ -77,7 +77,7 @@ def load_data(settings: DataSettings, seed: int, *, unfit: Unfit = lambda _: Non
     faults.raise_any()
     if not corpus.passages:
         raise ConfigError(
-            "data.corpus is null, and the questions bring no paragraphs with text: name the "
+            "data.corpus is not set, and the questions bring no paragraphs with text: name the "
             "corpus's file"
         )
     notes.update(corpus.counts)
@@ -120,7 +120,7 @@ def _check_limits(settings: DataSettings) -> None:
     """Checks limits; settings that were changed after validation may hold any."""
     for one in (settings, *settings.mix):
         if one.limit is not None and one.limit < 1:
-            raise ConfigError(f"data.limit is {one.limit}: it must be at least 1, or null for all")
+            raise ConfigError(f"data.limit is {one.limit}: it must be at least 1, or null (all)")
 
 
 def _read_files(reading: _Reading) -> tuple[list[_Loaded], Corpus | None]:

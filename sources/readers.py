@@ -77,7 +77,7 @@ def read_set(source: str, questions: str | None) -> QuestionSet:
         ConfigError: no file, or faults in it (all of them up to 20, with file and line).
     """
     if questions is None:
-        raise ConfigError(f"data.source is {source} but data.questions is null: name the file")
+        raise ConfigError(f"data.source is {source} but data.questions is not set: name the file")
     faults = Faults()
     if source == "hub":
         rows: Iterable[Placed] = hub_rows(questions)
@@ -130,5 +130,5 @@ def fold(
         if earlier.question == placed.question:
             repeated += 1
         else:
-            faults.add(placed.place, f"id {name!r} stands at {earlier.place} with another content")
+            faults.add(placed.place, f"id {name!r} stands at {earlier.place} with other content")
     return tuple(first.values()), repeated

@@ -47,7 +47,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
         reason = error.strerror or str(error)
         raise StorageError(
             f"cannot write {path}: {reason}; no torn file was left. "
-            "Make room or mend the permissions, then run the same command again"
+            "Free disk space or fix the permissions, then rerun the same command"
         ) from error
 
 
@@ -61,8 +61,8 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(
-            f"cannot make the folder {folder}: {error.strerror or error}. Make room or mend the "
-            "permissions, then run the same command again"
+            f"cannot make the folder {folder}: {error.strerror or error}. Free disk space or fix "
+            "the permissions, then rerun the same command"
         ) from error
 
 

@@ -89,7 +89,7 @@ def _check_not_shared(folder: Path) -> None:
     if why is not None:
         raise ConfigError(
             f"the cache folder {folder} {why}. A cache that others can change is not used: they "
-            f"would decide what a search finds. Mend that, or {_ELSEWHERE} of your own"
+            f"would decide what a search finds. Fix that, or {_ELSEWHERE} of your own"
         )
 
 
@@ -118,7 +118,7 @@ def open_entry(folder: Path, build: Callable[[Path], None], log: Log | None = No
             fault = folder_fault(folder, folder.name)  # another process may have been faster
             if fault is not None:
                 if os.path.lexists(folder):
-                    (log or _log.warning)(f"{folder}: damaged, so it is made again ({fault})")
+                    (log or _log.warning)(f"{folder}: damaged, so it is rebuilt ({fault})")
                 _replace(folder, build)
     except OSError as error:
         raise _storage_error(folder, error) from error
@@ -176,7 +176,7 @@ def _temporary_beside(path: Path) -> Path:
 
 def _storage_error(path: Path, error: OSError) -> StorageError:
     return StorageError(
-        f"cannot make {path} ({error}): make room or mend the permissions, or {_ELSEWHERE} that "
+        f"cannot make {path} ({error}): free disk space, fix the permissions, or {_ELSEWHERE} that "
         "can be written"
     )
 

@@ -46,11 +46,11 @@ def refused(doing: str, path: Path, fault: Exception) -> StorageError:
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return StorageError(
             f"cannot {doing} {path}: {fault}. Put it back from a copy of the run, or move "
-            f"{path.name}* away: its calls are then made again"
+            f"{path.name}* away: its calls are then paid again"
         )
     return StorageError(
         f"cannot {doing} {path}: {fault}; what was stored before is safe. "
-        "Make room or mend the disk, then run the same command again to continue"
+        "Free disk space or fix the disk, then rerun the same command to resume"
     )
 
 

@@ -129,8 +129,8 @@ def check_version(connection: sqlite3.Connection, path: Path) -> bool:
         )
     if version or connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
         raise StorageError(
-            f"{path}: ledger version {version}, this Branchwise reads {LEDGER_VERSION}: go on with "
-            f"the version that wrote it, or move {path.name}* away; its calls are then made again"
+            f"{path}: ledger version {version}, this Branchwise reads {LEDGER_VERSION}: use "
+            f"the version that wrote it, or move {path.name}* away; its calls are then paid again"
         )
     return True
 

@@ -168,7 +168,7 @@ def _check_columns(path: Path, table: str, found: pa.Schema) -> None:
     schema = schema_of(table)
     try:
         if len(set(found.names)) < len(found.names):
-            raise pa.ArrowInvalid("a column stands there twice")
+            raise pa.ArrowInvalid("a column is repeated")
         known = pa.schema([found.field(name) for name in schema.names if name in found.names])
         pa.unify_schemas([schema, known], promote_options="permissive")
         if "question_id" in set(schema.names) - set(found.names):

@@ -70,7 +70,7 @@ def parse_settings(text: str, place: str) -> dict[str, Any]:
     """
     document = parse_yaml(text, place)
     for key, line in document.repeated:
-        raise ConfigError(f"{place}:{line}: `{key}` stands there twice")
+        raise ConfigError(f"{place}:{line}: `{key}` is repeated; remove one")
     if not isinstance(document.value, dict):
         raise ConfigError(f"{place} holds no settings")
     return document.value

@@ -94,8 +94,8 @@ class VectorCache:
             # Its subclasses are of the file system, other processes, or the program.
             if again or type(error) is not sqlite3.DatabaseError:
                 raise StorageError(
-                    f"{self._path}: {error}. Make room, mend the permissions, delete this file, or "
-                    "set BRANCHWISE_CACHE to a folder on a local disk; then run the command again"
+                    f"{self._path}: {error}. Free disk space, fix the permissions, delete this "
+                    "file, or set BRANCHWISE_CACHE to a folder on a local disk; then rerun"
                 ) from error
             self._log(f"{self._path}: damaged ({error}); its vectors are computed again")
         self.close()

@@ -90,13 +90,13 @@ def _faults(recipe: Recipe) -> Iterator[str]:
         yield fault
     if not questions_of(recipe):
         yield (
-            "curriculum.questions and data.limit are null, so that the first cycle would take all "
-            "questions: say how many a cycle has"
+            "curriculum.questions and data.limit are not set, so the first cycle would take all "
+            "questions: say the number per cycle"
         )
     for one in recipe.data.mix or (recipe.data,):
         if one.split not in {"train", "warm"}:
             yield (
-                f"data.split of {one.source} is {one.split or 'null'}, so that cycles would learn "
+                f"data.split of {one.source} is {one.split or 'not set'}, so cycles would learn "
                 "from questions that choose or judge their policies: set it to train"
             )
 

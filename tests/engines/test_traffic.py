@@ -113,7 +113,7 @@ def test_no_call_starts_before_the_server_wants_one(kind: FaultKind) -> None:
         starts = sorted({at for _, at in server.log})
         assert starts[1] - starts[0] >= 30
         assert starts[2] - starts[1] >= 30
-        assert any("asks for a pause" in line for line in said)
+        assert any("asked for a pause" in line for line in said)
 
     in_virtual_time(run())
 
@@ -175,7 +175,7 @@ def test_an_outage_is_waited_out_with_few_probes() -> None:
         assert len(meanwhile) <= 64 + 10, "those under way when it opened, then single probes"
         assert len(said) == 2
         assert "all calls wait" in said[0]
-        assert "answers again, after" in said[1]
+        assert "responds again after" in said[1]
 
     in_virtual_time(run())
 

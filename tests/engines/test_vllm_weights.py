@@ -112,7 +112,7 @@ def test_merged_weights_that_changed_on_disk_are_merged_again(
         assert ready_weights(settings, said.append) == served
         assert sorted(path.name for path in Path(served.weights).iterdir()) == names
         assert (Path(served.weights) / "model.safetensors").read_text() == "{}"
-        assert "made again" in said.pop()
+        assert "rebuilt" in said.pop()
     assert (merged, said) == ([1] * (1 + len(names)), [])
 
 

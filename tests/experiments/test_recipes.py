@@ -90,7 +90,9 @@ def test_a_second_look_that_is_stopped_stops_the_study(
     rolled = Rolled({}, pending=3, reason="limits.max_usd is reached", exit_code=3)
     monkeypatch.setattr(fresh_rollouts, "roll_fresh", lambda *_: rolled)
     runner = lab_of(tmp_path)
-    with pytest.raises(StageStopped, match=r"max_usd is reached; the same command") as stopped:
+    with pytest.raises(
+        StageStopped, match=r"max_usd is reached; rerun the same command"
+    ) as stopped:
         recipes.recipes(runner)
     assert stopped.value.exit_code == 3
     assert "confirmed-0" not in runner.asked("dev")

@@ -47,7 +47,7 @@ def test_differences_are_the_arm_s_minus_the_baseline_s() -> None:
 def test_one_training_an_arm_says_nothing_of_others() -> None:
     start = examined("warm-start", "0000", trainer=False)
     claims = [Claim("dpo", "warm-start")]
-    for seeds, told in ((1, "one training an arm"), (2, "over questions and seeds)")):
+    for seeds, told in ((1, "one training per arm"), (2, "over questions and seeds)")):
         dpo = examined("dpo", *["0110"] * seeds)
         found = findings({"warm-start": start, "dpo": dpo}, claims, 0)
         assert told in claim_sheet(found).title

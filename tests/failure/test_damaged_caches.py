@@ -38,7 +38,7 @@ def annotated(world: World, run: Path, *more: object) -> Ended:
 def as_before(world: World, run: Path, *more: object) -> None:
     ended = annotated(world, run, *more)
     assert ended.code == 0, ended.said
-    assert ended.said.count("damaged, so it is made again") == 1
+    assert ended.said.count("damaged, so it is rebuilt") == 1
     for table in ("trees", "pairs"):
         assert rows_of(run, table) == rows_of(world.whole, table)
 

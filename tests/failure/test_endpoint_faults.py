@@ -252,7 +252,7 @@ async def test_an_endpoint_that_goes_away_and_comes_back_is_waited_for() -> None
         await calls
     assert "nothing answers at http://127.0.0.1" in said[0]
     assert "all calls wait" in said[0]
-    assert "answers again" in said[1]
+    assert "responds again" in said[1]
     assert len(said) == 2
     assert away <= 20 + 8
     assert max(Counter(map(echo, server.requests)).values()) == 2, "only what was cut is repeated"
@@ -269,7 +269,7 @@ async def test_an_endpoint_that_stays_away_ends_the_run() -> None:
         FakeEndpoint(script) as server,
         engine(server, impatient, max_concurrency=8, timeout_s=0.5) as asked,
     ):
-        with pytest.raises(EndpointError, match="run the same command again") as caught:
+        with pytest.raises(EndpointError, match="rerun the same command") as caught:
             await replies(asked, 60)
     assert caught.value.fatal
 
@@ -368,7 +368,7 @@ def test_a_run_whose_endpoint_dies_ends_in_words_and_continues_later(
         calls = len(endpoint.requests)
         endpoint.script = dying
         assert annotate(config, cut, "--set", "limits.timeout_s=1") == 1
-        assert "run the same command again" in " ".join(capsys.readouterr().out.split())
+        assert "rerun the same command" in " ".join(capsys.readouterr().out.split())
         with Ledger(cut / "ledger.sqlite") as ledger:
             stored = ledger.totals().calls
             assert ledger.counts()["failed"] == 0, "an outage is no question's failure"

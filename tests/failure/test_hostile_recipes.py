@@ -43,8 +43,8 @@ RECIPES = {
     "a tag": ("name: !!timestamp x", ":1: 'x' cannot be read"),
     "a set": ("name: x\ndata: !!set {a}", ":2: has the tag"),
     "an object": ("name: !!python/object/apply:os.system [id]", "has the tag"),
-    "twice": ("name: x\nmcts: {c: 1}\nmcts: {c: 2}", ":3: `mcts` stands there twice"),
-    "twice within": ("name: x\nmcts: {c: 1, c: 2}", ":2: `mcts.c` stands there twice"),
+    "twice": ("name: x\nmcts: {c: 1}\nmcts: {c: 2}", ":3: `mcts` is repeated; remove one"),
+    "twice within": ("name: x\nmcts: {c: 1, c: 2}", ":2: `mcts.c` is repeated; remove one"),
     "too long": ("name: x\n# " + "x" * 300_000, "bytes"),
     "two": ("name: x\n---\nname: y", "single document"),
 }
@@ -140,7 +140,7 @@ def test_the_manifest(text: str, world: World, run: Path) -> None:
         ("seed: " + DIGITS, "is a number of 5000 characters"),
         ("[]", "holds no settings"),
         ("rewards: [1]", "rewards"),
-        ("rewards: {alpha: 1}\nrewards: {}", "stands there twice"),
+        ("rewards: {alpha: 1}\nrewards: {}", "is repeated"),
     ],
 )
 def test_the_settings_of_a_relabelling(text: str, says: str, world: World, run: Path) -> None:

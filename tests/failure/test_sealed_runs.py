@@ -253,7 +253,7 @@ def emptied_provenance(run: Path) -> None:
         (unsealed_manifest, "manifest.json: holds rows, but not the seal of this run"),
         (unsealed_ledger, "ledger.sqlite: holds rows, but not the seal of this run"),
         (no_provenance, "provenance.json: is missing"),
-        (emptied_provenance, "provenance.json: does not say what the run was begun with"),
+        (emptied_provenance, "provenance.json: does not say what the run was started with"),
     ],
 )
 def test_a_seal_that_is_gone_is_told(

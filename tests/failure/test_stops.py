@@ -55,7 +55,7 @@ def test_the_first_signal_drains(
     held.release()
     stopped = running.ended()
     assert stopped.code == 130, stopped.said
-    assert "run the same command again" in stopped.said
+    assert "rerun the same command" in stopped.said
     assert world.seeds[before:] == paid, "no call begins after the signal"
     assert stored_seeds(run) == set(paid), "calls under way are finished and stored"
     with Ledger(run / "ledger.sqlite") as ledger:
@@ -175,6 +175,6 @@ def test_out_of_memory(seam: Seam, world: World, tmp_path: Path) -> None:
     starved = world.annotate(run, seam=seam)
     assert starved.code == 1, starved.said
     assert "error: memory ran out (" in starved.said
-    assert "run the same command again" in starved.said
+    assert "rerun the same command" in starved.said
     assert "Traceback" not in starved.said
     world.finish(run)

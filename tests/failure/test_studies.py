@@ -104,7 +104,7 @@ def test_both_signals_reach_the_stage(
         os.kill(running.pid, signum)
     stopped = running.ended()  # the endpoint never answered the calls under way
     assert stopped.code == 130, stopped.said
-    assert "the same command goes on from here" in stopped.said
+    assert "rerun the same command to resume" in stopped.said
     held.release()
     goes_on(world, run, ("annotate", "failed", 130))
 

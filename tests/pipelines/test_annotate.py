@@ -266,7 +266,7 @@ def test_text_without_tags_is_counted_and_told_not_fatal(
     assert {n.action for n in nodes if n.depth} == {"invalid"}
     assert pairs_of(run) == []
     told = capsys.readouterr().out
-    assert "replies of policy were no action" in told
+    assert "replies of policy were not actions" in told
     assert r"such as '\x1b[31m[bold]I would rather chat.'" in told
     assert "make warm-start" in told
     assert "\x1b" not in told

@@ -220,7 +220,7 @@ def test_a_run_without_pairs_is_told_why_it_cannot_teach(
     assert branchwise("diagnose", run, "--label", "none") == 0
     assert "nothing to train on" in capsys.readouterr().out
     assert len(endpoint.requests) == made
-    assert diagnosis(run / "relabelled" / "none")["conclusion"].startswith("as it is")
+    assert diagnosis(run / "relabelled" / "none")["conclusion"].startswith("this run is not likely")
 
 
 def test_an_imported_run_is_judged_by_its_texts(
@@ -343,7 +343,7 @@ def test_a_question_always_answered_alike_is_silent_only_where_answers_alone_cou
 def test_the_worst_finding_is_the_conclusion() -> None:
     many = [a_pair(question_id=f"q{n}", pair_id=f"p{n}") for n in range(FEW_PAIRS)]
     findings = list(of_pairs(pair_figures(many[:3])))
-    assert conclusion(findings).startswith("as it is, this run is not likely to teach")
+    assert conclusion(findings).startswith("this run is not likely to teach")
     assert next(of_pairs(pair_figures(many))).verdict == "good"
 
 

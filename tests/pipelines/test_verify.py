@@ -99,7 +99,7 @@ def test_what_does_not_come_out_as_it_was_committed_changes_nothing(
     manifest = (run / "manifest.json").read_bytes()
     assert branchwise("verify", run) == 1
     told = capsys.readouterr().out
-    assert "trees/part-00000.parquet: made again it has the sha256" in told
+    assert "trees/part-00000.parquet: rebuilt, it has the sha256" in told
     assert committed in told
     assert "left as it is" in told
     assert {file: file.read_bytes() for file in run.rglob("*.parquet")} == before

@@ -87,7 +87,7 @@ def test_files_that_are_not_as_they_were_written(kind: str, harm: Harm, tmp_path
     for path in files_of(tmp_path):
         harm(path, random)
         assert found(kind, tmp_path, said) == whole
-        assert ["made again" in line for line in said] == [True]
+        assert ["rebuilt" in line for line in said] == [True]
         said.clear()
 
 

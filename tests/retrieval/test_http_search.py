@@ -60,9 +60,9 @@ async def test_a_bad_request_is_refused_in_words(tmp_path: Path) -> None:
     [
         ("busy", 503, "answered 503: busy"),
         ("<html>", 200, "no JSON"),
-        ('{"answers": []}', 200, "does not speak"),
-        ('{"result": [[{"document": {"id": "a"}, "score": 1}]]}', 200, "does not speak"),
-        ('{"result": []}', 200, "does not speak"),
+        ('{"answers": []}', 200, "does not follow"),
+        ('{"result": [[{"document": {"id": "a"}, "score": 1}]]}', 200, "does not follow"),
+        ('{"result": []}', 200, "does not follow"),
     ],
 )
 async def test_a_server_that_misbehaves(text: str, status: int, message: str) -> None:

@@ -1,4 +1,4 @@
-"""A run folder goes on only with the files it was begun with, and one writer at a time."""
+"""A run folder goes on only with the files it was started with, and one writer at a time."""
 
 import json
 from collections.abc import Callable, Iterator

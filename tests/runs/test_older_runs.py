@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def write(run: Path, kept: dict[str, Any]) -> Path:
-    """A run that was begun with these settings, whatever today's version thinks of them."""
+    """A run that was started with these settings, whatever today's version thinks of them."""
     seal = Seal(run_id=RUN_ID, token="older", settings=decisive(kept))
     (run / "provenance.json").write_text(json.dumps({SEAL: seal.noted()}))
     begin_manifest(run, seal.digest)

@@ -155,7 +155,7 @@ def test_all_mistakes_are_named_with_line_and_nearest_key(tmp_path: Path) -> Non
         ("name: x\ntraining: {warm_start: {traces: {detour: 0.1}}}\n", "is `reasonrag`; leave it"),
         ("name: x\ndata: {questions: q.jsonl}\n", "leave `questions` out"),
         ("name: ../../etc\n", "`name`"),
-        ("name: x\nseed: 1\nseed: 2\n", "recipe.yaml:3: `seed` stands there twice"),
+        ("name: x\nseed: 1\nseed: 2\n", "recipe.yaml:3: `seed` is repeated; remove one"),
         ("seed: 3\n", "`name` is missing"),
         ("- 1\n", "a mapping"),
         ("name: [\n", "not valid YAML"),

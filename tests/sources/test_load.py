@@ -115,7 +115,7 @@ def test_one_id_in_two_sets_is_refused_naming_both(tmp_path: Path) -> None:
     same = [SetSettings(source="jsonl", questions=path, split=None) for path in paths]
     assert len(load_data(DataSettings(mix=tuple(same), limit=None), 0).questions) == 3
     other = SetSettings(source="nq", questions=paths[1], split=None)
-    with pytest.raises(ConfigError, match=r"id 'a\d' stands at .*1.jsonl:\d with another content"):
+    with pytest.raises(ConfigError, match=r"id 'a\d' stands at .*1.jsonl:\d with other content"):
         load_data(DataSettings(mix=(same[0], other), limit=None), 0)
 
 
@@ -212,7 +212,7 @@ def test_a_limit_below_one_is_refused_and_not_a_slice(tmp_path: Path, limit: int
 
 def test_nothing_to_work_on(tmp_path: Path) -> None:
     bare = write(tmp_path / "q.jsonl", [{"id": "x", "question": "Who?", "answers": ["Ada"]}])
-    with pytest.raises(ConfigError, match=r"data\.corpus is null"):
+    with pytest.raises(ConfigError, match=r"data\.corpus is not set"):
         load(bare, split=None)
     path = write(tmp_path / "p.jsonl", rows("a", 4))
     with pytest.raises(ConfigError, match=r"no questions are left.*another type: 4"):

@@ -302,7 +302,7 @@ def test_broken_gzip_and_encoding(tmp_path: Path) -> None:
             read_set("jsonl", str(tmp_path / name))
     with pytest.raises(ConfigError, match=r"data\.questions: there is no file"):
         read_set("jsonl", str(tmp_path / "absent.jsonl"))
-    with pytest.raises(ConfigError, match=r"data\.questions is null"):
+    with pytest.raises(ConfigError, match=r"data\.questions is not set"):
         read_set("jsonl", None)
 
 

@@ -65,7 +65,7 @@ def test_bits_that_flip_anywhere_are_found(tmp_path: Path, places: list[int]) ->
         path.write_bytes(changed[:n])
         del changed[:n]
     assert opened(entry, said) == SMALL
-    assert ["made again" in line for line in said] == [True]
+    assert ["rebuilt" in line for line in said] == [True]
 
 
 @pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
@@ -75,7 +75,7 @@ def test_what_befalls_a_file_is_told_and_mended(name: str, harm: Harm, tmp_path:
     opened(entry)
     harm(entry / name, Random(2))
     assert opened(entry, said) == SMALL
-    assert [line.startswith(f"{entry}: damaged, so it is made again (") for line in said] == [True]
+    assert [line.startswith(f"{entry}: damaged, so it is rebuilt (") for line in said] == [True]
     assert Path(name).name in said[0] or name == SEAL, "a seal may accuse a file"
     open_entry(entry, not_built)
     assert sorted(path.name for path in entry.parent.iterdir() if path.suffix == ".tmp") == []

@@ -179,7 +179,7 @@ def test_a_cached_file_that_is_not_as_it_was_written(policy: PolicyFiles, harm: 
     for n, name in enumerate(("policy.gguf", SEAL)):
         harm(made.with_name(name), Random(n))
         assert ready_gguf(policy, "f16", said.append).read_bytes() == whole
-        assert "made again" in said.pop()
+        assert "rebuilt" in said.pop()
         assert said == []
 
 
