@@ -23,14 +23,19 @@ from storage.manifest import load_manifest
 from storage.plain_json import object_inside
 from storage.records import Passage
 from storage.safe_files import LOG_BYTES
+from storage.text import Log
 
 PAGE = "report.html"
 
 
 def report(context: StageContext) -> StageResult:
     """Runs the stage (see module)."""
-    run = existing_run(context.run)
-    trees = trees_of(run.folder, _passages(context, run))
+    return StageResult(write_report(existing_run(context.run), context.log))
+
+
+def write_report(run: Run, log: Log) -> dict[str, Any]:
+    """Writes the report of a run; returns the stage's totals."""
+    trees = trees_of(run.folder, _passages(run, log))
     pairs = pairs_of(run.folder)
     evaluation = run.recipe.evaluation
     shown = {
@@ -47,19 +52,19 @@ def report(context: StageContext) -> StageResult:
     page = run.folder / PAGE
     write_page(page, shown, trees, pairs)
     size = page.stat().st_size
-    context.log(
+    log(
         f"wrote {page} ({size / 1e6:.1f} MB): {len(trees.index):,} trees, "
         f"{len(pairs.index):,} of {shown['pairs']:,} pairs. Open it in a browser"
     )
-    return StageResult({"report": str(page), "bytes": size, "trees": len(trees.index)})
+    return {"report": str(page), "bytes": size, "trees": len(trees.index)}
 
 
-def _passages(context: StageContext, run: Run) -> dict[str, Passage]:
+def _passages(run: Run, log: Log) -> dict[str, Passage]:
     """Returns the corpus by id; empty if it cannot be read any more."""
     try:
         return {passage.id: passage for passage in open_data(run.recipe).passages}
     except (BranchwiseError, OSError) as error:
-        context.log(f"passages are shown by title only: {error}")
+        log(f"passages are shown by title only: {error}")
         return {}
 
 
