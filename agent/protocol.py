@@ -1,4 +1,4 @@
-"""What a protocol is: prompts, tags, parsing, stages, and what the environment answers.
+"""Protocols: prompts, tags, parsing, stages, and the environment's replies.
 
 A system's protocol is one class in a module of this room, a folder of prompts, and a line in
 `agent.protocols`. Two shapes share this class. Protocols that rewrite their state (ReasonRAG,

@@ -1,4 +1,4 @@
-"""States rebuilt from stored steps, so that a tree can be read again without a model."""
+"""Rebuilds states from stored steps, so that a tree can be read without a model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a policy has done so far on one question, as immutable values."""
+"""The state of a trajectory: the steps so far on one question, as immutable values."""
 
 from dataclasses import dataclass, replace
 

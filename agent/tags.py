@@ -1,4 +1,4 @@
-"""Tags that a policy writes, and fences around what it reads."""
+"""Tags in a policy's text, and fences around text that it reads."""
 
 import re
 from itertools import islice

@@ -1,4 +1,4 @@
-"""What pairs and trees say, without a model, about whether they can teach.
+"""Predicts from pairs and trees, without a model, whether training on them can help.
 
 Counts and shares alone; what they mean for a training is for the reader (`runs.diagnosis_rules`).
 """

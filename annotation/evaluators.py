@@ -1,4 +1,4 @@
-"""What a new node is worth to the search: a rollout (ReasonRAG eq. 1) or a judge (eq. 6).
+"""Values of new nodes for the search: a rollout (ReasonRAG eq. 1) or a judge (eq. 6).
 
 Both return a `NodeFacts`: the value that the search backs up, and the facts that labels are later
 computed from.

@@ -1,4 +1,4 @@
-"""Trees and pairs as records: everything a row says besides the reward itself."""
+"""Trees and pairs as records, without their rewards."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

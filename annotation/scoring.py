@@ -1,4 +1,4 @@
-"""A reward model's scores where annotation uses them: in the search, and for pairs.
+"""Scores of a reward model, for the search and for pairs.
 
 In the search a node is worth what the model thinks of the step that led there, inner and terminal
 nodes alike, so that all values are on one scale. Labels are still what became of a node. For pairs

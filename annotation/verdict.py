@@ -1,4 +1,4 @@
-"""Reads a judge's reply: a score in [0, 1], or the reason why there is none.
+"""Reads a judge's reply: a score in [0, 1], or the reason it has none.
 
 Two forms are understood: one JSON object `{"critique": …, "score": …}` (bare or in a code fence),
 or a text whose last sentence, and no other, is "So the score is <number>." Nothing is repaired or

@@ -1,4 +1,4 @@
-"""The circuit breaker: stops calls to an endpoint that only fails until it answers again."""
+"""Circuit breaker: stops calls to an endpoint that only fails, until it recovers."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What tokens cost."""
+"""Cost of tokens."""
 
 from engines.sampling import Usage
 from engines.settings import Price

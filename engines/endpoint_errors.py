@@ -1,4 +1,4 @@
-"""Endpoint faults in words: what the `openai` package raises, told apart, with no key in it."""
+"""Turns errors of the `openai` package into our own, by cause and without the key."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""An engine behind the ledger: no call is paid for twice, none is used before it is stored."""
+"""An engine behind the ledger: every call is stored before it is used, and paid for once."""
 
 import asyncio
 from collections.abc import Callable

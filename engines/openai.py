@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible endpoint (vLLM, a vendor, a fleet) behind the sampling interface.
+"""OpenAI-compatible endpoints (vLLM, a vendor, a fleet) behind the sampling interface.
 
 Explicit timeouts, no hidden retries, the key only from the environment. A vLLM server is asked
 for its constraint on decoding (`structured_outputs`); other servers get what `structured_output`

@@ -1,4 +1,4 @@
-"""An engine of which only the ledger is left: it replays, and makes no new call."""
+"""Replays a model's calls from the ledger; makes no new ones."""
 
 from dataclasses import dataclass
 from typing import Self

@@ -1,4 +1,4 @@
-"""The `Retry-After` header: how long a server asks to be left alone."""
+"""The `Retry-After` header: the pause that a server requests."""
 
 import math
 from datetime import UTC

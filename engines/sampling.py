@@ -1,4 +1,4 @@
-"""The one sampling interface: what a caller asks of a model and what it gets back.
+"""The sampling interface: requests to a model, and completions.
 
 Every engine (`engines.openai`, `engines.openvino`) and the ledger that wraps them implement
 `Engine`; nothing above this room knows which one it talks to.

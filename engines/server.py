@@ -1,4 +1,4 @@
-"""What a server tells about itself, and which form of constraint follows from it."""
+"""Facts that a server reports about itself, and the form of constraints that it takes."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""All calls to one endpoint: how many at once, when they may start, and which are made again.
+"""Schedules all calls to one endpoint: how many at once, when they start, which are retried.
 
 Here the parts meet: the limit that follows what the endpoint can take (`engines.concurrency`),
 the pause that it asked for, the circuit breaker (`engines.breaker`) and the budget of retries

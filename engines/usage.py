@@ -1,4 +1,4 @@
-"""Token counts of a call: those that the endpoint reports, and ours where it reports none usable.
+"""Token counts of a call: those of the endpoint, or our own if it reports none usable.
 
 A limit in tokens or dollars is only as good as the counts that it sums. A count that is missing,
 negative, not a number, zero for a text that is there, or absurdly large is therefore not taken as

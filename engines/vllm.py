@@ -1,4 +1,4 @@
-"""A model on a vLLM server of our own, behind the sampling interface.
+"""A model on a vLLM server that the stage starts, behind the sampling interface.
 
 The server is started when the engine is entered and stopped when it is left. A call that failed
 because the server died is made again, with the same seed, once the next one answers.

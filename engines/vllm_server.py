@@ -1,4 +1,4 @@
-"""A vLLM server on this machine: started, watched, started again when it dies, stopped.
+"""A vLLM server on this machine: starts it, restarts it after a crash, stops it.
 
 It listens on loopback, in a process group of its own (Ctrl-C at the terminal does not reach it),
 tied to this process (`engines.parent_bound_process`), so the server never outlives it.

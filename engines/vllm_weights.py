@@ -1,4 +1,4 @@
-"""What a vLLM server is given for a `model`: a folder of safetensors, and a LoRA where it has one.
+"""Files that a vLLM server loads for a `model`: a folder of safetensors, and a LoRA if it has one.
 
 The last adapter of a chain is served as it is, on top of everything below it merged; what is
 merged, or comes from a GGUF file, is written once into the cache, in float32. The name that a

@@ -1,4 +1,4 @@
-"""The search alone: nodes, selection, simulation, backup. It knows no language model."""
+"""The tree search: nodes, selection, simulation, backup. It does not depend on language models."""
 
 from mcts.chains import sample_chains
 from mcts.search import Expansion, search

@@ -1,4 +1,4 @@
-"""Independent chains: what a tree search is compared with, at whatever budget both are given.
+"""Independent chains: the comparison for a tree search, at an equal budget.
 
 Every iteration samples one whole trajectory from the root, one draw per step, as if the policy were
 asked the question once more. A step that equals an existing sibling (`Expansion.key`, the tree

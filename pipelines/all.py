@@ -1,4 +1,4 @@
-"""`make all`: the recipe's stages (`stages:`), one after the other; ends where one ends early."""
+"""`make all`: runs the recipe's stages (`stages:`) in order; stops if one ends early."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A stage as a study starts it: a process that ends with the study, whatever ended that.
+"""Entry point of a stage that a study starts: the process ends with the study.
 
 python -m pipelines.child <pid of the study> <stage> …
 """

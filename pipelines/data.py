@@ -1,4 +1,4 @@
-"""`make data` and `make index`: read questions and corpus, build the index, and say what is there.
+"""`make data` and `make index`: read questions and corpus, count them, build the index.
 
 Both are also done on demand by every stage that needs them.
 """

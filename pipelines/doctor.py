@@ -1,4 +1,4 @@
-"""`make doctor`: what this machine has, and whether the recipe can run on it.
+"""`make doctor`: checks this machine, and whether the recipe can run on it.
 
 Looks for the recipe's files, reaches its endpoints and its search server, and names all that is
 wrong with them and with the run folder before anything is paid for.

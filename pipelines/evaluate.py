@@ -1,4 +1,4 @@
-"""`make eval`: policies on a question set, and one table of what they do.
+"""`make eval`: evaluates policies on a question set and prints one table.
 
     branchwise eval --config configs/atlas.yaml --run datasets/atlas
 

@@ -1,4 +1,4 @@
-"""`make schedule`: what EVO-RAG's rewards weigh as an episode continues, and what that silences.
+"""`make schedule`: EVO-RAG's reward weights over an episode, and the comparisons that they silence.
 
     branchwise schedule --config configs/evo-rag.yaml
 

@@ -1,4 +1,4 @@
-"""`branchwise settings`: every setting of a recipe, its default, what it may be, what it means.
+"""`branchwise settings`: every setting of a recipe, its default, its values and its meaning.
 
 Read off the settings' own classes; `docs/settings.md` is what it prints.
 """

@@ -1,4 +1,4 @@
-"""`make train-sft`: supervised training on what the search found (ReasonRAG table 3, SFT).
+"""`make train-sft`: supervised training on steps of the search (ReasonRAG table 3, SFT).
 
     branchwise train-sft --run datasets/atlas
 

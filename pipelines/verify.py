@@ -1,4 +1,5 @@
-"""`make verify`: are parts and ledger as they were stored? What is not is made again, or told.
+"""`make verify`: checks the parts and the ledger for damage. Rebuilds damaged parts from the
+ledger.
 
     branchwise verify --run datasets/atlas
 

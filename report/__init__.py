@@ -1,1 +1,1 @@
-"""A run as one HTML page: what it cost, what it yields, and every tree."""
+"""A run as one HTML page: costs, yields, distributions, and every tree."""

@@ -1,4 +1,4 @@
-"""Client of a search server that speaks Search-R1's `/retrieve` protocol.
+"""Client of a search server with Search-R1's `/retrieve` protocol.
 
 POST {"queries": [text], "topk": k, "return_scores": true} answers
 {"result": [[{"document": {"id", "contents"}, "score"}]]}, where `contents` is the title in

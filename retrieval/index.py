@@ -1,4 +1,4 @@
-"""Opens the retriever that a recipe asks for; indexes are built once and then memory-mapped."""
+"""Opens a recipe's retriever; indexes are built once and then memory-mapped."""
 
 import hashlib
 import json

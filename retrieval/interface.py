@@ -1,4 +1,4 @@
-"""What the rest of the house knows of retrieval."""
+"""The interface of a retriever."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""How alike queries are, by a sentence encoder."""
+"""Similarity of queries, by a sentence encoder."""
 
 import threading
 from collections.abc import Sequence

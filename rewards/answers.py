@@ -1,4 +1,4 @@
-"""What a final answer is worth: exact match, F1, cover-EM, and supporting-passage recall.
+"""Scores of a final answer: exact match, F1, cover-EM, and supporting-passage recall.
 
 Source: the evaluation scripts of SQuAD 1.1 and 2.0 (normalisation, multiset F1, the rule for
 empty answers) and of HotpotQA (the yes/no rule). Two additions: underscores become spaces, and

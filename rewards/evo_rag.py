@@ -1,4 +1,4 @@
-"""EVO-RAG's seven step rewards (section 3.2), unweighted: what one step earned, and for what.
+"""EVO-RAG's seven step rewards (section 3.2), unweighted.
 
 Each is a small pure function. A step is judged from what came before it (`Before`), itself, and
 the gold (`Gold`). t is the 0-based index of the policy call, BACKTRACK included, and is never

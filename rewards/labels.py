@@ -1,4 +1,4 @@
-"""What a node was worth, whatever reward says so."""
+"""Labels: the reward of a node under any scheme."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

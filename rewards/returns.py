@@ -1,4 +1,4 @@
-"""EVO-RAG's returns: what a step and everything after it came to, by component.
+"""EVO-RAG's returns: the reward of a step and all later ones, by component.
 
 Source: EVO-RAG section 3.3, R(x) = Σ_t w_t · r_t. Siblings compare w · r + G(child), undiscounted,
 where G of an inner node is the visit-weighted mean over its children of (w · r + G). Computed from

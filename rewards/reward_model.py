@@ -1,4 +1,4 @@
-"""A trained reward model: what it thinks of a step, before anybody knows what comes of it.
+"""A trained reward model: scores a step before its outcome is known.
 
 Source: EVO-RAG section 3.3; the score is Σ_k w_k(t) · head k, with the schedule's weights at the
 step's own time. A model's folder holds `heads.safetensors` and `training.json`, which says which

@@ -1,4 +1,4 @@
-"""The interface of a reward scheme: everything that the other rooms ask one.
+"""The interface of a reward scheme.
 
 A scheme is built from a recipe. `rewards.schemes` lists all of them by the name in
 `rewards: {scheme: …}`.

@@ -1,4 +1,4 @@
-"""How alike two steps or two texts are in words."""
+"""Similarity of two steps or two texts, by their words."""
 
 from collections.abc import Sequence
 

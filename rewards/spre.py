@@ -1,4 +1,4 @@
-"""Shortest Path Reward Estimation: what every step of a search tree was worth.
+"""Shortest Path Reward Estimation: the reward of every step of a search tree.
 
 Source: ReasonRAG eq. 1. An outcome is a completed trajectory; it is worth F1 · α^steps, with steps
 counted from the root. Labels are computed from the facts that a tree keeps (rollouts, judge

@@ -1,4 +1,4 @@
-"""What each protocol's rules say of a finished trajectory, next to the scores of its answer."""
+"""Verdicts of each protocol's rules on a finished trajectory, with the scores of its answer."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What a stage of a study made, as a digest: whether it is still there, and still the same.
+"""Digests of a stage's output, to detect that it is missing or has changed.
 
 A note that something was done is worth nothing once its product is gone, or has been written over
 by another command of the same names.

@@ -1,4 +1,4 @@
-"""What a run has spent, and what those figures rest on: for totals and closing lines."""
+"""The costs of a run, for totals and closing lines."""
 
 from collections.abc import Iterator
 from typing import Any

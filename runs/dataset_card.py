@@ -1,4 +1,4 @@
-"""The dataset card of a run folder: what it holds, how it came to be, and under which licences."""
+"""The dataset card of a run folder: content, origin and licences."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""From figures to words: what a number says about a training, and what to do about it.
+"""Rules that turn figures into findings about a training, with advice.
 
 The thresholds are rules of thumb, each with its reason; a training can still succeed beyond them.
 """

@@ -1,4 +1,4 @@
-"""What an evaluation asks, and everything that its predictions depend on."""
+"""The questions of an evaluation, and everything that its predictions depend on."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence

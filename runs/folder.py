@@ -1,4 +1,4 @@
-"""A run folder: what it is made of, and the promise that it never mixes two runs."""
+"""A run folder: its files, and the guarantee that it never mixes two runs."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""Nodes of a run get fresh rollouts, as the table `survival`: what its labels are checked against.
+"""Draws fresh rollouts of a run's nodes (table `survival`), to check its labels.
 
 Every call is in the run's ledger before it is used, and a node that has its row is not rolled out
 again, so whoever asks for more pairs, or continues after a stop, pays for what is new alone.

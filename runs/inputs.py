@@ -1,4 +1,4 @@
-"""What the rows of a run come from, by digest: names stay when files change, digests do not.
+"""Digests of the inputs of a run's rows: names stay when files change, digests do not.
 
 Noted in `provenance.json` when a run is started; `runs.folder` refuses to continue with others.
 """

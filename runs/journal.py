@@ -1,4 +1,4 @@
-"""The journal of a study: every command that it started, how it ended, and what it gave.
+"""The journal of a study: every command, its start, its end, its totals.
 
 One JSON line an event, appended and synced, so that nothing that was tried can go missing: a table
 that shows one run of ten has to be able to say so. A command whose end is noted is not repeated.

@@ -1,4 +1,4 @@
-"""What a relabelling was made with, kept next to it as `relabelled/<label>/labelling.yaml`.
+"""The settings of a relabelling, stored as `relabelled/<label>/labelling.yaml`.
 
 Fresh rollouts are worth what the labels' own rewards make of them; another α would compare a label
 with something that it never claimed.

@@ -1,4 +1,4 @@
-"""What a recipe needs from outside, looked at before a stage writes or pays for anything.
+"""Checks everything outside that a recipe needs, before a stage writes or pays for anything.
 
 A check is a block of the recipe and a call that raises where the block names what is not there.
 """

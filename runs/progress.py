@@ -1,4 +1,4 @@
-"""What a stage shows while it works: a live display on a terminal, a plain line otherwise."""
+"""Progress of a stage: a live display on a terminal, otherwise plain lines."""
 
 import asyncio
 import time

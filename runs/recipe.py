@@ -1,4 +1,4 @@
-"""The recipe: every room's settings, composed, and the digests that tell runs apart."""
+"""The recipe: all settings, and the digests that identify a run."""
 
 import hashlib
 import json

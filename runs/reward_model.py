@@ -1,4 +1,4 @@
-"""The reward model that a recipe asks."""
+"""The reward model of a recipe."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Batches of rollouts for outcome RL, drawn by the policy as it stands."""
+"""Draws batches of rollouts for outcome RL with the current policy."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What EVO-RAG's rewards weigh over an episode: the figures, and a plot of them."""
+"""EVO-RAG's reward weights over an episode, as figures and as a plot."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

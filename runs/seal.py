@@ -1,4 +1,4 @@
-"""What a run was started with, sealed, so that a later edit of its recipe is noticed and named.
+"""Detects edits to a run's recipe after the run has started.
 
 `provenance.json` keeps the seal: the run's id, a random token, and the settings that decide what
 its rows mean. `manifest.json` and `ledger.sqlite` keep the seal's digest. A stage that opens the

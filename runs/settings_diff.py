@@ -1,4 +1,4 @@
-"""What differs between two sets of settings, in words."""
+"""Describes the differences between two sets of settings."""
 
 from collections.abc import Mapping
 from typing import Any

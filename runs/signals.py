@@ -1,4 +1,4 @@
-"""How a stage is asked to stop: Ctrl-C, SIGTERM, and SIGHUP, which the end of a terminal sends."""
+"""Stop signals: Ctrl-C, SIGTERM, and SIGHUP, which a closed terminal sends."""
 
 import os
 import signal

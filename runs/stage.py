@@ -1,4 +1,4 @@
-"""What every stage is given and what it gives back."""
+"""The context and the result of a stage."""
 
 import re
 import time

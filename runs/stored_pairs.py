@@ -1,4 +1,4 @@
-"""The pairs that a run holds: its own, or those of one of its relabellings."""
+"""The pairs of a run, or of one of its relabellings."""
 
 from runs.folder import Run
 from runs.stage import checked_name

@@ -1,4 +1,4 @@
-"""The lab: where a study, or a curriculum, runs its stages, each in a process of its own.
+"""Runs the stages of a study or a curriculum, each in a process of its own.
 
 A stage that has finished is not run again while what it made is there, so an interrupted study goes
 on where it stopped; a stage that was interrupted resumes by itself. A process a stage gives its

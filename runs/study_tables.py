@@ -1,4 +1,4 @@
-"""Tables of a workflow, written next to its journal with the commands behind them."""
+"""Writes the tables of a study, with the commands that made them."""
 
 from collections.abc import Sequence
 

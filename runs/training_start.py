@@ -1,4 +1,4 @@
-"""What a training starts from, and what it is taught: noted, and made to belong together."""
+"""Checks the start policy of a training against its data."""
 
 from collections.abc import Sequence
 from pathlib import Path

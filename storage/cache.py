@@ -1,4 +1,4 @@
-"""What can be made again and is kept between runs: indexes, converted weights, vectors.
+"""The cache: indexes, converted weights and vectors, which can be rebuilt.
 
     <cache folder>/<room>/<entry>/…        rooms: indexes, gguf, safetensors, reference, embeddings
 

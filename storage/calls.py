@@ -1,4 +1,4 @@
-"""What the ledger keeps: the rows of its tables, and its totals."""
+"""The rows and totals of the ledger."""
 
 import struct
 from collections.abc import Sequence

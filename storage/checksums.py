@@ -1,4 +1,4 @@
-"""A checksum at the end of every row of the ledger: what was stored is what is read, or is told.
+"""Checksums of the ledger's rows, so that damage is detected.
 
 SQLite notices a damaged page only where its own structure breaks; a flipped bit in a stored reply,
 a key or a count it returns as it stands.

@@ -1,4 +1,4 @@
-"""Group commit: one thread writes whatever has queued up as one synced transaction.
+"""Group commit: one thread writes all queued entries as one synced transaction.
 
 A synced commit costs milliseconds however many rows it holds, so callers hand in rows and wait
 together; the more there are in flight, the cheaper each row becomes.

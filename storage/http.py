@@ -1,4 +1,4 @@
-"""How Branchwise talks HTTP, whoever is asked: a model endpoint, a search server, a vLLM server.
+"""HTTP for all clients: model endpoints, search servers, vLLM servers.
 
 No redirect is followed, because it would carry prompts, gold answers and the key to a host that
 the recipe does not name. No cookie is kept. A reply is refused once it has unpacked to more than

@@ -1,4 +1,4 @@
-"""One writer a run: a lock file that says who holds it, and that a dead process cannot keep."""
+"""One writer per run: a lock file that names its holder and that a dead process cannot keep."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""`manifest.json`: which files make up the tables of a run. What it does not name is not there.
+"""`manifest.json`: the files of a run's tables. Other files are ignored.
 
 A part is committed by being named here, so readers never see half of one, nor a stray file.
 """

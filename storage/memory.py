@@ -1,4 +1,4 @@
-"""Memory that ran out: the many ways in which libraries say so, and the one in which we do."""
+"""Recognises out-of-memory errors of many libraries and turns them into one of ours."""
 
 import errno
 from collections.abc import Iterator

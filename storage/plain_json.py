@@ -1,4 +1,4 @@
-"""JSON that anybody may have written: what cannot be read is a `ValueError` in plain words."""
+"""JSON from untrusted sources: unreadable text is a `ValueError` with a clear message."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""YAML that anybody may have written, as the plain values that JSON has too.
+"""YAML from untrusted sources, restricted to the values that JSON has.
 
 What is built are mappings with text as keys, lists, text, finite numbers, true, false and None. A
 value stands where it is meant: anchors and aliases, with which a few lines stand for more than any

@@ -1,4 +1,4 @@
-"""Input files: text out of plain or packed ones, and what is wrong with them, told at once."""
+"""Reads input files, plain or compressed, and reports all their errors together."""
 
 import gzip
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Records: what crosses a disk or a wire; a table has a column for each field of its record."""
+"""Records of tables and messages; a table has a column for each field of its record."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

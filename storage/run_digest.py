@@ -1,4 +1,4 @@
-"""Which run a manifest and a ledger belong to: each keeps a digest of what it was started with.
+"""The digest that ties a manifest and a ledger to their run.
 
 `runs.seal` makes the digest; here is how it is read without opening the ledger for work.
 """

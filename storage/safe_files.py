@@ -1,4 +1,4 @@
-"""Files of a folder that somebody else may have made: regular ones, read up to a size.
+"""Reads files from untrusted folders: regular files only, up to a size limit.
 
 A run or a model can come from a colleague or from the net. A link in it leads elsewhere, a pipe
 or a device never ends, a sparse file is larger than memory. So a run folder holds folders and

@@ -1,4 +1,4 @@
-"""Names that are those of secrets: what stands under one is neither kept nor repeated."""
+"""Recognises names of secrets, whose values are neither stored nor shown."""
 
 import re
 from collections.abc import Iterator, Sequence

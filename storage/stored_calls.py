@@ -1,4 +1,4 @@
-"""Which calls of the questions at work are stored, so that a new call need not ask the disk.
+"""The stored calls of the questions in progress, so that a new call needs no disk read.
 
 A question's rows are read and checked once, together, when it is first asked for. Looking every key
 up in the database would cost a new call more than storing it: the writing thread has just changed

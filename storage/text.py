@@ -1,4 +1,4 @@
-"""Text: what every format can hold (no lone surrogates), its hash, and phrases in it."""
+"""Text that every format can hold (no lone surrogates), hashes of it, and phrases in it."""
 
 import hashlib
 import re

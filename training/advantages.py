@@ -1,4 +1,4 @@
-"""What a rollout gained on the others: advantages of GRPO, RLOO and REINFORCE++.
+"""Advantages of rollouts: GRPO, RLOO and REINFORCE++.
 
 A group is all rollouts of one question. Arithmetic on lists of floats; the loss that uses it is in
 `training.policy_loss`.

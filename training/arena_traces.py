@@ -1,4 +1,4 @@
-"""A reply in ARENA's protocol: the supporting references, what each of them says, the answer."""
+"""Replies in ARENA's protocol: the supporting references, an analysis of each, the answer."""
 
 from agent.arena import supporting_numbers
 from training.trace_builder import Walk, cited

@@ -1,4 +1,4 @@
-"""What all trainers are configured with."""
+"""Configuration shared by all trainers."""
 
 import contextlib
 import ctypes

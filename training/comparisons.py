@@ -1,4 +1,4 @@
-"""Comparisons of siblings: what the heads of a reward model learn from.
+"""Comparisons of siblings: the training data of a reward model's heads.
 
 Source: EVO-RAG section 3.3, x+ and x− are two branches of one state, and only comparisons with
 |R(x+) − R(x−)| ≥ 0.3 are kept. Head k learns the order of its own component's returns, which may

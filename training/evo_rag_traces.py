@@ -1,4 +1,4 @@
-"""A way to the answer in EVO-RAG's protocol that leaves something to shed.
+"""Builds EVO-RAG traces with deliberate inefficiencies for later training to remove.
 
 Needed searches, and next to them by chance (`TraceSettings`) what the rewards are about: a passage
 that was found is searched again, a wrong lead is followed, a search that brought nothing new is

@@ -1,4 +1,4 @@
-"""Pairs that are kept out of a preference training, to see whether it learned what is preferred."""
+"""Pairs held out of a preference training, to test whether it generalises."""
 
 import math
 from collections.abc import Mapping, Sequence

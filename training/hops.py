@@ -1,4 +1,4 @@
-"""The hops of a question: what to search for, which passage to find, what to copy from it.
+"""The hops of a question: the query, the passage, and the evidence to copy from it.
 
 A source that knows its own wordings gives them in `Question.extra["hops"]` (atlas). For the others
 (HotpotQA, 2WikiMultiHopQA, MuSiQue, PopQA) hops are made from the supporting passages: the title

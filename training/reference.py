@@ -1,4 +1,4 @@
-"""What the start of a preference training says of the steps, computed once and kept.
+"""Log-probabilities of all steps under the start, computed once and cached.
 
 The reference of DPO never changes, and the arms and seeds of a study train on the same steps from
 the same start. So its log-probabilities are in the cache, under a hash of the start and of all

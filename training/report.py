@@ -1,4 +1,4 @@
-"""What a trainer leaves behind: `training.json`, and a line for the person who waits."""
+"""The record of a training: `training.json`, and a summary line."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Rollouts as rows to train on: a row for each policy call, weighted so that rollouts count alike.
+"""Rollouts as training rows: one row per policy call, weighted so that rollouts count equally.
 
 The rows of a batch lie on one prefix tree (`training.packing`): what the environment wrote is
 part of a prompt, which no loss reads, and a turn that continues is read once however many calls it

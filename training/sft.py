@@ -1,4 +1,4 @@
-"""Supervised training on steps: what the warm start and `train-sft` share.
+"""Supervised training on steps, for the warm start and `train-sft`.
 
 Loss is on the policy's own tokens only, and logits are computed for those alone: on two cores the
 output layer over every prompt token would cost a fifth of the time. Examples are packed, so that

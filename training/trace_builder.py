@@ -1,4 +1,4 @@
-"""One trace in the making: what is searched is really retrieved, and every step is an example."""
+"""Builds one trace: searches really retrieve, and every step becomes an example."""
 
 import random
 import re

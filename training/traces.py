@@ -1,4 +1,4 @@
-"""Traces: what a policy would do, replayed through the protocol with real retrieval.
+"""Traces: ideal trajectories, replayed through the protocol with real retrieval.
 
 Each trace draws one wording of every query and every piece of evidence, so that the policy learns
 several ways to say a thing and its samples still differ. How a question is walked is the

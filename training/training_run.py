@@ -1,4 +1,4 @@
-"""One training, from its start to the folder it leaves: what all trainers share.
+"""One training from start to output folder; shared by all trainers.
 
 Start merged in float32, examples that fit, checkpoints of its own only, adapter, curve and record.
 """

@@ -1,4 +1,4 @@
-"""Which files a `model` names, what their digest is, and how transformers loads them.
+"""The files behind a `model`, their digest, and how transformers loads them.
 
 A policy folder holds `adapter/` (a PEFT adapter) with `training.json`, and/or merged weights
 (`model.safetensors`, or shards with their index; with the tokenizer, or else the packaged one),

@@ -1,4 +1,4 @@
-"""Token sequences laid out as a tree, so that what several begin with stands there once.
+"""Lays token sequences out as a tree, so that common beginnings are stored once.
 
 The siblings of a state share their prompt, and all prompts of a stage share its instruction. A
 causal model reads a token's past only, so a shared beginning has to be read once, however many

@@ -1,4 +1,4 @@
-"""Models and tokenizers of transformers, loaded from files that anybody may have made.
+"""Loads models and tokenizers of transformers from untrusted files.
 
 Nothing of a model folder ever runs: no code of its own, and no pickle.
 """

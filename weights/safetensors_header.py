@@ -1,4 +1,4 @@
-"""What a safetensors file holds, by its own reader, which compares the header with the file."""
+"""Lists the tensors of a safetensors file with its own reader, which checks the header."""
 
 from pathlib import Path
 

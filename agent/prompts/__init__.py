@@ -1,4 +1,6 @@
-"""Prompt files: one folder a protocol, one text file per prompt; their hash goes on every row."""
+"""Prompt files: one folder per protocol, one text file per prompt. Their hash is part of every
+row.
+"""
 
 import hashlib
 import json

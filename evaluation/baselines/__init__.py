@@ -1,4 +1,4 @@
-"""What policies are compared with: every module of this package is one baseline.
+"""Baselines of an evaluation; every module of this package is one.
 
 A baseline is called after its module (`one_shot` is "one-shot"), whose function `baseline` says how
 it is asked. A new baseline is a new module here.

@@ -1,4 +1,4 @@
-"""Closed-book: one turn of reading without a passage; what the model knows by itself."""
+"""Closed-book baseline: one turn without passages, from the model's own knowledge."""
 
 from evaluation.baselines import Baseline, Material
 

@@ -1,4 +1,4 @@
-"""Majority: the most frequent answer of the source; what the answers alone give away."""
+"""Majority baseline: the most frequent answer of the source."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""One cycle of a curriculum: roll out, train a reward model, train the policy, ask it on dev.
+"""One cycle of a curriculum: grow trees, train a reward model, train the policy, evaluate on dev.
 
 Source: EVO-RAG sections 3.4 and 3.7 (algorithm 1). Each cycle is an ordinary run folder next to the
 curriculum's, `datasets/<run>-<cycle>`, with its models in `models/<run>-<cycle>`: `inspect`,

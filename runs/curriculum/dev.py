@@ -1,4 +1,4 @@
-"""How a curriculum goes by what its policies do on dev: when a stage stops, and which is best.
+"""Dev results of a curriculum: they decide when a stage stops, and which policy is best.
 
 Source: EVO-RAG sections 3.4 ("Training stops if HotpotQA dev EM stalls for two cycles") and 3.5
 (Refinement reloads the best checkpoint of Discovery).

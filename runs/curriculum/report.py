@@ -1,4 +1,4 @@
-"""What came of a curriculum, cycle by cycle: a table, and a plot of the same figures."""
+"""The result of a curriculum, cycle by cycle: a table and a plot."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

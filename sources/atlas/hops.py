@@ -1,4 +1,4 @@
-"""What a trace does at one hop: alternative queries, the passage, alternative evidence.
+"""One hop of a trace: alternative queries, the passage, alternative evidence.
 
 One of the queries is weak on purpose (the bare name): a policy that copies traces then still has
 something to learn from a search tree. There are few wordings, because a small policy that is shown
