@@ -1,7 +1,7 @@
 """`make study STUDY=atlas-dpo`: does process DPO make the embedded policy better?
 
 One set of trees over questions of the split `train`. The recipes of DPO and of SFT were chosen by
-hand on the split `dev` (docs/results.md, *Learning log*); where there is more than one candidate of
+hand on the split `dev` (docs/results/log.md); where there is more than one candidate of
 either, the study asks `dev` itself (one seed, Q8_0). Then every arm is trained with every seed and
 asked the same `test` questions once, greedily, in F16. Primary comparisons: process DPO
 against the warm start and against SFT on the chosen steps (Holm over both).
@@ -27,7 +27,7 @@ BATCHES = {"batch_size": 8, "micro_batch": 8}
 CANDIDATES: tuple[Arm, ...] = (
     Arm("anchored", "train-dpo", RIGHT_WRONG, {"lr": 2e-4, "sft_weight": 1.0, **BATCHES}),
 )
-"""Recipes of process DPO tried on `dev`; docs/results.md lists those tried by hand before."""
+"""Recipes of process DPO tried on `dev`; docs/results/log.md lists those tried by hand before."""
 
 SFT_CANDIDATES: tuple[Arm, ...] = (Arm("sft", "train-sft", RIGHT_WRONG, {"lr": 2e-4, **BATCHES}),)
 """The same settings for SFT on the chosen steps."""

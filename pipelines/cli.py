@@ -1,7 +1,7 @@
 """The command line: `branchwise <stage> [--config FILE] [--run DIR] …`.
 
 Every stage is one function in a module of its own; this file only reads arguments, loads the
-recipe, calls the stage and turns errors into exit codes (README.md).
+recipe, calls the stage and turns errors into exit codes (docs/troubleshooting.md).
 """
 
 import argparse
@@ -156,7 +156,7 @@ def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
     if name in {"export-pairs", "import-pairs"}:
         one.add_argument("--file", type=Path, required=True, help="the RAG-ProGuide JSON file")
     if name == "study":
-        one.add_argument("--name", required=True, help="which: atlas-dpo, …; see the guide")
+        one.add_argument("--name", required=True, help="which: atlas-dpo, …; see docs/studies.md")
         one.add_argument("--seeds", type=_seed, nargs="+", default=None, help="of the trainings")
     if name == "export":
         one.add_argument("--model", default=None, help="model folder; default models/<run>/dpo")

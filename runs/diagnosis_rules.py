@@ -22,7 +22,7 @@ MANY_TIED = 0.5
 """Where fresh rollouts see no difference in half of the pairs, there is little to learn."""
 LEAST_REAL = 0.5
 """Of the labels' mean gap, what fresh rollouts have to find again. Pairs of which they found 72 %
-taught a policy, pairs of which they found 33 % did not (docs/results.md, studies `labels` and
+taught a policy, pairs of which they found 33 % did not (docs/results.md, `labels` and
 `real-dpo`)."""
 MANY_SILENT, SOME_SILENT = 0.6, 0.4
 """A question that is always right or always wrong prefers no step: its trees are wasted."""
@@ -30,7 +30,7 @@ MANY_FLAT = 0.5
 MUCH_ONE_OUTCOME, LARGE_GAP = 0.25, 0.4
 """One outcome is one draw. Fresh rollouts bore out 69 to 72 % of the orders that single sampled
 draws gave at a gap above 0.4 (22 % were reversed), and 36 to 57 % of those that means of all
-outcomes gave below it (docs/results.md, study `labels`); more outcomes alone did not help."""
+outcomes gave below it (docs/results/labels.md); more outcomes alone did not help."""
 SMALL_GAP = 0.1
 """A median gap of a step's price (1 − α) or less compares lengths of paths, not answers."""
 LONGER_BY = 0.1

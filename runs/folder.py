@@ -58,7 +58,7 @@ VERSIONED = (
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder (docs/guide.md).
+    """A run folder (docs/durability.md).
 
     Attributes:
         folder: where it is.
