@@ -64,6 +64,7 @@ STAGES = {
     ),
     "verify": StageEntry("pipelines.verify", "verify", "check the run's files and repair them"),
     "inspect": StageEntry("pipelines.inspect", "inspect", "DuckDB on the run"),
+    "show": StageEntry("pipelines.show", "show", "print a tree, a step or a pair"),
     "report": StageEntry("pipelines.report", "report", "write the run as one HTML page"),
     "export-pairs": StageEntry("pipelines.proguide", "export_pairs", "pairs as RAG-ProGuide JSON"),
     "import-pairs": StageEntry("pipelines.proguide", "import_pairs", "RAG-ProGuide JSON as a run"),
@@ -94,7 +95,7 @@ NAMED = {
     "train-rm": "reward-model",
 }
 """Stages whose model may be given another name than this one."""
-READ_ONLY = frozenset({"doctor", "settings", "data", "inspect", "report"})
+READ_ONLY = frozenset({"doctor", "settings", "data", "inspect", "report", "show"})
 """Stages that write nothing, so that there is nothing to try out dry."""
 
 
@@ -138,7 +139,7 @@ def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
         one.add_argument("--limit", type=_count, metavar="N", help="at most N questions")
     if name in {"annotate", "all"}:
         one.add_argument("--workers", type=_count, metavar="N", help="processes at an endpoint")
-    if name == "relabel":
+    if name in {"relabel", "diagnose", "train-sft", "train-dpo", "train-grpo"}:
         one.add_argument("--label", default=None, help="name of the relabelling")
     if name == "verify":
         one.add_argument(
@@ -149,12 +150,13 @@ def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
     if name == "diagnose":
         one.add_argument("--sample", type=_count, default=40, metavar="N", help="pairs rolled out")
         one.add_argument("--rollouts", type=_count, default=8, metavar="N", help="a side of a pair")
-        one.add_argument("--label", default=None, help="of a relabelling")
         one.add_argument("--no-model", action="store_true", help="use no model, parquet only")
         one.add_argument("--model", default=None, help="trained; default models/<run>/dpo")
         one.add_argument("--export", action="store_true", help="export it, to see what it keeps")
     if name in {"export-pairs", "import-pairs"}:
         one.add_argument("--file", type=Path, required=True, help="the RAG-ProGuide JSON file")
+    if name == "show":
+        one.add_argument("what", nargs="?", help="question id or words, ID:STEP, or pair id")
     if name == "study":
         one.add_argument("--name", required=True, help="which: atlas-dpo, …; see docs/studies.md")
         one.add_argument("--seeds", type=_seed, nargs="+", default=None, help="of the trainings")
@@ -163,8 +165,6 @@ def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
     if name == "serve":
         one.add_argument("--role", choices=("policy", "judge", "verifier"), default="policy")
         one.add_argument("--port", type=_count, metavar="N", help="default: one that is free")
-    if name in {"train-sft", "train-dpo", "train-grpo"}:
-        one.add_argument("--label", default=None, help="train on the pairs of a relabelling")
     if name in NAMED:
         one.add_argument("--name", default=None, help=f"of the model; default {NAMED[name]}")
 

@@ -1,0 +1,91 @@
+"""`branchwise show WHAT`: a tree, a step or a pair of a run, in the terminal.
+
+branchwise show --run datasets/atlas                       # the questions
+branchwise show --run datasets/atlas atlas-bridge-12       # a tree, by question id
+branchwise show --run datasets/atlas "capital of Slovakia" # a tree, by words of its question
+branchwise show --run datasets/atlas atlas-bridge-12:7     # a step of it
+branchwise show --run datasets/atlas 5f0c8a…               # a pair, by the beginning of its id
+"""
+
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from report.text import node_text, pair_text, tree_text
+from runs.factories import open_data
+from runs.folder import Run, existing_run
+from runs.stage import StageContext, StageResult
+from storage.errors import BranchwiseError, ConfigError
+from storage.views import connect
+
+_LISTED = 50
+"""Questions that are listed at most."""
+
+
+def show(context: StageContext) -> StageResult:
+    """Runs the stage (see module)."""
+    run, what = existing_run(context.run), str(context.options["what"] or "").strip()
+    console = context.console
+    if not what:
+        return _list(context, rows(run.folder, _QUESTIONS + " ORDER BY question_id"))
+    if pairs := rows(run.folder, "SELECT * FROM pairs WHERE starts_with(pair_id, ?)", what):
+        for pair in pairs:
+            console.print(pair_text(pair, console.width))
+        return StageResult({"pairs": [pair["pair_id"] for pair in pairs]})
+    name, _, step = what.rpartition(":") if what.rpartition(":")[2].isdecimal() else (what, "", "")
+    found = rows(run.folder, _QUESTIONS + " AND question_id = ?", name) or rows(
+        run.folder, _QUESTIONS + " AND contains(lower(question), lower(?))", name
+    )
+    if not found:
+        raise ConfigError(
+            f"{run.folder}: no tree, step or pair is called {what!r}. `branchwise show --run "
+            f"{run.folder}` lists the questions"
+        )
+    if len(found) > 1:
+        return _list(context, found)
+    (question,) = found
+    identity = question["question_id"]
+    nodes = rows(run.folder, "SELECT * FROM nodes WHERE question_id = ? ORDER BY node_id", identity)
+    pairs = rows(run.folder, "SELECT * FROM pairs WHERE question_id = ?", identity)
+    if step:
+        if int(step) >= len(nodes):
+            raise ConfigError(f"{identity}: no step {step}; the last one is {len(nodes) - 1}")
+        console.print(node_text(nodes[int(step)], _passages(run), pairs))
+    else:
+        console.print(tree_text(question, nodes, pairs, min(console.width, 120)))
+    return StageResult({"question": identity, "nodes": len(nodes), "pairs": len(pairs)})
+
+
+_QUESTIONS = """
+    SELECT question_id, question, answers,
+           (SELECT count(*) FROM pairs WHERE pairs.question_id = questions.question_id) AS pairs
+    FROM questions WHERE question_id IN (SELECT question_id FROM nodes)"""
+
+
+def rows(run: Path, sql: str, *values: str) -> list[dict[str, Any]]:
+    """Returns the rows of a query on a run's views."""
+    with connect(run) as connection:
+        cursor = connection.execute(sql, list(values))
+        names = [column[0] for column in cursor.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+
+def _list(context: StageContext, questions: list[dict[str, Any]]) -> StageResult:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("question id", "pairs", "question"):
+        table.add_column(name)
+    for row in questions[:_LISTED]:
+        table.add_row(Text(row["question_id"]), str(row["pairs"]), Text(row["question"]))
+    context.console.print(table)
+    if len(questions) > _LISTED:
+        context.log(f"{len(questions) - _LISTED} more; add words of the question, or its id")
+    return StageResult({"questions": len(questions)})
+
+
+def _passages(run: Run) -> dict[str, str]:
+    try:
+        return {passage.id: passage.text for passage in open_data(run.recipe).passages}
+    except (BranchwiseError, OSError):
+        return {}

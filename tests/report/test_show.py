@@ -1,0 +1,67 @@
+"""`branchwise show`: trees, steps and pairs in a terminal."""
+
+from pathlib import Path
+
+import pytest
+from report_run import HOSTILE, a_run_with_report
+
+from pipelines.cli import parser, run_stage
+from storage.views import run_sql
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return a_run_with_report(tmp_path_factory.mktemp("show"))
+
+
+def shown(capsys: pytest.CaptureFixture[str], run: Path, *what: str) -> str:
+    assert run_stage(parser().parse_args(["show", "--run", str(run), *what])) == 0
+    return capsys.readouterr().out
+
+
+def test_a_tree_has_a_line_per_step(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (row,) = run_sql(run, "select question_id, count(*) from pairs group by 1 limit 1").rows
+    told = shown(capsys, run, row[0])
+    ((steps,),) = run_sql(
+        run, f"select count(*) from nodes where depth > 0 and question_id = '{row[0]}'"
+    ).rows
+    assert sum(line.lstrip("│ ").startswith(("├─", "└─")) for line in told.splitlines()) == steps
+    assert "✓ chosen" in told
+    assert "✗ rejected" in told
+
+
+def test_a_pair_shows_both_sides(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ((pair, chosen),) = run_sql(run, "select pair_id, chosen[1].content from pairs limit 1").rows
+    told = shown(capsys, run, pair[:10])
+    assert chosen.split(" ")[0] in told
+    assert "✓ chosen" in told
+    assert "✗ rejected" in told
+
+
+def test_a_step_shows_its_passages(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sql = (
+        "select question_id, node_id, passages[1].title from nodes where len(passages) > 0 limit 1"
+    )
+    ((question, node, title),) = run_sql(run, sql).rows
+    told = shown(capsys, run, f"{question}:{node}")
+    assert f"step {node}:" in told
+    assert title in told
+    assert "is a city" in told or "has the capital" in told, "the text of the passage"
+
+
+def test_words_find_a_question_and_several_are_listed(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "Gold answer: Yen" in shown(capsys, run, "currency")
+    assert "q2" in shown(capsys, run, "osaka")
+    assert HOSTILE in shown(capsys, run)
+
+
+@pytest.mark.parametrize(
+    ("what", "error"), [("nothing", "no tree, step or pair"), ("q2:999", "no step")]
+)
+def test_what_is_not_there(
+    run: Path, capsys: pytest.CaptureFixture[str], what: str, error: str
+) -> None:
+    assert run_stage(parser().parse_args(["show", "--run", str(run), what])) == 2
+    assert error in capsys.readouterr().out
