@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ActionKind:
-    """What a kind of action does, whatever the protocol.
+    """The effect of a kind of action, under any protocol.
 
     Attributes:
         searches: Whether its content is a query for the retriever.

@@ -51,7 +51,7 @@ class Arena(AgentProtocol):
         return Action("answer", answer, parts=parts)
 
     def read(self, state: State, text: str, *, last: bool, cut: bool) -> Action:
-        """Reads a reply that was cut, too: an answer before the cut is an answer."""
+        """Also reads a truncated reply: an answer before the cut counts."""
         return self.parse(state, text, last=last)
 
     def next_stage(self, state: State, action: Action, *, last: bool = False) -> str:

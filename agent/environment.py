@@ -24,7 +24,7 @@ class Move:
         state: The state that it led to; its last step says what the text means and what the
             environment inserted after it.
         completion: What the engine returned, with token ids and log-probabilities if it was
-            asked for them.
+            requested.
     """
 
     state: State
@@ -109,7 +109,7 @@ class Environment:
             path: With `draw`, the name of the call in the ledger.
 
         Raises:
-            EndpointError: If the policy could not be asked.
+            EndpointError: If the policy's endpoint failed.
             RetrievalError: If the search failed.
         """
         protocol, last = self.protocol, self.protocol.is_last(state)
@@ -189,7 +189,7 @@ class Environment:
         return ids[:-1] if by_itself else ids
 
     async def _answered(self, state: State, step: Step) -> Step:
-        """Returns the step with what the environment answers: passages and inserted text."""
+        """Returns the step with the environment's reply: passages and inserted text."""
         query = query_of(step.action)
         found = replace(step, passages=() if query is None else await self._find(query))
         return replace(found, inserted=self.protocol.inserted(state, found))

@@ -30,9 +30,9 @@ _ACTION = re.compile(r"\s*<(search|answer)>([^<>]*)</(search|answer)>\s*")
 
 @dataclass(frozen=True, slots=True)
 class LiveSearch:
-    """A search that no BACKTRACK has taken away: its query, what it brought, and the notes on it.
+    """A search that no BACKTRACK has removed: query, passages and notes.
 
-    `number` counts the question's searches from 1, those that were taken back included.
+    `number` counts all searches of the question from 1, including those taken back.
     """
 
     number: int
@@ -48,7 +48,8 @@ class EvoRAG(AgentProtocol):
     can_refuse = True
 
     def messages(self, state: State, *, last: bool) -> tuple[Message, ...]:
-        # A prompt offers what is allowed: without a search there is nothing to note or take back.
+        # A prompt offers the allowed actions: before the first search, a note or a step back
+        #     makes no sense.
         name = "forced" if last else "step" if live_searches(state.steps) else "first"
         return (Message("system", self.prompts[name]), Message("user", _user_text(state)))
 
@@ -111,7 +112,7 @@ def _allowed(stack: Sequence[LiveSearch], last: bool) -> tuple[str, ...]:
 
 
 def _read(text: str) -> Action:
-    """Exactly one action, with something in it where it has a content."""
+    """Exactly one action, with text in it if it has a content."""
     if (kind := _EMPTY.get(text.strip())) is not None:
         return Action(kind, "")
     found = _ACTION.fullmatch(text)

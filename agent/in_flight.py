@@ -1,4 +1,4 @@
-"""Many questions in flight: the loop behind annotation, evaluation and fresh rollouts."""
+"""Processes many questions at once, for annotation, evaluation and fresh rollouts."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
@@ -30,7 +30,7 @@ async def in_flight(
             if not running:
                 return
             done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            # All are looked at before anything is given: asyncio complains of an error unseen.
+            # Retrieve all errors before yielding, or asyncio logs "exception was never retrieved".
             errors = [error for task in done if (error := task.exception()) is not None]
             for task in done:
                 if task.exception() is None:

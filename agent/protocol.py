@@ -3,7 +3,7 @@
 A system's protocol is one class in a module of this room, a folder of prompts, and a line in
 `agent.protocols`. Two shapes share this class. Protocols that rewrite their state (ReasonRAG,
 EVO-RAG) build a new prompt for every call. Protocols that continue one assistant turn set
-`continues`: the prompt stays, and what the policy wrote and the environment inserted follows it.
+`continues`: the prompt stays, followed by the text of the policy and of the environment.
 """
 
 from abc import ABC, abstractmethod
@@ -63,7 +63,7 @@ class AgentProtocol(ABC):
         return self.settings.max_steps
 
     def unfit(self, question: Question) -> str | None:
-        """Returns why the protocol cannot be asked a question; None if it can."""
+        """Returns the reason the protocol cannot take a question; None if it can."""
         return None if question.answerable or self.can_refuse else "unanswerable"
 
     def given(self, question: Question) -> tuple[RetrievedPassage, ...] | None:
@@ -76,7 +76,7 @@ class AgentProtocol(ABC):
 
     @abstractmethod
     def messages(self, state: State, *, last: bool) -> tuple[Message, ...]:
-        """Returns the conversation that asks for the next step.
+        """Returns the conversation that prompts for the next step.
 
         Args:
             state: A state that has not ended.
@@ -106,7 +106,7 @@ class AgentProtocol(ABC):
         return TERMINAL if is_end(action.kind) or last else state.stage
 
     def inserted(self, state: State, step: Step) -> str:
-        """Returns what the environment writes into the turn after `step`, which `state` made."""
+        """Returns the environment's text after `step`, which `state` made."""
         return ""
 
     def stop_reason(self, state: State) -> str:
@@ -187,5 +187,5 @@ def root_of(
 
 
 def query_of(action: Action) -> str | None:
-    """Returns the query that an action asks the retriever; None if it asks none."""
+    """Returns the query of an action; None if it does not search."""
     return action.content if is_search(action.kind) else None

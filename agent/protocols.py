@@ -29,6 +29,6 @@ def protocol_of(settings: AgentSettings) -> AgentProtocol:
     """Returns the protocol that a recipe's `agent:` block names, with that budget.
 
     Raises:
-        KeyError: If there is no such protocol (`runs.recipe_checks` refuses unknown names).
+        KeyError: If the protocol is unknown (`runs.recipe_checks` rejects unknown names).
     """
     return PROTOCOLS[settings.protocol](settings)

@@ -1,6 +1,6 @@
 """Reading: one turn, from the question (and passages, if some were found for it) to an answer.
 
-For baselines next to a policy that searches. The passages are those of the root (`State.given`).
+For baselines of a searching policy. The passages are those of the root (`State.given`).
 Three worked examples come first: an untuned small model answers in sentences without them, and
 exact match calls those wrong.
 """

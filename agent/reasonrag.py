@@ -12,7 +12,7 @@ from engines.sampling import Structure
 from storage.records import Message
 
 NO_EVIDENCE = "None"
-"""What Grounding writes when no passage helps; a valid action."""
+"""Evidence if no passage helps; a valid action."""
 
 _ALLOWED: dict[str, tuple[str, ...]] = {
     "reasoning": ("query", "answer"),

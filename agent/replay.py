@@ -22,7 +22,7 @@ def replay_tree(
         question: The tree's question.
         nodes: All nodes of one tree, in order of `node_id`.
         passages: The corpus by id; rows keep references only.
-        protocol: Decides the stage after each action and what the environment inserted.
+        protocol: Decides the stage after each action, and the inserted text.
 
     Raises:
         StorageError: If a row has no parent before it, has an unknown action, or cites a passage

@@ -13,7 +13,7 @@ from agent.tags import inert
 from storage.records import Message
 
 CORRECTION = "\nMy action is wrong. Let me try again.\n"
-"""What the environment writes after an invalid action, in the policy's own voice (Eval-RAR)."""
+"""The environment's text after an invalid action, in the policy's own voice (Eval-RAR)."""
 
 
 class SearchLoop(AgentProtocol):
@@ -33,7 +33,7 @@ class SearchLoop(AgentProtocol):
         return (system, Message("user", f"Question: {state.question}"))
 
     def parse(self, state: State, text: str, *, last: bool) -> Action:
-        """Returns the first complete search or answer; what follows it has no effect."""
+        """Returns the first complete search or answer; later text is ignored."""
         known = self.search_tags.pairs
         found = first_pair(text, known, ("search", "answer"))
         if found is None:
@@ -78,7 +78,7 @@ class SearchLoop(AgentProtocol):
 
 
 class EvalRAR(SearchLoop):
-    """Eval-RAR: the policy evaluates what each search brought before it continues."""
+    """Eval-RAR: the policy evaluates the passages of each search before it continues."""
 
     name = "eval-rar"
     search_tags = EVAL_RAR

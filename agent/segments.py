@@ -119,7 +119,7 @@ def first_pair(text: str, known: Pairs, names: Collection[str]) -> tuple[Tag, Ta
 
 
 def policy_text(segments: Iterable[Segment], *, prefill: bool = False) -> str:
-    """Joins the policy's segments, with a blank line where the environment inserted something.
+    """Joins the policy's segments, with a blank line for each insertion of the environment.
 
     So no tag can arise from the end of one call and the beginning of the next.
 

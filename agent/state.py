@@ -11,7 +11,7 @@ TERMINAL = "terminal"
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What a policy's text means.
+    """The meaning of a policy's text.
 
     Attributes:
         kind: A key of `agent.actions.ACTIONS`.
@@ -28,7 +28,7 @@ class Action:
 
     @classmethod
     def invalid(cls, reason: str) -> "Action":
-        """Returns the action of a text that is none."""
+        """Returns the action of a text that is not a valid one."""
         return cls(INVALID, "", reason)
 
 
@@ -37,9 +37,9 @@ class Step:
     """One policy call: the stage it was made in, the model's own text, and its meaning.
 
     Attributes:
-        text: What the policy wrote, including the stop string that ended it.
+        text: Text of the policy, including the stop string that ended it.
         forced: Whether the prompt demanded an answer.
-        passages: What a search retrieved; empty for other actions.
+        passages: Passages of a search; empty for other actions.
         inserted: What the environment wrote after the text into a turn that continues. It is
             part of the next call's prompt, so it is never trained on.
         cut: Whether the call ended at the token limit.
@@ -60,7 +60,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Question, steps so far, and where the protocol stands. The gold answer is not in it.
+    """Question, steps so far, and stage of the protocol. It does not hold the gold answer.
 
     Depth is the number of policy calls so far; the root has depth 0.
 

@@ -28,7 +28,7 @@ from storage.records import Failure, Pair, Question, TreeNode
 
 @dataclass(frozen=True)
 class Annotated:
-    """What one question gave.
+    """The result of one question.
 
     `counts` are events worth a line in the closing table (duplicates, pairs dropped by reason,
     invalid actions, unscored nodes, a search that its tokens stopped).

@@ -21,7 +21,7 @@ from storage.errors import BudgetExceeded
 from storage.records import Question, Rollout
 
 ROLLOUTS = "rollout"
-"""Where the ledger keeps the draws of a tree's rollouts: `rollout/<path of the node>`."""
+"""Ledger path of a tree's rollouts: `rollout/<path of the node>`."""
 
 
 class Evaluator(Protocol):

@@ -16,17 +16,17 @@ from engines.sampling import Sampling
 from storage.records import FreshRollouts, Question, TreeNode
 
 ROOT = "fresh"
-"""Where the ledger keeps these draws: `fresh/<tree_id>/<node_id>`, apart from the trees' own."""
+"""Ledger path of these draws: `fresh/<tree_id>/<node_id>`, apart from the trees' own."""
 
 
 @dataclass(frozen=True)
 class FreshRoller:
-    """Rolls out nodes of stored trees again.
+    """Draws new rollouts from nodes of stored trees.
 
     Attributes:
         environment: the one that the trees were grown in.
         sampling: Sampling of the rollouts; the trees' rollouts used the policy's own temperature.
-        rollouts: draws per node; with more of them, the first ones stay what they were.
+        rollouts: Draws per node; if there are more, the first ones stay the same.
     """
 
     environment: Environment
@@ -50,7 +50,7 @@ class FreshRoller:
             wanted: ids of the nodes to roll out.
 
         Raises:
-            EndpointError: the policy could not be asked.
+            EndpointError: If the policy's endpoint failed.
             RetrievalError: a search failed.
         """
         chosen = [(n, s) for n, s in zip(nodes, states, strict=True) if n.node_id in wanted]

@@ -13,7 +13,7 @@ from rewards.scheme import NodeFacts, RewardScheme
 from storage.records import Question
 
 CHILDREN = "tree"
-"""Where the ledger keeps the draws of a tree's nodes: `tree/<path of the parent>`."""
+"""Ledger path of a tree's nodes: `tree/<path of the parent>`."""
 
 
 @dataclass

@@ -29,12 +29,12 @@ from storage.records import Message, Question
 
 @dataclass(frozen=True, slots=True)
 class JudgeVerdict:
-    """What a judge said of a state.
+    """A judge's verdict on a state.
 
     Attributes:
         score: Score in [0, 1]; None if the reply could not be read.
         text: the reply, verbatim.
-        reason: why there is no score.
+        reason: Reason that the score is missing.
         usage: tokens of the call.
     """
 

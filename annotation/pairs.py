@@ -22,7 +22,7 @@ SHUFFLED = "shuffled pairs"
 """Hash salt of the shuffle of `pairs.order: shuffled`."""
 
 SCORE = "score"
-"""Component of a pair's side: what a reward model thinks of it."""
+"""Component of a pair's side: the reward model's score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def sibling_pairs(
     Args:
         nodes: one tree, in order of `node_id`.
         labels: their labels, in the same order.
-        settings: gap, evidence, what becomes of invalid actions, and which pairs are chosen.
+        settings: Gap, evidence, treatment of invalid actions, and filters.
         scores: Reward model scores, in the same order; with `score: reward_model` they decide
             which side of a pair is better, and by how much, and are a component of its labels.
         guessable: whether the tree's question is (`rewards.guessable`).
@@ -173,11 +173,11 @@ def _with_score(label: Label, score: float | None) -> Label:
 
 
 def _compare(one: _Sibling, other: _Sibling, settings: PairSettings) -> SiblingPair | str:
-    """Returns the pair that two siblings make, or why they make none."""
+    """Returns the pair of two siblings, or the reason they form none."""
     difference = _difference(one, other, settings)
     if isinstance(difference, str):
         return difference
-    # Of equal ones the earlier node is called chosen; no pair comes of it.
+    # If both are equal, the earlier node is called chosen; the pair is dropped.
     (chosen, high, _), (rejected, low, _) = (one, other) if difference >= 0 else (other, one)
     if chosen.action == "invalid":
         return "chosen_invalid"

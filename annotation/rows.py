@@ -15,12 +15,12 @@ from storage.records import Message, Pair, PassageRef, Question, TreeNode, pair_
 from storage.text import digest_of
 
 Prompt = Callable[[State], Sequence[Message]]
-"""State → the messages that asked for its next step."""
+"""State → messages of the prompt for its next step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where rows come from; the same for all rows of a run.
+    """Provenance of rows; the same for all rows of a run.
 
     Attributes:
         label_digest: hash of the settings that decide labels and pairs.

@@ -23,7 +23,7 @@ class RewardModelEvaluator:
     bits of its vector, and the same seed would not give the same tree.
 
     Attributes:
-        prompt: state → the messages that ask for its next step.
+        prompt: State → messages of the prompt for its next step.
     """
 
     model: RewardModel
@@ -53,7 +53,7 @@ def node_scores(
     Args:
         nodes: one tree, in order of `node_id`.
         states: States of the nodes, in the same order.
-        prompt: state → the messages that ask for its next step.
+        prompt: State → messages of the prompt for its next step.
     """
     made = [place for place, state in enumerate(states) if state.steps]
     scores: list[float | None] = [None] * len(nodes)

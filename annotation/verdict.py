@@ -13,7 +13,7 @@ from engines.sampling import FinishReason
 from storage.errors import JudgeError
 
 SCORES = tuple(round(0.05 * step, 2) for step in range(21))
-"""What a schema lets a judge choose from; so out of range cannot happen there."""
+"""Choices of a judge under the schema, so a score is never out of range."""
 
 VERDICT_SCHEMA = json.dumps(
     {
@@ -33,7 +33,7 @@ VERDICT_REGEX = (
 )
 """The same form for engines that take a regex, with a critique of at most 41 words.
 
-Counted in words, because grammar engines pay for every repetition of a wide bound
+Counted in words because grammar engines are slow for wide bounds
 (`engines.structure`).
 """
 
@@ -49,7 +49,7 @@ def read_score(text: str, finish_reason: FinishReason) -> float:
     """Returns the score in [0, 1] that a judge's whole reply gives.
 
     Raises:
-        JudgeError: there is not exactly one readable score in range; the message says why.
+        JudgeError: If there is not exactly one readable score in range.
     """
     if finish_reason == "length":
         raise JudgeError("cut at the token limit")

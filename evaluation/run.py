@@ -23,11 +23,11 @@ Begin = Callable[[Question], Awaitable[State]]
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """What one policy did on a set, in the order of the questions.
+    """Results of one policy on a set, in the order of the questions.
 
     Attributes:
         unanswered: the questions of `failures`, as tables count them.
-        skipped: how many questions the protocol cannot be asked, by reason.
+        skipped: Number of questions that the protocol cannot take, by reason.
         pending: questions that were not admitted any more, or that a limit stopped.
     """
 
@@ -41,7 +41,7 @@ class Evaluated:
 def askable(
     questions: Iterable[Question], protocol: AgentProtocol
 ) -> tuple[list[Question], Counter[str]]:
-    """Returns the questions that a protocol can be asked, and how many it cannot, by reason."""
+    """Returns the questions that a protocol can take, and the number that it cannot, by reason."""
     reasons = [(question, protocol.unfit(question)) for question in questions]
     asked = [question for question, why in reasons if why is None]
     return asked, Counter(why for _, why in reasons if why is not None)
@@ -67,10 +67,10 @@ async def evaluate(
         environment: the policy's; its seed continues every row.
         policy: the name that tables show.
         sampling: Sampling of the answers (temperature 0 is greedy).
-        begin: where trajectories start; None for the protocol's own root.
+        begin: Start state of trajectories; None for the protocol's own root.
         path, draw: Identity of the calls in the ledger; another draw is a fresh call.
         max_in_flight: questions worked on at a time.
-        admit: asked before each question; once it says no, no further question starts.
+        admit: Called before each question; once it returns False, no further question starts.
         on_start, on_done: called as a question starts, and with its row (progress); None if
             a limit stopped it.
 
@@ -106,7 +106,7 @@ async def evaluate(
 
 @dataclass(frozen=True, slots=True)
 class _Exam:
-    """How one policy is asked; the arguments of `evaluate`."""
+    """How one policy answers; the arguments of `evaluate`."""
 
     environment: Environment
     policy: str

@@ -10,8 +10,8 @@ How it differs from the tree search:
 - no state is selected: one is visited as often as the policy goes there, and may get as many
   children as there are chains (`max_children` bounds nothing here);
 - no inner node is evaluated; every chain backs up the value of the leaf that it ended in;
-- a repeated step is not drawn again, which would make rare steps more frequent than they are;
-- it never ends early: chains that all say the same are what a policy without variety gives.
+- a repeated step is not redrawn, which would make rare steps too frequent;
+- it never ends early: identical chains show a policy without variety.
 
 With `branches` (EVO-RAG section 3.3: two trajectory branches a visited state), every state of the
 chains is then drawn from until it has so many children, each followed to its end. Such a pass
@@ -48,7 +48,7 @@ async def sample_chains(
             raises ends the sampling.
         evaluate: values a new leaf; called for no other node.
         settings: iterations and branches; the rest concerns the tree search.
-        keep_going: asked before every chain and branch; the first no ends the sampling.
+        keep_going: Called before every chain and branch; the first False ends the sampling.
 
     Returns:
         The tree with visits, values and draw counts; `duplicates` of a node are the draws that
@@ -71,7 +71,7 @@ async def sample_chains(
 
 
 def wants_branch(node: Node[StateT], branches: int) -> bool:
-    """Returns whether a visited state is drawn from once more.
+    """Returns whether a visited state gets another draw.
 
     It has too few children; one that gives the same over and over is left alone.
     """

@@ -6,7 +6,7 @@ child and evaluates it once (`expand`), and adds the value to everything on the 
 callers keep many questions in flight instead. The search draws no random numbers of its own: ties
 go to the lower id and every draw is numbered.
 
-Where the paper or its code is silent or stalls:
+If the paper leaves a detail open, or its code stalls:
 - a node is evaluated once; a later pass that ends there adds the same value again, or only a
   visit if the node is unscored, so a terminal child that is selected again never stalls a tree;
 - a child equal to a sibling is drawn once more; if that repeats a sibling too, the draw becomes
@@ -26,7 +26,7 @@ from mcts.tree import Node, StateT, Tree
 
 @dataclass(frozen=True, slots=True)
 class Expansion(Generic[StateT]):
-    """A drawn child: its state, whether the search ends there, and what makes it a duplicate."""
+    """A drawn child: its state, whether it is terminal, and its key for duplicates."""
 
     state: StateT
     terminal: bool
@@ -39,7 +39,7 @@ Evaluate = Callable[[Node[StateT]], Awaitable[float | None]]
 """node → value, or None if it cannot be scored; called once per node. In [0, 1], or
 `SearchSettings.normalise` has to be set."""
 KeepGoing = Callable[[], bool]
-"""Asked before every iteration: whether it may begin. What it costs is the caller's knowledge."""
+"""Called before every iteration: returns whether it may start."""
 
 
 def always() -> bool:
@@ -58,10 +58,10 @@ async def search(
 
     Args:
         root: the state to start from; it is not evaluated.
-        expand: draws one child of a node. What it raises ends the search.
+        expand: Draws one child of a node. An exception ends the search.
         evaluate: values a new node; with playouts, the one that it ends in.
         settings: iterations, children, selection and exploration weight.
-        keep_going: asked before every simulation that could still be made; the first no ends the
+        keep_going: Called before every possible simulation; the first False ends the
             search.
 
     Returns:
@@ -163,7 +163,7 @@ def add_drawn(
     draw: int,
     iteration: int,
 ) -> Node[StateT]:
-    """Appends what a draw at `parent` gave as a new node, not evaluated yet."""
+    """Appends the result of a draw at `parent` as a new node, not evaluated yet."""
     child = tree.add_child(
         parent, expansion.state, terminal=expansion.terminal, key=expansion.key, draw=draw
     )

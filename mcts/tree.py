@@ -23,7 +23,7 @@ class Node(Generic[StateT]):
         depth: policy calls from the root.
         path: draw numbers that led here, from the root ("" for the root); names the node the
             same way in every run with the same draws.
-        key: what makes two siblings duplicates of each other.
+        key: Key for duplicates; equal siblings are merged.
         visits: N, passes through or ending at this node.
         scored: M, those passes that carried a value.
         total: W, sum of those values.
@@ -88,7 +88,7 @@ class Tree(Generic[StateT]):
             yield current
 
     def q(self, node: Node[StateT]) -> float:
-        """Q = W/M; where no pass was scored, the parent's Q, and `ROOT_PRIOR` at the root."""
+        """Q = W/M; if no pass was scored, the parent's Q, and `ROOT_PRIOR` at the root."""
         for ancestor in self.lineage(node):
             if ancestor.scored:
                 return ancestor.total / ancestor.scored

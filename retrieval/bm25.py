@@ -60,12 +60,12 @@ class Bm25Retriever:
     """Searches a memory-mapped BM25 index; about a millisecond, so it runs on the event loop."""
 
     def __init__(self, folder: Path, passages: Sequence[Passage], digest: str) -> None:
-        """Maps what `build_bm25` wrote, and what is still as it was then (`storage.cache`).
+        """Memory-maps an intact index of `build_bm25` (`storage.cache`).
 
         Args:
             folder: the index.
             passages: the same passages, in the same order.
-            digest: what identifies corpus and settings.
+            digest: Hash of corpus and settings.
         """
         import bm25s
 
@@ -79,7 +79,7 @@ class Bm25Retriever:
 
     @property
     def digest(self) -> str:
-        """Hash of the corpus and of every setting that decides what a query returns."""
+        """Hash of the corpus and of every setting that affects results."""
         return self._digest
 
     async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
@@ -96,6 +96,6 @@ class Bm25Retriever:
             column = self._vocabulary.get(word)
             if column is not None:
                 start, end = self._starts[column], self._starts[column + 1]
-                # A passage stands once in a word's column, so plain fancy indexing may add.
+                # A passage occurs once in a word's column, so plain fancy indexing may add.
                 scores[self._rows[start:end]] += self._weights[start:end]
         return scores

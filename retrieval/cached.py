@@ -7,7 +7,7 @@ from storage.records import RetrievedPassage
 
 
 class CachedRetriever:
-    """Answers a repeated query from memory (rollouts of one question ask the same things).
+    """Answers a repeated query from memory (rollouts of one question repeat queries).
 
     Attributes:
         hits, misses: queries answered from memory, and by the index.
@@ -17,7 +17,7 @@ class CachedRetriever:
         """Wraps `inner`.
 
         Args:
-            inner: what answers.
+            inner: Retriever to cache.
             size: how many answers are kept, the longest unused going first.
         """
         self.hits = 0

@@ -41,13 +41,13 @@ class DenseRetriever:
     def __init__(
         self, folder: Path, passages: Sequence[Passage], encoder: Encoder, digest: str
     ) -> None:
-        """Maps what `build_dense` wrote, and what is still as it was then (`storage.cache`).
+        """Memory-maps an intact index of `build_dense` (`storage.cache`).
 
         Args:
             folder: the index.
             passages: the same passages, in the same order.
             encoder: the encoder that built it.
-            digest: what identifies corpus and settings.
+            digest: Hash of corpus and settings.
         """
         self._vectors: Vectors = np.asarray(np.load(folder / VECTORS, mmap_mode="r"))
         self._passages = passages
@@ -56,7 +56,7 @@ class DenseRetriever:
 
     @property
     def digest(self) -> str:
-        """Hash of the corpus and of every setting that decides what a query returns."""
+        """Hash of the corpus and of every setting that affects results."""
         return self._digest
 
     async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
@@ -78,7 +78,7 @@ def nearest(vectors: Vectors, query: Vectors, top_k: int) -> tuple[PassageNumber
     Args:
         vectors: shape (n, dimension).
         query: shape (dimension,).
-        top_k: at least 1.
+        top_k: Number of passages, ≥ 1.
     """
     import faiss
 

@@ -44,7 +44,7 @@ PRESETS = {
 
 
 def encoding_of(settings: DenseSettings) -> Encoding:
-    """Returns the preset of `settings`, with what it overrides."""
+    """Returns the preset of `settings`, with its overrides."""
     preset = PRESETS[settings.preset]
     return Encoding(
         pooling=preset.pooling if settings.pooling is None else settings.pooling,
@@ -138,7 +138,7 @@ def _load(source: str, encoding: Encoding) -> Any:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # a bar for a second's work would tear the live display
-    # Told to each part: left to itself transformers asks at the terminal whether to run code.
+    # Passed to each part: by default transformers prompts at the terminal whether to run code.
     safe = {"trust_remote_code": False}
     try:
         transformer = Transformer(

@@ -21,14 +21,14 @@ from storage.terminal_escape import one_line
 
 
 class HttpRetriever:
-    """Asks a search server. Its digest is that of the url: what the server holds is unknown.
+    """Queries a search server. Its digest is that of the URL: the server's content is unknown.
 
     Every call has its own connection: a stage runs several event loops with one retriever, and
     a connection pool belongs to one loop.
     """
 
     def __init__(self, url: str, timeout_s: float = 30.0) -> None:
-        """Remembers where to ask.
+        """Stores the address.
 
         Args:
             url: the endpoint, http or https; without a path, `/retrieve` is meant.

@@ -28,13 +28,13 @@ def open_retriever(
     cache: Path | None = None,
     log: Log | None = None,
 ) -> CachedRetriever:
-    """Returns the retriever of `settings` over `corpus`, building its index if there is none yet.
+    """Returns the retriever of `settings` over `corpus`; builds its index if necessary.
 
     Args:
-        settings: which kind, and how it encodes.
+        settings: Kind of retrieval, and its encoder.
         corpus: the passages, in any order; ignored by kind `http` (the server has its own).
         cache: folder of all indexes; None takes `indexes` in the cache folder.
-        log: told, in a line, if an index was damaged and is made again; None: the log.
+        log: Callback for messages about damaged indexes; defaults to the log.
 
     Raises:
         ConfigError: empty corpus, two passages with one id, no url for `http`, the extra

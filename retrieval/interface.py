@@ -6,10 +6,10 @@ from storage.records import RetrievedPassage
 
 
 class Retriever(Protocol):
-    """Searches one corpus. Results are ordered by (−score, id) and have no zero scores.
+    """Searches one corpus. Results are ordered by (−score, id), all scores positive.
 
     Attributes:
-        digest: hash of the corpus and of every setting that decides what a query returns.
+        digest: Hash of the corpus and of every setting that affects results.
     """
 
     @property

@@ -51,7 +51,7 @@ def best_rows(scores: Scores, top_k: int) -> PassageNumbers:
 
     Args:
         scores: shape (n,).
-        top_k: at least 1.
+        top_k: Number of passages, ≥ 1.
 
     Returns:
         At most `top_k` rows; fewer if fewer scores are above zero.

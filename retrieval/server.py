@@ -55,7 +55,7 @@ async def serving(
     """Serves while the context is open and gives the url of `/retrieve`.
 
     Args:
-        retriever: what answers.
+        retriever: Retriever to serve.
         host: address to listen on. There is no authentication: beyond loopback, anyone who
             reaches the port may search.
         port: 0 takes a free one.

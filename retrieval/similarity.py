@@ -34,7 +34,7 @@ class QuerySimilarity:
 
     @property
     def identity(self) -> str:
-        """What decides a cosine, as text."""
+        """Identity of the cosines, as text."""
         return self._encoder.identity
 
     def __call__(self, query: str, others: Sequence[str]) -> float:

@@ -17,12 +17,12 @@ from storage.records import Passage, Question
 
 @dataclass(frozen=True)
 class Material:
-    """What baselines are made of.
+    """Inputs of a baseline.
 
     Attributes:
         corpus: Passages by id.
         retriever: Finds passages, `top_k` per search.
-        others: Loads the questions of the split `train` that are not asked.
+        others: Loads the questions of split `train` that are not evaluated.
     """
 
     corpus: Mapping[str, Passage]
@@ -33,17 +33,17 @@ class Material:
 
 @dataclass(frozen=True)
 class Baseline:
-    """How a baseline is asked.
+    """How a baseline answers.
 
     Attributes:
         begin: Returns the state that a question starts from; by default the protocol's root. A
             terminal state is the answer.
         protocol: Name of the protocol; by default one turn of reading.
         max_steps: Budget of a trajectory; by default the recipe's.
-        can_be_asked: Whether a question can be asked; the others are left out.
+        can_be_asked: Whether the baseline can take a question; others are left out.
         left_out: Why questions are left out, as a relative clause.
         asks_model: False if every question starts from its answer.
-        deciding: What decides the answers, apart from model and prompts; part of the
+        deciding: Settings that decide the answers, apart from model and prompts; part of the
             evaluation's name.
     """
 

@@ -10,7 +10,7 @@ from storage.records import Question
 
 
 def baseline(material: Material) -> Baseline:
-    """Answers every question of a source alike, without a model."""
+    """Gives the same answer to every question of a source, without a model."""
     answers = majority_answers(material.others())
 
     async def begin(question: Question) -> State:
@@ -30,7 +30,7 @@ def majority_answers(questions: Iterable[Question]) -> dict[str, str]:
     """Returns, by source, the normalised answer that is right most often; ties go by name.
 
     Args:
-        questions: Not those that are asked. Each counts once for every distinct gold answer.
+        questions: Questions that are not evaluated. Each counts once per distinct gold answer.
     """
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for question in questions:

@@ -8,7 +8,7 @@ from storage.records import Passage, Question, RetrievedPassage
 
 
 def baseline(material: Material) -> Baseline:
-    """Begins with the gold passages; asks no question whose gold passages are unknown."""
+    """Starts with the gold passages; questions without known ones are left out."""
 
     async def begin(question: Question) -> State:
         return State(question.question, given=supporting(question, material.corpus))
