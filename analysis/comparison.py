@@ -20,7 +20,7 @@ Metric = Literal["em", "f1"]
 Scored = Prediction | FailedPrediction
 METRICS: tuple[Metric, ...] = ("em", "f1")
 SCORES = ("em", "f1", "cover_em", "judge")
-"""Of answers; a question that failed has them, too."""
+"""Scores of answers; failed questions have them as well."""
 MEANS = (
     "supporting_recall", "steps", "searches", "valid_searches", "backtracks", "forced", "refused",
     "relevance", "relevance_full", "all_correct", "retrievals", "corrections", "evaluated",
@@ -49,7 +49,7 @@ class PolicyRow:
             nothing has a value.
         retrievals, corrections, forged, turn_tokens: means per question.
         refusal_precision, refusal_recall: None if every question is answerable (precision
-            also where nothing was refused). A failed question is not refused.
+            also if nothing was refused). A failed question is not refused.
         output_tokens, latency_s: means per question; None if all failed.
         counts: over how many questions each mean is, by its name.
         broken: share of the replies that break each rule of the protocol's format.
@@ -92,7 +92,7 @@ class PolicyRow:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`policy` − `baseline` in one metric, over the questions that both were asked."""
+    """`policy` − `baseline` in one metric, over the questions of both."""
 
     policy: str
     baseline: str
@@ -168,7 +168,7 @@ def _compared(names: Collection[str], references: Collection[str]) -> Iterator[t
 
 @dataclass(frozen=True, slots=True)
 class _Stratum:
-    """The questions whose `field` is `value`; all of them where there is no field."""
+    """The questions whose `field` is `value`; all if no field is set."""
 
     name: str = EVERYTHING
     field: Literal["source", "type", "hops", "guessable"] | None = None

@@ -18,17 +18,17 @@ from storage.proguide import content_of
 from storage.records import NO_PARENT, Pair, TreeNode
 
 NEAR = 0.8
-"""Similarity of two contents from which they say about the same."""
+"""Similarity from which two contents count as near-duplicates."""
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 _SAME = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class PairFigures:
-    """What a set of pairs is like; shares are of the pairs, in [0, 1].
+    """Figures of a set of pairs; shares are of the pairs, in [0, 1].
 
     Attributes:
-        one_outcome: a side that is an estimate rests on a single outcome.
+        one_outcome: Share with an estimated side that has a single outcome.
         gaps: quantiles of the reward gap, at `QUANTILES`. Both None for imported pairs, of which
             only the order is known.
         chosen_longer: share whose chosen reply is longer in characters, of the `unequal` pairs
@@ -112,7 +112,7 @@ def _rests_on_one(pair: Pair) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TreeFigures:
-    """What a set of trees is like.
+    """Figures of a set of trees.
 
     Attributes:
         states: Number of states with two or more labelled children; others compare nothing.
@@ -120,8 +120,8 @@ class TreeFigures:
         flat: share of them whose children all have one reward.
         right, wrong: share of the questions of which every outcome is fully right (F1 1), or
             wholly wrong (F1 0): with α = 1 no step of theirs is better than another.
-        without_outcome: share of the questions of which nothing ended.
-        invalid_actions: share of the steps that are no action of the protocol.
+        without_outcome: Share of the questions without a finished trajectory.
+        invalid_actions: Share of the steps that are not an action of the protocol.
         invalid_rollouts: share of the rollouts that ended in one.
     """
 

@@ -44,7 +44,7 @@ def draw_stages(
     Args:
         rows: Labels of distinct questions, in any order.
         stages: Whose buckets are all labels, or all `<source>/<label>`.
-        seed: Of the draw.
+        seed: Random seed of the draw.
     """
     buckets: dict[str, list[Difficulty]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: digest_of(str(seed), row.source, row.question_id)):
@@ -71,7 +71,7 @@ def _rounded(number: Fraction) -> int:
 def _shares(stages: Stages, there: Mapping[str, int]) -> dict[str, Fraction]:
     """Returns which share of its questions each stage gets, at most 1.
 
-    All shares grow alike until a bucket is empty; the stages that want it then stay as they are.
+    All shares grow equally until a bucket is empty; the stages that use it then stop growing.
     """
     left = {name: Fraction(there.get(name, 0)) for wanted in stages.values() for name in wanted}
     growing, shares = dict(stages), dict[str, Fraction]()

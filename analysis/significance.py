@@ -21,7 +21,7 @@ EXACT_UP_TO = 20
 class Interval:
     """A mean difference with its percentile interval.
 
-    `n` is the number of pairs (of questions, where there are several seeds: `seeds`).
+    `n` is the number of pairs; with several seeds (`seeds`), of questions.
     """
 
     mean: float
@@ -87,7 +87,7 @@ def crossed_bootstrap(
 
     Args:
         baseline: shape (questions, seeds); column j of both arms belongs to one training seed.
-            (questions, 1) is an arm that no seed changes: it stands against every seed.
+            (questions, 1) is an arm without seeds: it is compared with every seed.
         other: the same questions in the same order.
         resamples: bootstrap samples.
         seed: Random seed; the same seed gives the same interval.
@@ -113,7 +113,7 @@ def relative_saving(
     """1 − mean(other) / mean(baseline) over questions × seeds, of counts such as searches.
 
     The interval is drawn as that of `crossed_bootstrap`, both means from the same questions and
-    seeds; a sample whose baseline counts nothing has nothing to save.
+    seeds; a sample with a baseline of 0 has a saving of 0.
 
     Args:
         baseline, other: as for `crossed_bootstrap`, ≥ 0.
@@ -122,7 +122,7 @@ def relative_saving(
         confidence: coverage in (0, 1).
 
     Returns:
-        At most 1; negative where `other` counts more.
+        At most 1; negative if `other` counts more.
 
     Raises:
         ValueError: the arms cannot be paired, a count is not a number, or the baseline's mean is 0.
@@ -143,10 +143,10 @@ def permutation_p(
 ) -> float:
     """Returns two-sided p of a paired permutation test, in (0, 1].
 
-    Exchangeable are the two arms within a question: if they do not differ, it is chance alone
+    The two arms are exchangeable within a question: if they do not differ, it is chance alone
     which of a question's scores (averaged over the seeds) bears which name, so the sign of every
     difference may be flipped. Questions are not exchangeable with each other, and neither are
-    seeds: the test is about these trained policies, not about what other seeds would train.
+    seeds: the test is about these trained policies, not about other seeds.
 
     Exact up to `EXACT_UP_TO` questions that differ at all; beyond, flips are drawn, and
     p = (1 + flips at least as extreme) / (1 + flips), which is never 0 (Phipson and Smyth 2010).
@@ -200,7 +200,9 @@ def _columns(scores: ArrayLike) -> np.ndarray:
 
 
 def _paired_difference(baseline: ArrayLike, other: ArrayLike) -> np.ndarray:
-    """`other` − `baseline`, shape (questions, seeds); a single column stands against every one."""
+    """`other` − `baseline`, shape (questions, seeds); a single column is compared with every
+    one.
+    """
     base, own = _columns(baseline), _columns(other)
     columns = {base.shape[-1], own.shape[-1]} - {1}
     if base.ndim != 2 or own.ndim != 2 or len(base) != len(own) or len(columns) > 1:

@@ -26,7 +26,7 @@ GOLD = Gold(answers=("right",), answerable=True, documents=frozenset({"gold"}))
 
 @dataclass(frozen=True, slots=True)
 class ActionComparison:
-    """Two ways to continue from one state, of which the first should be preferred.
+    """Two continuations of one state; the first should be preferred.
 
     Attributes:
         found: whether an earlier search brought the gold document; the others brought nothing.
@@ -91,7 +91,7 @@ def silence(
     """Returns all comparisons at every policy call at which both ways are open.
 
     Args:
-        max_steps: calls in an episode, of which the last has to answer.
+        max_steps: Calls per episode; the last one must answer.
         min_gap: smallest difference of returns that makes a pair.
         overlap: cosine of any two sub-queries.
     """
@@ -120,7 +120,7 @@ SIBLINGS = (
     "a right answer, refusing wrongly",
     "refusing rightly, a wrong answer",
 )
-"""Final steps of one state of which one is better, whatever came before."""
+"""Final steps of one state, one of them better under any history."""
 
 
 def silenced_siblings(

@@ -40,7 +40,7 @@ def fresh_gap(pair: Pair, fresh: Fresh, worth: Worth) -> float | None:
     """Returns the fresh value of the chosen side minus that of the rejected one, in [−1, 1].
 
     Without the bias of a label's gap, which was picked for being above 0. None if a side was
-    not rolled out, or has no rollout that counts.
+    not rolled out, or none of its rollouts counts.
     """
     values = []
     for node in (pair.chosen_node, pair.rejected_node):
@@ -92,7 +92,7 @@ class SurvivalRow:
         pairs, questions: how many were judged.
         kept, reversed, tied: shares of the pairs.
         kept_interval: 95 % interval of `kept`, resampling questions.
-        decided: share kept among those that are not tied; None if all are.
+        decided: Share kept among the untied ones; None if all are tied.
         decided_interval: 95 % interval of `decided`.
         luck: the share kept that an order without any meaning would come to, half of what is not
             tied.
@@ -141,7 +141,7 @@ FACETS: Mapping[str, Facet] = {
     "depth": lambda pair: f"{pair.depth:02}",
     "action": lambda pair: f"{pair.chosen_action} > {pair.rejected_action}",
 }
-"""By name: outcomes of the side that has fewer, gap of the labels, depth, actions compared."""
+"""Facets by name: outcomes of the side with fewer, gap of the labels, depth, compared actions."""
 
 
 def survival_table(
@@ -157,7 +157,7 @@ def survival_table(
 
     Args:
         by: a name of `FACETS`, or a facet of the caller's; None for one row of all pairs.
-        resamples: bootstrap samples of questions (the pairs of one hang together).
+        resamples: Bootstrap samples of questions (pairs of one question are dependent).
         seed: Random seed of the bootstrap.
     """
     facet = FACETS[by] if isinstance(by, str) else by

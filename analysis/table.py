@@ -11,7 +11,7 @@ from rich.text import Text
 from storage.terminal_escape import inert
 
 NONE = "–"
-"""What a cell without a value says."""
+"""Text of a cell without a value."""
 
 
 @dataclass(frozen=True)

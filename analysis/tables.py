@@ -22,7 +22,7 @@ __all__ = ["compare", "interval", "render_markdown", "render_table"]
 
 _whole = partial(number, digits=0)
 _WIDTH, _NAME_WIDTH = 80, 12
-"""Of a table, and of a column of names, which may be wrapped."""
+"""Widths of a table, and of a column of names, which may be wrapped."""
 _TABLES: dict[str, tuple[tuple[str, str, Callable[[float | None], str]], ...]] = {
     "Policies (%)": (
         ("EM", "em", percent),
@@ -57,7 +57,7 @@ _TABLES: dict[str, tuple[tuple[str, str, Callable[[float | None], str]], ...]] =
 }
 """Columns of each table: head, attribute of `PolicyRow`, format."""
 _RARE = {"failed", "forced", "refused", "backtracks", "corrections", "forged"}
-"""Attributes that say nothing if they are 0 everywhere."""
+"""Attributes that are left out if they are 0 everywhere."""
 _COUNTED = {
     *("judge", "relevance", "relevance_full", "all_correct", "supporting_recall", "evaluated"),
     "copied",
@@ -83,7 +83,7 @@ def render_markdown(comparison: PolicyComparison) -> str:
 
 
 def interval(of: Interval) -> str:
-    """Returns the mean and bounds in points; a star where 0 is outside."""
+    """Returns mean and bounds in points, with a star if 0 is outside."""
     star = " *" if of.excludes_zero else ""
     return f"{points(of.mean)} [{points(of.low)}, {points(of.high)}]{star}"
 
@@ -108,7 +108,7 @@ def _sheets(comparison: PolicyComparison, *, is_brief: bool = False) -> list[She
 
 
 def _policy_sheets(title: str, rows: Sequence[PolicyRow]) -> Iterator[Sheet]:
-    """Yields one of `_TABLES` in narrow parts, without columns that say nothing."""
+    """Yields one of `_TABLES` in narrow parts, without empty columns."""
     names = {
         "policy": [row.policy for row in rows],
         "questions": [row.stratum for row in rows],

@@ -22,7 +22,7 @@ JudgePrompt = Literal["yes-no", "true-false"]
 
 @dataclass(frozen=True)
 class AnswerJudge:
-    """A model that says whether answers are right; `seed` is the run's."""
+    """A model that judges answers; `seed` is the run's."""
 
     engine: Engine
     settings: JudgeSettings
@@ -35,7 +35,7 @@ class AnswerJudge:
         The call goes by the question alone, so that equal answers of several policies share it.
 
         Raises:
-            EndpointError: The judge could not be asked.
+            EndpointError: If the judge's endpoint failed.
         """
         golds = " | ".join(inert(gold) for gold in question.answers) or "(none)"
         lines = [f"Correct answers: {golds}", f"Response: {inert(answer)}"]

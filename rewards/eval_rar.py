@@ -135,7 +135,7 @@ def _evaluations(segments: Iterable[Segment], search_tags: SearchTags) -> Iterat
             blocks, is_awaited = blocks + 1, True
         if segment.role != "policy" or name is None:
             continue
-        # The environment drops what follows the action of a call.
+        # The environment drops text after the action of a call.
         action = first_pair(segment.text, known, ACTIONS)
         text = segment.text[: action[0].start] if action else segment.text
         for tag, after in pairwise([*tags(text, known), None]):

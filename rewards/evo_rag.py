@@ -29,7 +29,7 @@ Rewards = Mapping[RewardName, float | None]
 
 @dataclass(frozen=True, slots=True)
 class Gold:
-    """What a question's rewards are measured by.
+    """The gold data that a question's rewards are measured by.
 
     `documents` are the ids of the gold documents D*; None if they are not known.
     """
@@ -46,7 +46,7 @@ class Gold:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What a step found when it was made.
+    """The context of a step when it was made.
 
     Attributes:
         t: policy calls made before.
@@ -141,7 +141,7 @@ def refusal_reward(
     looked for, and refusing at once would beat searching wherever searches rarely hit.
 
     Args:
-        sufficient: whether the evidence in context suffices to answer; None if nobody could say.
+        sufficient: Whether the evidence in context suffices to answer; None if unknown.
     """
     if step.action.kind != "refuse":
         return 0.0
@@ -151,7 +151,7 @@ def refusal_reward(
 
 
 def sufficient_by_gold(before: Before, gold: Gold) -> bool | None:
-    """Without a verifier: whether an answerable question's gold documents are all in context.
+    """Returns whether all gold documents are in context, which replaces a verifier.
 
     None for an answerable question whose gold documents are not known.
     """
@@ -168,7 +168,7 @@ def step_cost(value: float = -1.0) -> float:
 def answer_correctness(step: Step, gold: Gold) -> float:
     """r_ans = ½ (EM + F1) of an ANSWER, in [0, 1]; 0 for other actions.
 
-    No answer is right where the question has none, even if the source names one (MuSiQue does).
+    No answer to an unanswerable question is right, even if the source names one (MuSiQue does).
     """
     if step.action.kind != "answer" or not gold.answerable:
         return 0.0
@@ -191,8 +191,8 @@ def step_rewards(
     Args:
         steps: a trajectory up to the step that is judged; at least that one.
         horizon: T of p(t) = t / T, in policy calls.
-        verdict: the verifier's word on whether the evidence suffices; None if it gave none.
-        verified: whether a verifier is asked at all; if none is, the gold says.
+        verdict: Verdict on whether the evidence suffices; None without one.
+        verified: Whether a verifier is used; otherwise the gold documents decide.
     """
     step, before = steps[-1], Before.of(steps[:-1])
     overlap = sub_query_overlap(

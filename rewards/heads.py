@@ -37,7 +37,7 @@ class Heads:
     Attributes:
         names: Names of the heads: the seven rewards, or `TOTAL` alone.
         learned: whether each learned its own component's order, or all of them the total's.
-        weight: (K, d); zero for a head that had nothing to learn from.
+        weight: (K, d); zero for a head without training data.
         mean, sd: (d,) of the training vectors.
         output_mean, output_sd: (K,) of the outputs on them.
     """
@@ -102,11 +102,11 @@ class Heads:
 
     @classmethod
     def load(cls, path: Path) -> "Heads":
-        """Reads what `save` wrote.
+        """Reads heads written by `save`.
 
         Raises:
             ConfigError: a pipe, a device or a folder is there.
-            StorageError: it is not there, or no such file.
+            StorageError: If the file is missing or not one of heads.
         """
         from safetensors import SafetensorError, safe_open
 

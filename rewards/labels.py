@@ -13,7 +13,7 @@ class Label:
     Attributes:
         reward: SPRE: in [0, 1]. EVO-RAG: a weighted return, of any sign.
         components: named parts that are stored with the node and its pairs.
-        weighted: the parts that `reward` is the sum of, where it is one; None ones are in no sum.
+        weighted: Parts of a `reward` that is a sum; None parts are left out of it.
     """
 
     reward: float | None

@@ -18,7 +18,7 @@ async def ask_for_word(
         Whether the reply is the first word, or None if it is neither; and the tokens of the call.
 
     Raises:
-        EndpointError: The model could not be asked.
+        EndpointError: If the model's endpoint failed.
     """
     can = engine.capabilities.structured_output
     request = SampleRequest(

@@ -17,7 +17,7 @@ class AnswerScores(NamedTuple):
 
     @classmethod
     def of(cls, answer: str | None, golds: Sequence[str]) -> "AnswerScores":
-        """Scores an answer against the gold answers; no answer has no scores."""
+        """Scores an answer against the gold answers; a missing answer has none."""
         if answer is None:
             return cls()
         return cls(exact_match(answer, golds), f1(answer, golds), cover_em(answer, golds))
@@ -31,7 +31,7 @@ class AnswerScores(NamedTuple):
 
 
 class Verdicts(NamedTuple):
-    """What a protocol's rules say of a finished trajectory; None if they say nothing.
+    """Verdicts of a protocol's rules on a finished trajectory; None if they do not apply.
 
     Attributes:
         format_ok: Whether the format is correct.
@@ -65,7 +65,7 @@ class Outcome:
     """Value of a finished trajectory under a reward scheme.
 
     Attributes:
-        total: Reward of the whole trajectory; None if the scheme cannot say.
+        total: Reward of the whole trajectory; None if the scheme has none.
         components: Named values that the total is made of; None for an unknown one.
     """
 

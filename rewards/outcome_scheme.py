@@ -3,7 +3,7 @@
 A node is labelled with the mean outcome of the distinct finished trajectories at or below it. The
 outcome is computed from the text of every call, which an evaluator's rollouts do not keep, so the
 search must keep every step as a node. What an invalid step costs counts for the steps before it;
-the step has no label.
+the step is unlabelled.
 """
 
 from collections import defaultdict

@@ -62,7 +62,7 @@ class R1SearcherOutcome:
         total: Their sum.
         failures: Rules of the format that the rollout breaks; none if the format is correct.
         retrievals: Blocks of documents that the environment inserted (n).
-        answer: The answer; None if there is none to read.
+        answer: The answer; None if it is missing or unreadable.
     """
 
     components: dict[str, float | None]
@@ -78,7 +78,7 @@ def r1_searcher_outcome(
     golds: Sequence[str],
     settings: R1SearcherSettings,
 ) -> R1SearcherOutcome:
-    """Computes the reward of one rollout. The answer is paid whatever the format.
+    """Computes the reward of one rollout. The answer is rewarded under any format.
 
     Args:
         segments: Segments of the rollout, the prefill included.

@@ -34,8 +34,8 @@ class EpisodeRewards:
     Attributes:
         horizon: T of p(t) = t / T, in policy calls.
         similarity: Similarity of sub-queries.
-        verified: whether refusals are shown to a verifier, so that one without its word has no
-            reward; if not, the gold says whether the evidence sufficed.
+        verified: Whether a verifier judges refusals, so that one without a verdict has no
+            reward; otherwise the gold documents decide.
     """
 
     settings: EvoRagSettings
@@ -61,7 +61,7 @@ class EpisodeRewards:
         return {name: _times(scale[name], raw[name]) for name in REWARDS}
 
     def episode(self, steps: Sequence[Step], gold: Gold, verdict: bool | None = None) -> Outcome:
-        """Σ_t w_t · r_t of a whole trajectory and of each reward; what is None adds nothing.
+        """Returns Σ_t w_t · r_t of a whole trajectory and of each reward; None adds nothing.
 
         Args:
             verdict: the verifier's on its last step.
@@ -85,7 +85,7 @@ def label_returns(
     """Labels every node of one tree with its return.
 
     A node is labelled if a finished trajectory runs through it: invalid actions, states that the
-    search left open and the root have no label.
+    search left open and the root are unlabelled.
 
     Args:
         nodes: all nodes of the tree, in order of `node_id`.
@@ -93,7 +93,7 @@ def label_returns(
         gold: Gold answers and passages of the tree's question.
 
     Returns:
-        One label a node, in the same order; `n_outcomes` counts the finished trajectories.
+        One label per node, in the same order; `n_outcomes` counts the finished trajectories.
     """
     tree = _Returns(nodes, states, gold, rewards)
     return [tree.label(place) for place in range(len(nodes))]

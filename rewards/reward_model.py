@@ -33,10 +33,10 @@ RECORD = "training.json"
 _NAMED = ("encoder", "encoder_digest", "heads_digest")
 
 DIGITS = 4
-"""Decimals of a score: what is read next to a step, and by how many threads, changes later ones."""
+"""Decimals of a score; later ones depend on batch neighbours and threads."""
 
 Prompt = Callable[[State], Sequence[Message]]
-"""State → the messages that ask for its next step."""
+"""State → messages of the prompt for its next step."""
 
 
 class RewardModel:
@@ -71,8 +71,8 @@ class RewardModel:
         """Returns the model that `branchwise train-rm` wrote; its encoder loads at the first step.
 
         Raises:
-            ConfigError: there is none, or its encoder is missing or not what it was.
-            StorageError: its heads cannot be read, or belong to another training.
+            ConfigError: If there is none, or its encoder is missing or has changed.
+            StorageError: If its heads cannot be read, or belong to another training.
         """
         record = read_record(folder)
         heads = Heads.load(folder / HEADS)
@@ -116,7 +116,7 @@ class RewardModel:
 
 
 def prefix_of(state: State, prompt: Prompt) -> Prefix:
-    """Returns the last step of `state`, after the prompt that asked for it."""
+    """Returns the last step of `state`, after its prompt."""
     step = state.steps[-1]
     before = replace(state, stage=step.stage, steps=state.steps[:-1])
     # As both are read back from a stored tree, which then has the same scores.
@@ -128,7 +128,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     """`training.json` of a reward model's folder.
 
     Raises:
-        ConfigError: the folder holds no reward model.
+        ConfigError: If the folder does not hold a reward model.
     """
     path = folder / RECORD
     try:
@@ -147,11 +147,11 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def _check_complete(record: dict[str, Any]) -> None:
-    """Rejects a record of ours that lacks what a score needs.
+    """Rejects an incomplete record.
 
     Raises:
         KeyError: something is missing.
-        ValueError: something is not what it has to be.
+        ValueError: If an entry is missing or has the wrong type.
     """
     if not all(isinstance(record[name], str) for name in _NAMED):
         raise ValueError(f"{', '.join(_NAMED)} have to be text")
@@ -164,7 +164,7 @@ def reward_model_digest(folder: Path) -> str:
     """`RewardModel.digest` of a folder, without its encoder being looked for.
 
     Raises:
-        ConfigError: the folder holds no reward model.
+        ConfigError: If the folder does not hold a reward model.
     """
     record = read_record(folder)
     return digest_of(record["heads_digest"], record["encoder_digest"])

@@ -9,7 +9,7 @@ Weights = Mapping[str, float]
 
 
 class Column(NamedTuple):
-    """Table 1: what a weight is at the start of Discovery, between the stages, and at the end."""
+    """Table 1: a weight at the start of Discovery, between the stages, and at the end."""
 
     start: float
     mid: float
@@ -33,7 +33,7 @@ def weights(settings: EvoRagSettings, p: float) -> Weights:
     """w_k at progress p: w_k(t) = (1 − p) w_early + p w_late (section 3.6).
 
     Args:
-        p: t / T, the share of the episode that is over; what is above 1 counts as 1.
+        p: t / T, the share of the episode that is over; values above 1 count as 1.
 
     Returns:
         All seven, ≥ 0; a reward that does not count weighs 0.

@@ -53,13 +53,13 @@ class RecipeFacts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What is known of one node.
+    """The facts about one node.
 
     Attributes:
-        value: Value that the search backs up; None if judge or reward model gave no score.
-        verdict: The verifier's verdict on a refusal; None if it gave none.
+        value: Value that the search backs up; None without a score of judge or reward model.
+        verdict: The verifier's verdict on a refusal, or None.
         usage: Tokens of the evaluation's calls.
-        unscored: Reason why judge or reward model gave no score.
+        unscored: Reason that the score of judge or reward model is missing.
     """
 
     value: float | None
@@ -78,7 +78,7 @@ class RewardScheme(ABC):
         settings_class: Class of the scheme's `rewards:` block.
         protocols: Protocols whose trajectories the scheme can read; empty for any.
         extras: Extras of pyproject.toml that the scheme needs.
-        asks_verifier: Whether the scheme asks the recipe's verifier about refusals.
+        asks_verifier: Whether the recipe's verifier judges refusals.
         by_answer: Whether answers alone decide, in [0, 1]. If so, rollouts, which keep nothing
             else, can make labels and test them.
         learnable: Whether a reward model can learn the scheme (see `weights`).

@@ -42,7 +42,7 @@ def settings_class(block: Mapping[str, Any]) -> type[SchemeSettings]:
     """Returns the settings class of the scheme that a `rewards:` block names.
 
     Raises:
-        ValidationError: If there is no such scheme.
+        ValidationError: If the scheme is unknown.
     """
     name = block.get("scheme", DEFAULT)
     if isinstance(name, str) and name in SCHEMES:

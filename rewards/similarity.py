@@ -30,7 +30,7 @@ def longest_common_run(one: Sequence[str], other: Sequence[str]) -> int:
             continue
         target = following[state][token]
         if longest[target] > longest[state] + 1:
-            # Only the shorter runs of `target` end here, too: they become a state of their own.
+            # Only the shorter runs of `target` also end here: they become a state of their own.
             copy = len(longest)
             longest.append(longest[state] + 1)
             shorter.append(shorter[target])

@@ -2,11 +2,11 @@
 
 Source: ReasonRAG eq. 1. An outcome is a completed trajectory; it is worth F1 · α^steps, with steps
 counted from the root. Labels are computed from the facts that a tree keeps (rollouts, judge
-scores, answers), so a tree can be labelled again with other settings and no model call.
+scores, answers), so a tree can be relabelled with other settings and no model call.
 
 Estimators:
 - `monte_carlo`: mean over all distinct outcomes through the node, tree leaves and evaluation
-  rollouts alike;
+  rollouts equally;
 - `tree`: Σ N·r / Σ N over labelled children, a leaf being worth its own outcome (the published
   data);
 - `rollout`: mean over the rollouts that started at the node (eq. 1 exactly);
@@ -35,7 +35,7 @@ from storage.records import NO_PARENT, Component, Question, Rollout, TreeNode
 
 @dataclass(frozen=True, slots=True)
 class RolloutOutcome:
-    """A completed trajectory: what it answered, and its steps from the root."""
+    """A finished trajectory: its answer, and its steps from the root."""
 
     trajectory: str
     answer: str
@@ -69,7 +69,7 @@ def label_tree(
         estimator: which of the four (see module).
 
     Returns:
-        One label a node, in the same order.
+        One label per node, in the same order.
     """
     facts = TreeFacts(nodes, tuple(answers), settings)
     return [facts.label(node, estimator) for node in nodes]
@@ -97,7 +97,7 @@ class TreeFacts:
         return {node.node_id: node for node in self.nodes}
 
     def evidence(self, node: TreeNode, estimator: Estimator) -> Evidence:
-        """Returns the outcomes that an estimator rests on at a node (see module)."""
+        """Returns the outcomes that an estimator uses at a node (see module)."""
         if estimator == "rollout":
             return [(1.0, outcome) for outcome in self.started_at(node)]
         if estimator == "monte_carlo":
@@ -105,7 +105,7 @@ class TreeFacts:
         return self._by_visits[node.node_id] if estimator == "tree" else self._ended(node)
 
     def _collected(self, node_id: int) -> dict[str, RolloutOutcome]:
-        """Returns distinct outcomes at or below a node, leaves and evaluation rollouts alike."""
+        """Returns distinct outcomes at or below a node, of leaves and evaluation rollouts."""
         if node_id not in self._outcomes:
             node = self._by_id[node_id]
             found = {o.trajectory: o for o in (*self.started_at(node), *self._own(node))}
@@ -148,7 +148,7 @@ class TreeFacts:
 
     @cached_property
     def _by_visits(self) -> dict[int, Evidence]:
-        """Leaves by node, each with the share of Σ N·r / Σ N that it comes to, from them up."""
+        """Leaves by node, each with its share of Σ N·r / Σ N, bottom-up."""
         found: dict[int, Evidence] = {}
         for node in sorted(self.nodes, key=lambda n: -n.depth):
             if node.terminal:

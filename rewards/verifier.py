@@ -21,7 +21,7 @@ from storage.records import Message, Question
 
 @dataclass(frozen=True)
 class Verifier:
-    """A model that says whether evidence suffices; `seed` is the run's."""
+    """A model that judges whether evidence suffices; `seed` is the run's."""
 
     engine: Engine
     settings: JudgeSettings
@@ -35,7 +35,7 @@ class Verifier:
         None if the reply is not one of the two words: it is then no reward, of either sign.
 
         Raises:
-            EndpointError: the verifier could not be asked.
+            EndpointError: If the verifier's endpoint failed.
         """
         identity = CallIdentity(
             "verifier", question.id, f"verifier/{path}", 0, verifier_prompt_hash(), self.seed

@@ -52,7 +52,7 @@ def copy_chain(start: str, target: Path) -> tuple[str, list[str]]:
 def save_adapter(model: Any, target: Path) -> None:
     """Writes the adapter of a PEFT `model` as fp16 safetensors to `target/adapter`.
 
-    Its configuration names no path of this machine as the base; `training.json` says what it is.
+    Its configuration has no path of this machine as the base; `training.json` names the base.
     """
     import torch
 

@@ -16,7 +16,7 @@ from weights.safetensors_header import tensor_shapes
 
 WEIGHTS = "adapter_model.safetensors"
 HIGHEST_RANK = 8192
-"""Of a LoRA; no model has wider matrices that gain from more."""
+"""Largest rank of a LoRA; no model has matrices that gain from more."""
 
 _MOST_REPEATS = 6
 """Quantifiers in a pattern of module names."""
@@ -28,7 +28,7 @@ def adapter_config(adapter: Path) -> dict[str, Any]:
     """Reads `adapter_config.json`.
 
     Raises:
-        ConfigError: it cannot be read, or says what no adapter needs.
+        ConfigError: If it cannot be read, or has entries that no adapter needs.
     """
     path = adapter / ADAPTER_CONFIG
     try:
@@ -46,7 +46,7 @@ def check_adapter(adapter: Path) -> None:
     """Rejects an adapter that is damaged, or could not be merged in reasonable time and memory.
 
     Raises:
-        ConfigError: it is.
+        ConfigError: If the adapter is damaged or too large.
     """
     config = adapter_config(adapter)
     ranks = {config.get("r"), *(config.get("rank_pattern") or {}).values()}

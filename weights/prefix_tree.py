@@ -19,7 +19,7 @@ class PrefixTree:
         tokens: (N,) token ids; N is the number of distinct non-empty prefixes.
         positions: (N,) position of each token in its sequences, from 0.
         ends: (N,) index after the last token of each token's subtree.
-        paths: for each sequence, in the caller's order, the indices of its tokens.
+        paths: Indices of each sequence's tokens, in the caller's order.
     """
 
     tokens: list[int]

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 TREE_SDPA = "tree_sdpa"
-"""Name of the attention among those of transformers."""
+"""Name under which the attention is registered with transformers."""
 
 _BLOCK = 128
 """Tokens that FlexAttention handles at a time."""
@@ -22,7 +22,7 @@ _SMALL = 256
 
 
 class Subtree(NamedTuple):
-    """Tokens [start, stop) of a tree and, as such ranges, what stands above all of them."""
+    """Tokens [start, stop) of a tree, and the ranges that all of them also attend to."""
 
     start: int
     stop: int
@@ -32,7 +32,7 @@ class Subtree(NamedTuple):
 def unfit_for_trees(model: Any) -> str | None:
     """Returns the reason a transformers model cannot read a tree, as "has …"; None if it can.
 
-    Whether it is causal is not asked: its class says so.
+    Not checked for being causal: its class guarantees it.
     """
     config, takes = model.config, inspect.signature(type(model.base_model).forward).parameters
     window = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
