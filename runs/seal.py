@@ -97,7 +97,7 @@ def _seal_in(folder: Path, noted: Mapping[str, Any]) -> Seal:
     path, found = folder / PROVENANCE, noted.get(SEAL)
     if found is None:
         raise ConfigError(
-            f"{path}: {'does not log' if noted else 'is missing, so nothing says'} what the run "
+            f"{path}: {'does not say' if noted else 'is missing, so nothing says'} what the run "
             f"was started with. {_REMEDY}"
         )
     try:

@@ -25,8 +25,8 @@ NOT_MEANT = "static TLS"
 """The loader has no room for one library's thread variables, however much memory there is."""
 ADVICE = (
     "Free some memory, or ask for less at once: limits.max_questions_in_flight, limits.cache_gib "
-    "(the embedded engine), fewer --workers, training.dpo.micro_batch. Then run the same command "
-    "again: it goes on with what was stored"
+    "(the embedded engine), fewer --workers, training.dpo.micro_batch. Then rerun the same "
+    "command to resume"
 )
 
 
