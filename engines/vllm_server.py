@@ -173,7 +173,7 @@ class VllmServer:
     async def _dead_for_good(self) -> str:
         fault = await self._told()
         while self._may_restart():
-            self._log(f"{fault.partition('; from its log_file')[0]}; restarting it")
+            self._log(f"{fault.partition('; from its log')[0]}; restarting it")
             try:
                 await self._live()
                 fault = await self._told()
