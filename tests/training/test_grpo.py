@@ -170,7 +170,7 @@ def test_a_batch_without_spread_changes_nothing(base: str, tmp_path: Path) -> No
     said: list[str] = []
     trainer = trainer_on(base, tmp_path)
     before = {name: p.clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
-    trainer.source, trainer.log = RandomRollouts(reward=1.0), said.append
+    trainer.source, trainer.print_line = RandomRollouts(reward=1.0), said.append
     trainer.train()
     after = dict(trainer.model.named_parameters())
     assert all(bool((after[name] == p).all()) for name, p in before.items())
