@@ -24,7 +24,7 @@ STAGES: Mapping[str, Callable[[StageContext], StageResult]] = {
 }
 
 _TAKE_LIMIT = frozenset({"select", "annotate", "train-grpo"})
-"""Stages that `--limit` is about: those that ask questions to learn from."""
+"""Stages that `--limit` applies to."""
 
 
 def all_stages(context: StageContext) -> StageResult:

@@ -1,11 +1,11 @@
-"""`make annotate`: grow a tree for every question, score it, label it, write preference pairs.
+"""`make annotate`: grows a tree per question, scores it, labels it, and writes preference pairs.
 
     branchwise annotate --config configs/atlas.yaml --run datasets/atlas
 
 Reads the recipe's questions and corpus; writes `trees/`, `pairs/`, `failures.parquet` and the
-ledger of the run folder. Every call is in the ledger before it is used, so a run that ends early
-continues where it stopped (the same command): finished questions are skipped, stored calls
-are replayed, and the same seed gives the same trees.
+ledger into the run folder. Every call is stored in the ledger before it is used. To resume a run
+that ended early, rerun the command: finished questions are skipped, stored calls are replayed, and
+the same seed gives the same trees.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from storage.records import Question
 from storage.terminal_escape import inert
 
 OFF_PROTOCOL_SHARE = 0.9
-"""Share of invalid replies from which the model, not its luck, is why there are no pairs."""
+"""Share of invalid replies from which the model is the reason for missing pairs."""
 
 
 def annotate(context: StageContext) -> StageResult:
@@ -78,7 +78,7 @@ def check_not_confirmed(recipe: Recipe) -> None:
 
 
 def announce(context: StageContext, recipe: Recipe, data: Data) -> None:
-    """Say what will happen before anything is paid for."""
+    """Logs what the stage will do, before anything is paid for."""
     context.log(
         f"annotate: {len(data.questions)} questions over {len(data.passages):,} passages, "
         f"{described(recipe.mcts)}, labels: {recipe.scheme.describe()}"
@@ -92,7 +92,7 @@ def announce(context: StageContext, recipe: Recipe, data: Data) -> None:
 
 
 def _has_pending_questions(run: Path, data: Data) -> bool:
-    """Returns whether a question has no committed tree; a finished run needs no endpoint."""
+    """Returns whether a question lacks a committed tree; a finished run needs no endpoint."""
     done = question_ids(run, "trees") if run.is_dir() else set()
     return any(question.id not in done for question in data.questions)
 
@@ -132,7 +132,7 @@ async def _annotate(
 def _workforce(
     context: StageContext, run: Run, pending: Sequence[Question], ledger: Ledger
 ) -> Workforce | None:
-    """Returns the workers that `--workers` asks for; None for one process."""
+    """Returns the workers of `--workers`; None for a single process."""
     workers = min(context.options.get("workers") or 1, len(pending))
     if workers < 2:
         return None

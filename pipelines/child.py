@@ -12,7 +12,7 @@ from pipelines.cli import main
 from runs.stage import INTERRUPTED
 
 PR_SET_PDEATHSIG = 1
-"""Of prctl(2)."""
+"""Option of prctl(2)."""
 
 
 def end_with(parent: int) -> None:

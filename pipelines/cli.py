@@ -34,12 +34,12 @@ QUIET = {
 """Set before any import that might phone home, or draw progress bars of a second's work."""
 
 DEFAULT_RECIPE = Path("configs/atlas.yaml")
-"""Without `--config`, where `--run` names no run that has a recipe of its own."""
+"""The recipe if neither `--config` nor an existing run gives one."""
 
 
 @dataclass(frozen=True)
 class StageEntry:
-    """A stage by name: where its function lives, and what it does in a line."""
+    """A stage: its module, its function, and a one-line description."""
 
     module: str
     function: str
@@ -96,11 +96,11 @@ NAMED = {
 }
 """Stages whose model may be given another name than this one."""
 READ_ONLY = frozenset({"doctor", "settings", "data", "inspect", "report", "show"})
-"""Stages that write nothing, so that there is nothing to try out dry."""
+"""Stages that write nothing, so `--dry-run` does not apply."""
 
 
 class Arguments(argparse.ArgumentParser):
-    """A parser whose complaints are one line, whatever it was given."""
+    """A parser with one-line error messages."""
 
     def error(self, message: str) -> NoReturn:
         """Complain, and exit with code 2."""
@@ -210,7 +210,7 @@ def _reject_undecodable(top: argparse.ArgumentParser, words: Sequence[str]) -> N
 
 
 def run_stage(options: argparse.Namespace) -> int:
-    """Runs one stage; errors that a user can fix are told in words."""
+    """Runs one stage; errors that a user can fix are printed without a traceback."""
     from runs.terminal import Terminal
     from storage.errors import BranchwiseError, BudgetExceeded, ConfigError
 
@@ -279,7 +279,7 @@ def recipe_file(options: argparse.Namespace) -> Path:
         candidates.append(recipe_of(options.name))
     if options.run:
         candidates.append(options.run / "config.yaml")
-    # Not `exists`, which raises where a folder may not be read; the stage then says so.
+    # Not `exists`, which raises if a folder is not readable; the stage reports that.
     return next((file for file in candidates if os.access(file, os.F_OK)), DEFAULT_RECIPE)
 
 

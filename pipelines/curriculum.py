@@ -2,15 +2,15 @@
 
     branchwise curriculum --config configs/evo-rag.yaml --run datasets/evo-rag
 
-A cycle rolls out with the policy that it begins with, trains a reward model on all sibling pairs
-(`train-rm`), labels the roll-outs again by its scores where `pairs.score` is `reward_model`, trains
-the policy (`train-dpo`; start and reference are the policy that it begins with), and evaluates
-it on split `dev`. The next cycle begins with the last one's policy and has questions that
-no earlier one had; Refinement begins with the best policy of Discovery, the start among them. A
-stage ends after `curriculum.cycles`, or when dev EM has not risen for `curriculum.patience` cycles.
+A cycle grows trees with its start policy and trains a reward model on all sibling pairs
+(`train-rm`). With `pairs.score: reward_model` it relabels the trees with its scores. It then trains
+the policy (`train-dpo`; start and reference are the cycle's start policy) and evaluates it on
+split `dev`. The next cycle starts from that policy, with new questions. Refinement starts from the
+best policy of Discovery, its start included. A stage ends after `curriculum.cycles`, or when dev EM
+has not risen for `curriculum.patience` cycles.
 
-Every cycle is a run folder next to this one, and every stage of it a process of its own, noted in
-`curriculum/journal.jsonl`: interrupted at any point, the same command continues. Table (terminal,
+Every cycle has a sibling run folder, and every stage its own process, recorded in
+`curriculum/journal.jsonl`. If it is interrupted, rerun the command to resume. Table (terminal,
 Markdown, CSV) and plot are next to the journal.
 """
 
@@ -72,7 +72,7 @@ def exam_command(context: StageContext, final: DevResult) -> str:
 
 
 def keep_beginning(folder: Path, recipe: Recipe, digest: str) -> None:
-    """Notes the recipe, and the start that all cycles come from, whatever its name.
+    """Records the recipe, and the start policy of all cycles.
 
     Next to the journal, not in the run folder: what `annotate` makes there on its own comes from
     settings and inputs of its own.
@@ -100,7 +100,7 @@ def keep_beginning(folder: Path, recipe: Recipe, digest: str) -> None:
 
 
 def announce(context: StageContext) -> None:
-    """Say what will happen before anything is paid for."""
+    """Logs what the stage will do, before anything is paid for."""
     settings = context.recipe.curriculum
     context.log(
         f"curriculum: cycles of Discovery up to {settings.cycles.discovery}, of Refinement up to "
@@ -119,7 +119,7 @@ class CurriculumState:
     """The curriculum as far as it has come.
 
     Attributes:
-        lab: where its stages run.
+        runner: Runs the stages.
         results: Dev results of every policy, the start first.
         chosen: the best of either stage so far.
         trained: totals of every policy's training, by its name.
@@ -153,7 +153,7 @@ class CurriculumState:
             results.append(result)
             self.chosen[stage] = best(results)
             self._note(result)
-        # Dry, there is nothing to go by.
+        # A dry run has no results to decide by.
         return results[-1] if self.runner.context.dry_run else best(results)
 
     def _ends(self, stage: StageName, results: list[DevResult]) -> bool:

@@ -1,13 +1,13 @@
-"""`make diagnose`: can this run teach?
+"""`make diagnose`: predicts whether training on a run is likely to help.
 
     branchwise diagnose --run datasets/atlas --sample 40
     branchwise diagnose --run datasets/atlas --no-model
 
-Looks at pairs and trees as they lie there, rolls both sides of a sample of pairs out afresh to see
-whether their order holds under the rewards that labelled them (if answers alone decide these), and
-reads the curve of `models/<run>/dpo` where it was trained. Prints a
-line a figure with what it means, and writes `diagnosis.json` and `diagnosis.md` (of a relabelling:
-into its folder). The rollouts are in the ledger and in `survival/`: none is paid for twice.
+Examines pairs and trees, draws fresh rollouts for both sides of a sample of pairs, and checks that
+the labels rank them the same way (if answers alone decide the rewards). After `train-dpo` it also
+reads the curve of `models/<run>/dpo`. Prints one line per figure, with its interpretation, and
+writes `diagnosis.json` and `diagnosis.md`, for a relabelling into its folder. The rollouts are in
+the ledger and in `survival/`, so none is paid for twice.
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,7 +59,7 @@ STYLES = {"good": "green", "watch": "yellow", "bad": "red"}
 
 @dataclass
 class Diagnosis:
-    """Everything that was found; `totals` is what `--json` and `diagnosis.json` say."""
+    """All findings; `totals` is the content of `--json` and `diagnosis.json`."""
 
     run: str
     label: str | None
@@ -215,7 +215,7 @@ def _survival_line(by: str, row: SurvivalRow) -> str:
 
 
 def _exit_code(context: StageContext, sample: Sequence[Pair], rolled: Rolled | None) -> int:
-    """Tell what failed, by kind; too much of it is exit code 4."""
+    """Logs failures by kind; too many give exit code 4."""
     if rolled is None or not rolled.failed:
         return DONE
     trees = len({pair.tree_id for pair in sample})

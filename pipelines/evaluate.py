@@ -2,13 +2,12 @@
 
     branchwise eval --config configs/atlas.yaml --run datasets/atlas
 
-Every policy of `evaluation.policies` answers the same questions of the split `test`, greedily and
-under the same structured decoding; so does every one of `evaluation.baselines`. Predictions,
-failures and metrics are in `eval/<policy>/<set>/` of the run folder, the table in `eval/<set>.md`
-and what decides it in `eval/<set>.json`; `<set>` ends in a hash of that, so evaluations of other
-settings, questions or weights lie side by side. Calls are in a ledger, so an interrupted
-evaluation continues. `evaluation.judge` judges the answers afterwards, stored ones, too: they are
-not asked for again, and other verdicts replace those that the rows have.
+All policies of `evaluation.policies` and all baselines answer the same questions of split `test`,
+greedily and under the same structured decoding. Predictions, failures and metrics go to
+`eval/<policy>/<set>/` of the run folder, the table to `eval/<set>.md`, and all settings that affect
+it to `eval/<set>.json`. `<set>` ends in a hash of those settings, so that other evaluations do not
+overwrite it. Calls are in the ledger: rerun the command to resume. `evaluation.judge` judges
+stored answers without drawing them again; new verdicts replace earlier ones.
 """
 
 from collections import Counter
@@ -95,13 +94,13 @@ def evaluate(context: StageContext) -> StageResult:
 
 
 def _stopped(context: StageContext, gate: Gate, ledger: Ledger, policies: list[str]) -> StageResult:
-    """Say what stopped the stage; what the policies in `policies` answered is kept."""
+    """Logs why the stage stopped; answers of the policies in `policies` are kept."""
     context.log(f"stopped: {gate.reason}; rerun the same command to resume")
     return StageResult({"policies": policies, **_spent(context, ledger)}, gate.exit_code)
 
 
 def _spent(context: StageContext, ledger: Ledger) -> dict[str, Any]:
-    """Say what the run has spent so far, of all its stages; the same as totals."""
+    """Logs the costs of the run over all its stages; returns them as totals."""
     for line in in_words(ledger, context.recipe.limits):
         context.log(line)
     return spending(ledger.totals())
@@ -116,7 +115,7 @@ def evaluated_run(context: StageContext, retriever: Retriever) -> Run:
 
 
 def _write(run: Run, policy: str, name: str, answered: Evaluated) -> None:
-    """Commits predictions and failures; those of an earlier attempt are replaced."""
+    """Commits predictions and failures in place of an earlier attempt's."""
     predictions = [row.model_copy(update={"evaluation": name}) for row in answered.predictions]
     parts = []
     for kind, rows in (("predictions", predictions), ("failures", answered.failures)):
@@ -148,7 +147,7 @@ def _report(
 
 
 def _exit_code(context: StageContext, done: dict[str, Evaluated]) -> int:
-    """Tell what failed, by kind; too much of it, under any policy, is exit code 4."""
+    """Logs failures by kind; too many under any policy give exit code 4."""
     share = context.recipe.limits.max_failed_share
     code = DONE
     for policy, answered in done.items():

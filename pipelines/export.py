@@ -3,8 +3,8 @@
     branchwise export --run datasets/atlas            # models/atlas/dpo
     branchwise export --model models/atlas/warm-start
 
-Merged in float32; says how much of the trained change of the logits is left in each file, and
-fails if it was lost to rounding.
+Merges in float32, reports the share of the trained change of the logits in each file, and fails if
+rounding lost it.
 """
 
 from pathlib import Path

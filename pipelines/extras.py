@@ -1,4 +1,4 @@
-"""Lists the extras that a recipe needs in addition to those of its stage, for the Makefile.
+"""Lists the extras of a recipe, in addition to those of its stage, for the Makefile.
 
     ARGS="--limit 20" python -m pipelines.extras annotate --run=datasets/mine
 

@@ -1,11 +1,10 @@
-"""`make relabel`: labels and pairs of a finished run under other reward settings; no model call.
+"""`make relabel`: recomputes labels and pairs of a run under other reward settings; no model calls.
 
     branchwise relabel --run datasets/atlas --set rewards.estimator=tree --set pairs.min_outcomes=1
 
 Trees keep the facts (judge scores, rollouts, answers), so a label is arithmetic. Writes
-`relabelled/<label>/labels` and `relabelled/<label>/pairs`, a part for each part of the trees, and
-the settings that they were made with; the label's name is the digest of those settings unless
-`--label` gives one.
+`relabelled/<label>/labels` and `relabelled/<label>/pairs`, one part per part of the trees, and
+their settings. The label defaults to the digest of those settings; `--label` names it.
 """
 
 from collections import Counter
@@ -69,7 +68,7 @@ def fresh_for(run: Run, recipe: Recipe) -> Fresh:
     """Returns the fresh rollouts that `pairs.confirmed` needs.
 
     Raises:
-        ConfigError: there is nothing, or it says nothing of these labels.
+        ConfigError: If there are none, or they do not apply to these labels.
     """
     if not recipe.scheme.by_answer:
         raise ConfigError(

@@ -87,7 +87,7 @@ def _about(run: Run) -> dict[str, Any]:
 
 
 def _cost(run: Run) -> list[str]:
-    """Returns what the run has cost, in sentences."""
+    """Returns the run's costs in sentences."""
     try:
         with run.open_ledger() as ledger:
             spent = ledger.totals()

@@ -1,12 +1,12 @@
-"""`make select`: which questions are hard enough to learn from? Labels, and training stages.
+"""`make select`: rates questions by difficulty and draws training stages from them.
 
     branchwise select --config configs/atlas.yaml --run datasets/atlas
 
-Rolls every question out until the rater's first right answer (R1-Searcher section 2.1), labels it
+Rolls each question out until the rater's first right answer (R1-Searcher section 2.1), labels it
 by the number of that rollout, and draws the questions of `difficulty.stages`. Writes the table
-`select/difficulty` and a question file for each stage, `select/stage-<name>.jsonl`, into the run
-folder. Calls are in the ledger: a run that ended early continues, and labels that are there stay,
-unless something that decides them has changed.
+`select/difficulty` and a question file per stage, `select/stage-<name>.jsonl`, into the run folder.
+Calls are in the ledger: rerun the command to resume. Labels are kept unless a setting that affects
+them has changed.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ def select(context: StageContext) -> StageResult:
 
 
 def _announce(context: StageContext, rater: Recipe, data: Data) -> dict[str, int]:
-    """Prints what will be done and what it costs at most; returns the numbers."""
+    """Prints the plan and its largest cost; returns the numbers."""
     protocol, rollouts = protocol_of(rater.agent), rater.difficulty.rollouts
     most_calls = len(data.questions) * rollouts * protocol.max_calls
     context.log(
@@ -101,7 +101,7 @@ def _announce(context: StageContext, rater: Recipe, data: Data) -> dict[str, int
 
 
 def _kept_rows(run: Run, questions: Sequence[Question], deciding: str) -> dict[str, Difficulty]:
-    """Returns stored rows that today's rater would give again, under today's labels."""
+    """Returns stored rows that the current rater and labels would reproduce."""
     settings = run.recipe.difficulty
     digests = {question.id: row_digest(deciding, question) for question in questions}
     return {
@@ -114,7 +114,7 @@ def _kept_rows(run: Run, questions: Sequence[Question], deciding: str) -> dict[s
 
 
 def _commit(run: Run, rows: Sequence[Difficulty], failures: Sequence[Failure]) -> None:
-    """Commits both tables instead of those that are there."""
+    """Commits both tables in place of earlier ones."""
     # Into other files, because a kill before the commit must leave the older ones as they were.
     numbers = [number_of(part) for part in load_manifest(run.folder).of(TABLE)]
     tables: dict[str, Sequence[Difficulty | Failure]] = {TABLE: rows, FAILURES: failures}

@@ -2,9 +2,9 @@
 
     branchwise serve --config configs/atlas.yaml --role policy --port 8000
 
-Prefix caching is on, a trained adapter is served as LoRA, and the name that the model is served
-under is the hash of its content. The server is started again when it dies, up to a limit, and
-stopped by Ctrl-C, SIGTERM or SIGHUP, or with this process, however that ends.
+Prefix caching is on. A trained adapter is served as LoRA; the served name is the hash of its
+content. After a crash the server is restarted, up to a limit. It stops with Ctrl-C, SIGTERM or
+SIGHUP, or when this process ends for any reason.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ def served_settings(recipe: Recipe, role: str) -> ModelSettings:
     weights.
 
     Raises:
-        ConfigError: the recipe has no such block.
+        ConfigError: If the recipe lacks this block.
     """
     block: ModelSettings | None = getattr(recipe, role)
     if block is None:
@@ -49,10 +49,10 @@ def served_settings(recipe: Recipe, role: str) -> ModelSettings:
 async def _served(
     context: StageContext, settings: ModelSettings, server: VllmServer
 ) -> dict[str, Any]:
-    """Keeps the server until somebody stops it; the stage's totals.
+    """Runs the server until a stop signal; returns the stage's totals.
 
     Raises:
-        EndpointError: it did not start, or died too often.
+        EndpointError: If it did not start, or crashed too often.
     """
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     with asked_by(lambda _: loop.call_soon_threadsafe(stopped.set)):

@@ -1,6 +1,6 @@
 """`branchwise settings`: every setting of a recipe, its default, its values and its meaning.
 
-Read off the settings' own classes; `docs/settings.md` is what it prints.
+Generated from the settings classes; `docs/settings.md` is its output.
 """
 
 import inspect
@@ -52,7 +52,7 @@ class Block:
 
     @property
     def own(self) -> dict[str, FieldInfo]:
-        """Those that are no block of their own."""
+        """Returns the settings that are not blocks."""
         fields = type(self.defaults).model_fields
         return {name: one for name, one in fields.items() if _within(one) is None}
 
@@ -115,7 +115,7 @@ def _is_block(kind: Any) -> bool:
 
 def _section(block: Block, earlier: Sequence[Block]) -> str:
     kind = type(block.defaults)
-    # One that is built on an earlier block's class is told by what differs.
+    # A block that extends an earlier one lists only the differences.
     like = [one for one in earlier if type(one.defaults) in kind.__mro__[1:]]
     known = {name: value for one in like for name, value in one.defaults}
     title = ", ".join(f"`{name}`" for name in block.names) if block.names != ("",) else "The recipe"
@@ -180,7 +180,7 @@ def _values(one: FieldInfo) -> str:
 
 
 def _kind(annotation: Any) -> str:
-    """Returns a type in words."""
+    """Returns the name of a type."""
     shape = _SHAPES.get(get_origin(annotation))
     if shape is not None:
         return shape(get_args(annotation))
@@ -201,4 +201,4 @@ _SHAPES: dict[Any, Callable[[Sequence[Any]], str]] = {
     tuple: lambda inner: f"list of {_kind(inner[0])}",
     dict: lambda inner: f"{_kind(inner[0])}: {_kind(inner[1])}",
 }
-"""How types are told that are made of others."""
+"""Names of composite types."""

@@ -2,11 +2,11 @@
 
     branchwise study --name atlas-dpo --seeds 0 1 2
 
-Each study is one file in `experiments/`; its recipe is `configs/<name>.yaml` and its run
-folder `datasets/<name>`. It runs the ordinary stages, each in a process of its own, and notes every
-one in `study/journal.jsonl`: interrupted at any point, the same command continues. Tables
-(terminal, Markdown, CSV), plots and the list of all that was started are in `study/` of the run
-folder; of studies that share a run, in `study/<name>/`.
+Each study is one module in `experiments/`; its recipe is `configs/<name>.yaml` and its run folder
+`datasets/<name>`. It runs the ordinary stages, each in its own process, and records them in
+`study/journal.jsonl`. If it is interrupted, rerun the command to resume. Tables (terminal,
+Markdown, CSV), plots and the list of all started stages are in `study/` of the run folder, or in
+`study/<name>/` if studies share a run.
 """
 
 from collections.abc import Callable
@@ -52,10 +52,10 @@ SEEDS = {
     "evo-combinations": (0,),
     "evo-step-value": (0, 1),
 }
-"""Fewer or more trainings than three, for what two cores finish in a reasonable time."""
+"""Default seeds of studies, if not three, so that two cores finish in reasonable time."""
 
 ASKS_NO_TRAINED_POLICY = frozenset({"labels", "evo-heads"})
-"""Studies whose policy may be one that somebody else serves."""
+"""Studies whose policy may be served by an endpoint."""
 
 LOOKS_AT_A_RUN = frozenset({"labels", "recipes"})
 """Studies of the trees of a run that is there."""
@@ -79,7 +79,7 @@ def study(context: StageContext) -> StageResult:
             carry_out(runner)
         else:
             runner.folder.mkdir(parents=True, exist_ok=True)
-            # Studies that share a run share model folders, too.
+            # Studies that share a run also share model folders.
             with RunLock(context.run / STUDY / "study.lock"):
                 carry_out(runner)
     except StageStopped as stopped:
@@ -110,7 +110,7 @@ def study_named(name: str | None) -> Callable[[StudyRunner], None]:
     """Returns the function of a study.
 
     Raises:
-        ConfigError: there is none of this name.
+        ConfigError: If the study is unknown.
     """
     if name not in STUDIES:
         known = ", ".join(STUDIES)

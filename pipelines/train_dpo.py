@@ -2,10 +2,9 @@
 
     branchwise train-dpo --run datasets/atlas
 
-Reads the pairs parquet as it is; the start is merged in float32 with a new LoRA on top, so that
-the reference (adapter off) is the policy the run began with. Says first how long the examples
-are, and refuses to train if too many would not fit. Writes `models/<run>/dpo/`, or another folder
-next to it with `--name`.
+Reads the pairs parquet as it is. The start is merged in float32 with a new LoRA on top, so the
+reference (adapter off) is the run's start policy. Logs the lengths of the examples first, and
+fails if too many would not fit. Writes `models/<run>/dpo/`, or a sibling folder with `--name`.
 """
 
 from agent.protocols import protocol_of

@@ -2,14 +2,14 @@
 
     branchwise train-grpo --config configs/eval-rar.yaml
 
-The policy answers questions of the recipe's data with its protocol, several times each; the reward
-scheme scores the rollouts, and the policy learns from what the better ones of a question did.
-Then the new weights draw the next batch. With `training.grpo.rollouts: trees` it learns from the
-trees that `annotate` grew, where a step is compared with its siblings.
+The policy answers each question several times under its protocol, the reward scheme scores the
+rollouts, and the policy is updated towards the better ones. The updated policy samples the next
+batch. With `training.grpo.rollouts: trees` it trains on the trees of `annotate` instead, comparing
+each step with its siblings.
 
-Writes `models/<run>/grpo/`, or another folder next to it with `--name`, and one more for each of
-`training.grpo.stages` before the last; `metrics.jsonl` and `curves.svg` in it show how it went.
-Rollouts are calls in the run's ledger, so a training that was stopped continues where it was.
+Writes `models/<run>/grpo/` (or a sibling folder with `--name`), and one more folder for each of
+`training.grpo.stages` except the last, with `metrics.jsonl` and `curves.svg`. Rollouts are calls in
+the run's ledger, so an interrupted training resumes where it stopped.
 """
 
 import json
@@ -70,7 +70,7 @@ class _Training:
     Attributes:
         recipe: With the rewards and the number of batches of this one.
         target: The folder of its model.
-        questions: That are asked.
+        questions: Questions to roll out.
     """
 
     recipe: Recipe
@@ -215,7 +215,7 @@ def _rollouts(
 
 
 def rollout_recipe(context: StageContext) -> Recipe:
-    """Returns the recipe of the rollouts: unstructured, over as many questions as are asked.
+    """Returns the recipe of the rollouts: unstructured, over the questions of the training.
 
     Raises:
         ConfigError: If rollouts cannot differ, the ratio of the loss would be wrong, or the engine
@@ -246,7 +246,7 @@ def rollout_recipe(context: StageContext) -> Recipe:
 def _trainings(
     context: StageContext, recipe: Recipe, questions: Sequence[Question], target: Path
 ) -> Iterator[_Training]:
-    """Yields the trainings that `training.grpo.stages` asks for, or the only one.
+    """Yields the trainings of `training.grpo.stages`, or the only one.
 
     Raises:
         ConfigError: If a stage's rewards or questions cannot be used.
@@ -282,7 +282,7 @@ def _with_stage(recipe: Recipe, stage: GrpoStage) -> Recipe:
 def _selected(
     context: StageContext, name: str, questions: Sequence[Question]
 ) -> Sequence[Question]:
-    """Returns those of the questions that `branchwise select` drew for a stage."""
+    """Returns the questions that `branchwise select` drew for a stage."""
     file = f"select/stage-{name}.jsonl"
     try:
         lines = read_inside(context.run, file, 1 << 30).decode().splitlines()
@@ -308,7 +308,7 @@ def dev_questions(recipe: Recipe) -> Sequence[Question]:
 
 
 def _announce(context: StageContext, trainings: Sequence[_Training]) -> None:
-    """Prints what will be done, and what it costs at most."""
+    """Prints the plan and its largest cost."""
     for training in trainings:
         recipe, settings = training.recipe, training.recipe.training.grpo
         protocol = protocol_of(recipe.agent)

@@ -2,11 +2,11 @@
 
     branchwise train-rm --run datasets/evo-rag
 
-Labels the stored trees under the recipe's `rewards:`, so that another schedule is a `--set` and
-grows nothing, and compares all siblings that differ in action or query and are far enough apart. A
-frozen encoder reads each step once; linear heads learn to order them. Prints how each head does on
-questions that were kept out, next to what the length of the texts alone would say. Writes
-`models/<run>/reward-model/`, or another folder next to it with `--name`.
+Labels the stored trees under the recipe's `rewards:` (trying another schedule takes one `--set`,
+not new trees) and compares all siblings that differ in action or query and are far enough apart. A
+frozen encoder reads each step once; linear heads learn to order them. Prints the accuracy of each
+head on held-out questions, with that of a length-only baseline. Writes `models/<run>/reward-model/`,
+or a sibling folder with `--name`.
 """
 
 from collections import Counter
@@ -75,7 +75,7 @@ def labels_of(context: StageContext, run: Run) -> Recipe:
     """Returns the run's recipe with the rewards that are to label its trees.
 
     Raises:
-        ConfigError: the recipe has none that a step could be given.
+        ConfigError: If the recipe has no rewards for steps.
     """
     if not context.recipe.scheme.learnable:
         raise ConfigError(
@@ -92,12 +92,12 @@ def material_of(
     """Builds the comparisons of a run's trees under some rewards; counts dropped pairs.
 
     Args:
-        run: with the trees.
+        run: Run with the trees.
         recipe: The run's recipe, with the `rewards:` block to label with.
         settings: Settings of the reward model.
 
     Raises:
-        ConfigError: corpus or prompts are not those that the trees were grown with.
+        ConfigError: If corpus or prompts differ from those of the trees.
     """
     prompt = protocol_of(recipe.agent).prompt
     scheme, wanted = recipe.scheme, PairSettings(min_gap=settings.min_gap)
@@ -117,7 +117,7 @@ def material_of(
             gaps = return_gaps(pair.chosen_label, pair.rejected_label)
             t = pair.chosen.depth - 1
             own.append(SiblingComparison(tree.question.id, t, better, worse, gaps, pair.gap))
-    # In order of tree: which part holds it must not decide what is learned.
+    # In order of tree, so that the division into parts does not affect training.
     ordered = [one for identity in sorted(by_tree) for one in by_tree[identity]]
     used = dict.fromkeys(place for one in ordered for place in (one.better, one.worse))
     places = {place: n for n, place in enumerate(used)}

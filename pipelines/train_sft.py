@@ -3,7 +3,7 @@
     branchwise train-sft --run datasets/atlas
 
 Trains on the chosen side of every pair, or (`training.sft.examples: right`) on the steps of right
-trajectories. Writes `models/<run>/sft/`, or another folder next to it with `--name`.
+trajectories. Writes `models/<run>/sft/`, or a sibling folder with `--name`.
 """
 
 from agent.protocols import protocol_of

@@ -1,14 +1,13 @@
-"""`make verify`: checks the parts and the ledger for damage. Rebuilds damaged parts from the
-ledger.
+"""`make verify`: checks the parts and the ledger for damage. Rebuilds damaged parts from the ledger.
 
     branchwise verify --run datasets/atlas
 
-Hashes and counts the rows of every part that the manifest names, and looks at the checksum of every
-row of the ledger. Trees, pairs and questions that were damaged or lost are rebuilt from the ledger:
-no model is asked, none needs to be there. What comes out has to have the hash that was committed,
-or nothing is changed. What other stages make again without a call (evaluations, relabelled pairs)
-leaves the manifest, and the stage to run is named. `--drop-damaged` takes damaged rows out of the
-ledger, so that their calls can be made, and paid, again. With `--dry-run` nothing is changed.
+Checks hash and row count of every part in the manifest, and the checksum of every row of the
+ledger. Rebuilds damaged or lost trees, pairs and questions from the ledger; this needs no model. A
+rebuilt part must have its committed hash, or nothing is changed. Parts that another stage can
+recompute without calls (evaluations, relabelled pairs) leave the manifest, and the stage to run is
+printed. `--drop-damaged` removes damaged rows from the ledger, so that their calls can be made
+and paid a second time. With `--dry-run` nothing is changed.
 """
 
 import asyncio
@@ -105,7 +104,7 @@ def _tell_damage(context: StageContext, run: Run, found: Checked) -> None:
 def _rebuild(
     context: StageContext, run: Run, bad: Sequence[PartInfo], checked: Checked
 ) -> list[str]:
-    """Makes the parts again; returns those that could not be."""
+    """Rebuilds the parts; returns those that failed."""
     others = [part for part in bad if part.table not in GROWN and part.table != "questions"]
     with run.open_ledger() as ledger:
         if checked.whole:
@@ -133,7 +132,7 @@ def _remedy(part: PartInfo) -> str:
 
 @dataclass(frozen=True)
 class Rebuilding:
-    """Parts made again from the ledger.
+    """Parts rebuilt from the ledger.
 
     Attributes:
         whole: whether all rows of the ledger are as they were stored. Only then is a call that
@@ -147,7 +146,7 @@ class Rebuilding:
     whole: bool
 
     def made_again(self, bad: Sequence[PartInfo]) -> list[str]:
-        """Replaces the files of these parts; returns what could not be."""
+        """Replaces the files of these parts; returns those that failed."""
         paths = {part.path for part in bad}
         left = []
         if any(part.table == "questions" for part in bad) and not self._replaced(
@@ -162,7 +161,7 @@ class Rebuilding:
         return left
 
     def _regrown(self, name: str, number: int) -> Sequence[Part] | None:
-        """Annotates the questions again from the ledger."""
+        """Replays the annotation of the questions from the ledger."""
         run, ledger = self.committer.run, self.committer.ledger
         try:
             questions = _of_part(ledger, self.data, number)
@@ -181,7 +180,9 @@ class Rebuilding:
         return self.committer.grown_parts(number, regrown)
 
     def _replaced(self, made: Sequence[Part], bad: Collection[str]) -> bool:
-        """Writes those of `made` that are bad and come out as committed; whether all of it does."""
+        """Writes the bad parts of `made` that match the committed hash; returns whether all
+        match.
+        """
         folder = self.committer.run.folder
         committed = {part.path: part.sha256 for part in load_manifest(folder).parts}
         other = [p.info for p in made if p.info.sha256 != committed.get(p.info.path)]
@@ -215,11 +216,11 @@ def _of_part(ledger: Ledger, data: Data, number: int) -> list[Question]:
 async def _regrown(
     run: Run, ledger: Ledger, retriever: Retriever, questions: Sequence[Question]
 ) -> list[Annotated]:
-    """Annotates the questions again from the ledger.
+    """Replays the annotation of the questions from the ledger.
 
     Raises:
         BudgetExceeded: a call is not in the ledger.
-        StorageError: a question could not be annotated again.
+        StorageError: If a question could not be replayed.
     """
     recipe, inputs = run.recipe, noted_inputs(run.folder)
     policy = recorded(recipe.policy, inputs.get("policy", ""), ledger)

@@ -3,11 +3,11 @@
     branchwise warm-start --config configs/atlas.yaml --run datasets/atlas
 
 An untrained small model follows the protocol too rarely for a search to find any reward. Traces
-walk the protocol with real retrieval: a query worded one way or another, the evidence where the
-passage was found, "None" and another query where it was not, and the gold answer at the end. Those
-of evo-rag also search too much, take searches back and refuse (`training.warm_start.traces`), so
-that there is something to shed. Only questions of the split `warm` are used; annotation, dev and
-test draw from other parts. Writes `models/<run>/warm-start/`.
+follow the protocol with real retrieval: queries in several wordings, the evidence if the passage
+was found, otherwise "None" and another query, and the gold answer at the end. Traces of evo-rag
+also search too much, take searches back and refuse (`training.warm_start.traces`): habits for later
+training to remove. Uses questions of split `warm` only; other stages use other splits. Writes
+`models/<run>/warm-start/`.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ def warm_start(context: StageContext) -> StageResult:
 
 
 def _in_words(counts: Mapping[str, int]) -> str:
-    """Counts of traces in words; how many searches the mean trace makes, where that is known."""
+    """Describes the traces: counts, and the mean number of searches if known."""
     listed = ", ".join(f"{name} {count}" for name, count in counts.items())
     if not counts.get("searches"):
         return listed
