@@ -5,8 +5,8 @@
 Labels the stored trees under the recipe's `rewards:` (trying another schedule takes one `--set`,
 not new trees) and compares all siblings that differ in action or query and are far enough apart. A
 frozen encoder reads each step once; linear heads learn to order them. Prints the accuracy of each
-head on held-out questions, with that of a length-only baseline. Writes `models/<run>/reward-model/`,
-or a sibling folder with `--name`.
+head on held-out questions, with that of a length-only baseline. Writes
+`models/<run>/reward-model/`, or a sibling folder with `--name`.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""`make verify`: checks the parts and the ledger for damage. Rebuilds damaged parts from the ledger.
+"""`make verify`: checks parts and ledger for damage. Rebuilds damaged parts from the ledger.
 
     branchwise verify --run datasets/atlas
 
