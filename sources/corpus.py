@@ -16,7 +16,7 @@ from storage.records import Passage, Question
 
 READ = "passages read"
 PlacedPassage = tuple[str, Passage]
-"""A place ("file:line") and the passage that stands there."""
+"""A place ("file:line") and its passage."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Corpus:
     Attributes:
         passages: Passages in the order of the files.
         aliases: id of a folded passage → id of the one that was kept.
-        counts: what was read, folded and passed over, by name.
+        counts: Numbers of passages read, merged and skipped, by name.
     """
 
     passages: tuple[Passage, ...]
@@ -64,7 +64,7 @@ def load_corpus(paths: Sequence[str | Path], passage_words: int) -> Corpus:
 def corpus_of_paragraphs(questions: Iterable[tuple[str, Question]]) -> Corpus:
     """Returns the corpus of all paragraphs of `questions` (each with its place).
 
-    A paragraph without text is none of its passages: sets do hold some, and nothing finds them.
+    Paragraphs without text are skipped: some sets have them, and no search finds them.
 
     Raises:
         ConfigError: two paragraphs share an id and differ.

@@ -15,13 +15,13 @@ from storage.text import storable
 
 Raw = dict[str, Any]
 Placed = tuple[str, Raw]
-"""A place ("file:line") and the object that stands there."""
+"""A place ("file:line") and its object."""
 
 _ESCAPED_BYTE = re.compile("[\udc80-\udcff]")
 
 
 def existing(path: str | Path, setting: str, faults: Faults) -> Path | None:
-    """`path` with `~` resolved; a fault of `setting` and None if there is nothing."""
+    """Returns `path` with `~` resolved; None and a fault of `setting` if it is missing."""
     found = Path(path).expanduser()
     if found.exists():
         return found
@@ -38,7 +38,7 @@ def read_rows(path: Path, faults: Faults) -> Iterator[Placed]:
     """Yields objects of a JSONL, JSON, CSV or TSV file (`.gz` too; other endings are read as
     JSONL).
 
-    What cannot be read becomes a fault: a torn line is skipped, a broken file ends there.
+    Unreadable input becomes a fault: a torn line is skipped, a broken file ends there.
     """
     kind = kind_of(path)
     reader = {".csv": _csv_rows, ".tsv": _csv_rows, ".json": _json_rows}.get(kind, _jsonl_rows)
@@ -52,7 +52,7 @@ def read_rows(path: Path, faults: Faults) -> Iterator[Placed]:
 def open_lossless(path: Path) -> TextIO:
     """Opens text whose bytes that are not UTF-8 come through as lone surrogates.
 
-    A strict reader would stop at them a block ahead of their line, and lose what follows.
+    A strict reader would stop a block before their line, and lose the following lines.
     """
     return open_text(path, errors="surrogateescape")
 

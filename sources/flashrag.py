@@ -10,7 +10,7 @@ from storage.records import Question
 
 
 class Metadata(BaseModel):
-    """What FlashRAG keeps of HotpotQA and 2WikiMultiHopQA; other keys stay as they are."""
+    """Keys that FlashRAG keeps of HotpotQA and 2WikiMultiHopQA; others are unchanged."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 

@@ -26,7 +26,8 @@ def resolve_gold(
     stays empty.
 
     Args:
-        questions: with supporting ids, marked paragraphs or supporting titles, or none of them.
+        questions: Questions with supporting ids, marked paragraphs or supporting titles, or
+            none of them.
         passages: the corpus.
         aliases: ids of folded passages → the id that was kept.
     """
@@ -37,7 +38,7 @@ def resolve_gold(
 
     def resolved(question: Question) -> Question:
         gold = _gold(question, known, by_title, aliases or {})
-        # A copy only where it differs: large sets are held in memory as they are.
+        # Copies a question only if it differs, because large sets are held in memory.
         same = gold == question.supporting_ids
         return question if same else question.model_copy(update={"supporting_ids": gold})
 

@@ -19,13 +19,13 @@ Notes = Counter[str]
 
 @dataclass(frozen=True)
 class Data:
-    """What a stage works on.
+    """Questions and corpus of a stage.
 
     Attributes:
         questions: drawn as the recipe says, in an order that depends on the seed alone; `split`
             is each one's hash part, `supporting_ids` are resolved against the corpus.
         passages: the corpus, ids and contents distinct.
-        notes: what was read, dropped, folded or missing, by reason.
+        notes: Numbers read, dropped, merged or missing, by reason.
     """
 
     questions: tuple[Question, ...]
@@ -42,11 +42,11 @@ class _Loaded:
 
 
 Unfit = Callable[[Question], str | None]
-"""Question → why it cannot be asked; None if it can."""
+"""Question → reason to leave it out; None to keep it."""
 
 
 def unanswerable(question: Question) -> str | None:
-    """Returns "unanswerable" if a question has no answer."""
+    """Returns "unanswerable" if a question lacks an answer."""
     return None if question.answerable else "unanswerable"
 
 
@@ -108,7 +108,7 @@ def load_split(settings: DataSettings, split: Split, seed: int) -> tuple[Questio
 
 @dataclass(frozen=True)
 class _Reading:
-    """What every set is read with."""
+    """Settings that all sets are read with."""
 
     settings: DataSettings
     seed: int
@@ -145,7 +145,7 @@ def _read_files(reading: _Reading) -> tuple[list[_Loaded], Corpus | None]:
 
 @contextmanager
 def _noted(problems: list[str]) -> Iterator[None]:
-    """Puts what goes wrong within on the list."""
+    """Adds errors of the block to the list."""
     try:
         yield
     except ConfigError as error:
@@ -182,7 +182,7 @@ def _drawn(
 
 
 def _skip(one: SetSettings) -> int:
-    """Returns the offset of a single set; the sets of a mix have none."""
+    """Returns the offset of a single set; 0 for the sets of a mix."""
     return one.skip if isinstance(one, DataSettings) else 0
 
 
@@ -225,7 +225,7 @@ def _own_corpus(loaded: Iterable[_Loaded], faults: Faults) -> Corpus:
 def _with_paragraph_ids(
     questions: Iterable[Question], passages: Iterable[Passage]
 ) -> list[Question]:
-    """Returns questions whose paragraphs carry passage ids where their content is in the corpus.
+    """Returns questions with passage ids on those paragraphs that the corpus holds.
 
     A title may belong to several passages, so the content says more. Where some supporting
     paragraph is not found, all stay as they are: gold passages then go by title, not by half.
@@ -249,7 +249,7 @@ def _with_paragraph_ids(
 def _note_missing(
     cited: Iterable[Question], resolved: Iterable[Question], corpus: Corpus, notes: Notes
 ) -> None:
-    """Counts questions whose gold passages the corpus does not hold, or nobody knows."""
+    """Counts questions whose gold passages are unknown or not in the corpus."""
     titles = {passage.title for passage in corpus.passages}
     ids = {passage.id for passage in corpus.passages}.union(corpus.aliases)
     for before, after in zip(cited, resolved, strict=True):

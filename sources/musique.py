@@ -20,7 +20,9 @@ class MusiqueParagraph(BaseModel):
 
 
 class SubQuestion(BaseModel):
-    """A step of `question_decomposition`; `#1` in its question stands for the first answer."""
+    """A step of `question_decomposition`; `#1` in its question is a placeholder for the first
+    answer.
+    """
 
     model_config = ConfigDict(extra="ignore", strict=True)
 

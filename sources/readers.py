@@ -28,7 +28,7 @@ FORMS: dict[str, tuple[type[Row], ...]] = {
     "flashrag": (FlashRow,),
     "hub": (QuestionLine, FlashRow, PopRow, MusiqueRow, HotpotRow, PlainRow),
 }
-"""Formats by source, tried in order; the last one is taken where none is recognised."""
+"""Formats by source, tried in order; the last one if none is recognised."""
 
 LICENCES = {
     "hotpotqa": "CC BY-SA 4.0",
@@ -38,12 +38,12 @@ LICENCES = {
     "bamboogle": "MIT",
     "nq": "CC BY-SA 3.0",
 }
-"""Licence by source, where the source is one known set."""
+"""Licence by source, for sources that are one known set."""
 
 
 @dataclass(frozen=True)
 class PlacedQuestion:
-    """A question and where it was read."""
+    """A question and its place."""
 
     place: str
     question: Question
@@ -54,7 +54,7 @@ class QuestionSet:
     """The questions of one set, in the file's order, ids distinct.
 
     Attributes:
-        questions: what was read.
+        questions: Questions of the files.
         repeated: how many lines repeated an earlier one word for word and were folded.
     """
 
@@ -102,7 +102,7 @@ def _questions(rows: Iterable[Placed], source: str, faults: Faults) -> Iterator[
         split = question.split or split_of(folded_question(question.question))
         licence = question.licence or LICENCES.get(source)
         placed = {**dict(question), "split": split, "licence": licence}
-        # With one set of given fields for all: else it is a third of what a question takes.
+        # One shared set of field names: it would otherwise take a third of a question's memory.
         known = Question.model_construct(_GIVEN, **placed)
         yield PlacedQuestion(place, known)
 

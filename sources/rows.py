@@ -36,7 +36,7 @@ class Row(BaseModel, ABC):
 
     model_config = ConfigDict(extra="allow", strict=True, populate_by_name=True)
     format: ClassVar[str]
-    """What messages call the format."""
+    """Name of the format in messages."""
 
     @classmethod
     @abstractmethod
@@ -60,7 +60,7 @@ class Row(BaseModel, ABC):
         """Returns the question, under the name of its source.
 
         Raises:
-            ValueError: it is answerable and has no answers.
+            ValueError: If it is answerable and lacks answers.
         """
 
     def others(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def with_answers(answers: Sequence[str], answerable: bool = True) -> tuple[str, 
     """Returns the distinct answers.
 
     Raises:
-        ValueError: there are none, though the question is answerable.
+        ValueError: If they are missing, though the question is answerable.
     """
     if answerable and not answers:
         raise ValueError("has no answers")

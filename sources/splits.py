@@ -13,7 +13,7 @@ def hashed(*parts: object) -> int:
 
 
 def folded_question(text: str) -> str:
-    """Case and spacing folded: questions that read alike are one question, whatever their ids."""
+    """Returns the question with case and spacing normalised, to find duplicates with other ids."""
     return " ".join(text.casefold().split())
 
 

@@ -41,7 +41,7 @@ def tolerance_for(policy: ModelSettings) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Sung:
-    """What a canary showed.
+    """Result of a canary.
 
     Attributes:
         error: Root mean square of engine minus trainer, in nats per token.
@@ -55,7 +55,7 @@ class Sung:
 
 @dataclass
 class Canary:
-    """Fixed prompts, and what was heard of them last.
+    """Fixed prompts, and their last continuations.
 
     Attributes:
         prompts: Messages of each prompt.
@@ -72,7 +72,7 @@ class Canary:
 
         Args:
             engine: Serves the weights of `model`, or should.
-            model: A causal model of transformers, on whatever device.
+            model: A causal model of transformers, on any device.
 
         Raises:
             TrainingError: If the engine serves other weights.

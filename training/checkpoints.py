@@ -25,14 +25,14 @@ def list_checkpoint(folder: Path, checkpoint: Path, run: str) -> None:
 
 
 def latest_checkpoint(folder: Path, run: str) -> Path | None:
-    """Returns the newest listed checkpoint of the training `run`, verified; None if there is none.
+    """Returns the newest listed checkpoint of the training `run`, verified, or None.
 
     Args:
-        folder: where checkpoints lie.
+        folder: Folder of the checkpoints.
         run: fingerprint of data, start, settings and seed.
 
     Raises:
-        StorageError: it is another training's, or was changed since it was written.
+        StorageError: If it belongs to another training, or was changed since it was written.
     """
     listed = _listed(folder)
     listing = listed.get("files", {})

@@ -32,12 +32,12 @@ _LEFT_OUT = ("train_runtime", "train_tokens_per_second")
 def curves(target: Path, checkpoints: Path, run: str, log: Log) -> Any:
     """Returns a trainer callback that writes `target/metrics.jsonl` and lists checkpoints by hash.
 
-    A resumed run replaces the lines of the steps that it trains again.
+    A resumed run replaces the lines of repeated steps.
 
     Args:
         checkpoints: folder that the trainer saves into.
         run: fingerprint of the training; see `training.checkpoints`.
-        log: told how far it is, at most every half minute.
+        log: Callback for progress, at most every half minute.
     """
     from transformers import TrainerCallback
 
@@ -100,7 +100,7 @@ def _read_line(text: bytes) -> dict[str, Any]:
     """Returns a line of numbers.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: If it is not such a line.
     """
     line = as_object(parse_json(text, constants=True))
     sound = all(isinstance(x, float) or type(x) is int for x in line.values() if x is not None)

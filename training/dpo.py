@@ -49,7 +49,7 @@ def train_dpo(
     and rejected (sums over the step's tokens), and `kl`: minus the mean log-ratio of all chosen
     and rejected steps to the start. They were drawn from the start, so this is the estimate k1 of
     KL(start ‖ policy) in nats per step, biased by which siblings became pairs; it may be negative.
-    (Pairs that another policy drew, `off_policy`, give no such estimate.)
+    (Pairs of another policy, `off_policy`, do not allow this estimate.)
     Pairs of held-out questions are scored after the last step (`training.holdout`).
 
     Args:
@@ -60,13 +60,13 @@ def train_dpo(
         seed: Random seed of initialisation and order.
         stops: Strings that end a call of the pairs' protocol within its turn.
         resume: refuse to replace another training's checkpoints; see `TrainingRun`.
-        log: told how long the pairs are, before training, and how the held-out ones are scored.
-        data: where the examples come from, as JSON; goes into `training.json`.
+        log: Callback for the lengths of the pairs and the scores of the held-out ones.
+        data: Origin of the examples, as JSON; written to `training.json`.
 
     Raises:
         ConfigError: no pairs, too many do not fit into `max_length`, none is left next to the
             held-out ones, or the model cannot read packed pairs (`packed: false` does without).
-        StorageError: with `resume`, the target's checkpoints are not this training's own.
+        StorageError: With `resume`, if the target's checkpoints belong to another training.
     """
     if not pairs:
         raise ConfigError("there is no pair to train on")

@@ -29,7 +29,7 @@ async def walk_evo_rag(walk: Walk) -> None:
 
 
 class _Way:
-    """A walk with what it has yet to note and to look for."""
+    """A walk, with its pending note and hops."""
 
     def __init__(self, walk: Walk) -> None:
         self._walk = walk
@@ -81,7 +81,7 @@ class _Way:
         return False
 
     async def _dally(self, hop: GoldHop) -> None:
-        """Do what the question does not need, as far as the budget lets it."""
+        """Adds unnecessary steps while the budget allows."""
         walk = self._walk
         if self._spare > 1 and self._chance(walk.settings.redundant):
             await self._search(walk.rng.choice(hop.queries), "searches: redundant", hop)

@@ -21,7 +21,7 @@ class StepExample:
     """A state's messages and the step to learn.
 
     Attributes:
-        messages: the prompt, as the protocol asks for it.
+        messages: Prompt in the protocol's form.
         target: the policy's text, without special tokens.
         stage: the stage the step is made in.
         weight: Weight of its loss; ≥ 0.
@@ -48,14 +48,14 @@ class TokenExample:
 
     @property
     def labels(self) -> list[int]:
-        """One label a token; `IGNORED` on the prompt."""
+        """One label per token; `IGNORED` on the prompt."""
         return [IGNORED] * len(self.prompt) + list(self.target)
 
 
 def tokenise(
     examples: Iterable[StepExample], tokenizer: Any, stops: tuple[str, ...] = ()
 ) -> list[TokenExample]:
-    """Returns examples as token ids, in order; `stops` are those of their protocol."""
+    """Returns examples as token ids, in order; `stops` are the protocol's stop strings."""
     return [
         TokenExample(
             prompt_ids(example.messages, tokenizer),

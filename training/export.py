@@ -48,7 +48,7 @@ class ExportedDifference:
 
     Attributes:
         correlation: Correlation of the file's change with the trained change, in [−1, 1].
-        relative_error: norm of what is missing or added, as a share of the trained change.
+        relative_error: Norm of the deviation, as a share of the trained change.
     """
 
     correlation: float
@@ -74,11 +74,11 @@ class Exported:
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was written.
+    """The written files.
 
     Attributes:
         trained_change: mean absolute change of the logits by training.
-        left_out: why there is no GGUF; None if there is one.
+        left_out: Reason the GGUF is missing; None if it was written.
     """
 
     exported: tuple[Exported, ...]
@@ -108,7 +108,7 @@ def export_policy(
         protocol: Protocol of the proof's prompts; default ReasonRAG.
 
     Raises:
-        ConfigError: the folder has no adapter, or it does not fit its base.
+        ConfigError: If the folder lacks an adapter, or it does not fit its base.
         StorageError: the trained change of the logits is not in an exported file.
     """
     quiet()
@@ -192,7 +192,7 @@ def _write_merged(model: Any, tokenizer: Any, target: Path) -> None:
 def _write_gguf(model: Any, base: Path, target: Path, precision: Precision) -> str | None:
     """`policy.gguf`, marked with the digest of the folder it is in so that engines use it.
 
-    Its seal is next to it: of a file that changed later, no engine would see it.
+    Its seal is next to it, or engines would not notice a later change.
 
     Returns why it was not written, if `base` is not a model that the embedded engine can run.
     """

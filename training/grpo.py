@@ -42,17 +42,17 @@ MOST_LOST = 3
 """Updates in a row without a finite gradient, after which the training stops."""
 
 _WATCHED = 8
-"""Policy calls of a batch whose divergence is watched where the loss does not need it."""
+"""Policy calls of a batch whose divergence is reported if the loss does not need it."""
 
 
 class RolloutSource(Protocol):
-    """Where batches of rollouts come from."""
+    """Source of batches of rollouts."""
 
     def collect(self, number: int, model: Any) -> RolloutBatch:
         """Draws batch `number`, from 0, with the weights of `model` (a PEFT model).
 
         Raises:
-            BudgetExceeded: If a limit was reached, or somebody asked to stop.
+            BudgetExceeded: If a limit was reached, or a stop signal came.
             TrainingError: If the engine does not serve these weights.
         """
         ...
@@ -82,13 +82,13 @@ def train_grpo(
         settings: See `training.settings.GrpoSettings`.
         start: "packaged" or a model folder; also the reference of the divergence.
         target: Gets `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
-        seed: Of initialisation and of what is drawn.
+        seed: Random seed of initialisation and sampling.
         temperature: That rollouts are sampled at, above 0.
-        deciding: What else decides how the training goes: questions, rewards, protocol.
+        deciding: Further settings that affect the training: questions, rewards, protocol.
         begin_with: Adapter of an earlier stage from the same start, with which to continue.
         resume: Refuse to replace another training's checkpoints; see `TrainingRun`.
         log: Callback for status messages.
-        data: Where the questions come from, as JSON; goes into `training.json`.
+        data: Origin of the questions, as JSON; written to `training.json`.
 
     Raises:
         ConfigError: If the model cannot read packed rows (`packed: false` does without).
@@ -120,7 +120,7 @@ def grpo_trainer(
         arguments: See `training.arguments.shared_arguments`.
 
     Raises:
-        ConfigError: If the model cannot read packed rows, and `settings.packed` asks for it.
+        ConfigError: If the model cannot read packed rows, and `settings.packed` is set.
     """
     from peft import get_peft_model
     from transformers import TrainingArguments, set_seed
@@ -218,7 +218,7 @@ def _of_tokens(
 
 @dataclass(frozen=True, slots=True)
 class _Update:
-    """Rows of one optimiser step, and what is known of their tokens before it."""
+    """Rows of one optimiser step, with log-probabilities of their tokens before it."""
 
     rows: Sequence[TrainingRow]
     before: Mapping[StepTokens, tuple[float, ...]] | None
@@ -319,7 +319,7 @@ def _trainer_class() -> Any:
             return drawn(fitting, settings.max_tokens, seed)
 
         def _with_before(self, parts: Sequence[Sequence[TrainingRow]]) -> list[_Update]:
-            """Adds what policy and start say of the tokens before the first update, if needed."""
+            """Adds log-probabilities under policy and start before the first update, if needed."""
             settings = self.settings
             asked = [row.tokens for part in parts for row in part]
             before, reference = None, {}

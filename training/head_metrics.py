@@ -26,16 +26,16 @@ SCORE = "score"
 
 @dataclass(frozen=True, slots=True)
 class HeadMetrics:
-    """One head on the validation questions; None if it has no pair there.
+    """One head on the validation questions; None without a pair there.
 
     Attributes:
         trained: pairs that it learned from.
         pairs: pairs that it is measured on.
-        loss: mean of −log σ(f(x+) − f(x−)); ln 2 for a head that says nothing.
+        loss: Mean of −log σ(f(x+) − f(x−)); ln 2 for a constant head.
         accuracy: share of the pairs that it orders as its label does; a tie counts half.
         length_only: the same of always preferring the longer text, or always the shorter one,
             whichever is right more often on the training questions.
-        prefers: which of them.
+        prefers: The preferred side.
     """
 
     name: str
@@ -49,7 +49,7 @@ class HeadMetrics:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetrics:
-    """All heads, and the score that is made of them (whose scale is its own: it has no loss)."""
+    """All heads, and their combined score (which is not calibrated, so it has no loss)."""
 
     heads: tuple[HeadMetrics, ...]
     score: HeadMetrics
@@ -61,7 +61,7 @@ class ModelMetrics:
         return fmean(known) if known else None
 
     def as_json(self) -> dict[str, Any]:
-        """What `metrics.json` says of them."""
+        """The entry of `metrics.json`."""
         heads = {head.name: _without_name(head) for head in self.heads}
         return {"loss": self.loss, "heads": heads, SCORE: _without_name(self.score)}
 
@@ -117,8 +117,8 @@ def _measured(
 
     Args:
         margins: Output for the better side minus that for the worse one, of the kept comparisons.
-        order: what the head was taught of the trained and of the kept comparisons.
-        longer: for the trained and the kept ones, whether the better side is the longer one.
+        order: Targets of the head in the trained and the held-out comparisons.
+        longer: Whether the better side is the longer one, for the trained and the held-out ones.
     """
     taught, asked = order
     long_is_right = _right((longer[0] * taught)[taught != 0])
@@ -146,7 +146,7 @@ def _right(margins: Array) -> float | None:
 
 
 def _longer(steps: Steps, comparisons: Sequence[SiblingComparison]) -> Signs:
-    """+1 where the better side's text is longer than the worse one's, −1 where it is shorter."""
+    """+1 if the better side's text is longer than the worse one's, −1 if it is shorter."""
     better, worse = places(comparisons)
     found: Signs = np.sign(steps.lengths[better] - steps.lengths[worse]).astype(np.float32)
     return found

@@ -28,7 +28,7 @@ def fit_heads(
 
     Args:
         vectors: (steps, d), which the comparisons point into.
-        comparisons: to learn from; at least one.
+        comparisons: Training comparisons, at least one.
         settings: heads, labels and optimiser.
         seed: Random seed of the order of the pairs; weights begin at 0.
 

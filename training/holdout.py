@@ -17,8 +17,8 @@ class HoldoutScore:
     Attributes:
         accuracy: share of the pairs whose chosen step gained more on the start than the rejected
             one; a tie counts half, so the start itself has 0.5.
-        margin: mean of what it gained more, in nats times beta.
-        loss: mean of −log σ of the same, whatever loss it was trained by; ln 2 for the start.
+        margin: Mean difference of the gains, in nats times beta.
+        loss: Mean of −log σ of the margins, under any training loss; ln 2 for the start.
     """
 
     pairs: int
@@ -36,7 +36,7 @@ class HoldoutScore:
 def held_out(
     pairs: Sequence[PreferenceTokens], share: float, seed: int
 ) -> tuple[list[PreferenceTokens], list[PreferenceTokens]]:
-    """Returns the pairs to train on, and those of the questions that are kept out, in order.
+    """Returns the training pairs and the held-out pairs, in order, split by question.
 
     Args:
         share: Share of the questions, in [0, 0.5]; a hash of the question and the seed decides.

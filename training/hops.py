@@ -45,7 +45,7 @@ def hops_of(question: Question, passages: Mapping[str, Passage]) -> list[GoldHop
     have to be guessed.
 
     Args:
-        question: with `extra["hops"]`, or with `supporting_ids`.
+        question: Question with `extra["hops"]` or `supporting_ids`.
         passages: the corpus by id.
     """
     given = question.extra.get("hops")
@@ -69,7 +69,7 @@ def hops_of(question: Question, passages: Mapping[str, Passage]) -> list[GoldHop
 
 
 def queries_about(question: Question, titles: Collection[str]) -> tuple[str, ...]:
-    """Returns wordings to search for a question whose gold passages nobody knows.
+    """Returns search queries for a question without known gold passages.
 
     What it names with what it asks, in both orders, and the name alone; where it names no title,
     its key words and the question itself.
@@ -86,10 +86,10 @@ def queries_about(question: Question, titles: Collection[str]) -> tuple[str, ...
 
 
 def _named_title(text: str, titles: Collection[str]) -> str | None:
-    """Returns the longest title that is in `text` in so many words, the last of them."""
+    """Returns the longest title that occurs in `text`, the last one of equals."""
     words = [word.strip(_PUNCTUATION) for word in text.split()]
     for length in range(min(_TITLE_WORDS, len(words)), 0, -1):
-        # A sentence's first word is written large whatever it means.
+        # The first word of a sentence is always capitalised.
         for start in range(len(words) - length, 0, -1):
             piece = " ".join(words[start : start + length])
             if piece in titles and piece.lower() not in _STOP_WORDS:
@@ -132,7 +132,7 @@ def _holds_answer(question: Question, passage: Passage) -> int:
 
 
 def _bare_title(title: str) -> str:
-    """Returns a title without what tells it from its namesakes: "The Island (2006 film)"."""
+    """Returns a title without its disambiguation: "The Island (2006 film)"."""
     return re.sub(r"\s*\([^)]*\)$", "", title)
 
 
@@ -161,7 +161,7 @@ def _sub_question(question: Question, place: int) -> str | None:
 
 
 def best_sentence(question: Question, passage: Passage, later: Sequence[Passage]) -> str:
-    """Returns the sentence of `passage` that says most of what is asked.
+    """Returns the sentence of `passage` that answers most of the question.
 
     The answer weighs most, then the name of a passage still to be found, then words shared with
     the question. Verbatim, at most `MAX_EVIDENCE_CHARS` long (cut between words).

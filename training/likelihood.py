@@ -9,7 +9,7 @@ from weights.prefix_tree import common_prefix
 Row = TypeVar("Row")
 
 _MOST_TOKENS = 2048
-"""Tokens of a batch, what its rows share counted once."""
+"""Tokens of a batch; shared prefixes count once."""
 
 
 def step_logps(
@@ -19,7 +19,7 @@ def step_logps(
     tokens.
 
     Args:
-        trainer: one of TRL's, with its fused output layer; its model is asked as it is.
+        trainer: A TRL trainer, with its fused output layer.
         rows: equal ones are computed once.
         packed: whether the model reads packed batches.
     """
@@ -69,7 +69,7 @@ def batches(
     packed: bool,
     tokens_of: Callable[[Row], StepTokens],
 ) -> Iterator[list[Row]]:
-    """Yields the rows, neighbours in order together, so that what they share is read once.
+    """Yields the rows with sorted neighbours together, so that shared prefixes are read once.
 
     Args:
         most_tokens: Of a batch; if it is packed, what its rows share counts once. A longer row is

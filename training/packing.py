@@ -18,7 +18,7 @@ from weights.prefix_tree import prefix_tree
 
 
 class StepTokens(NamedTuple):
-    """One step to score, as token ids: a prompt and what the policy said; neither is empty."""
+    """One step to score, as token ids: prompt and policy text, both non-empty."""
 
     prompt: tuple[int, ...]
     step: tuple[int, ...]

@@ -31,7 +31,7 @@ def pair_trainer(
         arguments: see `training.arguments.shared_arguments`.
 
     Raises:
-        ConfigError: the model cannot read packed pairs, and `settings.packed` asks for it.
+        ConfigError: If the model cannot read packed pairs, and `settings.packed` is set.
     """
     from datasets import Dataset
     from trl import DPOConfig
@@ -63,7 +63,7 @@ def pair_trainer(
 
 
 def _losses(settings: DpoSettings) -> dict[str, Any]:
-    """Returns the preference loss, and the chosen step's own where it has a weight."""
+    """Returns the preference loss, plus the chosen step's own loss if it has a weight."""
     if not settings.sft_weight:
         return {"loss_type": [settings.loss]}
     return {"loss_type": [settings.loss, "sft"], "loss_weights": [1.0, settings.sft_weight]}
@@ -72,7 +72,7 @@ def _losses(settings: DpoSettings) -> dict[str, Any]:
 def give_reference(
     trainer: Any, pairs: Sequence[PreferenceTokens], start: Mapping[StepTokens, float]
 ) -> None:
-    """Lets `trainer` take the start's log-probabilities from here instead of asking it.
+    """Gives `trainer` the start's log-probabilities, so that it does not compute them.
 
     Args:
         pairs: Training pairs of the trainer, in order.
@@ -91,7 +91,7 @@ class PackedPairs:
         self.pad = pad
 
     def __call__(self, pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """See `training.packing`; with `ref_…_logps` of shape (pairs,) where the rows have them."""
+        """See `training.packing`; with `ref_…_logps` of shape (pairs,) if the rows have them."""
         import torch
 
         rows = [

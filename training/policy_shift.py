@@ -15,9 +15,10 @@ _LEAST_STEPS = 3
 
 @dataclass(frozen=True, slots=True)
 class Movement:
-    """Of one training: means over its last quarter of steps, and the loss of its first quarter.
+    """Figures of one training: means over its last quarter of steps, and the loss of its first
+    quarter.
 
-    In a training of one epoch the last pairs were new to it. None is what the trainer did not log.
+    In a training of one epoch the last pairs were new to it. None if the trainer did not log it.
 
     Attributes:
         kl: nats per step of the policy, see `training.dpo.train_dpo`.
@@ -34,7 +35,7 @@ class Movement:
 
     @property
     def losses(self) -> str:
-        """The first and the last one, in words."""
+        """Describes the first and the last one."""
         first, last = ("–" if x is None else f"{x:.3f}" for x in (self.first_loss, self.loss))
         return f"{first} → {last}"
 

@@ -33,7 +33,7 @@ def tokenise_pairs(
 ) -> list[PreferenceTokens]:
     """Returns pairs as token ids, in order; the ids that the embedded engine prompts with.
 
-    `stops` are those of the protocol that asked for the steps.
+    `stops` are the stop strings of the steps' protocol.
     """
     return [
         PreferenceTokens(

@@ -8,7 +8,7 @@ from training.hops import GoldHop
 from training.trace_builder import MAX_TRIES, Walk
 
 NOTHING_FOUND = "None"
-"""Evidence where no passage helps (the protocol's own word)."""
+"""Evidence if no passage helps (the protocol's own word)."""
 
 
 async def walk_reasonrag(walk: Walk) -> None:

@@ -30,8 +30,8 @@ def reference_logps(
     Args:
         rows: steps with their prompts; equal ones count once.
         start: digest of the start and of the precision that it is run in.
-        compute: asks the start.
-        log: told whether they were computed or read, and what was damaged.
+        compute: Computes them with the start.
+        log: Callback for messages: computed or read, and damage.
 
     Raises:
         ConfigError: others can write into the cache.

@@ -21,11 +21,11 @@ class TrainingReport:
     Attributes:
         examples: trained on.
         dropped: too long, or over `max_examples`.
-        movement: what the curve says of the training's end; None if it has no line.
+        movement: Figures of the training's end; None without a curve.
         seconds: Seconds of training, over all attempts.
-        lengths: how long the examples are, in words.
+        lengths: Description of the examples' lengths.
         holdout_pairs, holdout_accuracy, holdout_margin, holdout_loss: Scores on the held-out
-            pairs; see `training.holdout.HoldoutScore`. None if there are none.
+            pairs; see `training.holdout.HoldoutScore`. None without such pairs.
     """
 
     kind: str

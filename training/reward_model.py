@@ -40,7 +40,7 @@ class NothingToLearn(ConfigError):
 
 @dataclass(frozen=True)
 class Material:
-    """What a reward model learns from.
+    """Training data of a reward model.
 
     Attributes:
         steps: distinct, each after its prompt.
@@ -78,7 +78,7 @@ class RewardModelReport:
     seconds: float
 
     def as_json(self) -> dict[str, Any]:
-        """What `metrics.json` says."""
+        """The content of `metrics.json`."""
         pairs = {"trained": self.trained, "validation": self.kept, "dropped": self.dropped}
         questions = {"trained": self.questions, "validation": self.validation_questions}
         return {"pairs": pairs, "questions": questions, **self.metrics.as_json()}
@@ -102,8 +102,8 @@ def train_reward_model(
         encoder: stays as it is.
         target: gets the files named above.
         seed: Random seed of the order of the pairs.
-        log: told what a waiting person wants to know.
-        data: where the comparisons come from, as JSON; goes into `training.json`.
+        log: Callback for progress messages.
+        data: Origin of the comparisons, as JSON; written to `training.json`.
 
     Raises:
         NothingToLearn: no pair is left.
@@ -138,7 +138,7 @@ def _embedded(
 ) -> tuple[list[SiblingComparison], Any]:
     """Returns the comparisons whose steps fit, and all steps as vectors, (n, d).
 
-    What is too long, or in no comparison, has zeros, which nobody looks at.
+    Steps that are too long or unused get zero vectors, which are never read.
     """
     if not material.comparisons:
         return [], np.zeros((0, 0), np.float32)

@@ -20,8 +20,9 @@ class PolicyCall:
     """Tokens of one policy call.
 
     Attributes:
-        tokens: Its prompt, and what was sampled, both as the engine read and wrote them.
-        logprobs: Of the sampled tokens under the engine's model, in nats; None if it told none.
+        tokens: Prompt and sampled tokens, as the engine read and wrote them.
+        logprobs: Log-probabilities of the sampled tokens under the engine's model, in nats, or
+            None.
     """
 
     tokens: StepTokens
@@ -50,7 +51,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class RolloutBatch:
-    """What was drawn for one batch.
+    """The rollouts of one batch.
 
     Attributes:
         groups: The rollouts of each question.
@@ -66,10 +67,10 @@ class TrainingRow:
     """A policy call to train on.
 
     Attributes:
-        advantages: Of each sampled token.
-        weight: Of each sampled token in the loss of the update.
+        advantages: Advantage of each sampled token.
+        weight: Weight of each sampled token in the loss of the update.
         is_held: Whether its divergence from the start counts in the loss.
-        logprobs: Of the sampled tokens under the engine's model; None if it told none.
+        logprobs: Log-probabilities of the sampled tokens under the engine's model, or None.
     """
 
     tokens: StepTokens
@@ -89,8 +90,8 @@ def rows_of(
     """Returns the rows of one update.
 
     Args:
-        rollouts: Those of the update.
-        advantages: Of each sampled token of each rollout, calls one after the other.
+        rollouts: Rollouts of the update.
+        advantages: Advantages of the sampled tokens of each rollout, call after call.
         aggregation: `rollout` weights a token by 1 / (rollouts · tokens of its rollout), `token`
             by 1 / tokens of all rollouts.
         held: Rollouts whose divergence from the start counts.

@@ -12,7 +12,7 @@ class StateOrder:
     """A sampler for PyTorch's loaders: indices of examples, in another order every epoch.
 
     Args:
-        states: what the examples' groups are known by, one an example.
+        states: Group key of each example.
         seed: the order depends on it and the epoch alone, so that a resumed training continues in
         it.
     """

@@ -41,7 +41,7 @@ class _Turn:
 
     Args:
         walk: The walk.
-        part: Part of a text that says what the documents brought.
+        part: Part of a text that describes the documents.
         opening: How the turn begins.
         needless: Share of the hops after which something useless is searched.
     """
@@ -80,7 +80,7 @@ class _Turn:
         return await self._walk.search("search", query, **self._said(f"I need {query}."))
 
     def _said(self, then: str) -> dict[str, str]:
-        """Returns what the policy writes before its next action, by part."""
+        """Returns the policy's text before its next action, by part."""
         text = f"{self._known} {then}".lstrip()
         if self._walk.state.steps:
             return {self._part: text}

@@ -48,13 +48,13 @@ def train_on_steps(
         stops: Strings that end a call of the examples' protocol within its turn.
         resume: refuse to replace another training's checkpoints; see `TrainingRun`.
         label_smoothing: share of the probability spread over all tokens, in [0, 1).
-        log: told how it goes.
-        data: where the examples come from, as JSON; goes into `training.json`.
+        log: Callback for progress messages.
+        data: Origin of the examples, as JSON; written to `training.json`.
 
     Raises:
         ConfigError: too many examples do not fit, there are none, or the model cannot read packed
             ones (`packed: false` does without).
-        StorageError: with `resume`, the target's checkpoints are not this training's own.
+        StorageError: With `resume`, if the target's checkpoints belong to another training.
     """
     course = TrainingRun(kind, settings, start, target, seed, resume, log, data)
     model, tokenizer = course.load_start()
@@ -107,7 +107,7 @@ def _trainer_class(label_smoothing: float, together: Sequence[str] | None) -> An
             return StateOrder(together, self.args.seed)
 
         def _track_num_input_tokens(self, inputs: Any) -> None:
-            """Counts the tokens that the model reads: those of the tree if examples are packed."""
+            """Counts the tokens read by the model: those of the tree if examples are packed."""
             tree = inputs.get("tree_tokens")
             super()._track_num_input_tokens(
                 inputs if tree is None else {"input_ids": tree, "attention_mask": tree * 0 + 1}
@@ -145,7 +145,9 @@ class PackedSteps:
         self.pad = pad
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """With `labels` of shape (batch, 1 + longest step) and `weights` (batch,)."""
+        """Builds a batch with `labels` of shape (batch, 1 + longest step) and `weights`
+        (batch,).
+        """
         import torch
 
         batch = packed_batch([_row(row["input_ids"], row["labels"]) for row in rows], self.pad)
@@ -157,7 +159,7 @@ class PackedSteps:
 
 
 def _row(ids: Sequence[int], labels: Sequence[int]) -> StepTokens:
-    """Returns the prompt and step, told apart by the labels."""
+    """Returns prompt and step; the labels mark the step."""
     start = sum(label == IGNORED for label in labels)
     return StepTokens(tuple(ids[:start]), tuple(ids[start:]))
 

@@ -31,7 +31,7 @@ def right_trajectories(
     Args:
         nodes: one tree, in order of `node_id`.
         states: States of the nodes, in the same order.
-        prompt: state → the messages that asked for its next step.
+        prompt: State → messages of the prompt for its next step.
     """
     wanted: set[int] = set()
     for node in nodes:

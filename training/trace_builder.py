@@ -33,11 +33,11 @@ class Walk:
 
     Attributes:
         hops: Hops of an answerable question.
-        wordings: queries for a question that has no hops.
+        wordings: Queries for a question without hops.
         top_k: passages that a search returns.
         rng: decides everything that is left to chance.
         examples: one per step so far.
-        counts: Number of traces by what they contain.
+        counts: Number of traces by content.
         problem: why this is not a trace; None if it is one.
     """
 

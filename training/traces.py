@@ -63,7 +63,7 @@ async def build_traces(
         passages: the corpus by id.
         seed: Random seed; a question's trace depends on nothing else.
         top_k: passages a query brings, as in the recipe.
-        settings: what a protocol's traces do next to what is needed.
+        settings: Deviations from the shortest way.
 
     Raises:
         RetrievalError: a search failed.

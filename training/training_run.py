@@ -34,14 +34,14 @@ class TrainingRun:
 
     Attributes:
         kind: "warm-start", "sft" or "dpo"; goes into `training.json`.
-        settings: optimiser, lengths, checkpoints, and what the kind adds.
+        settings: Optimiser, lengths, checkpoints, and the settings of the kind.
         start: "packaged" or a model folder.
         target: gets `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
         seed: Random seed of initialisation and order.
         resume: what the target holds has to be of this training. Without it, another training's
             checkpoints are replaced; this one's are continued from either way.
-        log: told what a waiting person wants to know.
-        data: where the examples come from, as JSON; goes into `training.json`.
+        log: Callback for progress messages.
+        data: Origin of the examples, as JSON; written to `training.json`.
     """
 
     kind: str
@@ -57,17 +57,17 @@ class TrainingRun:
         """Returns the start as a plain float32 model, and its tokenizer.
 
         Raises:
-            ConfigError: it is missing, or is the target itself.
+            ConfigError: If it is missing, or is the target itself.
         """
         quiet()
         check_not_own_start(self.start, self.target)
         return load_policy(policy_files(self.start))
 
     def fitting(self, examples: Sequence[Example]) -> list[Example]:
-        """Returns the examples that fit; what does not is counted, and refused above a share.
+        """Returns the examples that fit; others are counted, and refused above a share.
 
         Raises:
-            ConfigError: too many do not fit, or there are none.
+            ConfigError: If too many do not fit, or none are given.
         """
         settings = cast(ExampleSettings, self.settings)
         limit, share = settings.max_length, settings.max_dropped_share
@@ -94,17 +94,17 @@ class TrainingRun:
         lengths: str = "",
         scored: Callable[[Any], HoldoutScore | None] = lambda trainer: None,
     ) -> TrainingReport:
-        """Runs `trainer` and writes what it made.
+        """Runs `trainer` and writes the result.
 
         Args:
             trainer: a Hugging Face trainer of a PEFT model.
-            examples: what it trains on.
+            examples: Training examples.
             given: how many examples there were before the long ones were left out.
-            lengths: how long they are, in words.
-            scored: asked after training how the trained policy does on what was held out.
+            lengths: Description of their lengths.
+            scored: Called after training; scores the trained policy on held-out pairs.
 
         Raises:
-            StorageError: with `resume`, the target's checkpoints are not this training's own.
+            StorageError: With `resume`, if the target's checkpoints belong to another training.
         """
         from transformers import PrinterCallback
 

@@ -22,7 +22,7 @@ def read_packed(model: Any, block: str) -> None:
         block: the recipe's block of the training ("dpo"), for the refusal.
 
     Raises:
-        ConfigError: its layers see less than their whole past, or it takes no positions.
+        ConfigError: If its layers see less than their whole past, or it does not take positions.
     """
     why = unfit_for_trees(model)
     if why:
@@ -47,7 +47,7 @@ def _tree_forward(backbone: Any, forward: Any) -> Any:
         )
         kwargs |= tree_inputs(backbone, tokens, positions, ends)
         output = forward(*args, **kwargs)
-        # Of an index into the states, the backward pass adds up in an order that threads decide.
+        # The backward pass of indexing adds up in an order that threads decide.
         output.last_hidden_state = embedding(rows, output.last_hidden_state[0])
         return output
 

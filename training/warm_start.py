@@ -23,7 +23,7 @@ def warm_start(
     log: Log = log_line,
     data: Mapping[str, Any] | None = None,
 ) -> TrainingReport:
-    """Trains on traces; see `training.sft.train_on_steps` for what it writes and raises."""
+    """Trains on traces; see `training.sft.train_on_steps` for its output and errors."""
     return train_on_steps(
         examples,
         settings,

@@ -13,11 +13,11 @@ from storage.errors import ConfigError
 from storage.records import Passage, Question
 
 DEFAULT_PER_PART = 2_000
-"""Questions of a split where no limit is given; there are many more."""
+"""Questions per split if no limit is given; there are many more."""
 
 
 HOPELESS = 500
-"""Questions in a row that a protocol cannot be asked."""
+"""Most consecutive questions that a protocol cannot take."""
 
 
 def build_corpus(cities: int | None = None) -> list[Passage]:
@@ -40,7 +40,7 @@ def build_questions(
 ) -> list[Question]:
     """Returns questions of a split (None for all four splits), a balanced mixture of types.
 
-    The first n questions are the same whatever the limit.
+    The first n questions are the same under any limit.
 
     Args:
         split: warm, train, dev or test.
@@ -48,7 +48,7 @@ def build_questions(
         seed: Random seed for places and wordings.
         types: single, bridge, comparison, compositional, unanswerable; None for all.
         cities: size of the corpus; questions name only cities that are in it.
-        unfit: says why a question cannot be asked; the others are the same, in the same order.
+        unfit: Returns the reason to leave a question out; the others stay the same, in order.
         skip: how many to leave out first; of every split, if `split` is not set.
         references: paragraphs of each question; 0 for none.
     """
@@ -70,7 +70,7 @@ def build_questions(
 def _fitting(
     asked: Iterable[Question], unfit: Callable[[Question], str | None]
 ) -> Iterator[Question]:
-    """Yields the questions that can be asked.
+    """Yields the questions that are not left out.
 
     Raises:
         ConfigError: If `HOPELESS` questions in a row cannot: the others would be the same.

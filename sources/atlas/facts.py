@@ -20,7 +20,7 @@ CONTINENTS = {
 
 @dataclass(frozen=True, slots=True)
 class Country:
-    """A country or territory; "" where GeoNames has no value. `area` is in km²."""
+    """A country or territory; "" if GeoNames lacks a value. `area` is in km²."""
 
     iso: str
     name: str
@@ -82,7 +82,7 @@ def load_facts(cities: int | None = None) -> Facts:
     everything = sorted(
         (_city(raw) for raw in cache_.get_cities().values()), key=lambda c: (-c.population, c.id)
     )
-    # A name is unique over all cities, so that a smaller corpus asks no different questions.
+    # A name is unique over all cities, so that a smaller corpus has the same questions.
     names = [city.name for city in everything] + [land.name for land in countries.values()]
     count = Counter(map(folded, names))
     unique = frozenset(name for name in names if count[folded(name)] == 1)

@@ -94,7 +94,7 @@ class AtlasHop:
 
 
 def country_value(country: Country, relation: str) -> str:
-    """Returns a fact of a country as its passage writes it; "" where unknown."""
+    """Returns a fact of a country as in its passage; "" if unknown."""
     value = getattr(country, relation)
     return f"{value:,}" if isinstance(value, int) and value else str(value or "")
 

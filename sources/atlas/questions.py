@@ -35,7 +35,7 @@ MIX = (
     "bridge", "single", "bridge", "comparison", "bridge", "compositional", "bridge3",
     "bridge", "single", "unanswerable",
 )  # fmt: skip
-"""Kinds in the order in which they are drawn, again and again; `bridge3` is a bridge of 3 hops."""
+"""Kinds in the order in which they are drawn, in turn; `bridge3` is a bridge of 3 hops."""
 
 BRIDGE_RELATIONS = ("capital", "currency", "domain", "dialling_code", "continent", "area")
 UNKNOWN = (
@@ -83,7 +83,7 @@ class Author:
         return {iso: cities for iso, cities in found.items() if cities}
 
     def draw(self, kind: str, pick: random.Random) -> Draft | None:
-        """Returns a question of `kind`, or None if what was drawn makes none."""
+        """Returns a question of `kind`, or None if the drawn places do not allow one."""
         draft: Draft | None = getattr(self, f"_{kind}")(pick)
         return None if draft is None or _is_given_away(draft) else draft
 
@@ -223,7 +223,7 @@ class Author:
 def _is_given_away(draft: Draft) -> bool:
     """Returns whether the question, or a passage before the last, already holds the answer.
 
-    Comparisons name both sides, and their hops have no order.
+    Comparisons name both sides; the order of their hops is free.
     """
     if draft.type == "comparison":
         return False
