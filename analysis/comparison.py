@@ -132,7 +132,7 @@ def compare(
         seed: Random seed of the bootstrap.
 
     Raises:
-        ValueError: no policy.
+        ValueError: If no policy.
     """
     if not predictions:
         raise ValueError("no policy to compare")

@@ -56,7 +56,7 @@ def paired_bootstrap(
         confidence: coverage in (0, 1).
 
     Raises:
-        ValueError: no items, or two different numbers of them.
+        ValueError: If no items, or two different numbers of them.
     """
     if len(baseline) != len(other) or not len(baseline):
         raise ValueError(f"cannot pair {len(baseline)} scores with {len(other)}")
@@ -94,7 +94,7 @@ def crossed_bootstrap(
         confidence: coverage in (0, 1).
 
     Raises:
-        ValueError: the arms cannot be paired, or a score is not a number.
+        ValueError: If the arms cannot be paired, or a score is not a number.
     """
     difference = _paired_difference(baseline, other)
     means = _crossed_means([difference], resamples, np.random.default_rng(folded(seed)))
@@ -125,7 +125,8 @@ def relative_saving(
         At most 1; negative if `other` counts more.
 
     Raises:
-        ValueError: the arms cannot be paired, a count is not a number, or the baseline's mean is 0.
+        ValueError: If the arms cannot be paired, a count is not a number, or the baseline's mean is
+        0.
     """
     shape = _paired_difference(baseline, other).shape
     base, own = (np.broadcast_to(_columns(counts), shape) for counts in (baseline, other))
@@ -157,7 +158,7 @@ def permutation_p(
         seed: Random seed of the draws.
 
     Raises:
-        ValueError: the arms cannot be paired, or a score is not a number.
+        ValueError: If the arms cannot be paired, or a score is not a number.
     """
     by_question = _paired_difference(baseline, other).mean(axis=1)
     moved = by_question[by_question != 0]
@@ -181,7 +182,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     none exceeds 1. Rejecting those below α keeps the chance of any false rejection below α.
 
     Raises:
-        ValueError: a value is not in [0, 1].
+        ValueError: If a value is not in [0, 1].
     """
     if not all(0 <= p <= 1 for p in p_values):
         raise ValueError(f"p-values must be in [0, 1]: {list(p_values)}")

@@ -63,8 +63,8 @@ class Annotator:
         """Grows, labels and pairs one question; a fault of this question alone is a `Failure`.
 
         Raises:
-            EndpointError: a fatal one.
-            BudgetExceeded: a limit allows no further call; the question stays pending.
+            EndpointError: If a fatal one.
+            BudgetExceeded: If a limit allows no further call; the question stays pending.
         """
         try:
             return await self._annotate(question)

@@ -51,7 +51,7 @@ class FreshRoller:
 
         Raises:
             EndpointError: If the policy's endpoint failed.
-            RetrievalError: a search failed.
+            RetrievalError: If a search failed.
         """
         chosen = [(n, s) for n, s in zip(nodes, states, strict=True) if n.node_id in wanted]
 

@@ -68,7 +68,7 @@ class Judge:
         """Scores `state` against the golds of `question`; `path` names the call in the ledger.
 
         Raises:
-            EndpointError: the judge could not be asked. (A reply that cannot be read is no
+            EndpointError: If the judge could not be asked. (A reply that cannot be read is no
                 error: it is a verdict without a score.)
         """
         structure = _structure(self.engine.capabilities)

@@ -28,7 +28,7 @@ def predictions(run: Path, policy: str, evaluation: str | None) -> Rows:
     """Returns a policy's predictions in one evaluation of a run.
 
     Raises:
-        SystemExit: there is none, or several and none is named.
+        SystemExit: If there is none, or several and none is named.
     """
     found = sorted((run / "eval" / policy).glob(f"{evaluation or '*'}/predictions.parquet"))
     if len(found) != 1:

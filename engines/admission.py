@@ -36,8 +36,8 @@ class Admission:
             order: Place in the queue; unique.
 
         Raises:
-            EndpointError: fatal; the breaker has given up.
-            BranchwiseError: what `before_attempt` raised.
+            EndpointError: If fatal; the breaker has given up.
+            BranchwiseError: Raised by `before_attempt`.
         """
         waiter: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (order, waiter))
@@ -60,7 +60,7 @@ class Admission:
         """Sleeps, unless no call may start any more.
 
         Raises:
-            BranchwiseError: what `before_attempt` raised in the meantime.
+            BranchwiseError: Raised by `before_attempt` while waiting.
         """
         until = _now() + seconds
         while (left := until - _now()) > 0:

@@ -11,7 +11,7 @@ from storage.memory import exhausted
 
 
 class Handle(Protocol):
-    """What is used of `openvino_genai`'s handle of a generation."""
+    """The used part of `openvino_genai`'s handle of a generation."""
 
     def get_status(self) -> Any: ...
     def can_read(self) -> bool: ...
@@ -20,7 +20,7 @@ class Handle(Protocol):
 
 
 class Pipeline(Protocol):
-    """What is used of `openvino_genai.ContinuousBatchingPipeline`."""
+    """The used part of `openvino_genai.ContinuousBatchingPipeline`."""
 
     def add_request(self, request_id: int, input_ids: Any, generation_config: Any) -> Handle: ...
     def step(self) -> None: ...
@@ -34,7 +34,7 @@ class Generation:
     Attributes:
         input_ids: Prompt tokens, a tensor of shape (1, tokens).
         config: How to draw.
-        output: Where the output goes.
+        output: Future of the output.
         prompt: The prompt tokens as bytes.
     """
 
@@ -76,7 +76,7 @@ class BatchingThread:
         """Returns the output to come.
 
         Raises:
-            EndpointError: the thread has ended.
+            EndpointError: If the thread has ended.
         """
         prompt = input_ids.data.tobytes()
         generation = Generation(input_ids, config, Future(), prompt)
@@ -87,7 +87,7 @@ class BatchingThread:
         return generation.output
 
     def close(self) -> None:
-        """Cancels what is in progress and ends the thread; waits for the step in progress."""
+        """Cancels all generations and ends the thread; waits for the current step."""
         with self._lock:
             self._closing = True
             self._waiting.put(None)
@@ -108,7 +108,7 @@ class BatchingThread:
         self._end(None)
 
     def _admit(self) -> bool:
-        """Fills the batch; sleeps while there is nothing at all to do. False: close."""
+        """Fills the batch; sleeps while it is empty. Returns False to close."""
         for generation in [one for one in self._held if one.prompt not in self._reading]:
             if len(self._running) < self._max_batch:
                 self._held.remove(generation)
@@ -162,7 +162,7 @@ class BatchingThread:
                 _fail(generation, EndpointError(reason))
 
     def _end(self, error: EndpointError | None) -> None:
-        """Settle every future that is left, so that nobody waits for ever."""
+        """Settles every remaining future, so that no caller waits forever."""
         with self._lock:
             self._closing = True
         for generation, handle in self._running.items():

@@ -13,8 +13,8 @@ class CircuitBreaker:
         is_open: no call but a probe may start.
         probe_at: when the next probe may start; in the past while it is closed.
         probing: a probe is in progress.
-        fault: what the last failure was; empty while there is none.
-        given_up: for `patience_s` there were failures and nothing else.
+        fault: Message of the last failure; empty without one.
+        given_up: Whether there were only failures for `patience_s`.
     """
 
     def __init__(self, first_pause_s: float, longest_pause_s: float, patience_s: float) -> None:
@@ -44,10 +44,10 @@ class CircuitBreaker:
         """Records a failure. Returns whether that opens the breaker.
 
         Args:
-            fault: what happened, in words.
+            fault: Message of the failure.
             now: the time.
             threshold: failures in a row that open it.
-            probe: it was the probe that failed, so the next pause is longer.
+            probe: Whether the probe failed, which makes the next pause longer.
         """
         self._count(now)
         self.fault = fault
@@ -64,7 +64,7 @@ class CircuitBreaker:
         return True
 
     def _count(self, now: float) -> None:
-        # With a gap longer than patience nobody asked in the meantime, which is not a failing.
+        # A gap longer than `patience_s` means that no calls were made, not that they failed.
         if not self._failures or now - self._failed_at > self.patience_s:
             self._failures, self._failing_since = 0, now
         self._failures += 1

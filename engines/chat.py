@@ -35,7 +35,7 @@ _NO_LOGPROB = 1e6
 
 
 class UnreadableReply(ValueError):
-    """A reply with status 200 that is not what was asked for."""
+    """A reply with status 200 and unusable content."""
 
 
 class ReplyReader:
@@ -54,7 +54,7 @@ class ReplyReader:
         """Returns the JSON value in `body`.
 
         Raises:
-            ValueError, RecursionError: the text is not JSON that Python reads.
+            ValueError, RecursionError: If the text is not JSON that Python reads.
         """
         self._repeats = False
         value = self._decoder.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
@@ -69,7 +69,7 @@ class ReplyReader:
 
 
 def longest_text(max_new_tokens: int) -> int:
-    """Returns characters that a completion may have: far above what so many tokens can be."""
+    """Returns the character limit of a completion, far above the length of its most tokens."""
     return max(_SHORTEST_LIMIT, _CHARACTERS_A_TOKEN * max_new_tokens)
 
 
@@ -124,14 +124,14 @@ def read_reply(
 
     Args:
         reply: the JSON.
-        request: what was asked.
+        request: The request.
         model: Name of the model, used if the reply does not give one.
         latency_s: how long it took.
         counter: counts the tokens that the reply does not (see `engines.usage`).
         longest: characters that the text may have (`longest_text`).
 
     Raises:
-        UnreadableReply: no choice with a message in it, or its content is not a text.
+        UnreadableReply: If no choice with a message in it, or its content is not a text.
     """
     reply, choice = _first_choice(reply)
     message = _mapping(choice.get("message"))
@@ -160,10 +160,10 @@ def read_ids_reply(
     """Returns the `Completion` in the JSON of vLLM's reply to an `ids_body`.
 
     Raises:
-        EndpointError: the reply has no token ids, not one log-probability for each of them, or
+        EndpointError: If the reply has no token ids, not one log-probability for each of them, or
             more of them than were asked for.
-        TokenDrift: the server read other tokens than those of `prompt`.
-        UnreadableReply: no choice with a text in it.
+        TokenDrift: If the server read other tokens than those of `prompt`.
+        UnreadableReply: If no choice with a text in it.
     """
     reply, choice = _first_choice(reply)
     text, read, ids = (choice.get(name) for name in ("text", "prompt_token_ids", "token_ids"))

@@ -16,7 +16,7 @@ def new_client(settings: ModelSettings, *, concurrency: int, timeout_s: float) -
     """Returns a client for `concurrency` calls at once; made in the event loop that uses it.
 
     Raises:
-        ConfigError: the address cannot be used, or the environment names certificates or a
+        ConfigError: If the address cannot be used, or the environment names certificates or a
             proxy that cannot.
     """
     import httpx2
@@ -47,7 +47,7 @@ def checked_url(settings: ModelSettings) -> str:
     """Returns the endpoint's address.
 
     Raises:
-        ConfigError: it is missing, no HTTP address, or holds credentials or a query.
+        ConfigError: If it is missing, no HTTP address, or holds credentials or a query.
     """
     return checked_address(
         settings.base_url,
@@ -58,7 +58,7 @@ def checked_url(settings: ModelSettings) -> str:
 
 
 def _without_platform() -> dict[str, Any]:
-    """Returns the headers that keep the package from telling the server about this machine."""
+    """Returns headers that hide facts about this machine from the server."""
     import openai
 
     return {f"X-Stainless-{name}": openai.Omit() for name in _PLATFORM_HEADERS}

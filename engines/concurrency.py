@@ -12,7 +12,7 @@ class Slot:
 
     Attributes:
         epoch: how many cuts there had been when the call started.
-        probe: the call is the one by which a circuit breaker asks whether the endpoint is back.
+        probe: Whether the call is a circuit breaker's probe.
     """
 
     epoch: int
@@ -20,7 +20,7 @@ class Slot:
 
 
 class AdaptiveLimit:
-    """A bound on calls in progress, in [1, `most`], that follows what the endpoint can take.
+    """A limit on calls in progress, in [1, `most`], that adapts to the endpoint.
 
     It grows with successes, and only while all of it is in use: by one each until the first cut
     (slow start), then by one for as many successes as it is large. An overload (429, 503) halves
@@ -49,12 +49,12 @@ class AdaptiveLimit:
         return self.under_way < self.limit
 
     def take(self, *, probe: bool = False) -> Slot:
-        """Counts a call as in progress; whether there is room is for the caller to ask."""
+        """Counts a call as in progress; the caller checks that there is room."""
         self.under_way += 1
         return Slot(self._cuts, probe)
 
     def give_back(self) -> None:
-        """Counts a call as ended; tell first how it went."""
+        """Counts a call as ended; record its outcome first."""
         self.under_way -= 1
 
     def succeeded(self, slot: Slot) -> None:

@@ -7,7 +7,7 @@ from engines.settings import Price
 def cost_usd(usage: Usage, price: Price | None) -> float | None:
     """Returns US dollars for `usage`; None if no price is set (unknown is not free).
 
-    Cached input tokens are billed at `price.cached`, or as any input where that is None.
+    Cached input tokens are billed at `price.cached`, or as other input if that is None.
     """
     if price is None:
         return None

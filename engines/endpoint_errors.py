@@ -46,7 +46,7 @@ def _in_url(character: str) -> str:
 
 
 def in_words(fault: Exception, *, url: str, key: str | None, key_env: str) -> Exception:
-    """Returns the `EndpointError` (or `PassingFault` around one) that says what `fault` means.
+    """Returns `fault` as an `EndpointError`, or as a `PassingFault` around one.
 
     A refused connection, a redirect, 401, 403 and an exhausted account are fatal. The server's own
     words are left out of 401 and 403: they tend to repeat the key.
@@ -67,7 +67,7 @@ def in_words(fault: Exception, *, url: str, key: str | None, key_env: str) -> Ex
 
 
 def _unusable_in_words(fault: Exception, url: str, key: str | None) -> Exception | None:
-    """Returns the error for a reply that is refused whatever it says; None for any other fault."""
+    """Returns the error for a reply that is always rejected; None for any other fault."""
     if isinstance(fault, Redirected):
         text = f"{url} answered {fault.status}, a redirect to {redacted(fault.target, key)}"
         return EndpointError(f"{text}; none is followed: {_REDIRECT_REMEDY}", fatal=True)
@@ -114,11 +114,11 @@ def _status_in_words(fault: Exception, url: str, key: str | None, key_env: str) 
 
 
 def _asked_pause_s(fault: Exception) -> float | None:
-    """Returns the seconds that a Retry-After header asks for; None without a usable one."""
+    """Returns the seconds of a Retry-After header; None without a usable one."""
     response = getattr(fault, "response", None)
     if response is None:
         return None
-    # Its date goes by the server's clock, which says what time it has.
+    # Its date follows the server's clock, which the reply also reports.
     now = epoch_s(response.headers.get("date", ""))
     asked = response.headers.get("retry-after", "")
     return retry_after_s(asked, time.time() if now is None else now)

@@ -25,11 +25,11 @@ from storage.ledger import Ledger
 from storage.text import storable
 
 BeforeCall = Callable[[], None]
-"""Asked before every new call; raises `BudgetExceeded` where none may be made any more."""
+"""Called before every new call; raises `BudgetExceeded` if no more are allowed."""
 
 
 class LedgeredEngine:
-    """An `Engine` that answers from the ledger what it has answered before.
+    """An `Engine` that replays stored replies from the ledger.
 
     Each draw has its own key (`engines.sampling.call_key`), so two draws of one prompt never
     share a result. Draws of one key that run at the same time share one call. A reply carries
@@ -37,7 +37,7 @@ class LedgeredEngine:
     for them, because only then are they stored: a resumed run sees what the first one saw.
 
     Attributes:
-        hits: draws that made no call (replayed, or shared with a call in progress).
+        hits: Draws without a call of their own (replayed, or shared with one in progress).
         misses: draws that made one.
     """
 
@@ -72,10 +72,10 @@ class LedgeredEngine:
         """Draws one completion, which is stored before it is returned.
 
         Raises:
-            EndpointError: a call failed; the error is stored, and the call is made again when
+            EndpointError: If a call failed; the error is stored, and the call is made again when
                 it is asked for again.
-            BudgetExceeded: the draw is not stored, and `before_call` allows no new call.
-            StorageError: a reply could not be stored, or was stored without the token ids that
+            BudgetExceeded: If the draw is not stored, and `before_call` allows no new call.
+            StorageError: If a reply could not be stored, or was stored without the token ids that
                 the request asks for.
         """
         key = call_key(request, self.digest)
@@ -94,7 +94,7 @@ class LedgeredEngine:
     def _reply(
         self, request: SampleRequest, completion: Completion, *, replayed: bool
     ) -> Completion:
-        """Counts the draw and checks that it has the tokens that the request asks for."""
+        """Counts the draw and checks that it has the requested tokens."""
         if request.tokens and completion.token_ids is None:
             identity = request.identity
             raise StorageError(
@@ -107,7 +107,7 @@ class LedgeredEngine:
         return completion
 
     async def _lead(self, key: str, request: SampleRequest) -> Completion:
-        """Makes the call for everyone who asks for this key in the meantime."""
+        """Makes the call for all requests of this key (single flight)."""
         shared: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._under_way[key] = shared
         try:

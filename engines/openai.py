@@ -75,16 +75,16 @@ class OpenAIEngine:
         known_as: str | None = None,
         digest: str | None = None,
     ) -> None:
-        """See `engines.traffic` for what is meant by most of it.
+        """See `engines.traffic` for most of the terms.
 
         Args:
-            settings: the model and where it is.
+            settings: Model and endpoint.
             max_concurrency: calls in progress, at most.
             timeout_s: seconds per attempt.
             deadline_s: seconds per call, retries and waits included; raised to `timeout_s` if
                 smaller.
             retry: how failures are met.
-            on_event: told, in a line, when the endpoint is given a pause and when it is back.
+            on_event: Callback for messages about pauses and recovery of the endpoint.
             before_attempt: asked before every attempt, and every second while none may start;
                 raises `BudgetExceeded` where no call may be made any more.
             known_as, digest: Identity of the model, for keys and rows; None takes the requested
@@ -156,7 +156,7 @@ class OpenAIEngine:
         A model that `/models` does not list (gateways have aliases) is tried with one token.
 
         Raises:
-            EndpointError: what is wrong, before any work starts.
+            EndpointError: If the endpoint fails the check, before any work starts.
         """
         facts = await self._server()
         if facts is None or self._settings.model not in facts.models:
@@ -244,7 +244,7 @@ class OpenAIEngine:
         return self._reader.read(response.content)
 
     async def _asked(self, call: Any, timeout_s: float | None = None) -> Any:
-        """Awaits one call to the endpoint under the time limit; faults come out in words."""
+        """Awaits one call to the endpoint under the time limit; turns faults into our errors."""
         import aiohttp
         import openai
 
@@ -293,11 +293,11 @@ class OpenAIEngine:
         return facts.form if facts is not None else "none"
 
     async def _server(self) -> ServerFacts | None:
-        """Returns the server's own facts, or None if it has no list of models."""
+        """Returns the server's own facts, or None without a list of models."""
         return read_models(await once(partial(self._get, "/models")))
 
     async def _get(self, path: str) -> Any:
-        """Returns JSON at `path`; None if there is no such page."""
+        """Returns JSON at `path`; None if the page is missing."""
         import httpx2
         import openai
 
@@ -311,7 +311,7 @@ class OpenAIEngine:
         return await self._asked(fetched(), min(self._timeout_s, _PREFLIGHT_TIMEOUT_S))
 
     def _require(self, request: SampleRequest) -> None:
-        """Rejects what this endpoint cannot do, rather than leave it out in silence."""
+        """Rejects requests that this endpoint cannot serve."""
         can = self.capabilities
         if (request.tokens or request.prefix) and not can.token_ids:
             text = f"{self._url} is not known to take and return token ids: use vLLM 0.11 or newer"

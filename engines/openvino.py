@@ -53,11 +53,11 @@ def embedded_engine(
         max_batch: most generations at once.
         cache_gib: memory of the key-value cache; one GiB is about 46,000 tokens of the packaged
             model.
-        log: told, in a line, if converted weights were damaged and are made again.
+        log: Callback for messages about damaged weights that are rebuilt.
 
     Raises:
-        ConfigError: the model or a package is missing, or others can write into the cache.
-        StorageError: the cache cannot be written.
+        ConfigError: If the model or a package is missing, or others can write into the cache.
+        StorageError: If the cache cannot be written.
     """
     files = policy_files(settings.model)
     gguf = ready_gguf(files, settings.precision, log)
@@ -111,7 +111,7 @@ class OpenVINOEngine:
 
     @property
     def in_flight(self) -> int:
-        """Generations in the batch now (not those that wait for a place in it)."""
+        """Generations in the batch now (without those that wait)."""
         return 0 if self._batch is None else self._batch.in_flight
 
     async def __aenter__(self) -> Self:
@@ -128,7 +128,7 @@ class OpenVINOEngine:
         """Draws one completion (see `engines.sampling.Engine.sample`).
 
         Raises:
-            EndpointError: the engine is not open, the prompt is too long, or OpenVINO failed.
+            EndpointError: If the engine is not open, the prompt is too long, or OpenVINO failed.
         """
         if self._batch is None:
             raise EndpointError("use the embedded engine inside `async with`", fatal=True)

@@ -19,7 +19,7 @@ import threading
 import time
 
 GRACE_S = 20.0
-"""vLLM needs some ten seconds to let go of what it shares between its processes."""
+"""vLLM needs about ten seconds to release memory shared between its processes."""
 LOOK_EVERY_S = 0.05
 
 
@@ -57,7 +57,7 @@ def _end(group: int) -> None:
 
 
 def _sent(group: int, number: int) -> bool:
-    """Returns whether there was a process to take the signal; 0 only asks."""
+    """Returns whether a process received the signal; 0 only tests."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):

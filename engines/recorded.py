@@ -9,9 +9,9 @@ from storage.errors import BudgetExceeded
 
 @dataclass(frozen=True)
 class RecordedEngine:
-    """Stands behind a `LedgeredEngine` instead of the engine that made the calls.
+    """Replaces the engine that made the calls, under a `LedgeredEngine`.
 
-    `model`, `digest` and `capabilities` are those of that engine: they decide the calls' keys.
+    `model`, `digest` and `capabilities` equal that engine's, because they decide the calls' keys.
     """
 
     model: str
@@ -19,10 +19,10 @@ class RecordedEngine:
     capabilities: Capabilities
 
     async def sample(self, request: SampleRequest) -> Completion:
-        """Rejects: whatever gets here is not in the ledger.
+        """Fails: a call that arrives here is not in the ledger.
 
         Raises:
-            BudgetExceeded: always.
+            BudgetExceeded: If always.
         """
         raise BudgetExceeded(
             f"a call for question {request.identity.question_id} is not in the ledger"

@@ -20,9 +20,9 @@ class RetryPolicy:
     Attributes:
         attempts: failures that a call may meet, the last one included. Being turned away, and a
             connection that is refused, count as none: such a call waits, up to its deadline.
-        base_s: after failure i (from 0) wait a uniform draw from [0, base_s · 2^i] seconds.
+        base_s: Wait after failure i (from 0) is uniform in [0, base_s · 2^i] seconds.
         cap_s: longest such wait.
-        longest_retry_after_s: a server that asks for a longer pause is asked again after this.
+        longest_retry_after_s: Longest pause that a server may request.
         budget_share, budget_per_s: retries that an endpoint gets, all calls together: this share
             of its successes, and so many a second.
         first_probe_s, longest_probe_s: pauses of the circuit breaker (`engines.breaker`).
@@ -48,7 +48,7 @@ class RetryPolicy:
 
 
 class RetryBudget:
-    """Tokens for retries, so that an endpoint in trouble does not get multiplied traffic.
+    """A budget of retries, so that a failing endpoint does not get multiplied traffic.
 
     A bucket of `burst` tokens that begins full; a retry takes one. Without one it waits for its
     turn at `budget_per_s`.
@@ -76,9 +76,9 @@ class PassingFault(Exception):
     """A fault that another attempt may not meet.
 
     Attributes:
-        error: what to raise when there are no attempts left.
-        kind: what a retry costs, and whether the endpoint should get fewer calls.
-        retry_after_s: the pause that the server asked for, or None.
+        error: Error to raise after the last attempt.
+        kind: Decides the cost of a retry, and whether the limit shrinks.
+        retry_after_s: Pause requested by the server, or None.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ async def once(attempt: Callable[[], Awaitable[T]]) -> T:
     """Awaits `attempt` without a second try.
 
     Raises:
-        EndpointError: whatever the fault was.
+        EndpointError: The fault.
     """
     try:
         return await attempt()

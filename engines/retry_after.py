@@ -6,7 +6,7 @@ from email.utils import parsedate_to_datetime
 
 
 def retry_after_s(header: str, now: float) -> float | None:
-    """Returns the seconds that the header asks to wait, at least 0; None if it says nothing usable.
+    """Returns the requested seconds, at least 0; None if the header is unusable.
 
     Args:
         header: a number of seconds or an HTTP date; anything else counts as absent, as do a
@@ -23,7 +23,7 @@ def retry_after_s(header: str, now: float) -> float | None:
 
 
 def epoch_s(date: str) -> float | None:
-    """Returns an HTTP date in seconds since the epoch; None if it is none."""
+    """Returns an HTTP date in seconds since the epoch, or None."""
     try:
         parsed = parsedate_to_datetime(date)
         # HTTP knows one time zone; Python takes a date that names none for local time.

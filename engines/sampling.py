@@ -32,7 +32,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """A constraint on the generated text, used where the engine can (`Capabilities`)."""
+    """A constraint on the generated text, if the engine supports it (`Capabilities`)."""
 
     kind: Literal["regex", "json_schema"]
     value: str
@@ -40,12 +40,12 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class CallIdentity:
-    """What makes a call this call, so that two draws of one prompt never share a result.
+    """Identity of a call, so that two draws of one prompt never share a result.
 
     Attributes:
-        role: who is asked ("policy", "judge", "verifier").
+        role: Role of the model ("policy", "judge", "verifier").
         question_id: the question that the call serves.
-        path: where in the question's work, e.g. "tree/0/2/1" or "rollout/0/2/1".
+        path: Place in the question's work, e.g. "tree/0/2/1" or "rollout/0/2/1".
         draw: number of the draw at this place, from 0.
         prompt_hash: hash of the prompt templates in use.
         seed: the run's seed.
@@ -61,7 +61,7 @@ class CallIdentity:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """Messages to continue, how to draw, and who asks.
+    """Messages to continue, sampling settings, and the call's identity.
 
     Attributes:
         prefix: Parts of the assistant's turn so far, which the model continues. Ids (sampled
@@ -69,7 +69,7 @@ class SampleRequest:
             itself, without special tokens. Only a text that comes first is encoded together with
             the rendered chat template, so that a prefilled turn has the tokens of its text.
         tokens: Whether the completion must have `prompt_ids`, `token_ids` and `logprobs`. Not
-            part of the call's key, because it does not change what is drawn.
+            part of the call's key, because it does not change the result.
 
     An engine without `Capabilities.token_ids` refuses both.
     """
@@ -106,7 +106,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a model wrote, without the request's prefix and without special tokens.
+    """Text of a model, without the request's prefix and special tokens.
 
     Attributes:
         model: The name that the server reported.
@@ -131,7 +131,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can do; callers ask before they rely on it.
+    """Features of an engine; callers check them first.
 
     `structured_output` is about `Structure("regex", …)`, `json_schema` about the other kind,
     `token_ids` about `SampleRequest.prefix` and `SampleRequest.tokens`.
@@ -164,8 +164,8 @@ class Engine(Protocol):
         Cancelling the awaiting task cancels the generation.
 
         Raises:
-            EndpointError: the endpoint refused or failed, or a capability is missing.
-            TokenDrift: the endpoint did not read the prompt's tokens as they were sent.
+            EndpointError: If the endpoint refused or failed, or a capability is missing.
+            TokenDrift: If the endpoint did not read the prompt's tokens as they were sent.
         """
         ...
 
@@ -185,7 +185,7 @@ def call_key(request: SampleRequest, digest: str) -> str:
     digits).
 
     Args:
-        request: what is asked.
+        request: The request.
         digest: Digest of the model. Its name does not count: a folder that was moved holds the
             same model, and draws the same.
     """

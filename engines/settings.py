@@ -148,7 +148,7 @@ class ModelSettings(Settings):
 
     @property
     def trainable(self) -> str:
-        """What training starts from."""
+        """Returns the weights that training starts from."""
         return self.weights or self.model
 
 

@@ -22,14 +22,14 @@ from storage.errors import EndpointError
 T = TypeVar("T")
 
 LONG_PAUSE_S = 30.0
-"""A pause that a server asks for is told of from this length on."""
+"""Requested pauses at least this long are logged."""
 _FEWEST_TO_OPEN, _MOST_TO_OPEN = 8, 20
 """Failures in a row that open the breaker: twice the limit, within these."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrafficSettings:
-    """What bounds the calls to an endpoint.
+    """Limits on the calls to an endpoint.
 
     Attributes:
         max_concurrency: calls in progress at once, at most.
@@ -62,7 +62,7 @@ class Traffic:
     Attributes:
         reached: the endpoint has answered something. A connection that is refused before that
             ends the run at once, and later is waited out.
-        on_event: told, in one line, when the endpoint is given a pause and when it is back.
+        on_event: Callback for messages about pauses and recovery of the endpoint.
         limit: calls in progress, and how many may be.
         admission: the queue.
     """
@@ -84,7 +84,7 @@ class Traffic:
         """Awaits `attempt` until it succeeds; returns its result and the number of attempts.
 
         Raises:
-            EndpointError: a fault that does not pass, the last one allowed, or the deadline; it
+            EndpointError: If a fault that does not pass, the last one allowed, or the deadline; it
                 knows the number of attempts. Fatal, if the endpoint has only failed for as long
                 as patience goes.
         """
@@ -123,7 +123,7 @@ class Traffic:
             slot = await self.admission.enter(call.order)
 
     def _pause_s(self, call: _Call, slot: Slot, fault: PassingFault) -> float:
-        """Returns the seconds until the next attempt. Raises if there is none."""
+        """Returns the seconds until the next attempt. Raises after the last one."""
         retry = self._settings.retry
         if fault.kind == "refused" and not self.reached:
             raise fault.error from None
@@ -149,7 +149,7 @@ class Traffic:
     def _failed(self, slot: Slot, fault: PassingFault) -> None:
         self._hold(fault)
         if fault.kind == "overload":
-            # The other rejections of one episode say nothing new.
+            # Ignore further rejections of the same episode.
             if self.limit.overloaded(slot) or slot.probe:
                 self._count_failure(str(fault), probe=slot.probe)
         else:
@@ -163,7 +163,7 @@ class Traffic:
             self.on_event(f"{fault}; all calls wait for it now, for up to {patience_s:.0f} s")
 
     def _hold(self, fault: PassingFault) -> None:
-        """Starts no call before the server wants one."""
+        """Delays all calls until the server accepts them."""
         if not fault.retry_after_s:
             return
         now = _now()

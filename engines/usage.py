@@ -3,7 +3,7 @@
 A limit in tokens or dollars is only as good as the counts that it sums. A count that is missing,
 negative, not a number, zero for a text that is there, or absurdly large is therefore not taken as
 zero but counted here: with the model's tokenizer if its files are on this machine, else from above.
-Each of the two counts is judged by itself. `Usage.basis` says what was done.
+The two counts are checked separately. `Usage.basis` records the result.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ from weights.policy_files import policy_files, tokenizer_of
 MOST_TOKENS = 10**9
 """A larger count is not believed."""
 MESSAGE_TOKENS = 16
-"""Upper estimate of what a chat template puts around one message: its role and its marks."""
+"""Upper estimate of a chat template's tokens per message: role and marks."""
 TEMPLATE_TOKENS = 64
-"""Upper estimate of what a chat template adds once: a default system prompt, a date, the turn."""
+"""Upper estimate of a chat template's other tokens: a default system prompt, a date, the turn."""
 END_TOKENS = 1
 """The token that ends a turn."""
 
 
 class TokenCounter(Protocol):
-    """Counts what an endpoint did not."""
+    """Counts tokens if an endpoint did not."""
 
     @property
     def basis(self) -> UsageBasis: ...
@@ -50,7 +50,7 @@ def usage_of(
     finish: FinishReason,
     counter: TokenCounter,
 ) -> Usage:
-    """Returns the usage of a call whose reply says `reported`; what is not usable there is counted.
+    """Returns the usage of a call; unusable entries of `reported` are counted instead.
 
     Cached tokens that are not usable are 0, which is the more expensive reading.
     """
@@ -77,7 +77,7 @@ def cached_tokens(reported: Any, prompt_tokens: int) -> int:
 
 
 def _count(value: Any, *, least: int) -> int | None:
-    """Returns a usable number of tokens; None for what is none, or is out of bounds."""
+    """Returns a usable number of tokens; None if it is missing or out of bounds."""
     if isinstance(value, float) and value.is_integer():  # NaN and infinities are not
         value = int(value)
     # A bool is an int in Python, but not a count.
@@ -123,7 +123,7 @@ class TokenizerCount:
 
     def reply(self, request: SampleRequest, text: str, finish: FinishReason) -> int:
         tokens = self._tokens(text) + END_TOKENS
-        # What was cut has all that was asked for; what shows nothing may have as much.
+        # Truncated text has all requested tokens; empty text may have as many.
         shown = text and finish == "stop"
         return tokens if shown else max(tokens, request.sampling.max_new_tokens)
 
@@ -137,7 +137,7 @@ class Counting:
     """The counter of an engine: from above, until a tokenizer is needed and found.
 
     Attributes:
-        counter: what counts now.
+        counter: The current counter.
         settled: whether a tokenizer has been looked for.
     """
 
@@ -149,7 +149,7 @@ class Counting:
         self._looking: asyncio.Task[TokenCounter] | None = None
 
     async def settle(self, tell: Callable[[str], None]) -> None:
-        """Look for the tokenizer, once; `tell` hears what the counts rest on from now on."""
+        """Looks for the tokenizer, once; calls `tell` with the basis of later counts."""
         if self._looking is None:
             # In a thread: the packages that read tokenizers take seconds to import.
             self._looking = asyncio.create_task(asyncio.to_thread(counter_for, self._weights))
@@ -173,7 +173,7 @@ def counter_for(weights: str | None) -> TokenCounter:
     Nothing is downloaded: a hub model counts with its tokenizer if it is on this machine.
     """
     if weights is not None:
-        # Readers of tokenizers raise what they like, and a paid reply waits for its counts.
+        # Tokenizer readers raise any error, and a paid reply waits for its counts.
         with suppress(Exception):
             files = policy_files(weights, download=False)
             return TokenizerCount(tokenizer_of(files.base))

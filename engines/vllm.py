@@ -47,13 +47,13 @@ def server_for(
     Args:
         settings: Model settings; `model`, `dtype` and `server_args` count.
         logs: folder of its log.
-        port: to listen on; None for any that is free.
-        log: told, in a line, when the server is started and when it is there.
+        port: Port to listen on; None for a free one.
+        log: Callback for messages about the server's start.
         rank: LoRA rank of adapters added while the server runs (`engines.vllm_adapters`).
 
     Raises:
-        ConfigError: vLLM, the weights or a package are missing.
-        StorageError: the cache cannot be written.
+        ConfigError: If vLLM, the weights or a package are missing.
+        StorageError: If the cache cannot be written.
     """
     vllm, served = installed_vllm(), ready_weights(settings, log, rank)
     return VllmServer(
@@ -77,9 +77,9 @@ class VllmEngine:
     have this very model, under the name that `branchwise serve` gives it.
 
     Attributes:
-        model: as the user wrote it.
+        model: Name as the user wrote it.
         digest: Hash of weights, adapters, tokenizer, template and serving options.
-        server: what was started, or given; None outside the block, or if nothing was.
+        server: The started or given server; None outside the block, or without one.
     """
 
     def __init__(
@@ -96,11 +96,11 @@ class VllmEngine:
             settings: the model.
             connect: makes the engine for the server's endpoint.
             logs: folder for the server's log.
-            log: told, in a line, when the server is started and when it is there.
+            log: Callback for messages about the server's start.
             server: Server that is already running and stays running.
 
         Raises:
-            ConfigError: nothing usable goes by the model's name.
+            ConfigError: If nothing usable goes by the model's name.
         """
         self.model = settings.model
         self.digest = served_digest(settings)
@@ -121,8 +121,8 @@ class VllmEngine:
         """Starts the server and waits until it answers (a minute or more).
 
         Raises:
-            ConfigError: vLLM, the weights or a package are missing.
-            EndpointError: the server does not start, or the one that is there lacks the model.
+            ConfigError: If vLLM, the weights or a package are missing.
+            EndpointError: If the server does not start, or the one that is there lacks the model.
         """
         async with AsyncExitStack() as stack:
             url, server = self._settings.base_url, self._running
@@ -145,7 +145,7 @@ class VllmEngine:
         """Draws one completion (see `engines.sampling.Engine.sample`).
 
         Raises:
-            EndpointError: the server refused, or has died too often.
+            EndpointError: If the server refused, or has died too often.
         """
         endpoint, server, lost = self._endpoint, self.server, 0
         if endpoint is None:

@@ -16,14 +16,14 @@ from storage.errors import ConfigError
 VARIABLE = "BRANCHWISE_VLLM_PYTHON"
 """Names the interpreter of the environment that vLLM is installed in."""
 OWN_ENVIRONMENT = Path(".venv-vllm") / "bin" / "python"
-"""What `make test-vllm` makes."""
+"""Environment made by `make test-vllm`."""
 
 CPU_CACHE_GIB = "2"
-"""Memory of the key-value cache on a CPU, where VLLM_CPU_KVCACHE_SPACE says nothing."""
+"""Memory of the key-value cache on a CPU, if VLLM_CPU_KVCACHE_SPACE is not set."""
 RUNTIME_ADAPTERS = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 """Lets a running server be given adapters."""
 LONGEST_PROMPT = 32768
-"""Tokens of context to expect of a model that does not say its own."""
+"""Context length to assume for a model that does not give its own."""
 
 _QUIET = {
     "VLLM_NO_USAGE_STATS": "1",
@@ -33,7 +33,7 @@ _QUIET = {
     "VLLM_LOGGING_COLOR": "0",
     "PYTHONUNBUFFERED": "1",
 }
-# Its processes talk to each other, too; left alone they take an address that others can reach.
+# Its processes also talk to each other; by default on an address that others can reach.
 _LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_LOOPBACK_IP": "127.0.0.1"}
 _PROBE = """
 import importlib.metadata as m, json
@@ -68,7 +68,7 @@ class Vllm:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a server has to serve.
+    """The model of a server.
 
     Attributes:
         name: Model name in requests.
@@ -86,7 +86,7 @@ class Served:
 
     @property
     def base_name(self) -> str:
-        """Under which the weights without the adapter are served."""
+        """Name under which the weights without the adapter are served."""
         return f"{self.name}-base" if self.adapter else self.name
 
     @property
@@ -97,10 +97,11 @@ class Served:
 def installed_vllm() -> Vllm:
     """Returns the vLLM that `BRANCHWISE_VLLM_PYTHON` names, else the first that is found.
 
-    Looked for in this environment, after the command `vllm`, and where `make test-vllm` puts it.
+    Searched in this environment, then by the command `vllm`, then in the folder of `make test-
+    vllm`.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: If there is none.
     """
     named = os.environ.get(VARIABLE)
     for python in [Path(named).expanduser()] if named else _candidates():
@@ -125,7 +126,7 @@ def _candidates() -> Iterator[Path]:
 
 @lru_cache(maxsize=8)
 def _vllm_of(python: Path) -> Vllm | None:
-    """Returns the vLLM of an environment; None if there is none."""
+    """Returns the vLLM of an environment, or None."""
     try:
         asked = subprocess.run(
             [str(python), "-I", "-c", _PROBE], capture_output=True, text=True, check=True
@@ -144,9 +145,9 @@ def server_command(
     Args:
         vllm: the installation.
         served: weights, adapter and their names.
-        dtype: as in the settings; "auto" is float32 on a CPU.
-        port: to listen on.
-        more: arguments of the recipe; what they say twice, they decide.
+        dtype: See the settings; "auto" is float32 on a CPU.
+        port: Port to listen on.
+        more: Arguments of the recipe; they override ours.
     """
     command = [*vllm.start, served.weights, "--served-model-name", served.base_name]
     command += ["--host", "127.0.0.1", "--port", str(port)]

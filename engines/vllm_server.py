@@ -33,7 +33,7 @@ LOOK_TIMEOUT_S = 10.0
 _PARENT_BOUND = Path(__file__).with_name("parent_bound_process.py")
 _LAST_LINES, _ERRORS, _LINE_SHOWN, _LOG_SHOWN = 8, 4, 300, 1 << 18
 _ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception)\b")
-# What an ending vLLM says last, and always.
+# Last line of every vLLM log.
 _NOISE = re.compile(r"nanobind|^\s*- (leaked|\.\.\. skipped)|resource_tracker|\[shutdown\]")
 
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class RestartLimit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Life:
-    """One process of a server, from its start on; `ended` is done with it, and says how."""
+    """One process of a server; `ended` is done when it exits, with the reason."""
 
     number: int
     pid: int
@@ -58,7 +58,7 @@ class Life:
 
 
 def free_port() -> int:
-    """Returns a port of 127.0.0.1 that nobody listens on now."""
+    """Returns a free port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -68,9 +68,9 @@ class VllmServer:
     """A server that runs as long as the `async with` block.
 
     Attributes:
-        model: what it serves is asked for by this name.
+        model: Model name in requests.
         base_url: Address of the API; it survives restarts.
-        log: where it writes; appended to.
+        log_file: File for the server's output; appended to.
         life: the process that runs now, or ran last; None before the first.
         adapters: folders of LoRAs by name, which every further process is started with.
     """
@@ -86,16 +86,16 @@ class VllmServer:
         limit: RestartLimit | None = None,
         log: Callable[[str], None] | None = None,
     ) -> None:
-        """Returns a port of 127.0.0.1 that nobody listens on now.
+        """Returns a free port of 127.0.0.1.
 
         Args:
             command: the server's, for a port.
             environment: the server's, whole.
             log: File for the server's output; folders are created.
             model: the name that it serves.
-            port: to listen on; None for any that is free.
+            port: Port to listen on; None for a free one.
             limit: how often it may die.
-            log: told, in a line, when it is started and when it is there; None: the log.
+            log: Callback for messages about its start; defaults to the log.
         """
         self._port = port or free_port()
         self._command = [str(word) for word in command(self._port)]
@@ -118,9 +118,9 @@ class VllmServer:
         """Starts it, and waits until it is healthy.
 
         Raises:
-            EndpointError: it died or was not healthy in time; with its last words.
-            ConfigError: the port is taken.
-            StorageError: the log cannot be written.
+            EndpointError: If it died or was not healthy in time; with its last words.
+            ConfigError: If the port is taken.
+            StorageError: If the log cannot be written.
         """
         self._log(f"vLLM is started for {self.model}; it writes to {self.log_file}")
         try:
@@ -141,7 +141,7 @@ class VllmServer:
         """Waits until it answers; the life that does.
 
         Raises:
-            EndpointError: it died too often (fatal).
+            EndpointError: If it died too often (fatal).
         """
         await self._settled.wait()
         if self._given_up is not None or self.life is None:
@@ -161,7 +161,7 @@ class VllmServer:
         return self._given_up or "stopped"
 
     async def _keep(self) -> None:
-        """Starts it again whenever it dies, until it dies too often."""
+        """Restarts it after every crash, until it crashes too often."""
         try:
             self._given_up = await self._dead_for_good()
         except Exception as error:  # whoever waits for a server must hear of it
@@ -191,7 +191,7 @@ class VllmServer:
         return len(self._deaths) <= self._limit.deaths
 
     async def _told(self) -> str:
-        """Waits for the end of this life; what there is to say about it."""
+        """Waits for the process to exit and returns the reason."""
         assert self.life is not None
         return await asyncio.shield(self.life.ended)
 
@@ -256,7 +256,7 @@ class VllmServer:
             await self._told()
 
     async def _answers(self) -> bool:
-        """Returns whether it says that it is healthy."""
+        """Returns whether the server reports to be healthy."""
         import aiohttp
 
         url = f"http://127.0.0.1:{self._port}/health"
@@ -282,10 +282,10 @@ class VllmServer:
 
 
 def _check_free(port: int) -> None:
-    """Whoever listens there would be taken for our server.
+    """Another process on that port would be mistaken for our server.
 
     Raises:
-        ConfigError: somebody does.
+        ConfigError: If somebody does.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

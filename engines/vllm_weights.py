@@ -31,7 +31,7 @@ RANKS = (8, 16, 32, 64, 128, 256, 512)
 
 _CACHED_AS = "safetensors float32"
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-# What PEFT can do to a model besides a LoRA of one rank on plain matrices.
+# PEFT features other than a LoRA of one rank on plain matrices.
 _BEYOND_LORA = (
     "alpha_pattern",
     "fan_in_fan_out",
@@ -49,14 +49,14 @@ _VOCABULARY = ("embed_tokens", "lm_head")
 
 
 def served_digest(settings: ModelSettings) -> str:
-    """Returns the hash of what decides what the served model says (32 hex digits): never of an
+    """Returns the hash of everything that affects the served model (32 hex digits): never of an
     address.
 
     For weights that lie here: as `weights.policy_files.policy_digest`, with what the server is
     told to do with them. For a name that vLLM finds by itself: the name.
 
     Raises:
-        ConfigError: nothing usable there.
+        ConfigError: If nothing usable there.
     """
     how = " ".join(["vllm", settings.dtype, *settings.server_args])
     files = served_files(settings.model)
@@ -67,7 +67,7 @@ def served_name(settings: ModelSettings) -> str:
     """Returns the model name for requests: a hash of its content, or the name that vLLM resolves.
 
     Raises:
-        ConfigError: nothing usable there.
+        ConfigError: If nothing usable there.
     """
     if served_files(settings.model) is None:
         return settings.model
@@ -79,11 +79,11 @@ def served_files(model: str) -> PolicyFiles | None:
     `owner/name`.
 
     Raises:
-        ConfigError: it names a folder or file of ours that is not there.
+        ConfigError: If it names a folder or file of ours that is not there.
     """
     path = Path(model).expanduser()
     ours = model == PACKAGED or model.startswith(HUB) or path.exists()
-    # `models/mine` looks like a hub name; where there is a folder `models`, it is a lost folder.
+    # `models/mine` looks like a hub name; if a folder `models` exists, it is a missing folder.
     lost = not _HUB_NAME.fullmatch(model) or (path.parent != Path() and path.parent.exists())
     return policy_files(model) if ours or lost else None
 
@@ -95,13 +95,13 @@ def ready_weights(
 
     Args:
         settings: the model.
-        log: told, in a line, if merged weights were damaged and are made again; None: the log.
+        log: Callback for messages about damaged merged weights; defaults to the log.
         rank: LoRA rank of adapters added while the server runs; everything below them is merged.
 
     Raises:
-        ConfigError: weights or a package are missing, an adapter does not fit, the rank is too
+        ConfigError: If weights or a package are missing, an adapter does not fit, the rank is too
             high, or others can write into the cache.
-        StorageError: the cache cannot be written.
+        StorageError: If the cache cannot be written.
     """
     files = served_files(settings.model)
     given = _room_for(rank) if rank else 0

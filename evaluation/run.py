@@ -75,7 +75,7 @@ async def evaluate(
             a limit stopped it.
 
     Raises:
-        EndpointError: a fatal one; a fault of a single question is a `Failure`.
+        EndpointError: If a fatal one; a fault of a single question is a `Failure`.
     """
     exam = _Exam(environment, policy, sampling, begin or environment.root, path, draw)
     asked, skipped = askable(questions, environment.protocol)

@@ -94,7 +94,7 @@ def train_arm(
         trees: totals of the stage that grew them; see `evaluate_arms`.
 
     Raises:
-        TooFewPairs: it, or the arm before it, has fewer pairs than it wants.
+        TooFewPairs: If it, or the arm before it, has fewer pairs than it wants.
     """
     if arm.trainer is None:
         return runner.recipe.policy.trainable, {}

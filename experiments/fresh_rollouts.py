@@ -27,7 +27,7 @@ def draw_fresh_rollouts(
         temperature: Sampling temperature of the rollouts; defaults to the policy's.
 
     Raises:
-        StageStopped: a limit or a signal came first.
+        StageStopped: If a limit or a signal came first.
     """
     drawn = "" if temperature is None else f" at a temperature of {temperature:g}"
     command = f"fresh rollouts, {rollouts} per side{drawn}, of {len(pairs)} pairs of {run.folder}"

@@ -52,7 +52,7 @@ def check_same_start(runner: StudyRunner) -> None:
     """Checks that the policy of the trees is the warm start of the study.
 
     Raises:
-        ConfigError: the recipe names another one.
+        ConfigError: If the recipe names another one.
     """
     made, named = model_folder(runner.context.run, WARM_START), runner.recipe.policy.trainable
     if Path(named) != made:

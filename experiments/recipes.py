@@ -102,7 +102,7 @@ def look_again(runner: StudyRunner) -> None:
     """Rolls both sides of the recipe's pairs out afresh; what is rolled out already is kept.
 
     Raises:
-        StageStopped: a limit or a signal came first.
+        StageStopped: If a limit or a signal came first.
     """
     run = existing_run(runner.context.run)
     draw_fresh_rollouts(runner, run, pairs_of(run, pairs_table(DPO.name)), FRESH)

@@ -68,7 +68,7 @@ def check_not_confirmed(recipe: Recipe) -> None:
     """Checks that no pair must be confirmed: fresh rollouts need trees.
 
     Raises:
-        ConfigError: pairs are to be confirmed by them.
+        ConfigError: If pairs are to be confirmed by them.
     """
     if recipe.pairs.confirmed:
         raise ConfigError(

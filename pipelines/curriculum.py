@@ -83,7 +83,7 @@ def keep_beginning(folder: Path, recipe: Recipe, digest: str) -> None:
         digest: Digest of the start's weights.
 
     Raises:
-        ConfigError: the curriculum was started with another start.
+        ConfigError: If the curriculum was started with another start.
     """
     begins = {"policy": digest}
     try:

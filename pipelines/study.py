@@ -97,7 +97,7 @@ def seeds_of(context: StageContext) -> tuple[int, ...]:
     """Returns the seeds of the trainings.
 
     Raises:
-        ConfigError: one is named twice, which would count one training as two.
+        ConfigError: If one is named twice, which would count one training as two.
     """
     seeds = tuple(context.options.get("seeds") or SEEDS.get(context.options["name"], (0, 1, 2)))
     twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})

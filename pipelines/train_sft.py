@@ -49,7 +49,7 @@ def right_steps(run: Run) -> list[StepExample]:
     """Returns steps of right trajectories of all trees of a run.
 
     Raises:
-        ConfigError: no trajectory of the run is right, or its corpus or prompts have changed.
+        ConfigError: If no trajectory of the run is right, or its corpus or prompts have changed.
     """
     prompt = protocol_of(run.recipe.agent).prompt
     found = {

@@ -219,7 +219,7 @@ async def _regrown(
     """Replays the annotation of the questions from the ledger.
 
     Raises:
-        BudgetExceeded: a call is not in the ledger.
+        BudgetExceeded: If a call is not in the ledger.
         StorageError: If a question could not be replayed.
     """
     recipe, inputs = run.recipe, noted_inputs(run.folder)
@@ -240,7 +240,7 @@ def recorded(model: ModelSettings, digest: str, ledger: Ledger) -> LedgeredEngin
     """Returns an engine that replays a model's stored calls.
 
     Raises:
-        StorageError: the ledger does not know the engine.
+        StorageError: If the ledger does not know the engine.
     """
     kept = ledger.engine(digest)
     if kept is None:

@@ -62,7 +62,7 @@ def require_dense_extra() -> None:
     """Checks that the packages of the extra `dense` are there, without importing them.
 
     Raises:
-        ConfigError: one is missing; the message names the command that installs it.
+        ConfigError: If one is missing; the message names the command that installs it.
     """
     missing = [name for name in ("faiss", "sentence_transformers") if find_spec(name) is None]
     if missing:
@@ -76,7 +76,7 @@ def packaged_model() -> Path:
     """Returns the folder of the packaged all-MiniLM-L6-v2.
 
     Raises:
-        ConfigError: the package is not installed.
+        ConfigError: If the package is not installed.
     """
     try:
         listed = files(PACKAGE) or []
@@ -103,7 +103,7 @@ class Encoder:
         """Finds the model's files.
 
         Raises:
-            ConfigError: the extra `dense` or the packaged model is missing.
+            ConfigError: If the extra `dense` or the packaged model is missing.
         """
         require_dense_extra()
         self.encoding = encoding_of(settings)

@@ -35,7 +35,7 @@ class HttpRetriever:
             timeout_s: limit of one call, above zero.
 
         Raises:
-            ConfigError: not a http(s) url, or one that holds credentials or a query.
+            ConfigError: If not a http(s) url, or one that holds credentials or a query.
         """
         url = checked_url(url)
         self._url = url if urlsplit(url).path.strip("/") else url.rstrip("/") + "/retrieve"

@@ -19,6 +19,6 @@ class Retriever(Protocol):
         """Returns the best `top_k` passages for `query`, best first; fewer if fewer match.
 
         Raises:
-            RetrievalError: the index or the search server could not answer.
+            RetrievalError: If the index or the search server could not answer.
         """
         ...

@@ -32,7 +32,7 @@ def in_index_order(passages: Iterable[Passage]) -> list[Passage]:
     lookup.
 
     Raises:
-        ConfigError: the corpus is empty, or two passages share an id.
+        ConfigError: If the corpus is empty, or two passages share an id.
     """
     ordered = sorted(passages, key=lambda passage: passage.id)
     if not ordered:

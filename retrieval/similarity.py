@@ -26,7 +26,7 @@ class QuerySimilarity:
         """Finds the encoder's files; it loads at the first text.
 
         Raises:
-            ConfigError: the extra `dense` or the packaged model is missing.
+            ConfigError: If the extra `dense` or the packaged model is missing.
         """
         self._encoder = Encoder(settings or DenseSettings())
         self._known: dict[str, Vectors] = {}

@@ -90,7 +90,7 @@ class Heads:
         """Writes them as safetensors.
 
         Raises:
-            StorageError: the file system refused.
+            StorageError: If the file system refused.
         """
         from safetensors.numpy import save_file
 
@@ -105,7 +105,7 @@ class Heads:
         """Reads heads written by `save`.
 
         Raises:
-            ConfigError: a pipe, a device or a folder is there.
+            ConfigError: If a pipe, a device or a folder is there.
             StorageError: If the file is missing or not one of heads.
         """
         from safetensors import SafetensorError, safe_open
@@ -128,7 +128,7 @@ def _names(named: Any, arrays: Mapping[str, Array]) -> tuple[str, ...]:
     """Returns the names of heads, if the arrays are theirs.
 
     Raises:
-        ValueError: they are not.
+        ValueError: If they are not.
     """
     names = tuple(named) if isinstance(named, list) else ()
     width = arrays["weight"].shape[-1:]

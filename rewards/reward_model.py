@@ -150,7 +150,7 @@ def _check_complete(record: dict[str, Any]) -> None:
     """Rejects an incomplete record.
 
     Raises:
-        KeyError: something is missing.
+        KeyError: If something is missing.
         ValueError: If an entry is missing or has the wrong type.
     """
     if not all(isinstance(record[name], str) for name in _NAMED):

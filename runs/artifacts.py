@@ -38,7 +38,7 @@ def product_of(stage: str, run: Path, totals: Mapping[str, Any]) -> str | None:
         gone or damaged.
 
     Raises:
-        StorageError: the run's manifest cannot be read.
+        StorageError: If the run's manifest cannot be read.
     """
     if totals.get("dry_run"):
         return ""

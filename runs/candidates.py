@@ -46,7 +46,7 @@ def policies_of(recipe: Recipe, run: Path) -> dict[str, Recipe]:
     """Returns the recipe of every policy by name (see `Recipe.policy_recipes`).
 
     Raises:
-        ConfigError: Weights of policies or baselines are missing or damaged.
+        ConfigError: If weights of policies or baselines are missing or damaged.
     """
     found = recipe.policy_recipes(run.name)
     models = {f"evaluation.policies.{name}": one.policy for name, one in found.items()}
@@ -75,7 +75,7 @@ def baseline_candidates(
     """Yields the recipe's baselines as they are asked.
 
     Raises:
-        ConfigError: The questions of the split `train`, or the model, cannot be read.
+        ConfigError: If the questions of the split `train`, or the model, cannot be read.
     """
     reader = _reader(recipe, run)
     material = Material(

@@ -113,7 +113,7 @@ def check_no_overlap(run: Path, policies: Iterable[Recipe], asked: Sequence[Ques
     """Refuses questions that the run, or one that a policy was trained on, was annotated with.
 
     Raises:
-        ConfigError: Some are asked again, by id or by text.
+        ConfigError: If some are asked again, by id or by text.
     """
     trained = (_trained_on(one.policy.model) for one in policies)
     for folder in dict.fromkeys((run, *(run.parent / name for name in trained if name))):

@@ -83,7 +83,7 @@ class Run:
         """Returns the run's lock, for a `with` block; an open ledger holds it too.
 
         Raises:
-            ConfigError: another process holds the run (named by its pid).
+            ConfigError: If another process holds the run (named by its pid).
         """
         return _held(self.folder)
 
@@ -91,7 +91,7 @@ class Run:
         """Returns the run's ledger, for a `with` block; a new one is told whose it is.
 
         Raises:
-            ConfigError: it is another run's, or another process holds the run.
+            ConfigError: If it is another run's, or another process holds the run.
             StorageError: see `Ledger`.
         """
         ledger = Ledger(self.ledger)
@@ -132,9 +132,9 @@ def open_run(
         grown: names of inputs that are those from before and more, so that it continues with them.
 
     Raises:
-        ConfigError: the folder cannot be used, or holds another run (every changed setting and
+        ConfigError: If the folder cannot be used, or holds another run (every changed setting and
             input is named with its old and new value), or another process holds it.
-        StorageError: the file system refused.
+        StorageError: If the file system refused.
     """
     check_run_folder(folder)
     make_folder(folder)
@@ -204,7 +204,7 @@ def check_same_inputs(folder: Path, inputs: Mapping[str, str]) -> None:
     A run that has noted none yet (only evaluated so far) is asked for nothing.
 
     Raises:
-        ConfigError: some have changed since the run was started; each is named.
+        ConfigError: If some have changed since the run was started; each is named.
     """
     noted = noted_inputs(folder)
     if noted:
@@ -226,9 +226,9 @@ def existing_run(folder: Path) -> Run:
     """Returns the run that a folder holds.
 
     Raises:
-        ConfigError: there is none, its recipe cannot be read, or its files do not belong together
-            (see `runs.seal`).
-        StorageError: its manifest cannot be read.
+        ConfigError: If there is none, its recipe cannot be read, or its files do not belong
+            together (see `runs.seal`).
+        StorageError: If its manifest cannot be read.
     """
     kept = _kept(folder)
     if kept is None:
@@ -242,8 +242,8 @@ def run_with(folder: Path, recipe: Recipe) -> Run | None:
     none.
 
     Raises:
-        ConfigError: the run's files do not belong together (see `runs.seal`).
-        StorageError: its manifest cannot be read.
+        ConfigError: If the run's files do not belong together (see `runs.seal`).
+        StorageError: If its manifest cannot be read.
     """
     kept = _kept(folder)
     if kept is None:
@@ -285,9 +285,9 @@ def check_run_folder(folder: Path) -> None:
     """Checks a run folder without writing to it.
 
     Raises:
-        ConfigError: it is or is below a file, may not be written to, or holds something else
+        ConfigError: If it is or is below a file, may not be written to, or holds something else
             than a run that can be read and whose files belong together (see `runs.seal`).
-        StorageError: the manifest of its run cannot be read.
+        StorageError: If the manifest of its run cannot be read.
     """
     there = next(path for path in (folder, *folder.parents) if os.access(path, os.F_OK))
     if not there.is_dir():
@@ -330,7 +330,7 @@ def check_unchanged(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]
     """Rejects settings that differ from those of the folder.
 
     Raises:
-        ConfigError: something does; every name with its old and new value.
+        ConfigError: If something does; every name with its old and new value.
     """
     if changed := changes(old, new):
         raise ConfigError(

@@ -86,8 +86,8 @@ def roll_fresh(
         temperature: Sampling temperature of the rollouts; defaults to the policy's.
 
     Raises:
-        ConfigError: corpus, prompts or policy are not those that the trees were grown with.
-        EndpointError: a fatal one.
+        ConfigError: If corpus, prompts or policy are not those that the trees were grown with.
+        EndpointError: If a fatal one.
     """
     rolled = Rolled(stored_fresh(run, temperature))
     wanted, policies = _short_of(run, pairs, rolled.fresh, rollouts)

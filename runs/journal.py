@@ -66,7 +66,7 @@ class Journal:
         """Appends an event; it is on the disk when this returns.
 
         Raises:
-            StorageError: the file system refused.
+            StorageError: If the file system refused.
         """
         # ASCII: whatever a kill tears, what is left can be decoded, and a line is one line.
         line = json.dumps(asdict(event), default=str) + "\n"

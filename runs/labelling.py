@@ -35,7 +35,7 @@ def labelled_by(run: Run, recipe: Recipe, blocks: Collection[str] = LABELLING) -
         blocks: Recipe blocks to take.
 
     Raises:
-        ConfigError: the scheme cannot label such trees.
+        ConfigError: If the scheme cannot label such trees.
     """
     taken: dict[str, Any] = {block: getattr(recipe, block) for block in blocks}
     if recipe.verifier is None:

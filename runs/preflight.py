@@ -51,7 +51,7 @@ def require_matplotlib() -> None:
     """Plots are asked for before anything is paid for.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: If it is not installed.
     """
     if find_spec("matplotlib") is None:
         raise ConfigError('plots need matplotlib: pip install "branchwise[study]"')

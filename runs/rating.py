@@ -44,7 +44,7 @@ async def rate_questions(
         rater: The recipe with the rater as its policy (`Recipe.rater_recipe`).
 
     Raises:
-        EndpointError: A fatal one; a fault of a single question is a `Failure`.
+        EndpointError: If A fatal one; a fault of a single question is a `Failure`.
     """
 
     async def work(question: Question) -> Difficulty | Failure:

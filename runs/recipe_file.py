@@ -33,7 +33,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """Reads a recipe and applies `--set a.b=value` overrides.
 
     Raises:
-        ConfigError: naming every mistake, its file and line, and what to do.
+        ConfigError: If naming every mistake, its file and line, and what to do.
     """
     recipe, problems, unsound = _read(path, overrides)
     problems += [f"{path}: {problem}" for problem in contradictions(recipe, unsound)]
@@ -46,7 +46,7 @@ def outline(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """Reads a recipe leniently, whatever is installed here: faulty blocks have defaults.
 
     Raises:
-        ConfigError: the file cannot be read, or holds no YAML mapping.
+        ConfigError: If the file cannot be read, or holds no YAML mapping.
     """
     return _read(path, overrides)[0]
 

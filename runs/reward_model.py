@@ -16,7 +16,7 @@ def encoder_of(recipe: Recipe) -> str:
     """Returns the encoder of the steps: the recipe's, or the base of its policy.
 
     Raises:
-        ConfigError: the policy's weights are not on this machine, and no encoder is named.
+        ConfigError: If the policy's weights are not on this machine, and no encoder is named.
     """
     named = recipe.training.reward_model.encoder
     if named is not None:
@@ -55,7 +55,7 @@ def reward_model_for(recipe: Recipe, log: Log | None = None) -> RewardModel | No
     one.
 
     Raises:
-        ConfigError: it, or its encoder, is missing or not what it was.
+        ConfigError: If it, or its encoder, is missing or not what it was.
     """
     if recipe.asked_reward_model is None or not recipe.scheme.learnable:
         return None

@@ -17,7 +17,7 @@ def settings_of(recipe: Recipe) -> ByStage:
     """Returns the recipe's rewards in either stage.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: If it has none.
     """
     rewards = recipe.rewards
     if not isinstance(rewards, EvoRagSettings):

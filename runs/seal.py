@@ -83,9 +83,9 @@ def checked_seal(folder: Path, noted: Mapping[str, Any], kept: Mapping[str, Any]
         kept: content of its `config.yaml`.
 
     Raises:
-        ConfigError: the recipe was changed after the run was started (every setting is named with
-            its old and new value), or a file is missing, was changed, or is another run's.
-        StorageError: the manifest cannot be read.
+        ConfigError: If the recipe was changed after the run was started (every setting is named
+            with its old and new value), or a file is missing, was changed, or is another run's.
+        StorageError: If the manifest cannot be read.
     """
     seal = _seal_in(folder, noted)
     _reject_unknown(folder, seal)

@@ -24,7 +24,7 @@ def checked_name(name: str) -> str:
     """`name`, if it can be the name of a folder.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: If it cannot.
     """
     if not re.fullmatch(NAME_PATTERN, name):
         raise ConfigError(f"{name!r} names a folder: use letters, digits, `.`, `_` and `-`")
@@ -99,8 +99,8 @@ class Gate:
         """Lets one new call through.
 
         Raises:
-            BudgetExceeded: a limit is reached, or somebody asked to stop; the gate is then closed
-                for questions, too.
+            BudgetExceeded: If a limit is reached, or somebody asked to stop; the gate is then
+                closed for questions, too.
         """
         if self.interrupted:
             self.reason = "interrupted"

@@ -18,7 +18,8 @@ def pairs_of(run: Run, table: str) -> list[Pair]:
     """Returns the pairs of a run.
 
     Raises:
-        ConfigError: there are none, or they are a relabelling's that lacks questions grown since.
+        ConfigError: If there are none, or they are a relabelling's that lacks questions grown
+        since.
     """
     _check_relabelling_current(run, table)
     rows = read_parts(run.folder, table)

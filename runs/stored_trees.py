@@ -38,7 +38,7 @@ class StoredTree:
         """Returns the question that the tree was grown for.
 
         Raises:
-            StorageError: The run has no such question.
+            StorageError: If the run has no such question.
         """
         return self._run.questions[self.nodes[0].question_id]
 
@@ -47,8 +47,8 @@ class StoredTree:
         """Returns what the policy saw at each node, in the order of `nodes`.
 
         Raises:
-            ConfigError: The corpus or the prompts are not those that the tree was grown with.
-            StorageError: Rows of the tree are missing.
+            ConfigError: If the corpus or the prompts are not those that the tree was grown with.
+            StorageError: If rows of the tree are missing.
         """
         protocol = protocol_of(self._run.run.recipe.agent)
         return replay_tree(self.question, self.nodes, self._run.passages, protocol)
@@ -72,8 +72,8 @@ def stored_trees(
         passages: The run's corpus by id, if it is in memory already.
 
     Raises:
-        ConfigError: A part is not a regular file inside the run.
-        StorageError: A part is not as it was committed.
+        ConfigError: If A part is not a regular file inside the run.
+        StorageError: If A part is not as it was committed.
     """
     replay = _Replay(run, passages)
     for part in load_manifest(run.folder).of(table):

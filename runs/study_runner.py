@@ -102,7 +102,7 @@ class StudyRunner:
             dry run.
 
         Raises:
-            StageStopped: it did not end with exit code 0, or the study was asked to stop.
+            StageStopped: If it did not end with exit code 0, or the study was asked to stop.
         """
         words = (stage, "--run", str(self.context.run), *arguments, *overrides(settings or {}))
         key = command_key((*words, str((after or {}).get(PRODUCT, ""))), self.deciding)
@@ -208,7 +208,7 @@ class Ended:
         """Raises what stops the study, if anything does.
 
         Raises:
-            StageStopped: the stage did not end well, or a signal came, which may have found the
+            StageStopped: If the stage did not end well, or a signal came, which may have found the
                 stage at its end.
         """
         if self.asked_to_stop or -self.code in ASKING:

@@ -37,7 +37,7 @@ def checked_start(context: StageContext, run: Run, table: str, *, off_policy: bo
         off_policy: whether another policy may have drawn them; that is then said.
 
     Raises:
-        ConfigError: another policy drew them and may not have, or the start does not exist.
+        ConfigError: If another policy drew them and may not have, or the start does not exist.
     """
     start = context.recipe.policy.trainable
     drawn = set(read_parts(run.folder, table, ["policy_digest"])["policy_digest"].to_pylist())
@@ -93,9 +93,10 @@ def trained_folder(context: StageContext, kind: str) -> Path:
     """Returns the folder of a training on pairs: `models/<run>/<kind>`, or with `--name` as kind.
 
     Raises:
-        ConfigError: the name cannot be a folder's, or is the warm start's, which is not a training
-            on pairs and may be what this one starts from; or the folder holds a policy where a
-            reward model is to go, or the reverse; or a link, which would be written through.
+        ConfigError: If the name cannot be a folder's, or is the warm start's, which is not a
+            training on pairs and may be what this one starts from; or the folder holds a policy
+            where a reward model is to go, or the reverse; or a link, which would be written
+            through.
     """
     name = checked_name(context.options.get("name") or kind)
     if name == WARM_START:

@@ -76,7 +76,7 @@ def check_workers_allowed(recipe: Recipe, workers: int) -> None:
     """Workers are for endpoints.
 
     Raises:
-        ConfigError: a model runs in this process, on all of its cores.
+        ConfigError: If a model runs in this process, on all of its cores.
     """
     asked = (recipe.policy, recipe.asked_judge, recipe.asked_verifier)
     local = [model for model in asked if model is not None and model.base_url is None]
@@ -125,7 +125,7 @@ class Workforce:
         """Yields finished questions until all are done or the gate closes.
 
         Raises:
-            BranchwiseError: the first fault of a worker, after the others have stored what they
+            BranchwiseError: If the first fault of a worker, after the others have stored what they
                 had in progress.
         """
         faults: list[Fault] = []
@@ -330,7 +330,7 @@ class Leave:
         """Lets one new call through.
 
         Raises:
-            BudgetExceeded: the parent lets no more through.
+            BudgetExceeded: If the parent lets no more through.
         """
         if self._word.value != GO:
             self._refused = True

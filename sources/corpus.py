@@ -44,7 +44,7 @@ def load_corpus(paths: Sequence[str | Path], passage_words: int) -> Corpus:
         passage_words: length of the passages that documents are cut into, at least 1.
 
     Raises:
-        ConfigError: paths that do not exist and faults in the other files (all of them up to 20,
+        ConfigError: If paths that do not exist and faults in the other files (all of them up to 20,
             with file and line), or no passages.
     """
     faults = Faults()
@@ -67,7 +67,7 @@ def corpus_of_paragraphs(questions: Iterable[tuple[str, Question]]) -> Corpus:
     Paragraphs without text are skipped: some sets have them, and no search finds them.
 
     Raises:
-        ConfigError: two paragraphs share an id and differ.
+        ConfigError: If two paragraphs share an id and differ.
     """
     faults = Faults()
     passed_over: Counter[str] = Counter()
@@ -159,7 +159,7 @@ def _form_of(raw: Raw) -> Passage | None:
     """Returns the passage of a row in one of the two passage forms; None for a document.
 
     Raises:
-        ValueError: a field is of the wrong type or empty.
+        ValueError: If a field is of the wrong type or empty.
     """
     if "contents" in raw and "text" not in raw:
         title, line_break, text = _text(raw, "contents").partition("\n")

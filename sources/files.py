@@ -84,7 +84,7 @@ def parse_object(text: str) -> Raw:
     """Returns one JSON object; lone surrogates become U+FFFD (no table can hold them).
 
     Raises:
-        ValueError: not JSON, not an object, or a number that JSON does not have.
+        ValueError: If not JSON, not an object, or a number that JSON does not have.
     """
     # Without its line break a torn line is an unfinished string, not a forbidden character.
     return as_object(parse_json(text.rstrip("\r\n")))

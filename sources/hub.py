@@ -14,7 +14,7 @@ def hub_rows(name: str) -> Iterator[Placed]:
     Without a split, `train` is read, or the first one if there is no `train`.
 
     Raises:
-        ConfigError: the package `datasets` is not installed, or the hub cannot be reached or
+        ConfigError: If the package `datasets` is not installed, or the hub cannot be reached or
             does not have it.
     """
     path, _, rest = name.partition(":")

@@ -48,7 +48,7 @@ class Row(BaseModel, ABC):
         """Returns the checked row.
 
         Raises:
-            ValueError: everything that is wrong with it, in one line.
+            ValueError: If everything that is wrong with it, in one line.
         """
         try:
             return cls.model_validate(raw)

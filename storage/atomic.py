@@ -1,9 +1,9 @@
 """Files that appear whole or not at all: write aside, sync, rename, sync the folder.
 
-A reader never sees a torn file, whatever happens to the writer, and a file that was seen once
+A reader never sees a torn file, even if the writer dies, and a file that was seen once
 survives a power cut. Accepted in exchange:
 
-- Two syncs a file (milliseconds on a disk): meant for parts and manifests, not for single rows.
+- Two syncs per file (milliseconds on a disk): meant for parts and manifests, not for single rows.
 - The last of several concurrent writers wins; the ledger's lock keeps a run to one writer.
 - A killed writer leaves its temporary file (`.NAME-….tmp`) behind. Nothing reads it: readers go
   by the manifest, and it does not end in `.parquet`.
@@ -31,7 +31,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     temporary file is removed.
 
     Raises:
-        StorageError: the file system refused (no room, no permission), with the path.
+        StorageError: If the file system refused (no room, no permission), with the path.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def make_folder(folder: Path) -> None:
     """Creates a folder and those above it, if they are missing.
 
     Raises:
-        StorageError: The file system refused.
+        StorageError: If the file system refused.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ def sync(path: Path) -> None:
     """Waits until a file's content, or a folder's names, are on disk.
 
     Raises:
-        OSError: the file system refused.
+        OSError: If the file system refused.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:

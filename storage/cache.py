@@ -33,7 +33,7 @@ def cache_folder() -> Path:
     """`$BRANCHWISE_CACHE`, or `~/.cache/branchwise`; it may not exist yet.
 
     Raises:
-        ConfigError: this user has no home.
+        ConfigError: If this user has no home.
     """
     given = os.environ.get("BRANCHWISE_CACHE")
     try:
@@ -48,8 +48,8 @@ def cache_room(name: str) -> Path:
     """Returns the folder of one kind of entries, inside the cache folder; both are made if missing.
 
     Raises:
-        ConfigError: one of them is not this user's alone.
-        StorageError: the file system refused.
+        ConfigError: If one of them is not this user's alone.
+        StorageError: If the file system refused.
     """
     top = cache_folder()
     for folder in (top, top / name):
@@ -64,11 +64,11 @@ def cache_room(name: str) -> Path:
 
 
 def check_cache_not_shared() -> None:
-    """Checks that no other user can change what is in the cache folder; a missing one is fine.
+    """Checks that no other user can change the cache folder; a missing one is fine.
 
     Raises:
-        ConfigError: somebody can.
-        StorageError: it cannot be looked at.
+        ConfigError: If somebody can.
+        StorageError: If it cannot be looked at.
     """
     if os.path.lexists(cache_folder()):
         _check_not_shared(cache_folder())
@@ -100,15 +100,15 @@ def open_entry(folder: Path, build: Callable[[Path], None], log: Log | None = No
     taken for an entry.
 
     Args:
-        folder: the entry; its name says what decides its content.
+        folder: The entry; its name identifies its content.
         build: fills an empty folder.
-        log: told, in a line, if the entry was damaged; None: the log.
+        log: Callback for messages about damaged entries; defaults to the log.
 
     Returns:
         `folder`.
 
     Raises:
-        StorageError: the file system refused (no room, no permission, a file in the way).
+        StorageError: If the file system refused (no room, no permission, a file in the way).
     """
     try:
         if folder_fault(folder, folder.name) is None:

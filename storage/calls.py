@@ -17,17 +17,17 @@ class Call:
 
     Attributes:
         key: `engines.sampling.call_key`, which holds everything that decides the result.
-        role: who was asked ("policy", "judge", "verifier").
+        role: Role of the model ("policy", "judge", "verifier").
         model: the name that the server reported.
-        policy_digest: digest of the engine that was asked.
-        question_id, path, draw: whom the call served, where in its work, which draw.
+        policy_digest: Digest of the engine.
+        question_id, path, draw: Question, place in its work, and number of the draw.
         prompt_digest: hash of the messages that were sent.
         text: the reply.
         usage_basis: what the token counts rest on (`engines.sampling.UsageBasis`); "reported"
             is the engine's own word, anything else an estimate.
         cost_usd: US dollars; None if no price is set.
         latency_s, attempts: how long it took in seconds, and how many tries.
-        error: why there is no reply; None for a call that succeeded.
+        error: Error message; None for a call that succeeded.
         at: when it ended (ISO 8601, UTC).
         prompt_ids, token_ids, logprobs: The tokens of the prompt, those that were sampled and
             their log-probabilities (`packed`); None unless the request asked for them.
@@ -64,13 +64,13 @@ def packed(kind: Literal["i", "f"], values: Sequence[float] | None) -> bytes | N
 
 
 def unpacked(kind: Literal["i", "f"], blob: bytes | None) -> tuple[Any, ...] | None:
-    """Returns what was `packed`; floats are rounded to float32."""
+    """Inverse of `packed`; floats are rounded to float32."""
     return None if blob is None else struct.unpack(f"<{len(blob) // 4}{kind}", blob)
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionRow:
-    """Where a question stands: a row of `questions`.
+    """State of a question: a row of `questions`.
 
     Attributes:
         question_id: the question.
@@ -89,7 +89,7 @@ class QuestionRow:
 class Totals:
     """Sums over the calls that succeeded, over all attempts at the run.
 
-    A call that failed is not among them, whatever the endpoint charges for it.
+    Failed calls are not included, even if the endpoint charges for them.
 
     Attributes:
         calls: number of calls.

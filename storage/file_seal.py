@@ -22,7 +22,7 @@ from typing import Any
 from storage.atomic import atomic_write_json
 
 SEAL = "seal.json"
-"""In a folder: what the other files of it were when it was sealed."""
+"""Name of the seal in a folder; it lists the other files as they were sealed."""
 
 _FORMAT = 1
 _BLOCK = 8 * 2**20
@@ -30,10 +30,10 @@ _LONGEST_SEAL = 2**22
 _THREADS = min(8, os.cpu_count() or 1)
 
 Stamps = tuple[tuple[str, int, int, int, int], ...]
-"""Of every file: name, inode, size, and when content and status changed, in nanoseconds."""
+"""Per file: name, inode, size, and change times of content and status, in nanoseconds."""
 
 _intact: dict[Path, Stamps] = {}
-"""What this process has compared and found as it was sealed, with its stamps then."""
+"""Files that this process has verified, with their stamps."""
 
 
 class _Broken(Exception):
@@ -41,14 +41,14 @@ class _Broken(Exception):
 
 
 def seal_folder(folder: Path, name: str) -> None:
-    """Writes down what all files of `folder` are now, into `SEAL` in it.
+    """Writes the current state of all files of `folder` into its `SEAL`.
 
     Args:
-        folder: with regular files and folders only.
+        folder: Folder of regular files and folders only.
         name: Name of the entry; it reveals a folder that was swapped for another.
 
     Raises:
-        StorageError: the seal cannot be written.
+        StorageError: If the seal cannot be written.
     """
     files = _regular_files(folder)
     hashes = {path: _hash_file(folder / path, status.st_size) for path, status in files.items()}
@@ -80,10 +80,10 @@ def folder_fault(folder: Path, name: str) -> str | None:
 
 
 def seal_file(path: Path) -> None:
-    """Writes down what a file is now, into a file next to it.
+    """Writes the current state of a file into a file next to it.
 
     Raises:
-        StorageError: the seal cannot be written.
+        StorageError: If the seal cannot be written.
     """
     hashed = _hash_file(path, path.stat().st_size)
     content = {"format": _FORMAT, "name": path.name, "files": {path.name: hashed}}
@@ -93,7 +93,7 @@ def seal_file(path: Path) -> None:
 def file_fault(path: Path) -> str | None:
     """Returns the fault of a file that `seal_file` sealed; None if it is intact.
 
-    It may be anybody's: who named it trusts it.
+    It may belong to any user: whoever named it trusts it.
     """
     try:
         files = {path.name: path.stat()}

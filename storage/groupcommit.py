@@ -73,7 +73,7 @@ class GroupCommit:
         """Stores the entry and returns once it is on disk.
 
         Raises:
-            StorageError: the database could not be written; nothing of this entry was.
+            StorageError: If the database could not be written; nothing of this entry was.
         """
         waiter: Future[None] = Future()
         self._enqueue(entry, waiter)
@@ -90,7 +90,7 @@ class GroupCommit:
         await waiter
 
     def close(self) -> None:
-        """Commits what is queued, end the thread and closes the connection."""
+        """Commits queued entries, ends the thread and closes the connection."""
         with self._gate:
             if self._closed:
                 return
@@ -100,7 +100,7 @@ class GroupCommit:
         self._connection.close()
 
     def _enqueue(self, entry: Entry, waiter: _Waiter) -> None:
-        # Behind the gate, or an entry could queue up after the closing mark and wait for ever.
+        # Inside the gate, or an entry could queue up after the closing mark and wait forever.
         with self._gate:
             if self._closed:
                 raise StorageError(f"{self._path} is closed; open it again to write to it")
@@ -146,7 +146,7 @@ class GroupCommit:
             ]
             self._connection.execute("COMMIT")
         except BaseException:
-            # On a full disk SQLite has already rolled back, and says so with an error.
+            # On a full disk SQLite has already rolled back, which raises an error here.
             with suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK")
             raise
@@ -169,7 +169,7 @@ def _settle(waiters: Sequence[_Waiter], error: StorageError | None) -> None:
         else:
             _resolve(waiter, error)
     for loop, futures in by_loop.items():
-        # A closed loop has nobody left to tell; the rows are stored all the same.
+        # On a closed event loop no caller is waiting; the rows are stored anyway.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(_resolve_all, futures, error)
 

@@ -38,7 +38,7 @@ class Redirected(Exception):
 
     Attributes:
         status: HTTP status of the reply, 300 to 399.
-        target: where it points: scheme and host alone, harmless to a terminal.
+        target: Target: scheme and host only, escaped for a terminal.
     """
 
     def __init__(self, status: int, target: str) -> None:
@@ -60,7 +60,7 @@ class Reply:
 
     Attributes:
         status: any but that of a redirect.
-        headers: as they came, cookies and what described the packing left out.
+        headers: Headers without cookies and encoding.
         body: unpacked.
     """
 
@@ -71,7 +71,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A proxy of the environment; `address` has no credentials in it."""
+    """A proxy of the environment; `address` is without credentials."""
 
     address: str
     user: str = ""
@@ -81,7 +81,7 @@ class Proxy:
 class HttpClient:
     """Asks one server; made, used and closed in one event loop.
 
-    It has no time limit of its own: put `asyncio.timeout` around a call.
+    It has no timeout of its own: put `asyncio.timeout` around a call.
     """
 
     def __init__(self, url: str, connections: int = 0) -> None:
@@ -89,10 +89,10 @@ class HttpClient:
 
         Args:
             url: Address of the server, or of any of its pages.
-            connections: at once, at most; 0: as many as there are calls.
+            connections: Most connections at once; 0: one per call.
 
         Raises:
-            ConfigError: the environment names certificates or a proxy that cannot be used.
+            ConfigError: If the environment names certificates or a proxy that cannot be used.
         """
         import aiohttp
 
@@ -119,8 +119,8 @@ class HttpClient:
         """Returns one request, and the whole reply to it.
 
         Raises:
-            Redirected: it is a redirect.
-            ReplyTooLarge: it is larger than a reply may be.
+            Redirected: If it is a redirect.
+            ReplyTooLarge: If it is larger than a reply may be.
             aiohttp.ClientError, OSError: it did not come, or not whole.
         """
         async with self._session.request(
@@ -200,10 +200,10 @@ def checked_address(url: str | None, setting: str, example: str, remedy: str) ->
         url: Value of the setting.
         setting: Name of the setting, for messages.
         example: Example of an address.
-        remedy: where what does not belong into an address should go instead.
+        remedy: Advice about parts that do not belong into an address.
 
     Raises:
-        ConfigError: it is missing, no HTTP address, or has credentials, a query or a fragment,
+        ConfigError: If it is missing, no HTTP address, or has credentials, a query or a fragment,
             which would be written to the run's recipe. No message repeats those.
     """
     url = url or ""
@@ -234,7 +234,7 @@ def _spelt_out(host: str) -> str | None:
     """Returns the address that a short form (127.1, 0x7f000001) stands for; None for any other
     host.
 
-    aiohttp takes none; other programs take them for this machine, or for a name.
+    aiohttp does not take them; other programs take them for this machine, or for a name.
     """
     if not _SHORT_IPV4.fullmatch(host) or _ip(host) is not None:
         return None
@@ -248,7 +248,7 @@ def is_loopback(url: str) -> bool:
     """Returns whether `url` names this machine: 127.0.0.0/8, ::1, localhost, or no address in
     particular.
 
-    No proxy is asked for that.
+    Proxies do not apply to it.
     """
     host = (urlsplit(url).hostname or "").rstrip(".")
     if host == "localhost" or host.endswith(".localhost"):
@@ -273,7 +273,7 @@ def proxy_for(url: str) -> Proxy | None:
     Read here and not by aiohttp, which would also look for a password in ~/.netrc.
 
     Raises:
-        ConfigError: it is not an HTTP proxy.
+        ConfigError: If it is not an HTTP proxy.
     """
     from urllib.request import getproxies
 

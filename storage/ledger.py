@@ -53,17 +53,17 @@ from storage.safe_files import reject_irregular_files
 from storage.stored_calls import StoredCalls
 
 SUFFIXES = ("", "-wal", "-shm", "-journal")
-"""Of the names of SQLite's files."""
+"""Suffixes of SQLite's files."""
 _PROGRAMS = "SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger')"
 BUSY_S = 60.0
-"""How long a write waits for those of other processes, which take milliseconds each."""
+"""Seconds that a write waits for other processes, whose writes take milliseconds."""
 
 
 class Ledger:
     """An open ledger (see module); use it in a `with` or `async with` block.
 
     Attributes:
-        path: the database; next to it lie SQLite's own files and `<name>.lock`.
+        path: The database; next to it are SQLite's own files and `<name>.lock`.
     """
 
     def __init__(self, path: Path, *, shared: bool = False) -> None:
@@ -75,9 +75,9 @@ class Ledger:
                 at zero.
 
         Raises:
-            ConfigError: another process holds the run (named by its pid), or the database is not
+            ConfigError: If another process holds the run (named by its pid), or the database is not
                 a regular file.
-            StorageError: the file is damaged, no ledger, or of a newer version.
+            StorageError: If the file is damaged, no ledger, or of a newer version.
         """
         self.path = path
         self._reads = threading.Lock()
@@ -103,7 +103,7 @@ class Ledger:
         """Stores a call; returns once it is on disk. A reply that is there already is kept.
 
         Raises:
-            StorageError: it could not be stored (full disk), or the ledger holds a reply of this
+            StorageError: If it could not be stored (full disk), or the ledger holds a reply of this
                 call that it did not find before it was made; its result must not be used.
         """
         hidden: list[str] = []
@@ -113,10 +113,10 @@ class Ledger:
             raise self._damaged(call.question_id, call.path)
 
     def get(self, key: str) -> Call | None:
-        """Returns the stored call with this key; None if there is none, or only an error.
+        """Returns the stored call with this key; None if it is missing, or only an error.
 
         Raises:
-            StorageError: it is not as it was stored.
+            StorageError: If it is not as it was stored.
         """
         rows = self._rows(GET_CALL, (key,))
         if not rows:
@@ -131,8 +131,8 @@ class Ledger:
         this question was first asked for here, nothing is known.
 
         Raises:
-            StorageError: a call of the question is not as it was stored. The first look checks all
-                of them, because one whose key is damaged would else pass for one never made.
+            StorageError: If a call of the question is not as it was stored. The first look checks
+                all of them, because one whose key is damaged would else pass for one never made.
         """
         if not self._stored.holds(question_id, key):
             return None
@@ -149,7 +149,7 @@ class Ledger:
         return self._totals
 
     def recount(self) -> None:
-        """Sum all calls again; not while a call is being stored."""
+        """Recomputes the totals; not while a call is being stored."""
         ((calls, *sums),) = self._rows(SUM_CALLS)
         self._totals = Totals(calls, *sums)
 
@@ -175,14 +175,14 @@ class Ledger:
         return found
 
     def note_engine(self, policy_digest: str, capabilities: str) -> None:
-        """Keeps what an engine can do (JSON), which decides how requests to it look."""
+        """Stores an engine's capabilities (JSON), which decide the form of its requests."""
         self._commits.write(Entry(PUT_ENGINE, [(policy_digest, capabilities)], sealed=True))
 
     def engine(self, policy_digest: str) -> str | None:
         """Returns the value stored by `note_engine`; None for an engine the run never opened.
 
         Raises:
-            StorageError: it is not as it was stored.
+            StorageError: If it is not as it was stored.
         """
         rows = self._rows(GET_ENGINE, (policy_digest,))
         if rows and not sound(rows[0]):
@@ -190,19 +190,21 @@ class Ledger:
         return str(rows[0][1]) if rows else None
 
     def begin(self, begun: str) -> None:
-        """Keeps the digest of what the run was started with; one that is there stays."""
+        """Stores the run's digest; an existing one is kept."""
         self._commits.write(Entry(PUT_FACT, [(BEGUN, begun)]))
 
     @property
     def begun(self) -> str | None:
-        """What `begin` kept; `UNSEALED` where rows are and it is not; None in a new ledger."""
+        """Digest stored by `begin`: None in a new ledger, `UNSEALED` if there are rows without
+        one.
+        """
         found = self._rows(GET_FACT, (BEGUN,))
         if found:
             return str(found[0][0])
         return UNSEALED if self._rows(IS_USED)[0][0] else None
 
     def mark_pending(self, question_ids: Iterable[str]) -> None:
-        """Notes questions as pending, where nothing is noted yet; on disk when it returns."""
+        """Marks unknown questions as pending; on disk when it returns."""
         self._write_questions(MARK_PENDING, (QuestionRow(one, "pending") for one in question_ids))
 
     def set_question(
@@ -212,7 +214,7 @@ class Ledger:
         detail: str | None = None,
         part: str | None = None,
     ) -> None:
-        """Notes where a question stands; on disk when it returns."""
+        """Stores the state of a question; on disk when it returns."""
         self.set_questions([QuestionRow(question_id, status, detail, part)])
 
     def set_questions(self, rows: Iterable[QuestionRow]) -> None:
@@ -227,7 +229,7 @@ class Ledger:
         """Returns every noted question, in the order of its first note.
 
         Raises:
-            StorageError: one is not as it was stored.
+            StorageError: If one is not as it was stored.
         """
         rows = self._rows(GET_QUESTIONS)
         for row in rows:
@@ -251,7 +253,7 @@ class Ledger:
         self.recount()
 
     def close(self) -> None:
-        """Commits what is queued and releases the run. A second call does nothing."""
+        """Commits queued entries and releases the run. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -310,7 +312,7 @@ class Ledger:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Returns a durable autocommit connection; tables are created where they are missing."""
+    """Returns a durable autocommit connection; missing tables are created."""
     connection = sqlite3.connect(
         path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
     )
@@ -333,7 +335,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             "would run with every query"
         )
     if check_version(connection, path):
-        # The version with the tables, or a kill between them would leave what is not a ledger.
+        # Write the version with the tables, or a kill between them would leave an invalid ledger.
         connection.execute("BEGIN IMMEDIATE")
         for statement in CREATE.split(";"):
             connection.execute(statement)

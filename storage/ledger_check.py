@@ -19,7 +19,7 @@ REMEDY = (
     "--drop-damaged` takes such rows out, and the next `branchwise annotate` or `branchwise eval` "
     "makes, and pays for, what it needs of them"
 )
-"""What to do about a ledger that is damaged."""
+"""Advice for a damaged ledger."""
 _FAULTS_TOLD = 20
 
 
@@ -35,7 +35,7 @@ def damaged(path: Path, what: str) -> StorageError:
 
 @dataclass(frozen=True, slots=True)
 class DamagedRow:
-    """A row whose checksum does not fit; `names` are the values that say which one it was."""
+    """A row whose checksum does not match; `names` are its identifying values."""
 
     table: str
     number: int
@@ -47,12 +47,12 @@ class DamagedRow:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a look at all rows of a ledger found.
+    """Result of checking all rows of a ledger.
 
     Attributes:
         rows: how many there are.
         damaged: Rows that differ from their checksum.
-        faults: what SQLite says against the structure of the file, indexes included.
+        faults: SQLite's complaints about the file's structure, indexes included.
     """
 
     rows: int
@@ -70,7 +70,7 @@ def check(path: Path) -> Checked:
     Takes about 8 µs a row.
 
     Raises:
-        StorageError: the file cannot be read as a ledger of this version.
+        StorageError: If the file cannot be read as a ledger of this version.
     """
     try:
         with closing(sqlite3.connect(_read_only(path), uri=True)) as reading:
@@ -93,10 +93,10 @@ def read_rows(
 ) -> list[Any]:
     """Returns all rows of a query, at once: an unfinished read would keep the log from shrinking.
 
-    Text that is no longer UTF-8 is read with replacement marks, so its checksum differs.
+    Invalid UTF-8 is read with replacement marks, so its checksum differs.
 
     Raises:
-        StorageError: the database cannot be read.
+        StorageError: If the database cannot be read.
     """
     try:
         try:
@@ -117,7 +117,7 @@ def check_version(connection: sqlite3.Connection, path: Path) -> bool:
     """Returns whether a database is new, so that its tables are yet to be made.
 
     Raises:
-        StorageError: it is another version's ledger, or none at all.
+        StorageError: If it is another version's ledger, or none at all.
     """
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version == LEDGER_VERSION:
@@ -136,13 +136,13 @@ def check_version(connection: sqlite3.Connection, path: Path) -> bool:
 
 
 def _read_only(path: Path) -> str:
-    """Returns the address of a database that is only read, even where SQLite could not lock it."""
+    """Returns the address of a read-only database, even if SQLite could not lock it."""
     fixed = "" if os.access(path.parent, os.W_OK) else "&immutable=1"
     return f"{path.resolve().as_uri()}?mode=ro{fixed}"
 
 
 def _damaged_rows(connection: sqlite3.Connection, table: str) -> tuple[int, list[DamagedRow]]:
-    """Returns the number of a table's rows, and those that are damaged."""
+    """Returns the number of a table's rows, and the damaged ones."""
     bad, count = [], 0
     for number, *row in connection.execute(GET_NUMBERED[table]):
         count += 1

@@ -31,9 +31,9 @@ class RunLock:
         """Takes the lock.
 
         Raises:
-            ConfigError: another process holds it (named by its pid), or what is there is not a
+            ConfigError: If another process holds it (named by its pid), or what is there is not a
                 lock file.
-            StorageError: the file cannot be opened or locked.
+            StorageError: If the file cannot be opened or locked.
         """
         self.path = path
         try:
@@ -75,7 +75,7 @@ def _reject_foreign(path: Path, descriptor: int) -> None:
     """Rejects a file that is not a lock: one is empty or holds a process id.
 
     Raises:
-        ConfigError: this file does, or is not a regular one.
+        ConfigError: If this file does, or is not a regular one.
     """
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         held = os.pread(descriptor, _LONGEST + 1, 0)

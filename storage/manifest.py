@@ -24,7 +24,7 @@ DAMAGED = (
     "The manifest names what was committed; it was damaged or removed afterwards. "
     "`branchwise verify --run DIR` makes the part again from the ledger"
 )
-"""What to say of a part that is not as it was committed."""
+"""Message for a damaged part."""
 
 
 def _inside(path: str) -> str:
@@ -43,7 +43,7 @@ class PartInfo(Record):
         rows: number of rows.
         sha256: Hash of the file's bytes, hexadecimal.
         questions: number of distinct `question_id`s in it.
-        counts: what was dropped or noted on the way to these rows, by reason.
+        counts: Numbers dropped or noted while making these rows, by reason.
     """
 
     table: str
@@ -58,7 +58,7 @@ class Manifest(Record):
     """The committed parts of a run, in the order of their paths.
 
     Attributes:
-        run: digest of what the run was started with (`runs.seal`); None if no run was started.
+        run: Digest of the run (`runs.seal`), or None.
         seal: the hash of all that, or damage to the hash of a part would look like damage to the
             part; None if it was never written.
     """
@@ -74,7 +74,7 @@ class Manifest(Record):
 
     @property
     def broken(self) -> bool:
-        """Whether the parts are not those that were sealed."""
+        """Whether the parts differ from the sealed ones."""
         return self.seal != self._hash()
 
     def _hash(self) -> str:
@@ -97,11 +97,11 @@ class Manifest(Record):
 
 
 def load_manifest(run: Path) -> Manifest:
-    """Returns the manifest of a run folder; without parts where none was committed yet.
+    """Returns the manifest of a run folder; empty if nothing was committed yet.
 
     Raises:
-        ConfigError: the manifest is not a regular file, or too large to be one.
-        StorageError: the folder is missing, or the manifest is damaged or of a newer version.
+        ConfigError: If the manifest is not a regular file, or too large to be one.
+        StorageError: If the folder is missing, or the manifest is damaged or of a newer version.
     """
     path = run / MANIFEST
     try:
@@ -132,7 +132,7 @@ def _not_a_manifest(path: Path, why: str) -> StorageError:
 
 
 def begin_manifest(run: Path, begun: str) -> Manifest:
-    """Writes the manifest of a run that has no part yet.
+    """Writes the manifest of a run without parts.
 
     Args:
         run: the run folder.
@@ -153,9 +153,9 @@ def add_parts(
 
     Args:
         run: the run folder.
-        parts: what to commit.
+        parts: Parts to commit.
         begun: becomes `Manifest.run` of a manifest that has none, because it was removed.
-        replaced: Names of tables of which no older part is kept.
+        replaced: Names of tables whose older parts are dropped.
     """
     before = load_manifest(run)
     older = (part for part in before.parts if part.table not in replaced)
@@ -178,7 +178,7 @@ def remove_parts(run: Path, parts: Iterable[PartInfo]) -> Manifest:
 
 
 def bad_parts(run: Path) -> list[tuple[PartInfo, str]]:
-    """Committed parts that are not as they were committed, and what is wrong with each."""
+    """Returns damaged parts, each with its problem."""
     found = [(part, problem_of(run, part)) for part in load_manifest(run).parts]
     return [(part, problem) for part, problem in found if problem]
 
@@ -194,7 +194,7 @@ def problem_of(run: Path, part: PartInfo) -> str | None:
     Hashes the file, because a flipped bit can make parquet read another value without an error.
 
     Raises:
-        ConfigError: it is not a regular file, or is behind a link.
+        ConfigError: If it is not a regular file, or is behind a link.
     """
     try:
         with open_inside(run, part.path) as file:

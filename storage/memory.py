@@ -16,13 +16,15 @@ SAID = (
     "out of memory",
     "unable to allocate",
 )
-"""What is in the errors of OpenVINO, torch, SQLite, DuckDB, the loader and Python's threads."""
+"""Texts in out-of-memory errors of OpenVINO, torch, SQLite, DuckDB, the loader and Python's
+threads.
+"""
 OF_SQLITE = frozenset({3082, 5386})
-"""Its extended codes SQLITE_IOERR_NOMEM and SQLITE_IOERR_SHMMAP: it maps a file of its own."""
+"""SQLite's extended codes SQLITE_IOERR_NOMEM and SQLITE_IOERR_SHMMAP: it maps a file of its own."""
 LOCAL = (RuntimeError, OSError, ImportError, SystemError)
-"""What libraries in this process raise, as opposed to clients of somebody else's server."""
+"""Errors of libraries in this process, as opposed to clients of a server."""
 NOT_MEANT = "static TLS"
-"""The loader has no room for one library's thread variables, however much memory there is."""
+"""The loader lacks room for a library's thread variables, which is not a lack of memory."""
 ADVICE = (
     "Free some memory, or ask for less at once: limits.max_questions_in_flight, limits.cache_gib "
     "(the embedded engine), fewer --workers, training.dpo.micro_batch. Then rerun the same "
@@ -52,7 +54,7 @@ def _is_meant(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yields the error, those of a group, and what each came from."""
+    """Yields the error, those of a group, and the causes of each."""
     waiting, seen = [error], set[int]()
     while waiting:
         one = waiting.pop()
@@ -80,7 +82,7 @@ def told(said: str) -> str:
     """Returns the message.
 
     Args:
-        said: Result of `exhausted`.
+        said: Message of `exhausted`.
     """
     readable = "".join(char if char.isprintable() else " " for char in said)
     return f"error: memory ran out ({readable}). {ADVICE}"

@@ -19,7 +19,7 @@ from storage.schemas import schema_of, table_to_records
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part as it is to lie on disk: what the manifest says of it, and the bytes of its file."""
+    """A part before it is written: its manifest entry, and the bytes of its file."""
 
     info: PartInfo
     content: bytes
@@ -28,7 +28,7 @@ class Part:
         """Writes the file; the part counts once `add_parts` has named it.
 
         Raises:
-            StorageError: the file could not be written.
+            StorageError: If the file could not be written.
         """
         atomic_write_bytes(run / self.info.path, self.content)
 
@@ -47,7 +47,7 @@ def part_of(table: str, rows: pa.Table, part: int | str | None = None) -> Part:
     """
     sink = pa.BufferOutputStream()
     pq.write_table(rows, sink, compression="zstd")
-    # Hashed in memory: the hash is of what was meant, not of what the disk made of it.
+    # Hashed in memory, so that the hash also detects faults of the disk.
     content = sink.getvalue().to_pybytes()
     info = PartInfo(
         table=table,
@@ -63,7 +63,7 @@ def write_part(run: Path, table: str, rows: pa.Table, part: int | str | None = N
     """Writes the file of a part (see `part_of`); it counts once `add_parts` has named it.
 
     Raises:
-        StorageError: the file could not be written.
+        StorageError: If the file could not be written.
     """
     made = part_of(table, rows, part)
     made.write(run)
@@ -74,7 +74,7 @@ def read_parts(run: Path, table: str, columns: Sequence[str] | None = None) -> p
     """Returns all committed rows of a table, in the order of the parts.
 
     Without parts, an empty table of the schema. Parts of different versions are read together:
-    what one lacks is None.
+    missing columns are None.
 
     Args:
         run: the run folder.
@@ -82,8 +82,8 @@ def read_parts(run: Path, table: str, columns: Sequence[str] | None = None) -> p
         columns: read only these; None for all.
 
     Raises:
-        ConfigError: a part is not a regular file inside the run.
-        StorageError: a part is not as it was committed (by its hash), with its path.
+        ConfigError: If a part is not a regular file inside the run.
+        StorageError: If a part is not as it was committed (by its hash), with its path.
     """
     parts = load_manifest(run).of(table)
     read = [read_part(run, part, columns) for part in parts]
@@ -116,10 +116,10 @@ class _Questions(dict[str, Question]):
 
 
 def stored_questions(run: Path) -> Mapping[str, Question]:
-    """Returns the questions of a run by id; asking for one that it does not have is a StorageError.
+    """Returns the questions of a run by id; a missing one raises a StorageError.
 
     Raises:
-        StorageError: a part is not as it was committed, or holds no questions.
+        StorageError: If a part is not as it was committed, or holds no questions.
     """
     return _Questions(run)
 
@@ -163,7 +163,7 @@ def _check_columns(path: Path, table: str, found: pa.Schema) -> None:
     """Checks that a part has the columns of its table; older ones may lack some.
 
     Raises:
-        StorageError: it has others, or columns of another type.
+        StorageError: If it has others, or columns of another type.
     """
     schema = schema_of(table)
     try:

@@ -16,7 +16,7 @@ def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
         constants: whether NaN and Infinity are allowed, which JSON does not have.
 
     Raises:
-        ValueError: what is wrong with it.
+        ValueError: If it is not valid JSON; the message describes the error.
     """
     try:
         return storable_values(
@@ -40,9 +40,9 @@ def object_inside(folder: Path, name: str, most: int = RECORD_BYTES) -> dict[str
     """Returns the JSON object in a file inside a folder (see `storage.safe_files`).
 
     Raises:
-        ConfigError: it is not a regular file inside the folder, or too large.
-        OSError: it is missing or cannot be read.
-        ValueError: it holds no JSON object.
+        ConfigError: If it is not a regular file inside the folder, or too large.
+        OSError: If it is missing or cannot be read.
+        ValueError: If it holds no JSON object.
     """
     return as_object(parse_json(read_inside(folder, name, most), constants=True))
 
@@ -51,7 +51,7 @@ def as_object(value: Any) -> dict[str, Any]:
     """`value`, which has to be a JSON object.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: If it is something else.
     """
     if not isinstance(value, dict):
         raise ValueError(f"is {kind_in_words(value)}, not an object")
@@ -75,7 +75,7 @@ def whole_number(digits: str) -> int:
     """Returns an integer of JSON; Python converts no more than some thousand digits.
 
     Raises:
-        ValueError: it has more.
+        ValueError: If it has more.
     """
     try:
         return int(digits)

@@ -26,12 +26,12 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Document:
-    """What a YAML text says.
+    """The content of a YAML text.
 
     Attributes:
         value: plain values; None for an empty text.
         lines: the line of every key and list item by its path, from 1.
-        repeated: keys that a mapping names again, of which the last counts, with their lines.
+        repeated: Repeated keys of a mapping with their lines; the last one counts.
     """
 
     value: Any = None
@@ -44,10 +44,10 @@ def parse_yaml(text: str, place: str) -> Document:
 
     Args:
         text: YAML of at most about 100 kB.
-        place: where it stands, for messages: a file.
+        place: File name for messages.
 
     Raises:
-        ConfigError: it is not YAML, or holds what no setting can be; with the line.
+        ConfigError: If it is not YAML, or holds what no setting can be; with the line.
     """
     try:
         _check_no_references(text, place)
@@ -66,7 +66,7 @@ def parse_settings(text: str, place: str) -> dict[str, Any]:
     """Returns the mapping in a YAML document that Branchwise has written (see `parse_yaml`).
 
     Raises:
-        ConfigError: it is not YAML, or not a mapping, or names a key twice.
+        ConfigError: If it is not YAML, or not a mapping, or names a key twice.
     """
     document = parse_yaml(text, place)
     for key, line in document.repeated:
@@ -80,7 +80,7 @@ def _check_no_references(text: str, place: str) -> None:
     """Refuses, before anything is built, a document with anchors or aliases, or one too deep.
 
     Raises:
-        ConfigError: it is.
+        ConfigError: If it is.
     """
     depth = 0
     for event in yaml.parse(text, yaml.SafeLoader):
@@ -108,7 +108,7 @@ class _Plain:
         """Returns the value of a node.
 
         Raises:
-            ConfigError: it is none that a setting can have.
+            ConfigError: If it is none that a setting can have.
         """
         if isinstance(node, yaml.MappingNode) and node.tag == _MAPPING:
             return {key: self.value(inner, (*at, key)) for key, inner in self._pairs(node, at)}

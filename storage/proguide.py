@@ -24,7 +24,7 @@ from storage.terminal_escape import inert_json
 from storage.text import digest_of, storable
 
 SOURCE = "rag-proguide"
-"""`source` of imported pairs, as long as the format does not say it."""
+"""`source` of imported pairs, which the format does not record."""
 
 _PUBLISHED = {
     "query": "Query Generation",
@@ -60,7 +60,7 @@ def to_proguide(pair: Pair) -> ProGuideRecord:
     """Returns a pair in the published form.
 
     Raises:
-        ConfigError: the pair's prompt is not one system turn and one user turn, or a side is not
+        ConfigError: If the pair's prompt is not one system turn and one user turn, or a side is not
             one reply: the format has no place for them.
     """
     roles = tuple(message.role for message in pair.prompt)
@@ -151,14 +151,14 @@ def pairs_of_records(rows: Iterable[tuple[str, dict[str, Any]]], faults: Faults)
 def write_proguide(path: Path, pairs: Iterable[Pair]) -> int:
     """Writes pairs as the published JSON list, or as JSONL if `path` ends in `.jsonl`.
 
-    With `.gz` behind either ending the file is packed.
+    With `.gz` after either ending the file is compressed.
 
     Returns:
         the number of records.
 
     Raises:
-        ConfigError: a pair does not fit (see `to_proguide`); nothing is written then.
-        StorageError: the file could not be written.
+        ConfigError: If a pair does not fit (see `to_proguide`); nothing is written then.
+        StorageError: If the file could not be written.
     """
     packed = path.suffix.lower() == ".gz"
     lines = path.name.removesuffix(".gz").endswith(".jsonl")

@@ -9,7 +9,7 @@ from storage.terminal_escape import inert
 
 
 class Faults:
-    """What is wrong with the input: collected, then raised at once."""
+    """Errors of the input: collected, then raised together."""
 
     shown = 20
 
@@ -18,16 +18,16 @@ class Faults:
         self.count = 0
 
     def add(self, place: str, what: str) -> None:
-        """Notes that `what` is wrong at `place`."""
+        """Adds an error `what` at `place`."""
         self.count += 1
         if self.count <= self.shown:
             self._messages.append(inert(f"{place}: {what}"))
 
     def raise_any(self) -> None:
-        """Raises what was noted, if anything was.
+        """Raises the collected errors, if any.
 
         Raises:
-            ConfigError: the first 20 faults, one per line, and how many more there are.
+            ConfigError: If the first 20 faults, one per line, and how many more there are.
         """
         if not self.count:
             return
@@ -39,7 +39,7 @@ class Faults:
 def open_text(path: Path, errors: str = "strict") -> TextIO:
     """Opens text (UTF-8, a byte-order mark is dropped), unpacking `.gz`.
 
-    `errors` says what becomes of bytes that are not UTF-8, as it does for `open`.
+    `errors` decides the treatment of invalid UTF-8, as in `open`.
     """
     if path.suffix.lower() == ".gz":
         return gzip.open(path, "rt", encoding="utf-8-sig", errors=errors, newline="")

@@ -120,7 +120,7 @@ class TreeNode(Record):
 
     `cut` is whether the call that led here ended at the token limit; `token_ids` are the tokens
     that it sampled, for protocols that continue one turn (None otherwise). `passages` of a root are
-    those that the policy was shown before its first call.
+    the passages shown before the first call.
     """
 
     tree_id: str
@@ -160,7 +160,7 @@ class TreeNode(Record):
 
 
 class FreshRollouts(Record):
-    """A node's completions that no label rests on: a row of `survival`.
+    """A node's fresh rollouts, which no label uses: a row of `survival`.
 
     Drawn after the trees were grown, from the node's state by the trees' own policy, so that an
     order of labels can be checked against them. A final answer has itself as its one rollout.
@@ -186,7 +186,7 @@ class Difficulty(Record):
         rollouts: How many were made; the last one is the first right one, if there is one.
         first_success: Number of the first right rollout, from 1.
         output_tokens: Tokens that the rater generated for it.
-        config_digest: Hash of the question and of all that decides what the rater does.
+        config_digest: Hash of the question and of all settings that affect the rater.
     """
 
     question_id: str
@@ -337,7 +337,7 @@ class FailedPrediction:
     """A question that failed under a policy, as tables count it: wrong, where it has an answer.
 
     Named and scored like a `Prediction`; `em`, `f1` and `cover_em` are 0, or None if the
-    question is unanswerable. So is `judge`, if a judge is asked.
+    question is unanswerable. So is `judge`, if there is a judge.
     """
 
     question_id: str

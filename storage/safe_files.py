@@ -21,7 +21,7 @@ LOG_BYTES = 256 << 20
 
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe without a writer would be waited for
 _STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
-"""What a shell gives instead of a file; `--config <(…)` is one."""
+"""Streams that a shell passes instead of a file, as in `--config <(…)`."""
 
 
 def reject_special_files(folder: Path, *, linked: bool = True) -> None:
@@ -34,7 +34,7 @@ def reject_special_files(folder: Path, *, linked: bool = True) -> None:
         linked: whether the folder itself may be a link.
 
     Raises:
-        ConfigError: it holds something else; the first such entry is named.
+        ConfigError: If it holds something else; the first such entry is named.
     """
     if not linked and folder.is_symlink():
         raise _strange(folder, stat.S_IFLNK)
@@ -55,7 +55,7 @@ def reject_irregular_files(*paths: Path) -> None:
     For libraries that open files by name, such as SQLite.
 
     Raises:
-        ConfigError: a link, a pipe, a device, a socket or a folder is there.
+        ConfigError: If a link, a pipe, a device, a socket or a folder is there.
     """
     for path in paths:
         try:
@@ -75,9 +75,9 @@ def open_inside(folder: Path, name: str, most: int | None = None) -> BufferedRea
         most: bytes that the file may have; None for any number.
 
     Raises:
-        ConfigError: the name leads out of the folder, or to a link or no regular file, or the
+        ConfigError: If the name leads out of the folder, or to a link or no regular file, or the
             file is too large.
-        OSError: it is missing or cannot be opened.
+        OSError: If it is missing or cannot be opened.
     """
     *above, last = _steps(folder, name)
     at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -107,8 +107,8 @@ def open_named(path: Path, most: int | None = None) -> BufferedReader:
     """Opens a regular file that a person named, or one of a model folder; links are followed.
 
     Raises:
-        ConfigError: it is not a regular file, or it is too large.
-        OSError: it is missing or cannot be opened.
+        ConfigError: If it is not a regular file, or it is too large.
+        OSError: If it is missing or cannot be opened.
     """
     try:
         descriptor = os.open(path, _OPEN)
@@ -126,8 +126,8 @@ def read_named(path: Path, most: int = RECORD_BYTES) -> bytes:
     """Returns the content of a file that a person named; a shell's stream (`/dev/fd/…`) may be one.
 
     Raises:
-        ConfigError: it is not a regular file, or it is too large.
-        OSError: it is missing or cannot be read.
+        ConfigError: If it is not a regular file, or it is too large.
+        OSError: If it is missing or cannot be read.
     """
     if not os.fspath(path).startswith(_STREAMS):
         with open_named(path, most) as file:

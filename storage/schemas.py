@@ -99,7 +99,7 @@ def schema_of(table: str) -> pa.Schema:
     """Returns the schema of a table of the run, by name.
 
     Raises:
-        StorageError: there is no such table.
+        StorageError: If there is no such table.
     """
     kind = table.rpartition("/")[2]
     if kind not in SCHEMAS:
@@ -111,7 +111,7 @@ def rows_to_table(records: Iterable[Record], schema: pa.Schema, run_id: str) -> 
     """Records as an Arrow table of `schema`; lone surrogates become U+FFFD (`storage.text`).
 
     Raises:
-        StorageError: a value does not fit its column, or a field has none.
+        StorageError: If a value does not fit its column, or a field has none.
     """
     waiting = iter(records)
     # By the thousand: as dicts, the questions of a large run would take more than all of its work.
@@ -140,7 +140,7 @@ def table_to_records(table: pa.Table, cls: type[R]) -> list[R]:
     the record's default.
 
     Raises:
-        StorageError: a needed column is missing, a value is out of range, or the table was
+        StorageError: If a needed column is missing, a value is out of range, or the table was
             written by a newer version.
     """
     _reject_newer(table)
@@ -171,7 +171,7 @@ def _restored(row: dict[str, Any], cls: type[Record]) -> dict[str, Any]:
 
 
 def _without_filler(row: Mapping[str, Any], cls: type[BaseModel]) -> dict[str, Any]:
-    """Returns the row without nulls where the record has a default.
+    """Returns the row without nulls for fields with a default.
 
     Reading parts of several versions together fills the columns that the older ones lack.
     """

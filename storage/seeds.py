@@ -3,7 +3,7 @@
 import hashlib
 
 LEAST, MOST = -(1 << 63), (1 << 63) - 1
-"""What an int64 column of a table, or of the ledger, can hold."""
+"""Range of an int64 column of a table or of the ledger."""
 
 
 def fits(number: int) -> bool:

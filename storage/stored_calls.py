@@ -17,7 +17,7 @@ question. Rows of an older one are read again when it is asked for again."""
 
 
 class StoredCalls:
-    """Calls by question; what `add` is told of at any time is never forgotten."""
+    """Calls by question; calls that `add` received are never forgotten."""
 
     def __init__(
         self, read: Callable[[str], Mapping[str, Call]], questions: int = QUESTIONS
@@ -26,7 +26,7 @@ class StoredCalls:
 
         Args:
             read: the calls of a question in the database, by key.
-            questions: how many questions to keep, the first one asked for going first.
+            questions: Number of questions to keep; the oldest one is dropped first.
         """
         self._read = read
         self._questions = questions
@@ -60,7 +60,7 @@ class StoredCalls:
         if len(self._calls) >= self._questions:
             del self._calls[next(iter(self._calls))]
         self._loading = question_id
-        # There before it is read, so that what is stored in the meantime is added to it.
+        # Publish the dict before reading, so that calls stored in the meantime are added to it.
         known: dict[str, Call | None] = {}
         self._calls[question_id] = known
         try:

@@ -89,7 +89,7 @@ class InertStream:
         self.inner = inner
 
     def write(self, text: str) -> int:
-        """Writes `text` inert; what counts is what was given."""
+        """Writes `text` escaped; returns the length of the original."""
         self.inner.write(inert_lines(text))
         return len(text)
 

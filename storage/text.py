@@ -12,7 +12,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def storable(text: str) -> str:
-    """`text` with each lone surrogate replaced by U+FFFD, the mark for what cannot be shown.
+    """Returns `text` with each lone surrogate replaced by U+FFFD.
 
     Models emit halves of characters that were cut between tokens. The replacement is visible and
     always the same, so a row built twice from one reply is one row.

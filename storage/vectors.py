@@ -24,9 +24,9 @@ Vector = NDArray[np.float32]
 T = TypeVar("T")
 
 BUSY_S = 60.0
-"""How long a write waits for those of other processes."""
+"""Seconds that a write waits for other processes."""
 _AT_ONCE = 500
-"""Keys in one query; SQLite takes no more than 32,766."""
+"""Keys in one query; SQLite takes at most 32,766."""
 _CREATE = "CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB, hash BLOB)"
 _PUT = "INSERT OR REPLACE INTO vectors VALUES (?, ?, ?)"
 
@@ -39,10 +39,10 @@ class VectorCache:
 
         Args:
             path: Path of the database.
-            log: told what was damaged.
+            log: Callback for messages about damage.
 
         Raises:
-            StorageError: the file system refused.
+            StorageError: If the file system refused.
         """
         self._path, self._log = path, log
         self._lock = path.with_name(f"{path.name}.lock")
@@ -53,7 +53,7 @@ class VectorCache:
         """Returns the stored vectors among `keys`, by key.
 
         Raises:
-            StorageError: the database cannot be read, though it is not damaged.
+            StorageError: If the database cannot be read, though it is not damaged.
         """
         rows = self._done(lambda connection: list(_rows(connection, keys)))
         sound = [
@@ -71,7 +71,7 @@ class VectorCache:
         """Keeps all of them, or none if this process is killed.
 
         Raises:
-            StorageError: they cannot be written.
+            StorageError: If they cannot be written.
         """
         rows = [(key, vector.astype(np.float32).tobytes()) for key, vector in vectors.items()]
         hashed = [(key, vector, _hash(key, vector)) for key, vector in rows]

@@ -53,7 +53,7 @@ def connect(run: Path) -> duckdb.DuckDBPyConnection:
     policies and evaluations.
 
     Raises:
-        StorageError: the run has no readable manifest, or a part is missing or damaged.
+        StorageError: If the run has no readable manifest, or a part is missing or damaged.
     """
     manifest = load_manifest(run)
     parts = {view: _parts(run, manifest, table) for view, table in VIEWS.items()}
@@ -67,7 +67,7 @@ def run_sql(run: Path, sql: str) -> QueryResult:
     """Runs one query on a run's views.
 
     Raises:
-        ConfigError: there is no query, or DuckDB refused it; its message says where.
+        ConfigError: If there is no query, or DuckDB refused it; its message says where.
         StorageError: see `connect`.
     """
     with connect(run) as connection:
@@ -96,7 +96,7 @@ def canned_queries() -> list[tuple[str, str]]:
     A file's title is its first line, a comment.
 
     Raises:
-        StorageError: the folder is missing (an installation without the repository).
+        StorageError: If the folder is missing (an installation without the repository).
     """
     files = sorted(sql_folder().glob("*.sql"), key=lambda file: (file.stem != _FIRST, file.stem))
     if not files:
@@ -109,7 +109,7 @@ def _titled(sql: str) -> tuple[str, str]:
 
 
 def _parts(run: Path, manifest: Manifest, table: str) -> ds.Dataset:
-    """Returns the rows of all parts of a table, read when a query asks for them."""
+    """Returns the rows of all parts of a table, read lazily."""
     schema = SCHEMAS[table]
     shown = [
         part

@@ -39,7 +39,7 @@ def shared_arguments(settings: OptimiserSettings, checkpoints: Path, seed: int) 
     """Returns keyword arguments of a Hugging Face `TrainingArguments` that every trainer uses.
 
     Raises:
-        ConfigError: a reporter is missing.
+        ConfigError: If a reporter is missing.
     """
     import torch
 

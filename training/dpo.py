@@ -64,7 +64,7 @@ def train_dpo(
         data: Origin of the examples, as JSON; written to `training.json`.
 
     Raises:
-        ConfigError: no pairs, too many do not fit into `max_length`, none is left next to the
+        ConfigError: If no pairs, too many do not fit into `max_length`, none is left next to the
             held-out ones, or the model cannot read packed pairs (`packed: false` does without).
         StorageError: With `resume`, if the target's checkpoints belong to another training.
     """

@@ -20,7 +20,7 @@ async def walk_evo_rag(walk: Walk) -> None:
     """Walks one question to its answer or refusal, or notes why it cannot be.
 
     Raises:
-        RetrievalError: a search failed.
+        RetrievalError: If a search failed.
     """
     if walk.question.answerable:
         await _Way(walk).to_answer()

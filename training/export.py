@@ -109,7 +109,7 @@ def export_policy(
 
     Raises:
         ConfigError: If the folder lacks an adapter, or it does not fit its base.
-        StorageError: the trained change of the logits is not in an exported file.
+        StorageError: If the trained change of the logits is not in an exported file.
     """
     quiet()
     files = policy_files(model_folder)

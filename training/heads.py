@@ -33,7 +33,7 @@ def fit_heads(
         seed: Random seed of the order of the pairs; weights begin at 0.
 
     Raises:
-        ConfigError: no head has anything to learn.
+        ConfigError: If no head has anything to learn.
     """
     import torch
 

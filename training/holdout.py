@@ -42,7 +42,7 @@ def held_out(
         share: Share of the questions, in [0, 0.5]; a hash of the question and the seed decides.
 
     Raises:
-        ConfigError: none is left to train on.
+        ConfigError: If none is left to train on.
     """
     out = {p.question_id for p in pairs if share_of(f"holdout:{seed}:{p.question_id}") < share}
     trained = [pair for pair in pairs if pair.question_id not in out]

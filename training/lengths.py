@@ -28,7 +28,7 @@ def within(
     """Returns indices of the examples that fit, and the report.
 
     Raises:
-        ConfigError: more than `max_dropped_share` of them do not fit. Nothing is ever cut.
+        ConfigError: If more than `max_dropped_share` of them do not fit. Nothing is ever cut.
     """
     kept = [i for i, length in enumerate(lengths) if length <= max_length]
     ordered = sorted(lengths)

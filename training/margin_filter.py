@@ -23,7 +23,7 @@ def undecided_pairs(
         most: Largest margin in nats; None keeps all.
 
     Raises:
-        ConfigError: none is left.
+        ConfigError: If none is left.
     """
     if most is None:
         return list(range(len(pairs)))

@@ -15,7 +15,7 @@ async def walk_reasonrag(walk: Walk) -> None:
     """Walks one question to its answer, or notes why it cannot be.
 
     Raises:
-        RetrievalError: a search failed.
+        RetrievalError: If a search failed.
     """
     for hop in walk.hops:
         if not await _take(walk, hop):

@@ -34,8 +34,8 @@ def reference_logps(
         log: Callback for messages: computed or read, and damage.
 
     Raises:
-        ConfigError: others can write into the cache.
-        StorageError: they cannot be written.
+        ConfigError: If others can write into the cache.
+        StorageError: If they cannot be written.
     """
     ordered = sorted(set(rows))
     how = "read from"

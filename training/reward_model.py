@@ -106,9 +106,9 @@ def train_reward_model(
         data: Origin of the comparisons, as JSON; written to `training.json`.
 
     Raises:
-        NothingToLearn: no pair is left.
-        ConfigError: too many steps are too long.
-        StorageError: the cache or the target cannot be written.
+        NothingToLearn: If no pair is left.
+        ConfigError: If too many steps are too long.
+        StorageError: If the cache or the target cannot be written.
     """
     fitting, vectors = _embedded(material, settings, encoder, log)
     trained, kept = split_questions(fitting, settings.validation, settings.split)

@@ -52,8 +52,8 @@ def train_on_steps(
         data: Origin of the examples, as JSON; written to `training.json`.
 
     Raises:
-        ConfigError: too many examples do not fit, there are none, or the model cannot read packed
-            ones (`packed: false` does without).
+        ConfigError: If too many examples do not fit, there are none, or the model cannot read
+            packed ones (`packed: false` does without).
         StorageError: With `resume`, if the target's checkpoints belong to another training.
     """
     course = TrainingRun(kind, settings, start, target, seed, resume, log, data)

@@ -64,7 +64,7 @@ class Walk:
         """Searches as the policy would; the passages that this brought.
 
         Raises:
-            RetrievalError: the search failed.
+            RetrievalError: If the search failed.
         """
         found = tuple(await self.retriever.search(query, self.top_k))
         self.step(kind, query, found, **parts)

@@ -66,7 +66,7 @@ async def build_traces(
         settings: Deviations from the shortest way.
 
     Raises:
-        RetrievalError: a search failed.
+        RetrievalError: If a search failed.
     """
     traces = Traces([], Counter())
     titles = frozenset(passage.title for passage in passages.values())

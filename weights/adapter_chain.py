@@ -77,7 +77,7 @@ def load_adapter(model: Any, adapter: Path) -> None:
     """Gives a PEFT `model` the weights of a stored adapter of the same shape.
 
     Raises:
-        ConfigError: The adapter is damaged, or its shape is another.
+        ConfigError: If the adapter is damaged, or its shape is another.
     """
     from peft import set_peft_model_state_dict
     from safetensors.torch import load_file

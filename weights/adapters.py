@@ -69,7 +69,7 @@ def _reject_absurd(config: dict[str, Any]) -> None:
     """Rejects values that PEFT would take at their word.
 
     Raises:
-        ValueError: there is one.
+        ValueError: If there is one.
     """
     if config.get("auto_map"):
         raise ValueError("`auto_map` names code to run, which is never done")

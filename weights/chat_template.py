@@ -14,7 +14,7 @@ def rendered(template: str, messages: tuple[Message, ...], prefix: str = "") -> 
     """Returns the prompt: `messages` in a Jinja chat template, then the started assistant's turn.
 
     Raises:
-        ConfigError: jinja2 is missing, or the template refuses the messages.
+        ConfigError: If jinja2 is missing, or the template refuses the messages.
     """
     from jinja2 import TemplateError
 

@@ -51,7 +51,7 @@ def base_of(policy: str) -> str:
         "packaged", "hub:owner/name@revision", or a path.
 
     Raises:
-        ConfigError: nothing usable there.
+        ConfigError: If nothing usable there.
     """
     files = policy_files(policy)
     if files.hub is not None:
@@ -79,7 +79,7 @@ class FrozenEncoder:
                 latter is shown.
 
         Raises:
-            ConfigError: nothing usable there.
+            ConfigError: If nothing usable there.
         """
         self._files = policy_files(model)
         from_hub = self._files.hub if not self._files.adapters else None
@@ -117,9 +117,9 @@ class FrozenEncoder:
         once.
 
         Raises:
-            ConfigError: the model cannot be loaded, reads no sequence as long as one of these, or
-                others can write into the cache.
-            StorageError: the cache cannot be read or written.
+            ConfigError: If the model cannot be loaded, reads no sequence as long as one of these,
+                or others can write into the cache.
+            StorageError: If the cache cannot be read or written.
         """
         keys = {one: _key(self.digest, one) for one in sequences}
         path = cache_room("embeddings") / f"{self.digest}.sqlite"

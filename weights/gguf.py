@@ -57,7 +57,7 @@ def export_gguf(
         digest: stored in the file under `DIGEST_KEY`.
 
     Raises:
-        ConfigError: the model is not the Llama model that `tokenizer_source` describes.
+        ConfigError: If the model is not the Llama model that `tokenizer_source` describes.
     """
     reader = open_gguf(tokenizer_source)
     _check_same_model(model, reader, tokenizer_source)
@@ -68,7 +68,7 @@ def open_gguf(path: Path) -> Any:
     """Returns a `gguf.GGUFReader` on `path`.
 
     Raises:
-        ConfigError: the package `gguf` or the file is missing, or the file is damaged.
+        ConfigError: If the package `gguf` or the file is missing, or the file is damaged.
     """
     try:
         from gguf import GGUFReader

@@ -19,7 +19,7 @@ def hub_folder(name: str, *, download: bool = True) -> Path:
         download: whether it may be; else only a copy that is there already counts.
 
     Raises:
-        ConfigError: not a hub name, no such model, or the hub cannot be reached.
+        ConfigError: If not a hub name, no such model, or the hub cannot be reached.
     """
     named = _NAME.fullmatch(name)
     if named is None:

@@ -36,7 +36,7 @@ def reject_code(folder: Path, *, whole: bool = True) -> None:
         whole: whether all of its files are looked at; else its configurations alone.
 
     Raises:
-        ConfigError: there is such a file, or one that cannot be read.
+        ConfigError: If there is such a file, or one that cannot be read.
     """
     if (folder / ADAPTER_CONFIG).exists():
         raise ConfigError(

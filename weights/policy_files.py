@@ -73,7 +73,7 @@ def packaged_gguf() -> Path:
     The package is not imported: its code needs llama.cpp, its file does not.
 
     Raises:
-        ConfigError: the package is not installed.
+        ConfigError: If the package is not installed.
     """
     try:
         files = metadata.files(_DISTRIBUTION) or []
@@ -97,7 +97,7 @@ def policy_files(model: str, *, download: bool = True) -> PolicyFiles:
         download: whether a hub model that is not on this machine is fetched.
 
     Raises:
-        ConfigError: nothing usable there.
+        ConfigError: If nothing usable there.
     """
     try:
         return _files_of(model, (), download)
@@ -198,7 +198,7 @@ def sound_files(model: str) -> PolicyFiles:
     """`policy_files`, with adapters and merged weights looked through; nothing is loaded yet.
 
     Raises:
-        ConfigError: nothing usable there, or a file is damaged.
+        ConfigError: If nothing usable there, or a file is damaged.
     """
     files = policy_files(model)
     for adapter in files.adapters:
@@ -263,7 +263,7 @@ def load_base(dtype: str = "float32") -> tuple[Any, Any]:
     """Returns the packaged model and its tokenizer for transformers (about 3 s), ready to be saved.
 
     Raises:
-        ConfigError: a package is missing.
+        ConfigError: If a package is missing.
     """
     return _load_gguf(packaged_gguf(), dtype)
 
@@ -272,7 +272,7 @@ def load_policy(files: PolicyFiles, dtype: str = "float32") -> tuple[Any, Any]:
     """Returns a policy with its adapters merged in float32, and the tokenizer, for transformers.
 
     Raises:
-        ConfigError: a package is missing, or an adapter does not fit the base.
+        ConfigError: If a package is missing, or an adapter does not fit the base.
     """
     model, tokenizer = _load_weights(files.base, "float32")
     for adapter in files.adapters:
@@ -284,7 +284,7 @@ def merge_adapter(model: Any, adapter: Path) -> Any:
     """`model` with a PEFT adapter added into its weights.
 
     Raises:
-        ConfigError: the package `peft` is missing, or the adapter does not fit.
+        ConfigError: If the package `peft` is missing, or the adapter does not fit.
     """
     try:
         from peft import PeftModel

@@ -35,8 +35,8 @@ def ready_gguf(files: PolicyFiles, precision: Precision, log: Log | None = None)
         log: Callback for messages about unused or rebuilt files; defaults to the log.
 
     Raises:
-        ConfigError: weights or a package are missing, or others can write into the cache.
-        StorageError: the cache cannot be written.
+        ConfigError: If weights or a package are missing, or others can write into the cache.
+        StorageError: If the cache cannot be written.
     """
     digest = policy_digest(files, precision)
     if files.gguf is not None and files.gguf != files.base:

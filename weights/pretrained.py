@@ -23,7 +23,7 @@ def pretrained(kind: str, source: Path, **options: Any) -> Any:
         options: Options of `from_pretrained`.
 
     Raises:
-        ConfigError: transformers is missing, or the files cannot be loaded.
+        ConfigError: If transformers is missing, or the files cannot be loaded.
     """
     try:
         import transformers

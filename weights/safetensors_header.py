@@ -12,8 +12,8 @@ def tensor_shapes(path: Path) -> dict[str, Shape]:
     """Returns the names and shapes of the tensors.
 
     Raises:
-        ConfigError: safetensors is missing, or the file is, or is not a regular file, torn, or not
-            safetensors.
+        ConfigError: If safetensors is missing, or the file is, or is not a regular file, torn, or
+            not safetensors.
     """
     try:
         from safetensors import SafetensorError, safe_open

@@ -40,8 +40,8 @@ def check_curriculum(context: StageContext) -> None:
     """Makes every check.
 
     Raises:
-        ConfigError: the recipe is not a curriculum's, the run folder holds another one, or there is
-            too little of something.
+        ConfigError: If the recipe is not a curriculum's, the run folder holds another one, or there
+            is too little of something.
     """
     recipe = context.recipe
     check_run_folder(context.run)

@@ -81,7 +81,7 @@ def carry_out(runner: StudyRunner, cycle: Cycle, before: StageTotals) -> Taught:
         before: totals of the training that the cycle's policy comes from; empty for the start.
 
     Raises:
-        StageStopped: a stage ended early.
+        StageStopped: If a stage ended early.
     """
     own, settings = beside(runner, cycle.name), cycle.settings(runner.recipe)
     pairs, label, reward_model = _pairs(own, settings, before)

@@ -90,8 +90,8 @@ def evaluate_on_dev(
         after: totals of its training.
 
     Raises:
-        ConfigError: no dev question can be answered, so that there is no EM to go by.
-        StageStopped: the evaluation ended early.
+        ConfigError: If no dev question can be answered, so that there is no EM to go by.
+        StageStopped: If the evaluation ended early.
     """
     asked = {
         **(settings or {}),

