@@ -132,7 +132,7 @@ def compare(
         seed: Random seed of the bootstrap.
 
     Raises:
-        ValueError: If no policy.
+        ValueError: If there are no policies.
     """
     if not predictions:
         raise ValueError("no policy to compare")

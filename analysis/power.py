@@ -20,7 +20,7 @@ def questions_needed(
         alpha: two-sided level, in (0, 1).
 
     Raises:
-        ValueError: If a share outside its range.
+        ValueError: If a share is outside its range.
     """
     if not 0 < abs(effect) <= disagreement <= 1:
         raise ValueError(

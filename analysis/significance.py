@@ -56,7 +56,7 @@ def paired_bootstrap(
         confidence: coverage in (0, 1).
 
     Raises:
-        ValueError: If no items, or two different numbers of them.
+        ValueError: If there are no items, or two different numbers of them.
     """
     if len(baseline) != len(other) or not len(baseline):
         raise ValueError(f"cannot pair {len(baseline)} scores with {len(other)}")

@@ -63,7 +63,7 @@ class Annotator:
         """Grows, labels and pairs one question; a fault of this question alone is a `Failure`.
 
         Raises:
-            EndpointError: If a fatal one.
+            EndpointError: If a fault is fatal.
             BudgetExceeded: If a limit allows no further call; the question stays pending.
         """
         try:

@@ -36,7 +36,7 @@ class Admission:
             order: Place in the queue; unique.
 
         Raises:
-            EndpointError: If fatal; the breaker has given up.
+            EndpointError: If the breaker has given up (fatal).
             BranchwiseError: Raised by `before_attempt`.
         """
         waiter: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()

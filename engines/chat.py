@@ -162,7 +162,7 @@ def read_ids_reply(
     Raises:
         EndpointError: If the reply has no token ids, not one log-probability for each of them, or
             more of them than were asked for.
-        TokenDrift: If the server read other tokens than those of `prompt`.
+        TokenDrift: If the server tokenised `prompt` differently.
         UnreadableReply: If no choice with a text in it.
     """
     reply, choice = _first_choice(reply)

@@ -47,7 +47,7 @@ def checked_url(settings: ModelSettings) -> str:
     """Returns the endpoint's address.
 
     Raises:
-        ConfigError: If it is missing, no HTTP address, or holds credentials or a query.
+        ConfigError: If it is missing, not an HTTP address, or holds credentials or a query.
     """
     return checked_address(
         settings.base_url,

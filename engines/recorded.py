@@ -22,7 +22,7 @@ class RecordedEngine:
         """Fails: a call that arrives here is not in the ledger.
 
         Raises:
-            BudgetExceeded: If always.
+            BudgetExceeded: Always.
         """
         raise BudgetExceeded(
             f"a call for question {request.identity.question_id} is not in the ledger"

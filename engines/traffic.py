@@ -84,8 +84,8 @@ class Traffic:
         """Awaits `attempt` until it succeeds; returns its result and the number of attempts.
 
         Raises:
-            EndpointError: If a fault that does not pass, the last one allowed, or the deadline; it
-                knows the number of attempts. Fatal, if the endpoint has only failed for as long
+            EndpointError: If a fault is permanent, the last attempt failed, or the deadline passed;
+                it knows the number of attempts. Fatal, if the endpoint has only failed for as long
                 as patience goes.
         """
         call = _Call(next(self._orders))

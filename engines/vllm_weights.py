@@ -56,7 +56,7 @@ def served_digest(settings: ModelSettings) -> str:
     told to do with them. For a name that vLLM finds by itself: the name.
 
     Raises:
-        ConfigError: If nothing usable there.
+        ConfigError: If there are no usable files.
     """
     how = " ".join(["vllm", settings.dtype, *settings.server_args])
     files = served_files(settings.model)
@@ -67,7 +67,7 @@ def served_name(settings: ModelSettings) -> str:
     """Returns the model name for requests: a hash of its content, or the name that vLLM resolves.
 
     Raises:
-        ConfigError: If nothing usable there.
+        ConfigError: If there are no usable files.
     """
     if served_files(settings.model) is None:
         return settings.model

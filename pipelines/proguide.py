@@ -56,7 +56,7 @@ def read_proguide(path: Path) -> list[Pair]:
     """Returns the pairs of a published file (a JSON list, or JSONL; `.gz` too).
 
     Raises:
-        ConfigError: If the faults of all records, each with file and record.
+        ConfigError: If records are faulty; lists all faults with file and record.
     """
     faults = Faults()
     pairs = list(pairs_of_records(read_rows(path, faults), faults))

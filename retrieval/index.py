@@ -37,9 +37,9 @@ def open_retriever(
         log: Callback for messages about damaged indexes; defaults to the log.
 
     Raises:
-        ConfigError: If empty corpus, two passages with one id, no url for `http`, the extra
-            that `dense` and `fusion` need is not installed, or others can write into the cache.
-        StorageError: If the folder of the indexes cannot be written.
+        ConfigError: If the corpus is empty or has two passages with one id, no url for `http`, the
+            extra that `dense` and `fusion` need is not installed, or others can write into the
+        cache. StorageError: If the folder of the indexes cannot be written.
     """
     if settings.kind == "http":
         return _open_http(settings)

@@ -87,7 +87,7 @@ def roll_fresh(
 
     Raises:
         ConfigError: If corpus, prompts or policy are not those that the trees were grown with.
-        EndpointError: If a fatal one.
+        EndpointError: If a fault is fatal.
     """
     rolled = Rolled(stored_fresh(run, temperature))
     wanted, policies = _short_of(run, pairs, rolled.fresh, rollouts)

@@ -68,7 +68,7 @@ class AnswerJudging:
             questions: All that were asked.
 
         Raises:
-            EndpointError: If A fatal one.
+            EndpointError: If a fault is fatal.
         """
         rows = [row for one in done.values() for row in one.predictions]
         asked = list(dict.fromkeys(filter(None, map(self._asked, rows))))

@@ -65,8 +65,8 @@ def load_data(settings: DataSettings, seed: int, *, unfit: Unfit = lambda _: Non
             applied, and counted by reason.
 
     Raises:
-        ConfigError: If faults in the files (all of them, with file and line), no corpus, a limit
-            below 1, or no questions left.
+        ConfigError: If the files are faulty (lists all faults with file and line), no corpus, a
+            limit below 1, or no questions left.
     """
     _check_limits(settings)
     notes: Notes = Counter()
@@ -97,7 +97,7 @@ def load_split(settings: DataSettings, split: Split, seed: int) -> tuple[Questio
     No corpus is read: gold passages are as the files know them.
 
     Raises:
-        ConfigError: If faults in the files.
+        ConfigError: If the files are faulty.
     """
     wanted = {"split": split, "limit": None}
     settings = settings.model_copy(update={"skip": 0})

@@ -74,7 +74,7 @@ def read_set(source: str, questions: str | None) -> QuestionSet:
         questions: the file, or the name on the hub.
 
     Raises:
-        ConfigError: If no file, or faults in it (all of them up to 20, with file and line).
+        ConfigError: If the file is missing or faulty (lists up to 20 faults with file and line).
     """
     if questions is None:
         raise ConfigError(f"data.source is {source} but data.questions is not set: name the file")

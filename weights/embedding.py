@@ -51,7 +51,7 @@ def base_of(policy: str) -> str:
         "packaged", "hub:owner/name@revision", or a path.
 
     Raises:
-        ConfigError: If nothing usable there.
+        ConfigError: If there are no usable files.
     """
     files = policy_files(policy)
     if files.hub is not None:
@@ -79,7 +79,7 @@ class FrozenEncoder:
                 latter is shown.
 
         Raises:
-            ConfigError: If nothing usable there.
+            ConfigError: If there are no usable files.
         """
         self._files = policy_files(model)
         from_hub = self._files.hub if not self._files.adapters else None

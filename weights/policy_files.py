@@ -97,7 +97,7 @@ def policy_files(model: str, *, download: bool = True) -> PolicyFiles:
         download: whether a hub model that is not on this machine is fetched.
 
     Raises:
-        ConfigError: If nothing usable there.
+        ConfigError: If there are no usable files.
     """
     try:
         return _files_of(model, (), download)
