@@ -26,12 +26,12 @@ WEIGHTS: Mapping[str, str] = {
 
 
 def product_of(stage: str, run: Path, totals: Mapping[str, Any]) -> str | None:
-    """Returns the digest of what a finished stage made.
+    """Returns the digest of a finished stage's output.
 
     Args:
         stage: "annotate", "relabel", "train-dpo", …
         run: Run folder.
-        totals: what it gave at its end; they name what it made.
+        totals: Totals of the stage; they name its output.
 
     Returns:
         Empty where a stage makes nothing that is looked after, or ran dry; None if some of it is

@@ -22,14 +22,14 @@ from storage.text import Log
 
 @dataclass(frozen=True)
 class Candidate:
-    """A policy or a baseline, and how it is asked.
+    """A policy or a baseline, with its settings.
 
     Attributes:
         name: Shown in tables.
-        recipe: Its `policy`, `agent` and `evaluation.temperature` are those of the candidate.
+        recipe: Recipe with the candidate's `policy`, `agent` and `evaluation.temperature`.
         questions: Asked if they have an answer, or if the protocol can refuse.
-        deciding: What decides its answers, apart from the evaluation's own settings.
-        path: Of its calls in the ledger.
+        deciding: Settings that affect its answers, apart from the evaluation's own.
+        path: Path of its calls in the ledger.
         asks_model: False if `begin` returns the answer.
     """
 
@@ -61,7 +61,7 @@ def policies_of(recipe: Recipe, run: Path) -> dict[str, Recipe]:
 def policy_candidates(
     recipe: Recipe, policies: Mapping[str, Recipe], data: Data
 ) -> Iterator[Candidate]:
-    """Yields the policies as they are asked."""
+    """Yields the policies of the evaluation."""
     common = answering(recipe)
     for name, one in policies.items():
         differing = {key: value for key, value in answering(one).items() if value != common[key]}
@@ -72,7 +72,7 @@ def policy_candidates(
 def baseline_candidates(
     recipe: Recipe, run: Path, data: Data, retriever: Retriever, log: Log
 ) -> Iterator[Candidate]:
-    """Yields the recipe's baselines as they are asked.
+    """Yields the baselines of the evaluation.
 
     Raises:
         ConfigError: If the questions of the split `train`, or the model, cannot be read.
@@ -109,7 +109,7 @@ def baseline_candidates(
 
 
 def _reader(recipe: Recipe, run: Path) -> Recipe:
-    """Returns the recipe of the model that baselines ask."""
+    """Returns the recipe of the baselines' model."""
     untrained = "packaged" if recipe.policy.engine == "openvino" else recipe.policy.model
     model = (recipe.evaluation.baseline_model or untrained).replace("{run}", run.name)
     policy = recipe.policy.model_copy(update={"model": model})
@@ -117,7 +117,7 @@ def _reader(recipe: Recipe, run: Path) -> Recipe:
 
 
 def _others(recipe: Recipe, data: Data) -> Iterator[Question]:
-    """Returns questions of the split `train` that are not asked."""
+    """Returns questions of split `train` that are not evaluated."""
     asked = {folded_question(question.question) for question in data.questions}
     known = load_split(data_settings(recipe), "train", recipe.seed)
     return (q for q in known if folded_question(q.question) not in asked)

@@ -24,19 +24,19 @@ from storage.schemas import rows_to_table, schema_of, table_to_records
 from storage.terminal_escape import inert
 
 QUESTIONS_A_PART = 16
-"""At least; they are what is replayed after a kill."""
+"""Fewest questions per part; at most this many are replayed after a kill."""
 MOST_QUESTIONS_A_PART = 256
 PARTS = 500
-"""From as many on, parts grow with the run: every commit writes a manifest of all of them."""
+"""Above this many parts, parts get larger instead, because every commit rewrites the manifest."""
 
 
 @dataclass
 class Committer:
-    """Writes what the annotator finishes.
+    """Commits finished questions.
 
     Attributes:
         questions: all of the run.
-        notes: what was dropped or noted while they were read, by reason.
+        notes: Numbers dropped or noted while reading, by reason.
     """
 
     run: Run
@@ -66,7 +66,7 @@ class Committer:
         return self._part("questions", self.questions, None)
 
     def forget(self, number: int) -> None:
-        """Lets a part go, and owe its questions."""
+        """Drops a part; its questions become pending."""
         gone = [part for part in self._grown_parts() if number_of(part) == number]
         remove_parts(self.run.folder, gone)
         name = f"{number:05d}"
@@ -92,7 +92,7 @@ class Committer:
         return max(QUESTIONS_A_PART, min(len(self.questions) // PARTS, MOST_QUESTIONS_A_PART))
 
     def flush(self) -> None:
-        """Commits what is waiting, as the next part."""
+        """Commits the waiting questions as the next part."""
         if not self._waiting:
             return
         numbers = [number_of(part) for part in load_manifest(self.run.folder).of("trees")]
@@ -103,7 +103,7 @@ class Committer:
         """Commits these questions as the part with this number."""
         batch = _in_order(annotated)
         trees, pairs = self.grown_parts(number, batch)
-        # With the part, so that attempts add up, and what was not committed is not counted twice.
+        # Stored with the part, so that attempts add up and nothing is counted twice.
         counts = dict(sum((a.counts for a in batch), Counter[str]()))
         trees = replace(trees, info=trees.info.model_copy(update={"counts": counts}))
         self._write([trees, pairs])
@@ -157,7 +157,7 @@ class Committer:
         return dict(counts)
 
     def _answered_as(self) -> Counter[str]:
-        """Replies of endpoints that name another model than the one that was asked."""
+        """Counts replies that name another model than the requested one."""
         recipe, counts = self.run.recipe, Counter[str]()
         for model in (recipe.policy, recipe.asked_judge, recipe.asked_verifier):
             if model is not None and model.engine == "openai":

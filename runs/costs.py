@@ -11,11 +11,11 @@ COUNTED_BY = {
     "tokenizer": "counted with the model's tokenizer",
     "bytes": "estimated from above, from bytes",
 }
-"""What is said of token counts that the endpoint did not report usably, by `Call.usage_basis`."""
+"""Description of token counts that the endpoint did not report, by `Call.usage_basis`."""
 
 
 def spending(spent: Totals) -> dict[str, Any]:
-    """Returns the totals of a run's ledger, as a stage's totals say them."""
+    """Returns the totals of a run's ledger, in the form of a stage's totals."""
     return {
         "calls": spent.calls,
         "calls_estimated": spent.estimated,

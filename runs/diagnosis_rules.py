@@ -17,9 +17,9 @@ FEW_PAIRS, LEAST_PAIRS = 500, 50
 """Below 500 pairs a gain is rarely large enough to be seen on some hundred questions; 50 pairs in
 batches of 8 are six updates, which barely move a policy."""
 LEAST_SURVIVAL, GOOD_SURVIVAL = 0.6, 0.75
-"""Of the pairs that fresh rollouts decide, luck keeps a half: below 0.6 most labels are noise."""
+"""Among decided pairs chance keeps half, so below 0.6 most labels are noise."""
 MANY_TIED = 0.5
-"""Where fresh rollouts see no difference in half of the pairs, there is little to learn."""
+"""If fresh rollouts show no difference for half of the pairs, there is little to learn."""
 LEAST_REAL = 0.5
 """Of the labels' mean gap, what fresh rollouts have to find again. Pairs of which they found 72 %
 taught a policy, pairs of which they found 33 % did not (docs/results.md, `labels` and
@@ -47,12 +47,12 @@ UNMOVED_MARGIN = 0.01
 """A tenth of a nat between the two steps of a pair, at the usual beta."""
 LOW_ACCURACY, MEMORISED = 0.6, 0.98
 LEAST_CORRELATION = 0.97
-"""Of the logits' change before and after export; the export itself refuses below 0.9."""
+"""Correlation of the logits' change before and after export; the export fails below 0.9."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of a diagnosis: what was looked at, its figure, how that is, what to do."""
+    """One line of a diagnosis: subject, figure, verdict, advice."""
 
     what: str
     figure: str
@@ -74,13 +74,13 @@ def conclusion(findings: Sequence[Finding]) -> str:
 
 
 def _graded(bad: bool, watch: bool, what: str, figure: str, advice: str, usual: str) -> Finding:
-    """Returns a finding; `usual` is what to say where nothing is wrong."""
+    """Returns a finding; `usual` is its text if there is no problem."""
     verdict: Rating = "bad" if bad else "watch" if watch else "good"
     return Finding(what, figure, verdict, advice if bad or watch else usual)
 
 
 def of_pairs(pairs: PairFigures | None) -> Iterator[Finding]:
-    """Yields findings on the pairs; of imported ones, only their texts say anything."""
+    """Yields findings on the pairs; for imported ones, only on their texts."""
     if pairs is None:
         yield Finding(
             "pairs",
@@ -190,7 +190,7 @@ def of_trees(
     """Yields findings on the trees.
 
     Args:
-        returns: whether labels are EVO-RAG's, which prefer steps whatever they end in.
+        returns: Whether labels are EVO-RAG's, which prefer steps regardless of the answer.
     """
     if trees is None:
         yield Finding("trees", "none", "–", "an imported run: its labels cannot be looked into")
@@ -241,7 +241,7 @@ UNROLLED = Finding(
     "–",
     "labels are returns of steps, and fresh rollouts say no more than which answers are right",
 )
-"""Of a run that EVO-RAG's rewards have labelled."""
+"""Advice for a run labelled by EVO-RAG's rewards."""
 
 
 def of_survival(row: SurvivalRow | None, asked: int) -> Finding:

@@ -23,7 +23,7 @@ from storage.text import digest_of
 
 @dataclass(frozen=True)
 class PolicyEvaluation:
-    """What all candidates share: retriever, ledger and limits."""
+    """Shared by all candidates: retriever, ledger and limits."""
 
     context: StageContext
     retriever: Retriever
@@ -33,7 +33,7 @@ class PolicyEvaluation:
     def answers(self, candidates: Iterable[Candidate]) -> Iterator[tuple[str, Evaluated]]:
         """Yields each candidate's answers, as far as the gate lets its questions through.
 
-        Neighbours that ask the same model share an engine.
+        Neighbours with the same model share an engine.
         """
         for _, group in groupby(candidates, key=lambda one: one.recipe.policy):
             with self.gate.listening():

@@ -39,7 +39,7 @@ def evaluation_data(recipe: Recipe, limit: int | None = None) -> Data:
 def data_settings(recipe: Recipe, limit: int | None = None) -> DataSettings:
     """`evaluation.set` in the place of the run's questions; None takes a split of their source.
 
-    Whatever a run skips of its own questions, every policy is asked the same ones.
+    A run's `data.skip` does not apply, so that all policies answer the same questions.
     """
     wanted, split = recipe.evaluation.set, recipe.evaluation.split
     limit = limit or (wanted.limit if wanted else None) or recipe.evaluation.limit
@@ -74,7 +74,7 @@ def deciding_settings(
     names of evaluations without them do not depend on this version.
 
     Args:
-        candidates: What decides the answers of each policy and baseline, by name.
+        candidates: Settings that affect the answers of each policy and baseline, by name.
     """
     baselines = {name: candidates[name] for name in recipe.evaluation.baselines}
     return {
@@ -113,7 +113,7 @@ def check_no_overlap(run: Path, policies: Iterable[Recipe], asked: Sequence[Ques
     """Refuses questions that the run, or one that a policy was trained on, was annotated with.
 
     Raises:
-        ConfigError: If some are asked again, by id or by text.
+        ConfigError: If some overlap, by id or by text.
     """
     trained = (_trained_on(one.policy.model) for one in policies)
     for folder in dict.fromkeys((run, *(run.parent / name for name in trained if name))):
@@ -132,7 +132,7 @@ def check_no_overlap(run: Path, policies: Iterable[Recipe], asked: Sequence[Ques
 
 
 def _trained_on(model: str) -> str | None:
-    """Returns the name of the run whose rows a policy was trained on, if its folder says so."""
+    """Returns the run of a policy's training rows, if its folder records it."""
     try:
         return Path(object_inside(Path(model), TRAINING)["data"]["run"]).name
     except (OSError, ValueError, KeyError, TypeError, ConfigError):

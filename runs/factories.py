@@ -26,7 +26,7 @@ from storage.text import Log
 def open_data(recipe: Recipe, settings: DataSettings | None = None) -> Data:
     """Returns questions and corpus of the recipe (or of `settings` in its place), checked.
 
-    Questions that the protocol cannot be asked are left out and counted.
+    Questions that the protocol cannot take are left out and counted.
     """
     unfit = protocol_of(recipe.agent).unfit
     return load_data(settings or recipe.data, recipe.seed, unfit=unfit)
@@ -35,7 +35,7 @@ def open_data(recipe: Recipe, settings: DataSettings | None = None) -> Data:
 def open_index(recipe: Recipe, passages: tuple[Passage, ...], log: Log | None = None) -> Retriever:
     """Returns the retriever of the recipe; its index is built the first time.
 
-    `log` is told, in a line, if the index was damaged and is made again.
+    `log` gets a message if the index was damaged and is rebuilt.
     """
     from retrieval.index import open_retriever
 
@@ -56,7 +56,7 @@ def engine_for(
         model: the block.
         recipe: Recipe; its limits apply.
         logs: folder for the log of a server that the engine starts; None for the cache's.
-        before_call: asked before every attempt at an endpoint (see `engines.ledgered`).
+        before_call: Called before every attempt at an endpoint (see `engines.ledgered`).
         log: told, in a line, when an endpoint is in trouble and when it is back, and when weights
             in the cache were damaged.
         server: a vLLM server that runs already and has the model.

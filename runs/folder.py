@@ -40,7 +40,7 @@ from storage.settings import in_words
 from storage.terminal_escape import inert_yaml
 
 STUDY = "study"
-"""Folder of a run where a study notes what it does, before there is a recipe."""
+"""Folder of a run with a study's journal, which exists before the recipe."""
 INPUTS = "inputs"
 """Key of `provenance.json` under which a run's inputs are noted."""
 VERSIONED = (
@@ -61,9 +61,9 @@ class Run:
     """A run folder (docs/durability.md).
 
     Attributes:
-        folder: where it is.
+        folder: Path of the folder.
         recipe: Recipe of the stage; an evaluation may use other settings.
-        seal: what the run was started with.
+        seal: Seal from the start of the run.
     """
 
     folder: Path
@@ -88,7 +88,7 @@ class Run:
         return _held(self.folder)
 
     def open_ledger(self) -> Ledger:
-        """Returns the run's ledger, for a `with` block; a new one is told whose it is.
+        """Returns the run's ledger, for a `with` block; a new one gets the run's digest.
 
         Raises:
             ConfigError: If it is another run's, or another process holds the run.
@@ -108,8 +108,8 @@ class Run:
         """Adds parts to the manifest, all or none; the caller holds the run.
 
         Args:
-            parts: What to commit.
-            replaced: Names of tables of which no older part is kept.
+            parts: Parts to commit.
+            replaced: Names of tables whose older parts are dropped.
         """
         add_parts(self.folder, parts, self.seal.digest, replaced)
 
@@ -126,7 +126,7 @@ def open_run(
     Args:
         folder: Run folder.
         recipe: resolved.
-        facts: for `provenance.json`, where it does not say them yet.
+        facts: Facts to add to `provenance.json`, unless it has them.
         inputs: what the rows will come from, by digest (see `runs.inputs`); a run keeps
             those that it was started with. None: no rows will come.
         grown: names of inputs that are those from before and more, so that it continues with them.
@@ -153,7 +153,7 @@ def _held(folder: Path) -> RunLock:
 
 
 def _begin(folder: Path, recipe: Recipe, facts: Mapping[str, Any]) -> Seal:
-    """Writes the files of a new run, the recipe last: without it there is no run."""
+    """Writes the files of a new run, the recipe last, because it makes the folder a run."""
     seal = new_seal(folder, recipe)
     noted = {**environment_facts(), **facts, SEAL: seal.noted()}
     atomic_write_json(folder / PROVENANCE, noted)
@@ -185,9 +185,9 @@ def _continue(
 def _note(
     folder: Path, facts: Mapping[str, Any], inputs: Mapping[str, str], grown: Collection[str]
 ) -> None:
-    """Completes `provenance.json`; what it says already, of the first attempt, stays.
+    """Completes `provenance.json`; entries of the first attempt stay.
 
-    But for what has grown, and the facts, which are of that.
+    Except for inputs that have grown, and facts about them.
     """
     noted = _provenance(folder)
     begun = (noted.get(INPUTS) or dict(inputs)) | {name: inputs[name] for name in grown}
@@ -201,7 +201,7 @@ def _note(
 def check_same_inputs(folder: Path, inputs: Mapping[str, str]) -> None:
     """Checks that the inputs are those of the run's rows, under any file names (`runs.inputs`).
 
-    A run that has noted none yet (only evaluated so far) is asked for nothing.
+    A run without noted inputs (only evaluated so far) passes.
 
     Raises:
         ConfigError: If some have changed since the run was started; each is named.
@@ -259,7 +259,7 @@ def _recipe_in(folder: Path, kept: Mapping[str, Any]) -> Recipe:
 
 
 def _kept(folder: Path) -> dict[str, Any] | None:
-    """Reads `config.yaml`, of any version; None if there is none."""
+    """Reads `config.yaml`, of any version, or returns None."""
     try:
         text = read_inside(folder, CONFIG, RECIPE_BYTES).decode("utf-8")
         return parse_settings(text, CONFIG)
@@ -340,7 +340,7 @@ def check_unchanged(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]
 
 
 def _provenance(folder: Path) -> dict[str, Any]:
-    """Reads `provenance.json`; empty if there is none."""
+    """Reads `provenance.json`; empty if it is missing."""
     try:
         noted = object_inside(folder, PROVENANCE)
         inputs = noted.get(INPUTS, {})
@@ -357,7 +357,7 @@ def _provenance(folder: Path) -> dict[str, Any]:
 
 
 def environment_facts() -> dict[str, Any]:
-    """Returns versions, git revision, processor and threads: what a number depends on."""
+    """Returns versions, git revision, processor and threads, which results depend on."""
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),

@@ -38,7 +38,7 @@ NodeKey = tuple[str, int]
 
 @dataclass
 class Rolled:
-    """Fresh rollouts, and what is missing of those that were asked for.
+    """Fresh rollouts, and the number of missing ones.
 
     Attributes:
         fresh: Rollouts by (tree_id, node_id), those of earlier calls included.
@@ -86,7 +86,7 @@ def roll_fresh(
         temperature: Sampling temperature of the rollouts; defaults to the policy's.
 
     Raises:
-        ConfigError: If corpus, prompts or policy are not those that the trees were grown with.
+        ConfigError: If corpus, prompts or policy differ from those of the trees.
         EndpointError: If a fault is fatal.
     """
     rolled = Rolled(stored_fresh(run, temperature))
@@ -117,7 +117,7 @@ Wanted = Mapping[str, set[int]]
 def _short_of(
     run: Run, pairs: Sequence[Pair], fresh: Mapping[NodeKey, FreshRollouts], rollouts: int
 ) -> tuple[Wanted, set[str]]:
-    """Returns the nodes with fewer rollouts than are asked for, and the policies that grew them."""
+    """Returns the nodes with too few rollouts, and the policies that grew them."""
     short: dict[str, set[int]] = defaultdict(set)
     for pair in pairs:
         for node in (pair.chosen_node, pair.rejected_node):
@@ -129,7 +129,7 @@ def _short_of(
     wanted: dict[str, set[int]] = defaultdict(set)
     policies = set()
     for tree, node, terminal, policy in zip(*nodes.to_pydict().values(), strict=True):
-        # A final answer has one rollout, itself, however many are asked for.
+        # A final answer always has one rollout, itself.
         if node in short[tree] and not (terminal and (tree, node) in fresh):
             wanted[tree].add(node)
             policies.add(policy)
@@ -149,7 +149,7 @@ def _check_same_policy(recipe: Recipe, policies: Collection[str]) -> None:
 
 @dataclass(frozen=True)
 class Survey:
-    """What every tree is rolled out with; faults of single trees are counted in `rolled`."""
+    """Shared by all trees; faults of single trees are counted in `rolled`."""
 
     context: StageContext
     recipe: Recipe

@@ -46,7 +46,7 @@ def replay_passages(run: Run) -> dict[str, Passage]:
     """Returns the run's corpus by id, to rebuild the policy's prompts from its trees.
 
     Raises:
-        ConfigError: If the corpus or the prompts are no longer those the trees were grown with.
+        ConfigError: If the corpus or the prompts differ from those of the trees.
     """
     passages = open_data(run.recipe).passages
     check_same_inputs(run.folder, _replayed(run.recipe, passages))

@@ -26,12 +26,12 @@ class Event:
 
     Attributes:
         key: hash of the command and of the recipe that it was given (see `command_key`).
-        command: as a person would type it.
-        event: what happened to it.
+        command: Command line as a user would type it.
+        event: Start or end of the command.
         at: UTC, ISO 8601.
         seconds: how long it took; 0 at its start.
         exit_code: Exit code of the stage; None at its start.
-        totals: the stage's JSON line, and a digest of what it made.
+        totals: JSON line of the stage, and a digest of its output.
     """
 
     key: str
@@ -58,7 +58,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Journal:
-    """The file; reading it again is what a resumed study begins with."""
+    """The journal file; a resumed study reads it first."""
 
     path: Path
 
@@ -68,7 +68,7 @@ class Journal:
         Raises:
             StorageError: If the file system refused.
         """
-        # ASCII: whatever a kill tears, what is left can be decoded, and a line is one line.
+        # ASCII, so that a torn line can be decoded, and a line is one line.
         line = json.dumps(asdict(event), default=str) + "\n"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

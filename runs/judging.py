@@ -27,12 +27,12 @@ from storage.schemas import table_to_records
 Asked = tuple[str, str, str]
 """Source and id of a question, and the response that is judged."""
 UNREADABLE = "neither word"
-"""Why a reply gives no verdict, if the judge could be asked."""
+"""Reason of a missing verdict, if the judge replied."""
 
 
 @dataclass(frozen=True)
 class AnswerJudging:
-    """The model that judges, and how it is asked."""
+    """The judge and its settings."""
 
     model: JudgeSettings
     how: EvaluationJudge
@@ -45,7 +45,7 @@ class AnswerJudging:
 
     @property
     def deciding(self) -> dict[str, object]:
-        """What decides the verdicts."""
+        """Settings that affect the verdicts."""
         how = {"prompt": self.how.prompt, "reads": self.how.reads}
         prompt_hash = answer_judge_hash(self.how.prompt)
         return {**identity(self.model.model_dump(mode="json")), **how, "prompt_hash": prompt_hash}
@@ -65,7 +65,7 @@ class AnswerJudging:
 
         Args:
             done: By policy.
-            questions: All that were asked.
+            questions: All evaluated questions.
 
         Raises:
             EndpointError: If a fault is fatal.
@@ -96,7 +96,7 @@ class AnswerJudging:
         asked: list[Asked],
         known: Mapping[tuple[str, str], Question],
     ) -> dict[Asked, bool | str]:
-        """Returns each verdict, or why there is none."""
+        """Returns each verdict, or the reason that it is missing."""
         progress = Progress("eval judge", len(asked), spent=ledger.totals)
         opened = open_engine(self.model, context.recipe, ledger, gate.check, context.log)
         async with opened as engine, progress.shown(context.console):
@@ -121,7 +121,7 @@ class AnswerJudging:
             return {one: found async for one, found in work}
 
     def _asked(self, row: Prediction) -> Asked | None:
-        """Returns what is judged; None if the question has no answer, or the row no response."""
+        """Returns the text to judge; None without a gold answer or a response."""
         if self.how.reads == "answer":
             response = row.prediction or ""
         else:

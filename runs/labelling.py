@@ -20,18 +20,18 @@ from storage.terminal_escape import inert_yaml
 LABELS = "labelling.yaml"
 
 DIGEST = "digest"
-"""Key of the hash of what else is noted."""
+"""Key of the hash over the other entries."""
 
 
 def labelled_by(run: Run, recipe: Recipe, blocks: Collection[str] = LABELLING) -> Recipe:
-    """Returns the run's recipe with what decides labels taken from another one.
+    """Returns the run's recipe with the label settings of another one.
 
     A verifier is the run's own, whose verdicts the trees keep. One of None lets the gold documents
     say in its place; any other would have to be asked.
 
     Args:
         run: Run of the trees.
-        recipe: with the wanted settings.
+        recipe: Recipe with the wanted settings.
         blocks: Recipe blocks to take.
 
     Raises:
@@ -54,7 +54,7 @@ def keep_labelling(run: Run, label: str, recipe: Recipe) -> None:
 
 
 def labelling_of(run: Run, label: str | None) -> Recipe:
-    """Returns the recipe of a relabelling; None stands for the labels of `annotate`.
+    """Returns the recipe of a relabelling, or of `annotate` for None.
 
     Raises:
         ConfigError: what was noted of the relabelling is not there, cannot be read, or was changed

@@ -55,7 +55,7 @@ class EmbeddedServing:
             str(self.folder), start.base, (*start.adapters, self.folder / "adapter")
         )
         gguf = self.folder / "policy.gguf"
-        # A copy, because taking an adapter out of the weights again leaves its rounding in them.
+        # A copy, because unmerging an adapter leaves rounding errors in the weights.
         merged = deepcopy(model).merge_and_unload()
         write_policy_gguf(files, self.policy.precision, gguf, merged)
         del merged
@@ -81,9 +81,9 @@ class VllmServing:
 
     Attributes:
         recipe: Its policy is the start of the training.
-        folder: For the adapter of the moment. A server that is not ours must see it, too.
+        folder: Folder of the current adapter. A server of another process must also see it.
         logs: Folder for the server's log.
-        before_call, say: See `runs.factories.engine_for`.
+        before_call, log: See `runs.factories.engine_for`.
     """
 
     recipe: Recipe
@@ -128,7 +128,7 @@ class VllmServing:
         return new.rename(self.folder / named)
 
     async def close(self) -> None:
-        """Stops the server and removes what was written."""
+        """Stops the server and removes its files."""
         await self._stack.aclose()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -136,7 +136,7 @@ class VllmServing:
 def serving_for(
     recipe: Recipe, folder: Path, logs: Path, before_call: BeforeCall, log: Log
 ) -> EmbeddedServing | VllmServing:
-    """Returns what serves the recipe's policy while it is trained; see `check_servable`."""
+    """Returns the serving of the recipe's policy during training; see `check_servable`."""
     if recipe.policy.engine == "vllm":
         return VllmServing(recipe, folder, logs, before_call, log)
     limits = recipe.limits

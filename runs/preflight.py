@@ -1,6 +1,6 @@
 """Checks everything outside that a recipe needs, before a stage writes or pays for anything.
 
-A check is a block of the recipe and a call that raises where the block names what is not there.
+A check is a block of the recipe and a call that raises if something it names is missing.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ def problems(checks: Iterable[Check]) -> Iterator[str]:
 
 
 def require_matplotlib() -> None:
-    """Plots are asked for before anything is paid for.
+    """Checks for the plot library before anything is paid for.
 
     Raises:
         ConfigError: If it is not installed.
@@ -58,7 +58,7 @@ def require_matplotlib() -> None:
 
 
 def data_files(recipe: Recipe) -> Iterator[Check]:
-    """Yields files of questions and passages; whether they can be read is for the stage to say."""
+    """Yields files of questions and passages; the stage checks that they are readable."""
     data = recipe.data
     for one in data.mix or (data,):
         if one.questions is not None and one.source not in {"atlas", "hub"}:
@@ -93,7 +93,7 @@ def evaluated(recipe: Recipe, run: Path) -> Iterator[Check]:
 def cannot_be_asked(policy: ModelSettings) -> str | None:
     """Returns the reason a policy could not be served after training, or None.
 
-    A server that somebody else has started serves what it was started with.
+    A server started by another process serves its own weights.
     """
     if policy.engine == "openai":
         return (
@@ -130,7 +130,7 @@ def _sound_if_ours(model: str) -> None:
 
 
 def servers(recipe: Recipe) -> Iterator[Check]:
-    """Yields the model endpoints, vLLM where it is to be started, and the search server."""
+    """Yields the model endpoints, vLLM if it must be started, and the search server."""
     asked_in = {"policy": protocol_of(recipe.agent)}
     for role, model in _models(recipe):
         if model.engine == "vllm" and model.base_url is None:

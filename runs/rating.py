@@ -25,7 +25,7 @@ from storage.records import Difficulty, Failure, Question
 from storage.text import digest_of
 
 PATH = "select/root"
-"""Of the rollouts in the ledger, apart from those of trees and evaluations."""
+"""Ledger path of the rollouts, apart from those of trees and evaluations."""
 
 
 async def rate_questions(
@@ -68,7 +68,7 @@ async def rate_questions(
 
 
 def deciding_digest(rater: Recipe, retriever: Retriever) -> str:
-    """Returns the hash of all that decides how often a rater is asked, and what it answers."""
+    """Returns the hash of all settings that affect a rater's rollouts."""
     deciding = {
         **rater.model_dump(mode="json", include={"seed", "retrieval"}),
         **answering(rater),
@@ -86,7 +86,7 @@ def row_digest(deciding: str, question: Question) -> str:
 
 @dataclass(frozen=True)
 class _Rating:
-    """What every question is rated with."""
+    """Shared by all ratings."""
 
     recipe: Recipe
     environment: Environment

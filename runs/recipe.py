@@ -27,11 +27,11 @@ from training.settings import TrainingSettings
 S = TypeVar("S", bound=Settings)
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,60}$"
-"""What can be the name of a folder."""
+"""Pattern of folder names."""
 
 
 MAY_CHANGE = frozenset({"limits", "training", "evaluation", "curriculum", "difficulty", "stages"})
-"""Blocks that a resumed annotation may set anew; everything else decides what rows mean."""
+"""Blocks that may change when an annotation resumes; all others define the rows."""
 
 MODELS = ("policy", "judge", "verifier")
 """Blocks that name a model."""
@@ -49,13 +49,13 @@ ENDPOINT = {
     *("base_url", "api_key_env", "price_per_million", "server_args", "structured_output"),
     "weights",
 }
-"""What a policy or a rater at another endpoint does not inherit: above all the key."""
+"""Settings that a policy or rater at another endpoint does not inherit, such as the key."""
 
 
 def decisive(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the part of a recipe, given as plain values, that decides what rows mean.
+    """Returns the identity settings of a recipe, given as plain values.
 
-    How many questions there are says nothing of any of them: `runs.inputs` looks after them.
+    The number of questions does not affect a single one; `runs.inputs` handles them.
     """
     kept = {name: block for name, block in recipe.items() if name not in MAY_CHANGE}
     blocks = {name: block for name, block in kept.items() if isinstance(block, Mapping)}
@@ -201,17 +201,17 @@ class Recipe(Settings):
 
     @property
     def asked_judge(self) -> JudgeSettings | None:
-        """The judge that the search asks; None if it asks none, whatever `judge:` says."""
+        """Returns the judge that the search uses, or None."""
         return self.judge if self.mcts.evaluator == "judge" else None
 
     @property
     def asked_verifier(self) -> JudgeSettings | None:
-        """The verifier that refusals are shown to; None if nothing asks one."""
+        """Returns the verifier of refusals, or None if it is not used."""
         return self.verifier if self.scheme.asks_verifier else None
 
     @property
     def asked_reward_model(self) -> str | None:
-        """The reward model that search or pairs ask; None if neither does."""
+        """Returns the reward model that search or pairs use, or None."""
         searched = self.mcts.kind == "tree" and self.mcts.evaluator == "reward_model"
         return self.reward_model if searched or self.pairs.score == "reward_model" else None
 
@@ -225,7 +225,7 @@ class Recipe(Settings):
         """Returns, by name, this recipe with the settings of every policy that is evaluated.
 
         Args:
-            run: Name of the run, that `{run}` stands for in names of models.
+            run: Name of the run; replaces `{run}` in model names.
         """
         named = self.evaluation.policies or {"policy": EvaluatedPolicy(model=self.policy.model)}
         greedy = self.evaluation.temperature
@@ -273,7 +273,7 @@ class Recipe(Settings):
 
     @property
     def decisive_digest(self) -> str:
-        """Hash of all that decides what rows mean (12 hex digits)."""
+        """Hash of the identity settings (12 hex digits)."""
         return _hash(decisive(self.model_dump(mode="json")))
 
     def digest(self, *blocks: str, without: Collection[str] = ()) -> str:
@@ -300,13 +300,13 @@ def _with_own(model: S, own: Mapping[str, Any]) -> S:
 
 
 def _updated(block: S, values: Mapping[str, Any]) -> S:
-    """Returns a block with those of the values that are its settings."""
+    """Returns a block with those values that belong to it."""
     own = {name: value for name, value in values.items() if name in type(block).model_fields}
     return block.model_copy(update=own)
 
 
 def without_later(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings as plain values, without those of `LATER` that do what was done before."""
+    """Returns settings as plain values, without those of `LATER` at their neutral values."""
     kept = deepcopy(dict(content))
     for path, before in LATER.items():
         block, _, name = path.partition(".")

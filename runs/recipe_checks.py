@@ -19,7 +19,7 @@ def contradictions(recipe: Recipe, unsound: Collection[str] = ()) -> list[str]:
 
     Args:
         recipe: the recipe.
-        unsound: blocks that say nothing; whatever depends on one of them is not judged.
+        unsound: Invalid blocks; checks that depend on them are skipped.
     """
     checks = [check for blocks, check in CHECKS if not set(blocks) & set(unsound)]
     return [problem for check in checks for problem in check(recipe)]
@@ -94,7 +94,7 @@ def _pairs(recipe: Recipe) -> Iterator[str]:
         yield f"mcts.iterations is 1: {alone}"
     most = search.iterations
     if chains and search.branches > 1:
-        # Every state of a chain may be drawn from so often again, each time to an end of its own.
+        # Every state of a chain may get this many more draws, each played out to its own end.
         most *= 1 + (2 * search.branches - 1) * recipe.agent.max_steps
     if search.evaluator == "rollout" and not chains:
         most *= search.rollouts
@@ -253,7 +253,7 @@ def _difficulty(recipe: Recipe) -> Iterator[str]:
 
 
 ASKED = ("agent", "policy", "judge", "evaluation", "difficulty")
-"""Blocks that say which models are asked next to the policy, and where."""
+"""Blocks of further models."""
 
 CHECKS: tuple[tuple[tuple[str, ...], Callable[[Recipe], Iterator[str]]], ...] = (
     (("mcts", "judge"), _evaluator),

@@ -24,7 +24,7 @@ from storage.terminal_escape import inert
 _MAY_HOLD_KEYS = frozenset({"api_key_env", "base_url", "server_args", "url"})
 """Settings whose value no message repeats: keys are put there by mistake."""
 RECIPE_BYTES = 256 << 10
-"""Of a recipe; all settings with their comments are a twentieth of that."""
+"""Largest size of a recipe; all settings with comments are a twentieth of it."""
 _SHOWN = 200
 """Characters of a wrong value that a message repeats."""
 
@@ -33,7 +33,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """Reads a recipe and applies `--set a.b=value` overrides.
 
     Raises:
-        ConfigError: If naming every mistake, its file and line, and what to do.
+        ConfigError: With every mistake, its file and line, and advice.
     """
     recipe, problems, unsound = _read(path, overrides)
     problems += [f"{path}: {problem}" for problem in contradictions(recipe, unsound)]
@@ -43,10 +43,10 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def outline(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Reads a recipe leniently, whatever is installed here: faulty blocks have defaults.
+    """Reads a recipe leniently, under any installation: faulty blocks have defaults.
 
     Raises:
-        ConfigError: If the file cannot be read, or holds no YAML mapping.
+        ConfigError: If the file cannot be read, or is not a YAML mapping.
     """
     return _read(path, overrides)[0]
 
@@ -90,7 +90,7 @@ def _validated(values: dict[str, Any]) -> tuple[Recipe, list[dict[str, Any]]]:
 
 
 def _override(values: dict[str, Any], item: str) -> str | None:
-    """Applies one `a.b=value` in place; returns what is wrong with it, if anything."""
+    """Applies one `a.b=value` in place; returns an error message or None."""
     key, equals, raw = item.partition("=")
     if not equals or not key or key.count(".") > DEEPEST:
         return f"--set {redacted_setting(item)}: write it as --set section.key=value"

@@ -33,7 +33,7 @@ class Relabeller:
 
     @cached_property
     def _model(self) -> RewardModel | None:
-        """What orders the pairs; None: the labels do."""
+        """Returns the scores that order the pairs; None if the labels do."""
         by_score = self.recipe.pairs.score == "reward_model"
         return reward_model_for(self.recipe) if by_score else None
 

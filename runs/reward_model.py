@@ -9,7 +9,7 @@ from storage.text import Log
 from weights.embedding import base_of
 
 UNTAUGHT = "untaught"
-"""Key of the totals that says why no model was made, where there was nothing to learn."""
+"""Key of the totals with the reason for a missing model."""
 
 
 def encoder_of(recipe: Recipe) -> str:
@@ -32,7 +32,7 @@ def encoder_of(recipe: Recipe) -> str:
 def other_total(recipe: Recipe) -> str | None:
     """Returns a warning if the model learned a total with other weights, else None.
 
-    None if the recipe asks no such model, or weighs as it did when the model was trained.
+    None if the recipe does not use such a model, or has the weights of its training.
     """
     if recipe.asked_reward_model is None or not recipe.scheme.learnable:
         return None
@@ -55,7 +55,7 @@ def reward_model_for(recipe: Recipe, log: Log | None = None) -> RewardModel | No
     one.
 
     Raises:
-        ConfigError: If it, or its encoder, is missing or not what it was.
+        ConfigError: If it or its encoder is missing or has changed.
     """
     if recipe.asked_reward_model is None or not recipe.scheme.learnable:
         return None

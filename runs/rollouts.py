@@ -32,7 +32,7 @@ from training.packing import StepTokens
 from training.rollouts import PolicyCall, Rollout, RolloutBatch
 
 PATH = "grpo"
-"""Of the rollouts in the ledger, with the numbers of their batch and of the questions' turn."""
+"""Ledger path of the rollouts, with the numbers of batch and turn."""
 
 
 class Serving(Protocol):
@@ -44,7 +44,7 @@ class Serving(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A rollout, with its reward and what evaluations measure of it."""
+    """A rollout, with its reward and the metrics of evaluations."""
 
     rollout: Rollout
     outcome: Outcome
@@ -57,12 +57,12 @@ class Rollouts:
 
     Attributes:
         context: Its console shows the progress.
-        recipe: Its `training.grpo` says how many.
-        questions: That are asked in turn.
+        recipe: Recipe; `training.grpo` gives the numbers.
+        questions: Questions to cycle through.
         dev: That are answered greedily now and then; none are trained on.
         serving: Gives the policy in training to its engine.
         canary: Proves that it arrived.
-        runner: Of one event loop for all batches, because a server lives through them.
+        runner: One event loop for all batches, because a server runs through them.
     """
 
     context: StageContext
@@ -129,7 +129,7 @@ class Rollouts:
 
     def _window(self, number: int) -> list[tuple[Question, str]]:
         """Returns what a batch may ask, and the path of its calls: the batch's own questions, and
-        those that dynamic sampling adds.
+        those of dynamic sampling.
 
         Depends on the batch's number alone, so that a resumed training asks the same ones. Between
         two turns a batch may ask a question twice; the paths keep its rollouts apart.

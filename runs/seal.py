@@ -9,7 +9,7 @@ run compares all three with each other, and the settings with `config.yaml`.
     config.yaml      the settings                                  last: now there is a run
     ledger.sqlite    facts: begun = digest                         before the first call
 
-So a kill in between leaves a folder without a `config.yaml`, which the next attempt begins again.
+So a kill in between leaves a folder without a `config.yaml`, which the next attempt overwrites.
 A manifest or a ledger that is missing, or holds nothing, is sealed when it is next written. One
 that holds rows and no seal, or another run's, is refused.
 """
@@ -38,10 +38,10 @@ CONFIG, PROVENANCE, LEDGER = "config.yaml", "provenance.json", "ledger.sqlite"
 
 
 class Seal(BaseModel):
-    """What a run was started with.
+    """Identity and settings from the start of a run.
 
     Attributes:
-        run_id: on every row of the run; it stays when the folder gets another name.
+        run_id: Id on every row of the run; it stays if the folder is renamed.
         token: random, so that no two runs have the same digest.
         settings: Settings that define the run's identity (`runs.recipe.decisive`).
     """
@@ -166,9 +166,9 @@ def _check_unedited(folder: Path, seal: Seal, kept: Mapping[str, Any]) -> None:
 
 
 def completed(kept: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Decisive settings with the defaults of those that there were not when they were written.
+    """Returns identity settings with defaults for those added later.
 
-    As they stand where today's settings cannot hold them: whatever does not fit is then a change.
+    Returned unchanged if they do not fit the current settings, so that they count as a change.
     """
     try:
         return decisive(Recipe.model_validate(kept).model_dump(mode="json"))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that ask a stage to stop."""
+"""Signals that stop a stage."""
 
 
 def asking() -> tuple[signal.Signals, ...]:
@@ -18,7 +18,7 @@ def asking() -> tuple[signal.Signals, ...]:
 
 @contextmanager
 def asked_by(take: Callable[[int], object]) -> Iterator[None]:
-    """Have `take` told of every signal that asks to stop, until the block ends."""
+    """Calls `take` for every stop signal until the block ends."""
     terminals = [stream for stream in (0, 1, 2) if os.isatty(stream)]
 
     def told(signum: int, frame: object) -> None:

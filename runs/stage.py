@@ -39,10 +39,10 @@ class StageContext:
         recipe: the resolved recipe.
         run: the run folder, `datasets/<name>`.
         resume: never replace another training's checkpoints (every stage continues its own).
-        dry_run: say what would happen and stop.
-        limit: at most this many questions; overrides the recipe.
-        console: where a person reads.
-        options: what only this stage takes.
+        dry_run: Whether to log what would happen, and stop.
+        limit: Most questions; overrides the recipe.
+        console: Console for messages and progress.
+        options: Options of this stage only.
     """
 
     recipe: Recipe
@@ -76,7 +76,7 @@ class StageResult:
 
 @dataclass
 class Gate:
-    """Lets calls and questions through until a limit is reached or somebody asks to stop.
+    """Admits calls and questions until a limit is reached or a stop signal comes.
 
     Calls in progress then finish and are stored; a question that needs another one stays pending,
     so a rerun replays what is stored and continues. A limit is overrun by no more than the calls in
@@ -85,8 +85,8 @@ class Gate:
     Attributes:
         limits: tokens and dollars are those of the whole run, earlier attempts and stages
             included; hours are this attempt's.
-        spent: what the run's ledger holds so far.
-        reason: what closed the gate; None while it is open.
+        spent: Returns the totals of the run's ledger.
+        reason: Why the gate closed; None while it is open.
     """
 
     limits: LimitSettings
@@ -123,13 +123,13 @@ class Gate:
         return None
 
     def closed(self) -> bool:
-        """Returns whether no further question may start; `reason` then says why."""
+        """Returns whether no further question may start; `reason` is then set."""
         if self.interrupted:
             self.reason = "interrupted"
         return self.reason is not None
 
     def admit(self, items: Iterable[Item]) -> Iterator[Item]:
-        """Yields questions, or what stands for one, until the gate closes."""
+        """Yields questions (or their ids) until the gate closes."""
         for item in items:
             if self.closed():
                 return

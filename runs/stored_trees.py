@@ -38,16 +38,16 @@ class StoredTree:
         """Returns the question that the tree was grown for.
 
         Raises:
-            StorageError: If the run has no such question.
+            StorageError: If the run lacks the question.
         """
         return self._run.questions[self.nodes[0].question_id]
 
     @cached_property
     def states(self) -> list[State]:
-        """Returns what the policy saw at each node, in the order of `nodes`.
+        """Returns the policy's state at each node, in the order of `nodes`.
 
         Raises:
-            ConfigError: If the corpus or the prompts are not those that the tree was grown with.
+            ConfigError: If the corpus or the prompts differ from those of the tree.
             StorageError: If rows of the tree are missing.
         """
         protocol = protocol_of(self._run.run.recipe.agent)
@@ -93,7 +93,7 @@ def _trees_of(
 
 @dataclass
 class _Replay:
-    """Questions and corpus of a run, read when a tree first asks for them."""
+    """Questions and corpus of a run, read when a tree first needs them."""
 
     run: Run
     given: Mapping[str, Passage] | None

@@ -37,7 +37,7 @@ AT_ONCE = (
     "training.sft.micro_batch",
     "training.reward_model.batch_tokens",
 )
-"""How much a training holds in memory: it comes to the same weights, up to rounding."""
+"""Settings that change memory use only; the weights are the same up to rounding."""
 
 
 class StageStopped(BranchwiseError):
@@ -57,9 +57,9 @@ class StudyRunner:
         context: Stage context of the study; its run folder holds trees, relabellings,
             evaluations and `study/`.
         seeds: Seeds of the trainings.
-        kept_in: where journal and tables lie; None takes `study/` of the run folder.
-        title: what its lines begin with.
-        fits: settings that may be others when it continues, and what has finished stays.
+        kept_in: Folder of journal and tables; defaults to `study/` of the run folder.
+        title: Prefix of its messages.
+        fits: Settings that may change when it resumes; finished stages stay valid.
     """
 
     context: StageContext
@@ -70,7 +70,7 @@ class StudyRunner:
 
     @property
     def folder(self) -> Path:
-        """Where the study keeps its journal and tables."""
+        """Folder of the study's journal and tables."""
         return self.kept_in or self.context.run / STUDY
 
     @property
@@ -88,11 +88,11 @@ class StudyRunner:
         settings: Mapping[str, object] | None = None,
         after: StageTotals | None = None,
     ) -> StageTotals:
-        """Runs a stage to its end, or reads what it gave when it last ended well.
+        """Runs a stage to its end, or returns the totals of its last success.
 
         Args:
             stage: "annotate", "train-dpo", …
-            arguments: what else the command takes.
+            arguments: Further arguments of the command.
             settings: `--set` overrides, by dotted name.
             after: totals of the stage whose product this one reads under a name that does not
                 change with it; what was made of another product is made anew.
@@ -102,7 +102,7 @@ class StudyRunner:
             dry run.
 
         Raises:
-            StageStopped: If it did not end with exit code 0, or the study was asked to stop.
+            StageStopped: If it did not end with exit code 0, or a stop signal came.
         """
         words = (stage, "--run", str(self.context.run), *arguments, *overrides(settings or {}))
         key = command_key((*words, str((after or {}).get(PRODUCT, ""))), self.deciding)
@@ -133,7 +133,7 @@ class StudyRunner:
 
     @property
     def deciding(self) -> str:
-        """Digest of the recipe without what may be raised after a stop."""
+        """Digest of the recipe without settings that may be raised after a stop."""
         blocks = set(Recipe.model_fields) - {"limits", "curriculum"}
         return self.recipe.digest(*blocks, without=self.fits)
 
@@ -168,7 +168,7 @@ class StudyRunner:
 
 
 def _holds(path: Path, text: str) -> bool:
-    """Returns whether a file is as it was written: somebody may have edited it since."""
+    """Returns whether a file is unchanged; a user may have edited it."""
     try:
         return path.read_bytes() == text.encode()
     except OSError:
@@ -205,7 +205,7 @@ class Ended:
     asked_to_stop: bool
 
     def raise_if_failed(self, command: str) -> None:
-        """Raises what stops the study, if anything does.
+        """Raises an error if the study must stop.
 
         Raises:
             StageStopped: If the stage did not end well, or a signal came, which may have found the
@@ -224,7 +224,7 @@ class Ended:
 
 
 def _run(words: Sequence[str]) -> Ended:
-    """Runs a stage; what it says goes to the terminal as it comes."""
+    """Runs a stage; its output goes to the terminal at once."""
     with _passing_signals() as signals:
         # A process group of its own: Ctrl-C reaches it once, through the study, like any signal.
         process = subprocess.Popen(
@@ -241,7 +241,7 @@ def _run(words: Sequence[str]) -> Ended:
 
 @dataclass
 class _Signals:
-    """What came while a stage ran; a stage drains on a first signal, and aborts on a second."""
+    """Signals received while a stage runs. The first one drains the stage, the second aborts it."""
 
     process: subprocess.Popen[str] | None = None
     early: list[int] = field(default_factory=list)
@@ -255,7 +255,7 @@ class _Signals:
             self.process.send_signal(signum)
 
     def pass_to(self, process: subprocess.Popen[str]) -> None:
-        """Passes on signals from now on, and those that came before the process existed."""
+        """Passes on signals from now on, and those from before the process existed."""
         self.process = process
         for signum in self.early:
             process.send_signal(signum)

@@ -9,7 +9,7 @@ from storage.terminal_escape import inert
 
 
 def write_sheets(runner: StudyRunner, name: str, sheets: Sequence[Sheet], about: str = "") -> None:
-    """Prints the tables; Markdown with the commands behind them, and a CSV for each."""
+    """Prints the tables; writes Markdown with their commands, and a CSV for each."""
     if about:
         runner.context.log(about)
     for sheet in sheets:

@@ -19,7 +19,7 @@ from rich.text import Text
 from storage.terminal_escape import InertStream, bare, inert_lines
 
 PIPED_WIDTH = 200
-"""Columns where no window sets them: in a file or a pipe a cut table is lost."""
+"""Columns without a terminal: in a file or a pipe a cut table would lose data."""
 
 
 class Terminal(Console):
@@ -59,7 +59,7 @@ class Terminal(Console):
 
 @contextmanager
 def printing_above(console: Console) -> Iterator[None]:
-    """Prints above a live display whatever is printed past the console.
+    """Prints output that bypasses the console above a live display.
 
     Rich can do so by itself, but would carry out the colours and links that it finds in there.
     """

@@ -34,7 +34,7 @@ def checked_start(context: StageContext, run: Run, table: str, *, off_policy: bo
         context: Stage context of the training.
         run: Run of the training rows.
         table: Table of those rows, with a column `policy_digest`.
-        off_policy: whether another policy may have drawn them; that is then said.
+        off_policy: Whether another policy may have drawn them; this is then logged.
 
     Raises:
         ConfigError: If another policy drew them and may not have, or the start does not exist.
@@ -60,14 +60,14 @@ def checked_start(context: StageContext, run: Run, table: str, *, off_policy: bo
 
 
 def _is_only_named(policy: ModelSettings) -> bool:
-    """Returns whether a policy's weights are elsewhere, so that rows know them by name only."""
+    """Returns whether a policy's weights are not on this machine, so rows hold only their name."""
     return policy.engine == "openai" or (
         policy.engine == "vllm" and served_files(policy.model) is None
     )
 
 
 def _other_policies(run: Run, start: str, drawn: set[str]) -> list[str]:
-    """Returns digests of those that drew rows and are not the start, at whatever precision."""
+    """Returns digests of policies that drew rows and are not the start, at any precision."""
     files = policy_files(start)
     same = {_digest(run, start), *(policy_digest(files, precision) for precision in PRECISIONS)}
     return sorted(drawn - same)
@@ -113,7 +113,7 @@ def trained_folder(context: StageContext, kind: str) -> Path:
 
 
 def _kind_in(folder: Path) -> str | None:
-    """Returns the kind of training that a model folder is of; None if it does not say."""
+    """Returns the kind of a model folder's training; None if unknown."""
     try:
         kind = object_inside(folder, "training.json").get("kind")
     except (OSError, ValueError):

@@ -28,12 +28,12 @@ Group = tuple[Rollout, ...]
 class TreeGroups:
     """The sibling groups of a run's trees, a batch of questions at a time.
 
-    A source of `training.grpo`. After the last question it begins again, in another order.
+    A source of `training.grpo`. After the last question it restarts in another order.
 
     Attributes:
         trees: The groups of each question.
         batch_questions: Questions a batch.
-        seed: Of the order.
+        seed: Random seed of the order.
     """
 
     trees: Sequence[Sequence[Group]]
@@ -41,7 +41,7 @@ class TreeGroups:
     seed: int
 
     def collect(self, number: int, model: Any) -> RolloutBatch:
-        """Returns batch `number`; `model` is not asked."""
+        """Returns batch `number`; `model` is not used."""
         groups: list[Group] = []
         for place in range(number * self.batch_questions, (number + 1) * self.batch_questions):
             turn, index = divmod(place, len(self.trees))
@@ -67,10 +67,10 @@ def tree_groups(run: Run, table: str, tokenizer: Any) -> list[tuple[Question, li
     Args:
         run: The run.
         table: "trees", or the labels of a relabelling.
-        tokenizer: Of the policy.
+        tokenizer: Tokenizer of the policy.
 
     Raises:
-        ConfigError: If there is no such group, or corpus or prompts have changed.
+        ConfigError: If groups are missing, or corpus or prompts have changed.
     """
     found = [
         (tree.id, tree.question, _groups_of(run, tree, tokenizer))

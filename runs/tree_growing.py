@@ -45,9 +45,9 @@ async def grow_questions(
     progress: Progress,
     log: Log,
 ) -> AsyncGenerator[Annotated, None]:
-    """Annotates what is pending, as far as the gate lets it through; questions as they finish.
+    """Annotates pending questions until the gate closes; yields them as they finish.
 
-    `log` is told of trouble with an endpoint.
+    `log` gets messages about a failing endpoint.
     """
 
     async def work(question: Question) -> Annotated:
@@ -59,7 +59,7 @@ async def grow_questions(
 
     async with open_annotator(recipe, retriever, ledger, gate.check, log) as annotator:
         at_once = recipe.questions_in_flight
-        # Closed here: whoever stops listening must end the work before engines and ledger close.
+        # Closed here, because the work must end before engines and ledger close.
         async with aclosing(in_flight(gate.admit(pending), work, at_once)) as finished:
             async for annotated in finished:
                 yield annotated

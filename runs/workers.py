@@ -37,16 +37,16 @@ from storage.terminal_escape import guard_streams
 from storage.text import Log
 
 GO, NO_CALLS, NO_QUESTIONS = 0, 1, 2
-"""What the parent lets its workers do; each word forbids more than the one before."""
+"""Permissions of the workers; each value forbids more than the one before."""
 REPORT_EVERY_S = 0.2
-"""How old the parent's knowledge of what is spent may be; a limit is overrun by as much."""
+"""Seconds between cost reports to the parent; a limit may be overrun by as much."""
 
 _SPAWN = multiprocessing.get_context("spawn")  # a forked child would inherit threads and sockets
 
 
 @dataclass(frozen=True)
 class WorkOrder:
-    """What every worker is told: the run's ledger, its share of the recipe, and what is pending."""
+    """Task of every worker: the run's ledger, its share of the recipe, the pending questions."""
 
     ledger: Path
     recipe: Recipe
@@ -125,7 +125,7 @@ class Workforce:
         """Yields finished questions until all are done or the gate closes.
 
         Raises:
-            BranchwiseError: If the first fault of a worker, after the others have stored what they
+            BranchwiseError: The first fault of a worker, after the others have stored what they
                 had in progress.
         """
         faults: list[Fault] = []
@@ -139,7 +139,7 @@ class Workforce:
                         progress.in_flight = sum(r.in_flight for r in self._reports.values())
                         _notice_limit(gate, self._forbid)
                     case str():
-                        # What every worker meets (a pause, say) is told once.
+                        # Messages common to all workers, such as a pause, are logged once.
                         if self._told.setdefault(message, line) is line:
                             log(message)
                     case Fault():
@@ -155,7 +155,7 @@ class Workforce:
     async def _at_work(
         self,
     ) -> AsyncGenerator[AsyncIterator[tuple[Connection, WorkerMessage]], None]:
-        """Workers that run, and what they say; none is left when the block ends."""
+        """Running workers and their messages; all have ended when the block ends."""
         try:
             for _ in range(self._workers):
                 self._start()
@@ -180,7 +180,7 @@ class Workforce:
 
 @asynccontextmanager
 async def _watching(gate: Gate, forbid: Callable[[int], None]) -> AsyncGenerator[None, None]:
-    """Tell the workers when somebody asks to stop."""
+    """Passes a stop signal on to the workers."""
 
     async def watch() -> None:
         while not gate.interrupted:  # noqa: ASYNC110  (set by a signal handler)
@@ -233,7 +233,7 @@ async def _heard(
 
 
 def _died(process: SpawnProcess) -> Fault | None:
-    """Returns the fault of a worker that could not tell it."""
+    """Returns the fault of a worker that died without reporting it."""
     process.join()
     if not process.exitcode:
         return None
@@ -309,7 +309,7 @@ async def _reporting(
 
 
 def claimed(pending: Sequence[Question], following: Any) -> Iterator[Question]:
-    """Yields the questions that no other worker has taken, each when it is asked for."""
+    """Yields questions that no other worker has claimed, one at a time."""
     while True:
         with following.get_lock():
             number = following.value
@@ -320,7 +320,7 @@ def claimed(pending: Sequence[Question], following: Any) -> Iterator[Question]:
 
 
 class Leave:
-    """What the parent lets this worker do (`GO` …): its gate."""
+    """The worker's gate: the permission set by the parent (`GO` …)."""
 
     def __init__(self, word: Any) -> None:
         self._word = word

@@ -23,17 +23,17 @@ FITS = (
     "training.reward_model.max_length",
     "training.reward_model.max_dropped_share",
 )
-"""What lets a training continue that stopped for want of memory or of room for its prompts."""
+"""Settings that let a training resume after it ran out of memory or prompt length."""
 
 FOLDER = "curriculum"
-"""Of the run folder: journal, tables, and what the curriculum was started with."""
+"""Subfolder of the run: journal, tables, recipe and start of the curriculum."""
 BEGUN = "begun.yaml"
 """The recipe that it was started with; `config.yaml` is that of the stage that last used the run.
 
 """
 
 MAY_CHANGE = ("limits.", "curriculum.cycles.refinement", *FITS)
-"""What a curriculum that continues may set anew: no cycle that is done is done again for it."""
+"""Settings that may change when a curriculum resumes. Finished cycles stay valid."""
 
 
 def check_curriculum(context: StageContext) -> None:
@@ -51,7 +51,7 @@ def check_curriculum(context: StageContext) -> None:
     begun = context.run / FOLDER / BEGUN
     if begun.exists():
         check_unchanged(context.run, _steady(load_recipe(begun)), _steady(recipe))
-    # The model that scores pairs is each cycle's own, whatever folder the recipe names.
+    # Each cycle scores pairs with its own reward model, not that of the recipe.
     by_label = recipe.pairs.model_copy(update={"score": "labels"})
     require(weights(recipe.model_copy(update={"pairs": by_label})))
     if recipe.curriculum.reward_model:

@@ -29,7 +29,7 @@ class Cycle:
         number: within the stage, from 1.
         place: within the curriculum, from 1.
         begins: the policy that rolls out, and that DPO starts from and refers to.
-        asks: folder of the reward model that a search asks, where it asks one; None: the recipe's.
+        asks: Folder of the reward model for the search, if it uses one; None: the recipe's.
     """
 
     stage: StageName
@@ -43,7 +43,7 @@ class Cycle:
         return f"{self.stage}-{self.number}"
 
     def settings(self, recipe: Recipe) -> dict[str, object]:
-        """What makes the curriculum's recipe this cycle's."""
+        """Settings that turn the curriculum's recipe into this cycle's."""
         questions = questions_of(recipe)
         found: dict[str, object] = {
             "cycle": self.place,
@@ -60,10 +60,10 @@ class Cycle:
 
 @dataclass(frozen=True)
 class Taught:
-    """What a cycle gave.
+    """Result of a cycle.
 
     Attributes:
-        result: Dev result of its policy; None if there was no pair to train on.
+        result: Dev result of its policy; None without training pairs.
         totals: Totals of the policy's training, on which later stages depend.
         reward_model: folder of its own; None if it trained none.
     """
@@ -74,7 +74,7 @@ class Taught:
 
 
 def carry_out(runner: StudyRunner, cycle: Cycle, before: StageTotals) -> Taught:
-    """Runs the stages of a cycle; those that have finished are not run again.
+    """Runs the stages of a cycle; finished ones are skipped.
 
     Args:
         runner: Runner of the curriculum.
@@ -112,7 +112,8 @@ def _pairs(
     try:
         learned = own.branchwise("train-rm", settings=by_label, after=grown)
     except StageStopped as stopped:
-        # A few pairs may teach the policy and no reward model, which need not end what asks none.
+        # Few pairs may train the policy but not the reward model; continue if the search does
+        # not use it.
         why = stopped.totals.get(UNTAUGHT)
         if why is None or scored or recipe.mcts.evaluator == "reward_model":
             raise

@@ -31,7 +31,7 @@ class DevResult:
         searches, backtracks: means per question; None if all failed.
         refused: share of the questions, in [0, 1]; None if all failed.
         refusal_precision, refusal_recall: Shares in [0, 1]; None if every question is answerable
-            (precision also where nothing was refused).
+            (precision also if nothing was refused).
         begun_from: name of the policy that its cycle began with; None for the start.
         pairs: Number of training pairs; None for the start.
     """
@@ -90,7 +90,7 @@ def evaluate_on_dev(
         after: totals of its training.
 
     Raises:
-        ConfigError: If no dev question can be answered, so that there is no EM to go by.
+        ConfigError: If no dev question can be answered, so that EM is undefined.
         StageStopped: If the evaluation ended early.
     """
     asked = {

@@ -20,7 +20,7 @@ PANELS: Mapping[str, Mapping[str, str]] = {
     "a question": {"searches": "searches", "backtracks": "backtracks"},
     "per cent of the questions": {"refused": "refused"},
 }
-"""Axes of the plot, each with its lines: what they are called, and the field that they show."""
+"""Axes of the plot, each with its lines: label and field."""
 
 
 def write_course(
@@ -79,7 +79,7 @@ def draw_course(results: Sequence[DevResult], path: Path) -> None:
 
 
 def _values(results: Sequence[DevResult], field: str) -> list[float]:
-    """Returns shares in per cent; a gap where there is no value."""
+    """Returns shares in per cent, with gaps for missing values."""
     scale = 1 if field in {"searches", "backtracks"} else 100
     found = [getattr(result, field) for result in results]
     return [float("nan") if value is None else scale * value for value in found]
