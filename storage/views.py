@@ -77,7 +77,8 @@ def run_sql(run: Path, sql: str) -> QueryResult:
                 raise ConfigError(f"SQL: there is no query in it. {_RULES}")
             columns = tuple(column[0] for column in cursor.description or ())
             return QueryResult(columns, tuple(cursor.fetchall()) if columns else ())
-        except duckdb.InvalidInputException as error:  # among others: Arrow could not read
+        # Arrow could not read, or DuckDB's message quotes bytes that are not UTF-8.
+        except (duckdb.InvalidInputException, UnicodeDecodeError) as error:
             if problems := verify_manifest(run):
                 raise StorageError("\n".join([*problems, DAMAGED])) from error
             raise ConfigError(f"SQL: {error}\n{_RULES}") from error
