@@ -238,6 +238,10 @@ def _crossed_means(
     Returns:
         Shape (resamples, len(blocks)).
     """
+    #              seed 0  seed 1  seed 2        1. draw questions (rows) with replacement, jointly
+    #   question   x       x       x                for all blocks, so differences stay paired
+    #   ...        column means after step 1     2. draw seeds (columns) with replacement from those
+    # Drawing (question, seed) cells instead would treat one training's luck as independent noise.
     seeds = blocks[0].shape[1]
     spread = np.concatenate([_stretched(block) for block in blocks], axis=1)
     by_seed = _resampled_means(spread, resamples, rng).reshape(resamples, len(blocks), seeds)

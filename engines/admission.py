@@ -69,6 +69,9 @@ class Admission:
 
     def _admit(self) -> None:
         """Lets those start who may."""
+        # Called whenever something changed: a call entered, a slot was released, a timer fired. All
+        # waiters need the same thing, so if the head cannot start, none of them can. Cancelled
+        # waiters stay in the heap and are dropped when they reach the head.
         if self._look is not None:
             self._look.cancel()
             self._look = None

@@ -66,6 +66,9 @@ class RetryBudget:
 
     def take(self, now: float) -> float:
         """Takes a token; returns the seconds to wait before it may be used."""
+        # Tokens may go negative: a negative balance is a queue of reservations, and -tokens / rate
+        # is this caller's place in it in seconds. That spaces retries out without a lock or a
+        # second queue.
         elapsed = now - self._filled_at if self._filled_at is not None else 0.0
         self._filled_at = now
         self._tokens = min(self._burst, self._tokens + elapsed * self._policy.budget_per_s) - 1.0

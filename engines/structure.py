@@ -48,6 +48,10 @@ def _longest_closed(alternative: str, text: str, end: str) -> str | None:
     """Returns the longest beginning of `text` that `end` completes; None if the bound was not
     reached.
     """
+    #   regex  <query>[^<>]{1,300}</query>      the model wrote 340 characters under the relaxed one
+    #   |<query>.......300.......|.... 40 ....   cut here, append "</query>"
+    # Accept the longest prefix that the end completes, but only if one more character would satisfy
+    # the relaxed regex and not the bounded one. Otherwise the text was cut for another reason.
     try:
         pattern, open_pattern = re.compile(alternative), re.compile(relaxed(alternative))
     except re.error:  # a `|` inside a group: not an expression that can be cut this way

@@ -124,6 +124,11 @@ class Traffic:
 
     def _pause_s(self, call: _Call, slot: Slot, fault: PassingFault) -> float:
         """Returns the seconds until the next attempt. Raises after the last one."""
+        #                attempts  faults (backoff)  failures (max `retry.attempts`)  budget
+        #   overload        +1           +1                  -                         -
+        #   refused         +1           +1                  -                         -
+        #   trouble         +1           +1                 +1                        -1
+        # Being turned away costs the server nothing, so only "trouble" is limited.
         retry = self._settings.retry
         if fault.kind == "refused" and not self.reached:
             raise fault.error from None

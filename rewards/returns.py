@@ -127,6 +127,10 @@ class _Returns:
             self._add_up(place)
 
     def _add_up(self, place: int) -> None:
+        # R(n) = own(n) + sum(N_c * R(c)) / sum(N_c) over children c that lead to a finished
+        # trajectory. Nodes are processed deepest first, so children are done. Per component: if own
+        # is None, R is None; a child whose R is None drops out of the mean together with its
+        # visits.
         node = self._nodes[place]
         below = [child for child in self._children[place] if self._outcomes[child]]
         if node.terminal:

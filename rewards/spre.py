@@ -176,6 +176,9 @@ class TreeFacts:
         return total / weight if weight else None
 
     def _judge_sums(self, node: TreeNode) -> tuple[int, float]:
+        # Every pass ends at exactly one node (mcts.tree.Tree.back_up), so the passes that ended
+        # here are visits(n) - sum(visits(child)). Each adds the node's own judge value once;
+        # summing over the subtree gives the backed-up mean that the search used (ReasonRAG eq. 6).
         children = self.children[node.node_id]
         value = self._judge_value(node)
         ended_here = node.visits - sum(child.visits for child in children)

@@ -128,6 +128,12 @@ class Workforce:
             BranchwiseError: The first fault of a worker, after the others have stored what they
                 had in progress.
         """
+        #   parent                                       worker (xN)
+        #   shared int: GO < NO_CALLS < NO_QUESTIONS   --read-->  gate of every call and question
+        #   shared int: index of the next question     --claim->  takes one question at a time
+        #   pipe: Annotated | Report | str | Fault     <--send--  EOF when it ends
+        # Only the parent commits parts, and only workers write calls. An EOF with a non-zero exit
+        # code is a crash: its questions stay pending.
         faults: list[Fault] = []
         async with self._at_work() as messages, _watching(gate, self._forbid):
             async for line, message in messages:

@@ -57,10 +57,13 @@ class StoredCalls:
         return question_id != self._loading
 
     def _load(self, question_id: str) -> dict[str, Call | None]:
+        # Threads: lookups run on readers, `add` on the ledger's writer. Invariant: a key that is on
+        # disk is in `_calls[question]` if that question has been loaded. The empty dict is
+        # published before the read, so a call committed during the read is either in the result set
+        # or added by `add`.
         if len(self._calls) >= self._questions:
             del self._calls[next(iter(self._calls))]
         self._loading = question_id
-        # Publish the dict before reading, so that calls stored in the meantime are added to it.
         known: dict[str, Call | None] = {}
         self._calls[question_id] = known
         try:

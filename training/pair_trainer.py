@@ -148,6 +148,11 @@ def _trainer_class(settings: DpoSettings) -> Any:
             """Returns the mean log-ratio of the start to the policy on this batch, in nats per
             step.
             """
+            # TRL logs the implicit rewards r = beta * (logp_policy - logp_ref), averaged per batch
+            # and side. So -(r_chosen + r_rejected) / (2 * beta) is the mean of logp_ref -
+            # logp_policy over both sides: the k1 estimate of KL(start || policy). Reading the log
+            # avoids a second forward pass. Without a reference TRL's rewards are not relative to
+            # the start, so its log-probabilities are needed.
             logged = self._metrics["train"]
             if reference_free:
                 start = self._start_logps(model, inputs)

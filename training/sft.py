@@ -120,6 +120,9 @@ def _trainer_class(label_smoothing: float, together: Sequence[str] | None) -> An
             return_outputs: bool = False,
             num_items_in_batch: Any = None,
         ) -> Any:
+            # Only the last `last + 1` logits are computed. Padded rows are padded on the left, so
+            # every target ends at the last column. Packed rows are 1 + longest step wide, so `last
+            # + 1` is the whole row. In both, logits[:, :-1] predict labels[:, -last:].
             labels, weights = inputs.pop("labels"), inputs.pop("weights")
             last = int((labels != IGNORED).sum(dim=1).max())
             output = model(**inputs, logits_to_keep=last + 1, use_cache=False)

@@ -30,6 +30,14 @@ class PrefixTree:
 
 def prefix_tree(sequences: Sequence[tuple[int, ...]]) -> PrefixTree:
     """Lays out any number of sequences of token ids; equal ones share all their tokens."""
+    # Sorting puts equal prefixes next to each other, so one pass over the sequences is a depth-
+    # first walk; `path` is the stack of open tokens. A token's subtree ends when the walk leaves
+    # it.
+    #
+    #   abc, abd, ae        index      0 1 2 3 4
+    #     a - b - c         tokens     a b c d e
+    #       |   ` d         positions  0 1 2 2 1
+    #       ` e             ends       5 4 3 4 5
     tree = PrefixTree([], [], [], [[] for _ in sequences])
     before: tuple[int, ...] = ()
     path: list[int] = []

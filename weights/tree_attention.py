@@ -113,6 +113,16 @@ def subtrees(ends: Sequence[int], small: int = _SMALL) -> list[Subtree]:
 def _cut(
     ends: Sequence[int], start: int, stop: int, past: tuple[tuple[int, int], ...], small: int
 ) -> Iterator[Subtree]:
+    # Splits tokens [start, stop) into parts that can attend separately. Invariant: the range
+    # consists of whole subtrees, and all its tokens also attend to every range in `past`.
+    #
+    #   start          child                                   stop
+    #   |--- spine ----|--- subtree A ---|-- B --|---- C ------|
+    #    ends == stop    siblings: never attend to each other
+    #
+    # The spine (tokens whose subtree reaches `stop`) becomes one part and joins `past`.
+    # Neighbouring siblings are grouped while they fit into `small`: masked-out work costs less than
+    # more kernel calls.
     child = start
     while child < stop and ends[child] == stop:
         child += 1  # everything after it hangs on it
@@ -133,6 +143,10 @@ def _cut(
 
 def _seen_in(part: Subtree, ends: Any) -> Any:
     """(1, 1, tokens, tokens of its past and its own), Boolean."""
+    # Depth-first order makes "k is an ancestor of q, or q itself" the interval test k <= q <
+    # ends[k]. Rows are the part's tokens. Columns are its past ranges followed by its own tokens,
+    # so a column index is not a token number: `others` maps it back. The shape broadcasts over
+    # batch and heads.
     import torch
 
     token = torch.arange(part.start, part.stop, device=ends.device)[:, None]
