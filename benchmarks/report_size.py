@@ -44,6 +44,8 @@ def enlarge(run: Path, target: Path, questions: int, pairs: int) -> None:
     """Writes a run folder with copies of `run`'s questions, trees and pairs."""
     for name in ("config.yaml", "provenance.json", "manifest.json"):
         shutil.copy(run / name, target / name)
+    if (run / "eval").is_dir():
+        shutil.copytree(run / "eval", target / "eval")
     asked = read_parts(run, "questions")
     times = -(-questions // len(asked))
     per_part = max(1, _PER_PART // len(asked))
