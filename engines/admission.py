@@ -1,4 +1,4 @@
-"""When a call to an endpoint may start: a queue before the limit, the pauses and the breaker."""
+"""Decides when a call to an endpoint may start: a queue, the limit, pauses and the breaker."""
 
 import asyncio
 import heapq
@@ -13,12 +13,12 @@ _LOOK_EVERY_S = 1.0
 
 
 class Admission:
-    """The queue of the calls that wait for a slot, the lowest order first.
+    """The queue of calls that wait for a slot, lowest order first.
 
     Attributes:
-        before_attempt: asked before a call starts, and every second while none may; what it
-            raises is raised by the calls that wait. Calls in progress continue.
-        held_until: no call starts before (the event loop's time).
+        before_attempt: Check that runs before a call starts, and every second while none may start.
+            All waiting calls raise its error; calls in progress continue.
+        held_until: Earliest start of the next call, in the event loop's time.
     """
 
     def __init__(self, limit: AdaptiveLimit, breaker: CircuitBreaker) -> None:
@@ -30,14 +30,14 @@ class Admission:
         self._look: asyncio.TimerHandle | None = None
 
     async def enter(self, order: int) -> Slot:
-        """Waits until a call may start; `leave` gives its slot back.
+        """Waits until a call may start; `leave` returns its slot.
 
         Args:
             order: Place in the queue; unique.
 
         Raises:
             EndpointError: If the breaker has given up (fatal).
-            BranchwiseError: Raised by `before_attempt`.
+            BranchwiseError: If `before_attempt` raises it.
         """
         waiter: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (order, waiter))
@@ -57,10 +57,10 @@ class Admission:
         self._admit()
 
     async def pause(self, seconds: float) -> None:
-        """Sleeps, unless no call may start any more.
+        """Sleeps, and runs `before_attempt` every second.
 
         Raises:
-            BranchwiseError: Raised by `before_attempt` while waiting.
+            BranchwiseError: If `before_attempt` raises it.
         """
         until = _now() + seconds
         while (left := until - _now()) > 0:
@@ -68,16 +68,16 @@ class Admission:
             await asyncio.sleep(min(left, _LOOK_EVERY_S))
 
     def _admit(self) -> None:
-        """Lets those start who may."""
-        # Called whenever something changed: a call entered, a slot was released, a timer fired. All
-        # waiters need the same thing, so if the head cannot start, none of them can. Cancelled
-        # waiters stay in the heap and are dropped when they reach the head.
+        """Starts waiting calls in order, as far as slots are free."""
+        # Runs after every change: a call entered, a slot was released, a timer fired. All waiters
+        # need the same conditions, so if the head cannot start, no other can. Cancelled waiters
+        # stay in the heap until they reach the head.
         if self._look is not None:
             self._look.cancel()
             self._look = None
         while self._waiting:
             waiter = self._waiting[0][1]
-            if not waiter.done():  # else cancelled in the meantime
+            if not waiter.done():  # otherwise it was cancelled
                 refusal = self._refusal()
                 if refusal is not None:
                     waiter.set_exception(refusal)
@@ -89,7 +89,7 @@ class Admission:
             heapq.heappop(self._waiting)
 
     def _refusal(self) -> BranchwiseError | None:
-        """Returns the reason no call may start any more, or None."""
+        """Returns the error if no call may start any more, else None."""
         try:
             self.before_attempt()
         except BranchwiseError as error:
@@ -115,7 +115,7 @@ class Admission:
         return max(self.held_until, self._breaker.probe_at)
 
     def _look_again(self) -> None:
-        """Come back when time alone may have changed something."""
+        """Sets a timer if the passage of time alone will let a call start."""
         now = _now()
         if self._opens_at() > now:
             when = min(self._opens_at(), now + _LOOK_EVERY_S)
@@ -127,4 +127,4 @@ def _now() -> float:
 
 
 def _let_through() -> None:
-    """Raises nothing."""
+    """Allows every call."""

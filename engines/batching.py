@@ -45,13 +45,13 @@ class Generation:
 
 
 class BatchingThread:
-    """Generations in, `GenerationOutput`s out; at most `max_batch` are in the pipeline at once.
+    """Generates from queued requests; at most `max_batch` are in the pipeline at once.
 
-    A future that is cancelled (by the task that awaits it) takes its generation out of the batch
-    at the next step.
+    If a future is cancelled (by the task that awaits it), its generation leaves the batch at the
+    next step.
 
-    The pipeline finds a prompt in its cache only if it has been read before the request comes. So
-    while a prompt is being read, further draws of it wait, and it is read once for all of them.
+    The pipeline finds a prompt in its cache only if it was read before the request arrived. So
+    further draws of a prompt wait until it has been read, and one read serves all of them.
     """
 
     def __init__(self, pipeline: Pipeline, max_batch: int) -> None:
@@ -61,7 +61,7 @@ class BatchingThread:
         self._running: dict[Generation, Handle] = {}
         self._reading: dict[bytes, Generation] = {}
         self._held: list[Generation] = []
-        self._lock = threading.Lock()  # orders `submit` before or after the end of the thread
+        self._lock = threading.Lock()  # a `submit` is fully before or fully after `_end`
         self._closing = False
         self._next_id = 0
         self._thread = threading.Thread(target=self._run, name="openvino-steps", daemon=True)
@@ -73,7 +73,7 @@ class BatchingThread:
         return len(self._running)
 
     def submit(self, input_ids: Any, config: Any) -> "Future[Any]":
-        """Returns the output to come.
+        """Queues a generation and returns its future output.
 
         Raises:
             EndpointError: If the thread has ended.
@@ -108,7 +108,7 @@ class BatchingThread:
         self._end(None)
 
     def _admit(self) -> bool:
-        """Fills the batch; sleeps while it is empty. Returns False to close."""
+        """Fills the batch; sleeps while it is empty. Returns False if the thread must end."""
         for generation in [one for one in self._held if one.prompt not in self._reading]:
             if len(self._running) < self._max_batch:
                 self._held.remove(generation)
@@ -135,7 +135,7 @@ class BatchingThread:
             self._running[generation] = self._pipeline.add_request(
                 self._next_id, generation.input_ids, generation.config
             )
-        except Exception as error:  # refused as a whole (a bad expression), the others continue
+        except Exception as error:  # e.g. an invalid expression; the other generations continue
             if exhausted(error):
                 raise
             _fail(generation, EndpointError(f"OpenVINO refused a request: {error}"))
@@ -185,8 +185,7 @@ def _settle_unfinished(generation: Generation, error: EndpointError | None) -> N
 
 
 def _deliver(generation: Generation, output: Any) -> None:
-    # False: cancelled in the meantime. True also forbids a later cancellation to race with the
-    # result.
+    # False if it was cancelled. True also prevents a later cancellation from racing the result.
     if generation.output.set_running_or_notify_cancel():
         generation.output.set_result(output)
 

@@ -4,17 +4,17 @@ import math
 
 
 class CircuitBreaker:
-    """Opens after enough failures in a row; an open one lets a single probe through at a time.
+    """Opens after enough failures in a row; while open, allows one probe at a time.
 
-    Probes come after pauses that double from `first_pause_s` to at most `longest_pause_s`. Any
-    answer closes it. Times are those of the caller's clock, in seconds.
+    Pauses before probes double from `first_pause_s` to at most `longest_pause_s`. Any answer
+    closes the breaker. Times are in seconds, by the caller's clock.
 
     Attributes:
-        is_open: no call but a probe may start.
-        probe_at: when the next probe may start; in the past while it is closed.
-        probing: a probe is in progress.
+        is_open: Whether only probes may start.
+        probe_at: Earliest start of the next probe; in the past while the breaker is closed.
+        probing: Whether a probe is in progress.
         fault: Message of the last failure; empty without one.
-        given_up: Whether there were only failures for `patience_s`.
+        given_up: Whether all calls have failed for `patience_s`.
     """
 
     def __init__(self, first_pause_s: float, longest_pause_s: float, patience_s: float) -> None:
@@ -32,8 +32,9 @@ class CircuitBreaker:
         self._failed_at = -math.inf
 
     def answered(self, now: float) -> float | None:
-        """Records a success. Returns how long the endpoint had failed if that closes the
-        breaker.
+        """Records a success.
+
+        Returns the seconds for which the endpoint failed, if the success closes the breaker.
         """
         failed_for_s = now - self._failing_since if self.is_open else None
         self.is_open, self.given_up = False, False
@@ -41,12 +42,12 @@ class CircuitBreaker:
         return failed_for_s
 
     def failed(self, fault: str, now: float, threshold: int, *, probe: bool = False) -> bool:
-        """Records a failure. Returns whether that opens the breaker.
+        """Records a failure. Returns whether it opens the breaker.
 
         Args:
             fault: Message of the failure.
-            now: the time.
-            threshold: failures in a row that open it.
+            now: Current time.
+            threshold: Failures in a row that open the breaker.
             probe: Whether the probe failed, which makes the next pause longer.
         """
         self._count(now)
@@ -69,6 +70,6 @@ class CircuitBreaker:
             self._failures, self._failing_since = 0, now
         self._failures += 1
         self._failed_at = now
-        # One or two failures, however far apart, prove nothing.
+        # One or two failures are not enough evidence, however far apart they are.
         patient = self._failures <= 2 or now - self._failing_since < self.patience_s
         self.given_up = self.given_up or not patient

@@ -1,4 +1,4 @@
-"""The wire formats of an endpoint: bodies of requests, and replies as `Completion`s."""
+"""Wire formats of an endpoint: request bodies, and replies as `Completion`s."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from storage.errors import EndpointError, TokenDrift
 from storage.text import storable
 
 StructuredForm = Literal["vllm", "json_schema", "none"]
-"""How an endpoint takes a constraint. `vllm` is that of vLLM since 0.11."""
+"""Format in which an endpoint takes a constraint; `vllm` is vLLM's own since 0.11."""
 
 _FINISH: dict[str, FinishReason] = {
     "stop": "stop",
@@ -27,7 +27,7 @@ _FINISH: dict[str, FinishReason] = {
 
 
 OVERLONG = "overlong"
-"""The stop reason of a completion that was too long to be kept; its text is empty."""
+"""Stop reason of a completion that was too long to keep; its text is empty."""
 _SHORTEST_LIMIT = 2**16
 _CHARACTERS_A_TOKEN = 64
 _LONGEST_LABEL = 1000
@@ -35,14 +35,14 @@ _NO_LOGPROB = 1e6
 
 
 class UnreadableReply(ValueError):
-    """A reply with status 200 and unusable content."""
+    """A reply has status 200, but its content is unusable."""
 
 
 class ReplyReader:
     """Reads the JSON of replies.
 
     Attributes:
-        repeating: replies so far with an object that names a key twice; the last one counts.
+        repeating: Number of replies with a key repeated in one object; the last value counts.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class ReplyReader:
         """Returns the JSON value in `body`.
 
         Raises:
-            ValueError, RecursionError: If the text is not JSON that Python reads.
+            ValueError, RecursionError: If Python cannot read the text as JSON.
         """
         self._repeats = False
         value = self._decoder.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
@@ -69,7 +69,7 @@ class ReplyReader:
 
 
 def longest_text(max_new_tokens: int) -> int:
-    """Returns the character limit of a completion, far above the length of its most tokens."""
+    """Returns the character limit of a completion, far above the length of `max_new_tokens`."""
     return max(_SHORTEST_LIMIT, _CHARACTERS_A_TOKEN * max_new_tokens)
 
 
@@ -83,17 +83,15 @@ def chat_body(
 def ids_body(
     request: SampleRequest, prompt: Sequence[int], *, model: str, seed: int, form: StructuredForm
 ) -> dict[str, Any]:
-    """Returns the JSON body of vLLM's `POST /completions` for one draw after the tokens of
-    `prompt`.
-    """
+    """Returns the JSON body of vLLM's `POST /completions` for one draw that continues `prompt`."""
     asked = {"prompt": prompt, "logprobs": 0, "return_token_ids": True}
     return asked | _how_to_draw(request, model, seed, form)
 
 
 def prompt_parts(request: SampleRequest, model: str) -> list[dict[str, Any] | tuple[int, ...]]:
-    """Returns the prompt in parts: bodies of vLLM's `POST /tokenize`, and ids to take as they are.
+    """Returns the prompt in parts: bodies of vLLM's `POST /tokenize`, and ready token ids.
 
-    The server renders the chat template, so only it can encode the messages.
+    The server renders the chat template, so only the server can encode the messages.
     """
     first, parts = begun_turn(request)
     turns, how = _turns(request), {"add_generation_prompt": True}
@@ -116,22 +114,22 @@ def read_reply(
     counter: TokenCounter,
     longest: int = _SHORTEST_LIMIT,
 ) -> Completion:
-    """Returns the `Completion` in the JSON of a reply, of any shape that endpoints send.
+    """Returns the `Completion` in the JSON of a reply, in any shape that endpoints send.
 
-    A refusal, or a turn of reasoning alone (no content), is an empty text: what was not said is
-    never put into the model's mouth. So is a text longer than so many tokens can be, which would
-    fill ledger and rows; its stop reason is `OVERLONG`, because cut it would be another text.
+    A refusal, or reasoning without content, becomes an empty text: we never invent model output.
+    A text too long for its token limit also becomes empty, because it would fill the ledger and
+    cutting it would change it. Its stop reason is `OVERLONG`.
 
     Args:
-        reply: the JSON.
+        reply: Parsed JSON of the reply.
         request: The request.
         model: Name of the model, used if the reply does not give one.
-        latency_s: how long it took.
-        counter: counts the tokens that the reply does not (see `engines.usage`).
-        longest: characters that the text may have (`longest_text`).
+        latency_s: Duration of the call in seconds.
+        counter: Counter for tokens that the reply does not report (see `engines.usage`).
+        longest: Character limit for the text (`longest_text`).
 
     Raises:
-        UnreadableReply: If no choice with a message in it, or its content is not a text.
+        UnreadableReply: If no choice has a message, or the content is not a text.
     """
     reply, choice = _first_choice(reply)
     message = _mapping(choice.get("message"))
@@ -160,10 +158,10 @@ def read_ids_reply(
     """Returns the `Completion` in the JSON of vLLM's reply to an `ids_body`.
 
     Raises:
-        EndpointError: If the reply has no token ids, not one log-probability for each of them, or
-            more of them than were asked for.
+        EndpointError: If the reply lacks token ids, lacks a log-probability for any of them, or has
+            more of them than the request allows.
         TokenDrift: If the server tokenised `prompt` differently.
-        UnreadableReply: If no choice with a text in it.
+        UnreadableReply: If no choice has a text.
     """
     reply, choice = _first_choice(reply)
     text, read, ids = (choice.get(name) for name in ("text", "prompt_token_ids", "token_ids"))
@@ -213,7 +211,7 @@ def _turns(request: SampleRequest) -> list[dict[str, str]]:
 def _how_to_draw(
     request: SampleRequest, model: str, seed: int, form: StructuredForm
 ) -> dict[str, Any]:
-    """Returns the fields of a body that chat and plain completions have in common."""
+    """Returns the body fields that chat and plain completions share."""
     body: dict[str, Any] = {
         "model": model,
         "temperature": request.sampling.temperature,
@@ -236,7 +234,7 @@ def _first_choice(reply: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _constraint(structure: Structure, form: StructuredForm) -> dict[str, Any]:
-    """Returns the fields of a body that constrain the reply."""
+    """Returns the body fields that constrain the reply."""
     schema = json.loads(structure.value) if structure.kind == "json_schema" else None
     if form == "json_schema":
         named = {"name": "reply", "schema": schema, "strict": True}
@@ -250,9 +248,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _stop_reason(choice: dict[str, Any], *, refused: bool) -> str | None:
-    """Returns the stop string that ended the turn (vLLM), "refusal", or the server's own finish
-    reason.
-    """
+    """Returns the stop string that ended the turn (vLLM), "refusal", or the finish reason."""
     if refused:
         return "refusal"
     stop = choice.get("stop_reason")
@@ -261,6 +257,6 @@ def _stop_reason(choice: dict[str, Any], *, refused: bool) -> str | None:
 
 
 def _label(value: Any) -> str:
-    """Returns a name for storage with the completion; very long ones are truncated."""
+    """Returns a name to store with the completion; truncates very long names."""
     text = str(value)
     return storable(text if len(text) <= _LONGEST_LABEL else text[:_LONGEST_LABEL] + "…")

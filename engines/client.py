@@ -1,4 +1,4 @@
-"""The `openai` package's client, made to keep to itself: our address, our key, no retries."""
+"""The `openai` package's client, restricted to our address and our key, without retries."""
 
 import os
 from typing import TYPE_CHECKING, Any
@@ -13,11 +13,11 @@ _PLATFORM_HEADERS = ("Lang", "Package-Version", "OS", "Arch", "Runtime", "Runtim
 
 
 def new_client(settings: ModelSettings, *, concurrency: int, timeout_s: float) -> "AsyncOpenAI":
-    """Returns a client for `concurrency` calls at once; made in the event loop that uses it.
+    """Returns a client for `concurrency` calls at once; create it in the event loop that uses it.
 
     Raises:
-        ConfigError: If the address cannot be used, or the environment names certificates or a
-            proxy that cannot.
+        ConfigError: If the address, or certificates or a proxy named in the environment, cannot be
+            used.
     """
     import httpx2
     import openai
@@ -25,10 +25,10 @@ def new_client(settings: ModelSettings, *, concurrency: int, timeout_s: float) -
     from engines.transport import Transport
 
     url = checked_url(settings)
-    # Room above our own limit, the one bound: a pool's queue would eat the time limit.
+    # More connections than calls: waiting for a connection would use up the call's time limit.
     transport = Transport(HttpClient(url, connections=2 * concurrency))
     return openai.AsyncOpenAI(
-        # Never null: the package would then send OPENAI_API_KEY to whoever answers.
+        # Not None: the package would then send OPENAI_API_KEY to any endpoint.
         api_key=key_in(settings.api_key_env) or "none",
         base_url=url,
         max_retries=0,
@@ -39,7 +39,7 @@ def new_client(settings: ModelSettings, *, concurrency: int, timeout_s: float) -
 
 
 def key_in(variable: str) -> str | None:
-    """Returns the key, read when needed and kept in no attribute of ours."""
+    """Returns the key; read for each use, so that no attribute of ours holds it."""
     return os.environ.get(variable, "").strip() or None
 
 
@@ -47,7 +47,7 @@ def checked_url(settings: ModelSettings) -> str:
     """Returns the endpoint's address.
 
     Raises:
-        ConfigError: If it is missing, not an HTTP address, or holds credentials or a query.
+        ConfigError: If it is missing, is not an HTTP address, or contains credentials or a query.
     """
     return checked_address(
         settings.base_url,

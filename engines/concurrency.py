@@ -1,9 +1,9 @@
-"""How many calls an endpoint gets at once: additive growth, one cut an overload."""
+"""Limits how many calls an endpoint gets at once: additive growth, one cut per overload."""
 
 from dataclasses import dataclass
 
 FIRST_LIMIT = 32
-"""Calls at once that an endpoint gets before anything is known of it."""
+"""Initial limit on calls in progress, before anything is known about the endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,7 +11,7 @@ class Slot:
     """The place of one call among those in progress.
 
     Attributes:
-        epoch: how many cuts there had been when the call started.
+        epoch: Number of cuts before the call started.
         probe: Whether the call is a circuit breaker's probe.
     """
 
@@ -22,14 +22,14 @@ class Slot:
 class AdaptiveLimit:
     """A limit on calls in progress, in [1, `most`], that adapts to the endpoint.
 
-    It grows with successes, and only while all of it is in use: by one each until the first cut
-    (slow start), then by one for as many successes as it is large. An overload (429, 503) halves
-    it once: the rejections of calls that started before the cut are the same episode. Other
-    trouble keeps it from growing for as many successes as it is large.
+    The limit L grows with successes, and only while all L slots are in use. Before the first cut,
+    each success adds one (slow start); later, L successes add one. An overload (429, 503) halves
+    L once: rejections of calls that started before the cut belong to the same episode. After any
+    other failure, L does not grow for the next L successes.
 
     Attributes:
-        most: upper bound.
-        under_way: slots taken.
+        most: Upper bound.
+        under_way: Number of slots in use.
     """
 
     def __init__(self, most: int, first: int = FIRST_LIMIT) -> None:
@@ -54,7 +54,7 @@ class AdaptiveLimit:
         return Slot(self._cuts, probe)
 
     def give_back(self) -> None:
-        """Counts a call as ended; record its outcome first."""
+        """Counts a call as ended. Record its outcome first."""
         self.under_way -= 1
 
     def succeeded(self, slot: Slot) -> None:

@@ -1,4 +1,4 @@
-"""Turns errors of the `openai` package into our own, by cause and without the key."""
+"""Converts errors of the `openai` package into our own, by cause and without the key."""
 
 import asyncio
 import errno
@@ -22,9 +22,9 @@ _USER_IN_URL = re.compile(r"(?<=://)[^/\s]+@")
 
 
 def redacted(text: str, key: str | None) -> str:
-    """`text` on one line, inert, cut to a message's length, without `key` and URLs' users.
+    """Returns `text` in one line, escaped and shortened, without `key` and users in URLs.
 
-    Give it the whole text: half a key would not be found.
+    Pass the whole text: a truncated key would not be found.
     """
     text = text[:_LONGEST_LOOKED_AT]
     if key:
@@ -35,9 +35,7 @@ def redacted(text: str, key: str | None) -> str:
 
 
 def _anyhow(key: str) -> str:
-    """Returns a pattern for `key` as servers repeat it: as it is, escaped in a URL, in JSON or
-    Python.
-    """
+    """Returns a pattern for `key` as servers repeat it: verbatim or escaped (URL, JSON, Python)."""
     return "".join(rf"\\{{0,8}}(?:{re.escape(c)}|{_in_url(c)}|(?i:u{ord(c):04x}))" for c in key)
 
 
@@ -48,8 +46,8 @@ def _in_url(character: str) -> str:
 def in_words(fault: Exception, *, url: str, key: str | None, key_env: str) -> Exception:
     """Returns `fault` as an `EndpointError`, or as a `PassingFault` around one.
 
-    A refused connection, a redirect, 401, 403 and an exhausted account are fatal. The server's own
-    words are left out of 401 and 403: they tend to repeat the key.
+    A refused connection, a redirect, 401, 403 and an exhausted account are fatal. Messages for 401
+    and 403 omit the server's text, because servers often repeat the key there.
     """
     import openai
 
@@ -67,17 +65,17 @@ def in_words(fault: Exception, *, url: str, key: str | None, key_env: str) -> Ex
 
 
 def _unusable_in_words(fault: Exception, url: str, key: str | None) -> Exception | None:
-    """Returns the error for a reply that is always rejected; None for any other fault."""
+    """Returns the error for a reply that a retry cannot improve; None for any other fault."""
     if isinstance(fault, Redirected):
         text = f"{url} answered {fault.status}, a redirect to {redacted(fault.target, key)}"
         return EndpointError(f"{text}; none is followed: {_REDIRECT_REMEDY}", fatal=True)
-    if isinstance(fault, ReplyTooLarge):  # asked again, it would be paid again
+    if isinstance(fault, ReplyTooLarge):  # a retry would cost as much and fail too
         return EndpointError(f"{url} {fault}")
     return None
 
 
 def _unconnected_in_words(fault: Exception, url: str) -> Exception | None:
-    """Returns the error for a connection that never came about; None if it did."""
+    """Returns the error if no connection was established, else None."""
     if any(getattr(cause, "errno", None) in _NO_DESCRIPTORS for cause in _causes(fault)):
         text = "this process may open no more files: raise `ulimit -n`"
         return EndpointError(f"{text}, or lower limits.max_concurrency", fatal=True)
@@ -114,20 +112,20 @@ def _status_in_words(fault: Exception, url: str, key: str | None, key_env: str) 
 
 
 def _asked_pause_s(fault: Exception) -> float | None:
-    """Returns the seconds of a Retry-After header; None without a usable one."""
+    """Returns the seconds in the Retry-After header; None without a usable header."""
     response = getattr(fault, "response", None)
     if response is None:
         return None
-    # Its date follows the server's clock, which the reply also reports.
+    # Retry-After dates use the server's clock, which the header `date` reports.
     now = epoch_s(response.headers.get("date", ""))
     asked = response.headers.get("retry-after", "")
     return retry_after_s(asked, time.time() if now is None else now)
 
 
 def _broken(fault: BaseException) -> str | None:
-    """Returns the fault that ended an established connection, if that happened.
+    """Returns the name of the fault that ended an established connection, else None.
 
-    The package takes a reset for a timeout, so the cause is looked for below it.
+    The package reports a reset as a timeout, so this looks through the chain of causes.
     """
     import aiohttp
     import openai
@@ -144,7 +142,7 @@ def _broken(fault: BaseException) -> str | None:
 
 
 def _refused(fault: BaseException) -> bool:
-    """Returns whether no connection came about: refused, unreachable, or an unknown host."""
+    """Returns whether no connection was established: refused, unreachable or unknown host."""
     import aiohttp
 
     never_connected = (aiohttp.ClientConnectorError, ConnectionRefusedError)

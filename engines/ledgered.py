@@ -1,4 +1,4 @@
-"""An engine behind the ledger: every call is stored before it is used, and paid for once."""
+"""Wraps an engine with the ledger: every call is stored before use, and paid for once."""
 
 import asyncio
 from collections.abc import Callable
@@ -32,13 +32,13 @@ class LedgeredEngine:
     """An `Engine` that replays stored replies from the ledger.
 
     Each draw has its own key (`engines.sampling.call_key`), so two draws of one prompt never
-    share a result. Draws of one key that run at the same time share one call. A reply carries
-    token ids and log-probabilities (in float32), fresh or replayed, if `SampleRequest.tokens` asks
-    for them, because only then are they stored: a resumed run sees what the first one saw.
+    share a result. Simultaneous draws with the same key share one call. Token ids and
+    log-probabilities (in float32) are stored and returned only if `SampleRequest.tokens` is set,
+    so fresh and replayed replies are identical.
 
     Attributes:
-        hits: Draws without a call of their own (replayed, or shared with one in progress).
-        misses: draws that made one.
+        hits: Number of draws without a call of their own (replayed, or shared a call in progress).
+        misses: Number of draws that made a call.
     """
 
     def __init__(
@@ -69,14 +69,14 @@ class LedgeredEngine:
         return self._engine.capabilities
 
     async def sample(self, request: SampleRequest) -> Completion:
-        """Draws one completion, which is stored before it is returned.
+        """Draws one completion, and stores it before returning it.
 
         Raises:
-            EndpointError: If a call failed; the error is stored, and the call is made again when
-                it is asked for again.
+            EndpointError: If a call failed. The error is stored; the next request with the same key
+                makes a new call.
             BudgetExceeded: If the draw is not stored, and `before_call` allows no new call.
-            StorageError: If a reply could not be stored, or was stored without the token ids that
-                the request asks for.
+            StorageError: If a reply cannot be stored, or was stored without the token ids that the
+                request needs.
         """
         key = call_key(request, self.digest)
         while True:
@@ -87,7 +87,7 @@ class LedgeredEngine:
             if under_way is None:
                 return self._reply(request, await self._lead(key, request), replayed=False)
             await asyncio.wait([under_way])
-            # Cancelled with the task that made the call: then this one makes it.
+            # If the task that made the call was cancelled, this task makes the call.
             if not under_way.cancelled():
                 return self._reply(request, under_way.result(), replayed=True)
 
@@ -116,11 +116,12 @@ class LedgeredEngine:
             return completion
         except Exception as error:
             shared.set_exception(error)
-            shared.exception()  # seen here, so asyncio does not complain if nobody shared it
+            # Retrieve the exception, or asyncio logs "never retrieved" if no draw shared the call.
+            shared.exception()
             raise
         finally:
             del self._under_way[key]
-            shared.cancel()  # does nothing once it is settled
+            shared.cancel()  # no effect if it has a result or an exception
 
     async def _call(self, key: str, request: SampleRequest) -> Completion:
         if self._before_call is not None:
@@ -157,7 +158,7 @@ class LedgeredEngine:
             output_tokens=usage.output_tokens,
             usage_basis=usage.basis,
             cost_usd=cost_usd(usage, self._price) if error is None else None,
-            latency_s=float(completion.latency_s),  # as the column gives it back, see checksums
+            latency_s=float(completion.latency_s),  # as the column returns it, for checksums
             attempts=completion.attempts,
             error=error,
             at=datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -175,11 +176,11 @@ class LedgeredEngine:
 
 
 _NOTHING = Completion(text="", finish_reason="unknown", usage=Usage(), model="")
-"""Stands in a row whose call failed."""
+"""Placeholder in the row of a failed call."""
 
 
 def _as_replayed(drawn: Completion, call: Call) -> Completion:
-    """Returns the completion in the form in which a replay of its row returns it."""
+    """Returns the completion exactly as a replay of its row would return it."""
     kept = _NOTHING if call.token_ids is None else drawn
     return replace(
         drawn,

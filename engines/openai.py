@@ -1,8 +1,8 @@
-"""OpenAI-compatible endpoints (vLLM, a vendor, a fleet) behind the sampling interface.
+"""Sampling from OpenAI-compatible endpoints: vLLM, a vendor or a fleet.
 
-Explicit timeouts, no hidden retries, the key only from the environment. A vLLM server is asked
-for its constraint on decoding (`structured_outputs`); other servers get what `structured_output`
-in the settings says. Where token ids are wanted, a vLLM server is sent them (`/completions`).
+Timeouts are explicit, retries are visible, and the key comes only from the environment. A vLLM
+server gets its own form of constraint (`structured_outputs`); other servers get the form set in
+`structured_output`. Requests that need token ids go to `/completions` of a vLLM server.
 """
 
 import asyncio
@@ -54,12 +54,13 @@ _PREFLIGHT_TIMEOUT_S = 30.0
 class OpenAIEngine:
     """One model at one endpoint; use inside `async with`.
 
-    With `structured_output: auto` entering asks the server what it is. `check` is the preflight.
-    Engines at one address share its limit, pauses and retries (`engines.traffic`) if they are
-    made with the same bounds and used in the same event loop.
+    With `structured_output: auto`, entering the engine queries the server for its type. `check` is
+    the preflight. Engines at one address share its limit, pauses and retries (`engines.traffic`)
+    if they have the same bounds and run in the same event loop.
 
     Raises:
-        ConfigError: `base_url` is missing, is not an HTTP address, or holds credentials or a query.
+        ConfigError: If `base_url` is missing, is not an HTTP address, or contains credentials or a
+            query.
     """
 
     def __init__(
@@ -75,21 +76,19 @@ class OpenAIEngine:
         known_as: str | None = None,
         digest: str | None = None,
     ) -> None:
-        """See `engines.traffic` for most of the terms.
+        """Checks the address and keeps the limits; see `engines.traffic` for most of the terms.
 
         Args:
             settings: Model and endpoint.
-            max_concurrency: calls in progress, at most.
-            timeout_s: seconds per attempt.
-            deadline_s: seconds per call, retries and waits included; raised to `timeout_s` if
-                smaller.
-            retry: how failures are met.
+            max_concurrency: Most calls in progress.
+            timeout_s: Seconds per attempt.
+            deadline_s: Seconds per call, including retries and waits; at least `timeout_s`.
+            retry: Retry policy; defaults to `RetryPolicy()`.
             on_event: Callback for messages about pauses and recovery of the endpoint.
-            before_attempt: asked before every attempt, and every second while none may start;
-                raises `BudgetExceeded` where no call may be made any more.
-            known_as, digest: Identity of the model, for keys and rows; None takes the requested
-                name,
-                and a hash of that and the address.
+            before_attempt: Check that runs before every attempt, and every second while none may
+                start. It raises `BudgetExceeded` if no more calls are allowed.
+            known_as: Name of the model for keys and rows; defaults to the requested name.
+            digest: Digest of the model for keys and rows; defaults to a hash of address and name.
         """
         self._base_url = checked_url(settings)
         self._url = shown_url(self._base_url)
@@ -97,7 +96,7 @@ class OpenAIEngine:
         self._settings = settings
         self._timeout_s = timeout_s
         retry = retry or RetryPolicy()
-        # Silence for less than one attempt may last proves nothing.
+        # An endpoint may be silent for as long as one attempt may last.
         patient = replace(retry, patience_s=max(retry.patience_s, timeout_s))
         self._bounds = TrafficSettings(max_concurrency, max(deadline_s, timeout_s), patient)
         self._on_event = on_event
@@ -151,12 +150,12 @@ class OpenAIEngine:
         await self._close()
 
     async def check(self) -> None:
-        """Preflight: is the endpoint there, does it take the key, has it the model?
+        """Preflight: checks that the endpoint answers, accepts the key and has the model.
 
-        A model that `/models` does not list (gateways have aliases) is tried with one token.
+        If `/models` does not list the model (gateways have aliases), it draws one token instead.
 
         Raises:
-            EndpointError: If the endpoint fails the check, before any work starts.
+            EndpointError: If the endpoint fails the check.
         """
         facts = await self._server()
         if facts is None or self._settings.model not in facts.models:
@@ -190,7 +189,7 @@ class OpenAIEngine:
         return said
 
     async def _continue(self, request: SampleRequest, seed: int) -> Completion:
-        """Draws by token ids, which the server encodes first."""
+        """Draws by token ids; the server encodes the texts first."""
         prompt: list[int] = []
         for part in prompt_parts(request, self._settings.model):
             prompt += await self._asked(self._encoded(part)) if isinstance(part, dict) else part
@@ -235,8 +234,8 @@ class OpenAIEngine:
     async def _posted(self, path: str, body: dict[str, Any]) -> Any:
         """Returns the JSON of the reply.
 
-        Not through `chat.completions.create`, which spends twice the processor time of the whole
-        rest on checking what we wrote, and on building objects that we take apart again.
+        This bypasses `chat.completions.create`. That method would take twice the processor time of
+        everything else, to check our own request and to build objects that we do not need.
         """
         import httpx2
 
@@ -244,12 +243,12 @@ class OpenAIEngine:
         return self._reader.read(response.content)
 
     async def _asked(self, call: Any, timeout_s: float | None = None) -> Any:
-        """Awaits one call to the endpoint under the time limit; turns faults into our errors."""
+        """Awaits one call to the endpoint under the time limit; converts faults into our errors."""
         import aiohttp
         import openai
 
         try:
-            # The client's own timeout is per read: a server that drips would never meet it.
+            # The client's own timeout is per read: a slow trickle of bytes would never exceed it.
             async with asyncio.timeout(timeout_s or self._timeout_s):
                 reply = await call
         except openai.NotFoundError:
@@ -293,11 +292,11 @@ class OpenAIEngine:
         return facts.form if facts is not None else "none"
 
     async def _server(self) -> ServerFacts | None:
-        """Returns the server's own facts, or None without a list of models."""
+        """Returns the server's facts about itself; None if it does not list its models."""
         return read_models(await once(partial(self._get, "/models")))
 
     async def _get(self, path: str) -> Any:
-        """Returns JSON at `path`; None if the page is missing."""
+        """Returns the JSON at `path`; None if the server does not have that path."""
         import httpx2
         import openai
 

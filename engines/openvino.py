@@ -1,8 +1,8 @@
-"""The embedded engine: a GGUF model on this machine's CPU, in this process, without a server.
+"""The embedded engine: runs a GGUF model on this machine's CPU, in this process.
 
-One thread steps OpenVINO GenAI's continuous batching pipeline (prefix caching on); futures cross
-back to the event loop. Draws are seeded, but OpenVINO has one random generator for the whole
-batch, so a draw is reproducible only where `max_batch` is 1.
+One thread steps OpenVINO GenAI's continuous batching pipeline (prefix caching on), and futures
+return the outputs to the event loop. Draws are seeded, but OpenVINO has one random generator for
+the whole batch, so draws are reproducible only if `max_batch` is 1.
 """
 
 import asyncio
@@ -35,13 +35,14 @@ from weights.policy_files import policy_digest, policy_files
 from weights.policy_gguf import ready_gguf
 
 BATCHED_TOKENS = 256
-"""Most tokens (prefill and decode together) in one step."""
+"""Limit on tokens (prefill and decode together) per step."""
 
 
 PROPERTIES = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f16"}
-"""Said, not left to OpenVINO: on processors with bfloat16 it would compute in that (faster on an
-EPYC, slower on a Xeon without AMX), and then 43 of 50 greedy answers are those of transformers
-instead of all 50."""
+"""Explicit number formats. By default, OpenVINO computes in bfloat16 if the processor has it. That
+is faster on an EPYC and slower on a Xeon without AMX, and only 43 of 50 greedy answers equal the
+answers of transformers. With float32, all 50 do.
+"""
 
 
 def embedded_engine(
@@ -50,10 +51,11 @@ def embedded_engine(
     """Returns the engine for `policy:` or `judge:` settings; converts weights once, into the cache.
 
     Args:
-        max_batch: most generations at once.
-        cache_gib: memory of the key-value cache; one GiB is about 46,000 tokens of the packaged
+        settings: Model settings; `model` and `precision` count.
+        max_batch: Most generations at once.
+        cache_gib: Memory of the key-value cache; 1 GiB holds about 46,000 tokens of the packaged
             model.
-        log: Callback for messages about damaged weights that are rebuilt.
+        log: Callback for messages about rebuilding damaged weights.
 
     Raises:
         ConfigError: If the model or a package is missing, or others can write into the cache.
@@ -72,10 +74,10 @@ def embedded_engine(
 
 
 class OpenVINOEngine:
-    """A GGUF model behind `sample` (see `engines.sampling.Engine`).
+    """A GGUF model as an `engines.sampling.Engine`.
 
     Attributes:
-        model: name of the model as the user wrote it.
+        model: Model name as the user wrote it.
         digest: Hash of weights, adapters, quantisation, tokenizer and chat template.
         precision: Number format of the weights in `gguf`.
     """
@@ -111,7 +113,7 @@ class OpenVINOEngine:
 
     @property
     def in_flight(self) -> int:
-        """Generations in the batch now (without those that wait)."""
+        """Generations in the batch now, without waiting ones."""
         return 0 if self._batch is None else self._batch.in_flight
 
     async def __aenter__(self) -> Self:
@@ -128,7 +130,7 @@ class OpenVINOEngine:
         """Draws one completion (see `engines.sampling.Engine.sample`).
 
         Raises:
-            EndpointError: If the engine is not open, the prompt is too long, or OpenVINO failed.
+            EndpointError: If the engine is closed, the prompt is too long, or OpenVINO failed.
         """
         if self._batch is None:
             raise EndpointError("use the embedded engine inside `async with`", fatal=True)
@@ -174,13 +176,15 @@ class OpenVINOEngine:
             text = text.partition(stop)[0]
         if request.structure is not None and request.structure.kind == "regex":
             text = within_bounds(request.structure.value, text)
-            if text != written:  # closed at its bound, where the model's own tokens continued
+            if text != written:  # cut at the bound, so the model's tokens no longer match
                 ids = [*self._encoded(text), int(self._tokenizer.get_eos_token_id())]
                 logprobs, finish = None, "stop"
         return Completion(
             text=text,
             finish_reason=finish,
-            usage=Usage(len(prompt), 0, len(output.generated_ids)),  # cache hits are not told
+            usage=Usage(
+                len(prompt), 0, len(output.generated_ids)
+            ),  # OpenVINO does not report cache hits
             model=self.model,
             stop_reason=stop,
             prompt_ids=tuple(prompt),
@@ -222,7 +226,7 @@ class OpenVINOEngine:
 
 
 def _openvino_genai() -> Any:
-    # `import openvino` reports itself to its makers unless this package cannot be imported.
+    # `import openvino` sends telemetry unless this package cannot be imported.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     try:
         import openvino_genai
@@ -237,7 +241,7 @@ def _config(request: SampleRequest, seed: int) -> Any:
     genai = _openvino_genai()
     sampling = request.sampling
     config = genai.GenerationConfig()
-    config.apply_chat_template = False  # the prompt has it already; on, it is applied twice
+    config.apply_chat_template = False  # the prompt already contains it
     config.max_new_tokens = sampling.max_new_tokens
     config.logprobs = 1
     config.rng_seed = seed
@@ -247,7 +251,7 @@ def _config(request: SampleRequest, seed: int) -> Any:
         config.top_p = sampling.top_p
     if sampling.stop:
         config.stop_strings = set(sampling.stop)
-        config.include_stop_str_in_output = True  # to tell which one it was
+        config.include_stop_str_in_output = True  # `_completion` searches for it
     if request.structure is not None:
         form, value = request.structure.kind, request.structure.value
         constraint = {"regex": relaxed(value)} if form == "regex" else {"json_schema": value}
@@ -256,7 +260,7 @@ def _config(request: SampleRequest, seed: int) -> Any:
 
 
 def _check_readable(structure: Structure | None) -> None:
-    """Inside the pipeline a constraint that cannot be read would end the whole batch."""
+    """Rejects a constraint that cannot be parsed; in the pipeline it would end the whole batch."""
     try:
         if structure is not None and structure.kind == "regex":
             re.compile(structure.value)

@@ -1,14 +1,14 @@
-"""Runs a command for no longer than the program that started it lives.
+"""Runs a command that ends when the program that started it ends.
 
     python parent_bound_process.py COMMAND…
 
-Standard input is a pipe whose other end the owner alone holds. When it closes, because the owner
-closed it or died in whatever way, the command and all it has started (its process group) are asked
-to stop, and killed after `GRACE_S`. A command that ends by itself is followed by the rest of its
-group: the engine of a killed vLLM server would live on and keep its memory. Standard output is one
-line, the command's process id; the exit code is the command's, or 128 + the signal that ended it.
+Standard input is a pipe whose other end only the owner holds. It closes when the owner closes it
+or dies for any reason. Then the command and its whole process group get SIGTERM, and SIGKILL after
+`GRACE_S`. If the command ends by itself, the rest of its group is stopped as well: the engine of a
+killed vLLM server would otherwise keep running and keep its memory. Standard output is one line,
+the command's process id. The exit code is the command's, or 128 + the signal that ended it.
 
-A program of its own, which imports nothing of Branchwise.
+This is a separate program; it imports nothing from Branchwise.
 """
 
 import os
@@ -19,7 +19,7 @@ import threading
 import time
 
 GRACE_S = 20.0
-"""vLLM needs about ten seconds to release memory shared between its processes."""
+"""Seconds to stop: vLLM needs about ten to release memory shared between its processes."""
 LOOK_EVERY_S = 0.05
 
 
@@ -40,19 +40,19 @@ def main() -> int:
 
 
 def _follow_owner(group: int) -> None:
-    os.read(0, 1)  # nobody writes: this returns when the other end is closed
+    os.read(0, 1)  # nothing is ever written: returns when the other end closes
     _end(group)
 
 
 def _end(group: int) -> None:
-    """Stops every process of a group; returns when none is left."""
+    """Stops every process of a group; returns when none is left or all were killed."""
     deadline = time.monotonic() + GRACE_S
     wanted = signal.SIGTERM
     while _sent(group, wanted):
         while _sent(group, 0) and time.monotonic() < deadline:
             time.sleep(LOOK_EVERY_S)
         if wanted == signal.SIGKILL:
-            return  # what is left now is dead, and only not yet collected
+            return  # remaining processes are dead, but not yet reaped
         wanted = signal.SIGKILL
 
 

@@ -1,4 +1,4 @@
-"""Replays a model's calls from the ledger; makes no new ones."""
+"""Replays a model's calls from the ledger, without new calls."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -9,9 +9,10 @@ from storage.errors import BudgetExceeded
 
 @dataclass(frozen=True)
 class RecordedEngine:
-    """Replaces the engine that made the calls, under a `LedgeredEngine`.
+    """Replaces the original engine inside a `LedgeredEngine`.
 
-    `model`, `digest` and `capabilities` equal that engine's, because they decide the calls' keys.
+    `model`, `digest` and `capabilities` are the original engine's, because they decide the calls'
+    keys.
     """
 
     model: str
@@ -19,7 +20,7 @@ class RecordedEngine:
     capabilities: Capabilities
 
     async def sample(self, request: SampleRequest) -> Completion:
-        """Fails: a call that arrives here is not in the ledger.
+        """Fails: any call that reaches this engine is missing from the ledger.
 
         Raises:
             BudgetExceeded: Always.

@@ -1,4 +1,4 @@
-"""Retries for the passing faults of an endpoint: how often, how long to wait, and for how long."""
+"""Retries for temporary faults of an endpoint: how many, and how long to wait."""
 
 import random
 from collections.abc import Awaitable, Callable
@@ -10,23 +10,24 @@ from storage.errors import EndpointError
 T = TypeVar("T")
 
 FaultKind = Literal["overload", "refused", "trouble"]
-"""Turned away (429, 503); no connection; or a failure that may have cost the server work."""
+"""Rejected under load (429, 503); no connection; or a failure that may have cost the server work.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and how long to wait.
+    """How often to retry, and how long to wait.
 
     Attributes:
-        attempts: failures that a call may meet, the last one included. Being turned away, and a
-            connection that is refused, count as none: such a call waits, up to its deadline.
+        attempts: Limit on failures of a call, including the last one. Rejections under load and
+            refused connections do not count: such a call waits until its deadline.
         base_s: Wait after failure i (from 0) is uniform in [0, base_s · 2^i] seconds.
-        cap_s: longest such wait.
+        cap_s: Upper bound of that wait in seconds.
         longest_retry_after_s: Longest pause that a server may request.
-        budget_share, budget_per_s: retries that an endpoint gets, all calls together: this share
-            of its successes, and so many a second.
-        first_probe_s, longest_probe_s: pauses of the circuit breaker (`engines.breaker`).
-        patience_s: an endpoint that only fails for so long ends the run.
+        budget_share: Retries per success of an endpoint, for all calls together.
+        budget_per_s: Additional retries per second.
+        first_probe_s, longest_probe_s: Pauses of the circuit breaker (`engines.breaker`).
+        patience_s: Seconds of nothing but failures after which the run ends.
     """
 
     attempts: int = 4
@@ -40,18 +41,16 @@ class RetryPolicy:
     patience_s: float = 600.0
 
     def jitter_s(self, failures: int, rng: random.Random) -> float:
-        """Returns a wait before the next attempt of a call that has failed so often (full
-        jitter).
-        """
+        """Returns the wait before the next attempt after this many failures (full jitter)."""
         doubled = self.base_s * 2.0 ** min(failures - 1, 60)
         return rng.uniform(0.0, min(self.cap_s, doubled))
 
 
 class RetryBudget:
-    """A budget of retries, so that a failing endpoint does not get multiplied traffic.
+    """Limits retries, so that a failing endpoint does not get multiplied traffic.
 
-    A bucket of `burst` tokens that begins full; a retry takes one. Without one it waits for its
-    turn at `budget_per_s`.
+    A bucket of `burst` tokens, initially full. Each retry takes one token. If the bucket is empty,
+    the retry waits for its turn at `budget_per_s`.
     """
 
     def __init__(self, policy: RetryPolicy, burst: int) -> None:
@@ -65,10 +64,10 @@ class RetryBudget:
         self._tokens = min(self._burst, self._tokens + self._policy.budget_share)
 
     def take(self, now: float) -> float:
-        """Takes a token; returns the seconds to wait before it may be used."""
-        # Tokens may go negative: a negative balance is a queue of reservations, and -tokens / rate
-        # is this caller's place in it in seconds. That spaces retries out without a lock or a
-        # second queue.
+        """Takes a token; returns the seconds to wait before using it."""
+        # Tokens may become negative: a negative balance is a queue of reservations, and
+        # -tokens / rate is this caller's wait in seconds. That spaces retries evenly without a
+        # lock or a second queue.
         elapsed = now - self._filled_at if self._filled_at is not None else 0.0
         self._filled_at = now
         self._tokens = min(self._burst, self._tokens + elapsed * self._policy.budget_per_s) - 1.0
@@ -76,12 +75,12 @@ class RetryBudget:
 
 
 class PassingFault(Exception):
-    """A fault that another attempt may not meet.
+    """A temporary fault: another attempt may succeed.
 
     Attributes:
         error: Error to raise after the last attempt.
-        kind: Decides the cost of a retry, and whether the limit shrinks.
-        retry_after_s: Pause requested by the server, or None.
+        kind: Type of the fault; decides the cost of a retry, and whether the limit shrinks.
+        retry_after_s: Pause requested by the server in seconds; None without one.
     """
 
     def __init__(
@@ -97,10 +96,10 @@ class PassingFault(Exception):
 
 
 async def once(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Awaits `attempt` without a second try.
+    """Awaits `attempt` without a retry.
 
     Raises:
-        EndpointError: The fault.
+        EndpointError: If the attempt fails.
     """
     try:
         return await attempt()

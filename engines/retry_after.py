@@ -9,10 +9,9 @@ def retry_after_s(header: str, now: float) -> float | None:
     """Returns the requested seconds, at least 0; None if the header is unusable.
 
     Args:
-        header: a number of seconds or an HTTP date; anything else counts as absent, as do a
-            negative number and one that is not finite.
-        now: seconds since the epoch by the clock that the date goes by. A date in the past asks
-            for no wait.
+        header: Number of seconds or an HTTP date. Anything else counts as absent, including
+            negative and non-finite numbers.
+        now: Seconds since the epoch, by the server's clock. A date in the past means no wait.
     """
     try:
         seconds = float(header)
@@ -23,10 +22,10 @@ def retry_after_s(header: str, now: float) -> float | None:
 
 
 def epoch_s(date: str) -> float | None:
-    """Returns an HTTP date in seconds since the epoch, or None."""
+    """Returns an HTTP date in seconds since the epoch; None if it cannot be read."""
     try:
         parsed = parsedate_to_datetime(date)
-        # HTTP knows one time zone; Python takes a date that names none for local time.
+        # HTTP dates are in UTC, but Python reads a date without a time zone as local time.
         return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError, TypeError, IndexError):
         return None

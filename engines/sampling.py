@@ -1,7 +1,7 @@
 """The sampling interface: requests to a model, and completions.
 
 Every engine (`engines.openai`, `engines.openvino`) and the ledger that wraps them implement
-`Engine`; nothing above this room knows which one it talks to.
+`Engine`. Code outside this package does not depend on the kind of engine.
 """
 
 import hashlib
@@ -15,8 +15,9 @@ from storage.records import Message
 
 FinishReason = Literal["stop", "length", "content_filter", "unknown"]
 UsageBasis = Literal["reported", "tokenizer", "bytes"]
-"""What token counts rest on, from the surest to the roughest: the engine's own report, a tokenizer
-of ours, or an upper estimate from bytes (`engines.usage`)."""
+"""Source of token counts, most reliable first: the engine's report, a tokenizer on this machine, or
+an upper estimate from bytes (`engines.usage`).
+"""
 _ROUGHNESS: tuple[UsageBasis, ...] = get_args(UsageBasis)
 
 
@@ -40,15 +41,15 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class CallIdentity:
-    """Identity of a call, so that two draws of one prompt never share a result.
+    """Identity of a call; keeps draws of the same prompt from sharing a result.
 
     Attributes:
         role: Role of the model ("policy", "judge", "verifier").
-        question_id: the question that the call serves.
+        question_id: Identifier of the question that the call belongs to.
         path: Place in the question's work, e.g. "tree/0/2/1" or "rollout/0/2/1".
-        draw: number of the draw at this place, from 0.
-        prompt_hash: hash of the prompt templates in use.
-        seed: the run's seed.
+        draw: Number of the draw at this place, from 0.
+        prompt_hash: Hash of the prompt templates in use.
+        seed: Seed of the run.
     """
 
     role: str
@@ -64,14 +65,14 @@ class SampleRequest:
     """Messages to continue, sampling settings, and the call's identity.
 
     Attributes:
-        prefix: Parts of the assistant's turn so far, which the model continues. Ids (sampled
-            earlier) are taken as they are; a text (what the environment inserted) is encoded by
-            itself, without special tokens. Only a text that comes first is encoded together with
-            the rendered chat template, so that a prefilled turn has the tokens of its text.
-        tokens: Whether the completion must have `prompt_ids`, `token_ids` and `logprobs`. Not
-            part of the call's key, because it does not change the result.
+        prefix: Parts of the assistant's turn so far, which the model continues. Token ids (sampled
+            earlier) are used unchanged. A text (inserted by the environment) is encoded separately,
+            without special tokens. Only a text in first place is encoded together with the rendered
+            chat template, so that a prefilled turn has the tokens of its text.
+        tokens: Whether the completion must have `prompt_ids`, `token_ids` and `logprobs`. Not part
+            of the call's key, because it does not change the result.
 
-    An engine without `Capabilities.token_ids` refuses both.
+    An engine without `Capabilities.token_ids` rejects both.
     """
 
     messages: tuple[Message, ...]
@@ -84,9 +85,9 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of a call; `cached_tokens` are the part of the input served from a cache.
+    """Token counts of a call; `cached_tokens` are input tokens served from a cache.
 
-    `basis` is that of the roughest count among them.
+    `basis` belongs to the least reliable of the counts.
     """
 
     input_tokens: int = 0
@@ -106,15 +107,14 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Text of a model, without the request's prefix and special tokens.
+    """Text from a model, without the request's prefix and special tokens.
 
     Attributes:
-        model: The name that the server reported.
-        prompt_ids: The tokens of the prompt as the model read it, the prefix included.
-        token_ids: The tokens that were sampled, with those of the stop string and the one that
-            ended the turn.
+        model: Model name reported by the server.
+        prompt_ids: Tokens of the prompt as the model read it, including the prefix.
+        token_ids: Sampled tokens, including the stop string's tokens and the end-of-turn token.
         logprobs: Natural log-probability of each of `token_ids` under the model itself: at
-            temperature 1, over all tokens. None if a constraint of ours closed the text.
+            temperature 1, over all tokens. None if our code closed the text to fit a constraint.
     """
 
     text: str
@@ -143,12 +143,12 @@ class Capabilities:
 
 
 class Engine(Protocol):
-    """A model behind `sample`; used inside `async with engine`.
+    """A model that completions are sampled from; use inside `async with engine`.
 
     Attributes:
-        model: name of the model as the user wrote it.
-        digest: hash of everything that decides what the model says (weights, adapters,
-            quantisation, tokenizer, chat template), or of endpoint and name for a remote one.
+        model: Model name as the user wrote it.
+        digest: Hash of everything that affects the model's output (weights, adapters,
+            quantisation, tokenizer, chat template); for a remote model, of endpoint and name.
     """
 
     @property
@@ -165,7 +165,7 @@ class Engine(Protocol):
 
         Raises:
             EndpointError: If the endpoint refused or failed, or a capability is missing.
-            TokenDrift: If the endpoint did not read the prompt's tokens as they were sent.
+            TokenDrift: If the endpoint read other prompt tokens than the request contained.
         """
         ...
 
@@ -181,21 +181,18 @@ def begun_turn(request: SampleRequest) -> tuple[str, list[str | tuple[int, ...]]
 
 
 def call_key(request: SampleRequest, digest: str) -> str:
-    """Returns the hash of everything that decides a call's result; the ledger's key (32 hex
-    digits).
+    """Returns the ledger key: a hash of everything that decides the result (32 hex digits).
 
     Args:
         request: The request.
-        digest: Digest of the model. Its name does not count: a folder that was moved holds the
-            same model, and draws the same.
+        digest: Digest of the model. The model's name does not count: a moved folder contains the
+            same model and gives the same draws.
     """
     return _hashed([request, digest])
 
 
 def prompt_digest(request: SampleRequest) -> str:
-    """Returns the hash of everything that decides a call's result; the ledger's key (32 hex
-    digits).
-    """
+    """Returns the hash of messages and prefix (32 hex digits)."""
     return _hashed([request.messages, request.prefix])
 
 
@@ -214,11 +211,11 @@ def _values(part: object) -> Any:
     return _VALUES[type(part)](part)
 
 
-# A call's key is made for every call: arrays of all fields in their order are as unambiguous as
-# objects with names, and made at a quarter of the cost.
+# Every call needs a key. Arrays of all fields in a fixed order are as unambiguous as objects with
+# names, at a quarter of the cost.
 _in_order = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_values).encode
 
 
 def derived_seed(key: str) -> int:
-    """Returns the 31-bit seed that a call carries, derived from its ledger key."""
+    """Returns the 31-bit seed of a call, derived from its ledger key."""
     return int(key[:8], 16) & 0x7FFFFFFF

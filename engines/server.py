@@ -1,4 +1,4 @@
-"""Facts that a server reports about itself, and the form of constraints that it takes."""
+"""Facts that a server reports about itself, and its form of constraints."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,14 +12,14 @@ _SHOWN, _LONGEST_SHOWN = 10, 100
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """The models on offer, and who owns them."""
+    """The available models and their owners."""
 
     models: tuple[str, ...]
     owners: frozenset[str]
 
     @property
     def form(self) -> StructuredForm:
-        """How this server takes constraints; unknown kinds of server get none."""
+        """The form in which this server takes constraints; "none" for unknown servers."""
         if "vllm" in self.owners:
             return "vllm"
         return "json_schema" if self.owners & _OPENAI_OWNERS else "none"
@@ -33,7 +33,7 @@ class ServerFacts:
 
 
 def read_models(reply: Any) -> ServerFacts | None:
-    """Returns facts in a reply to `GET /models`; None if it is not a list of models."""
+    """Returns the facts in a reply to `GET /models`; None if it is not a list of models."""
     listed = reply.get("data") if isinstance(reply, dict) else None
     if not isinstance(listed, list):
         return None

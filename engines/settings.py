@@ -28,7 +28,7 @@ OURS = frozenset(
 """Arguments of a vLLM server that Branchwise sets itself."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEY = re.compile(r"(?i:sk|pk|rk|gsk|hf|ghp)_(?=.*[a-z0-9])[A-Za-z0-9]{16,}")
-"""A vendor's key that has the shape of a variable's name."""
+"""A vendor's key that looks like the name of a variable."""
 RUNS_CODE = frozenset(
     {
         "--config",
@@ -45,13 +45,11 @@ RUNS_CODE = frozenset(
         "--worker-extension-cls",
     }
 )
-"""Arguments of a vLLM server with which a recipe, or the model that it names, brings code along."""
+"""Arguments of a vLLM server that could run code from a recipe or from the model that it names."""
 
 
 def _options_of(word: str) -> set[str]:
-    """Returns options that a word may stand for: vLLM takes a beginning, and
-    `--option.key=value`.
-    """
+    """Returns the options that a word may mean: vLLM accepts prefixes, and `--option.key=value`."""
     name = word.partition("=")[0].partition(".")[0].replace("_", "-")
     if not name.startswith("--") or len(name) < 4:
         return {name}
@@ -148,12 +146,12 @@ class ModelSettings(Settings):
 
     @property
     def trainable(self) -> str:
-        """Returns the weights that training starts from."""
+        """Returns the initial weights for training."""
         return self.weights or self.model
 
 
 class JudgeSettings(ModelSettings):
-    """A judge: greedy, and with room for a short verdict."""
+    """A judge: greedy, with enough tokens for a short verdict."""
 
     temperature: float = Field(default=0.0, ge=0, le=5)
     top_p: float = Field(default=1.0, gt=0, le=1)

@@ -1,8 +1,8 @@
 """Schedules all calls to one endpoint: how many at once, when they start, which are retried.
 
-Here the parts meet: the limit that follows what the endpoint can take (`engines.concurrency`),
-the pause that it asked for, the circuit breaker (`engines.breaker`) and the budget of retries
-(`engines.retry`). Times are those of the event loop's clock.
+It combines the adaptive limit (`engines.concurrency`), the pause requested by the endpoint, the
+circuit breaker (`engines.breaker`) and the retry budget (`engines.retry`). All times are in the
+event loop's time.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ T = TypeVar("T")
 LONG_PAUSE_S = 30.0
 """Requested pauses at least this long are logged."""
 _FEWEST_TO_OPEN, _MOST_TO_OPEN = 8, 20
-"""Failures in a row that open the breaker: twice the limit, within these."""
+"""Bounds on the failures in a row that open the breaker (twice the limit on calls)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class TrafficSettings:
     """Limits on the calls to an endpoint.
 
     Attributes:
-        max_concurrency: calls in progress at once, at most.
-        deadline_s: Seconds that one call may take, with all attempts and waits.
-        retry: how failures are met.
+        max_concurrency: Most calls in progress at once.
+        deadline_s: Seconds per call, including all attempts and waits.
+        retry: Retry policy.
     """
 
     max_concurrency: int
@@ -44,7 +44,7 @@ class TrafficSettings:
 
 @dataclass(slots=True)
 class _Call:
-    """A call on its way; `order` is its place in the queue."""
+    """A call in progress or waiting; `order` is its place in the queue."""
 
     order: int
     attempts: int = 0
@@ -56,15 +56,15 @@ class _Call:
 class Traffic:
     """The calls to one endpoint; `send` makes one.
 
-    Calls start in the order in which they came; one that must be made again has given its slot
-    back and goes before those that have not started yet.
+    Calls start in order of arrival. A retry first releases its slot, then starts before calls that
+    have not started yet.
 
     Attributes:
-        reached: the endpoint has answered something. A connection that is refused before that
-            ends the run at once, and later is waited out.
+        reached: Whether the endpoint has answered anything yet. Until then, a refused connection
+            ends the run at once; afterwards calls wait for the endpoint.
         on_event: Callback for messages about pauses and recovery of the endpoint.
-        limit: calls in progress, and how many may be.
-        admission: the queue.
+        limit: Calls in progress, and their limit.
+        admission: Queue of waiting calls.
     """
 
     def __init__(self, url: str, settings: TrafficSettings) -> None:
@@ -85,8 +85,7 @@ class Traffic:
 
         Raises:
             EndpointError: If a fault is permanent, the last attempt failed, or the deadline passed;
-                it knows the number of attempts. Fatal, if the endpoint has only failed for as long
-                as patience goes.
+                with the number of attempts. Fatal if all calls have failed for `patience_s`.
         """
         call = _Call(next(self._orders))
         slot = await self.admission.enter(call.order)
@@ -123,21 +122,22 @@ class Traffic:
             slot = await self.admission.enter(call.order)
 
     def _pause_s(self, call: _Call, slot: Slot, fault: PassingFault) -> float:
-        """Returns the seconds until the next attempt. Raises after the last one."""
+        """Returns the seconds until the next attempt; raises the error after the last attempt."""
         #                attempts  faults (backoff)  failures (max `retry.attempts`)  budget
         #   overload        +1           +1                  -                         -
         #   refused         +1           +1                  -                         -
         #   trouble         +1           +1                 +1                        -1
-        # Being turned away costs the server nothing, so only "trouble" is limited.
+        # Rejections cost the server nothing, so only kind "trouble" is limited.
         retry = self._settings.retry
         if fault.kind == "refused" and not self.reached:
             raise fault.error from None
         call.faults += 1
         call.last_fault = str(fault)
-        if slot.probe:  # so that a call which is itself the trouble is not every probe
+        # Move a failed probe to the end of the queue, so that one bad call is not every probe.
+        if slot.probe:
             call.order = next(self._orders)
-        # A server that turned calls away together should not get them back together; one that
-        # said when to come back decides itself.
+        # Jitter spreads the retries of calls that a server rejected together. It is not needed if
+        # the server sent Retry-After, because `_hold` delays all calls then.
         pause_s = 0.0 if fault.retry_after_s else retry.jitter_s(call.faults, self._jitter)
         if fault.kind != "trouble":
             return pause_s
@@ -175,7 +175,7 @@ class Traffic:
         pause_s = min(fault.retry_after_s, self._settings.retry.longest_retry_after_s)
         if pause_s >= LONG_PAUSE_S and self.admission.held_until <= now:
             self.on_event(f"{fault}; it asked for a pause; calls resume in {pause_s:.0f} s")
-        # A little later, each process at another time.
+        # Up to 10% later, so that processes do not resume at the same time.
         until = now + pause_s * (1.0 + 0.1 * self._jitter.random())
         self.admission.held_until = max(self.admission.held_until, until)
 
@@ -187,9 +187,9 @@ class Traffic:
 
 
 def traffic_to(url: str, settings: TrafficSettings) -> Traffic:
-    """Returns the traffic to `url`; one for all who use it at the same time in the same event loop.
+    """Returns the traffic to `url`, shared by all its current users in the same event loop.
 
-    So policy and judge at one endpoint share its limit, its pauses and its breaker.
+    So policy and judge at one endpoint share its limit, pauses and breaker.
     """
     key = (asyncio.get_running_loop(), url, settings)
     traffic = _shared.get(key)

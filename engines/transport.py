@@ -1,4 +1,4 @@
-"""The `openai` package on our HTTP (`storage.http`), instead of a transport of its own."""
+"""Connects the `openai` package to our HTTP client (`storage.http`)."""
 
 import httpx2
 
@@ -12,10 +12,11 @@ class Transport(httpx2.AsyncBaseTransport):
         self._http = http
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Sends `request`; the reply is there whole.
+        """Sends `request` and returns the complete reply.
 
         Raises:
-            Redirected, ReplyTooLarge, aiohttp.ClientError, OSError: see `HttpClient.ask`.
+            Redirected, ReplyTooLarge: If the reply is a redirect or too large.
+            aiohttp.ClientError, OSError: If the connection fails.
         """
         reply = await self._http.ask(
             request.method, str(request.url), headers=request.headers, body=request.content or None

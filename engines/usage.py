@@ -1,9 +1,9 @@
-"""Token counts of a call: those of the endpoint, or our own if it reports none usable.
+"""Token counts of a call: from the endpoint, or our own if it reports none that are usable.
 
-A limit in tokens or dollars is only as good as the counts that it sums. A count that is missing,
-negative, not a number, zero for a text that is there, or absurdly large is therefore not taken as
-zero but counted here: with the model's tokenizer if its files are on this machine, else from above.
-The two counts are checked separately. `Usage.basis` records the result.
+A limit in tokens or dollars is only as good as its counts. A count is unusable if it is missing,
+negative, not a number, zero for a text that is not empty, or absurdly large. We then count here:
+with the model's tokenizer if its files are on this machine, otherwise with an upper estimate.
+Input and output counts are checked separately. `Usage.basis` records the source.
 """
 
 import asyncio
@@ -19,27 +19,27 @@ from weights.chat_template import rendered
 from weights.policy_files import policy_files, tokenizer_of
 
 MOST_TOKENS = 10**9
-"""A larger count is not believed."""
+"""Largest credible count."""
 MESSAGE_TOKENS = 16
 """Upper estimate of a chat template's tokens per message: role and marks."""
 TEMPLATE_TOKENS = 64
 """Upper estimate of a chat template's other tokens: a default system prompt, a date, the turn."""
 END_TOKENS = 1
-"""The token that ends a turn."""
+"""The end-of-turn token."""
 
 
 class TokenCounter(Protocol):
-    """Counts tokens if an endpoint did not."""
+    """Counts tokens that an endpoint did not report."""
 
     @property
     def basis(self) -> UsageBasis: ...
 
     def prompt(self, request: SampleRequest) -> int:
-        """Returns tokens of the prompt."""
+        """Returns the number of tokens in the prompt."""
         ...
 
     def reply(self, request: SampleRequest, text: str, finish: FinishReason) -> int:
-        """Returns tokens of the completion."""
+        """Returns the number of tokens in the completion."""
         ...
 
 
@@ -50,9 +50,9 @@ def usage_of(
     finish: FinishReason,
     counter: TokenCounter,
 ) -> Usage:
-    """Returns the usage of a call; unusable entries of `reported` are counted instead.
+    """Returns the usage of a call; `counter` replaces unusable entries of `reported`.
 
-    Cached tokens that are not usable are 0, which is the more expensive reading.
+    Unusable counts of cached tokens become 0, which is the more expensive assumption.
     """
     said = reported if isinstance(reported, dict) else {}
     prompt = _count(said.get("prompt_tokens"), least=1)
@@ -68,9 +68,7 @@ def usage_of(
 
 
 def cached_tokens(reported: Any, prompt_tokens: int) -> int:
-    """Returns tokens of a prompt that a reply's usage says came from a cache; 0 if it does
-    not say.
-    """
+    """Returns the cached prompt tokens that a reply reports; 0 if it reports none."""
     details = reported.get("prompt_tokens_details") if isinstance(reported, dict) else None
     cached = _count(details.get("cached_tokens"), least=0) if isinstance(details, dict) else None
     return cached if cached is not None and cached <= prompt_tokens else 0
@@ -86,11 +84,11 @@ def _count(value: Any, *, least: int) -> int | None:
 
 
 class UpperEstimate:
-    """Counts from above, without a tokenizer.
+    """Estimates counts from above, without a tokenizer.
 
-    Every token stands for one byte of UTF-8 or more, so a text has at most as many tokens as
-    bytes; what a chat template adds is bounded by `MESSAGE_TOKENS` and `TEMPLATE_TOKENS`. A reply
-    may have cost more than its text shows (a turn of reasoning), but not more than was asked for.
+    A token encodes at least one byte of UTF-8, so a text has at most as many tokens as bytes.
+    `MESSAGE_TOKENS` and `TEMPLATE_TOKENS` bound the chat template's own tokens. A reply may have
+    cost more than its text shows (reasoning), but never more than `max_new_tokens`.
     """
 
     basis: UsageBasis = "bytes"
@@ -98,7 +96,7 @@ class UpperEstimate:
     def prompt(self, request: SampleRequest) -> int:
         texts = [_role_and_content(message) for message in request.messages]
         if request.structure is not None and request.structure.kind == "json_schema":
-            texts.append(request.structure.value)  # some vendors put it into the prompt
+            texts.append(request.structure.value)  # some vendors add it to the prompt
         return sum(map(_bytes, texts)) + MESSAGE_TOKENS * len(texts) + TEMPLATE_TOKENS
 
     def reply(self, request: SampleRequest, text: str, finish: FinishReason) -> int:
@@ -107,7 +105,7 @@ class UpperEstimate:
 
 @dataclass(frozen=True)
 class TokenizerCount:
-    """Counts with a tokenizer for transformers, over the prompt that its chat template gives."""
+    """Counts with a transformers tokenizer, on the prompt rendered by its chat template."""
 
     tokenizer: Any
     basis: UsageBasis = "tokenizer"
@@ -115,7 +113,7 @@ class TokenizerCount:
     def prompt(self, request: SampleRequest) -> int:
         template = getattr(self.tokenizer, "chat_template", None)
         if isinstance(template, str):
-            # A template may refuse a system turn, or fail: no reply may be lost by that.
+            # A template may reject a system turn, or fail. The reply must not be lost.
             with suppress(Exception):
                 return self._tokens(rendered(template, request.messages))
         texts = [*map(_role_and_content, request.messages)]
@@ -123,7 +121,7 @@ class TokenizerCount:
 
     def reply(self, request: SampleRequest, text: str, finish: FinishReason) -> int:
         tokens = self._tokens(text) + END_TOKENS
-        # Truncated text has all requested tokens; empty text may have as many.
+        # A truncated text used all requested tokens; an empty text may have used as many.
         shown = text and finish == "stop"
         return tokens if shown else max(tokens, request.sampling.max_new_tokens)
 
@@ -134,22 +132,26 @@ class TokenizerCount:
 
 
 class Counting:
-    """The counter of an engine: from above, until a tokenizer is needed and found.
+    """The counter of an engine: an upper estimate until a tokenizer is needed and found.
 
     Attributes:
         counter: The current counter.
-        settled: whether a tokenizer has been looked for.
+        settled: Whether the search for a tokenizer is done.
     """
 
     def __init__(self, weights: str | None) -> None:
-        """`weights` names the files of the model's weights; None if nothing does."""
+        """Starts with an upper estimate.
+
+        Args:
+            weights: Name of the model's weights, which include the tokenizer; None if unknown.
+        """
         self.counter: TokenCounter = UpperEstimate()
         self.settled = False
         self._weights = weights
         self._looking: asyncio.Task[TokenCounter] | None = None
 
     async def settle(self, tell: Callable[[str], None]) -> None:
-        """Looks for the tokenizer, once; calls `tell` with the basis of later counts."""
+        """Loads the tokenizer, once; then passes the basis of later counts to `tell`."""
         if self._looking is None:
             # In a thread: the packages that read tokenizers take seconds to import.
             self._looking = asyncio.create_task(asyncio.to_thread(counter_for, self._weights))
@@ -168,12 +170,12 @@ class Counting:
 
 
 def counter_for(weights: str | None) -> TokenCounter:
-    """Returns the best counter for a model whose weights go by this name; may take seconds.
+    """Returns the best counter for a model whose weights have this name; may take seconds.
 
-    Nothing is downloaded: a hub model counts with its tokenizer if it is on this machine.
+    Nothing is downloaded: a hub model counts with its tokenizer only if that is on this machine.
     """
     if weights is not None:
-        # Tokenizer readers raise any error, and a paid reply waits for its counts.
+        # Tokenizer loaders may raise any error, and a paid reply waits for its counts.
         with suppress(Exception):
             files = policy_files(weights, download=False)
             return TokenizerCount(tokenizer_of(files.base))

@@ -1,7 +1,7 @@
-"""A model on a vLLM server that the stage starts, behind the sampling interface.
+"""Sampling from a vLLM server that the stage starts.
 
-The server is started when the engine is entered and stopped when it is left. A call that failed
-because the server died is made again, with the same seed, once the next one answers.
+Entering the engine starts the server; leaving it stops the server. If the server dies during a
+call, the call is retried with the same seed once the restarted server answers.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from engines.openai import OpenAIEngine
 
 KEY_VARIABLE = "VLLM_API_KEY"
-"""Where vLLM itself looks for a key to ask for; it is shown no other key of ours."""
+"""Variable from which vLLM itself reads the key that clients must send; it gets no other key."""
 
 
 class Connect(Protocol):
-    """Makes the engine for an endpoint; keys and rows call its model `known_as` and `digest`."""
+    """Makes the engine for an endpoint; `known_as` and `digest` identify its model in rows."""
 
     def __call__(
         self, endpoint: ModelSettings, *, known_as: str, digest: str
@@ -46,7 +46,7 @@ def server_for(
 
     Args:
         settings: Model settings; `model`, `dtype` and `server_args` count.
-        logs: folder of its log.
+        logs: Folder for the server's log.
         port: Port to listen on; None for a free one.
         log: Callback for messages about the server's start.
         rank: LoRA rank of adapters added while the server runs (`engines.vllm_adapters`).
@@ -71,15 +71,16 @@ def _command(vllm: Vllm, served: Served, settings: ModelSettings, port: int) -> 
 
 
 class VllmEngine:
-    """One model on a server that lives as long as the `async with` block, or was there before it.
+    """One model on a vLLM server, either our own or one that already runs.
 
-    With a `base_url` in the settings, or a server that runs already, nothing is started: it must
-    have this very model, under the name that `branchwise serve` gives it.
+    A server of our own runs as long as the `async with` block. With `base_url` in the settings, or
+    with a running server, the engine starts nothing. That server must serve the same model under
+    the same name as `branchwise serve`.
 
     Attributes:
-        model: Name as the user wrote it.
+        model: Model name as the user wrote it.
         digest: Hash of weights, adapters, tokenizer, template and serving options.
-        server: The started or given server; None outside the block, or without one.
+        server: The started or given server; None outside the block, or if only `base_url` is set.
     """
 
     def __init__(
@@ -90,17 +91,17 @@ class VllmEngine:
         log: Log | None = None,
         server: VllmServer | None = None,
     ) -> None:
-        """Returns a server for `policy:` or `judge:` settings; enter it to start it.
+        """Computes the digest; entering the engine starts the server.
 
         Args:
-            settings: the model.
-            connect: makes the engine for the server's endpoint.
-            logs: folder for the server's log.
+            settings: Model settings.
+            connect: Function that makes the engine for the server's endpoint.
+            logs: Folder for the server's log.
             log: Callback for messages about the server's start.
-            server: Server that is already running and stays running.
+            server: Server that already runs, and keeps running after the block.
 
         Raises:
-            ConfigError: If nothing usable goes by the model's name.
+            ConfigError: If the model's name leads to no usable files.
         """
         self.model = settings.model
         self.digest = served_digest(settings)
@@ -122,7 +123,7 @@ class VllmEngine:
 
         Raises:
             ConfigError: If vLLM, the weights or a package are missing.
-            EndpointError: If the server does not start, or the one that is there lacks the model.
+            EndpointError: If the server does not start, or a running server lacks the model.
         """
         async with AsyncExitStack() as stack:
             url, server = self._settings.base_url, self._running
@@ -145,7 +146,7 @@ class VllmEngine:
         """Draws one completion (see `engines.sampling.Engine.sample`).
 
         Raises:
-            EndpointError: If the server refused, or has died too often.
+            EndpointError: If the server refused, or died too often.
         """
         endpoint, server, lost = self._endpoint, self.server, 0
         if endpoint is None:
@@ -159,14 +160,12 @@ class VllmEngine:
             lost += 1
 
     def _named(self, completion: Completion, lost: int) -> Completion:
-        """Returns the completion under the user's name for the model, with attempts at dead servers
-        counted.
-        """
+        """Returns the completion with the user's model name; its attempts include `lost` ones."""
         model = self.model if completion.model == self._asked_as else completion.model
         return replace(completion, model=model, attempts=completion.attempts + lost)
 
     def _at(self, url: str | None) -> ModelSettings:
-        """Returns the endpoint that a server of ours is."""
+        """Returns endpoint settings for a vLLM server at `url`."""
         return self._settings.model_copy(
             update={
                 "engine": "openai",
@@ -184,7 +183,7 @@ async def _outliving(
 ) -> Completion | None:
     """Draws from `endpoint`; returns None if the server died first.
 
-    Not left to the endpoint's own patience, which knows nothing of a server that is started again.
+    The endpoint's own retries are not enough, because they do not wait for a restarting server.
     """
     life = await server.healthy()
     call = asyncio.ensure_future(endpoint.sample(request))

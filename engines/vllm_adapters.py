@@ -1,4 +1,4 @@
-"""An adapter that a vLLM server is given while it runs, under the hash of its content."""
+"""Loads an adapter into a running vLLM server, under the hash of its content."""
 
 import asyncio
 import json
@@ -21,14 +21,15 @@ _TIMEOUT_S = 300.0
 
 @asynccontextmanager
 async def adapter_on(settings: ModelSettings, server: VllmServer | None) -> AsyncIterator[None]:
-    """Loads the last adapter of a policy into a server that serves all below it, for a block.
+    """Loads a policy's last adapter into a server during a block; the server has the rest merged.
 
     Args:
-        settings: Its `model` is a policy folder; `base_url` is the server's, if it is not ours.
-        server: A server of ours. When it dies, the next one is started with the adapter.
+        settings: Model settings: `model` is a policy folder, `base_url` the server's address unless
+            `server` is given.
+        server: Server of our own. If it dies, the next process starts with the adapter.
 
     Raises:
-        EndpointError: If the server does not load it (fatal).
+        EndpointError: If the server does not load the adapter (fatal).
     """
     name, folder = served_name(settings), (Path(settings.model) / "adapter").resolve()
     url = checked_url(settings) if server is None else server.base_url
@@ -46,7 +47,7 @@ async def adapter_on(settings: ModelSettings, server: VllmServer | None) -> Asyn
     finally:
         if server is not None:
             server.adapters = {}
-        with suppress(EndpointError):  # the next adapter takes its place in any case
+        with suppress(EndpointError):  # the next adapter replaces it anyway
             await _ask(url, "unload", {"lora_name": name})
 
 
@@ -63,7 +64,7 @@ async def _ask(url: str, verb: str, body: dict[str, str]) -> None:
     except (aiohttp.ClientError, OSError, Redirected, ReplyTooLarge) as error:
         fault = redacted(f"{type(error).__name__}: {error}", key)
     else:
-        # A killed training left it there. The name is the hash of the content, so it is the same.
+        # Left by a killed training. The name is a hash of the content, so it is the same adapter.
         if reply.status == 200 or b"already been loaded" in reply.body:
             return
         fault = f"{reply.status}: {redacted(reply.body.decode('utf-8', 'replace'), key)}"

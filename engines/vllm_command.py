@@ -1,4 +1,4 @@
-"""Which vLLM there is on this machine, and how its server is started."""
+"""Finds the vLLM on this machine, and builds the command that starts its server."""
 
 import json
 import os
@@ -14,16 +14,16 @@ from typing import Any
 from storage.errors import ConfigError
 
 VARIABLE = "BRANCHWISE_VLLM_PYTHON"
-"""Names the interpreter of the environment that vLLM is installed in."""
+"""Variable with the interpreter of the environment that contains vLLM."""
 OWN_ENVIRONMENT = Path(".venv-vllm") / "bin" / "python"
 """Environment made by `make test-vllm`."""
 
 CPU_CACHE_GIB = "2"
 """Memory of the key-value cache on a CPU, if VLLM_CPU_KVCACHE_SPACE is not set."""
 RUNTIME_ADAPTERS = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
-"""Lets a running server be given adapters."""
+"""Variable that allows loading adapters into a running server."""
 LONGEST_PROMPT = 32768
-"""Context length to assume for a model that does not give its own."""
+"""Assumed context length of a model that does not declare one."""
 
 _QUIET = {
     "VLLM_NO_USAGE_STATS": "1",
@@ -33,7 +33,7 @@ _QUIET = {
     "VLLM_LOGGING_COLOR": "0",
     "PYTHONUNBUFFERED": "1",
 }
-# Its processes also talk to each other; by default on an address that others can reach.
+# vLLM's processes also connect to each other, by default on an address that others can reach.
 _LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_LOOPBACK_IP": "127.0.0.1"}
 _PROBE = """
 import importlib.metadata as m, json
@@ -57,9 +57,10 @@ class Vllm:
 
     @property
     def start(self) -> list[str]:
-        """The command that serves, up to the model.
+        """The command that starts the server; the model follows.
 
-        `vllm serve` of the package for CPUs asks for the metadata of a package that is not there.
+        `vllm serve` fails in the CPU package, because it reads the metadata of a package that is
+        missing there.
         """
         if self.package == "vllm-cpu":
             return [str(self.python), "-m", "vllm.entrypoints.openai.api_server", "--model"]
@@ -72,10 +73,10 @@ class Served:
 
     Attributes:
         name: Model name in requests.
-        weights: a folder that transformers can read, or a name that vLLM finds by itself.
-        adapter: a LoRA on top of it, served as `name`; None: the weights themselves are.
+        weights: Folder that transformers can read, or a name that vLLM resolves itself.
+        adapter: LoRA on top of the weights, served as `name`; None to serve the weights.
         rank: LoRA rank of adapters; 0 without adapters.
-        context: tokens that the model can see at once; None: not known.
+        context: Context length in tokens; None if unknown.
     """
 
     name: str
@@ -86,7 +87,7 @@ class Served:
 
     @property
     def base_name(self) -> str:
-        """Name under which the weights without the adapter are served."""
+        """Model name for requests to the weights without the adapter."""
         return f"{self.name}-base" if self.adapter else self.name
 
     @property
@@ -95,13 +96,13 @@ class Served:
 
 
 def installed_vllm() -> Vllm:
-    """Returns the vLLM that `BRANCHWISE_VLLM_PYTHON` names, else the first that is found.
+    """Returns the vLLM named by `BRANCHWISE_VLLM_PYTHON`, or the first one found.
 
-    Searched in this environment, then by the command `vllm`, then in the folder of `make test-
-    vllm`.
+    The search order is this environment, the environment of the command `vllm`, and the folder of
+    `make test-vllm`.
 
     Raises:
-        ConfigError: If there is none.
+        ConfigError: If vLLM is not found.
     """
     named = os.environ.get(VARIABLE)
     for python in [Path(named).expanduser()] if named else _candidates():
@@ -140,23 +141,23 @@ def _vllm_of(python: Path) -> Vllm | None:
 def server_command(
     vllm: Vllm, served: Served, dtype: str, port: int, more: Sequence[str] = ()
 ) -> list[str]:
-    """Returns the whole command of a server on loopback.
+    """Returns the whole command for a server on loopback.
 
     Args:
-        vllm: the installation.
-        served: weights, adapter and their names.
-        dtype: See the settings; "auto" is float32 on a CPU.
+        vllm: Installation to run.
+        served: Weights, adapter and their names.
+        dtype: Compute precision as in the settings; "auto" is float32 on a CPU.
         port: Port to listen on.
-        more: Arguments of the recipe; they override ours.
+        more: Arguments from the recipe; they override ours.
     """
     command = [*vllm.start, served.weights, "--served-model-name", served.base_name]
     command += ["--host", "127.0.0.1", "--port", str(port)]
-    # A model's own generation_config.json would change how it is drawn from without a word.
+    # A model's generation_config.json would silently change the sampling settings.
     command += ["--generation-config", "vllm", "--disable-uvicorn-access-log"]
     command += ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
     command += ["--dtype", "float32" if vllm.on_cpu and dtype == "auto" else dtype]
     if vllm.on_cpu:
-        # vLLM 0.32 dies on a CPU when it cuts a prompt with a seed into chunks.
+        # On a CPU, vLLM 0.32 crashes when it splits the prompt of a seeded request into chunks.
         command += ["--enforce-eager", "--no-enable-chunked-prefill"]
         command += ["--max-num-batched-tokens", str(served.context or LONGEST_PROMPT)]
     if served.rank:
@@ -167,10 +168,9 @@ def server_command(
 
 
 def server_environment(vllm: Vllm, served: Served, given: Mapping[str, str]) -> dict[str, str]:
-    """Returns the server's environment: `given`, without telemetry and without paths of this
-    interpreter.
+    """Returns the server's environment: `given` without telemetry and this interpreter's paths.
 
-    Weights that lie here are read without the network.
+    If the weights are on this machine, the server loads them without the network.
     """
     kept = {k: v for k, v in given.items() if k not in {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}}
     asked: dict[str, Any] = {**_QUIET, **_LOOPBACK}

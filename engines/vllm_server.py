@@ -1,7 +1,7 @@
 """A vLLM server on this machine: starts it, restarts it after a crash, stops it.
 
-It listens on loopback, in a process group of its own (Ctrl-C at the terminal does not reach it),
-tied to this process (`engines.parent_bound_process`), so the server never outlives it.
+The server listens on loopback. It has its own process group, so Ctrl-C at the terminal does not
+reach it. It is tied to this process (`engines.parent_bound_process`), so it never outlives it.
 """
 
 import asyncio
@@ -24,16 +24,16 @@ from storage.http import HttpClient, Redirected, ReplyTooLarge
 from storage.terminal_escape import inert
 
 START_LIMIT_S = 1800.0
-"""Until a server must be healthy: large weights and compiling take minutes."""
+"""Seconds until a started server must be healthy: large weights and compiling take minutes."""
 DYING_S = 30.0
-"""vLLM stops answering this long, at most, before its process ends."""
+"""Longest time in seconds between vLLM's last answer and the end of its process."""
 LOOK_EVERY_S = 0.25
 LOOK_TIMEOUT_S = 10.0
 
 _PARENT_BOUND = Path(__file__).with_name("parent_bound_process.py")
 _LAST_LINES, _ERRORS, _LINE_SHOWN, _LOG_SHOWN = 8, 4, 300, 1 << 18
 _ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception)\b")
-# Last line of every vLLM log.
+# Every vLLM log ends with such lines.
 _NOISE = re.compile(r"nanobind|^\s*- (leaked|\.\.\. skipped)|resource_tracker|\[shutdown\]")
 
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RestartLimit:
-    """A server that dies more than `deaths` times in `within_s` seconds is given up."""
+    """Limit on restarts: at most `deaths` deaths in `within_s` seconds."""
 
     deaths: int = 3
     within_s: float = 600.0
@@ -49,7 +49,7 @@ class RestartLimit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Life:
-    """One process of a server; `ended` is done when it exits, with the reason."""
+    """One process of a server; `ended` returns the reason when the process exits."""
 
     number: int
     pid: int
@@ -69,10 +69,10 @@ class VllmServer:
 
     Attributes:
         model: Model name in requests.
-        base_url: Address of the API; it survives restarts.
+        base_url: Address of the API; unchanged by restarts.
         log_file: File for the server's output; appended to.
-        life: the process that runs now, or ran last; None before the first.
-        adapters: folders of LoRAs by name, which every further process is started with.
+        life: Current or last process; None before the first start.
+        adapters: Folders of LoRAs by name; every later process loads them at its start.
     """
 
     def __init__(
@@ -86,16 +86,16 @@ class VllmServer:
         limit: RestartLimit | None = None,
         log: Callable[[str], None] | None = None,
     ) -> None:
-        """Returns a free port of 127.0.0.1.
+        """Chooses the port and builds the command; entering the block starts the server.
 
         Args:
-            command: the server's, for a port.
-            environment: the server's, whole.
-            log: File for the server's output; folders are created.
-            model: the name that it serves.
+            command: Function that returns the server's command for a port.
+            environment: Complete environment of the server.
+            log_file: File for the server's output; missing folders are created.
+            model: Model name in requests.
             port: Port to listen on; None for a free one.
-            limit: how often it may die.
-            log: Callback for messages about its start; defaults to the log.
+            limit: Limit on restarts; defaults to `RestartLimit()`.
+            log: Callback for messages about the server's start; defaults to the log.
         """
         self._port = port or free_port()
         self._command = [str(word) for word in command(self._port)]
@@ -115,10 +115,10 @@ class VllmServer:
         self.adapters: dict[str, Path] = {}
 
     async def __aenter__(self) -> Self:
-        """Starts it, and waits until it is healthy.
+        """Starts the server, and waits until it is healthy.
 
         Raises:
-            EndpointError: If it died or was not healthy in time; with its last words.
+            EndpointError: If it died or was not healthy in time; the message ends with its log.
             ConfigError: If the port is taken.
             StorageError: If the log cannot be written.
         """
@@ -138,10 +138,10 @@ class VllmServer:
         await self._end()
 
     async def healthy(self) -> Life:
-        """Waits until it answers; the life that does.
+        """Waits until the server answers; returns the process that does.
 
         Raises:
-            EndpointError: If it died too often (fatal).
+            EndpointError: If the server died too often (fatal).
         """
         await self._settled.wait()
         if self._given_up is not None or self.life is None:
@@ -149,22 +149,22 @@ class VllmServer:
         return self.life
 
     async def outlived(self, life: Life) -> bool:
-        """Returns whether a life has ended in which a call failed; a dying server is waited for."""
+        """Returns whether the process behind a failed call has ended; waits for a dying process."""
         if not life.ended.done() and not await self._answers():
             await asyncio.wait([life.ended], timeout=DYING_S)
         return life.ended.done()
 
     async def given_up(self) -> str:
-        """Waits until it has died too often; its last words."""
+        """Waits until the server has died too often; returns the reason."""
         if self._keeper is not None:
             await asyncio.wait([self._keeper])
         return self._given_up or "stopped"
 
     async def _keep(self) -> None:
-        """Restarts it after every crash, until it crashes too often."""
+        """Restarts the server after every crash, until it crashes too often."""
         try:
             self._given_up = await self._dead_for_good()
-        except Exception as error:  # whoever waits for a server must hear of it
+        except Exception as error:  # calls that wait for the server must fail, not hang
             _log.exception("the vLLM server is no longer watched")
             self._given_up = f"the vLLM server cannot be restarted: {error!r}"
         finally:
@@ -183,7 +183,7 @@ class VllmServer:
         return f"the vLLM server died {times} and is given up: {fault}"
 
     def _may_restart(self) -> bool:
-        """Counts a death; whether it was one too many."""
+        """Counts a death; returns whether the limit allows a restart."""
         now = time.monotonic()
         self._deaths.append(now)
         while self._deaths[0] < now - self._limit.within_s:
@@ -196,7 +196,7 @@ class VllmServer:
         return await asyncio.shield(self.life.ended)
 
     async def _live(self) -> None:
-        """Begins a life; returns when it is healthy."""
+        """Starts a process; returns when it is healthy."""
         await self._end()
         self.life = life = await self._started(1 if self.life is None else self.life.number + 1)
         deadline = time.monotonic() + START_LIMIT_S
@@ -241,14 +241,14 @@ class VllmServer:
     async def _ended(self, process: asyncio.subprocess.Process, pid: int) -> str:
         code = await process.wait()
         self._settled.clear()
-        if code < 0 and pid:  # the tying process was killed, so what it held still runs
+        if code < 0 and pid:  # `parent_bound_process` was killed, and its command still runs
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
         how = f"signal {code - 128}" if 128 < code < 160 else f"exit code {code}"
         return f"the vLLM server at {self.base_url} ended ({how}){self._last_words()}"
 
     async def _end(self) -> None:
-        """Closes the pipe that ties the server to us; returns when nothing of this life is left."""
+        """Closes the pipe that ties the server to us; returns when the process has ended."""
         if self._hold is not None:
             os.close(self._hold)
             self._hold = None
@@ -256,7 +256,7 @@ class VllmServer:
             await self._told()
 
     async def _answers(self) -> bool:
-        """Returns whether the server reports to be healthy."""
+        """Returns whether the server reports that it is healthy."""
         import aiohttp
 
         url = f"http://127.0.0.1:{self._port}/health"
@@ -267,7 +267,7 @@ class VllmServer:
             return False
 
     def _last_words(self) -> str:
-        """Returns the end of the log and errors further up; the last line is rarely the cause."""
+        """Returns the end of the log and earlier errors; the last line is rarely the cause."""
         try:
             with self.log_file.open("rb") as file:
                 file.seek(max(self._log_begin, file.seek(0, os.SEEK_END) - _LOG_SHOWN))
@@ -282,10 +282,10 @@ class VllmServer:
 
 
 def _check_free(port: int) -> None:
-    """Another process on that port would be mistaken for our server.
+    """Checks that a port is free; another process there could be mistaken for our server.
 
     Raises:
-        ConfigError: If somebody does.
+        ConfigError: If the port is taken.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

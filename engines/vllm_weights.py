@@ -1,8 +1,8 @@
 """Files that a vLLM server loads for a `model`: a folder of safetensors, and a LoRA if it has one.
 
-The last adapter of a chain is served as it is, on top of everything below it merged; what is
-merged, or comes from a GGUF file, is written once into the cache, in float32. The name that a
-policy is served under is the hash of its content.
+The last adapter of a chain is served unmerged, on top of everything below it. Merged weights, and
+weights from a GGUF file, are written once into the cache, in float32. A policy's served name is the
+hash of its content.
 """
 
 import re
@@ -27,7 +27,7 @@ from weights.policy_files import (
 )
 
 RANKS = (8, 16, 32, 64, 128, 256, 512)
-"""Sizes that vLLM makes room for; a LoRA needs the next one."""
+"""LoRA ranks that vLLM can reserve memory for; an adapter needs the next larger one."""
 
 _CACHED_AS = "safetensors float32"
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -49,14 +49,13 @@ _VOCABULARY = ("embed_tokens", "lm_head")
 
 
 def served_digest(settings: ModelSettings) -> str:
-    """Returns the hash of everything that affects the served model (32 hex digits): never of an
-    address.
+    """Returns the hash of everything that affects the served model (32 hex digits).
 
-    For weights that lie here: as `weights.policy_files.policy_digest`, with what the server is
-    told to do with them. For a name that vLLM finds by itself: the name.
+    The address does not count. For local weights, `weights.policy_files.policy_digest` hashes
+    files and serving options; for a name that vLLM resolves itself, options and name are hashed.
 
     Raises:
-        ConfigError: If there are no usable files.
+        ConfigError: If the model's files are missing or unusable.
     """
     how = " ".join(["vllm", settings.dtype, *settings.server_args])
     files = served_files(settings.model)
@@ -67,7 +66,7 @@ def served_name(settings: ModelSettings) -> str:
     """Returns the model name for requests: a hash of its content, or the name that vLLM resolves.
 
     Raises:
-        ConfigError: If there are no usable files.
+        ConfigError: If the model's files are missing or unusable.
     """
     if served_files(settings.model) is None:
         return settings.model
@@ -75,15 +74,14 @@ def served_name(settings: ModelSettings) -> str:
 
 
 def served_files(model: str) -> PolicyFiles | None:
-    """Returns the files behind `model`; None for a name that vLLM finds by itself, such as
-    `owner/name`.
+    """Returns the files of `model`; None for a name that vLLM resolves itself (`owner/name`).
 
     Raises:
-        ConfigError: If it names a folder or file of ours that is not there.
+        ConfigError: If the name means a folder or file of ours, and it is missing.
     """
     path = Path(model).expanduser()
     ours = model == PACKAGED or model.startswith(HUB) or path.exists()
-    # `models/mine` looks like a hub name; if a folder `models` exists, it is a missing folder.
+    # `models/mine` looks like a hub name, but if a folder `models` exists, `mine` is missing there.
     lost = not _HUB_NAME.fullmatch(model) or (path.parent != Path() and path.parent.exists())
     return policy_files(model) if ours or lost else None
 
@@ -91,12 +89,12 @@ def served_files(model: str) -> PolicyFiles | None:
 def ready_weights(
     settings: ModelSettings, log: Log | None = None, rank: int | None = None
 ) -> Served:
-    """Prepares the weights to serve; takes up to minutes the first time.
+    """Prepares the weights to serve; may take minutes the first time.
 
     Args:
-        settings: the model.
+        settings: Model settings.
         log: Callback for messages about damaged merged weights; defaults to the log.
-        rank: LoRA rank of adapters added while the server runs; everything below them is merged.
+        rank: LoRA rank of adapters added while the server runs; merges all adapters of the model.
 
     Raises:
         ConfigError: If weights or a package are missing, an adapter does not fit, the rank is too
@@ -118,10 +116,9 @@ def ready_weights(
 
 
 def _lora_rank(adapter: Path) -> int | None:
-    """Returns the room that vLLM needs for an adapter; None for one that it could not apply, or not
-    whole.
+    """Returns the LoRA rank that vLLM needs for an adapter; None if it cannot fully apply it.
 
-    Such an adapter is merged like those below it.
+    Such an adapter is merged, as are those below it.
     """
     check_adapter(adapter)
     config = adapter_config(adapter)
@@ -141,9 +138,7 @@ def _room_for(rank: int) -> int | None:
 
 
 def _safetensors(files: PolicyFiles, log: Log | None) -> Path:
-    """Returns a folder with these weights merged, and with a tokenizer: their own, else the
-    cache's.
-    """
+    """Returns a folder with the merged weights and a tokenizer: their own or a cache entry."""
     if not files.adapters and files.base.is_dir() and has_tokenizer(files.base):
         return files.base.resolve()
 
