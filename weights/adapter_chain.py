@@ -1,4 +1,4 @@
-"""A trained policy is a chain of adapters over a base; its folder carries the whole chain."""
+"""A trained policy is a chain of adapters over a base; its folder contains the whole chain."""
 
 import json
 import os
@@ -16,31 +16,31 @@ CHAIN = "chain"
 
 
 def check_not_own_start(start: str, target: Path) -> None:
-    """Checks that a training does not overwrite the policy that it starts from.
+    """Checks that a training does not overwrite its initial policy.
 
     Raises:
-        ConfigError: `start` is `target`.
+        ConfigError: If `start` is `target`.
     """
     if start != PACKAGED and Path(start).resolve() == target.resolve():
         raise ConfigError(f"{start} is both the start and the target; choose another target")
 
 
 def copy_chain(start: str, target: Path) -> tuple[str, list[str]]:
-    """Copies the adapters of `start` below `target`, lowest first, so that the folder is whole.
+    """Copies the adapters of `start` below `target`, lowest first, so that the folder is complete.
 
     Returns:
-        `base` and `chain` of `training.json`: what the adapters sit on ("packaged", "hub:…", or
-        a path relative to `target`), and their paths relative to `target` ("chain/0", …).
+        `base` and `chain` for `training.json`: the base of the adapters ("packaged", "hub:…", or a
+        path relative to `target`), and their paths relative to `target` ("chain/0", …).
 
     Raises:
-        ConfigError: `start` names nothing usable.
+        ConfigError: If `start` has no usable files.
     """
     files = policy_files(start)
     shutil.rmtree(target / CHAIN, ignore_errors=True)
     names = [f"{CHAIN}/{number}" for number in range(len(files.adapters))]
     for name, adapter in zip(names, files.adapters, strict=True):
         (target / name).mkdir(parents=True)
-        for file in (WEIGHTS, ADAPTER_CONFIG):  # and nothing else that is there
+        for file in (WEIGHTS, ADAPTER_CONFIG):  # no other files
             shutil.copyfile(adapter / file, target / name / file)
     if files.hub is not None:
         return files.hub, names
@@ -52,7 +52,7 @@ def copy_chain(start: str, target: Path) -> tuple[str, list[str]]:
 def save_adapter(model: Any, target: Path) -> None:
     """Writes the adapter of a PEFT `model` as fp16 safetensors to `target/adapter`.
 
-    Its configuration has no path of this machine as the base; `training.json` names the base.
+    Its configuration does not contain the local path of the base; `training.json` names the base.
     """
     import torch
 
@@ -69,15 +69,15 @@ def save_adapter(model: Any, target: Path) -> None:
     path = target / "adapter" / "adapter_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     if isinstance(config["target_modules"], list):
-        config["target_modules"].sort()  # written from a set, so in another order every time
+        config["target_modules"].sort()  # PEFT writes a set, in random order
     atomic_write_json(path, config | {"base_model_name_or_path": None})
 
 
 def load_adapter(model: Any, adapter: Path) -> None:
-    """Gives a PEFT `model` the weights of a stored adapter of the same shape.
+    """Loads the weights of a stored adapter into a PEFT `model` of the same shape.
 
     Raises:
-        ConfigError: If the adapter is damaged, or its shape is another.
+        ConfigError: If the adapter is damaged, or its shape differs.
     """
     from peft import set_peft_model_state_dict
     from safetensors.torch import load_file

@@ -1,7 +1,7 @@
-"""A PEFT adapter as files: its configuration and weights, checked before PEFT reads them.
+"""Checks the files of a PEFT adapter, configuration and weights, before PEFT reads them.
 
-Anybody may have made them. PEFT makes room for whatever rank a configuration names, matches the
-names of modules against its regular expressions, and knows formats that run code.
+The files may be untrusted. PEFT allocates memory for any rank in the configuration, uses entries
+as regular expressions for module names, and supports formats that run code.
 """
 
 import re
@@ -16,11 +16,11 @@ from weights.safetensors_header import tensor_shapes
 
 WEIGHTS = "adapter_model.safetensors"
 HIGHEST_RANK = 8192
-"""Largest rank of a LoRA; no model has matrices that gain from more."""
+"""Highest allowed rank of a LoRA; larger ranks do not help any existing model."""
 
 _MOST_REPEATS = 6
-"""Quantifiers in a pattern of module names."""
-# A repeated group that itself repeats takes a time that doubles with every character.
+"""Most quantifiers in a pattern for module names."""
+# Nested repetition can take exponential time in the length of the text.
 _NESTED = re.compile(r"\)[*+{]")
 
 
@@ -28,7 +28,7 @@ def adapter_config(adapter: Path) -> dict[str, Any]:
     """Reads `adapter_config.json`.
 
     Raises:
-        ConfigError: If it cannot be read, or has entries that no adapter needs.
+        ConfigError: If it cannot be read, or contains unsafe values.
     """
     path = adapter / ADAPTER_CONFIG
     try:
@@ -43,7 +43,7 @@ def adapter_config(adapter: Path) -> dict[str, Any]:
 
 
 def check_adapter(adapter: Path) -> None:
-    """Rejects an adapter that is damaged, or could not be merged in reasonable time and memory.
+    """Rejects an adapter that is damaged, or would take too much time or memory to merge.
 
     Raises:
         ConfigError: If the adapter is damaged or too large.
@@ -60,16 +60,16 @@ def check_adapter(adapter: Path) -> None:
 
 
 def _side(name: str) -> str:
-    """ "lora_A" or "lora_B" for the matrices of a LoRA."""
+    """Returns "lora_A" or "lora_B" for the matrices of a LoRA."""
     steps = name.split(".")
     return steps[-2] if len(steps) > 1 else name
 
 
 def _reject_absurd(config: dict[str, Any]) -> None:
-    """Rejects values that PEFT would take at their word.
+    """Rejects unsafe values that PEFT would accept without a check.
 
     Raises:
-        ValueError: If there is one.
+        ValueError: If the configuration has such a value.
     """
     if config.get("auto_map"):
         raise ValueError("`auto_map` names code to run, which is never done")
@@ -95,7 +95,7 @@ def _check_layers(ranges: Any) -> None:
 
 
 def _patterns(config: dict[str, Any]) -> list[str]:
-    """Returns everything that PEFT takes for a regular expression."""
+    """Returns all entries that PEFT reads as regular expressions."""
     found = [config.get(name) for name in ("target_modules", "exclude_modules", "layers_pattern")]
     for name in ("rank_pattern", "alpha_pattern"):
         value = config.get(name)

@@ -1,7 +1,7 @@
-"""A frozen model without its output layer, which reads sequences and gives their last states.
+"""A frozen model without its output layer, which returns the last states of sequences.
 
-A decoder reads many sequences as one tree (`weights.tree_attention`), so that what they begin with
-is read once; an encoder, whose tokens see what follows them too, reads them side by side, padded.
+A decoder reads many sequences as one tree (`weights.tree_attention`), so it reads shared prefixes
+only once. In an encoder, tokens also attend to later tokens, so it reads a padded batch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,12 +25,12 @@ class Backbone:
     """A frozen model (see module).
 
     Attributes:
-        reads_trees: whether sequences are read as one tree.
-        most_tokens: Longest sequence in tokens; None if the model does not give it.
+        reads_trees: Whether the model reads sequences as one tree.
+        most_tokens: Longest sequence in tokens; None if the configuration does not give it.
     """
 
     def __init__(self, model: Any) -> None:
-        """Takes a model of transformers without output layer, such as `AutoModel` loads."""
+        """Freezes a transformers model without output layer, such as one from `AutoModel`."""
         model.config.use_cache = False
         self._model = model.eval().requires_grad_(False)
         self.reads_trees = unfit_for_trees(model) is None and _is_causal(model)
@@ -40,10 +40,10 @@ class Backbone:
 
     @classmethod
     def load(cls, files: PolicyFiles) -> "Backbone":
-        """Any encoder or decoder, in float32, on the GPU if there is one.
+        """Loads any encoder or decoder in float32, to the GPU if there is one.
 
         Raises:
-            ConfigError: If it cannot be loaded, or is an encoder-decoder.
+            ConfigError: If the model cannot be loaded, or is an encoder-decoder.
         """
         import torch
 
@@ -59,12 +59,12 @@ class Backbone:
         """Yields the state of each sequence's last token after the last norm, batch by batch.
 
         Args:
-            sequences: distinct, none of them empty.
-            batch_tokens: read at once, what a tree shares counted once; a longer sequence is read
-                alone.
+            sequences: Distinct sequences, none of them empty.
+            batch_tokens: Token limit per batch; a tree counts shared tokens once. A longer sequence
+                gets a batch of its own.
 
         Yields:
-            Vectors of one length by sequence.
+            Vectors by sequence, all of the same length.
         """
         read = _tree_states if self.reads_trees else _padded_states
         for batch in (_by_tokens if self.reads_trees else _by_length)(sequences, batch_tokens):
@@ -87,8 +87,9 @@ def _plain(files: PolicyFiles) -> Any:
 
 
 def _is_causal(model: Any) -> bool:
-    """Returns whether no token changes the states before it; tested, since no configuration tells
-    so.
+    """Tests whether later tokens leave earlier states unchanged.
+
+    This needs a test, because model configurations do not contain the answer.
     """
     import torch
 
@@ -99,7 +100,7 @@ def _is_causal(model: Any) -> bool:
 
 
 def _tree_states(model: Any, batch: Sequence[Tokens]) -> StepVectors:
-    """(len(batch), width), read as one tree."""
+    """Returns the states, shape (len(batch), width), from one tree."""
     import torch
 
     tree, device = prefix_tree(batch), model.device
@@ -112,7 +113,7 @@ def _tree_states(model: Any, batch: Sequence[Tokens]) -> StepVectors:
 
 
 def _padded_states(model: Any, batch: Sequence[Tokens]) -> StepVectors:
-    """(len(batch), width), read side by side, padded on the right."""
+    """Returns the states, shape (len(batch), width), from a batch padded on the right."""
     import torch
 
     longest, pad = max(map(len, batch)), model.config.pad_token_id or 0
@@ -131,7 +132,7 @@ def _rows(states: Any) -> StepVectors:
 
 
 def _by_tokens(sequences: Sequence[Tokens], most: int) -> Iterator[list[Tokens]]:
-    """Sorted, so that neighbours share long prefixes, which are read once."""
+    """Yields sorted batches, in which neighbours share long prefixes that are read once."""
     batch: list[Tokens] = []
     size = 0
     for one in sorted(sequences):
@@ -146,7 +147,7 @@ def _by_tokens(sequences: Sequence[Tokens], most: int) -> Iterator[list[Tokens]]
 
 
 def _by_length(sequences: Sequence[Tokens], most: int) -> Iterator[list[Tokens]]:
-    """Sequences of like length, so that there is little padding."""
+    """Yields batches of similar lengths, which need little padding."""
     batch: list[Tokens] = []
     for one in sorted(sequences, key=lambda one: (len(one), one)):
         if batch and (len(batch) + 1) * len(one) > most:

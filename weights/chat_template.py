@@ -1,4 +1,4 @@
-"""Messages as the text, and the tokens, that a model was trained to continue."""
+"""Converts messages to the text and the tokens that a model was trained to continue."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -11,10 +11,10 @@ from storage.text import storable
 
 
 def rendered(template: str, messages: tuple[Message, ...], prefix: str = "") -> str:
-    """Returns the prompt: `messages` in a Jinja chat template, then the started assistant's turn.
+    """Returns the prompt: `messages` in a Jinja chat template, then the assistant's started turn.
 
     Raises:
-        ConfigError: If jinja2 is missing, or the template refuses the messages.
+        ConfigError: If jinja2 is missing, or the template rejects the messages.
     """
     from jinja2 import TemplateError
 
@@ -27,13 +27,13 @@ def rendered(template: str, messages: tuple[Message, ...], prefix: str = "") -> 
         raise ConfigError(
             f"the model's chat template cannot be used ({type(error).__name__}: {error})"
         ) from error
-    return storable(text + prefix)  # A lone surrogate has no UTF-8, which the tokenizer takes.
+    return storable(text + prefix)  # the tokenizer takes UTF-8, which excludes lone surrogates
 
 
 def prompt_ids(messages: Sequence[Message], tokenizer: Any) -> tuple[int, ...]:
-    """Returns the token ids of a prompt for a model's turn; the embedded engine's own ids.
+    """Returns the token ids of a prompt, the same as in the embedded engine.
 
-    The assistant's messages at the end are the parts of a started turn, as in
+    Assistant messages at the end are the parts of a started turn, as in
     `engines.sampling.SampleRequest.prefix`: only the first is encoded with the template.
     """
     turn = [m.content for m in takewhile(lambda m: m.role == "assistant", reversed(messages))]
@@ -44,12 +44,13 @@ def prompt_ids(messages: Sequence[Message], tokenizer: Any) -> tuple[int, ...]:
 
 
 def target_ids(target: str, tokenizer: Any, stops: tuple[str, ...] = ()) -> tuple[int, ...]:
-    """Returns the token ids of a policy's text, and of the token that ends its turn.
+    """Returns the token ids of a policy's text, including the end-of-turn token.
 
     Args:
-        target: The text.
+        target: Text of the policy.
         tokenizer: The model's tokenizer.
-        stops: Strings at which engines stop the model within its turn, so that no token ends it.
+        stops: Strings at which engines stop generation; a text with such an end gets no
+            end-of-turn token.
     """
     ids = _encoded(target, tokenizer)
     return ids if target.endswith(stops) else (*ids, int(tokenizer.eos_token_id))
@@ -63,6 +64,6 @@ def _encoded(text: str, tokenizer: Any) -> tuple[int, ...]:
 def _compiled(template: str) -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    # The options that transformers renders templates with; without them white space differs.
+    # transformers renders templates with the same options; other options change white space.
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(template)

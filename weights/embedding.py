@@ -1,8 +1,8 @@
-"""Steps as vectors: a frozen model reads a step after its prompt, and its last state is kept.
+"""Embeds steps: a frozen model reads a step with its prompt, and its last state is the vector.
 
-Source: EVO-RAG section 3.3, where a frozen encoder embeds each trajectory prefix. A vector is what
-the model's last norm gives for the last token, in float32. Each distinct prefix is read once, and
-its vector is in the cache under a hash of the weights and of its tokens.
+Source: EVO-RAG section 3.3, in which a frozen encoder embeds each trajectory prefix. A vector is
+the output of the model's last norm for the last token, in float32. Each distinct prefix is read
+once. The cache stores its vector under a hash of the weights and of the prefix's tokens.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from weights.policy_files import (
 
 _log = logging.getLogger(__name__)
 _WORTH_A_WORD = 500
-"""Number of steps from which progress is logged."""
+"""Number of steps between two progress messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Prefix:
 
 
 def base_of(policy: str) -> str:
-    """Returns the name of the untrained weights that a policy's adapters sit on.
+    """Returns the name of the untrained weights below a policy's adapters.
 
     Args:
         policy: "packaged", "hub:owner/name", or a path (see `weights.policy_files`).
@@ -51,7 +51,7 @@ def base_of(policy: str) -> str:
         "packaged", "hub:owner/name@revision", or a path.
 
     Raises:
-        ConfigError: If there are no usable files.
+        ConfigError: If the policy's files are missing or unusable.
     """
     files = policy_files(policy)
     if files.hub is not None:
@@ -61,10 +61,10 @@ def base_of(policy: str) -> str:
 
 
 class FrozenEncoder:
-    """A model that only reads; it loads when something is not in the cache.
+    """A frozen model that embeds steps; loads the weights at the first cache miss.
 
     Attributes:
-        model: Name of the model; one from the hub with its revision.
+        model: Name of the model; includes the revision if it is from the hub.
         digest: Hash of weights and tokenizer.
     """
 
@@ -74,12 +74,12 @@ class FrozenEncoder:
         Args:
             model: "packaged", "hub:owner/name", or a folder with any encoder or decoder of
                 transformers, or with a policy.
-            batch_tokens: read at once; see `weights.backbone`.
-            log: told how far long work is, and of a damaged cache; None: the log, of which only the
-                latter is shown.
+            batch_tokens: Token limit per batch (see `weights.backbone`).
+            log: Callback for progress and for messages about a damaged cache; defaults to the log
+                (levels INFO and WARNING).
 
         Raises:
-            ConfigError: If there are no usable files.
+            ConfigError: If the model's files are missing or unusable.
         """
         self._files = policy_files(model)
         from_hub = self._files.hub if not self._files.adapters else None
@@ -93,18 +93,18 @@ class FrozenEncoder:
         self._lock = threading.Lock()
 
     def tokens(self, prefixes: Sequence[Prefix]) -> list[Tokens]:
-        """Prefixes as the token ids that a policy is trained on; for a model without a chat
-        template, as the bare texts between the model's own marks.
+        """Returns the prefixes as the token ids that a policy is trained on.
 
-        Every step ends its turn, also one that a policy would continue: what is kept is the state
-        of the last token, which is the same token for all.
+        For a model without a chat template, they are the plain texts with the tokenizer's special
+        tokens. Otherwise every step gets an end-of-turn token, even if a policy would continue it,
+        so that all vectors are states of the same token.
         """
         with self._lock:
             if self._tokenizer is None:
                 self._tokenizer = tokenizer_of(self._files.base)
             if not self._tokenizer.chat_template:
                 return [tuple(self._tokenizer(_bare(prefix))["input_ids"]) for prefix in prefixes]
-            # Siblings share their prompt, which is most of the work.
+            # Siblings share their prompt, and encoding prompts is most of the work.
             prompts = dict.fromkeys(prefix.messages for prefix in prefixes)
             asked = {prompt: prompt_ids(prompt, self._tokenizer) for prompt in prompts}
             return [
@@ -113,12 +113,14 @@ class FrozenEncoder:
             ]
 
     def embed(self, sequences: Sequence[Tokens]) -> StepVectors:
-        """Returns vectors of shape (len(sequences), width), at least one; equal sequences are read
-        once.
+        """Returns vectors of shape (len(sequences), width); reads equal sequences once.
+
+        Args:
+            sequences: At least one sequence of token ids.
 
         Raises:
-            ConfigError: If the model cannot be loaded, reads no sequence as long as one of these,
-                or others can write into the cache.
+            ConfigError: If the model cannot be loaded, a sequence is too long for it, or others can
+                write into the cache.
             StorageError: If the cache cannot be read or written.
         """
         keys = {one: _key(self.digest, one) for one in sequences}

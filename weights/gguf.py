@@ -1,8 +1,8 @@
-"""GGUF files of the Llama architecture: rewriting one in another precision, exporting weights.
+"""GGUF files of the Llama architecture: rewriting them in another precision, exporting weights.
 
-The packaged weights are Q4_1, which OpenVINO runs visibly worse than the F16 or Q8_0 rewriting of
-the same numbers. A trained policy reaches OpenVINO as an export, because OpenVINO ignores PEFT
-adapters on a GGUF model.
+The packaged weights are Q4_1. OpenVINO gives visibly better results with the same numbers in F16 or
+Q8_0. A trained policy must be exported for OpenVINO, because OpenVINO ignores PEFT adapters on a
+GGUF model.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,16 +18,16 @@ from storage.safe_files import open_named
 Precision = Literal["f16", "q8_0"]
 
 DIGEST_KEY = "branchwise.policy_digest"
-"""Metadata of an exported policy: the digest of the weights that the file was made from."""
+"""Metadata key of an exported policy: the digest of the original weights."""
 
 _WRITER_KEYS = ("GGUF.", "general.architecture", "general.file_type", DIGEST_KEY)
 
 
 def rewrite_gguf(source: Path, target: Path, precision: Precision, digest: str = "") -> None:
-    """Writes `source`'s weights to `target` in another precision; metadata are kept.
+    """Writes the weights in `source` to `target` in another precision; keeps the metadata.
 
     Raises:
-        ConfigError: `source` is not a GGUF file.
+        ConfigError: If `source` is not a GGUF file.
     """
     from gguf import dequantize
 
@@ -47,14 +47,14 @@ def export_gguf(
     """Writes a transformers Llama model as GGUF.
 
     Args:
-        model: a `LlamaForCausalLM` with plain (merged) weights.
-        tokenizer_source: the GGUF file whose metadata (architecture, tokenizer, chat template)
-            are copied; its sizes must be the model's.
-        target: written under a temporary name and renamed when it is whole.
+        model: A `LlamaForCausalLM` with plain (merged) weights.
+        tokenizer_source: GGUF file to copy metadata from (architecture, tokenizer, chat template);
+            its sizes must equal the model's.
+        target: Output file; written under a temporary name, then renamed.
         precision: Number format of all matrices; norms stay float32.
-        permute: reorder the rows of the q and k projections from transformers' rotary layout
-            (half and half) to GGUF's (interleaved). Off only to show that parity then breaks.
-        digest: stored in the file under `DIGEST_KEY`.
+        permute: Whether to reorder the rows of the q and k projections from transformers' rotary
+            layout (half and half) to GGUF's (interleaved). False only to show that parity breaks.
+        digest: Digest to store in the file under `DIGEST_KEY`.
 
     Raises:
         ConfigError: If the model is not the Llama model that `tokenizer_source` describes.
@@ -79,18 +79,18 @@ def open_gguf(path: Path) -> Any:
             return GGUFReader(str(path))
     except (MemoryError, ConfigError):
         raise
-    except Exception as error:  # its parser raises whatever the bytes make it do
+    except Exception as error:  # damaged bytes make its parser raise any error
         raise ConfigError(f"{path} is not a readable GGUF file: {error}; copy it again") from error
 
 
 def gguf_metadata(path: Path, *keys: str) -> tuple[Any, ...]:
-    """Returns values of metadata `keys` (None if the file lacks one)."""
+    """Returns the values of metadata `keys`; None for a missing key."""
     fields = open_gguf(path).fields
     return tuple(fields[key].contents() if key in fields else None for key in keys)
 
 
 def gguf_precision(path: Path) -> str:
-    """Quantisation of the file's matrices as GGUF calls it, in lower case ("f16", "q4_1")."""
+    """Returns the quantisation of the file's matrices in GGUF's terms ("f16", "q4_1")."""
     (file_type,) = gguf_metadata(path, "general.file_type")
     from gguf import LlamaFileType
 
@@ -101,7 +101,7 @@ def gguf_precision(path: Path) -> str:
 
 
 def _llama_tensors(model: Any, permute: bool) -> Iterator[tuple[str, np.ndarray]]:
-    """GGUF names and float32 values (rows, columns) of all weights of `model`."""
+    """Yields GGUF names and float32 values (rows, columns) of all weights of `model`."""
     from gguf import MODEL_ARCH, get_tensor_name_map
 
     config = model.config
@@ -109,7 +109,7 @@ def _llama_tensors(model: Any, permute: bool) -> Iterator[tuple[str, np.ndarray]
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for hf_name, value in model.state_dict().items():
         if hf_name == "lm_head.weight" and config.tie_word_embeddings:
-            continue  # GGUF says "tied" by leaving the output matrix out
+            continue  # in GGUF, a missing output matrix means "tied"
         name = names.get_name(hf_name, try_suffixes=(".weight",))
         if name is None:
             raise ConfigError(
@@ -123,8 +123,7 @@ def _llama_tensors(model: Any, permute: bool) -> Iterator[tuple[str, np.ndarray]
 
 
 def _interleave_rows(matrix: np.ndarray, heads: int) -> np.ndarray:
-    """Returns the rows of each head from (first half, second half) to (pair, pair, …), as llama.cpp
-    wants.
+    """Reorders each head's rows from (first half, second half) to the (pair, pair, …) of llama.cpp.
 
     Transformers rotates dimension i with i + d/2, GGUF's Llama rotates 2i with 2i + 1.
     """

@@ -11,15 +11,15 @@ _FILES = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "vocab.txt", "toke
 
 
 def hub_folder(name: str, *, download: bool = True) -> Path:
-    """Returns the local copy of a hub model; downloaded the first time, then read without the
-    network.
+    """Returns the local copy of a hub model; the network is used only for the first download.
 
     Args:
-        name: `hub:owner/name`.
-        download: whether it may be; else only a copy that is there already counts.
+        name: `hub:owner/name` or `hub:owner/name@revision`.
+        download: Whether to download a model that is not on this machine.
 
     Raises:
-        ConfigError: If not a hub name, no such model, or the hub cannot be reached.
+        ConfigError: If the name is invalid, the model does not exist or is not on this machine, or
+            the hub cannot be reached.
     """
     named = _NAME.fullmatch(name)
     if named is None:
@@ -42,7 +42,7 @@ def hub_folder(name: str, *, download: bool = True) -> Path:
             raise ConfigError(f"{name} is not on this machine") from error
     try:
         return fetched(local_files_only=False)
-    except Exception as error:  # the hub's client raises a dozen unrelated types
+    except Exception as error:  # the hub's client raises many unrelated types
         raise ConfigError(
             f"cannot load {name} from the Hugging Face hub ({type(error).__name__}: {error}); "
             "without the network, name a folder that holds its safetensors and tokenizer"
@@ -50,5 +50,5 @@ def hub_folder(name: str, *, download: bool = True) -> Path:
 
 
 def pinned_name(name: str, folder: Path) -> str:
-    """`name` with the revision that `folder` (from `hub_folder`) holds: the same weights later."""
+    """Returns `name` with the revision of `folder` (from `hub_folder`), which fixes the weights."""
     return f"{name.partition('@')[0]}@{folder.name}"

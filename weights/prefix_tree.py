@@ -1,9 +1,9 @@
-"""Lays token sequences out as a tree, so that common beginnings are stored once.
+"""Lays out token sequences as a tree, so that common prefixes are stored once.
 
-The siblings of a state share their prompt, and all prompts of a stage share its instruction. A
-causal model reads a token's past only, so a shared beginning has to be read once, however many
-sequences continue from it: tree attention, as in SpecInfer (Miao et al., 2024, section 4), here for
-training and for embeddings.
+The siblings of a state share their prompt, and all prompts of a stage share its instruction. In a
+causal model, a token attends only to earlier tokens. So a shared prefix has to be read only once,
+however many sequences continue it. This is tree attention as in SpecInfer (Miao et al., 2024,
+section 4), here for training and embeddings.
 """
 
 from collections.abc import Sequence
@@ -29,10 +29,10 @@ class PrefixTree:
 
 
 def prefix_tree(sequences: Sequence[tuple[int, ...]]) -> PrefixTree:
-    """Lays out any number of sequences of token ids; equal ones share all their tokens."""
-    # Sorting puts equal prefixes next to each other, so one pass over the sequences is a depth-
-    # first walk; `path` is the stack of open tokens. A token's subtree ends when the walk leaves
-    # it.
+    """Lays out any number of sequences of token ids; equal sequences share all tokens."""
+    # Sorting puts equal prefixes next to each other, so one pass over the sequences is a
+    # depth-first walk. `path` is the stack of open tokens. A token's subtree ends when the walk
+    # leaves it.
     #
     #   abc, abd, ae        index      0 1 2 3 4
     #     a - b - c         tokens     a b c d e
@@ -57,11 +57,11 @@ def prefix_tree(sequences: Sequence[tuple[int, ...]]) -> PrefixTree:
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """Counts the tokens that both begin with."""
+    """Returns the length of the common prefix in tokens."""
     return sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(one, other, strict=False)))
 
 
 def _close(tree: PrefixTree, tokens: Sequence[int]) -> None:
-    """Closes tokens that no further sequence continues."""
+    """Sets the ends of tokens whose subtrees are complete."""
     for token in tokens:
         tree.ends[token] = len(tree.tokens)

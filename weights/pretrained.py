@@ -1,6 +1,6 @@
 """Loads models and tokenizers of transformers from untrusted files.
 
-Nothing of a model folder ever runs: no code of its own, and no pickle.
+No code from a model folder ever runs, neither its Python code nor pickles.
 """
 
 from pathlib import Path
@@ -11,16 +11,16 @@ from storage.safe_files import open_named
 from weights.model_folders import reject_code
 
 SAFE = {"trust_remote_code": False, "local_files_only": True}
-"""Given to every `from_pretrained`."""
+"""Options for every `from_pretrained`."""
 
 
 def pretrained(kind: str, source: Path, **options: Any) -> Any:
-    """`transformers.<kind>.from_pretrained` of a folder or a GGUF file.
+    """Returns `transformers.<kind>.from_pretrained` for a folder or a GGUF file.
 
     Args:
-        kind: "AutoTokenizer", "AutoModelForCausalLM", …
+        kind: Class name: "AutoTokenizer", "AutoModelForCausalLM", …
         source: Model folder, or a GGUF file.
-        options: Options of `from_pretrained`.
+        options: Further options of `from_pretrained`.
 
     Raises:
         ConfigError: If transformers is missing, or the files cannot be loaded.
@@ -42,7 +42,7 @@ def pretrained(kind: str, source: Path, **options: Any) -> Any:
         return getattr(transformers, kind).from_pretrained(str(folder), **given, **options)
     except (MemoryError, ConfigError):
         raise
-    except Exception as error:  # parsers of somebody else's bytes raise whatever they like
+    except Exception as error:  # untrusted bytes make parsers raise any error
         raise ConfigError(
             f"{source}: cannot be loaded ({type(error).__name__}: {_first_line(error)}); copy the "
             "files again from where they come"

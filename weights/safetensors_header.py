@@ -1,4 +1,4 @@
-"""Lists the tensors of a safetensors file with its own reader, which checks the header."""
+"""Lists the tensors in a safetensors file; the library's own reader checks the header."""
 
 from pathlib import Path
 
@@ -12,8 +12,8 @@ def tensor_shapes(path: Path) -> dict[str, Shape]:
     """Returns the names and shapes of the tensors.
 
     Raises:
-        ConfigError: If safetensors is missing, or the file is, or is not a regular file, torn, or
-            not safetensors.
+        ConfigError: If the package safetensors is missing, or the file is missing, truncated, not a
+            regular file or not safetensors.
     """
     try:
         from safetensors import SafetensorError, safe_open

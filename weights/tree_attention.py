@@ -1,10 +1,9 @@
-"""Tree attention: how a causal model reads an `weights.prefix_tree`, each token its own past alone.
+"""Tree attention: a causal model reads a `weights.prefix_tree`; each token sees only its own past.
 
-The tree is one sequence, with the positions that its tokens have in their own sequences, and with
-a mask in the form that the model's attention takes. Most of that mask is closed: what hangs on one
-state sees nothing of the others. FlexAttention skips what is closed on a GPU. Otherwise the
-attention that is registered here, `TREE_SDPA`, goes through the tree subtree by subtree, each
-against its own past.
+The tree is one sequence. Its tokens keep the positions from their own sequences, and the mask has
+the form that the model's attention takes. Most of the mask is closed, because sibling branches do
+not see each other. On a GPU, FlexAttention skips closed blocks. Otherwise our own attention,
+`TREE_SDPA`, processes the tree in subtrees, each with its own past.
 """
 
 import inspect
@@ -12,17 +11,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 TREE_SDPA = "tree_sdpa"
-"""Name under which the attention is registered with transformers."""
+"""Name of our attention, registered with transformers."""
 
 _BLOCK = 128
-"""Tokens that FlexAttention handles at a time."""
+"""Block size of FlexAttention in tokens."""
 
 _SMALL = 256
-"""Tokens of a subtree that is not worth to be taken apart."""
+"""Size in tokens up to which a subtree is not split."""
 
 
 class Subtree(NamedTuple):
-    """Tokens [start, stop) of a tree, and the ranges that all of them also attend to."""
+    """Tokens [start, stop) of a tree, and the earlier ranges that all of them attend to."""
 
     start: int
     stop: int
@@ -32,7 +31,7 @@ class Subtree(NamedTuple):
 def unfit_for_trees(model: Any) -> str | None:
     """Returns the reason a transformers model cannot read a tree, as "has …"; None if it can.
 
-    Not checked for being causal: its class guarantees it.
+    Callers must ensure that the model is causal.
     """
     config, takes = model.config, inspect.signature(type(model.base_model).forward).parameters
     window = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
@@ -47,7 +46,7 @@ def unfit_for_trees(model: Any) -> str | None:
 
 
 def attend_to_trees(model: Any) -> None:
-    """Lets `model` skip what a tree closes, where its attention can; else it reads as before."""
+    """Selects an attention that skips closed parts of the mask, if `model` supports one."""
     import torch
 
     if torch.cuda.is_available() and getattr(model, "_supports_flex_attn", False):
@@ -62,7 +61,7 @@ def tree_inputs(model: Any, tokens: Any, positions: Any, ends: Any) -> dict[str,
 
     Args:
         model: Model; its configuration names the attention implementation.
-        tokens, positions, ends: (1, N) each, of a `PrefixTree`.
+        tokens, positions, ends: Arrays of a `PrefixTree`, (1, N) each.
     """
     how = model.config._attn_implementation
     if how == "flex_attention":
@@ -80,10 +79,10 @@ def tree_inputs(model: Any, tokens: Any, positions: Any, ends: Any) -> dict[str,
 
 
 def tree_mask(ends: Any, how: str, dtype: Any) -> Any:
-    """Returns which token attends to which, in the form that transformers takes.
+    """Returns the mask (which token attends to which) in the form that transformers takes.
 
     Args:
-        ends: (N,) of a `PrefixTree`.
+        ends: Array of a `PrefixTree`, (N,).
         how: "sdpa" and `TREE_SDPA` (Boolean), "eager" (added to the scores) or "flex_attention".
         dtype: Data type of the model.
     """
@@ -98,14 +97,14 @@ def tree_mask(ends: Any, how: str, dtype: Any) -> Any:
 
 
 def subtrees(ends: Sequence[int], small: int = _SMALL) -> list[Subtree]:
-    """Cuts a tree into parts whose tokens see nothing but their own part and its past.
+    """Splits a tree into parts whose tokens see only their own part and its past.
 
     Args:
-        ends: (N,) of a `PrefixTree`.
-        small: tokens of a subtree that stays whole; neighbours are put together up to that.
+        ends: Array of a `PrefixTree`, (N,).
+        small: Size in tokens up to which subtrees stay whole and neighbours are grouped.
 
     Returns:
-        Parts in order, that together are the whole tree.
+        Parts in order, which together are the whole tree.
     """
     return list(_cut(ends, 0, len(ends), (), small))
 
@@ -121,11 +120,11 @@ def _cut(
     #    ends == stop    siblings: never attend to each other
     #
     # The spine (tokens whose subtree reaches `stop`) becomes one part and joins `past`.
-    # Neighbouring siblings are grouped while they fit into `small`: masked-out work costs less than
-    # more kernel calls.
+    # Neighbouring siblings are grouped while they fit into `small`: computing some masked values
+    # costs less than more kernel calls.
     child = start
     while child < stop and ends[child] == stop:
-        child += 1  # everything after it hangs on it
+        child += 1  # everything after it is in its subtree
     if child == stop or stop - start <= small:
         yield Subtree(start, stop, past)
         return
@@ -142,11 +141,10 @@ def _cut(
 
 
 def _seen_in(part: Subtree, ends: Any) -> Any:
-    """(1, 1, tokens, tokens of its past and its own), Boolean."""
-    # Depth-first order makes "k is an ancestor of q, or q itself" the interval test k <= q <
-    # ends[k]. Rows are the part's tokens. Columns are its past ranges followed by its own tokens,
-    # so a column index is not a token number: `others` maps it back. The shape broadcasts over
-    # batch and heads.
+    """Returns the Boolean mask of a part, (1, 1, its tokens, tokens of its past and its own)."""
+    # In depth-first order, "k is an ancestor of q, or q itself" is the test k <= q < ends[k].
+    # Rows are the part's tokens. Columns are its past ranges, then its own tokens, so `others`
+    # maps a column index to a token number. The shape broadcasts over batch and heads.
     import torch
 
     token = torch.arange(part.start, part.stop, device=ends.device)[:, None]
@@ -178,8 +176,9 @@ def _tree_sdpa(
     tree_parts: Sequence[tuple[Subtree, Any]] | None = None,
     **others: Any,
 ) -> tuple[Any, None]:
-    """Computes attention of states of shape (batch, heads, N, width); returns (batch, N, heads,
-    width). A model that does not pass `tree_parts` on gets the whole mask.
+    """Computes attention of states (batch, heads, N, width); returns (batch, N, heads, width).
+
+    A model that does not pass `tree_parts` to its layers gets the whole mask.
     """
     import torch
     from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
@@ -218,8 +217,9 @@ def _block_mask(ends: Any) -> Any:
 
 
 def whole_blocks(tokens: Any, positions: Any, ends: Any) -> tuple[Any, Any, Any]:
-    """Returns a tree, (1, N) each, with tokens at its end that only see themselves, up to a whole
-    block of FlexAttention.
+    """Returns a tree, (1, N) each, padded to whole blocks of FlexAttention.
+
+    Padding tokens see only themselves.
     """
     import torch
 
