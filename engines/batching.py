@@ -11,7 +11,7 @@ from storage.memory import exhausted
 
 
 class Handle(Protocol):
-    """The used part of `openvino_genai`'s handle of a generation."""
+    """The part of `openvino_genai`'s generation handle that we use."""
 
     def get_status(self) -> Any: ...
     def can_read(self) -> bool: ...
@@ -20,7 +20,7 @@ class Handle(Protocol):
 
 
 class Pipeline(Protocol):
-    """The used part of `openvino_genai.ContinuousBatchingPipeline`."""
+    """The part of `openvino_genai.ContinuousBatchingPipeline` that we use."""
 
     def add_request(self, request_id: int, input_ids: Any, generation_config: Any) -> Handle: ...
     def step(self) -> None: ...
@@ -33,7 +33,7 @@ class Generation:
 
     Attributes:
         input_ids: Prompt tokens, a tensor of shape (1, tokens).
-        config: How to draw.
+        config: OpenVINO's generation settings.
         output: Future of the output.
         prompt: The prompt tokens as bytes.
     """

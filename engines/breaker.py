@@ -1,4 +1,4 @@
-"""Circuit breaker: stops calls to an endpoint that only fails, until it recovers."""
+"""Circuit breaker: stops calls to a failing endpoint until it recovers."""
 
 import math
 
@@ -65,7 +65,7 @@ class CircuitBreaker:
         return True
 
     def _count(self, now: float) -> None:
-        # A gap longer than `patience_s` means that no calls were made, not that they failed.
+        # After a gap longer than `patience_s`, start counting from zero: no calls were made.
         if not self._failures or now - self._failed_at > self.patience_s:
             self._failures, self._failing_since = 0, now
         self._failures += 1

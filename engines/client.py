@@ -58,7 +58,7 @@ def checked_url(settings: ModelSettings) -> str:
 
 
 def _without_platform() -> dict[str, Any]:
-    """Returns headers that hide facts about this machine from the server."""
+    """Returns settings that remove the package's headers about this machine."""
     import openai
 
     return {f"X-Stainless-{name}": openai.Omit() for name in _PLATFORM_HEADERS}

@@ -133,8 +133,8 @@ class Completion:
 class Capabilities:
     """Features of an engine; callers check them first.
 
-    `structured_output` is about `Structure("regex", …)`, `json_schema` about the other kind,
-    `token_ids` about `SampleRequest.prefix` and `SampleRequest.tokens`.
+    `structured_output` means support for `Structure("regex", …)`, `json_schema` for the other kind,
+    `token_ids` for `SampleRequest.prefix` and `SampleRequest.tokens`.
     """
 
     structured_output: bool = False

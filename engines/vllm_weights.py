@@ -31,7 +31,7 @@ RANKS = (8, 16, 32, 64, 128, 256, 512)
 
 _CACHED_AS = "safetensors float32"
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-# PEFT features other than a LoRA of one rank on plain matrices.
+# PEFT features that vLLM does not support: it applies a LoRA of one rank to plain matrices.
 _BEYOND_LORA = (
     "alpha_pattern",
     "fan_in_fan_out",

