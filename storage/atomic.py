@@ -25,7 +25,7 @@ from storage.terminal_escape import inert_json
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Gives a temporary path next to `path`; it takes the name `path` when the block ends well.
+    """Yields a temporary path next to `path`, which becomes `path` if the block succeeds.
 
     The folder is created if it is missing. If the block raises, `path` stays as it was and the
     temporary file is removed.
@@ -52,7 +52,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def make_folder(folder: Path) -> None:
-    """Creates a folder and those above it, if they are missing.
+    """Creates a folder and its missing parents.
 
     Raises:
         StorageError: If the file system refused.
@@ -78,11 +78,11 @@ def atomic_write_text(path: Path, text: str) -> None:
 
 
 def atomic_write_json(path: Path, value: Any) -> None:
-    """Makes `path` hold `value` as readable JSON, keys in the order given.
+    """Makes `path` hold `value` as readable JSON, with keys in the given order.
 
     Raises:
-        StorageError: see `atomic_path`.
-        ValueError: `value` holds NaN or an infinity, which JSON has no word for.
+        StorageError: See `atomic_path`.
+        ValueError: If `value` holds NaN or an infinity, which JSON cannot express.
     """
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     atomic_write_text(path, inert_json(text) + "\n")
@@ -102,13 +102,13 @@ def sync(path: Path) -> None:
 
 
 def is_temporary(path: Path) -> bool:
-    """Returns whether a file is one that a killed writer left behind; nothing ever reads it."""
+    """Returns whether a file was left by a killed writer; such files are never read."""
     return path.name.startswith(".") and path.suffix == ".tmp"
 
 
 def _temporary_beside(path: Path) -> Path:
     """Creates a file in the folder of `path`: a rename is atomic only within one file system."""
-    # The name is cut because it may have at most 255 bytes, with what is added here.
+    # Cut the name: with its prefix and suffix it may have at most 255 bytes.
     temporary = path.with_name(f".{path.name[:40]}-{secrets.token_hex(6)}.tmp")
     temporary.touch(exist_ok=False)
     return temporary

@@ -2,11 +2,11 @@
 
     <cache folder>/<room>/<entry>/…        rooms: indexes, gguf, safetensors, reference, embeddings
 
-The folders belong to one user alone: whoever may write into them decides what a search finds and
-what a model says. An entry is a folder that appears whole or not at all, with a seal of its files
-(`storage.file_seal`). It is compared with the seal before it is used, once per process, and made
-again where it differs. Readers map its files, so they are never edited: another folder takes the
-place, and what is mapped stays what it was.
+The folders must belong to one user alone, because anyone who can write into them controls the
+results of searches and models. An entry is a folder that appears whole or not at all, with a seal
+of its files (`storage.file_seal`). Each process compares it with the seal before the first use, and
+rebuilds it if it differs. Readers map the files, so files are never edited: a new folder replaces
+the old one, and mapped content does not change.
 """
 
 import fcntl
@@ -30,10 +30,10 @@ _log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
-    """`$BRANCHWISE_CACHE`, or `~/.cache/branchwise`; it may not exist yet.
+    """Returns `$BRANCHWISE_CACHE`, or `~/.cache/branchwise`; the folder may be missing.
 
     Raises:
-        ConfigError: If this user has no home.
+        ConfigError: If the user's home folder cannot be found.
     """
     given = os.environ.get("BRANCHWISE_CACHE")
     try:
@@ -45,10 +45,10 @@ def cache_folder() -> Path:
 
 
 def cache_room(name: str) -> Path:
-    """Returns the folder of one kind of entries, inside the cache folder; both are made if missing.
+    """Returns the folder for one kind of entries in the cache folder; creates both if missing.
 
     Raises:
-        ConfigError: If one of them is not this user's alone.
+        ConfigError: If another user can change one of them.
         StorageError: If the file system refused.
     """
     top = cache_folder()
@@ -64,11 +64,11 @@ def cache_room(name: str) -> Path:
 
 
 def check_cache_not_shared() -> None:
-    """Checks that no other user can change the cache folder; a missing one is fine.
+    """Checks that no other user can change the cache folder, if it exists.
 
     Raises:
-        ConfigError: If somebody can.
-        StorageError: If it cannot be looked at.
+        ConfigError: If another user can change it.
+        StorageError: If its status cannot be read.
     """
     if os.path.lexists(cache_folder()):
         _check_not_shared(cache_folder())
@@ -96,12 +96,12 @@ def _check_not_shared(folder: Path) -> None:
 def open_entry(folder: Path, build: Callable[[Path], None], log: Log | None = None) -> Path:
     """Returns an intact entry of the cache; builds it if necessary.
 
-    Of two processes that want it at once one makes it. A killed one leaves nothing that could be
-    taken for an entry.
+    If two processes need an entry at once, only one builds it. A killed process leaves no partial
+    entry.
 
     Args:
-        folder: The entry; its name identifies its content.
-        build: fills an empty folder.
+        folder: Folder of the entry; its name identifies the content.
+        build: Function that fills an empty folder.
         log: Callback for messages about damaged entries; defaults to the log.
 
     Returns:
@@ -127,7 +127,7 @@ def open_entry(folder: Path, build: Callable[[Path], None], log: Log | None = No
 
 @contextmanager
 def file_lock(lock: Path) -> Iterator[None]:
-    """Gives the block, with no other process in it; the file `lock` stays."""
+    """Keeps other processes out of the block; the file `lock` is not deleted."""
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -137,7 +137,7 @@ def file_lock(lock: Path) -> Iterator[None]:
 
 
 def remove(path: Path) -> None:
-    """Deletes `path`. Entries of another user are renamed instead."""
+    """Deletes `path`. An entry of another user is only renamed."""
     if not os.path.lexists(path):
         return
     aside = _temporary_beside(path)
@@ -147,7 +147,7 @@ def remove(path: Path) -> None:
 
 def _replace(folder: Path, build: Callable[[Path], None]) -> None:
     for left in folder.parent.glob(f".{folder.name}-*.tmp"):
-        _discard(left)  # of a killed process: we hold the lock
+        _discard(left)  # left by a killed process, because we hold the lock
     new = _temporary_beside(folder)
     new.mkdir(mode=0o700)
     try:

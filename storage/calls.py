@@ -8,29 +8,29 @@ from typing import Any, Literal
 
 QuestionStatus = Literal["pending", "done", "failed"]
 REPORTED = "reported"
-"""`Call.usage_basis` of counts that the engine reported itself."""
+"""Value of `Call.usage_basis` if the engine itself reported the counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One model call: a row of `calls`. The texts of prompts are kept by digest only.
+    """One model call: a row of `calls`. The texts of prompts are stored as digests only.
 
     Attributes:
-        key: `engines.sampling.call_key`, which holds everything that decides the result.
+        key: Result of `engines.sampling.call_key`, which covers everything that affects the reply.
         role: Role of the model ("policy", "judge", "verifier").
-        model: the name that the server reported.
+        model: Model name that the server reported.
         policy_digest: Digest of the engine.
         question_id, path, draw: Question, place in its work, and number of the draw.
-        prompt_digest: hash of the messages that were sent.
-        text: the reply.
-        usage_basis: what the token counts rest on (`engines.sampling.UsageBasis`); "reported"
-            is the engine's own word, anything else an estimate.
+        prompt_digest: Hash of the messages that were sent.
+        text: Text of the reply.
+        usage_basis: Origin of the token counts (`engines.sampling.UsageBasis`): "reported" by the
+            engine, else an estimate.
         cost_usd: US dollars; None if no price is set.
-        latency_s, attempts: how long it took in seconds, and how many tries.
+        latency_s, attempts: Duration in seconds, and number of attempts.
         error: Error message; None for a call that succeeded.
-        at: when it ended (ISO 8601, UTC).
-        prompt_ids, token_ids, logprobs: The tokens of the prompt, those that were sampled and
-            their log-probabilities (`packed`); None unless the request asked for them.
+        at: Time of its end (ISO 8601, UTC).
+        prompt_ids, token_ids, logprobs: Prompt tokens, sampled tokens and their log-probabilities
+            (`packed`); None if the request did not include them.
     """
 
     key: str
@@ -73,10 +73,10 @@ class QuestionRow:
     """State of a question: a row of `questions`.
 
     Attributes:
-        question_id: the question.
+        question_id: Id of the question.
         status: "pending", "done" or "failed".
-        detail: why it failed.
-        part: the part that its rows were committed in.
+        detail: Reason for a failure.
+        part: Part in which its rows were committed.
     """
 
     question_id: str
@@ -87,16 +87,17 @@ class QuestionRow:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over the calls that succeeded, over all attempts at the run.
+    """Sums over the successful calls of all attempts at the run.
 
     Failed calls are not included, even if the endpoint charges for them.
 
     Attributes:
-        calls: number of calls.
-        input_tokens, cached_tokens, output_tokens: sums of tokens; cached ones are input too.
+        calls: Number of calls.
+        input_tokens, cached_tokens, output_tokens: Sums of tokens; input includes cached tokens.
         cost_usd: US dollars of the priced calls.
-        unpriced: calls whose cost is unknown.
-        estimated: calls whose tokens the endpoint did not report usably, so that we counted them.
+        unpriced: Number of calls whose cost is unknown.
+        estimated: Number of calls whose tokens we counted, because the endpoint's counts were
+            missing or unusable.
     """
 
     calls: int = 0
@@ -114,7 +115,7 @@ class Totals:
         return Totals(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def plus(self, call: Call) -> "Totals":
-        """Returns the totals with one call more."""
+        """Returns the totals with one more call."""
         return Totals(
             self.calls + 1,
             self.input_tokens + call.input_tokens,
@@ -134,7 +135,7 @@ SEALED: dict[str, tuple[str, ...]] = {
     "questions": QUESTION_COLUMNS,
     "engines": ENGINE_COLUMNS,
 }
-"""Columns of the tables whose rows end in a checksum over them (`storage.checksums`)."""
+"""Columns of the tables whose rows end in a checksum (`storage.checksums`)."""
 call_values = attrgetter(*CALL_COLUMNS)
 """The values of a call, in the order of `CALL_COLUMNS`."""
 question_values = attrgetter(*QUESTION_COLUMNS)
@@ -164,23 +165,23 @@ CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 
 
 def _insert(table: str) -> str:
-    """Inserts a row; its checksum is its last value."""
+    """Returns the SQL that inserts a row, with its checksum last."""
     columns = (*SEALED[table], "checksum")
     return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) "
 
 
 def _replace(table: str) -> str:
-    """Returns the SQL for a row whose key exists already."""
+    """Returns the SQL that replaces a row whose key already exists."""
     key, *others = (*SEALED[table], "checksum")
     return f"ON CONFLICT ({key}) DO UPDATE SET " + ", ".join(f"{o} = excluded.{o}" for o in others)
 
 
 def _select(table: str) -> str:
-    """Returns the rows with their checksum last."""
+    """Returns the SQL that selects rows, with their checksum last."""
     return f"SELECT {', '.join(SEALED[table])}, checksum FROM {table} "
 
 
-# A stored reply is never overwritten: what was used once is what every replay sees. An error is.
+# A stored reply is never overwritten, so all replays get the same one. A stored error may be.
 PUT_CALL = _insert("calls") + _replace("calls") + " WHERE calls.error IS NOT NULL"
 GET_CALL = _select("calls") + "WHERE key = ?"
 GET_CALLS = _select("calls") + "WHERE question_id = ?"
@@ -191,7 +192,7 @@ GET_NUMBERED = {
     table: _select(table).replace("SELECT ", "SELECT rowid, ", 1) + "ORDER BY rowid"
     for table in SEALED
 }
-"""Whole tables, each row with its number."""
+"""Queries for whole tables, with the number of each row."""
 PUT_FACT = "INSERT OR IGNORE INTO facts (name, value) VALUES (?, ?)"
 GET_FACT = "SELECT value FROM facts WHERE name = ?"
 IS_USED = (

@@ -1,7 +1,7 @@
 """Checksums of the ledger's rows, so that damage is detected.
 
-SQLite notices a damaged page only where its own structure breaks; a flipped bit in a stored reply,
-a key or a count it returns as it stands.
+SQLite notices a damaged page only if its own structure breaks. A flipped bit in a stored reply, a
+key or a count is returned without an error.
 """
 
 import hashlib
@@ -13,8 +13,8 @@ def _bytes_in_array(blob: bytes) -> list[str]:
     return [hashlib.blake2b(blob, digest_size=8).hexdigest()]
 
 
-# As in a call's key: an array of all values in their order is unambiguous, and quickly made. No
-# other value is an array, so bytes go in as their own hash in one.
+# As in a call's key: an array of all values in order is unambiguous and quick to build. Bytes
+# become an array with their hash, because no other value is an array.
 _in_order = json.JSONEncoder(
     ensure_ascii=False, separators=(",", ":"), default=_bytes_in_array
 ).encode
@@ -31,5 +31,5 @@ def checksum(values: Sequence[object]) -> str:
 
 
 def sound(row: Sequence[object]) -> bool:
-    """Returns whether a row that ends in its checksum is as it was stored."""
+    """Returns whether a row matches the checksum at its end."""
     return row[-1] == checksum(row[:-1])

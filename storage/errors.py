@@ -1,7 +1,7 @@
 """Errors, typed by the boundary that was crossed.
 
-A message says what went wrong, where, and what to do about it. Failures of single questions
-are rows (`storage.records.Failure`), not exceptions that end a run.
+A message names the place, the problem and the remedy. Failures of single questions are rows
+(`storage.records.Failure`), not exceptions that end a run.
 """
 
 
@@ -9,7 +9,7 @@ class BranchwiseError(Exception):
     """Base of every error that Branchwise raises on purpose.
 
     Attributes:
-        attempts: how often the thing was tried before it was given up.
+        attempts: Number of attempts before the error was raised.
     """
 
     attempts: int = 1
@@ -20,11 +20,11 @@ class ConfigError(BranchwiseError):
 
 
 class EndpointError(BranchwiseError):
-    """A model endpoint refused, failed or answered something unusable.
+    """A model endpoint refused, failed, or returned an unusable reply.
 
     Attributes:
-        fatal: the run cannot continue with this endpoint (bad key, no such model), as opposed to a
-            fault of a single call.
+        fatal: Whether the run cannot continue with this endpoint (bad key, no such model); False
+            for a fault of a single call.
     """
 
     def __init__(self, message: str, *, fatal: bool = False, attempts: int = 1) -> None:

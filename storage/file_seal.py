@@ -1,13 +1,13 @@
-"""Seals of files that others map or load: sizes and hashes, written with them and checked later.
+"""Seals of files that others map or load: stored sizes and hashes, compared before use.
 
-A disk, a copy or a cable may change a bit, and weights or an index with one bit changed still
-load: they only give other answers. So a seal is written straight after the files, from what the
-system still holds of them, and every byte is compared with it before they are used.
+A disk, a copy or a cable can flip a bit. Weights or an index with a flipped bit still load, but
+give other answers. So a seal is written directly after the files, from the content that the system
+still holds in memory. Before use, every byte is compared with the seal.
 
-A hash is SHA-256 over the SHA-256 of blocks, which several threads compute at once. Two cores that
-have instructions for it took a tenth of a second for 270 MB and, with other work next to them, 0.9
-for 1.2 GB, so large files need no weaker check. A seal finds damage. Whoever may write
-next to a file could write a seal, too: whose files are read at all is for `storage.cache` to say.
+A hash is SHA-256 over the SHA-256 of blocks, which several threads compute at once. On two cores
+with SHA instructions, this took 0.1 s for 270 MB, and 0.9 s for 1.2 GB next to other work. So large
+files need no weaker check. A seal detects damage, not forgery: anyone who can write next to a file
+could also write a seal. `storage.cache` decides whose files are read.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from typing import Any
 from storage.atomic import atomic_write_json
 
 SEAL = "seal.json"
-"""Name of the seal in a folder; it lists the other files as they were sealed."""
+"""Name of the seal in a folder; it lists all other files."""
 
 _FORMAT = 1
 _BLOCK = 8 * 2**20
@@ -37,7 +37,7 @@ _intact: dict[Path, Stamps] = {}
 
 
 class _Broken(Exception):
-    """Why something is not as it was sealed."""
+    """Signals that a file or folder differs from its seal; the message is the reason."""
 
 
 def seal_folder(folder: Path, name: str) -> None:
@@ -58,8 +58,8 @@ def seal_folder(folder: Path, name: str) -> None:
 def folder_fault(folder: Path, name: str) -> str | None:
     """Returns the fault of a sealed folder; None if it is intact.
 
-    Only files of this user count. What was compared is not read again in this process for as long
-    as its stamps stay.
+    All files must belong to this user. This process does not reread intact files until their stamps
+    change.
     """
     try:
         files = _regular_files(folder)
@@ -80,7 +80,7 @@ def folder_fault(folder: Path, name: str) -> str | None:
 
 
 def seal_file(path: Path) -> None:
-    """Writes the current state of a file into a file next to it.
+    """Writes the current state of a file into a seal next to it.
 
     Raises:
         StorageError: If the seal cannot be written.
@@ -93,7 +93,7 @@ def seal_file(path: Path) -> None:
 def file_fault(path: Path) -> str | None:
     """Returns the fault of a file that `seal_file` sealed; None if it is intact.
 
-    It may belong to any user: whoever named it trusts it.
+    The file may belong to any user, because naming a file means trusting it.
     """
     try:
         files = {path.name: path.stat()}

@@ -1,7 +1,7 @@
 """Group commit: one thread writes all queued entries as one synced transaction.
 
-A synced commit costs milliseconds however many rows it holds, so callers hand in rows and wait
-together; the more there are in flight, the cheaper each row becomes.
+A synced commit takes milliseconds for any number of rows. Callers queue their rows and wait
+together, so each row becomes cheaper the more are in flight.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from storage.errors import StorageError
 from storage.text import storable
 
 MAX_BATCH = 4096
-"""Most entries of one transaction; bounds the memory that a long queue takes."""
+"""Maximum entries per transaction; limits the memory that a long queue takes."""
 
 _Waiter = Future[None] | asyncio.Future[None]
 
@@ -29,9 +29,9 @@ _Waiter = Future[None] | asyncio.Future[None]
 class Entry:
     """One statement for many rows of values; they are stored together or not at all.
 
-    `committed`, if given, is called in the writing thread with the number of rows that changed,
-    after the commit and before the one who waits hears of it. A `sealed` row gets its checksum as
-    its last value, made of what is stored.
+    After the commit, the writing thread calls `committed` (if given) with the number of changed
+    rows, then wakes the waiting caller. A `sealed` row gets the checksum of its stored values as
+    its last value.
     """
 
     sql: str
@@ -42,7 +42,7 @@ class Entry:
 
 def refused(doing: str, path: Path, fault: Exception) -> StorageError:
     """Returns the error for a failed attempt to open, read or write the database at `path`."""
-    code = getattr(fault, "sqlite_errorcode", 0) & 0xFF  # the rest of it says where in SQLite
+    code = getattr(fault, "sqlite_errorcode", 0) & 0xFF  # without SQLite's extended code
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return StorageError(
             f"cannot {doing} {path}: {fault}. Put it back from a copy of the run, or move "
@@ -55,9 +55,9 @@ def refused(doing: str, path: Path, fault: Exception) -> StorageError:
 
 
 class GroupCommit:
-    """The only writer of a database; entries are committed in the order they came in.
+    """The only writer of a database; commits entries in the order of their arrival.
 
-    Takes over `connection`, which must be in autocommit mode and free of its opening thread.
+    Takes over `connection`, which must be in autocommit mode and usable from any thread.
     """
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
@@ -80,10 +80,10 @@ class GroupCommit:
         waiter.result()
 
     async def written(self, entry: Entry) -> None:
-        """`write` for a coroutine. Cancelling the wait does not undo the write.
+        """Stores the entry like `write`, for coroutines. Cancelling does not undo the write.
 
         Raises:
-            StorageError: see `write`.
+            StorageError: See `write`.
         """
         waiter = asyncio.get_running_loop().create_future()
         self._enqueue(entry, waiter)
@@ -100,7 +100,7 @@ class GroupCommit:
         self._connection.close()
 
     def _enqueue(self, entry: Entry, waiter: _Waiter) -> None:
-        # Inside the gate, or an entry could queue up after the closing mark and wait forever.
+        # Hold the gate, or an entry could be queued after the closing mark and wait forever.
         with self._gate:
             if self._closed:
                 raise StorageError(f"{self._path} is closed; open it again to write to it")
@@ -119,7 +119,7 @@ class GroupCommit:
                 return
 
     def _commit(self, batch: Sequence[tuple[Entry, _Waiter]]) -> None:
-        """Commits one transaction; if it fails, each entry gets its own, and its own error."""
+        """Commits a batch as one transaction; if that fails, commits each entry separately."""
         try:
             changed = self._transaction([entry for entry, _ in batch])
         except Exception as fault:
@@ -137,7 +137,7 @@ class GroupCommit:
         _settle([waiter for _, waiter in batch], None)
 
     def _transaction(self, entries: Sequence[Entry]) -> list[int]:
-        """Returns the rows changed by each entry, all of them synced to disk."""
+        """Writes and syncs the entries; returns the number of rows that each one changed."""
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             changed = [
@@ -161,7 +161,7 @@ def _bindable(entry: Entry, values: Sequence[object]) -> list[object]:
 
 
 def _settle(waiters: Sequence[_Waiter], error: StorageError | None) -> None:
-    """Tell everyone who waits; event loops are woken once each, not once per row."""
+    """Resolves all waiters; wakes each event loop once, not once per row."""
     by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = defaultdict(list)
     for waiter in waiters:
         if isinstance(waiter, asyncio.Future):

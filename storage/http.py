@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     import aiohttp
 
 LARGEST_REPLY = 8 * 2**20
-"""Bytes, unpacked: no completion and no list of passages comes near; JSON takes many times more."""
+"""Maximum size in bytes, unpacked: no completion or list of passages comes near; parsed JSON takes
+many times more.
+"""
 LONGEST_COMPLAINT = 2**16
-"""Bytes of an error's body that are read; the rest is left unread."""
+"""Number of bytes that are read of an error's body."""
 
 _KEEP_ALIVE_S = 5.0
 _LONGEST_HOST = 100
@@ -38,7 +40,7 @@ class Redirected(Exception):
 
     Attributes:
         status: HTTP status of the reply, 300 to 399.
-        target: Target: scheme and host only, escaped for a terminal.
+        target: Scheme and host of the target, escaped for a terminal.
     """
 
     def __init__(self, status: int, target: str) -> None:
@@ -56,12 +58,12 @@ class ReplyTooLarge(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A whole reply; of an error, the first `LONGEST_COMPLAINT` bytes of the body.
+    """A whole reply; for an error, only the first `LONGEST_COMPLAINT` bytes of the body.
 
     Attributes:
-        status: any but that of a redirect.
+        status: HTTP status; a redirect raises `Redirected` instead.
         headers: Headers without cookies and encoding.
-        body: unpacked.
+        body: Unpacked content.
     """
 
     status: int
@@ -71,7 +73,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A proxy of the environment; `address` is without credentials."""
+    """A proxy from the environment; `address` excludes credentials."""
 
     address: str
     user: str = ""
@@ -79,17 +81,17 @@ class Proxy:
 
 
 class HttpClient:
-    """Asks one server; made, used and closed in one event loop.
+    """Client of one server; must be created, used and closed in one event loop.
 
-    It has no timeout of its own: put `asyncio.timeout` around a call.
+    Sets no timeout: put `asyncio.timeout` around a call.
     """
 
     def __init__(self, url: str, connections: int = 0) -> None:
-        """No connection is made yet.
+        """Prepares the client without connecting.
 
         Args:
             url: Address of the server, or of any of its pages.
-            connections: Most connections at once; 0: one per call.
+            connections: Maximum number of concurrent connections; 0 for one per call.
 
         Raises:
             ConfigError: If the environment names certificates or a proxy that cannot be used.
@@ -116,12 +118,12 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
     ) -> Reply:
-        """Returns one request, and the whole reply to it.
+        """Sends one request; returns the whole reply.
 
         Raises:
-            Redirected: If it is a redirect.
-            ReplyTooLarge: If it is larger than a reply may be.
-            aiohttp.ClientError, OSError: it did not come, or not whole.
+            Redirected: If the reply is a redirect.
+            ReplyTooLarge: If the reply has more than `LARGEST_REPLY` bytes.
+            aiohttp.ClientError, OSError: If the reply is missing or incomplete.
         """
         async with self._session.request(
             method, url, headers=headers, data=body, allow_redirects=False, **self._through
@@ -150,9 +152,9 @@ _NOT_KEPT = frozenset(
 
 
 async def _unpacked(response: "aiohttp.ClientResponse") -> bytes:
-    """Yields the body as it is read.
+    """Returns the unpacked body, up to the maximum size.
 
-    In pieces: aiohttp unpacks no more at once than is taken from it, except for `read()`.
+    Reads in pieces, because aiohttp then unpacks only as much as is taken, unlike `read()`.
     """
     parts: list[bytes] = []
     size, failed = 0, response.status >= 400
@@ -169,7 +171,7 @@ async def _unpacked(response: "aiohttp.ClientResponse") -> bytes:
 
 
 def _target(url: str, location: str) -> str:
-    """Scheme and host of a redirect's target; a server may write anything there."""
+    """Returns scheme and host of a redirect's target, which may hold any text."""
     try:
         parts = urlsplit(urljoin(url, location))
         host = parts.netloc.rpartition("@")[2]
@@ -184,7 +186,7 @@ def _target(url: str, location: str) -> str:
 
 
 def shown_url(url: str) -> str:
-    """`url` without credentials, query and fragment, fit for messages and digests."""
+    """Returns `url` without credentials, query and fragment, fit for messages and digests."""
     try:
         parts = urlsplit(url)
     except ValueError:  # an open bracket
@@ -200,17 +202,17 @@ def checked_address(url: str | None, setting: str, example: str, remedy: str) ->
         url: Value of the setting.
         setting: Name of the setting, for messages.
         example: Example of an address.
-        remedy: Advice about parts that do not belong into an address.
+        remedy: Advice about parts that do not belong in an address.
 
     Raises:
-        ConfigError: If it is missing, no HTTP address, or has credentials, a query or a fragment,
-            which would be written to the run's recipe. No message repeats those.
+        ConfigError: If it is missing, not an HTTP address, or has credentials, a query or a
+            fragment, which would be written to the run's recipe. No message repeats those.
     """
     url = url or ""
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018  (refused only when it is read)
-    except ValueError:  # its words may hold a part of a password
+    except ValueError:  # the message may hold a part of a password
         raise ConfigError(
             f"{setting} is malformed (an open bracket, or a port that is no number up to 65535): "
             f"it should look like {example}"
@@ -231,10 +233,9 @@ def checked_address(url: str | None, setting: str, example: str, remedy: str) ->
 
 
 def _spelt_out(host: str) -> str | None:
-    """Returns the address that a short form (127.1, 0x7f000001) stands for; None for any other
-    host.
+    """Returns the full address for a short form (127.1, 0x7f000001); None for any other host.
 
-    aiohttp does not take them; other programs take them for this machine, or for a name.
+    aiohttp does not accept short forms; other programs read them as this machine, or as a name.
     """
     if not _SHORT_IPV4.fullmatch(host) or _ip(host) is not None:
         return None
@@ -267,10 +268,9 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def proxy_for(url: str) -> Proxy | None:
-    """Returns the proxy that the environment names for `url`; None for this machine, or if there is
-    none.
+    """Returns the environment's proxy for `url`; None for this machine, or if none is set.
 
-    Read here and not by aiohttp, which would also look for a password in ~/.netrc.
+    The lookup is not left to aiohttp, which would also look for a password in ~/.netrc.
 
     Raises:
         ConfigError: If it is not an HTTP proxy.

@@ -1,12 +1,13 @@
 """The ledger of a run: every model call, stored before its result is used, and every question.
 
-SQLite in WAL mode with `synchronous=FULL`: what `put` has returned from survives a kill and a
-power cut. One thread writes (group commit, `storage.groupcommit`); reads have a connection of
-their own and see committed rows only. One process at a time holds a run (`storage.lock`); the
-workers that it starts write their calls to the same database (`shared`).
+SQLite in WAL mode with `synchronous=FULL`: once `put` returns, its call survives a kill and a power
+cut. One thread writes (group commit, `storage.groupcommit`); reads use a separate connection and
+see committed rows only. One process at a time holds a run (`storage.lock`); the workers that it
+starts write their calls to the same database (`shared`).
 
-Every row ends in a checksum, which is compared whenever the row is read for use. A damaged row is
-neither used nor asked for again in silence; `storage.ledger_check` looks at all rows.
+Every row ends in a checksum, which is compared whenever the row is read for use. A damaged row
+raises an error: it is neither used nor silently paid for twice. `storage.ledger_check` checks all
+rows.
 """
 
 import sqlite3
@@ -67,17 +68,17 @@ class Ledger:
     """
 
     def __init__(self, path: Path, *, shared: bool = False) -> None:
-        """Opens or create the ledger, and holds the run until `close`.
+        """Opens or creates the ledger, and holds the run until `close`.
 
         Args:
             path: Path of the database.
-            shared: for a worker whose parent holds the run: takes no lock, and its totals begin
-                at zero.
+            shared: Whether this is a worker whose parent holds the run. A worker takes no lock, and
+                its totals start at zero.
 
         Raises:
             ConfigError: If another process holds the run (named by its pid), or the database is not
                 a regular file.
-            StorageError: If the file is damaged, no ledger, or of a newer version.
+            StorageError: If the file is damaged, not a ledger, or of another version.
         """
         self.path = path
         self._reads = threading.Lock()
@@ -100,11 +101,11 @@ class Ledger:
         self._closed = False
 
     async def put(self, call: Call) -> None:
-        """Stores a call; returns once it is on disk. A reply that is there already is kept.
+        """Stores a call; returns once it is on disk. An existing reply is kept.
 
         Raises:
-            StorageError: If it could not be stored (full disk), or the ledger holds a reply of this
-                call that it did not find before it was made; its result must not be used.
+            StorageError: If the call could not be stored (full disk), or the ledger holds a reply
+                that it did not find before the call. Its result must not be used.
         """
         hidden: list[str] = []
         counted = self._counted(call, hidden)
@@ -113,10 +114,10 @@ class Ledger:
             raise self._damaged(call.question_id, call.path)
 
     def get(self, key: str) -> Call | None:
-        """Returns the stored call with this key; None if it is missing, or only an error.
+        """Returns the stored call with this key; None if it is missing or failed.
 
         Raises:
-            StorageError: If it is not as it was stored.
+            StorageError: If the row is damaged.
         """
         rows = self._rows(GET_CALL, (key,))
         if not rows:
@@ -125,31 +126,31 @@ class Ledger:
         return call if call.error is None else None
 
     def recall(self, question_id: str, key: str) -> Call | None:
-        """`get` for a call of this question; one that is not stored costs no look at the disk.
+        """Returns a call of this question like `get`; a missing one needs no disk read.
 
-        A question is worked on by one process at a time: of calls that another one stored since
-        this question was first asked for here, nothing is known.
+        One process at a time works on a question. Calls that another process stores after the first
+        lookup here are not found.
 
         Raises:
-            StorageError: If a call of the question is not as it was stored. The first look checks
-                all of them, because one whose key is damaged would else pass for one never made.
+            StorageError: If a call of the question is damaged. The first lookup checks all of them,
+                because a call with a damaged key would otherwise seem missing.
         """
         if not self._stored.holds(question_id, key):
             return None
         call = self._stored.take(question_id, key) or self.get(key)
-        if call is None:  # by its question it is there, by its key it is not
+        if call is None:  # found by its question, but not by its key
             raise self._damaged(question_id, "")
         return call
 
     def totals(self) -> Totals:
-        """Returns the sums over the calls that succeeded, earlier attempts at the run included.
+        """Returns the sums over the successful calls, including earlier attempts at the run.
 
-        Of calls that other processes store in the meantime it knows nothing before a `recount`.
+        Calls that other processes store are not included before a `recount`.
         """
         return self._totals
 
     def recount(self) -> None:
-        """Recomputes the totals; not while a call is being stored."""
+        """Recomputes the totals; must not run while a call is being stored."""
         ((calls, *sums),) = self._rows(SUM_CALLS)
         self._totals = Totals(calls, *sums)
 
@@ -166,9 +167,7 @@ class Ledger:
         return int(self._rows(COUNT_ENDED, (stop_reason,))[0][0])
 
     def generated(self, *roots: str) -> Counter[str]:
-        """Returns tokens that calls generated, by question, of those whose path begins with
-        a root.
-        """
+        """Returns the generated tokens per question, of calls whose path begins with a root."""
         found: Counter[str] = Counter()
         for root in roots:
             found.update(dict(self._rows(SUM_GENERATED, (root,))))
@@ -179,10 +178,11 @@ class Ledger:
         self._commits.write(Entry(PUT_ENGINE, [(policy_digest, capabilities)], sealed=True))
 
     def engine(self, policy_digest: str) -> str | None:
-        """Returns the value stored by `note_engine`; None for an engine the run never opened.
+        """Returns the capabilities that `note_engine` stored; None if the run never opened the
+        engine.
 
         Raises:
-            StorageError: If it is not as it was stored.
+            StorageError: If the row is damaged.
         """
         rows = self._rows(GET_ENGINE, (policy_digest,))
         if rows and not sound(rows[0]):
@@ -195,16 +195,14 @@ class Ledger:
 
     @property
     def begun(self) -> str | None:
-        """Digest stored by `begin`: None in a new ledger, `UNSEALED` if there are rows without
-        one.
-        """
+        """Digest stored by `begin`; None in a new ledger, `UNSEALED` if rows exist without it."""
         found = self._rows(GET_FACT, (BEGUN,))
         if found:
             return str(found[0][0])
         return UNSEALED if self._rows(IS_USED)[0][0] else None
 
     def mark_pending(self, question_ids: Iterable[str]) -> None:
-        """Marks unknown questions as pending; on disk when it returns."""
+        """Marks unknown questions as pending; returns once they are on disk."""
         self._write_questions(MARK_PENDING, (QuestionRow(one, "pending") for one in question_ids))
 
     def set_question(
@@ -214,11 +212,11 @@ class Ledger:
         detail: str | None = None,
         part: str | None = None,
     ) -> None:
-        """Stores the state of a question; on disk when it returns."""
+        """Stores the state of a question; returns once it is on disk."""
         self.set_questions([QuestionRow(question_id, status, detail, part)])
 
     def set_questions(self, rows: Iterable[QuestionRow]) -> None:
-        """`set_question` for many at once, all or none."""
+        """Stores the states of many questions, all or none."""
         self._write_questions(PUT_QUESTION, rows)
 
     def question_status(self) -> dict[str, QuestionStatus]:
@@ -229,7 +227,7 @@ class Ledger:
         """Returns every noted question, in the order of its first note.
 
         Raises:
-            StorageError: If one is not as it was stored.
+            StorageError: If a row is damaged.
         """
         rows = self._rows(GET_QUESTIONS)
         for row in rows:
@@ -243,10 +241,8 @@ class Ledger:
         return {"pending": 0, "done": 0, "failed": 0, **counted}
 
     def drop(self, rows: Iterable[DamagedRow]) -> None:
-        """Forgets rows that are damaged, so that their calls are made again; indexes are
-        rebuilt.
-        """
-        # First, because a row cannot be taken out of an index that holds it under another key.
+        """Deletes damaged rows, so that their calls are repeated; rebuilds the indexes."""
+        # Rebuild first: a row cannot be deleted from an index that holds it under another key.
         self._commits.write(Entry("REINDEX", [()]))
         for row in rows:
             self._commits.write(Entry(f"DELETE FROM {row.table} WHERE rowid = ?", [(row.number,)]))
@@ -271,7 +267,7 @@ class Ledger:
                 new = self._stored.add(call.question_id, call.key)
                 if changed:
                     self._totals = self._totals.plus(call)
-                elif new:  # the database had it, under a question or in a state that it never had
+                elif new:  # the database has it with a wrong question or state
                     hidden.append(call.key)
 
         return count

@@ -1,4 +1,4 @@
-"""Damage in a ledger: how its rows are read, which of them are not as they were stored."""
+"""Reads the rows of a ledger, and finds the damaged ones."""
 
 import os
 import sqlite3
@@ -24,9 +24,7 @@ _FAULTS_TOLD = 20
 
 
 def damaged(path: Path, what: str) -> StorageError:
-    """Returns the error for a row that is not as it was stored; nothing was used, nothing asked
-    again.
-    """
+    """Returns the error for a damaged row, which was neither used nor paid for twice."""
     return StorageError(
         f"{path}: {what} is not as it was stored (its checksum does not fit), so it was neither "
         f"used nor paid for again. {REMEDY}"
@@ -50,9 +48,9 @@ class Checked:
     """Result of checking all rows of a ledger.
 
     Attributes:
-        rows: how many there are.
+        rows: Number of rows.
         damaged: Rows that differ from their checksum.
-        faults: SQLite's complaints about the file's structure, indexes included.
+        faults: SQLite's messages about damage to the file's structure, including indexes.
     """
 
     rows: int
@@ -65,9 +63,9 @@ class Checked:
 
 
 def check(path: Path) -> Checked:
-    """Look at every row and index of a ledger; changes nothing, and needs no lock.
+    """Checks every row and index of a ledger; changes nothing, and needs no lock.
 
-    Takes about 8 µs a row.
+    Takes about 8 µs per row.
 
     Raises:
         StorageError: If the file cannot be read as a ledger of this version.
@@ -91,9 +89,9 @@ def check(path: Path) -> Checked:
 def read_rows(
     connection: sqlite3.Connection, path: Path, sql: str, values: tuple[object, ...] = ()
 ) -> list[Any]:
-    """Returns all rows of a query, at once: an unfinished read would keep the log from shrinking.
+    """Returns all rows of a query at once: an unfinished read would keep the log from shrinking.
 
-    Invalid UTF-8 is read with replacement marks, so its checksum differs.
+    Invalid UTF-8 is replaced by marks, so the row's checksum differs.
 
     Raises:
         StorageError: If the database cannot be read.
@@ -114,10 +112,10 @@ def read_rows(
 
 
 def check_version(connection: sqlite3.Connection, path: Path) -> bool:
-    """Returns whether a database is new, so that its tables are yet to be made.
+    """Returns whether a database is new, so that its tables have to be created.
 
     Raises:
-        StorageError: If it is another version's ledger, or none at all.
+        StorageError: If it is a ledger of another version, or not a ledger.
     """
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version == LEDGER_VERSION:
@@ -136,7 +134,7 @@ def check_version(connection: sqlite3.Connection, path: Path) -> bool:
 
 
 def _read_only(path: Path) -> str:
-    """Returns the address of a read-only database, even if SQLite could not lock it."""
+    """Returns the URI of a read-only database, even if SQLite cannot lock it."""
     fixed = "" if os.access(path.parent, os.W_OK) else "&immutable=1"
     return f"{path.resolve().as_uri()}?mode=ro{fixed}"
 

@@ -9,10 +9,10 @@ from typing import Self
 from storage.errors import ConfigError, StorageError
 from storage.safe_files import reject_irregular_files
 
-# Not through a link, which may lead to a file that must not be emptied; nor waiting for a pipe.
+# Follow no link, which may lead to a file that must not be emptied. Do not wait for a pipe.
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _LONGEST = 20
-"""Characters of a process number."""
+"""Maximum length of a process id in characters."""
 
 
 def lock_path(ledger: Path) -> Path:
@@ -23,16 +23,16 @@ def lock_path(ledger: Path) -> Path:
 class RunLock:
     """An exclusive lock, held from construction to `release` (or to the end of a `with` block).
 
-    The kernel drops it when the process ends, however it ends, so a kill leaves nothing to clean
-    up; the file itself stays (removing it would let two processes lock two files of one name).
+    The kernel releases it when the process ends, even by a kill. The file itself stays: removing it
+    would let two processes lock two files with one name.
     """
 
     def __init__(self, path: Path) -> None:
         """Takes the lock.
 
         Raises:
-            ConfigError: If another process holds it (named by its pid), or what is there is not a
-                lock file.
+            ConfigError: If another process holds it (named by its pid), or the path is not a lock
+                file.
             StorageError: If the file cannot be opened or locked.
         """
         self.path = path
@@ -61,7 +61,7 @@ class RunLock:
             raise StorageError(f"cannot lock {path}: {error.strerror}") from error
 
     def release(self) -> None:
-        """Lets others in."""
+        """Releases the lock."""
         os.close(self._descriptor)
 
     def __enter__(self) -> Self:
@@ -72,10 +72,10 @@ class RunLock:
 
 
 def _reject_foreign(path: Path, descriptor: int) -> None:
-    """Rejects a file that is not a lock: one is empty or holds a process id.
+    """Rejects a file that is not a lock: a lock is empty or holds a process id.
 
     Raises:
-        ConfigError: If this file does, or is not a regular one.
+        ConfigError: If the file holds anything else, or is not regular.
     """
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         held = os.pread(descriptor, _LONGEST + 1, 0)

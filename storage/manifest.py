@@ -1,6 +1,6 @@
 """`manifest.json`: the files of a run's tables. Other files are ignored.
 
-A part is committed by being named here, so readers never see half of one, nor a stray file.
+A part is committed once it is named here, so readers see neither incomplete nor stray files.
 """
 
 import hashlib
@@ -38,11 +38,11 @@ class PartInfo(Record):
     """One committed parquet file.
 
     Attributes:
-        table: the table it belongs to ("pairs", "eval/<policy>/<set>/predictions").
-        path: the file, relative to the run folder, with forward slashes.
-        rows: number of rows.
+        table: Name of the part's table ("pairs", "eval/<policy>/<set>/predictions").
+        path: File path relative to the run folder, with forward slashes.
+        rows: Number of rows.
         sha256: Hash of the file's bytes, hexadecimal.
-        questions: number of distinct `question_id`s in it.
+        questions: Number of distinct `question_id`s in it.
         counts: Numbers dropped or noted while making these rows, by reason.
     """
 
@@ -59,8 +59,8 @@ class Manifest(Record):
 
     Attributes:
         run: Digest of the run (`runs.seal`), or None.
-        seal: the hash of all that, or damage to the hash of a part would look like damage to the
-            part; None if it was never written.
+        seal: Hash of all other fields; None if it was never written. Without it, damage to a part's
+            hash would look like damage to the part.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -69,7 +69,7 @@ class Manifest(Record):
     seal: str | None = None
 
     def sealed(self) -> "Manifest":
-        """Returns the same with its seal."""
+        """Returns a copy with its seal."""
         return self.model_copy(update={"seal": self._hash()})
 
     @property
@@ -78,7 +78,7 @@ class Manifest(Record):
         return self.seal != self._hash()
 
     def _hash(self) -> str:
-        # Without defaults, so that a later version with another field still knows the seal.
+        # Exclude defaults, so that the seal stays valid in a later version with another field.
         parts = (part.model_dump_json(exclude_defaults=True) for part in self.parts)
         begun = () if self.run is None else (self.run,)
         return digest_of(str(self.schema_version), *begun, *parts)
@@ -135,8 +135,8 @@ def begin_manifest(run: Path, begun: str) -> Manifest:
     """Writes the manifest of a run without parts.
 
     Args:
-        run: the run folder.
-        begun: becomes `Manifest.run`.
+        run: Path of the run folder.
+        begun: Digest of the run, stored as `Manifest.run`.
     """
     return _write(run, Manifest(run=begun))
 
@@ -147,14 +147,14 @@ def add_parts(
     begun: str | None = None,
     replaced: Collection[str] = (),
 ) -> Manifest:
-    """Commits parts, all or none; one with the path of an older part takes its place.
+    """Commits parts, all or none; a part replaces an older one with the same path.
 
-    The caller holds the run (see `storage.lock`): two writers would undo each other.
+    The caller must hold the run (see `storage.lock`), or two writers would undo each other's work.
 
     Args:
-        run: the run folder.
+        run: Path of the run folder.
         parts: Parts to commit.
-        begun: becomes `Manifest.run` of a manifest that has none, because it was removed.
+        begun: Digest of the run, stored if `Manifest.run` is missing because the file was removed.
         replaced: Names of tables whose older parts are dropped.
     """
     before = load_manifest(run)
@@ -171,7 +171,7 @@ def _write(run: Path, manifest: Manifest) -> Manifest:
 
 
 def remove_parts(run: Path, parts: Iterable[PartInfo]) -> Manifest:
-    """Takes parts out of the manifest, all or none; their files stay until they are replaced."""
+    """Removes parts from the manifest, all or none; their files stay until they are replaced."""
     before, gone = load_manifest(run), {part.path for part in parts}
     kept = tuple(part for part in before.parts if part.path not in gone)
     return _write(run, before.model_copy(update={"parts": kept}))
@@ -194,7 +194,7 @@ def problem_of(run: Path, part: PartInfo) -> str | None:
     Hashes the file, because a flipped bit can make parquet read another value without an error.
 
     Raises:
-        ConfigError: If it is not a regular file, or is behind a link.
+        ConfigError: If the part is not a regular file, or its path goes through a link.
     """
     try:
         with open_inside(run, part.path) as file:

@@ -20,7 +20,7 @@ SAID = (
 threads.
 """
 OF_SQLITE = frozenset({3082, 5386})
-"""SQLite's extended codes SQLITE_IOERR_NOMEM and SQLITE_IOERR_SHMMAP: it maps a file of its own."""
+"""SQLite's extended codes SQLITE_IOERR_NOMEM and SQLITE_IOERR_SHMMAP (it maps its own file)."""
 LOCAL = (RuntimeError, OSError, ImportError, SystemError)
 """Errors of libraries in this process, as opposed to clients of a server."""
 NOT_MEANT = "static TLS"
@@ -35,7 +35,7 @@ ADVICE = (
 def exhausted(error: BaseException) -> str | None:
     """Returns the out-of-memory message in `error` or the deepest of its causes, or None.
 
-    What a server says of its own memory arrives as errors of its client, and is not meant.
+    Ignores out-of-memory errors of a server, which its client raises as other errors.
     """
     meant = [one for one in _chain(error) if _is_meant(one)]
     return _first_line(meant[-1]) if meant else None
@@ -54,7 +54,7 @@ def _is_meant(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yields the error, those of a group, and the causes of each."""
+    """Yields the error, the members of a group, and the causes of each."""
     waiting, seen = [error], set[int]()
     while waiting:
         one = waiting.pop()
@@ -69,7 +69,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _first_line(error: BaseException) -> str:
-    """Returns its type and the relevant line of its text; a `MemoryError` usually has none."""
+    """Returns the error's type and the relevant line of its text, if there is any."""
     lines = str(error).splitlines()
     told = next((line for line in lines if any(said in line.lower() for said in SAID)), "")
     if isinstance(error, MemoryError):
@@ -79,10 +79,10 @@ def _first_line(error: BaseException) -> str:
 
 
 def told(said: str) -> str:
-    """Returns the message.
+    """Returns the error message for a person, with advice.
 
     Args:
-        said: Message of `exhausted`.
+        said: Message that `exhausted` returned.
     """
     readable = "".join(char if char.isprintable() else " " for char in said)
     return f"error: memory ran out ({readable}). {ADVICE}"

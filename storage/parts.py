@@ -39,10 +39,10 @@ def part_of(table: str, rows: pa.Table, part: int | str | None = None) -> Part:
     The same rows give the same bytes, as long as the version of pyarrow is the same.
 
     Args:
-        table: name of the table, which is also where it is: "pairs",
+        table: Name of the table, which is also its location: "pairs",
             "eval/<policy>/<set>/predictions".
         rows: Rows of the part.
-        part: number or name of the part, `<table>/part-<part>.parquet`; None for a table of one
+        part: Number or name of the part, `<table>/part-<part>.parquet`; None for a table of one
             file, `<table>.parquet`.
     """
     sink = pa.BufferOutputStream()
@@ -73,17 +73,17 @@ def write_part(run: Path, table: str, rows: pa.Table, part: int | str | None = N
 def read_parts(run: Path, table: str, columns: Sequence[str] | None = None) -> pa.Table:
     """Returns all committed rows of a table, in the order of the parts.
 
-    Without parts, an empty table of the schema. Parts of different versions are read together:
-    missing columns are None.
+    Without parts, the result is an empty table of the schema. Parts of different versions are read
+    together: missing columns are None.
 
     Args:
-        run: the run folder.
-        table: name of the table.
-        columns: read only these; None for all.
+        run: Path of the run folder.
+        table: Name of the table.
+        columns: Columns to read; None for all.
 
     Raises:
         ConfigError: If a part is not a regular file inside the run.
-        StorageError: If a part is not as it was committed (by its hash), with its path.
+        StorageError: If a part differs from its committed hash; the message names its path.
     """
     parts = load_manifest(run).of(table)
     read = [read_part(run, part, columns) for part in parts]
@@ -94,14 +94,12 @@ def read_parts(run: Path, table: str, columns: Sequence[str] | None = None) -> p
 
 
 def question_ids(run: Path, table: str) -> set[str]:
-    """Returns the questions that have a committed row in a table (what a resumed run need not
-    redo).
-    """
+    """Returns the questions with a committed row in a table, which a resumed run can skip."""
     return set(pc.unique(read_parts(run, table, ["question_id"])["question_id"]).to_pylist())
 
 
 class _Questions(dict[str, Question]):
-    """Questions by id; each tree of the run is of one of them."""
+    """Questions of a run by id; every tree belongs to one of them."""
 
     def __init__(self, run: Path) -> None:
         found = table_to_records(read_parts(run, "questions"), Question)
@@ -119,7 +117,7 @@ def stored_questions(run: Path) -> Mapping[str, Question]:
     """Returns the questions of a run by id; a missing one raises a StorageError.
 
     Raises:
-        StorageError: If a part is not as it was committed, or holds no questions.
+        StorageError: If a part is damaged, or its rows are not questions.
     """
     return _Questions(run)
 
@@ -163,7 +161,7 @@ def _check_columns(path: Path, table: str, found: pa.Schema) -> None:
     """Checks that a part has the columns of its table; older ones may lack some.
 
     Raises:
-        StorageError: If it has others, or columns of another type.
+        StorageError: If a column is repeated or has another type, or `question_id` is missing.
     """
     schema = schema_of(table)
     try:

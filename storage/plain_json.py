@@ -13,7 +13,7 @@ def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
 
     Args:
         text: JSON; bytes are UTF-8.
-        constants: whether NaN and Infinity are allowed, which JSON does not have.
+        constants: Whether to allow NaN and Infinity, which JSON lacks.
 
     Raises:
         ValueError: If it is not valid JSON; the message describes the error.
@@ -40,15 +40,15 @@ def object_inside(folder: Path, name: str, most: int = RECORD_BYTES) -> dict[str
     """Returns the JSON object in a file inside a folder (see `storage.safe_files`).
 
     Raises:
-        ConfigError: If it is not a regular file inside the folder, or too large.
+        ConfigError: If it is not a regular file inside the folder, or is too large.
         OSError: If it is missing or cannot be read.
-        ValueError: If it holds no JSON object.
+        ValueError: If it is not a JSON object.
     """
     return as_object(parse_json(read_inside(folder, name, most), constants=True))
 
 
 def as_object(value: Any) -> dict[str, Any]:
-    """`value`, which has to be a JSON object.
+    """Returns `value` if it is a JSON object.
 
     Raises:
         ValueError: If it is something else.
@@ -72,10 +72,10 @@ def kind_in_words(value: Any) -> str:
 
 
 def whole_number(digits: str) -> int:
-    """Returns an integer of JSON; Python converts no more than some thousand digits.
+    """Converts an integer of JSON; Python limits it to a few thousand digits.
 
     Raises:
-        ValueError: If it has more.
+        ValueError: If it has more digits.
     """
     try:
         return int(digits)

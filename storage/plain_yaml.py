@@ -1,8 +1,8 @@
-"""YAML from untrusted sources, restricted to the values that JSON has.
+"""YAML from untrusted sources, restricted to plain values.
 
-What is built are mappings with text as keys, lists, text, finite numbers, true, false and None. A
-value stands where it is meant: anchors and aliases, with which a few lines stand for more than any
-memory holds or for themselves, are refused, and so is nesting that no settings have.
+The result has only mappings with text keys, lists, text, numbers, true, false and None. Anchors and
+aliases are refused: with them, a few lines can refer to themselves or expand beyond any memory.
+Nesting deeper than `DEEPEST` is refused too.
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ import yaml
 from storage.errors import ConfigError
 
 DEEPEST = 40
-"""Levels of nesting; a recipe has five."""
+"""Maximum levels of nesting; a recipe has five."""
 LONGEST_NUMBER = 100
-"""Characters of a number."""
+"""Maximum length of a number in characters."""
 
 _MAPPING, _SEQUENCE, _TEXT = (f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str"))
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
@@ -29,8 +29,8 @@ class Document:
     """The content of a YAML text.
 
     Attributes:
-        value: plain values; None for an empty text.
-        lines: the line of every key and list item by its path, from 1.
+        value: Plain values; None for an empty text.
+        lines: Line number of every key and list item by its path, from 1.
         repeated: Repeated keys of a mapping with their lines; the last one counts.
     """
 
@@ -47,7 +47,7 @@ def parse_yaml(text: str, place: str) -> Document:
         place: File name for messages.
 
     Raises:
-        ConfigError: If it is not YAML, or holds what no setting can be; with the line.
+        ConfigError: If it is not YAML, or holds a value that no setting can have; names the line.
     """
     try:
         _check_no_references(text, place)
@@ -66,7 +66,7 @@ def parse_settings(text: str, place: str) -> dict[str, Any]:
     """Returns the mapping in a YAML document that Branchwise has written (see `parse_yaml`).
 
     Raises:
-        ConfigError: If it is not YAML, or not a mapping, or names a key twice.
+        ConfigError: If it is not YAML, is not a mapping, or repeats a key.
     """
     document = parse_yaml(text, place)
     for key, line in document.repeated:
@@ -77,10 +77,10 @@ def parse_settings(text: str, place: str) -> dict[str, Any]:
 
 
 def _check_no_references(text: str, place: str) -> None:
-    """Refuses, before anything is built, a document with anchors or aliases, or one too deep.
+    """Rejects anchors, aliases and deep nesting before anything is built.
 
     Raises:
-        ConfigError: If it is.
+        ConfigError: If the document has an anchor or an alias, or is nested too deeply.
     """
     depth = 0
     for event in yaml.parse(text, yaml.SafeLoader):
@@ -98,7 +98,7 @@ def _check_no_references(text: str, place: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Plain:
-    """Makes plain values of nodes; `document` takes their lines."""
+    """Converts nodes to plain values, and records their lines in `document`."""
 
     loader: yaml.SafeLoader
     place: str
@@ -108,7 +108,7 @@ class _Plain:
         """Returns the value of a node.
 
         Raises:
-            ConfigError: If it is none that a setting can have.
+            ConfigError: If no setting can have this value.
         """
         if isinstance(node, yaml.MappingNode) and node.tag == _MAPPING:
             return {key: self.value(inner, (*at, key)) for key, inner in self._pairs(node, at)}

@@ -1,9 +1,9 @@
-"""RAG-ProGuide, the published dataset of ReasonRAG: preference pairs as JSON, out and in.
+"""RAG-ProGuide, the published dataset of ReasonRAG: import and export of preference pairs as JSON.
 
-One record a pair. `instruction` is the system prompt, `input` the user's turn, `prompt` both as
-"System: …" and "User: …", `chosen` and `rejected` the raw replies; `layer` counts the steps
-before the compared ones, so it is `depth` − 1. Rewards, visits, ids and provenance have no field
-there: an exported pair comes back without them.
+Every pair is one record. `instruction` is the system prompt, `input` the user's turn, `prompt` both
+as "System: …" and "User: …", `chosen` and `rejected` the raw replies; `layer` counts the steps
+before the compared ones, so it is `depth` − 1. The format lacks rewards, visits, ids and
+provenance: an exported pair is imported without them.
 """
 
 import gzip
@@ -40,7 +40,7 @@ _TAG = re.compile(r"<(answer|query|search|evidence)>(.*?)</\1>", re.DOTALL)
 
 
 class ProGuideRecord(BaseModel):
-    """One record of RAG-ProGuide; fields it does not know are ignored."""
+    """One record of RAG-ProGuide; unknown fields are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -61,7 +61,7 @@ def to_proguide(pair: Pair) -> ProGuideRecord:
 
     Raises:
         ConfigError: If the pair's prompt is not one system turn and one user turn, or a side is not
-            one reply: the format has no place for them.
+            one reply. The format cannot express such a pair.
     """
     roles = tuple(message.role for message in pair.prompt)
     if roles != ("system", "user") or len(pair.chosen) != 1 or len(pair.rejected) != 1:
@@ -88,8 +88,8 @@ def to_proguide(pair: Pair) -> ProGuideRecord:
 def from_proguide(record: ProGuideRecord) -> Pair:
     """Returns a published record as a pair.
 
-    What the format does not carry is empty: rewards 0 (only their order is known), no answers,
-    no outcomes, and a tree of its own for every pair. Ids are hashes of the texts; the question
+    Data that the format lacks is empty: rewards are 0 (only their order is known), answers and
+    outcomes are missing, and every pair has its own tree. Ids are hashes of the texts; the question
     is the first line of the user's turn, without the word "Question:".
     """
     asked = record.input.partition("\n")[0].removeprefix(_QUESTION_MARK).strip()
@@ -133,8 +133,8 @@ def from_proguide(record: ProGuideRecord) -> Pair:
 
 
 def pairs_of_records(rows: Iterable[tuple[str, dict[str, Any]]], faults: Faults) -> Iterator[Pair]:
-    """Yields the pairs of published records, each given with its place; what is wrong becomes a
-    fault.
+    """Yields the pairs of published records, given with their places; adds invalid ones to
+    `faults`.
     """
     for place, row in rows:
         try:
@@ -154,7 +154,7 @@ def write_proguide(path: Path, pairs: Iterable[Pair]) -> int:
     With `.gz` after either ending the file is compressed.
 
     Returns:
-        the number of records.
+        Number of records.
 
     Raises:
         ConfigError: If a pair does not fit (see `to_proguide`); nothing is written then.
@@ -179,7 +179,7 @@ def _open_new(path: Path, packed: bool) -> TextIO:
 def content_of(reply: str) -> str:
     """Returns the content as the published code defines it: inside the first tag; "" without one.
 
-    An answer is preferred to a query (`search` in EVO-RAG), and that to evidence.
+    An answer is preferred to a query (`search` in EVO-RAG), and a query to evidence.
     """
     found = dict(reversed(_TAG.findall(reply)))  # the first of a kind wins
     return next((found[tag].strip() for tag in _PREFERRED if tag in found), "")

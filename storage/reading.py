@@ -9,7 +9,7 @@ from storage.terminal_escape import inert
 
 
 class Faults:
-    """Errors of the input: collected, then raised together."""
+    """Collects errors of the input, to raise them together."""
 
     shown = 20
 
@@ -18,7 +18,7 @@ class Faults:
         self.count = 0
 
     def add(self, place: str, what: str) -> None:
-        """Adds an error `what` at `place`."""
+        """Adds an error, with its place."""
         self.count += 1
         if self.count <= self.shown:
             self._messages.append(inert(f"{place}: {what}"))
@@ -27,7 +27,8 @@ class Faults:
         """Raises the collected errors, if any.
 
         Raises:
-            ConfigError: If the first 20 faults, one per line, and how many more there are.
+            ConfigError: If there are errors; shows the first 20, one per line, and the number of
+                others.
         """
         if not self.count:
             return

@@ -11,11 +11,11 @@ from storage.errors import BranchwiseError
 from storage.text import digest_of
 
 SCHEMA_VERSION = 2
-"""Version of every parquet table; a change of a contract raises it."""
+"""Version of every parquet table; every change of a contract increments it."""
 
 Small = Annotated[int, "int16"]
 Large = Annotated[int, "int64"]
-"""Whole numbers whose column is not an int32: Arrow's name for it."""
+"""Integers whose column is not an int32, with Arrow's name for the type."""
 
 Role = Literal["system", "user", "assistant"]
 """Speaker of a chat message."""
@@ -59,10 +59,10 @@ class Paragraph(Record):
 class Question(Record):
     """A question with its gold answers.
 
-    `answerable` is false where no passage of the corpus holds the fact; such questions may have
-    no answers. `supporting_ids` are the gold documents D* by passage id (`sources.gold` fills
-    them in where the source knows only titles or paragraphs). `extra` keeps whatever else the
-    source carried. None of the gold fields may enter a policy's prompt.
+    `answerable` is false if no passage of the corpus holds the fact; such questions may lack
+    answers. `supporting_ids` are the gold documents D* by passage id (`sources.gold` adds them if
+    the source has only titles or paragraphs). `extra` keeps all other data of the source. None of
+    the gold fields may enter a policy's prompt.
     """
 
     id: str
@@ -92,8 +92,8 @@ class Rollout(Record):
 
     `steps` counts policy calls from the root, in [1, max_steps]; `em` is 0 or 1, `f1` in [0, 1];
     both are None if the rollout ended without an answer. `tokens` are output tokens generated.
-    `trajectory` is the digest of all actions from the root, so that two rollouts that went the
-    same way are counted as one outcome.
+    `trajectory` is the digest of all actions from the root, so that rollouts with the same actions
+    count as one outcome.
     """
 
     draw: int
@@ -162,9 +162,9 @@ class TreeNode(Record):
 class FreshRollouts(Record):
     """A node's fresh rollouts, which no label uses: a row of `survival`.
 
-    Drawn after the trees were grown, from the node's state by the trees' own policy, so that an
-    order of labels can be checked against them. A final answer has itself as its one rollout.
-    `temperature` is what they were drawn at (0 is greedy: one of them says all).
+    They are drawn after the trees were grown, from the node's state by the trees' own policy, to
+    check the order of labels against them. A final answer counts as its own only rollout.
+    `temperature` is the sampling temperature (at 0, greedy, one rollout represents all).
     """
 
     tree_id: str
@@ -182,8 +182,8 @@ class Difficulty(Record):
     """How soon a rater answers a question: a row of `select/difficulty`.
 
     Attributes:
-        label: `analysis.difficulty.LABELS`.
-        rollouts: How many were made; the last one is the first right one, if there is one.
+        label: One of `analysis.difficulty.LABELS`.
+        rollouts: Number of rollouts; the last one is the first right one, if there is one.
         first_success: Number of the first right rollout, from 1.
         output_tokens: Tokens that the rater generated for it.
         config_digest: Hash of the question and of all settings that affect the rater.
@@ -202,7 +202,7 @@ class Difficulty(Record):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message, as engines are sent it and as TRL's conversational format keeps it.
+    """One chat message, as sent to engines and as stored in TRL's conversational format.
 
     Not a `Record`: a call's messages are built, hashed and sent a thousand times a second.
     """
@@ -250,8 +250,8 @@ class Pair(Record):
 
 
 def pair_id(prompt: Iterable[Message], chosen: str, rejected: str) -> str:
-    """Returns the hash of the prompt and both replies; the same comparison has the same id in every
-    run.
+    """Returns the hash of the prompt and both replies, so equal comparisons share an id in all
+    runs.
     """
     return digest_of(*(f"{m.role}:{m.content}" for m in prompt), chosen, rejected)
 
@@ -259,10 +259,10 @@ def pair_id(prompt: Iterable[Message], chosen: str, rejected: str) -> str:
 class Prediction(Record):
     """One policy's answer to one question: a row of `predictions`.
 
-    `evaluation` is the name of the table that it belongs to (`eval/<evaluation>.md`), `guessable`
-    whether the question gives its answer away (`rewards.guessable`). `backtracks` counts the
-    searches that were taken back; None in rows of older versions. `protocol` is how the policy was
-    asked; "" in rows of older versions. `format_ok` and what follows it up to `turn_tokens` are
+    `evaluation` is the name of its table (`eval/<evaluation>.md`), `guessable` whether the question
+    gives its answer away (`rewards.guessable`). `backtracks` counts the searches that were taken
+    back; None in rows of older versions. `protocol` is the protocol by which the policy was
+    prompted; "" in rows of older versions. The fields from `format_ok` to `turn_tokens` are
     verdicts of the protocol's rules (`rewards.outcome.Verdicts`).
     """
 
@@ -334,10 +334,10 @@ class Failure(Record):
 
 @dataclass(frozen=True, slots=True)
 class FailedPrediction:
-    """A question that failed under a policy, as tables count it: wrong, where it has an answer.
+    """A question that failed under a policy; tables count it as wrong if it has an answer.
 
-    Named and scored like a `Prediction`; `em`, `f1` and `cover_em` are 0, or None if the
-    question is unanswerable. So is `judge`, if there is a judge.
+    Named and scored like a `Prediction`; `em`, `f1` and `cover_em` are 0, or None if the question
+    is unanswerable. If there is a judge, the same applies to `judge`.
     """
 
     question_id: str

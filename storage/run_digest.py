@@ -1,6 +1,6 @@
 """The digest that ties a manifest and a ledger to their run.
 
-`runs.seal` makes the digest; here is how it is read without opening the ledger for work.
+`runs.seal` computes the digest; this module reads it without opening the ledger for work.
 """
 
 import sqlite3
@@ -12,14 +12,14 @@ from storage.calls import GET_FACT, IS_USED
 BEGUN = "begun"
 """Name of the ledger's fact that holds the digest."""
 UNSEALED = "no seal"
-"""Stands for the digest of a file that holds rows and no digest."""
+"""Value for a file that holds rows but no digest."""
 
 
 def begun_of_ledger(path: Path) -> str | None:
-    """Returns the digest that a ledger keeps, or `UNSEALED`.
+    """Returns the digest that a ledger stores, or `UNSEALED`.
 
-    None where there is no ledger, where a new one holds nothing yet, and where it cannot be read:
-    who opens it to work with it is told why. Takes no lock.
+    Returns None if the ledger is missing, empty or unreadable; opening it for work raises the
+    reason. Takes no lock.
     """
     if not path.is_file():
         return None

@@ -1,9 +1,9 @@
 """Reads files from untrusted folders: regular files only, up to a size limit.
 
-A run or a model can come from a colleague or from the net. A link in it leads elsewhere, a pipe
-or a device never ends, a sparse file is larger than memory. So a run folder holds folders and
-regular files and nothing else, which `reject_special_files` checks before a stage begins, and every
-reader opens its files here. The folder itself may be a link: its user has named it.
+A run or a model may come from a colleague or the internet. A link in it may lead out of the folder,
+a pipe or a device never ends, and a sparse file may be larger than memory. So a run folder must
+hold only folders and regular files. `reject_special_files` checks this before a stage starts, and
+every reader opens its files here. The folder itself may be a link, because the user named it.
 """
 
 import os
@@ -15,26 +15,26 @@ from pathlib import Path, PurePosixPath
 from storage.errors import ConfigError
 
 RECORD_BYTES = 16 << 20
-"""Most bytes of a record that Branchwise or a training keeps (`provenance.json` has some kB)."""
+"""Maximum size of a record that Branchwise or a training keeps (`provenance.json` has a few kB)."""
 LOG_BYTES = 256 << 20
-"""Most bytes of a file of many lines (a journal, a manifest, the curve of a training)."""
+"""Maximum size of a file of many lines (a journal, a manifest, the curve of a training)."""
 
-_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe without a writer would be waited for
+_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # else a pipe without a writer blocks
 _STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 """Streams that a shell passes instead of a file, as in `--config <(…)`."""
 
 
 def reject_special_files(folder: Path, *, linked: bool = True) -> None:
-    """Rejects a folder that holds anything besides folders and regular files, at any depth.
+    """Rejects a folder that holds anything except folders and regular files, at any depth.
 
-    Hidden entries are left alone: nothing here reads them, and editors put links there.
+    Hidden entries are ignored: Branchwise does not read them, and editors create links there.
 
     Args:
-        folder: a missing one is fine.
-        linked: whether the folder itself may be a link.
+        folder: Folder to check; it may be missing.
+        linked: Whether the folder itself may be a link.
 
     Raises:
-        ConfigError: If it holds something else; the first such entry is named.
+        ConfigError: If it holds anything else; the message names the first such entry.
     """
     if not linked and folder.is_symlink():
         raise _strange(folder, stat.S_IFLNK)
@@ -50,33 +50,33 @@ def reject_special_files(folder: Path, *, linked: bool = True) -> None:
 
 
 def reject_irregular_files(*paths: Path) -> None:
-    """Rejects paths where something else than a regular file is; nothing there is fine.
+    """Rejects existing paths that are not regular files.
 
-    For libraries that open files by name, such as SQLite.
+    Libraries that open files by name, such as SQLite, need this check.
 
     Raises:
-        ConfigError: If a link, a pipe, a device, a socket or a folder is there.
+        ConfigError: If a path is a link, a pipe, a device, a socket or a folder.
     """
     for path in paths:
         try:
             mode = path.lstat().st_mode
         except (OSError, ValueError):
-            continue  # whoever opens it says why not
+            continue  # opening it raises the reason
         if not stat.S_ISREG(mode):
             raise _strange(path, mode)
 
 
 def open_inside(folder: Path, name: str, most: int | None = None) -> BufferedReader:
-    """Opens a regular file inside a folder; no link is followed on the way to it.
+    """Opens a regular file inside a folder, without following links below the folder.
 
     Args:
-        folder: may itself be a link.
-        name: relative to `folder`, with forward slashes.
-        most: bytes that the file may have; None for any number.
+        folder: Path of the folder; may itself be a link.
+        name: Path relative to `folder`, with forward slashes.
+        most: Maximum size in bytes; None for any size.
 
     Raises:
-        ConfigError: If the name leads out of the folder, or to a link or no regular file, or the
-            file is too large.
+        ConfigError: If the name leads out of the folder or through a link, or the file is not
+            regular or too large.
         OSError: If it is missing or cannot be opened.
     """
     *above, last = _steps(folder, name)
@@ -104,10 +104,10 @@ def read_inside(folder: Path, name: str, most: int = RECORD_BYTES) -> bytes:
 
 
 def open_named(path: Path, most: int | None = None) -> BufferedReader:
-    """Opens a regular file that a person named, or one of a model folder; links are followed.
+    """Opens a regular file that a person named, or one of a model folder; follows links.
 
     Raises:
-        ConfigError: If it is not a regular file, or it is too large.
+        ConfigError: If it is not a regular file, or is too large.
         OSError: If it is missing or cannot be opened.
     """
     try:
@@ -123,10 +123,10 @@ def open_named(path: Path, most: int | None = None) -> BufferedReader:
 
 
 def read_named(path: Path, most: int = RECORD_BYTES) -> bytes:
-    """Returns the content of a file that a person named; a shell's stream (`/dev/fd/…`) may be one.
+    """Returns the content of a file that a person named, or of a shell's stream (`/dev/fd/…`).
 
     Raises:
-        ConfigError: If it is not a regular file, or it is too large.
+        ConfigError: If it is not a regular file or a stream, or is too large.
         OSError: If it is missing or cannot be read.
     """
     if not os.fspath(path).startswith(_STREAMS):
@@ -147,7 +147,7 @@ def _steps(folder: Path, name: str) -> tuple[str, ...]:
 
 
 def _check_steps(folder: Path, steps: Iterable[str]) -> None:
-    """Say which step on the way to a file is not what it has to be, if one is strange."""
+    """Rejects a path that goes through a link or special file, or ends at no regular file."""
     path = folder
     *above, last = steps
     for step in above:
@@ -159,7 +159,7 @@ def _check_steps(folder: Path, steps: Iterable[str]) -> None:
 
 
 def _checked(descriptor: int, path: Path, most: int | None) -> BufferedReader:
-    """Returns a file object on the descriptor, which is closed if it is refused."""
+    """Returns a file object for the descriptor; closes the descriptor if the check fails."""
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -181,7 +181,7 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
     except OSError:
-        return []  # whoever reads or writes there says why it cannot be done
+        return []  # reading or writing there raises the reason
 
 
 def _strange(path: Path, mode: int) -> ConfigError:

@@ -1,9 +1,9 @@
-"""Arrow schemas of the parquet tables (docs/tables.md), and records to rows and back.
+"""Arrow schemas of the parquet tables (docs/tables.md), and conversion between records and rows.
 
-A table has a column for each field of its record. Schemas come from the fields' types because an
-all-None column would otherwise be untyped. Named values are lists of struct, never Arrow maps,
-which break Hugging Face datasets. Rows are read by name, with the records' defaults, so tables of
-older versions stay readable.
+A table has a column for each field of its record. Schemas are built from the fields' types, because
+a column of None values only would be untyped. Named values are lists of struct, never Arrow maps,
+which break Hugging Face datasets. Rows are read by column name, with the records' defaults, so
+tables of older versions stay readable.
 """
 
 import json
@@ -39,19 +39,17 @@ _ARROW: dict[Any, pa.DataType] = {
     bool: pa.bool_(),
     int: pa.int32(),
 }
-"""Columns of Python's types; `storage.records.Small` and `Large` name their own."""
+"""Arrow types of Python types; `storage.records.Small` and `Large` name their own."""
 
 
 def _schema(record: type[Record]) -> pa.Schema:
-    """Returns a table of the record's fields, in their order, after the two that every table
-    carries.
-    """
+    """Returns the schema of a record: the two columns of every table, then its fields in order."""
     columns = [(_column(record, name), kind) for name, kind in _fields(record)]
     return pa.schema([("schema_version", pa.int16()), ("run_id", pa.string()), *columns])
 
 
 def _column(cls: type[Record], field: str) -> str:
-    """Returns the column of a record's field: a question's `id` is `question_id`."""
+    """Returns the column of a record's field; the `id` of a question is in `question_id`."""
     return "question_id" if cls is Question and field == "id" else field
 
 
@@ -92,14 +90,14 @@ SCHEMAS = {
 
 
 CHUNK = 1000
-"""Records turned into rows at once."""
+"""Number of records that are converted to rows at once."""
 
 
 def schema_of(table: str) -> pa.Schema:
     """Returns the schema of a table of the run, by name.
 
     Raises:
-        StorageError: If there is no such table.
+        StorageError: If the table is unknown.
     """
     kind = table.rpartition("/")[2]
     if kind not in SCHEMAS:
@@ -108,13 +106,13 @@ def schema_of(table: str) -> pa.Schema:
 
 
 def rows_to_table(records: Iterable[Record], schema: pa.Schema, run_id: str) -> pa.Table:
-    """Records as an Arrow table of `schema`; lone surrogates become U+FFFD (`storage.text`).
+    """Converts records to an Arrow table of `schema`; lone surrogates become U+FFFD.
 
     Raises:
-        StorageError: If a value does not fit its column, or a field has none.
+        StorageError: If a value does not fit its column, or a field lacks a column.
     """
     waiting = iter(records)
-    # By the thousand: as dicts, the questions of a large run would take more than all of its work.
+    # In chunks: as dicts, all questions of a large run would take more memory than its other work.
     chunks = iter(lambda: list(islice(waiting, CHUNK)), [])
     tables = [_chunk(chunk, schema, run_id) for chunk in chunks]
     return pa.concat_tables([schema.empty_table(), *tables]).combine_chunks()
@@ -209,7 +207,7 @@ def _reject_newer(table: pa.Table) -> None:
 
 
 def _misfit(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, error: Exception) -> str:
-    """Describes which column a value does not fit, and in which row."""
+    """Describes a value that does not fit its column, with the number of its row."""
     for field in schema:
         for number, row in enumerate(rows):
             try:

@@ -27,7 +27,7 @@ def names_secret(name: str) -> bool:
 
 
 def redacted_setting(word: str) -> str:
-    """`word`, a command line's `a.b=value`, without the value if its name is that of a secret."""
+    """Returns `a.b=value` of a command line; removes the value if the name is that of a secret."""
     found = _SETTING.fullmatch(word)
     if found is None or not names_secret(found["name"]):
         return word

@@ -1,4 +1,4 @@
-"""Seeds: any 64-bit integer is one, as tables keep it; some generators take fewer."""
+"""Seeds: any 64-bit integer, as in the tables; some generators accept only smaller ones."""
 
 import hashlib
 
@@ -7,14 +7,12 @@ LEAST, MOST = -(1 << 63), (1 << 63) - 1
 
 
 def fits(number: int) -> bool:
-    """Returns whether a table can keep a whole number."""
+    """Returns whether a table can store an integer."""
     return LEAST <= number <= MOST
 
 
 def folded(seed: int) -> int:
-    """Returns a seed for generators that want one from 0 to 2**32 − 1: itself, or a hash of another
-    one.
-    """
+    """Returns a seed from 0 to 2**32 − 1: `seed` itself if it fits, else a hash of it."""
     if 0 <= seed < 1 << 32:
         return seed
     return int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=4).digest(), "big")

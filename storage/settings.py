@@ -1,4 +1,4 @@
-"""Base of every room's settings; `runs.recipe` composes them into one recipe."""
+"""Base class of every package's settings; `runs.recipe` composes them into one recipe."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,9 +10,9 @@ from storage.text import storable
 
 
 class Settings(BaseModel):
-    """Immutable, and strict: an unknown key is an error, and so is a number that no table holds."""
+    """Immutable, strict settings: unknown keys and numbers that no table can hold are errors."""
 
-    # What was given may be a key that is in the wrong place: no message of pydantic's says it.
+    # Hide inputs in pydantic's messages, because a misplaced value may be an API key.
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True
     )
@@ -20,7 +20,7 @@ class Settings(BaseModel):
     @field_validator("*")
     @classmethod
     def _check_whole(cls, value: Any) -> Any:
-        r"""YAML's "\ud800" is half of a character, which no file, hash or request can hold."""
+        r"""Rejects lone surrogates (YAML's "\ud800"), which no file, hash or request can hold."""
         if any(storable(text) != text for text in _texts_in(value)):
             raise ValueError("holds half of a character (a lone surrogate); write it whole")
         return value
@@ -34,7 +34,7 @@ class Settings(BaseModel):
 
 
 def in_words(error: ValidationError, most: int | None = None) -> str:
-    """Returns the first faults that pydantic found, each as "`place`: message"."""
+    """Returns pydantic's errors (at most `most`), each as "`place`: message"."""
     words = []
     for fault in error.errors(include_url=False)[:most]:
         steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in fault["loc"])

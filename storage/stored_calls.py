@@ -1,9 +1,9 @@
 """The stored calls of the questions in progress, so that a new call needs no disk read.
 
-A question's rows are read and checked once, together, when it is first asked for. Looking every key
-up in the database would cost a new call more than storing it: the writing thread has just changed
-the pages that the look-up reads, and both threads wait for each other. What was read is kept until
-it is taken, which a replay does once.
+All rows of a question are read and checked together, at its first lookup. A lookup per key would
+cost a new call more than storing it: the writing thread has just changed the pages that the lookup
+reads, and both threads wait for each other. A call is kept until it is taken, which a replay does
+once.
 """
 
 import threading
@@ -12,20 +12,21 @@ from collections.abc import Callable, Mapping
 from storage.calls import Call
 
 QUESTIONS = 2048
-"""Questions whose keys are kept, more than are ever at work at once: about 20 MB at 100 calls a
-question. Rows of an older one are read again when it is asked for again."""
+"""Number of questions whose keys are kept: about 20 MB at 100 calls per question. It exceeds the
+questions in progress; rows of an older question are reread at its next lookup.
+"""
 
 
 class StoredCalls:
-    """Calls by question; calls that `add` received are never forgotten."""
+    """Calls by question, including all calls that `add` received."""
 
     def __init__(
         self, read: Callable[[str], Mapping[str, Call]], questions: int = QUESTIONS
     ) -> None:
-        """Knows nothing yet.
+        """Creates an empty cache.
 
         Args:
-            read: the calls of a question in the database, by key.
+            read: Function that returns the calls of a question in the database, by key.
             questions: Number of questions to keep; the oldest one is dropped first.
         """
         self._read = read
@@ -41,7 +42,7 @@ class StoredCalls:
             return key in (self._load(question_id) if known is None else known)
 
     def take(self, question_id: str, key: str) -> Call | None:
-        """Returns a call that was read with its question; None if it was taken, or came later."""
+        """Returns a call that was read with its question; None if already taken, or added later."""
         known = self._calls.get(question_id, {})
         call = known.get(key)
         if call is not None:
@@ -49,7 +50,11 @@ class StoredCalls:
         return call
 
     def add(self, question_id: str, key: str) -> bool:
-        """Notes a call that is on disk; in any thread. Whether it was known not to be there."""
+        """Records a call that is now on disk; any thread may do so.
+
+        Returns:
+            Whether the call was known to be missing.
+        """
         known = self._calls.get(question_id)
         if known is None or key in known:
             return False

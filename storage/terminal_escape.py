@@ -1,19 +1,19 @@
-"""Text from outside, made inert: a person sees every character, and no terminal acts on one.
+"""Escapes text from outside: a person sees every character, and no terminal acts on one.
 
-Model replies, names that a server gives, questions, paths and error messages may hold whatever a
-stranger wrote. Sent to a terminal as they are, they could clear the screen, set its title, link
-otherwise, turn the direction of what follows, or begin a line that looks like one of ours. Here
-they are spelled out as Python would spell them: an escape character becomes `\\x1b`.
+Model replies, names from a server, questions, paths and error messages may hold text by a stranger.
+Unescaped, it could clear the screen, set the terminal's title, fake links, reverse the direction of
+other text, or imitate one of our lines. Such characters are escaped as in Python: an escape
+character becomes `\\x1b`.
 
-    a field of a message, a cell of a table   `inert`: one line, whatever it holds
-    a message built of lines                  `inert_lines`: line breaks stay, all else as above
-    what others print                         `guard_streams`: stdout and stderr, from then on
+    a field of a message, a cell of a table   `inert`: always one line
+    a message of several lines                `inert_lines`: line breaks stay, all else as above
+    output of other code                      `guard_streams`: stdout and stderr, from then on
 
-What is spelled out is what Python calls not printable: control characters (C0, DEL and C1),
-marks of direction, other invisible marks, separators of lines and paragraphs, lone surrogates,
-private and unassigned characters. Two marks stay as they are, since words of many languages and
-most emoji are written with them, and they only join or part their neighbours: U+200C and U+200D.
-So do the blanks of other widths, such as U+00A0.
+All characters that Python calls not printable are escaped: control characters (C0, DEL and C1),
+direction marks, other invisible marks, separators of lines and paragraphs, lone surrogates, private
+and unassigned characters. U+200C and U+200D stay, because many languages and most emoji need them,
+and they only join or separate their neighbours. Blanks of other widths, such as U+00A0, stay as
+well.
 """
 
 import io
@@ -27,24 +27,22 @@ _JOINERS = "\u200c\u200d"
 
 
 def inert(text: str) -> str:
-    """`text` on one line, with every character spelled out that a terminal might act on."""
+    """Returns `text` on one line; escapes every character that a terminal might act on."""
     return _spelled(text, _as_python) if not text.isprintable() else text
 
 
 def inert_lines(text: str) -> str:
-    """`text` with its line breaks (`\\n` alone), and each of its lines inert."""
+    """Returns `text` with its line breaks (`\\n` only) and each of its lines escaped."""
     return text if text.isprintable() else "\n".join(map(inert, text.split("\n")))
 
 
 def one_line(text: str) -> str:
-    """`text` inert, with a single blank for every run of white space."""
+    """Returns `text` escaped, with one blank for every run of white space."""
     return inert(" ".join(text.split()))
 
 
 def inert_json(text: str) -> str:
-    r"""Returns JSON that means the same, and may be shown: its strings hold `\u` escapes
-    instead.
-    """
+    r"""Returns equivalent JSON that is safe to print: its strings hold `\u` escapes instead."""
     # JSON knows one line break outside strings, and none inside them.
     return "\n".join(
         line if line.isprintable() else _spelled(line, _as_json) for line in text.split("\n")
@@ -52,7 +50,7 @@ def inert_json(text: str) -> str:
 
 
 def inert_yaml(value: Any) -> str:
-    """`value` as YAML in the order given; all in ASCII where a terminal might act on it."""
+    """Returns `value` as YAML in the given order; in ASCII if a terminal might act on it."""
     import yaml
 
     text = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
@@ -79,10 +77,10 @@ def _as_json(character: str) -> str:
 
 
 class InertStream:
-    """A text stream to which only inert lines are written; in all else the stream itself.
+    """A text stream that escapes the lines written to it; otherwise like the inner stream.
 
     Attributes:
-        inner: the stream, for a writer that styles what it has made inert itself.
+        inner: Unescaped stream, for a writer that styles text after escaping it.
     """
 
     def __init__(self, inner: TextIO) -> None:
@@ -94,7 +92,7 @@ class InertStream:
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Writes every line inert."""
+        """Writes every line escaped."""
         for line in lines:
             self.write(line)
 
@@ -105,12 +103,11 @@ class InertStream:
 def guard_streams() -> None:
     """Escapes everything that this process prints to a terminal from now on.
 
-    Whoever prints: `print`, argparse, warnings, the log, a library, the traceback of an error that
-    no one foresaw. Characters that the terminal's encoding lacks are spelled out, too, so that
-    none of them ends a stage. What a library writes past Python's streams, to the descriptors
-    themselves, is not seen here.
+    This includes `print`, argparse, warnings, the log, libraries and tracebacks of unexpected
+    errors. Characters that the terminal's encoding lacks are also escaped, so that none of them
+    ends a stage. Text that a library writes directly to the file descriptors is not escaped.
     """
-    # Python would colour its own tracebacks and usage, which the streams could not tell from text.
+    # Without this, the streams would escape Python's own colours in tracebacks and usage.
     os.environ["PYTHON_COLORS"] = "0"
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -121,5 +118,5 @@ def guard_streams() -> None:
 
 
 def bare(stream: TextIO) -> TextIO:
-    """Returns the stream under a guarded one; any other stream itself."""
+    """Returns the stream inside a guarded one; returns any other stream unchanged."""
     return cast(InertStream, stream).inner if isinstance(stream, InertStream) else stream

@@ -15,20 +15,18 @@ def storable(text: str) -> str:
     """Returns `text` with each lone surrogate replaced by U+FFFD.
 
     Models emit halves of characters that were cut between tokens. The replacement is visible and
-    always the same, so a row built twice from one reply is one row.
+    always the same, so two rows built from one reply are equal.
     """
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 def digest_of(*parts: str) -> str:
-    """Returns the hash of the parts in their order (24 hex digits); ids of trees and pairs are made
-    of it.
-    """
+    """Returns the hash of the parts in order (24 hex digits), as in ids of trees and pairs."""
     return digest_of_many(parts)
 
 
 def digest_of_many(parts: Iterable[str]) -> str:
-    """`digest_of` for parts that are not to be held in memory together."""
+    """Computes `digest_of` without holding all parts in memory."""
     digest, border = hashlib.blake2b(digest_size=12), ""
     for part in parts:
         digest.update(f"{border}{part}".encode("utf-8", "surrogatepass"))

@@ -1,10 +1,10 @@
-"""Vectors that cost much to compute, kept by content hash in a database that all processes share.
+"""Vectors that are expensive to compute, stored by content hash in a database for all processes.
 
-SQLite in WAL mode: what was put is there whole or not at all, whoever is killed, and several
-processes may read and write at once. What cannot be read as it was written is computed again, and
-said: a row that fails its check counts as missing, and a database that SQLite finds malformed is
-replaced by an empty one. Every row brings its hash, so unlike other entries of the cache
-(`storage.cache`) a database needs no seal, which it would outgrow.
+SQLite in WAL mode stores all vectors of a `put` or none, even if a process is killed, and several
+processes may read and write at once. Damaged vectors are logged and recomputed: a row that fails
+its check counts as missing, and an empty database replaces one that SQLite finds malformed. Every
+row has its hash. So the database needs no seal, unlike other entries of the cache
+(`storage.cache`), and a seal would be outdated by the next row.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ T = TypeVar("T")
 BUSY_S = 60.0
 """Seconds that a write waits for other processes."""
 _AT_ONCE = 500
-"""Keys in one query; SQLite takes at most 32,766."""
+"""Keys per query; SQLite accepts at most 32,766."""
 _CREATE = "CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB, hash BLOB)"
 _PUT = "INSERT OR REPLACE INTO vectors VALUES (?, ?, ?)"
 
@@ -35,14 +35,14 @@ class VectorCache:
     """An open cache (see module); use it in a `with` block."""
 
     def __init__(self, path: Path, log: Callable[[str], None]) -> None:
-        """Opens it, or makes it.
+        """Prepares the cache; the first access opens or creates the database.
 
         Args:
             path: Path of the database.
             log: Callback for messages about damage.
 
         Raises:
-            StorageError: If the file system refused.
+            StorageError: If the folder cannot be created.
         """
         self._path, self._log = path, log
         self._lock = path.with_name(f"{path.name}.lock")
@@ -53,13 +53,13 @@ class VectorCache:
         """Returns the stored vectors among `keys`, by key.
 
         Raises:
-            StorageError: If the database cannot be read, though it is not damaged.
+            StorageError: If the database cannot be read for another reason than damage.
         """
         rows = self._done(lambda connection: list(_rows(connection, keys)))
         sound = [
             (key, vector)
             for key, vector, told in rows
-            if isinstance(vector, bytes) and told == _hash(key, vector)  # damage changes types, too
+            if isinstance(vector, bytes) and told == _hash(key, vector)  # damage can change types
         ]
         if len(sound) < len(rows):
             self._log(
@@ -68,7 +68,7 @@ class VectorCache:
         return {key: np.frombuffer(vector, np.float32) for key, vector in sound}
 
     def put(self, vectors: Mapping[bytes, Vector]) -> None:
-        """Keeps all of them, or none if this process is killed.
+        """Stores all vectors, or none if this process is killed.
 
         Raises:
             StorageError: If they cannot be written.
@@ -83,15 +83,16 @@ class VectorCache:
         self._done(write)
 
     def _done(self, work: Callable[[sqlite3.Connection], T], again: bool = False) -> T:
-        """Runs `work`; replaces a damaged database first."""
+        """Runs `work`; if the database is damaged, replaces it and retries once."""
         try:
             if self._connection is None:
-                # Two that make a database at once would find it locked, however long they wait.
+                # Without the lock, two processes that create a database at once would fail on
+                # SQLite's lock.
                 with file_lock(self._lock):
                     self._connection = _connect(self._path)
             return work(self._connection)
         except (sqlite3.Error, OSError) as error:
-            # Its subclasses are of the file system, other processes, or the program.
+            # Subclasses mean faults of the file system, other processes or the program, not damage.
             if again or type(error) is not sqlite3.DatabaseError:
                 raise StorageError(
                     f"{self._path}: {error}. Free disk space, fix the permissions, delete this "
@@ -121,7 +122,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_S)
     try:
         connection.execute("PRAGMA journal_mode = WAL")
-        # A power cut may cost the last vectors, which a ledger could not afford.
+        # Unlike a ledger, this cache may lose its last vectors in a power cut.
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(_CREATE)
     except BaseException:

@@ -37,23 +37,21 @@ _RULES = (
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """Column names, and rows of as many values."""
+    """Column names, and rows with a value per column."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
 
 
 def connect(run: Path) -> duckdb.DuckDBPyConnection:
-    """Returns an in-memory database with the views of `VIEWS`, which reaches no file and no
-    network.
+    """Returns an in-memory database with the views of `VIEWS`, without access to files or network.
 
-    Arrow reads the parts for it, so a query can neither write nor read a file by itself. A view
-    has the columns of its schema even where a run has no parts, or older ones. Only files that
-    the manifest names are read. Relabelled tables have no view. `predictions` shows those of all
-    policies and evaluations.
+    Arrow reads the parts, so a query can neither write nor read a file by itself. A view has all
+    columns of its schema, even if a run lacks parts or has older ones. Only files in the manifest
+    are read. Relabelled tables are not shown. `predictions` combines all policies and evaluations.
 
     Raises:
-        StorageError: If the run has no readable manifest, or a part is missing or damaged.
+        StorageError: If the run's manifest cannot be read, or a part is missing or damaged.
     """
     manifest = load_manifest(run)
     parts = {view: _parts(run, manifest, table) for view, table in VIEWS.items()}
@@ -67,13 +65,13 @@ def run_sql(run: Path, sql: str) -> QueryResult:
     """Runs one query on a run's views.
 
     Raises:
-        ConfigError: If there is no query, or DuckDB refused it; its message says where.
-        StorageError: see `connect`.
+        ConfigError: If the query is empty, or DuckDB refused it; the message gives the position.
+        StorageError: See `connect`.
     """
     with connect(run) as connection:
         try:
             cursor = connection.execute(sql)
-            if cursor is None:  # whatever the stubs say: for comments and lone semicolons
+            if cursor is None:  # despite the stubs: only comments or semicolons
                 raise ConfigError(f"SQL: there is no query in it. {_RULES}")
             columns = tuple(column[0] for column in cursor.description or ())
             return QueryResult(columns, tuple(cursor.fetchall()) if columns else ())
@@ -87,7 +85,7 @@ def run_sql(run: Path, sql: str) -> QueryResult:
 
 
 def sql_folder() -> Path:
-    """`datasets/sql/` of the repository."""
+    """Returns the folder `datasets/sql/` of the repository."""
     return Path(__file__).resolve().parent.parent / "datasets" / "sql"
 
 
