@@ -1,16 +1,16 @@
-"""How many optimiser steps a second does our trainer of outcome RL make, against stock TRL?
+"""How many optimiser steps per second does `train-grpo` make, compared with stock TRL?
 
-    python -m benchmarks.grpo_steps [--shape arena eval-rar] [--beta 0 0.04] [--rounds 3]
+    python -m benchmarks.grpo_steps [--shape arena eval-rar] [--beta 0 0.04] [--rounds 1]
     python -m benchmarks.grpo_steps --run datasets/eval-rar --batch 0
 
-Both train the same LoRA in float32 on the same rollouts, one update a batch: 10 questions of 8
-rollouts. TRL's `GRPOTrainer` gets a row a rollout through its `rollout_func`: the prompt and the
-whole turn, with a mask over what the environment wrote. So the protocol has to be one that only
-appends. The rollouts are those of a run's ledger, or random tokens in the lengths that the recipes
-have on atlas (`SHAPES`); rewards are random, so that every group teaches something (TRL computes a
-group without spread too, we do not). Each training is a process of its own, in turn; the fastest
-step of each counts. Prints steps a second, tokens through the layers in a step, peak memory and how
-far the gradients of the first step are apart.
+Both train the same LoRA in float32 on the same rollouts, with one update per batch of 10 questions
+and 8 rollouts each. TRL's `GRPOTrainer` receives one row per rollout through its `rollout_func`:
+the prompt and the whole turn, with a mask over environment text. So the protocol must only append.
+The rollouts come from a run's ledger, or are random tokens with the recipes' lengths on atlas
+(`SHAPES`). Rewards are random, so every group has spread: TRL also computes groups without, we skip
+them. Each training runs in its own process, one after the other; the fastest step counts. Prints
+steps per second, tokens through the layers per step, peak memory, and the relative distance of the
+first step's gradients.
 """
 
 import argparse
@@ -42,13 +42,13 @@ Groups = Sequence[Sequence[Rollout]]
 
 @dataclass(frozen=True)
 class Shape:
-    """Lengths of a protocol's rollouts, in tokens; each is drawn within a third around its mean.
+    """Mean lengths of a protocol's rollouts, in tokens; drawn uniformly within a third of the mean.
 
     Attributes:
-        prompt: Of the first call; a group shares it.
+        prompt: Tokens of the first prompt, which a group shares.
         calls: Fewest and most policy calls.
-        sampled: Of each call.
-        inserted: What the environment writes between two calls.
+        sampled: Tokens sampled per call.
+        inserted: Tokens of environment text between two calls.
     """
 
     prompt: int
@@ -68,11 +68,11 @@ class Measured:
     """One training.
 
     Attributes:
-        seconds: Of each step.
-        learned, read: Tokens that went through the layers with a gradient, and without.
-        peak_gb: Resident memory of its process.
-        loss: Of the first step.
-        gradient: Of the first step, all of the adapter's entries in one array.
+        seconds: Seconds of each step.
+        learned, read: Tokens through the layers with a gradient, and without.
+        peak_gb: Peak resident memory of the process, in GB.
+        loss: Loss of the first step.
+        gradient: Gradient of the first step, all adapter entries in one array.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -105,9 +105,9 @@ def random_rollouts(shape: Shape, questions: int, size: int, seed: int = 0) -> l
 
 
 def stored_rollouts(ledger: Path, batch: int, size: int) -> list[list[Rollout]]:
-    """Returns the groups of a batch that `train-grpo` drew, of `size` rollouts each.
+    """Returns the groups of `size` rollouts that `train-grpo` drew for a batch.
 
-    Groups that lost a rollout are left out, because TRL's have a fixed size.
+    Skips groups that lost a rollout, because TRL's groups have a fixed size.
     """
     found: dict[Any, dict[int, list[PolicyCall]]] = defaultdict(lambda: defaultdict(list))
     with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as connection:
@@ -162,7 +162,7 @@ def our_trainer(start: str, groups: Groups, settings: GrpoSettings, folder: Path
 def trl_trainer(
     start: str, groups: Groups, settings: GrpoSettings, folder: Path, micro_batch: int
 ) -> Any:
-    """TRL's, with our settings in its words."""
+    """Returns TRL's trainer with the same settings."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
@@ -209,10 +209,10 @@ def trl_trainer(
 def train_once(
     start: str, groups: Groups, settings: GrpoSettings, micro_batch: int, threads: int
 ) -> Measured:
-    """Trains a new adapter on `start` and throws it away; loading is not timed.
+    """Trains a new adapter on `start` and discards it; loading is not timed.
 
     Args:
-        micro_batch: Rollouts in TRL's memory at once; 0: our trainer.
+        micro_batch: Rollouts per forward pass of TRL; 0 uses our trainer.
     """
     import torch
     from transformers import PrinterCallback, TrainerCallback
@@ -252,7 +252,7 @@ def trained(model: Any) -> list[tuple[str, Any]]:
 
 
 def move(model: Any) -> None:
-    """Sets an adapter to the same random weights in each trainer, away from the start."""
+    """Sets the adapter to the same random weights in each trainer."""
     import torch
 
     torch.manual_seed(0)
@@ -262,12 +262,12 @@ def move(model: Any) -> None:
 
 
 def distance(one: Any, other: Any) -> float:
-    """Returns the norm of the difference of two gradients, over that of the second."""
+    """Returns the norm of the difference of two gradients, relative to the second."""
     return float(((one - other) ** 2).sum() ** 0.5 / (other**2).sum() ** 0.5)
 
 
 def compare(groups: Groups, options: argparse.Namespace, beta: float) -> dict[str, list[Measured]]:
-    """Trains with both in turn."""
+    """Trains with both, one after the other."""
     settings = GrpoSettings(
         batches=options.steps + 1,  # the first one warms up
         batch_questions=len(groups),
@@ -320,7 +320,7 @@ def main() -> None:
     parser.add_argument("--micro-batch", type=int, default=4, help="TRL's rollouts at a time")
     parser.add_argument("--micro-tokens", type=int, default=4096, help="our tokens at a time")
     parser.add_argument("--steps", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     if options.run:

@@ -2,11 +2,11 @@
 
     python -m benchmarks.rollout_fill --config configs/eval-rar.yaml [--batches 2]
 
-Draws batches as `train-grpo` does, with the policy that training would start from, and looks every
-50 ms at how many generations are in the batch. The tail begins when fewer trajectories are
-unfinished than the batch has places; before it, 90 % of the places should be taken. Trajectories
-between two calls (reading a reply, searching) are outside the batch, so more are in progress than
-it holds.
+Draws batches as `train-grpo` does, with the policy that training would start from, and counts the
+generations in the engine's batch every 50 ms. The tail begins when fewer trajectories are
+unfinished than the batch has places; before it, at least 90 % of the places should be taken. A
+trajectory that searches or reads a reply takes no place, so more trajectories are in progress than
+the batch holds.
 """
 
 import argparse
@@ -30,16 +30,16 @@ from runs.recipe_file import load_recipe
 from runs.rollouts import Finished, Rollouts
 from runs.stage import Gate, StageContext
 from storage.ledger import Ledger
-from training.canary import Canary, Sung
+from training.canary import Canary, CanaryResult
 
 
 @dataclass
 class Watch:
-    """Looks at an engine from a thread of its own, because the event loop may be busy.
+    """Samples an engine's load from a thread, because the event loop may be busy.
 
     Attributes:
-        unfinished: Trajectories of the batch that have not ended.
-        seen: Unfinished trajectories and generations in the engine's batch, at each look.
+        unfinished: Number of trajectories that have not ended.
+        seen: Unfinished trajectories and generations in the engine's batch, per sample.
     """
 
     engine: OpenVINOEngine
@@ -60,23 +60,23 @@ class Watch:
         self._thread.join()
 
     def fill(self, places: int) -> tuple[float, float, float]:
-        """Returns the share of the places that was taken before the tail and in all, and the share
-        of the time before the tail."""
+        """Returns the share of places taken before the tail and overall, and the share of time
+        before the tail."""
         taken = [running / places for _, running in self.seen]
         before = [running / places for unfinished, running in self.seen if unfinished >= places]
         return fmean(before or [0.0]), fmean(taken or [0.0]), len(before) / max(len(taken), 1)
 
 
 class Content(Canary):
-    """Asks nothing: the weights do not change."""
+    """Checks nothing, because the weights do not change."""
 
-    async def sing(self, engine: Engine, model: Any) -> Sung:
-        return Sung(0.0, None)
+    async def check(self, engine: Engine, model: Any) -> CanaryResult:
+        return CanaryResult(0.0, None)
 
 
 @dataclass(frozen=True)
 class Open:
-    """Serves an engine that is open."""
+    """Serves an open engine."""
 
     engine: Engine
 
@@ -91,7 +91,7 @@ class Open:
 
 @dataclass(frozen=True)
 class Counted(Rollouts):
-    """Tells a watch what has ended."""
+    """Reports ended rollouts to a `Watch`."""
 
     watch: list[Watch] = field(default_factory=list)
 
@@ -107,7 +107,7 @@ class Counted(Rollouts):
 
 
 def draw(recipe: Recipe, number: int) -> tuple[Watch, float]:
-    """Draws a batch; returns what was seen, and the seconds that it took."""
+    """Draws a batch and returns the watch and the seconds it took."""
     with tempfile.TemporaryDirectory() as name:
         call = StageContext(recipe, Path(name))
         recipe = rollout_recipe(call)

@@ -1,13 +1,13 @@
-"""What does it take to serve new weights, and how surely does the canary notice if it failed?
+"""How long does it take to serve new weights, and does the canary notice if it failed?
 
     python -m benchmarks.weight_sync [--precision f16 q8_0] [--updates 8]
     python -m benchmarks.weight_sync --precision f16 --updates 200 --faults
 
-A GRPO training on a few short rollouts of the policy, whose rewards are random: before each update
-the embedded engine gets the weights as in `train-grpo`. Prints, every tenth time, what memory this
-process takes (it must stay flat), and for each precision: seconds to write the weights and to open
-the engine on them; the canary's error, in nats per token; how far an update moved the trainer; and
-the canary's error if the engine serves other weights than those that are trained. An error above
+Trains with GRPO on a few short rollouts with random rewards. Before each update the embedded engine
+loads the new weights, as in `train-grpo`. Prints this process's memory after every tenth update (it
+must stay flat), and for each precision: seconds to write the weights, to open the engine and to run
+the canary; the canary's error, in nats per token; the distance that an update moved the trainer;
+and the canary's error if the engine serves wrong weights. An error above
 `training.canary.TOLERANCE` stops a training.
 """
 
@@ -34,7 +34,7 @@ from runs.policy_serving import EmbeddedServing
 from runs.recipe_file import load_recipe
 from storage.records import Message
 from training.arguments import quiet, shared_arguments
-from training.canary import TOLERANCE, Canary, Sung
+from training.canary import TOLERANCE, Canary, CanaryResult
 from training.grpo import grpo_trainer
 from training.packing import StepTokens
 from training.rollouts import PolicyCall, Rollout, RolloutBatch
@@ -76,8 +76,8 @@ FAULTS: dict[str, Callable[[Any, Adapter], None]] = {
     "alpha": lambda model, before: _scale(model, 2.0),
     "layer": lambda model, before: _scale(model, 0.0, ".layers.1."),
 }
-"""What may go wrong: the weights before the last update, no adapter, one of twice the strength, and
-one that a layer lacks."""
+"""Wrong weights: those before the last update, no adapter, an adapter of twice the strength, and
+one that lacks a layer."""
 
 
 @dataclass
@@ -85,10 +85,10 @@ class Synced:
     """Serves the weights of each batch and draws short rollouts (`training.grpo.RolloutSource`).
 
     Attributes:
-        faults: Of the weights that are served after the last sync.
-        written, opened: Seconds of each sync.
-        sung: What the canary showed.
-        wrong: Its error under each fault.
+        faults: Names of the faults to serve after the last sync.
+        written, opened, checked: Seconds of each sync.
+        results: Canary results of each sync.
+        wrong: Canary error under each fault.
         resident_mb: Memory of this process after each sync.
     """
 
@@ -98,7 +98,8 @@ class Synced:
     faults: Sequence[str] = ()
     written: list[float] = field(default_factory=list)
     opened: list[float] = field(default_factory=list)
-    sung: list[Sung] = field(default_factory=list)
+    checked: list[float] = field(default_factory=list)
+    results: list[CanaryResult] = field(default_factory=list)
     wrong: dict[str, float] = field(default_factory=dict)
     resident_mb: list[float] = field(default_factory=list)
 
@@ -114,7 +115,9 @@ class Synced:
         async with self.serving.serving(model) as engine:
             self.written.append(TimedEngine.began - began)
             self.opened.append(time.perf_counter() - TimedEngine.began)
-            self.sung.append(await self.canary.sing(engine, model))
+            opened = time.perf_counter()
+            self.results.append(await self.canary.check(engine, model))
+            self.checked.append(time.perf_counter() - opened)
             rollouts = [await self._rollout(engine, number, draw) for draw in range(4)]
         if number == self.updates:
             for fault in self.faults:
@@ -140,7 +143,7 @@ class Synced:
         served = deepcopy(model)
         FAULTS[fault](served, self.before)
         async with self.serving.serving(served) as engine:
-            return (await Canary(self.prompts, math.inf).sing(engine, model)).error
+            return (await Canary(self.prompts, math.inf).check(engine, model)).error
 
 
 def resident_mb() -> float:
@@ -170,11 +173,12 @@ def run(policy: ModelSettings, source: Synced, lr: float) -> None:
 
 
 def report(precision: str, source: Synced) -> None:
-    errors = [one.error for one in source.sung]
-    moved = [one.moved for one in source.sung if one.moved is not None]
+    errors = [one.error for one in source.results]
+    moved = [one.moved for one in source.results if one.moved is not None]
     wrong = (f"{source.wrong[name]:.4f}" if name in source.wrong else "" for name in FAULTS)
     print(
         f"| {precision} | {fmean(source.written):.1f} | {fmean(source.opened):.1f} | "
+        f"{fmean(source.checked):.1f} | "
         f"{fmean(errors):.4f} | {max(errors):.4f} | {TOLERANCE[precision]} | "
         f"{fmean(moved) if moved else 0:.4f} | {' | '.join(wrong)} |",
         flush=True,
@@ -201,8 +205,8 @@ def main() -> None:
             sources[precision] = Synced(serving, prompts, options.updates, options.faults)
             run(policy, sources[precision], options.lr)
     print(
-        "\n| precision | write s | open s | mean error | largest | tolerance | moved "
-        f"| {' | '.join(FAULTS)} |\n|{'---|' * (7 + len(FAULTS))}"
+        "\n| precision | write s | open s | canary s | mean error | largest | tolerance | moved "
+        f"| {' | '.join(FAULTS)} |\n|{'---|' * (8 + len(FAULTS))}"
     )
     for precision, source in sources.items():
         report(precision, source)

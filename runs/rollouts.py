@@ -91,10 +91,10 @@ class Rollouts:
     async def _collect(self, number: int, model: Any) -> RolloutBatch:
         began = time.monotonic()
         async with self.serving.serving(model) as served:
-            sung = await self.canary.sing(served, model)
-            measured = {"sync_s": time.monotonic() - began, "canary_error": sung.error}
-            if sung.moved is not None:
-                measured["canary_moved"] = sung.moved
+            checked = await self.canary.check(served, model)
+            measured = {"sync_s": time.monotonic() - began, "canary_error": checked.error}
+            if checked.moved is not None:
+                measured["canary_moved"] = checked.moved
             self.ledger.note_engine(served.digest, json.dumps(asdict(served.capabilities)))
             engine = LedgeredEngine(
                 served, self.ledger, self.recipe.policy.price_per_million, self.gate.check

@@ -123,7 +123,7 @@ def test_what_was_dropped_is_asked_for_again_and_nothing_else(world: World, run:
 
 def test_annotate_neither_uses_nor_buys_again_what_is_damaged(world: World, run: Path) -> None:
     with closing(sqlite3.connect(run / "ledger.sqlite")) as ledger, ledger:
-        ledger.execute("UPDATE calls SET key = 'a' || substr(key, 2) WHERE rowid = 3")
+        ledger.execute("UPDATE calls SET key = 'z' || substr(key, 2) WHERE rowid = 3")
     (run / "manifest.json").unlink()  # all is pending again
     before = len(world.seeds)
     ended = world.annotate(run)

@@ -21,7 +21,7 @@ from runs.policy_serving import VllmServing, check_servable, serving_for
 from runs.recipe import Recipe
 from storage.errors import ConfigError, EndpointError, TrainingError
 from storage.records import Message
-from training.canary import Canary, Sung
+from training.canary import Canary, CanaryResult
 
 pytestmark = pytest.mark.model
 
@@ -77,13 +77,13 @@ def model(logit: float) -> Any:
     return OneNumber()
 
 
-def canary() -> Canary:
+def new_canary() -> Canary:
     return Canary([(Message("user", "Lyon"),)], tolerance=0.01)
 
 
-async def sung(served: VllmServing, bird: Canary, logit: float) -> Sung:
+async def check(served: VllmServing, canary: Canary, logit: float) -> CanaryResult:
     async with served.serving(model(logit)) as engine:
-        return await bird.sing(engine, model(logit))
+        return await canary.check(engine, model(logit))
 
 
 def adapters(fake: Path) -> list[tuple[str, str, int]]:
@@ -94,15 +94,15 @@ def adapters(fake: Path) -> list[tuple[str, str, int]]:
 def test_one_server_gets_the_adapter_of_each_batch_under_its_hash(
     fake: Path, runner: asyncio.Runner
 ) -> None:
-    served, bird, names = serving(fake), canary(), list[str]()
+    served, canary, names = serving(fake), new_canary(), list[str]()
 
-    async def batch(logit: float) -> Sung:
+    async def batch(logit: float) -> CanaryResult:
         async with served.serving(model(logit)) as engine:
             names.append(f"branchwise-{engine.digest[:16]}")
             kept = shutil.copytree(engine.model, fake / "kept", dirs_exist_ok=True)
             trained = settings(fake).model_copy(update={"model": str(kept)})
             assert engine.digest == served_digest(trained), "that of a policy with this adapter"
-            return await bird.sing(engine, model(logit))
+            return await canary.check(engine, model(logit))
 
     first, second = runner.run(batch(0.5)), runner.run(batch(1.5))
     assert first.error < 1e-5 and second.error < 1e-5
@@ -121,11 +121,11 @@ def test_one_server_gets_the_adapter_of_each_batch_under_its_hash(
 
 
 def test_a_server_that_ignores_an_adapter_is_caught(fake: Path, runner: asyncio.Runner) -> None:
-    served, bird = serving(fake), canary()
-    runner.run(sung(served, bird, 0.5))
+    served, canary = serving(fake), new_canary()
+    runner.run(check(served, canary, 0.5))
     (fake / "deaf").touch()
-    with pytest.raises(TrainingError, match="still serves the weights of the batch before"):
-        runner.run(sung(served, bird, 1.5))
+    with pytest.raises(TrainingError, match="still serves the weights of the previous batch"):
+        runner.run(check(served, canary, 1.5))
     runner.run(served.close())
 
 
@@ -133,19 +133,19 @@ def test_a_server_that_died_is_started_again_and_has_the_adapter(
     fake: Path, runner: asyncio.Runner
 ) -> None:
     """Between two batches, and within one."""
-    served, bird = serving(fake), canary()
-    runner.run(sung(served, bird, 0.5))
+    served, canary = serving(fake), new_canary()
+    runner.run(check(served, canary, 0.5))
     os.kill(fake_vllm.kept(fake, "starts")[0]["pid"], signal.SIGKILL)
 
     async def batch() -> str:
         async with served.serving(model(1.5)) as engine:
-            await bird.sing(engine, model(1.5))
+            await canary.check(engine, model(1.5))
             os.kill(fake_vllm.kept(fake, "starts")[-1]["pid"], signal.SIGKILL)
             asked = SampleRequest(
                 (Message("user", "die"),), Sampling(), CallIdentity("policy", "q", "0"), tokens=True
             )
             await engine.sample(asked)
-            await bird.sing(engine, model(1.5))
+            await canary.check(engine, model(1.5))
             return engine.digest
 
     digest = runner.run(batch())
@@ -166,7 +166,7 @@ def test_a_server_that_is_there_is_given_adapters_if_it_takes_them(
         async with server_for(settings(fake), fake / "logs", rank=rank) as there:
             served = serving(fake, base_url=there.base_url)
             try:
-                assert (await sung(served, canary(), 0.5)).error < 1e-5
+                assert (await check(served, new_canary(), 0.5)).error < 1e-5
             finally:
                 await served.close()
             assert (await there.healthy()).number == 1
@@ -186,7 +186,7 @@ def test_an_adapter_that_a_killed_training_left_on_a_server_is_used(
         async with server_for(settings(fake), fake / "logs", rank=16) as there:
             one, other = (serving(fake, base_url=there.base_url) for _ in range(2))
             async with one.serving(model(0.5)):
-                await sung(other, canary(), 0.5)
+                await check(other, new_canary(), 0.5)
 
     runner.run(twice())
     assert [verb for verb, *_ in adapters(fake)] == ["load", "load", "unload", "unload"]

@@ -24,7 +24,7 @@ from runs.terminal import Terminal
 from storage.errors import BudgetExceeded, EndpointError, RetrievalError
 from storage.ledger import Ledger
 from storage.records import Question, RetrievedPassage
-from training.canary import Sung
+from training.canary import CanaryResult
 from training.rollouts import RolloutBatch
 
 QUESTIONS = tuple(
@@ -47,8 +47,8 @@ def finding(query: str) -> list[RetrievedPassage]:
 class Silent:
     """A canary that is content with any engine."""
 
-    async def sing(self, engine: Any, model: Any) -> Sung:
-        return Sung(0.01, None)
+    async def check(self, engine: Any, model: Any) -> CanaryResult:
+        return CanaryResult(0.01, None)
 
 
 @dataclass

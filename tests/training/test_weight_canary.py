@@ -51,9 +51,9 @@ def moved(model: Any, by: float) -> Any:
 
 async def test_an_engine_that_follows_the_trainer_agrees(start: Any) -> None:
     canary, later = Canary(PROMPTS, tolerance=1e-3), moved(start, 0.01)
-    first = await canary.sing(engine(deepcopy(start)), start)
+    first = await canary.check(engine(deepcopy(start)), start)
     assert (first.error, first.moved) == (pytest.approx(0, abs=1e-4), None)
-    second = await canary.sing(engine(deepcopy(later)), later)
+    second = await canary.check(engine(deepcopy(later)), later)
     assert second.error == pytest.approx(0, abs=1e-4)
     assert second.moved is not None and second.moved > 1e-3
 
@@ -61,26 +61,26 @@ async def test_an_engine_that_follows_the_trainer_agrees(start: Any) -> None:
 async def test_an_engine_that_stays_where_it_was_is_found(start: Any) -> None:
     """Also if its error is within the tolerance, as after one small update."""
     canary, served = Canary(PROMPTS, LOOSE), engine(deepcopy(start))
-    await canary.sing(served, start)
-    with pytest.raises(TrainingError, match="still serves the weights of the batch before"):
-        await canary.sing(served, moved(start, 0.001))
+    await canary.check(served, start)
+    with pytest.raises(TrainingError, match="still serves the weights of the previous batch"):
+        await canary.check(served, moved(start, 0.001))
 
 
 async def test_an_engine_with_other_weights_is_found(start: Any) -> None:
     """At once, and after an update that another model got."""
     with pytest.raises(TrainingError, match="does not serve the weights"):
-        await Canary(PROMPTS, 0.06).sing(engine(moved(start, 0.1)), start)
+        await Canary(PROMPTS, 0.06).check(engine(moved(start, 0.1)), start)
     canary = Canary(PROMPTS, 0.06)
-    await canary.sing(engine(start), start)
+    await canary.check(engine(start), start)
     with pytest.raises(TrainingError, match="does not serve the weights"):
-        await canary.sing(engine(moved(start, 0.1)), moved(start, 0.01))
+        await canary.check(engine(moved(start, 0.1)), moved(start, 0.01))
 
 
 async def test_a_trainer_that_did_not_move_is_no_fault(start: Any) -> None:
     canary = Canary(PROMPTS, LOOSE)
     for _ in range(2):
-        sung = await canary.sing(engine(start), start)
-    assert sung.moved == 0.0
+        checked = await canary.check(engine(start), start)
+    assert checked.moved == 0.0
 
 
 @dataclass
@@ -106,4 +106,4 @@ class Spoilt(TrainedEngine):
 async def test_numbers_that_are_none_stop_the_training(spoil: Any, start: Any) -> None:
     spoilt = Spoilt(lambda _: "It is a number.", weights=start, spoil=spoil)
     with pytest.raises(TrainingError):
-        await Canary(PROMPTS, 0.06).sing(spoilt, start)
+        await Canary(PROMPTS, 0.06).check(spoilt, start)
