@@ -1,4 +1,4 @@
-"""`make bench`: every measured comparison that needs no other server, one after the other."""
+"""`make bench`: runs the benchmarks that need no other server, one after the other."""
 
 import runpy
 import sys

@@ -3,14 +3,17 @@
     python -m benchmarks.annotation_throughput [--questions 512] [--iterations 64] [--slots 256]
                                                [--latency-s 2] [--published-s 60] [--workers 1]
 
-The real stage as a child process (BM25 over 1,000 passages, ledger, parquet) asks a simulated
-endpoint (`benchmarks.simulated_endpoint`), all questions in flight. The endpoint's own log says
-what share of its slot-time was in use between the first and the last 5 % of the calls. Against
-it, on the same endpoint: ReasonRAG's published schedule, ten processes that make one call at a
-time, 34 expansions and 64 judge calls per question, for a while, and extrapolated.
+Runs the real stage as a child process (BM25 over 1,000 passages, ledger, parquet) against a
+simulated endpoint (`benchmarks.simulated_endpoint`), with all questions in flight. The share of
+slot-time in use, between the first and the last 5 % of the calls, comes from the endpoint's log.
 
-The factor rests on what a question takes at two hops: 61 calls here, 98 in that schedule. Deeper
-trees take more: at 110 calls per question the same endpoint allows 21 to 24 times the schedule.
+The comparison is ReasonRAG's published schedule on the same endpoint: ten processes that make one
+call at a time, 34 expansions and 64 judge calls per question. It runs for `--published-s` seconds,
+and its rate is extrapolated.
+
+The factor depends on the calls per question. With two hops there are 61 here and 98 in that
+schedule. Deeper trees need more calls: at 110 per question the same endpoint allows 21 to 24 times
+the schedule's rate.
 """
 
 import argparse
@@ -35,11 +38,12 @@ PUBLISHED_JUDGE_CALLS = 64
 
 
 def annotated(options: argparse.Namespace, endpoint: Simulated, folder: Path) -> tuple[float, int]:
-    """Returns the seconds of the whole stage, from its start to its end, and questions done."""
+    """Runs the whole stage and returns its seconds and the number of finished questions."""
     changes = {
         "mcts": {"iterations": options.iterations},
         "limits": {
-            # One call per question: what finds no slot waits at the endpoint, so none stands empty.
+            # One call per question: calls wait at the endpoint for a slot, so every slot stays
+            #     busy.
             "max_concurrency": options.questions,
             "max_questions_in_flight": options.questions,
             "timeout_s": max(120.0, 20 * options.latency_s),
@@ -57,7 +61,7 @@ def annotated(options: argparse.Namespace, endpoint: Simulated, folder: Path) ->
 
 
 async def published(base_url: str, seconds: float) -> float:
-    """Returns the questions per hour of the published schedule, by the calls that it begins in
+    """Returns the questions per hour of the published schedule, from the calls that it starts in
     `seconds`.
     """
     numbers = itertools.count()

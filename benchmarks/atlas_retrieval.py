@@ -2,9 +2,9 @@
 
     python -m benchmarks.atlas_retrieval --questions 400
 
-First: for how many questions one search with the question itself finds all supporting passages in
-the top 3 (a 2-hop question should need two searches). Second: how often a hop's own query wordings
-find its passage. Test part, whole corpus.
+Prints two shares over questions of the test split and the whole corpus: questions whose supporting
+passages are all in the top 3 of one search with the question itself (a 2-hop question should need
+two searches), and query wordings of a hop that find its passage.
 """
 
 import argparse

@@ -1,16 +1,16 @@
-"""How many calls a second does one core make, and what bounds it?
+"""How many calls per second does one core make, and what limits it?
 
     python -m benchmarks.call_rate [--calls 4000] [--in-flight 64] [--questions 400] [--tokens 200]
 
-Over HTTP: the same requests to a simulated endpoint without latency, through aiohttp alone, the
-openai package alone, our engine, and our engine with the ledger; all but the endpoint on one core,
-the endpoint on another. In process: the real annotator (search, protocol, judge, labels, pairs) and
-the real ledger, with models and retrieval that answer at once; one core, the ledger's thread
-included. Each number is the best of `--rounds`, because other programs only ever slow it down.
+Over HTTP: sends the same requests to a simulated endpoint without latency, through aiohttp alone,
+the openai package alone, our engine, and our engine with the ledger. The client uses one core, the
+endpoint another. In process: the real annotator (search, protocol, judge, labels, pairs) and the
+real ledger, with models and retrieval that answer at once; all of it, with the ledger's thread,
+uses one core. Each number is the best of `--rounds`, because other programs only ever slow it down.
 
-With `--tokens N` only the last one, twice: without token ids, and with those of every policy call
-in the ledger (its prompt's, and N sampled ones with their log-probabilities). The two take turns,
-and each number is the median of `--rounds`.
+`--tokens N` measures only the last one, with and without token ids in the ledger. Every policy call
+then stores the ids of its prompt, and N sampled ids with log-probabilities. The two alternate, and
+each number is the median of `--rounds`.
 """
 
 import argparse
@@ -45,11 +45,11 @@ Ask = Callable[[SampleRequest], Awaitable[object]]
 PROTOCOL = protocol_of(AgentSettings())
 Measure = Callable[[Ask], Awaitable[float]]
 WARM_UP = 200
-"""Calls before the clock runs: connections, and limits that grow with use."""
+"""Calls before the clock starts: they open connections, and raise limits that grow with use."""
 
 
 def request(number: int) -> SampleRequest:
-    """Returns one step of the policy, as the annotator asks for it; no two are alike."""
+    """Returns the annotator's request for one policy step; every number gives a different one."""
     messages = PROTOCOL.messages(State(question_text(number)), last=False)
     identity = CallIdentity("policy", f"q{number // 64}", "tree/0", number % 64)
     return SampleRequest(messages, Sampling(), identity)
@@ -70,7 +70,7 @@ def body(asked: SampleRequest) -> dict[str, Any]:
 
 
 async def timed(ask: Ask, calls: int, at_once: int) -> float:
-    """Calls a second with `at_once` in flight."""
+    """Returns the calls per second with `at_once` in flight."""
 
     async def made(first: int, count: int) -> None:
         numbers = iter(range(first, first + count))
@@ -88,7 +88,7 @@ async def timed(ask: Ask, calls: int, at_once: int) -> float:
 
 
 async def bare(recipe: Recipe, measure: Measure) -> float:
-    """aiohttp alone: a request built and sent, its reply read as JSON."""
+    """Measures aiohttp alone: builds and sends a request, and reads its reply as JSON."""
     import aiohttp
 
     url = f"{recipe.policy.base_url}/chat/completions"
@@ -102,7 +102,7 @@ async def bare(recipe: Recipe, measure: Measure) -> float:
 
 
 async def package(recipe: Recipe, measure: Measure) -> float:
-    """Returns the openai package alone, on aiohttp as our engine uses it."""
+    """Measures the openai package alone, on aiohttp as our engine uses it."""
     import openai
 
     http = openai.DefaultAioHttpClient(trust_env=False)
@@ -113,13 +113,13 @@ async def package(recipe: Recipe, measure: Measure) -> float:
 
 
 async def engine(recipe: Recipe, measure: Measure) -> float:
-    """Our engine alone."""
+    """Measures our engine alone."""
     async with engine_for(recipe.policy, recipe) as policy:
         return await measure(policy.sample)
 
 
 async def ledgered(recipe: Recipe, measure: Measure) -> float:
-    """Our engine with the ledger: every reply on disk before it counts."""
+    """Measures our engine with the ledger: a reply counts when it is on disk."""
     with tempfile.TemporaryDirectory() as folder, Ledger(Path(folder) / "ledger.sqlite") as ledger:
         async with LedgeredEngine(engine_for(recipe.policy, recipe), ledger) as policy:
             return await measure(policy.sample)
@@ -134,16 +134,16 @@ OVER_HTTP = {
 
 
 class AskingForTokens(LedgeredEngine):
-    """Asks for token ids, as the policy of a protocol that continues one turn is asked."""
+    """Requests token ids, as for the policy of a protocol that continues one turn."""
 
     def sample(self, request: SampleRequest) -> Coroutine[Any, Any, Completion]:
-        """Draws one completion, which is stored with its tokens."""
+        """Draws one completion and stores it with its tokens."""
         asked = request.messages, request.sampling, request.identity, request.structure
         return super().sample(SampleRequest(*asked, tokens=True))
 
 
 async def in_process(recipe: Recipe, questions: int, tokens: int = 0) -> float:
-    """Calls a second of the annotator over `questions`, with token ids in the ledger if any."""
+    """Returns the annotator's calls per second; with `tokens`, the ledger stores token ids."""
     wrapped = AskingForTokens if tokens else LedgeredEngine
     texts = [question_text(number) for number in range(questions)]
     asked = [
@@ -161,7 +161,7 @@ async def in_process(recipe: Recipe, questions: int, tokens: int = 0) -> float:
 
 
 def pin(endpoint: Simulated) -> str:
-    """This process on one core and the endpoint on another; says how it is."""
+    """Puts this process on one core and the endpoint on another; returns a description."""
     *others, own = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(endpoint.pid, others or {own})
     os.sched_setaffinity(0, {own})
@@ -173,7 +173,7 @@ def best(measured: Callable[[], Coroutine[Any, Any, float]], rounds: int) -> flo
 
 
 def compare_tokens(recipe: Recipe, questions: int, tokens: int, rounds: int) -> None:
-    """Prints what token ids in the ledger cost."""
+    """Prints the cost of token ids in the ledger."""
     counts = (0, tokens)
     rates: dict[int, list[float]] = {count: [] for count in counts}
     for number in range(rounds):

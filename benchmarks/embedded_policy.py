@@ -2,9 +2,9 @@
 
     python -m benchmarks.embedded_policy --config configs/atlas.yaml
 
-Single rollouts (at `policy.temperature`) on train-part questions that the warm start never saw
-give F1; two siblings drawn at `mcts.temperature` from every state of those rollouts say in how
-many cases siblings differ in content, and how many draws are valid.
+Draws single rollouts (at `policy.temperature`) for questions of the train split that the warm start
+never saw, and prints their F1. Then draws two siblings at `mcts.temperature` from every state of
+those rollouts, and prints how often siblings differ in content, and how many draws are valid.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from storage.records import Question
 async def _siblings(
     environment: Environment, state: State, sampling: Sampling, question: Question, place: int
 ) -> tuple[str, bool, int]:
-    """Stage, whether two siblings differ in content, and how many of them are valid."""
+    """Draws two siblings; returns the stage, whether they differ, and how many are valid."""
     moves = await asyncio.gather(
         *(
             environment.act(

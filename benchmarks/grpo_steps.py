@@ -128,7 +128,7 @@ def stored_rollouts(ledger: Path, batch: int, size: int) -> list[list[Rollout]]:
 
 
 def turn_of(rollout: Rollout) -> tuple[list[int], list[int], list[int]]:
-    """Returns a rollout as TRL's row: prompt, completion, and 1 where the policy wrote.
+    """Returns a rollout as TRL's row: prompt, completion, and the mask of the policy's tokens.
 
     Raises:
         ValueError: If a call's prompt does not continue from the call before.

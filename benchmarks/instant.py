@@ -11,9 +11,9 @@ _PROMPT = tuple(range(20_000))
 
 
 class InstantModel:
-    """The simulated model without an endpoint; answers by who asks.
+    """The simulated model without an endpoint; the reply depends on the request's identity.
 
-    A request for token ids gets `tokens` sampled ones, whatever the text.
+    A request for token ids gets `tokens` sampled ids, for any text.
     """
 
     capabilities = Capabilities(structured_output=True, json_schema=True)

@@ -1,11 +1,11 @@
-"""What are a judge's scores worth? Unscored share, and correlation with the answers' F1.
+"""How good are a judge's scores? Prints the unscored share, and the correlation with answers' F1.
 
     branchwise annotate --config configs/reasonrag.yaml --run datasets/reasonrag
     python -m benchmarks.judge_agreement --run datasets/reasonrag
 
-Every judged node of the run is held against the mean F1 of the answers that its tree later gave
-below it. Correlations (Pearson, Spearman) come with the 95 % interval of a bootstrap over
-questions, because nodes of one question are not independent.
+Compares each judged node of the run with the mean F1 of the answers below it in the final tree.
+Correlations (Pearson, Spearman) come with the 95 % interval of a bootstrap over questions, because
+nodes of one question are not independent.
 """
 
 import argparse
@@ -24,13 +24,13 @@ from storage.records import TreeNode
 
 RESAMPLES = 2_000
 UNSCORED = "unscored: "
-"""How the counts of a part begin that say so."""
+"""Prefix of the counts of unscored judge replies in a part."""
 Points = list[tuple[float, float]]
-"""(judge's score, mean F1 below) of the nodes of one question."""
+"""(judge's score, mean F1 below) per node of one question."""
 
 
 def answers_below(tree: Sequence[TreeNode]) -> dict[int, list[float]]:
-    """Returns F1 of the answers at and below every node."""
+    """Returns the F1 of the answers at and below each node."""
     parents = {node.node_id: node.parent_id for node in tree}
     below: dict[int, list[float]] = defaultdict(list)
     for node in tree:
@@ -44,13 +44,13 @@ def answers_below(tree: Sequence[TreeNode]) -> dict[int, list[float]]:
 
 
 def unscored_reasons(run: Path) -> Counter[str]:
-    """Counts why judge replies gave no score."""
+    """Counts judge replies without a score, per reason."""
     counts = sum((Counter(part.counts) for part in load_manifest(run).of("trees")), Counter[str]())
     return Counter({why: n for why, n in counts.items() if why.startswith(UNSCORED)})
 
 
 def correlation(points: Points, *, ranked: bool) -> float:
-    """Pearson's, or with `ranked` Spearman's; NaN where one side never varies."""
+    """Returns Pearson's correlation, or Spearman's if `ranked`; NaN if one side never varies."""
     scores, worth = zip(*points, strict=True)
     if len(set(scores)) == 1 or len(set(worth)) == 1:
         return float("nan")
@@ -58,7 +58,7 @@ def correlation(points: Points, *, ranked: bool) -> float:
 
 
 def interval(questions: Sequence[Points], *, ranked: bool) -> tuple[float, float]:
-    """95 % bootstrap interval over questions."""
+    """Returns the 95 % bootstrap interval over questions."""
     draw = np.random.default_rng(0)
     found = []
     for _ in range(RESAMPLES):

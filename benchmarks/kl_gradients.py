@@ -1,8 +1,9 @@
-"""Plots the estimates of the KL divergence, and which gradient each gives as a loss term.
+"""Plots the estimates of the KL divergence, and the gradient that each gives as a loss term.
 
-ARENA, appendix B: as a loss term over the policy's own samples, k1 has no expected gradient, k2
-that of KL(π ‖ π_ref), and k3 that of KL(π_ref ‖ π). Both panels are exact sums over a policy with
-two actions; `tests/training/test_advantages.py` checks three actions.
+In a loss over the policy's own samples, the expected gradient of k1 is 0, that of k2 is the
+gradient of KL(π ‖ π_ref), and that of k3 the gradient of KL(π_ref ‖ π) (ARENA, appendix B). Both
+panels are exact sums over a policy with two actions; `tests/training/test_advantages.py` checks
+three actions.
 
     python -m benchmarks.kl_gradients [FILE]
 """

@@ -1,13 +1,13 @@
-"""How long after its start does a large, half finished run make its first new call?
+"""How soon after its start does a large, half finished run make its first new call?
 
     python -m benchmarks.ledger_resume [--calls 1000000]
 
-The run's ledger holds `calls` calls: half of its questions are done, with their rows in committed
-parts, and 256 were in flight when it was stopped. Those in flight are real: the stage began the
-run and was stopped by a limit. Those done are copies of sixteen questions that the stage finished,
-under other ids, put into ledger and parts in bulk. Then `annotate` continues, as a child process;
-the time runs from its start until its first new call reaches the simulated endpoint, on the
-machine's one clock. No file of the run is in the page cache when it starts.
+The run's ledger holds `calls` calls. Half of its questions are done, with their rows in committed
+parts; 256 were in flight when it stopped. The questions in flight are real: the stage started the
+run, and a limit stopped it. The finished ones are copies, under other ids, of sixteen questions
+that the stage finished; they are copied into ledger and parts in bulk. Then a child process resumes
+`annotate`. The time counts from its start until its first new call reaches the simulated endpoint,
+on the machine's monotonic clock. No file of the run is in the page cache at the start.
 """
 
 import argparse
@@ -39,10 +39,10 @@ from storage.parts import read_parts, write_part
 IN_FLIGHT = 256
 POLL_S = 0.2
 OWN = {"key": "lower(hex(randomblob(16)))", "question_id": "copies.question_id"}
-"""What a copied call has of its own."""
+"""Columns of a copied call that differ from the original, with their SQL."""
 NAMES = ", ".join(CALL_COLUMNS)
 COPY = (
-    # Made once, or a copy's random key would be another one in its checksum.
+    # Materialised, or a copy's random key would differ from the one in its checksum.
     f"WITH made ({NAMES}) AS MATERIALIZED "
     f"(SELECT {', '.join(OWN.get(name, name) for name in CALL_COLUMNS)} "
     "FROM copies JOIN finished.calls AS of ON of.question_id = copies.of) "
@@ -51,7 +51,7 @@ COPY = (
 
 
 def annotate(recipe: Path, run: Path, expected: int) -> None:
-    """Runs the stage to its end, which has to be the expected one."""
+    """Runs the stage; exits if its exit code is not `expected`."""
     command = annotate_command(recipe, run)
     code = subprocess.run(
         command, stdout=subprocess.DEVNULL, cwd=REPOSITORY, check=False
@@ -64,9 +64,9 @@ def half_done(folder: Path, finished: Path, endpoint: Simulated, calls: int) -> 
     """Makes the run in `folder`; returns its recipe.
 
     Args:
-        folder: where; exists.
-        finished: a run of `QUESTIONS_A_PART` questions, all done.
-        endpoint: who answers the calls of the questions in flight.
+        folder: Existing folder to write to.
+        finished: Run of `QUESTIONS_A_PART` finished questions.
+        endpoint: Endpoint for the calls of the questions in flight.
         calls: Number of stored calls of finished questions.
     """
     with Ledger(finished / LEDGER) as ledger:
@@ -90,7 +90,7 @@ def half_done(folder: Path, finished: Path, endpoint: Simulated, calls: int) -> 
 def copy_calls(
     connection: sqlite3.Connection, finished: Path, copies: Sequence[tuple[str, str]]
 ) -> None:
-    """Puts the calls of the finished questions in for each (new question, finished question)."""
+    """Inserts copies of the calls, for each (new question, finished question)."""
     connection.execute("PRAGMA synchronous = OFF")
     connection.execute("ATTACH ? AS finished", (str(finished / LEDGER),))
     connection.execute("CREATE TEMP TABLE copies (question_id TEXT, of TEXT)")
@@ -101,7 +101,7 @@ def copy_calls(
 
 
 def copy_rows(run: Path, finished: Path, copies: Sequence[tuple[str, str]]) -> None:
-    """Commits trees and pairs, too, sixteen questions per part."""
+    """Commits copies of trees and pairs, sixteen questions per part."""
     first = len(load_manifest(run).of("trees"))
     parts, rows = [], []
     for number, start in enumerate(range(0, len(copies), QUESTIONS_A_PART), first):
@@ -118,7 +118,7 @@ def copy_rows(run: Path, finished: Path, copies: Sequence[tuple[str, str]]) -> N
 
 
 def forget_pages(run: Path) -> None:
-    """Lets the kernel drop what it has of the run's files."""
+    """Removes the run's files from the kernel's page cache."""
     for path in run.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -141,7 +141,7 @@ def resumed(recipe: Path, run: Path, endpoint: Simulated) -> float:
 
 
 def opened(ledger: Path) -> tuple[float, int]:
-    """Returns the seconds to open the ledger, and calls in it."""
+    """Opens the ledger; returns the seconds and the number of calls."""
     start = time.monotonic()
     with Ledger(ledger) as one:
         return time.monotonic() - start, one.totals().calls

@@ -1,14 +1,14 @@
-"""How much faster does a preference training get when shared prompts are read once?
+"""How much faster is a preference training that reads shared prompts once?
 
     python -m benchmarks.packed_training --run datasets/atlas [--pairs 48] [--micro-batch 4]
 
-Trains on the same pairs, in the same batches of so many pairs, with TRL's `DPOTrainer` as it is
-(whole sequences side by side, sorted by length, the reference asked in every step) and packed
-(`training.tree_attention`, the reference asked once, which is counted in). Prints pairs a second,
-the tokens that go through the layers with a gradient and without, and the factor that these alone
-would give: an adapter's backward pass costs about what its forward pass does, as the weights below
-it stay as they are. The output layer, which stock TRL runs over the prompts too on a CPU, is not
-in that bound. Every round trains both in turn; the fastest round of each counts.
+Trains on the same pairs, in batches of the same number of pairs, in two ways. Stock: TRL's
+`DPOTrainer` with whole sequences, sorted by length, and a reference pass in every step. Packed:
+`training.tree_attention` and one reference pass, which is in the time. Prints pairs per second, the
+tokens that go through the layers with a gradient and without, and the factor that these tokens
+alone would give: an adapter's backward pass costs about as much as its forward pass, because the
+weights below it do not change. The bound leaves out the output layer, which stock TRL also runs
+over the prompts on a CPU. Every round trains both in turn; the fastest round of each counts.
 """
 
 import argparse
@@ -35,7 +35,7 @@ class Measured:
     """One training.
 
     Attributes:
-        learned, read: tokens that went through the layers with a gradient, and without.
+        learned, read: Tokens that went through the layers with a gradient, and without.
     """
 
     seconds: float = 0.0
@@ -44,12 +44,12 @@ class Measured:
 
     @property
     def passes(self) -> int:
-        """Tokens, one for each pass over them."""
+        """Number of token passes, forward and backward."""
         return 2 * self.learned + self.read
 
 
 def train_once(start: str, pairs: Sequence[PreferenceTokens], settings: DpoSettings) -> Measured:
-    """Trains a new adapter on `start` and discards it; loading is not counted."""
+    """Trains a new adapter on `start` and discards it; loading is not timed."""
     from transformers import PrinterCallback
 
     model, tokenizer = load_policy(policy_files(start))
@@ -71,7 +71,7 @@ def train_once(start: str, pairs: Sequence[PreferenceTokens], settings: DpoSetti
 
 
 def counting(measured: Any) -> Any:
-    """Returns a hook of the embedding that adds what is read to `measured.learned` or
+    """Returns a hook of the embedding that counts tokens in `measured.learned` (with a gradient) or
     `measured.read`.
     """
     import torch

@@ -2,7 +2,7 @@
 
     python -m benchmarks.report_size RUN [--questions 5000] [--pairs 1000000]
 
-Copies the trees and pairs of an annotated run under new ids until there are as many as asked for,
+Copies the trees and pairs of an annotated run under new ids until it has `--questions` questions,
 and writes their report. Then times the statistics of a run of `--pairs` pairs. If Chromium and
 Playwright are installed, also measures the first paint of the page.
 """
@@ -30,7 +30,7 @@ _PER_PART = 100
 
 
 def copies(rows: pa.Table, times: int) -> Iterator[pa.Table]:
-    """Yields `times` copies of some rows, each with ids of its own."""
+    """Yields `times` copies of some rows, each with its own ids."""
     for number in range(times):
         copy = rows
         for name in set(IDS) & set(rows.column_names):

@@ -2,10 +2,10 @@
 
     python -m benchmarks.resident_memory [--questions 20000] [--iterations 4] [--in-flight 256]
 
-The real stage as a child process, once with a tenth of the questions and once with all, the same
-number of them in flight; small trees, so that it ends in minutes, drawn from a simulated endpoint
-without latency. Peak resident memory is the kernel's account of the child; the ledger's size is
-that of its file after the run, over the calls in it.
+Runs the real stage as a child process, once with a tenth of the questions and once with all, with
+the same number in flight. Trees are small, so that it takes minutes, and the simulated endpoint has
+no latency. Peak resident memory is the kernel's count for the child. The ledger's bytes per call
+are the size of its file after the run, divided by its calls.
 """
 
 import argparse
@@ -22,9 +22,7 @@ from benchmarks.workload import annotate_command, write_run
 
 
 def run(questions: int, changes: Mapping[str, Any]) -> tuple[float, float, int, int]:
-    """Returns the seconds and peak memory (MB) of one run, its calls, and its ledger's size in
-    bytes.
-    """
+    """Returns the seconds and peak memory (MB) of one run, its calls, and its ledger's bytes."""
     with serving("--latency-s", "0") as endpoint, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         recipe = write_run(folder, endpoint.base_url, questions, changes)

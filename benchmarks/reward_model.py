@@ -2,10 +2,10 @@
 
     python -m benchmarks.reward_model [--pairs 10000] [--width 576] [--epochs 1]
 
-Makes up steps of 600 tokens, two a state, with random vectors in a cache of its own, and trains
-seven heads on comparisons of them: reading the cache, standardising, learning, measuring and
-writing are timed together, as `branchwise train-rm` does them when a run is trained on again. What
-the encoder takes to read the steps the first time is not in it.
+Makes up steps of 600 tokens, two per state, with random vectors in a separate cache, and trains
+seven heads on comparisons of them. The time covers reading the cache, standardising, learning,
+measuring and writing, as when `branchwise train-rm` reruns on a run. It does not cover the
+encoder's first pass over the steps.
 """
 
 import argparse
@@ -35,12 +35,12 @@ class MadeUp(FrozenEncoder):
     """An encoder whose steps are numbers, each at the end of its own 600 tokens."""
 
     def tokens(self, prefixes: Sequence[Prefix]) -> list[Tokens]:
-        """Returns one sequence a step."""
+        """Returns one sequence per step."""
         return [(*range(TOKENS - 1), int(prefix.text)) for prefix in prefixes]
 
 
 class Noise(Backbone):
-    """A model that says something random of every sequence, at once."""
+    """A model that returns a random vector for every sequence, at once."""
 
     reads_trees, most_tokens = False, None
 
@@ -50,13 +50,13 @@ class Noise(Backbone):
     def last_states(
         self, sequences: Sequence[Tokens], batch_tokens: int
     ) -> Iterator[Mapping[Tokens, Vector]]:
-        """Yields one vector a sequence."""
+        """Yields one vector per sequence."""
         drawn = self._random.normal(size=(len(sequences), self._width)).astype(np.float32)
         yield dict(zip(sequences, drawn, strict=True))
 
 
 def made_up(pairs: int) -> Material:
-    """Builds this many comparisons, four per question, of twice as many steps."""
+    """Builds `pairs` comparisons, four per question, of twice as many steps."""
     random, prompt = np.random.default_rng(1), (Message("user", "Where?"),)
     gaps = random.normal(size=(pairs, len(REWARDS)))
     comparisons = [

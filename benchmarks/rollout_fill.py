@@ -5,8 +5,8 @@
 Draws batches as `train-grpo` does, with the policy that training would start from, and counts the
 generations in the engine's batch every 50 ms. The tail begins when fewer trajectories are
 unfinished than the batch has places; before it, at least 90 % of the places should be taken. A
-trajectory that searches or reads a reply takes no place, so more trajectories are in progress than
-the batch holds.
+trajectory takes no place while it searches or reads a reply, so more trajectories are in progress
+than the batch holds.
 """
 
 import argparse
@@ -60,8 +60,10 @@ class Watch:
         self._thread.join()
 
     def fill(self, places: int) -> tuple[float, float, float]:
-        """Returns the share of places taken before the tail and overall, and the share of time
-        before the tail."""
+        """Returns the share of places taken before the tail and overall, and the tail's start.
+
+        The start is a share of the time.
+        """
         taken = [running / places for _, running in self.seen]
         before = [running / places for unfinished, running in self.seen if unfinished >= places]
         return fmean(before or [0.0]), fmean(taken or [0.0]), len(before) / max(len(taken), 1)

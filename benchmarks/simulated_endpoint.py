@@ -1,13 +1,13 @@
-"""An OpenAI-compatible endpoint with the limits of a real one, and no model behind it.
+"""Serves an OpenAI-compatible endpoint with the limits of a real one, without a model.
 
     python -m benchmarks.simulated_endpoint [--slots 256] [--latency-s 2] [--tokens-per-s 40]
                                             [--reject] [--retry-after-s 1]
 
 Serves `policy` and `judge` (`benchmarks.simulated_models`) on a free loopback port, prints its
-address on one line, and ends with SIGTERM or with the process that started it. `slots` calls are
-served at once, each for `latency_s` and the time that its tokens take; one more waits its turn, or
-with `--reject` gets 429. A reply follows from the request's JSON alone, seed included. `GET
-/occupancy` is its log: when calls came, began and ended (seconds of the machine's monotonic
+address on one line, and ends with SIGTERM or with the process that started it. It serves `slots`
+calls at once, each for `latency_s` and the time for its tokens. Further calls wait for a slot, or
+get 429 with `--reject`. A reply depends only on the request's JSON, including the seed. `GET
+/occupancy` returns its log: when calls came, began and ended (seconds of the machine's monotonic
 clock), and how many differed.
 """
 
@@ -30,7 +30,7 @@ MODELS = ("policy", "judge")
 
 
 class Server:
-    """Slots, and a log of who had one."""
+    """Slots, and a log of the calls."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
@@ -40,7 +40,7 @@ class Server:
         self._rejected = 0
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answers any request; `web.Server` rather than an application, which costs more."""
+        """Answers any request, directly for `web.Server`, because an application costs more."""
         if request.path.endswith("/chat/completions"):
             return await self._chat(await request.read())
         if request.path.endswith("/models"):

@@ -1,9 +1,9 @@
-"""A policy and a judge without weights: what they say follows from the request alone.
+"""Simulates a policy and a judge without weights; replies depend only on the request.
 
-The policy speaks ReasonRAG's protocol on questions of two hops: as a rule it searches, reads,
-searches again, reads and answers, now and then too early or wrong. The judge is strict. How good
-either is matters to no benchmark of speed; how many calls per question takes does, so the numbers
-below are chosen so that about 34 of 64 simulations draw a child, as in the published schedule.
+The policy follows ReasonRAG's protocol on questions of two hops: it usually searches, reads,
+searches, reads and answers; sometimes it answers too early or wrongly. The judge is strict. A speed
+benchmark does not need good models, but realistic calls per question. So the numbers below make
+about 34 of 64 simulations draw a child, as in the published schedule.
 """
 
 import re
@@ -14,13 +14,13 @@ RELATIONS = ("capital", "currency", "largest river", "national bird", "president
 NAMES = ("Arlen", "Borovo", "Castell", "Dunmore", "Eskvale", "Farrow", "Glenrath", "Holm")
 
 ANSWERING = (0.05, 0.4, 1.0)
-"""How likely the policy answers with no, one, and two or more pieces of evidence."""
+"""Probability that the policy answers with no, one, and two or more pieces of evidence."""
 RIGHT = (0.1, 0.4, 0.9)
-"""How likely such an answer is the golden one."""
+"""Probability that such an answer is the golden one."""
 FOUND = 0.95
-"""How likely a reader copies something from the passages."""
+"""Probability that a reader copies something from the passages."""
 MANNERS = ("", "the ", "what is the ", "find the ", "about the ", "name of the ", "which is the ")
-"""How the policy may word what it says; siblings rarely repeat each other word for word."""
+"""Openings of the policy's texts; siblings rarely repeat each other word for word."""
 
 _QUESTION = re.compile(r"^Question: (.*)$", re.MULTILINE)
 _EVIDENCE = re.compile(r"^Evidence: (?!None$)", re.MULTILINE)
@@ -29,13 +29,13 @@ _SUBJECT = re.compile(r"the (.+) of the country of (.+)\?")
 
 
 def question_text(number: int) -> str:
-    """Returns question `number`; no two are alike."""
+    """Returns question `number`; every number gives a different question."""
     relation, name = RELATIONS[number % len(RELATIONS)], NAMES[number % len(NAMES)]
     return f"What is the {relation} of the country of {name} {number}?"
 
 
 def golden_answer(question: str) -> str:
-    """Returns the answer that the simulated policy takes as right."""
+    """Returns the answer that counts as right."""
     return ANSWERS[crc32(question.encode()) % len(ANSWERS)]
 
 
@@ -56,7 +56,7 @@ def reply(model: str, system: str, user: str, chance: bytes) -> str:
 
 
 def tokens(text: str) -> int:
-    """About as many as a tokenizer would count in English text."""
+    """Returns about the number of tokens that a tokenizer would count in English text."""
     return len(text) // 4 + 1
 
 

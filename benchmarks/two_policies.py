@@ -1,10 +1,10 @@
-"""What one evaluated policy saves against another, and which answers it loses for that.
+"""Compares two evaluated policies: searches saved, and answers lost.
 
     python -m benchmarks.two_policies --run datasets/evo-test --policy time-dynamic --against start
     python -m benchmarks.two_policies … --pairs datasets/evo-rag-refinement-1 datasets/other
 
-Reads the predictions that `branchwise eval` kept of both, for the questions that both ended. The
-second form also counts the pairs of two runs over the same trees that are alike.
+Reads the predictions that `branchwise eval` stored for both, for the questions that both ended. The
+second form also counts the equal and reversed pairs of two runs over the same trees.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def predictions(run: Path, policy: str, evaluation: str | None) -> Rows:
     """Returns a policy's predictions in one evaluation of a run.
 
     Raises:
-        SystemExit: If there is none, or several and none is named.
+        SystemExit: If no evaluation matches, or more than one.
     """
     found = sorted((run / "eval" / policy).glob(f"{evaluation or '*'}/predictions.parquet"))
     if len(found) != 1:
@@ -39,9 +39,7 @@ def predictions(run: Path, policy: str, evaluation: str | None) -> Rows:
 
 
 def compare(own: Rows, base: Rows) -> list[str]:
-    """Returns lines on searches, EM (of answerable questions, which alone have one), and
-    refusals.
-    """
+    """Returns lines on searches, EM (of answerable questions only) and refusals."""
     both = sorted(own.keys() & base.keys())
     before, after = ([float(rows[key]["searches"]) for key in both] for rows in (base, own))
     graded = [key for key in both if own[key]["em"] is not None and base[key]["em"] is not None]
@@ -62,12 +60,12 @@ def compare(own: Rows, base: Rows) -> list[str]:
 
 
 def told(interval: Interval) -> str:
-    """Returns an interval in per cent."""
+    """Formats an interval in per cent."""
     return f"{100 * interval.mean:+.1f} [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
 
 
 def in_common(runs: Sequence[Path]) -> str:
-    """Counts the pairs that two runs over the same trees share, and the reversed ones."""
+    """Counts the equal and the reversed pairs of two runs over the same trees."""
     columns = ["tree_id", "chosen_node", "rejected_node"]
     one, other = (
         {tuple(row.values()) for row in read_parts(run, "pairs", columns).to_pylist()}

@@ -45,7 +45,7 @@ Adapter = dict[str, Any]
 
 
 class TimedEngine(OpenVINOEngine):
-    """Remembers when it began to open."""
+    """An engine that stores the time at which it began to open."""
 
     began = 0.0
 
@@ -76,8 +76,9 @@ FAULTS: dict[str, Callable[[Any, Adapter], None]] = {
     "alpha": lambda model, before: _scale(model, 2.0),
     "layer": lambda model, before: _scale(model, 0.0, ".layers.1."),
 }
-"""Wrong weights: those before the last update, no adapter, an adapter of twice the strength, and
-one that lacks a layer."""
+"""Wrong weights: those before the last update, no adapter, an adapter at twice the strength, and
+an adapter without one layer.
+"""
 
 
 @dataclass
@@ -152,7 +153,7 @@ def resident_mb() -> float:
 
 
 def run(policy: ModelSettings, source: Synced, lr: float) -> None:
-    """Trains and throws the policy away."""
+    """Trains and discards the policy."""
     from transformers import PrinterCallback
 
     setattr(policy_serving, "OpenVINOEngine", TimedEngine)  # noqa: B010

@@ -1,11 +1,11 @@
-"""What does the default recipe cost, and what does it give?
+"""How much does the default recipe cost, and how many pairs does it give?
 
     python -m benchmarks.whole_chain [--config FILE] [--stages annotate train-dpo eval] [--keep]
 
-Runs the stages in order, each in a process of its own, on a run folder that is made for this and
-removed at the end (`--keep` keeps it), and prints seconds and peak memory of each; what a set-up
-adds where everything is installed; how long `--help` takes; and of the pairs, how many differ in
-content and in label, and how many questions have one.
+Runs the stages in order, each in its own process, on a new run folder that is removed at the end
+(`--keep` keeps it). Prints the seconds and peak memory of each stage, the time of `make setup` in an
+installed environment, the time of `--help`, the number of pairs that differ in content and in
+label, and the number of questions with a pair.
 """
 
 import argparse
@@ -34,7 +34,7 @@ SELECT depth, chosen_action, rejected_action, count(*) FROM pairs GROUP BY ALL O
 
 
 def measured(command: list[str]) -> tuple[float, float]:
-    """Returns the seconds and peak resident memory (GB) of a command that has to succeed."""
+    """Runs a command that must succeed; returns its seconds and peak resident memory (GB)."""
     start = time.perf_counter()
     child = subprocess.Popen(command, stdout=sys.stderr)
     _, status, usage = os.wait4(child.pid, 0)  # the kernel's account of this child alone
@@ -44,7 +44,7 @@ def measured(command: list[str]) -> tuple[float, float]:
 
 
 def describe_pairs() -> None:
-    """Describes the run's pairs in a line."""
+    """Prints statistics of the run's pairs."""
     ((differing, paired, questions),) = run_sql(RUN, PAIRS).rows
     print(f"pairs whose contents and labels differ: {differing}")
     print(f"questions with a pair: {paired} of {questions}")

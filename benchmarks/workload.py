@@ -1,4 +1,4 @@
-"""Questions, a corpus and a recipe for benchmarks that need a run, not an answer."""
+"""Writes questions, a corpus and a recipe for benchmarks that need a run but no real answers."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.simulated_models import NAMES, RELATIONS, golden_answer, question_text
 
 PASSAGES = 1_000
-"""Passages of the corpus; the searches are real ones (BM25)."""
+"""Number of passages in the corpus; BM25 really searches them."""
 _FILLER = "The town lies on a slow river between low hills and is known for its market. " * 4
 
 
@@ -17,10 +17,10 @@ def write_run(folder: Path, base_url: str, questions: int, changes: Mapping[str,
     """Writes questions, corpus and recipe into `folder`; returns the recipe.
 
     Args:
-        folder: where; exists.
+        folder: Existing folder to write to.
         base_url: Address of the endpoint that serves `policy` and `judge`.
-        questions: how many.
-        changes: settings of the recipe's blocks, such as `{"mcts": {"iterations": 4}}`.
+        questions: Number of questions.
+        changes: Settings of the recipe's blocks, such as `{"mcts": {"iterations": 4}}`.
     """
     _write_lines(folder / "questions.jsonl", map(_question, range(questions)))
     _write_lines(folder / "corpus.jsonl", map(_passage, range(PASSAGES)))
@@ -47,7 +47,7 @@ def write_run(folder: Path, base_url: str, questions: int, changes: Mapping[str,
 
 
 def annotate_command(recipe: Path, run: Path, *arguments: str) -> list[str]:
-    """Returns the real stage as a process of its own; to be started in the repository's root."""
+    """Returns the command of the real stage; run it in the repository's root."""
     program = "from pipelines.cli import main; main()"
     stage = ["annotate", "--config", str(recipe), "--run", str(run), "--json"]
     return [sys.executable, "-c", program, *stage, *arguments]
