@@ -3,8 +3,8 @@
     python -m benchmarks.whole_chain [--config FILE] [--stages annotate train-dpo eval] [--keep]
 
 Runs the stages in order, each in its own process, on a new run folder that is removed at the end
-(`--keep` keeps it). Prints the seconds and peak memory of each stage, the time of `make setup` in an
-installed environment, the time of `--help`, the number of pairs that differ in content and in
+(`--keep` keeps it). Prints the seconds and peak memory of each stage, the time of `make setup` in
+an installed environment, the time of `--help`, the number of pairs that differ in content and in
 label, and the number of questions with a pair.
 """
 
