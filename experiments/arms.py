@@ -1,7 +1,7 @@
-"""The arms of a study of learning: what is trained on which pairs, and how each is examined.
+"""The arms of a learning study: their pairs, trainings and evaluations.
 
 All arms share one set of trees (their pairs are relabelled, never regrown), one start, one test,
-one engine and one precision; they differ in what they learn from.
+one engine and one precision. They differ only in the data that they learn from.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ BLOCKS: dict[Trainer, str] = {
     "train-grpo": "training.grpo",
 }
 START = "warm-start"
-"""The arm that everything starts from."""
+"""Name of the arm that all others start from."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,19 @@ class Arm:
 
     Attributes:
         name: Name of the arm; its policies are `<name>-<seed>`.
-        trainer: None for the start itself.
-        pairs: settings of the relabelling that it learns from.
-        training: settings of its trainer's block.
-        asked: settings of its policy in the evaluation besides the model, such as its protocol.
-        draw: Sample index of its evaluation; another one samples the same weights again.
-        label: name of the relabelling, where arms share one; None takes the arm's name.
-        models: what its model folders are called, where arms share them; None takes its name.
-        before: the arm whose policy of the same seed it starts from; None: the recipe's policy.
-        made_of: totals of what its relabelling reads besides the trees, such as a reward model.
-        fewest: pairs without which it is left out, and its row says so; 0: the study stops.
-        paper: what a paper reports of its own such arm, for an extra column.
+        trainer: Command that trains it; None for the start itself.
+        pairs: Settings of the relabelling that it learns from.
+        training: Settings of its trainer's block.
+        asked: Evaluation settings of its policy in addition to the model, such as its protocol.
+        draw: Sample index of its evaluation; another index gives another sample of the same policy.
+        label: Name of a relabelling that arms share; defaults to the arm's name.
+        models: Prefix of model folders that arms share; defaults to the arm's name.
+        before: Arm that is trained first, with the same seed; None starts from the recipe's policy.
+        made_of: Totals of other stages that its relabelling reads, such as a reward model's
+            training.
+        fewest: Minimum number of pairs. With fewer, the arm is left out, and its row reports it; 0
+            stops the study instead.
+        paper: Result of this arm in the paper, for an extra column.
     """
 
     name: str
@@ -63,19 +65,19 @@ class Arm:
 
 
 class TooFewPairs(BranchwiseError):
-    """An arm cannot be trained; the others can."""
+    """An arm has too few pairs to be trained; the study continues with the others."""
 
 
 @dataclass
 class EvaluatedArm:
-    """An arm on a question set, as far as the study has come.
+    """An arm on a question set, with the seeds evaluated so far.
 
     Attributes:
-        predictions: Answers by seed; one entry if nothing is trained. Questions that failed are
-            among them, `FailedPrediction`.
-        trainings, evaluations: totals of each, in the order of the seeds. Where there is a
-            training before it, pairs, steps and seconds are those of both.
-        left_out: why there is nothing of all that; None if there is.
+        predictions: Predictions by seed, failed questions included (`FailedPrediction`); one entry
+            if nothing is trained.
+        trainings, evaluations: Totals of each, in the order of the seeds. If another arm is trained
+            first, pairs, steps and seconds are the sums of both.
+        left_out: Reason that the arm was left out; None if it was not.
     """
 
     arm: Arm
@@ -88,13 +90,16 @@ class EvaluatedArm:
 def train_arm(
     runner: StudyRunner, arm: Arm, seed: int, trees: StageTotals | None = None
 ) -> tuple[str, StageTotals]:
-    """Trains an arm on its pairs, after the arm before it; the model folder and the totals.
+    """Trains an arm on its pairs, after the arm before it.
 
     Args:
-        trees: totals of the stage that grew them; see `evaluate_arms`.
+        trees: Totals of the stage that grew them; see `evaluate_arms`.
+
+    Returns:
+        The model folder and the totals of the training.
 
     Raises:
-        TooFewPairs: If it, or the arm before it, has fewer pairs than it wants.
+        TooFewPairs: If this arm, or the arm before it, has fewer pairs than its minimum.
     """
     if arm.trainer is None:
         return runner.recipe.policy.trainable, {}
@@ -114,8 +119,8 @@ def train_arm(
 def _labelled(
     runner: StudyRunner, arm: Arm, trees: StageTotals | None
 ) -> tuple[tuple[str, ...], StageTotals]:
-    """Returns the arguments that name an arm's relabelling, and the totals of what its training
-    reads.
+    """Returns the arguments that name an arm's relabelling, and the totals of the stages that its
+    training reads.
     """
     read = together(trees, arm.made_of) if trees else arm.made_of
     if arm.trainer == "train-grpo":  # which draws its own rollouts
@@ -128,7 +133,7 @@ def _labelled(
 
 
 def _summed(last: StageTotals, before: Sequence[StageTotals]) -> StageTotals:
-    """Returns the totals of the last training, with what all of them cost."""
+    """Returns the totals of the last training, with the cost of all of them."""
     cost = ("examples", "steps", "seconds")
     return {
         **last,
@@ -141,7 +146,7 @@ def _begins(
 ) -> tuple[dict[str, object], tuple[StageTotals, ...]]:
     """Returns the settings that name an arm's start, and the totals of the training that gave it.
 
-    Both are empty where it starts from the recipe's policy.
+    Both are empty if the arm starts from the recipe's policy.
     """
     if arm.before is None:
         return {}, ()
@@ -158,9 +163,9 @@ def evaluate_arms(
     """Trains every arm and evaluates all policies on the same questions, one seed after the other.
 
     Args:
-        asked: settings of every evaluation: its part, its limit, the engine's precision.
-        trees: totals of the stage that grew them, where another study of the run may change them
-            (it asks again what failed): they are then labelled anew.
+        asked: Settings of every evaluation, such as its split, its limit and the precision.
+        trees: Totals of the stage that grew them. Pass them if another study of the run may change
+            the trees by retrying failed questions: changed trees are relabelled.
 
     Yields:
         All arms after each seed, so that tables grow with the study.
@@ -199,11 +204,11 @@ def _examine(
 def predictions_of(
     runner: StudyRunner, policy: str, evaluated: StageTotals, settings: Mapping[str, object]
 ) -> list[Scored]:
-    """Returns a policy's predictions and failures; nothing in a dry run.
+    """Returns a policy's predictions and failures; none in a dry run.
 
     Args:
         policy: Name of the policy.
-        evaluated: totals of the evaluation.
+        evaluated: Totals of the evaluation.
         settings: Settings of the evaluation that differ from the study's recipe.
     """
     if not evaluated:
@@ -220,8 +225,9 @@ def _unanswered(
     answered: Sequence[Prediction],
     settings: Mapping[str, object],
 ) -> Iterator[FailedPrediction]:
-    """Yields the failed questions as predictions. Failures have an id alone, so the questions are
-    read.
+    """Yields the failed questions as predictions.
+
+    Failures store only an id, so the questions are read from the evaluation set.
     """
     known = {(row.source, row.question_id) for row in answered}
     recipe = runner.recipe_with(settings)
@@ -231,13 +237,13 @@ def _unanswered(
 
 
 def mean_of(totals: Iterable[StageTotals], *path: str) -> float | None:
-    """Returns the mean of a number that some of the totals have, such as `last`, `kl`."""
+    """Returns the mean of the number at a path, such as `last`, `kl`; None without one."""
     found = numbers_of(totals, *path)
     return sum(found) / len(found) if found else None
 
 
 def numbers_of(totals: Iterable[StageTotals], *path: str) -> list[float]:
-    """Returns the number at a path, of all totals that have one there."""
+    """Returns the number at a path from all totals that have one there."""
     found = []
     for one in totals:
         value: Any = one

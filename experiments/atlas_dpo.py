@@ -1,12 +1,12 @@
 """`make study STUDY=atlas-dpo`: does process DPO make the embedded policy better?
 
-One set of trees over questions of the split `train`. The recipes of DPO and of SFT were chosen by
-hand on the split `dev` (docs/results/log.md); where there is more than one candidate of
-either, the study asks `dev` itself (one seed, Q8_0). Then every arm is trained with every seed and
-asked the same `test` questions once, greedily, in F16. Primary comparisons: process DPO
-against the warm start and against SFT on the chosen steps (Holm over both).
+The study grows one set of trees over questions of the split `train`. The recipes of DPO and SFT
+were chosen by hand on the split `dev` (docs/results/log.md). If either has several candidates, the
+study evaluates them on `dev` (one seed, Q8_0). It then trains every arm with every seed, and
+evaluates all of them on the same `test` questions once, greedily, in F16. The primary comparisons
+are process DPO against the warm start and against SFT on the chosen steps (Holm over both).
 
-ReasonRAG's table 3 in kind: base, SFT, process DPO; and the controls that it lacks.
+The arms follow ReasonRAG's table 3 (base, SFT, process DPO) and add the controls that it lacks.
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ DEV = {"evaluation.split": "dev", "evaluation.limit": 200, "policy.precision": "
 TEST = {"evaluation.split": "test", "evaluation.limit": 600, "policy.precision": "f16"}
 
 RIGHT_WRONG = {"rewards.alpha": 1.0, "pairs.min_gap": 0.5, "pairs.same_action": True}
-"""Right answers against wrong ones, whatever their length; steps of one kind alone."""
+"""Prefer right answers to wrong ones, regardless of length; compare only steps of one kind."""
 
 BATCHES = {"batch_size": 8, "micro_batch": 8}
 
 CANDIDATES: tuple[Arm, ...] = (
     Arm("anchored", "train-dpo", RIGHT_WRONG, {"lr": 2e-4, "sft_weight": 1.0, **BATCHES}),
 )
-"""Recipes of process DPO tried on `dev`; docs/results/log.md lists those tried by hand before."""
+"""Recipes of process DPO to try on `dev`; docs/results/log.md lists the earlier ones."""
 
 SFT_CANDIDATES: tuple[Arm, ...] = (Arm("sft", "train-sft", RIGHT_WRONG, {"lr": 2e-4, **BATCHES}),)
 """The same settings for SFT on the chosen steps."""
@@ -53,7 +53,7 @@ def atlas_dpo(runner: StudyRunner) -> None:
 
 
 def arms(dpo: Arm, sft: Arm) -> tuple[Arm, ...]:
-    """Returns the arms to compare with process DPO, both as chosen on dev."""
+    """Returns the arms of the study, given the two recipes chosen on dev."""
     return (
         Arm(START),
         Arm("same-again", draw=1),
@@ -65,8 +65,8 @@ def arms(dpo: Arm, sft: Arm) -> tuple[Arm, ...]:
 
 
 def chosen_on_dev(runner: StudyRunner, candidates: Sequence[Arm]) -> Arm:
-    """Returns the candidate with the highest EM on dev (F1 breaks ties; the earlier one the
-    rest).
+    """Returns the candidate with the highest EM on dev; F1 breaks ties, then the order of the
+    candidates.
     """
     if len(candidates) == 1:
         return candidates[0]

@@ -1,6 +1,6 @@
 """How searches, steps and sub-queries are distributed (EVO-RAG figure 4): a table and a plot.
 
-The paper says of its figure that all rewards together lower median and spread of the step count.
+According to the paper, all rewards together lower median and spread of the step count.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,12 +26,12 @@ QUANTITIES: Mapping[str, Callable[[Sequence[RecordedStep]], list[int]]] = {
         len(move.content.split()) for move in moves if move.searches
     ],
 }
-"""What is counted of a trajectory; one that failed is not there."""
+"""Functions that count a quantity in a trajectory; failed questions are not counted."""
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """All values of a quantity under an arm, all seeds together."""
+    """All values of a quantity for one arm, with all seeds pooled."""
 
     arm: str
     quantity: str
@@ -39,7 +39,7 @@ class Distribution:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """How many, their mean and standard deviation, and `QUANTILES`."""
+        """Number of values, their mean and standard deviation, and `QUANTILES`."""
         if not self.values:
             return ("0", *(NONE for _ in range(len(QUANTILES) + 2)))
         points = np.quantile(self.values, list(QUANTILES.values()))
@@ -52,7 +52,7 @@ class Distribution:
 
 
 def distributions(done: Sequence[EvaluatedArm], similarity: Similarity) -> list[Distribution]:
-    """Returns every quantity of every arm that was examined."""
+    """Returns every quantity for every evaluated arm."""
     paths = {one.arm.name: list(_paths(one, similarity)) for one in done if one.predictions}
     return [
         Distribution(arm, quantity, tuple(value for path in own for value in count(path)))
@@ -76,7 +76,7 @@ def distribution_sheet(found: Sequence[Distribution]) -> Sheet:
 
 
 def draw_distributions(found: Sequence[Distribution], path: Path) -> None:
-    """Box plots, a panel a quantity, as SVG: median, quartiles, whiskers from 5 to 95 %."""
+    """Draws box plots, one panel per quantity: median, quartiles, whiskers from 5 to 95 %."""
     with svg(path, len(QUANTITIES), 13, 3.6) as panels:
         for axes, quantity in zip(panels, QUANTITIES, strict=True):
             own = [one for one in found if one.quantity == quantity]

@@ -1,9 +1,9 @@
-"""What EVO-RAG's studies share: one set of trees, its relabellings, and how arms are examined.
+"""Shared parts of EVO-RAG's studies: the trees, the relabellings and the arms.
 
-`configs/evo-studies.yaml` grows the trees once, for whichever study comes first. An arm labels them
-anew, keeps the pairs that `pairs:` allows, and trains on them by DPO from the warm start that grew
-them. All policies answer the first `evaluation.limit` questions of split `test`, unanswerable
-ones among them, once, greedily, in the recipe's precision.
+The study that runs first grows the trees of `configs/evo-studies.yaml`; the others reuse them. An
+arm relabels the trees, keeps the pairs that `pairs:` allows, and trains on them by DPO, starting
+from the warm start that grew the trees. All policies answer the first `evaluation.limit` questions
+of split `test` once, greedily, in the recipe's precision. Some of these questions are unanswerable.
 """
 
 from collections.abc import Sequence
@@ -15,28 +15,28 @@ from runs.recipe import Recipe
 
 TEST = {"evaluation.split": "test"}
 FEWEST = 20
-"""Pairs: fewer are two steps of the optimiser, and nothing is learned from them."""
+"""Minimum number of pairs: with fewer, the optimiser takes only two steps and learns nothing."""
 
 TIME_DYNAMIC = {"rewards.schedule": "time-dynamic", "rewards.stage": "refinement"}
 
 
 def dpo(name: str, paper: str = "", **rewards: object) -> Arm:
-    """DPO on the trees as some rewards label them.
+    """Returns an arm that learns by DPO from the trees as the given rewards label them.
 
     Args:
         name: Name of the arm.
-        paper: what the paper reports of it.
-        rewards: settings of `rewards:`; what is not named is time-dynamic Refinement.
+        paper: Result of the arm in the paper.
+        rewards: Settings of `rewards:`; the others default to time-dynamic Refinement.
     """
     named = {f"rewards.{key}": value for key, value in rewards.items()}
     return Arm(name, "train-dpo", {**TIME_DYNAMIC, **named}, fewest=FEWEST, paper=paper)
 
 
 def two_steps(name: str, paper: str = "", *, schedule: str, **rewards: object) -> Arm:
-    """Returns a schedule learned as in the curriculum: Discovery, then Refinement from what that
-    gave.
+    """Returns an arm that learns a schedule as in the curriculum: Discovery, then Refinement.
 
-    The trees are the same in both steps, so those of the second are not its policy's own.
+    Refinement starts from the policy that Discovery trained. Both steps use the same trees, so the
+    second step is off-policy.
     """
     discovery = dpo(f"discovery-{name}", "", schedule=schedule, stage="discovery", **rewards)
     refinement = dpo(name, paper, schedule=schedule, **rewards)
@@ -47,20 +47,20 @@ IN_TWO_STEPS = (
     "All arms but the start learn in two steps, one pass over the pairs of each; pairs, steps and "
     "seconds are those of both, margin and accuracy of the second."
 )
-"""What a reader of the arms' table has to know of `two_steps`."""
+"""Note on `two_steps` for the table of arms."""
 
 
 FULL = dpo("full")
-"""All seven rewards, time-dynamic, Refinement: trained once, whichever studies compare it."""
+"""All seven rewards, time-dynamic, Refinement: trained once for all studies that compare it."""
 
 
 def full(name: str, paper: str = "") -> Arm:
-    """`FULL` under the name that a study has for it."""
+    """Returns `FULL` under the name that it has in a study."""
     return replace(FULL, name=name, label=FULL.name, models=FULL.name, paper=paper)
 
 
 def about(recipe: Recipe, done: Sequence[EvaluatedArm]) -> str:
-    """Describes the data behind all tables of a study of arms."""
+    """Describes the data of all tables of a study."""
     seeds = max(len(one.predictions) for one in done)
     return (
         f"{trees_of(recipe)} Asked: the first {recipe.evaluation.limit} questions of the part "
@@ -76,4 +76,4 @@ def trees_of(recipe: Recipe) -> str:
 
 
 OTHERS = "Columns `paper` are of 8B models on HotpotQA: other models, other data, other budgets."
-"""What a reader of the tables has to know of the paper's figures."""
+"""Note on the paper's results for readers of the tables."""

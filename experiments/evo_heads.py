@@ -1,19 +1,24 @@
 """`make study STUDY=evo-heads`: one head or seven? (EVO-RAG section 3.3: a loss of 0.71 or 0.62.)
 
-Reward models on the siblings of the shared trees, measured on a fifth of the questions, others with
-every seed: `component`, seven heads that learn each the order of its own reward's returns; `total`,
-seven heads that all learn that of the weighted total, as the paper has it; and `single`, one head
-on the total. Next to every figure: what the length of the steps alone would say.
+The study trains reward models on the siblings of the shared trees, and validates them on a fifth of
+the questions, a different fifth for every seed. There are three variants:
 
-The paper's seven heads learn one and the same problem. Heads that share nothing and begin at 0, as
-ours do, then come to the same weights, so `total` and `single` agree up to rounding: whatever the
-paper's difference is made of, it is not the number of heads. The loss of `component` is a mean over
-seven other orders, some of them easy, and says nothing next to theirs. What can be compared is how
-often a model's score orders siblings by the total.
+- `component`: seven heads; each learns the order of its own reward's returns.
+- `total`: seven heads; all learn the order of the weighted total, as in the paper.
+- `single`: one head on the total.
 
-Time on two cores: trees 10 minutes, once for all studies; then 9: reading the steps 3, once, and
-half a minute a model, 15 of them with five seeds, the default. A dozen validation questions give an
-accuracy that is good to several points; the deviation over the splits says how good.
+Next to every figure is the accuracy of a rule that knows only the steps' lengths.
+
+The paper's seven heads learn one and the same problem. Ours share no weights and start at 0, so
+they converge to the same weights, and `total` and `single` agree up to rounding. So the number of
+heads cannot explain the paper's difference. The loss of `component` is a mean over seven other
+orders, some of them easy, and cannot be compared with the other two. Compare how often a model's
+score orders siblings as the total does.
+
+Time on two cores: 10 minutes for the trees, which all studies share; 3 minutes to read the steps,
+once; then half a minute per model. With five seeds, the default, there are 15 models. A dozen
+validation questions give the accuracy to within several points; the deviation over the splits shows
+how precisely.
 """
 
 from collections.abc import Mapping, Sequence
@@ -64,7 +69,7 @@ def evo_heads(runner: StudyRunner) -> None:
 
 
 def model_sheet(found: TotalsByVariant) -> Sheet:
-    """Returns one row per variant: means over the splits, and the deviation of one."""
+    """Returns one row per variant: means over the splits and their standard deviation."""
     head = (
         "heads", "splits", "pairs trained", "pairs kept", "loss", "SD", "score's accuracy %", "SD",
         "length only %",
@@ -108,13 +113,13 @@ def head_sheet(found: TotalsByVariant) -> Sheet:
 
 
 def _sd(totals: Sequence[StageTotals], *path: str) -> float | None:
-    """Returns the deviation over splits, or None if there is only one."""
+    """Returns the standard deviation over splits, or None if there is only one."""
     values = numbers_of(totals, *path)
     return stdev(values) if len(values) > 1 else None
 
 
 def bars(found: TotalsByVariant) -> list[Bar]:
-    """Returns a bar per score: its accuracy over the splits, and that of length alone in grey."""
+    """Returns two bars per variant: the accuracy of its score, and in grey that of length alone."""
     told = []
     for name, totals in found.items():
         for field in ("accuracy", "length_only"):

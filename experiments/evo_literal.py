@@ -1,14 +1,15 @@
 """`make study STUDY=evo-literal`: do the schedules differ with two equations as printed?
 
-`evo-schedules` with two equations read exactly (EVO-RAG section 3.2): every hit earns the
-retrieval bonus, one that is there already too, and every late search that has anything in common
-with an earlier one counts as redundant. There a search that only repeats itself pays as long as the
-bonus weighs 2.0, so Discovery under `two-stage` teaches to continue where `time-dynamic` does not:
-of all readings the one in which a schedule has most to say. Two steps from one warm start, as
-there.
+This is `evo-schedules` with two equations read literally (EVO-RAG section 3.2). Every hit earns the
+retrieval bonus, even one that was retrieved before. Every late search that has anything in common
+with an earlier one counts as redundant. A search that only repeats itself then pays as long as the
+bonus weighs 2.0, so Discovery teaches to continue under `two-stage`, but not under `time-dynamic`.
+Schedules matter more in this reading than in any other. As in `evo-schedules`, arms learn in two
+steps from one warm start.
 
-Time on two cores: trees 10 minutes, once for all studies; then 25 a seed (4 trainings of 180 pairs
-and 2 evaluations of 200 questions, 4 and 3 minutes each), of which there are two by default.
+Time on two cores: 10 minutes for the trees, which all studies share, then 25 minutes per seed (two
+by default): 4 trainings of 180 pairs (4 minutes each) and 2 evaluations of 200 questions (3 minutes
+each).
 """
 
 from experiments.arms import START, Arm, evaluate_arms

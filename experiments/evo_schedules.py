@@ -1,20 +1,23 @@
 """`make study STUDY=evo-schedules`: does a schedule within the episode save searches?
 
-EVO-RAG's table 4 and section 5.2 (11.5 → 9.8 searches), its figure 4 and its table 7. A schedule is
-learned in two steps from one warm start: DPO on the trees' pairs as Discovery labels them, then,
-from that policy, on those of Refinement; one without stages takes both steps on the same pairs, so
-that all are trained as long. Compared with: the start, and DPO on the answer alone. The paper's
-baseline, "no reward", is the one in section 4.2 and the other in section 5.1. Primary: EM of
-time-dynamic against two-stage, to be read with the table of searches.
+The study covers EVO-RAG's table 4, section 5.2 (11.5 → 9.8 searches), figure 4 and table 7. An arm
+learns its schedule in two steps from one warm start: DPO on the trees' pairs as Discovery labels
+them, then, from that policy, DPO on the pairs as Refinement labels them. An arm without stages
+takes both steps on the same pairs, so that all arms train equally long. The baselines are the start
+and DPO on the answer alone: the paper's "no reward" is the former in section 4.2 and the latter in
+section 5.1. The primary comparison is the EM of time-dynamic against two-stage, to be read with the
+table of searches.
 
-What differs from the paper: both steps have the same trees, of the warm start, so that Refinement
-learns from states that the policy of Discovery might not come to (`training.dpo.off_policy`); pairs
-are ordered by the labels, not by a reward model. `branchwise curriculum` rolls out in between.
+Differences from the paper: both steps use the same trees, grown by the warm start, so Refinement
+learns from states that the policy after Discovery might not reach (`training.dpo.off_policy`);
+labels, not a reward model, order the pairs. `branchwise curriculum` grows new trees between the
+steps.
 
-Time on two cores: trees 10 minutes, once for all studies; then 45 a seed (8 trainings of 180 pairs
-and 4 evaluations of 200 questions, 4 and 3 minutes each). One seed, the default, says nothing of
-other trainings; `--seeds 0 1 2` takes an hour and a half more. What differences the size finds is
-printed with the tables. That EM is no lower by 2 points, at equal EM, takes about 2,000 questions
+Time on two cores: 10 minutes for the trees, which all studies share, then 45 minutes per seed: 8
+trainings of 180 pairs (4 minutes each) and 4 evaluations of 200 questions (3 minutes each). The
+default is one seed, which does not show how much trainings vary; `--seeds 0 1 2` takes an hour and
+a half more. The differences that this number of questions can detect are printed with the tables.
+Showing that EM is at most 2 points lower takes about 2,000 questions if it is in fact equal
 (`--set evaluation.limit=2000`).
 """
 
@@ -82,7 +85,7 @@ SAVED = (
 )
 
 TRACED = ("answer-only", "two-stage", "time-dynamic")
-"""The columns of table 7."""
+"""Arms in the columns of table 7."""
 
 
 def evo_schedules(runner: StudyRunner) -> None:
@@ -116,7 +119,10 @@ def _write(runner: StudyRunner, done: Sequence[EvaluatedArm]) -> None:
 
 
 def silence_sheet(recipe: Recipe) -> Sheet:
-    """Tables what every schedule does to comparisons of known order (`analysis.suppression`)."""
+    """Returns the effect of every schedule on comparisons of known order.
+
+    See `analysis.suppression`.
+    """
     columns = {
         name: counts(silence(settings, recipe.agent.max_steps, min_gap=recipe.pairs.min_gap))
         for name, settings in _schedules(recipe)
@@ -133,7 +139,7 @@ def silence_sheet(recipe: Recipe) -> Sheet:
 
 
 def sibling_sheet(runner: StudyRunner) -> Sheet:
-    """Tables what every labelling did to the trees' own siblings of known order."""
+    """Returns the effect of every labelling on the trees' own siblings of known order."""
     run = runner.context.run
     table = table_to_records(read_parts(run, "questions"), Question)
     answerable = {one.id: one.answerable for one in table}
@@ -158,7 +164,7 @@ def _told(found: Counter[Effect] | None) -> str:
 
 
 def _schedules(recipe: Recipe) -> Iterator[tuple[str, EvoRagSettings]]:
-    """Yields every schedule of the arms, in both stages where they differ."""
+    """Yields the schedules of the arms; those with stages once per stage."""
     rewards = settings_of(recipe)["refinement"]
     for schedule in ("answer-only", "static"):
         yield schedule, rewards.model_copy(update={"schedule": schedule})

@@ -1,25 +1,27 @@
 """`make study STUDY=evo-single`: agents that know one reward each (EVO-RAG table 5).
 
-For each of five rewards: a single-head reward model on siblings that this reward alone orders, the
-shared trees' pairs ordered by its score, and an agent trained on them by DPO, a fifth of the
-questions kept out. The paper's accuracy is the agent's, "in selecting preferable retrieval actions
-according to the learned preference model": the share of the held-out pairs whose chosen step has
-gained more than the rejected one. Before training it is 50 %.
+For each of five rewards, the study trains a single-head reward model on siblings that this reward
+alone orders. The model's score orders the pairs of the shared trees, and an agent trains on these
+pairs by DPO, with a fifth of the questions held out. The paper's accuracy is the agent's, "in
+selecting preferable retrieval actions according to the learned preference model". Here it is the
+share of held-out pairs whose chosen step has gained more than the rejected one. Before training it
+is 50 %.
 
-What differs from the paper: it does not say which loss its table has, nor which pairs it evaluates;
-its losses lie above ln 2 = 0.693, which is what an agent has that has learned nothing. Ours is that
-of DPO. A reward model learns from siblings whose returns differ at all (`LEAST_GAP`), not by 0.3:
-the step penalty weighs 0.05 to 0.10, and would be left with next to nothing. A reward that too few
-siblings differ in has a row that says so.
+Differences from the paper: it does not define the loss in its table, or the pairs that it
+evaluates. Its losses are above ln 2 = 0.693, the loss of an untrained agent. Ours is the DPO loss.
+Our reward models learn from siblings whose returns differ at all (`LEAST_GAP`), not by 0.3: the
+step penalty weighs only 0.05 to 0.10 and would have almost no siblings left. If too few siblings
+differ in a reward, its row reports it as left out.
 
-The pairs of an agent are a state's best and worst by the model, the three widest of a question:
-they may differ in their actions alone, and then every agent orders all of them. Read its accuracy
-next to what a rule on actions orders (`labellings.by_actions`).
+An agent's pairs are the best and the worst step of a state by the model's score, at most three per
+question, with the widest gaps. They may differ only in their actions; then every agent orders all
+of them. Read an agent's accuracy next to that of a rule on actions (`labellings.by_actions`).
 
-Time on two cores: trees 10 minutes, once for all studies; then 54 with one seed, the default: the
-reward models 5, scoring all steps 8, five trainings of about 130 pairs and as many evaluations of
-200 questions 4 each. Some 50 held-out pairs of a dozen questions tell 70 % from 50 %, not 55 % from
-54 %; `--seeds 0 1 2` holds out other questions with each, and takes an hour and a quarter more.
+Time on two cores: 10 minutes for the trees, which all studies share, then 54 minutes with one seed,
+the default: 5 for the reward models, 8 to score all steps, and 4 for each of five trainings of
+about 130 pairs and five evaluations of 200 questions. About 50 held-out pairs of a dozen questions
+distinguish 70 % from 50 %, but not 55 % from 54 %. `--seeds 0 1 2` holds out other questions with
+each seed, and takes an hour and a quarter more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,12 +48,16 @@ PAPERS: Mapping[RewardName, str] = {
     "step": "54.2 %, loss 1.184",
     "overlap": "54.4 %, loss 1.015",
 }
-"""The five rewards of table 5, and what it says of them."""
+"""The five rewards of table 5, with the paper's accuracy and loss."""
 
 LEAST_GAP = 0.01
-"""Difference of two returns from which a reward model learns their order: any, up to rounding."""
+"""Smallest difference of two returns from which a reward model learns their order: any, up to
+rounding.
+"""
 FEWEST = 50
-"""Siblings in order: fewer teach a reward model nothing that a fifth of them could measure."""
+"""Minimum number of ordered siblings: with fewer, the fifth held out is too small to measure
+accuracy.
+"""
 HOLDOUT = 0.2
 
 
@@ -60,9 +66,9 @@ class Preference:
     """The reward model of one reward.
 
     Attributes:
-        siblings: pairs that the reward orders; None in a dry run.
+        siblings: Number of pairs that the reward orders; None in a dry run.
         totals: Totals of its training; empty if there are too few pairs.
-        arm: the agent that is trained by it; None in a dry run.
+        arm: Agent that trains on its pairs; None in a dry run or if there are too few pairs.
     """
 
     reward: RewardName
@@ -87,7 +93,7 @@ def preference(runner: StudyRunner, reward: RewardName, grown: StageTotals) -> P
     """Trains a reward model on one reward, if enough siblings differ in it.
 
     Args:
-        grown: totals of the trees.
+        grown: Totals of the trees.
     """
     settings = {
         **TIME_DYNAMIC,
@@ -118,7 +124,7 @@ HEAD = (
 
 
 def single_sheet(learned: Sequence[Preference], done: Sequence[EvaluatedArm]) -> Sheet:
-    """Returns a row per reward: its reward model on questions kept out, and its agent."""
+    """Returns a row per reward: its reward model on held-out questions, and its agent."""
     agents = {one.arm.name: one for one in done}
     rows = tuple(_row(one, agents.get(one.arm.name) if one.arm else None) for one in learned)
     sheet = Sheet("Single rewards (agents: means over seeds)", HEAD, rows)

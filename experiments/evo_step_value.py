@@ -1,15 +1,16 @@
 """`make study STUDY=evo-step-value`: how much should a step cost? (EVO-RAG section 3.2.)
 
-DPO on the shared trees with a raw step value of −0.5, −1 and −2, all seven rewards, time-dynamic
-Refinement, one step from the warm start. The paper took −1: against −0.5 it loses 0.3 EM and saves
-1.1 steps. Primary: EM of −1 against −0.5, to be read with the table of steps.
+The study runs DPO on the shared trees with a raw step value of −0.5, −1 and −2: all seven rewards,
+time-dynamic Refinement, one step from the warm start. The paper took −1, which loses 0.3 EM against
+−0.5 and saves 1.1 steps. The primary comparison is the EM of −1 against −0.5, to be read with the
+table of steps.
 
-The step penalty weighs 0.05 to 0.10, where the answer weighs up to 1 and a pair needs a gap of 0.2:
-most pairs are the same under all three values, and so may the policies be.
+The step penalty weighs 0.05 to 0.10. The answer weighs up to 1, and a pair needs a gap of 0.2. So
+most pairs are the same under all three values, and the policies may be too.
 
-Time on two cores: trees 10 minutes, once for all studies; then 24 a seed (3 trainings of 180 pairs
-and as many evaluations of 200 questions, 4 minutes each), of which there are two by default. 200
-questions find a saving of about 4 % of the steps and a difference of 6 points of EM, not the
+Time on two cores: 10 minutes for the trees, which all studies share, then 24 minutes per seed (two
+by default): 3 trainings of 180 pairs and 3 evaluations of 200 questions, 4 minutes each. 200
+questions detect a saving of about 4 % of the steps and a difference of 6 points of EM, not the
 paper's 0.3.
 """
 
@@ -28,7 +29,7 @@ ARMS = (
     full("step-1", "EM −0.3, steps −1.1"),
     dpo("step-2", step_value=-2.0),
 )
-"""Paper: against −0.5."""
+"""Paper: differences from −0.5."""
 
 CLAIMS = (
     Claim("step-1", "step-0.5", primary=True, paper="−0.3"),

@@ -1,4 +1,4 @@
-"""Fresh rollouts as a study draws them: in its own process, and in its journal like any stage."""
+"""Fresh rollouts in a study: drawn in its own process, and logged in its journal like a stage."""
 
 import time
 from collections.abc import Sequence
@@ -18,8 +18,9 @@ def draw_fresh_rollouts(
     rollouts: int = 8,
     temperature: float | None = None,
 ) -> Rolled:
-    """Returns both sides of every pair rolled out; what is rolled out already is kept, and not
-    noted again.
+    """Returns fresh rollouts of both sides of every pair, reusing those already stored.
+
+    The journal gets no second entry if it already has this draw as done.
 
     Args:
         run: Run of the trees that the pairs come from.

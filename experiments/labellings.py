@@ -1,7 +1,8 @@
-"""What labellings of the same trees teach: which way their pairs lean, and how far two agree.
+"""Compares labellings of the same trees: the direction of their pairs, and how far two agree.
 
-What two arms are taught alike no test can tell apart, however many questions it asks: look here
-before a comparison of policies is believed, or paid for.
+If two labellings are nearly equal, no test can distinguish the arms that learn from them,
+regardless of the number of questions. Read these tables before you trust or pay for a comparison of
+policies.
 """
 
 from collections import Counter
@@ -17,7 +18,7 @@ from experiments.report import Claim
 from storage.parts import read_parts
 
 PairOrder = tuple[str, int, int]
-"""A pair: its tree, the node that is preferred, and the other."""
+"""A pair: its tree, the preferred node, and the other."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,11 @@ class Labelling:
     """The pairs of one relabelling.
 
     Attributes:
-        orders: all of them.
-        to_stop, to_go_on: how many prefer an end to continuing, and the reverse. In the others both
-            sides are of one kind.
-        by_actions: share that a rule orders which knows both actions and nothing of their text, in
-            [0.5, 1]; None without pairs.
+        orders: All pairs.
+        to_stop, to_go_on: Number of pairs that prefer an end to continuing, and the reverse. In the
+            others both sides are of one kind.
+        by_actions: Share of pairs, in [0.5, 1], that a rule orders which knows both actions but not
+            their text; None without pairs.
     """
 
     name: str
@@ -40,7 +41,7 @@ class Labelling:
 
 
 def labelling(run: Path, name: str) -> Labelling:
-    """Reads a relabelling; one that was not made has no pairs."""
+    """Reads a relabelling; a missing one has an empty set of pairs."""
     columns = ["tree_id", "chosen_node", "rejected_node", "chosen_action", "rejected_action"]
     rows = read_parts(run, f"relabelled/{name}/pairs", columns).to_pylist()
     ends = [(is_end(row["chosen_action"]), is_end(row["rejected_action"])) for row in rows]
@@ -54,17 +55,17 @@ def labelling(run: Path, name: str) -> Labelling:
 
 
 def by_actions(pairs: Sequence[tuple[str, str]]) -> float | None:
-    """Returns the share of pairs that the best rule on actions alone orders.
+    """Returns the share of pairs that the best rule on actions alone orders correctly.
 
-    The rule is made on these very pairs: of every two actions it prefers the one that they prefer
-    more often, and of a pair of one action it guesses, which is right half the time. A policy that
-    orders no larger share of such pairs need have learned nothing of queries and answers.
+    The rule is fitted to these same pairs. It prefers the action that is chosen more often against
+    the other one. If both sides have the same action it guesses, and is right half the time. A
+    policy that does not exceed this share may have learned nothing about queries and answers.
 
     Args:
-        pairs: chosen and rejected action.
+        pairs: Chosen and rejected action of each pair.
 
     Returns:
-        In [0.5, 1]; None without pairs.
+        Share in [0.5, 1]; None without pairs.
     """
     if not pairs:
         return None
@@ -76,12 +77,12 @@ def by_actions(pairs: Sequence[tuple[str, str]]) -> float | None:
 
 
 def labels_of(arms: Iterable[Arm]) -> list[str]:
-    """Returns the labellings that some arms learn from, in their order, each once."""
+    """Returns the labellings that the arms learn from, in order, without repeats."""
     return list(dict.fromkeys(label for arm in arms for label in _steps(arm)))
 
 
 def leaning_sheet(run: Path, arms: Iterable[Arm]) -> Sheet:
-    """Tables the direction of the pairs of every labelling, one row each."""
+    """Returns the direction of the pairs of every labelling, one row each."""
     found = [labelling(run, name) for name in labels_of(arms)]
     rows = tuple(
         (
@@ -102,10 +103,10 @@ def leaning_sheet(run: Path, arms: Iterable[Arm]) -> Sheet:
 
 
 def agreement_sheet(run: Path, arms: Sequence[Arm], claims: Iterable[Claim]) -> Sheet:
-    """Tables the agreement of the labellings of compared arms, one row per step of a claim.
+    """Returns the agreement of the labellings of compared arms, one row per step of a claim.
 
-    `the same %` is of the pairs that either has. Arms that compare with the start have no row, nor
-    have steps that both share.
+    `the same %` is a share of the pairs that are in either labelling. Claims against the start, and
+    steps that both arms share, are left out.
     """
     named = {arm.name: arm for arm in arms}
     rows = tuple(
@@ -135,7 +136,7 @@ def _agreement(one: Labelling, other: Labelling) -> tuple[str, ...]:
 
 
 def _steps(arm: Arm) -> Iterator[str]:
-    """Yields the labellings that an arm learns from, one after the other; none for the start."""
+    """Yields the labellings that an arm learns from, in order; none for the start."""
     if arm.before is not None:
         yield from _steps(arm.before)
     if arm.trainer is not None:

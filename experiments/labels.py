@@ -1,12 +1,13 @@
-"""`make study STUDY=labels RUN=datasets/atlas-dpo`: which labels does a second look bear out?
+"""`make study STUDY=labels RUN=datasets/atlas-dpo`: which labels do fresh rollouts confirm?
 
-Looks at a finished run. A sample of 200 pairs of siblings, whatever their labels, is rolled out
-8 times per side at the policy's temperature, and once greedily. Every estimator then labels
-the same siblings, at α = 0.9 and 1, and the table says how many of the orders survive: by
-estimator, number of outcomes and gap. Next to what the tree knows, two more labels: `greedy` (one
-greedy completion from each sibling, which is what `mcts.rollout_temperature: 0` asks) and `judge`,
-a judge that is simulated, because no model at hand can judge: it sees the mean F1 that the tree
-found below a step, with noise of SD 0.2, and its score is worth α^depth (ReasonRAG eq. 6).
+The study reads a finished run. It samples 200 pairs of siblings, regardless of their labels, and
+rolls each side out 8 times at the policy's temperature, and once greedily. Every estimator then
+labels the same siblings, at α = 0.9 and 1, and the tables give the share of orders that survive: by
+estimator, number of outcomes and gap. There are two more labels besides the tree's:
+
+- `greedy`: one greedy completion from each sibling, as with `mcts.rollout_temperature: 0`.
+- `judge`: a simulated judge, because no available model can judge. It sees the mean F1 that the
+  tree found below a step, with noise of SD 0.2, and its score is worth α^depth (ReasonRAG eq. 6).
 """
 
 import random
@@ -33,7 +34,7 @@ from storage.records import Pair, TreeNode
 SAMPLE, ROLLOUTS = 200, 8
 ALPHAS = (0.9, 1.0)
 LEAST_GAP = 0.01
-"""Below it an estimator makes no pair."""
+"""Smallest difference of rewards from which an estimator makes a pair."""
 JUDGE_NOISE = 0.2
 """SD of the simulated judge's error, on scores in [0, 1]."""
 ESTIMATORS: tuple[Estimator | Literal["greedy"], ...] = (
@@ -45,7 +46,7 @@ ESTIMATORS: tuple[Estimator | Literal["greedy"], ...] = (
 )
 
 Values = Mapping[tuple[str, int], tuple[float, int]]
-"""(tree_id, node_id) → reward in [0, 1], and how many distinct outcomes it rests on."""
+"""(tree_id, node_id) → reward in [0, 1], and the number of distinct outcomes that support it."""
 
 
 def labels(runner: StudyRunner) -> None:
@@ -81,9 +82,7 @@ def labels(runner: StudyRunner) -> None:
 
 
 def comparisons(run: Run) -> list[Pair]:
-    """Returns all pairs of siblings that any estimator could compare; their order means nothing
-    yet.
-    """
+    """Returns all pairs of siblings that any estimator could compare; their order is arbitrary."""
     anything = PairSettings(min_gap=0.0, min_outcomes=1)
     relabeller = Relabeller(run.recipe.model_copy(update={"pairs": anything}))
     return [pair for tree in stored_trees(run) for pair in relabeller.label(tree)[1]]
@@ -91,7 +90,7 @@ def comparisons(run: Run) -> list[Pair]:
 
 @dataclass(frozen=True)
 class Estimates:
-    """What every estimator says of the nodes of some trees, at one α."""
+    """Estimates of every estimator for the nodes of some trees, at one α."""
 
     trees: Sequence[Sequence[TreeNode]]
     answers: Mapping[str, Sequence[str]]
@@ -99,7 +98,7 @@ class Estimates:
     greedy: Fresh
 
     def of(self, estimator: Estimator | Literal["greedy"]) -> Values:
-        """Returns rewards by node; a node without one is not there."""
+        """Returns rewards by node; nodes without a reward are left out."""
         if estimator == "greedy":
             return dict(self._greedy())
         if estimator == "judge":
@@ -124,7 +123,9 @@ class Estimates:
                 yield key, (value, 1)
 
     def _judged(self) -> Iterator[tuple[tuple[str, int], tuple[float, int]]]:
-        """Yields a judge that errs by `JUDGE_NOISE`; its errors are the same for every α."""
+        """Yields the labels of a judge that errs by `JUDGE_NOISE`; its errors are the same for
+        every α.
+        """
         for node, label in self._labelled("monte_carlo"):
             seen = next((c.value for c in label.components if c.name == "f1"), None)
             if seen is not None:
@@ -137,7 +138,7 @@ class Estimates:
 
 
 def in_order(sample: Sequence[Pair], values: Values) -> Iterator[Pair]:
-    """Yields the pairs that an estimator makes of the siblings, in the order that it gives them."""
+    """Yields the pairs that an estimator makes of the siblings, ordered by its values."""
     for pair in sample:
         sides = [(n, values.get((pair.tree_id, n))) for n in (pair.chosen_node, pair.rejected_node)]
         known = sorted(((value, node) for node, value in sides if value is not None), reverse=True)
@@ -167,7 +168,7 @@ class EstimatorSurvival:
 
 
 def bars(found: Sequence[EstimatorSurvival]) -> Iterator[Bar]:
-    """Returns a bar per estimator and α with a decided pair; α = 1 is grey."""
+    """Returns a bar per estimator and α that have a decided pair; α = 1 is grey."""
     for one in found:
         share, between = one.row.decided, one.row.decided_interval
         if one.facet is None and share is not None and between is not None:
@@ -176,7 +177,7 @@ def bars(found: Sequence[EstimatorSurvival]) -> Iterator[Bar]:
 
 
 def sheet(found: Sequence[EstimatorSurvival], facet: str | None) -> Sheet:
-    """Returns the survival by estimator and α, and by a facet of the pairs."""
+    """Returns the survival by estimator and α, optionally split by a facet of the pairs."""
     title = "Label survival" + (f" by {facet}" if facet else "")
     head = (
         "estimator", "alpha", facet or "pairs of siblings", "pairs", "questions", "kept %", "95 %",

@@ -1,10 +1,10 @@
 """`make study STUDY=real-dpo`: the arms of `atlas-dpo` on 2Wiki, HotpotQA and MuSiQue.
 
-One policy for the three sets: a warm start on their parts `warm`, trees over their parts `train`,
-and one test, registered here before it was run: all questions of the three parts `test` pooled,
-greedy, in the precision of the trees, process DPO against the warm start and against SFT on EM.
-Figures of a single set and of the stratum that can be guessed are descriptive. Baselines stand
-and: the untrained model on its own, by one search, and with the gold passages, and the most
+One policy serves the three sets: a warm start on their `warm` splits, and trees over their `train`
+splits. The test was registered here before it was run: all questions of the three `test` splits
+pooled, greedy, in the precision of the trees; EM of process DPO against the warm start and against
+SFT. Results per set and on guessable questions are descriptive. The baselines are the untrained
+model in the protocol, closed-book, with one search and with the gold passages, and the most
 frequent answer.
 """
 
@@ -35,7 +35,7 @@ DPO, SFT = (
     replace(arm, training={**arm.training, "micro_batch": 2})  # prompts of a thousand tokens
     for (arm,) in (CANDIDATES, SFT_CANDIDATES)
 )
-"""What was chosen on atlas's split `dev`, before the test of this study is asked."""
+"""Recipes chosen on atlas's split `dev`, before this study's test is evaluated."""
 
 
 def real_dpo(runner: StudyRunner) -> None:
@@ -49,7 +49,7 @@ def real_dpo(runner: StudyRunner) -> None:
 
 
 def check_same_start(runner: StudyRunner) -> None:
-    """Checks that the policy of the trees is the warm start of the study.
+    """Checks that the policy that grows the trees is the warm start of the study.
 
     Raises:
         ConfigError: If the recipe names another one.

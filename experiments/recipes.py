@@ -1,13 +1,14 @@
 """`make study STUDY=recipes RUN=datasets/real-dpo`: which training recipes help on a run's trees?
 
-For a finished run without a gain. Evaluates the recipe of `real-dpo` and variants that change one
-setting each, on split `dev`. Most variants reuse the trees: more pairs per question, a higher
-learning rate, more epochs, no guessable questions, the mean of all outcomes instead of one greedy
-rollout, and only pairs whose order fresh rollouts confirm. The last variant is a second round: new
-trees, in a sibling run folder, grown by the best policy so far, which is then trained further.
+The study needs a finished run without a gain. It evaluates the recipe of `real-dpo` and variants
+that change one setting each, on split `dev`. Most variants reuse the trees: more pairs per
+question, a higher learning rate, more epochs, no guessable questions, the mean of all outcomes
+instead of one greedy rollout, and only pairs whose order fresh rollouts confirm. The last variant
+is a second round: the best policy so far grows new trees in a sibling run folder, and the recipe
+trains it further on them.
 
-The study makes no claim about the best variant: with this many tries, one is lucky. Confirm it on
-the test split.
+Do not claim that the best variant is better. Among so many, one is lucky: confirm it on the test
+split.
 """
 
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ AS_IT_IS = replace(DPO, name="as-it-is", label=DPO.name, models=DPO.name)
 def variation(
     name: str, pairs: dict[str, object] | None = None, training: dict[str, object] | None = None
 ) -> Arm:
-    """Returns the recipe with something changed; without other pairs it shares the relabelling."""
+    """Returns the recipe with changed settings; without other pairs it shares the relabelling."""
     return replace(
         DPO,
         name=name,
@@ -87,19 +88,19 @@ def tried(runner: StudyRunner) -> Iterator[EvaluatedArm]:
 
 
 def asked(runner: StudyRunner, arm: Arm, trees: StageTotals | None = None) -> EvaluatedArm:
-    """Returns an arm with all seeds."""
+    """Evaluates an arm with all seeds."""
     *_, (done,) = evaluate_arms(runner, (arm,), DEV, trees)
     return done
 
 
 def dev_em(done: EvaluatedArm) -> float:
-    """Returns the mean over seeds; −1 in a dry run, which asks nothing."""
+    """Returns the mean EM over seeds; −1 in a dry run, which evaluates nothing."""
     every = [row.em for rows in done.predictions.values() for row in rows if row.em is not None]
     return sum(every) / len(every) if every else -1.0
 
 
 def look_again(runner: StudyRunner) -> None:
-    """Rolls both sides of the recipe's pairs out afresh; what is rolled out already is kept.
+    """Draws fresh rollouts for both sides of the recipe's pairs; stored rollouts are reused.
 
     Raises:
         StageStopped: If a limit or a signal came first.
@@ -109,9 +110,7 @@ def look_again(runner: StudyRunner) -> None:
 
 
 def second_round(runner: StudyRunner, best: Arm) -> EvaluatedArm:
-    """Returns trees by the policy that an arm trained with the first seed, and the recipe
-    on them.
-    """
+    """Evaluates the recipe on new trees, grown by an arm's policy of the first seed."""
     folder, totals = train_arm(runner, best, runner.seeds[0])
     own = beside(runner, f"{SECOND_ROUND}-{best.name}-{runner.seeds[0]}")
     if not runner.context.dry_run:

@@ -1,4 +1,4 @@
-"""What a study of learning found: the arms, the claims with their intervals, and all that was run.
+"""Reports the results of a learning study: arms, claims with intervals, and strata.
 
 Written as Markdown, CSV and a plot into `study/` of the run folder, and printed.
 """
@@ -23,14 +23,14 @@ from storage.records import Prediction
 Key = tuple[str, str]
 """Source and id of a question."""
 PAPER = "paper (other models and data)"
-"""Head of the column with a paper's own figures."""
+"""Head of the column with the paper's own results."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """`arm` − `baseline`; the primary ones are what the study was made for.
+    """The difference `arm` − `baseline`; the study is designed for the primary ones.
 
-    `paper` is what a paper reports of its own such difference.
+    `paper` is the same difference in the paper.
     """
 
     arm: str
@@ -45,7 +45,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Stratum:
-    """Some of the questions, told by their rows; figures of it are descriptive."""
+    """A group of questions, selected by their predictions; its results are descriptive."""
 
     name: str
     holds: Callable[[Scored], bool]
@@ -56,10 +56,11 @@ class MeasuredClaim:
     """A claim as measured, in [−1, 1].
 
     Attributes:
-        em, f1: mean difference over questions and seeds, with the interval over both; of a single
-            training an arm the interval is over questions alone.
-        p: P-value of the permutation test on EM; `adjusted` by Holm within its family.
-        disagree: share of questions (mean over seeds) that one of both alone answers right.
+        em, f1: Mean difference over questions and seeds, with the interval over both. With one
+            training per arm the interval is over questions alone.
+        p: P-value of the permutation test on EM.
+        adjusted: `p` adjusted by Holm within its family (primary or not).
+        disagree: Share of questions (mean over seeds) that only one of both answers right.
     """
 
     claim: Claim
@@ -80,16 +81,16 @@ def write_report(
     more: Sequence[Sheet] = (),
     about: str = "",
 ) -> None:
-    """Prints the tables, and keeps them next to the journal; see module.
+    """Prints the tables, and writes them next to the journal; see module.
 
     Args:
         runner: Runner of the study.
         name: Name of the files.
-        done: all arms, as far as they have come.
-        claims: differences between them.
-        strata: Groups of questions to report apart.
-        more: the study's own tables.
-        about: what a reader of the tables should know of all of them.
+        done: All arms, with the seeds evaluated so far.
+        claims: Differences between arms.
+        strata: Groups of questions to report separately.
+        more: Other tables of the study.
+        about: Note for readers of the tables.
     """
     if runner.context.dry_run:
         return
@@ -107,8 +108,9 @@ def write_report(
 def findings(
     done: Mapping[str, EvaluatedArm], claims: Sequence[Claim], seed: int
 ) -> list[MeasuredClaim]:
-    """Returns the claims whose arms were examined; Holm over the primary and over the other
-    ones.
+    """Returns the claims whose arms were evaluated.
+
+    P-values are adjusted by Holm, separately for primary and other claims.
     """
     measured = [
         _finding(claim, done[claim.arm], done[claim.baseline], seed)
@@ -142,7 +144,7 @@ def _finding(claim: Claim, arm: EvaluatedArm, base: EvaluatedArm, seed: int) -> 
 
 
 def shared_questions(done: Sequence[EvaluatedArm]) -> set[Key]:
-    """Answerable questions that every policy of all arms was asked; a failure counts as wrong."""
+    """Returns answerable questions that every policy evaluated; a failure counts as wrong."""
     asked = [
         {_key(row) for row in rows if row.em is not None}
         for one in done
@@ -173,9 +175,9 @@ _TRAINING_HEAD = ("pairs", "steps trained", "train s", "KL", "margin", "accuracy
 
 
 def arm_sheet(done: Sequence[EvaluatedArm]) -> Sheet:
-    """Returns every arm: scores (failures count as wrong), behaviour, and what its training did.
+    """Returns every arm: scores (failures count as wrong), behaviour and training.
 
-    Backtracks and refusals are there where somebody could refuse: a question was unanswerable.
+    Backtracks and refusals have columns only if a question was unanswerable.
     """
     every = (row for one in done for asked in one.predictions.values() for row in asked)
     refusable = any(row.em is None for row in every)
@@ -210,7 +212,7 @@ def _arm_cells(done: EvaluatedArm) -> tuple[str, ...]:
 
 
 def _refusal_cells(done: EvaluatedArm) -> tuple[str, ...]:
-    """Over all seeds; a failed question is not refused."""
+    """Returns backtracks and refusals over all seeds; a failed question is not refused."""
     rows = [row for asked in done.predictions.values() for row in asked]
     own = [row for row in rows if isinstance(row, Prediction)]
     refused = [row for row in own if row.refused]
@@ -224,7 +226,7 @@ def _refusal_cells(done: EvaluatedArm) -> tuple[str, ...]:
 
 
 def _training_cells(done: EvaluatedArm) -> tuple[str, ...]:
-    """Returns the cells of a training. Off-policy pairs have no KL (`training.dpo.train_dpo`)."""
+    """Returns the training columns; KL is empty for off-policy pairs (`training.dpo.train_dpo`)."""
     off_policy = done.arm.training.get("off_policy", False)
 
     def learned(*path: str) -> float | None:
@@ -258,12 +260,12 @@ def size_of(
 ) -> str:
     """Describes the effect that a table of this size detects four times in five.
 
-    Half the width of a 95 % interval is 1.96 standard errors; an effect of 1.96 + 0.84 of them is
-    told from none with a power of 80 %.
+    Half the width of a 95 % interval is 1.96 standard errors. A test detects an effect of 1.96 +
+    0.84 standard errors with a power of 80 %.
 
     Args:
         intervals: Intervals of the table, in [−1, 1]; the widest one counts.
-        what: is measured.
+        what: Name of the metric, such as "difference in EM".
         unit: Name of a hundredth of the metric.
     """
     widest = max(intervals, key=lambda one: one.high - one.low, default=None)
@@ -281,7 +283,7 @@ _Z_LEVEL, _Z_POWER = NormalDist().inv_cdf(0.975), NormalDist().inv_cdf(0.8)
 
 
 def claim_sheet(found: Sequence[MeasuredClaim]) -> Sheet:
-    """Returns every claim, the primary ones marked."""
+    """Returns one row per claim; the primary ones are marked."""
     head = ("difference", "EM [95 %]", "p", "p (Holm)", "F1 [95 %]", "disagree %", "questions")
     rows = tuple(
         (
@@ -301,7 +303,7 @@ def claim_sheet(found: Sequence[MeasuredClaim]) -> Sheet:
 
 
 def stratum_sheet(done: Sequence[EvaluatedArm], strata: Sequence[Stratum]) -> Sheet:
-    """Returns EM of every arm on every stratum, mean over questions and seeds."""
+    """Returns the EM of every arm on every stratum, as the mean over questions and seeds."""
 
     def cell(one: EvaluatedArm, stratum: Stratum) -> str:
         rows = [row for asked in one.predictions.values() for row in asked if stratum.holds(row)]
@@ -313,7 +315,7 @@ def stratum_sheet(done: Sequence[EvaluatedArm], strata: Sequence[Stratum]) -> Sh
 
 @dataclass(frozen=True)
 class Bar:
-    """An interval in a plot, in [−1, 1]; the strong ones are what the plot is about."""
+    """An interval in a plot, in [−1, 1]; the strong bars are the plot's subject."""
 
     name: str
     low: float
@@ -336,8 +338,8 @@ def draw(bars: Sequence[Bar], path: Path, axis: str, rest: float = 0.0) -> None:
     Args:
         bars: Bars, top to bottom.
         path: Path of the file.
-        axis: what is measured, in per cent or points.
-        rest: where nothing would be the matter, in [−1, 1].
+        axis: Label of the x-axis; values are in per cent or points.
+        rest: Value of "no effect", in [−1, 1].
     """
     with svg(path, 1, 7, 0.5 * len(bars) + 1.2) as (axes,):
         for place, bar in enumerate(reversed(bars)):

@@ -1,7 +1,7 @@
 """Does an arm search less than another, and answer as well? (EVO-RAG section 5.2: 11.5 → 9.8.)
 
-Whoever answers worse can be as brief as he likes, so a saving is told together with the difference
-in EM, and with whether that is shown to be no loss: its interval is above −`MARGIN`.
+An arm can easily search less if it answers worse. So a saving is reported with the difference in
+EM, and with the result of a non-inferiority test: the interval must be above −`MARGIN`.
 """
 
 from collections.abc import Sequence
@@ -22,22 +22,21 @@ from experiments.report import PAPER, Claim, Key, covered, scores, shared_questi
 from storage.records import Prediction
 
 MARGIN = 0.02
-"""Loss of EM that still counts as none: the paper calls −1.8 points (LLaMA, table 4) comparable."""
+"""Loss of EM that counts as equal: the paper calls −1.8 points (LLaMA, table 4) comparable."""
 
 Counted = Literal["searches", "steps"]
 
 
 @dataclass(frozen=True)
 class Saving:
-    """`claim.arm` against `claim.baseline`.
+    """Savings of `claim.arm` against `claim.baseline`.
 
     Attributes:
-        base, own: means per question of what is counted, over the questions that neither failed on.
-        share: 1 − own / base; None if the baseline counts nothing.
-        p: P-value of the permutation test on the counts, by Holm over all savings of the table;
-            1 if
-            there is no share.
-        em: difference in EM over the answerable questions, failed ones as wrong.
+        base, own: Mean count per question, over the questions that neither arm failed on.
+        share: 1 − own / base; None if the baseline's count is 0.
+        p: P-value of the permutation test on the counts, by Holm over all savings of the table; 1
+            if `share` is None.
+        em: Difference in EM over the answerable questions, with failed ones as wrong.
     """
 
     claim: Claim
@@ -49,7 +48,7 @@ class Saving:
 
     @property
     def no_lower(self) -> str:
-        """Whether EM is lower by `MARGIN` at most: "yes", "no", or "not shown"."""
+        """Whether EM is lower by at most `MARGIN`: "yes", "no", or "not shown"."""
         if self.em.low > -MARGIN:
             return "yes"
         return "no" if self.em.high < -MARGIN else "not shown"
@@ -58,7 +57,7 @@ class Saving:
 def savings(
     done: Sequence[EvaluatedArm], claims: Sequence[Claim], seed: int, counted: Counted = "searches"
 ) -> list[Saving]:
-    """Returns the claims whose arms were examined; `seed` is of the intervals' draws."""
+    """Returns the savings of claims whose arms were evaluated; `seed` seeds the bootstrap."""
     arms = {one.arm.name: one for one in done if one.predictions}
     found = [
         _saving(claim, arms[claim.arm], arms[claim.baseline], seed, counted)
@@ -88,9 +87,7 @@ def _saving(
 
 
 def answered_questions(done: Sequence[EvaluatedArm]) -> set[Key]:
-    """Returns questions that every policy of all arms came to an end with, unanswerable ones among
-    them.
-    """
+    """Returns questions that all policies finished without failing, unanswerable ones included."""
     ended = [
         {(row.source, row.question_id) for row in rows if isinstance(row, Prediction)}
         for one in done

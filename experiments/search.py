@@ -30,12 +30,12 @@ from runs.study_tables import write_sheets
 
 ASKED = {"evaluation.split": "dev", "evaluation.limit": 300, "policy.precision": "q8_0"}
 JUDGED = 100
-"""Pairs a kind whose order is looked at again."""
+"""Pairs per kind of search whose order is checked with fresh rollouts."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One way of searching, and what came of it."""
+    """One way of searching, and its results."""
 
     name: str
     runner: StudyRunner

@@ -1,6 +1,6 @@
 """Test questions on which arms differ most, step by step (EVO-RAG table 7), as Markdown.
 
-They are picked for their difference, so they show what an arm can do, not what it usually does.
+They are selected for their difference, so they show an arm's possible behaviour, not its usual one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,20 +15,20 @@ from storage.records import Prediction, Question
 from storage.terminal_escape import inert
 
 ANSWERABLE, UNANSWERABLE = 3, 1
-"""How many questions of either kind are shown, as in the paper."""
+"""Number of questions of either kind to show, as in the paper."""
 
 ArmPredictions = Mapping[str, Prediction]
-"""What every arm did on a question, by its name."""
+"""Predictions of all arms for one question, by arm name."""
 
 
 def trace_text(
     done: Sequence[EvaluatedArm], questions: Sequence[Question], similarity: Similarity
 ) -> str:
-    """Returns a table per question, a column per arm, from the policies of the first seed.
+    """Returns a table per question with a column per arm, from the policies of the first seed.
 
     Args:
-        done: the arms to compare.
-        questions: Questions that both policies answered.
+        done: Arms to compare.
+        questions: Questions of the evaluation, with their gold answers.
         similarity: Similarity of sub-queries.
     """
     known = {(question.source, question.id): question for question in questions}
@@ -46,7 +46,7 @@ def trace_text(
 
 
 def _by_question(done: Sequence[EvaluatedArm]) -> dict[Key, ArmPredictions]:
-    """Returns the questions that all arms came to an end with, under their first seed."""
+    """Returns the questions that all arms finished with their first seed."""
     arms = {one.arm.name: _first(one) for one in done if one.predictions}
     shared = set.intersection(*(set(rows) for rows in arms.values())) if arms else set()
     return {key: {name: rows[key] for name, rows in arms.items()} for key in sorted(shared)}
@@ -58,9 +58,7 @@ def _first(done: EvaluatedArm) -> dict[Key, Prediction]:
 
 
 def telling(shared: Mapping[Key, ArmPredictions]) -> list[Key]:
-    """Returns the questions to show: those with most different ends, then most different search
-    counts.
-    """
+    """Returns the questions to show, sorted by number of different ends, then by search counts."""
 
     def difference(key: Key) -> tuple[int, int]:
         rows = shared[key].values()
@@ -94,7 +92,7 @@ def _sheet(question: Question, rows: ArmPredictions, similarity: Similarity) -> 
 
 
 def _cell(move: RecordedStep, row: Prediction) -> str:
-    """Describes a move: its result, and whether it is a near-duplicate."""
+    """Describes a step: its action, its content and its result."""
     if move.searches:
         mark = " (Dup.)" if move.repeats else ""
         return f"search: {move.content}{mark} → {'; '.join(move.titles) or 'nothing'}"

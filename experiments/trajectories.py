@@ -1,4 +1,4 @@
-"""What a policy did on a test question, move by move, near-duplicate searches among it."""
+"""The steps of a policy on a test question, with near-duplicate searches marked."""
 
 import json
 from collections.abc import Iterator
@@ -18,9 +18,9 @@ class RecordedStep:
 
     Attributes:
         action: Kind of action.
-        content: query or answer; "" for an action that has none.
+        content: Query or answer; "" for other actions.
         titles: Titles of the retrieved passages.
-        alike: largest cosine to an earlier query; None for the first search and other actions.
+        alike: Largest cosine to an earlier query; None for the first search and other actions.
     """
 
     action: str
@@ -34,12 +34,12 @@ class RecordedStep:
 
     @property
     def repeats(self) -> bool:
-        """Whether it searches for nearly what was searched for before."""
+        """Whether its query nearly repeats an earlier one."""
         return self.alike is not None and self.alike >= NEAR
 
 
 def moves_of(row: Prediction, similarity: Similarity) -> Iterator[RecordedStep]:
-    """Yields the moves of a trajectory, in order; queries that were taken back count as earlier
+    """Yields the steps of a trajectory, in order; queries that were taken back count as earlier
     ones.
     """
     queries: list[str] = []
