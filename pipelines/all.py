@@ -35,7 +35,7 @@ def all_stages(context: StageContext) -> StageResult:
         totals[name] = outcome.totals
         if outcome.exit_code != DONE:
             return StageResult(totals, outcome.exit_code)
-        if context.dry_run:  # later stages read what this one would have written
+        if context.dry_run:  # later stages need the output of this one
             context.log(", ".join(f"then {later}" for later in context.recipe.stages[1:]))
             break
     return StageResult(totals)

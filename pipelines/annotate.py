@@ -72,13 +72,13 @@ def check_not_confirmed(recipe: Recipe) -> None:
     """
     if recipe.pairs.confirmed:
         raise ConfigError(
-            "pairs.confirmed: there are no fresh rollouts before there are trees: annotate without "
-            "it, then `branchwise diagnose`, then `branchwise relabel --set pairs.confirmed=true`"
+            "pairs.confirmed: needs fresh rollouts of the finished trees. Annotate without it, "
+            "then run `branchwise diagnose` and `branchwise relabel --set pairs.confirmed=true`"
         )
 
 
 def announce(context: StageContext, recipe: Recipe, data: Data) -> None:
-    """Logs what the stage will do, before anything is paid for."""
+    """Logs the plan of the stage before any paid call."""
     context.log(
         f"annotate: {len(data.questions)} questions over {len(data.passages):,} passages, "
         f"{described(recipe.mcts)}, labels: {recipe.scheme.describe()}"
@@ -120,7 +120,7 @@ async def _annotate(
                     async with progress.shown(context.console), aclosing(growing) as finished:
                         await _commit(finished, committer, progress)
             except BaseException:
-                with suppress(StorageError):  # what ended the work is told, not what followed
+                with suppress(StorageError):  # report the first error, not this one
                     committer.finish()
                 raise
             totals = committer.finish()
@@ -190,6 +190,6 @@ def off_protocol(run: Path, model: str) -> str | None:
     first = inert(invalid[0].as_py()[:200])
     return (
         f"no pairs: {len(invalid)} of {len(replies)} replies of {model} were not actions of the "
-        f"protocol, such as '{first}'. Give another policy.model, teach this one with "
-        "`make warm-start`, or let its server constrain what it writes (policy.structured_output)"
+        f"protocol, such as '{first}'. Choose another policy.model, train this one with "
+        "`make warm-start`, or constrain its replies with policy.structured_output"
     )

@@ -134,7 +134,7 @@ def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
     """Adds the arguments that only some stages take."""
     one.set_defaults(dry_run=False, limit=None)
     if name not in READ_ONLY:
-        one.add_argument("--dry-run", action="store_true", help="show what would happen, and stop")
+        one.add_argument("--dry-run", action="store_true", help="show plan and cost, then stop")
     if name in LIMITED:
         one.add_argument("--limit", type=_count, metavar="N", help="at most N questions")
     if name in {"annotate", "all"}:
@@ -145,14 +145,14 @@ def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
         one.add_argument(
             "--drop-damaged",
             action="store_true",
-            help="take damaged rows out of the ledger; their calls are paid again",
+            help="remove damaged rows from the ledger; their calls will be paid for a second time",
         )
     if name == "diagnose":
         one.add_argument("--sample", type=_count, default=40, metavar="N", help="pairs rolled out")
         one.add_argument("--rollouts", type=_count, default=8, metavar="N", help="a side of a pair")
         one.add_argument("--no-model", action="store_true", help="use no model, parquet only")
         one.add_argument("--model", default=None, help="trained; default models/<run>/dpo")
-        one.add_argument("--export", action="store_true", help="export it, to see what it keeps")
+        one.add_argument("--export", action="store_true", help="also compare it with its export")
     if name in {"export-pairs", "import-pairs"}:
         one.add_argument("--file", type=Path, required=True, help="the RAG-ProGuide JSON file")
     if name == "show":
@@ -221,8 +221,8 @@ def run_stage(options: argparse.Namespace) -> int:
         console.print_line("interrupted; rerun the same command to resume")
         return 130
     except Exception as error:
-        if said := exhausted(error):  # whatever error came of it
-            console.print_line(told(said))
+        if cause := exhausted(error):  # libraries wrap it in errors of their own
+            console.print_line(told(cause))
             return 1
         if isinstance(error, ConfigError):
             console.print_line(f"error: {error}")

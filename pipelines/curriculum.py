@@ -74,8 +74,8 @@ def exam_command(context: StageContext, final: DevResult) -> str:
 def keep_beginning(folder: Path, recipe: Recipe, digest: str) -> None:
     """Records the recipe, and the start policy of all cycles.
 
-    Next to the journal, not in the run folder: what `annotate` makes there on its own comes from
-    settings and inputs of its own.
+    The record is next to the journal, because the run folder's record belongs to `annotate`, which
+    may use other settings.
 
     Args:
         folder: Folder of the curriculum.
@@ -100,7 +100,7 @@ def keep_beginning(folder: Path, recipe: Recipe, digest: str) -> None:
 
 
 def announce(context: StageContext) -> None:
-    """Logs what the stage will do, before anything is paid for."""
+    """Logs the plan of the stage before any paid call."""
     settings = context.recipe.curriculum
     context.log(
         f"curriculum: cycles of Discovery up to {settings.cycles.discovery}, of Refinement up to "
@@ -153,7 +153,7 @@ class CurriculumState:
             results.append(result)
             self.chosen[stage] = best(results)
             self._note(result)
-        # A dry run has no results to decide by.
+        # A dry run has only results without metrics.
         return results[-1] if self.runner.context.dry_run else best(results)
 
     def _ends(self, stage: StageName, results: list[DevResult]) -> bool:
@@ -171,7 +171,9 @@ class CurriculumState:
         self.runner.context.log(f"curriculum: {cycle.name}, begins with {cycle.begins.model}")
         taught = carry_out(self.runner, cycle, self.trained[cycle.begins.name])
         if taught.result is None:
-            self.runner.context.log(f"curriculum: {cycle.stage} ends: {cycle.name} has no pairs")
+            self.runner.context.log(
+                f"curriculum: {cycle.stage} ends because {cycle.name} yielded no pairs"
+            )
         self.trained[cycle.name] = taught.totals
         self.reward_model = taught.reward_model or self.reward_model
         return taught.result

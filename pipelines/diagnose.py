@@ -171,7 +171,7 @@ def _table(found: Diagnosis) -> Table:
     table = Table(
         title=f"can {inert(found.run)} teach?", title_justify="left", box=None, header_style="bold"
     )
-    for column in ("what", "figure", "verdict", "what is usual, or what to do"):
+    for column in ("measure", "value", "verdict", "usual value, or advice"):
         table.add_column(column)
     for one in found.findings:
         verdict = Text(one.verdict, style=STYLES.get(one.verdict, "dim"))
@@ -184,7 +184,7 @@ def markdown(found: Diagnosis) -> str:
     """Returns the findings, and label survival by every facet, as Markdown tables."""
     title = found.run if found.label is None else f"{found.run}, labels `{found.label}`"
     lines = [f"# Can {inert(title)} teach?", "", f"Conclusion: {conclusion(found.findings)}.", ""]
-    lines += _rows(("what", "figure", "verdict", "what is usual, or what to do"))
+    lines += _rows(("measure", "value", "verdict", "usual value, or advice"))
     lines += ["| " + " | ".join(_cells(one)) + " |" for one in found.findings]
     if found.survival:
         lines += ["", "## Label survival", ""]

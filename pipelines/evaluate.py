@@ -7,7 +7,7 @@ greedily and under the same structured decoding. Predictions, failures and metri
 `eval/<policy>/<set>/` of the run folder, the table to `eval/<set>.md`, and all settings that affect
 it to `eval/<set>.json`. `<set>` ends in a hash of those settings, so that other evaluations do not
 overwrite it. Calls are in the ledger: rerun the command to resume. `evaluation.judge` judges
-stored answers without drawing them again; new verdicts replace earlier ones.
+stored answers; new verdicts replace earlier ones.
 """
 
 from collections import Counter
@@ -107,15 +107,15 @@ def _spent(context: StageContext, ledger: Ledger) -> dict[str, Any]:
 
 
 def evaluated_run(context: StageContext, retriever: Retriever) -> Run:
-    """Returns the run folder, made if it is not there; an evaluation may ask other
-    questions of it.
+    """Returns the run, which may have other questions than the evaluation. Creates its folder if
+    it is missing.
     """
     begun = run_with(context.run, context.recipe)
     return begun or open_run(context.run, context.recipe, {"index_digest": retriever.digest})
 
 
 def _write(run: Run, policy: str, name: str, answered: Evaluated) -> None:
-    """Commits predictions and failures in place of an earlier attempt's."""
+    """Commits predictions and failures; they replace those of an earlier attempt."""
     predictions = [row.model_copy(update={"evaluation": name}) for row in answered.predictions]
     parts = []
     for kind, rows in (("predictions", predictions), ("failures", answered.failures)):
@@ -155,14 +155,16 @@ def _exit_code(context: StageContext, done: dict[str, Evaluated]) -> int:
         if not failed:
             continue
         kinds = Counter(failure.kind for failure in answered.failures)
-        told = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
-        context.log(f"{policy}: {failed} of {asked} questions failed and count as wrong: {told}")
+        kinds_text = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
+        context.log(
+            f"{policy}: {failed} of {asked} questions failed and count as wrong: {kinds_text}"
+        )
         if failed > share * asked:
             context.log(f"{policy}: that is more than limits.max_failed_share; see `make inspect`")
             code = TOO_MANY_FAILURES
     judged = [row for one in done.values() for row in one.predictions if row.em is not None]
     unread = sum(row.judge is None for row in judged) if context.recipe.evaluation.judge else 0
     if unread > share * len(judged):
-        context.log(f"judge: {unread} of {len(judged)} answers have no verdict")
+        context.log(f"judge: {unread} of {len(judged)} answers lack a readable verdict")
         code = TOO_MANY_FAILURES
     return code

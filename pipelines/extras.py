@@ -2,9 +2,9 @@
 
     ARGS="--limit 20" python -m pipelines.extras annotate --run=datasets/mine
 
-Prints one name per line, from a fixed list. Arguments are those of `branchwise`; ARGS holds further
-words of the stage's command line. If the arguments or the recipe are wrong, it prints nothing: the
-stage itself reports the error.
+Takes the arguments of `branchwise`; ARGS holds further words of the stage's command line. Prints
+one name per line. If the arguments or the recipe are wrong, it prints nothing: the stage itself
+reports the error.
 """
 
 import os
@@ -29,8 +29,7 @@ def extras_of(recipe: Recipe) -> tuple[str, ...]:
 
 
 def needed(given: Sequence[str], shell_words: str = "") -> tuple[str, ...]:
-    """Returns extras for a command line of `branchwise`, or none where it or its recipe is at
-    fault.
+    """Returns the extras for a command line of `branchwise`, or none if it or its recipe is wrong.
 
     Args:
         given: the stage and its arguments.

@@ -40,7 +40,7 @@ def import_pairs(context: StageContext) -> StageResult:
     source = Path(context.options["file"])
     pairs = read_proguide(source)
     if not pairs:
-        raise ConfigError(f"{source}: holds no pair")
+        raise ConfigError(f"{source}: contains no pairs")
     if context.dry_run:
         context.log(f"import-pairs: {len(pairs)} pairs → {context.run}")
         return StageResult({"pairs": len(pairs), "dry_run": True})

@@ -68,16 +68,16 @@ def fresh_for(run: Run, recipe: Recipe) -> Fresh:
     """Returns the fresh rollouts that `pairs.confirmed` needs.
 
     Raises:
-        ConfigError: If there are none, or they do not apply to these labels.
+        ConfigError: If the run lacks fresh rollouts, or they do not apply to these labels.
     """
     if not recipe.scheme.by_answer:
         raise ConfigError(
             f"pairs.confirmed: the reward scheme `{recipe.rewards.scheme}` rewards more than right "
-            "answers, and fresh rollouts tell of answers alone; leave it out"
+            "answers, but fresh rollouts only measure answers. Leave it out"
         )
     if fresh := stored_fresh(run):
         return fresh
     raise ConfigError(
-        f"{run.folder}: pairs.confirmed wants fresh rollouts, and there are none: "
-        "`branchwise diagnose --sample N` draws those of N pairs"
+        f"{run.folder}: pairs.confirmed needs fresh rollouts. Draw them for N pairs with "
+        "`branchwise diagnose --sample N`"
     )

@@ -2,9 +2,9 @@
 
     branchwise report --run datasets/atlas
 
-Writes `report.html` into the run folder: what the run cost and yielded, distributions, training
-curves of `models/<run>/`, evaluations, a viewer of all trees, and up to 5,000 pairs side by side.
-The file needs no network and may be sent to others: it holds questions, passages and model text.
+Writes `report.html` into the run folder: cost and yields, distributions, training curves of
+`models/<run>/`, evaluations, a viewer of all trees, and up to 5,000 pairs side by side. The file
+works offline. It contains questions, passages and model text.
 """
 
 from importlib.metadata import version

@@ -56,8 +56,8 @@ def schedule(context: StageContext) -> StageResult:
 
 
 def weight_sheet(recipe: Recipe, settings: EvoRagSettings) -> Sheet:
-    """Returns a row per policy call: its index t, the progress p(t), and what every reward
-    weighs.
+    """Returns a row per policy call: its index t, the progress p(t), and the weight of each
+    reward.
     """
     rows = tuple(
         (str(t), number(p, 2), *(number(at[name], 3) for name in REWARDS))

@@ -114,7 +114,7 @@ def _kept_rows(run: Run, questions: Sequence[Question], deciding: str) -> dict[s
 
 
 def _commit(run: Run, rows: Sequence[Difficulty], failures: Sequence[Failure]) -> None:
-    """Commits both tables in place of earlier ones."""
+    """Commits both tables; they replace earlier ones."""
     # Into other files, because a kill before the commit must leave the older ones as they were.
     numbers = [number_of(part) for part in load_manifest(run.folder).of(TABLE)]
     tables: dict[str, Sequence[Difficulty | Failure]] = {TABLE: rows, FAILURES: failures}
@@ -148,8 +148,8 @@ def _counted(
             "Teach it with `make warm-start`, or name another difficulty.policy"
         )
     if kinds:
-        told = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
-        context.log(f"{len(failures)} questions failed: {told}")
+        kinds_text = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
+        context.log(f"{len(failures)} questions failed: {kinds_text}")
     return {"questions": len(rows), "failed": len(failures), "rollouts": rollouts, **counts}
 
 
@@ -162,20 +162,20 @@ def _write_stages(
     for stage, buckets in drawn.items():
         path = run.folder / "select" / f"stage-{stage}.jsonl"
         chosen = [by_id[row.question_id] for bucket in buckets.values() for row in bucket]
-        told = ", ".join(
+        labels = ", ".join(
             f"{len(bucket):,} of {stages[stage][name]:,} {inert(name)}"
             for name, bucket in buckets.items()
         )
         if len(chosen) < sum(stages[stage].values()):
-            told += "; there are fewer than difficulty.stages asks for, so proportions were kept"
+            labels += "; fewer than in difficulty.stages, in the same proportions"
         if chosen:
             atomic_write_text(path, "".join(map(line_of, chosen)))
-            context.log(f"{inert(str(path))}: {len(chosen):,} questions ({told})")
+            context.log(f"{inert(str(path))}: {len(chosen):,} questions ({labels})")
         else:
             path.unlink(missing_ok=True)
             context.log(
-                f"stage {stage}: no question ({told}). Rate more questions (data.limit), or ask "
-                "for other labels in difficulty.stages"
+                f"stage {stage} has no questions ({labels}). Rate more questions (data.limit), or "
+                "set other labels in difficulty.stages"
             )
     return {
         stage: {name: len(bucket) for name, bucket in buckets.items()}

@@ -31,8 +31,7 @@ def serve(context: StageContext) -> StageResult:
 
 
 def served_settings(recipe: Recipe, role: str) -> ModelSettings:
-    """Returns the block to serve, whatever engine it names; of an endpoint's model the named
-    weights.
+    """Returns the settings of the model to serve; for an endpoint's model, with its `weights`.
 
     Raises:
         ConfigError: If the recipe lacks this block.
@@ -40,7 +39,7 @@ def served_settings(recipe: Recipe, role: str) -> ModelSettings:
     block: ModelSettings | None = getattr(recipe, role)
     if block is None:
         raise ConfigError(
-            f"--role {role}: the recipe has no `{role}:`; add one, or serve the policy"
+            f"--role {role}: the recipe lacks a `{role}` block. Add one, or serve the policy"
         )
     is_remote = block.engine == "openai"
     return block.model_copy(update={"model": block.trainable}) if is_remote else block

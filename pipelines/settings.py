@@ -71,8 +71,8 @@ def page() -> str:
 
 
 def blocks() -> list[Block]:
-    """Returns all blocks, outer ones first; what is one class with the same defaults is one
-    block.
+    """Returns all blocks, outer ones first. Blocks of one class with equal defaults are listed
+    once.
     """
     found: list[Block] = []
     for block in _walk(Block(("",), Recipe(name="run"))):

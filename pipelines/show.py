@@ -40,7 +40,7 @@ def show(context: StageContext) -> StageResult:
     )
     if not found:
         raise ConfigError(
-            f"{run.folder}: no tree, step or pair is called {what!r}. `branchwise show --run "
+            f"{run.folder}: found no question, step or pair {what!r}. `branchwise show --run "
             f"{run.folder}` lists the questions"
         )
     if len(found) > 1:

@@ -9,7 +9,7 @@ each step with its siblings.
 
 Writes `models/<run>/grpo/` (or a sibling folder with `--name`), and one more folder for each of
 `training.grpo.stages` except the last, with `metrics.jsonl` and `curves.svg`. Rollouts are calls in
-the run's ledger, so an interrupted training resumes where it stopped.
+the run's ledger, so an interrupted training can resume.
 """
 
 import json
@@ -230,7 +230,7 @@ def rollout_recipe(context: StageContext) -> Recipe:
         )
     if settings.ratio == "engine" and (policy.temperature, policy.top_p) != (1.0, 1.0):
         raise ConfigError(
-            "training.grpo.ratio: the engine tells log-probabilities at temperature 1. Set "
+            "training.grpo.ratio: the engine returns log-probabilities at temperature 1. Set "
             "policy.temperature: 1.0 and policy.top_p: 1.0, or use ratio: trainer"
         )
     selects = any(stage.select for stage in settings.stages)

@@ -75,7 +75,7 @@ def labels_of(context: StageContext, run: Run) -> Recipe:
     """Returns the run's recipe with the rewards that are to label its trees.
 
     Raises:
-        ConfigError: If the recipe has no rewards for steps.
+        ConfigError: If the recipe's rewards score whole trajectories only.
     """
     if not context.recipe.scheme.learnable:
         raise ConfigError(
@@ -97,7 +97,7 @@ def material_of(
         settings: Settings of the reward model.
 
     Raises:
-        ConfigError: If corpus or prompts differ from those of the trees.
+        ConfigError: If the trees were grown with another corpus or other prompts.
     """
     prompt = protocol_of(recipe.agent).prompt
     scheme, wanted = recipe.scheme, PairSettings(min_gap=settings.min_gap)
@@ -137,10 +137,10 @@ def pairs_by_head(material: Material, settings: RewardModelSettings) -> dict[str
 def _tell(context: StageContext, report: RewardModelReport, target: Path) -> None:
     context.console.print(_table(report.metrics))
     loss = report.metrics.loss
-    said = "no validation question has a pair" if loss is None else f"validation loss {loss:.3f}"
+    validation = "no validation pairs" if loss is None else f"validation loss {loss:.3f}"
     context.log(
         f"wrote {target}: {report.trained} pairs of {report.questions} questions, "
-        f"{report.kept} of {report.validation_questions} kept for validation, {said}"
+        f"{report.kept} of {report.validation_questions} kept for validation, {validation}"
     )
 
 

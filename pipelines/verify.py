@@ -72,7 +72,7 @@ def verify(context: StageContext) -> StageResult:
 
 def _checked_ledger(context: StageContext, run: Run) -> Checked:
     """Checks the ledger's rows; reports or removes damaged ones."""
-    if not run.ledger.exists():  # imported pairs have none
+    if not run.ledger.exists():  # runs of imported pairs have only parquet
         return Checked(0, (), ())
     found = check(run.ledger)
     _tell_damage(context, run, found)
@@ -81,8 +81,8 @@ def _checked_ledger(context: StageContext, run: Run) -> Checked:
     with run.open_ledger() as ledger:
         ledger.drop(found.damaged)
     context.log(
-        f"{run.ledger}: {len(found.damaged)} damaged rows taken out; what needs them is made, and "
-        "paid, again by the next `branchwise annotate` or `branchwise eval`"
+        f"{run.ledger}: {len(found.damaged)} damaged rows removed; the next `branchwise annotate` "
+        "or `branchwise eval` repeats and pays for the calls it needs"
     )
     again = check(run.ledger)
     _tell_damage(context, run, again)
@@ -90,8 +90,8 @@ def _checked_ledger(context: StageContext, run: Run) -> Checked:
 
 
 def _tell_damage(context: StageContext, run: Run, found: Checked) -> None:
-    sound = found.rows - len(found.damaged)
-    context.log(f"{sound:,} of {found.rows:,} rows of the ledger are as they were stored")
+    intact = found.rows - len(found.damaged)
+    context.log(f"{intact:,} of {found.rows:,} rows of the ledger are undamaged")
     if found.whole:
         return
     for fault in (*found.damaged[:ROWS_TOLD], *found.faults):
@@ -104,7 +104,7 @@ def _tell_damage(context: StageContext, run: Run, found: Checked) -> None:
 def _rebuild(
     context: StageContext, run: Run, bad: Sequence[PartInfo], checked: Checked
 ) -> list[str]:
-    """Rebuilds the parts; returns those that failed."""
+    """Rebuilds the parts. Returns the paths of those that failed."""
     others = [part for part in bad if part.table not in GROWN and part.table != "questions"]
     with run.open_ledger() as ledger:
         if checked.whole:
@@ -112,7 +112,7 @@ def _rebuild(
             for part in others:
                 context.log(f"{part.path}: left the manifest; {_remedy(part)}")
         elif others:
-            context.log("what other stages make again stays as it is until the ledger is whole")
+            context.log("parts of other stages are left unchanged until the ledger is repaired")
         left = [part.path for part in others]
         if len(others) < len(bad):
             data = open_data(run.recipe)
@@ -127,7 +127,7 @@ def _rebuild(
 def _remedy(part: PartInfo) -> str:
     stages = {"eval": "eval", "relabelled": "relabel", "survival": "diagnose", "select": "select"}
     stage = stages.get(part.table.partition("/")[0], "annotate")
-    return f"run `branchwise {stage}` again, which replays the ledger"
+    return f"rerun `branchwise {stage}`, which replays the ledger"
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Rebuilding:
     whole: bool
 
     def made_again(self, bad: Sequence[PartInfo]) -> list[str]:
-        """Replaces the files of these parts; returns those that failed."""
+        """Replaces the files of these parts. Returns the paths of those that failed."""
         paths = {part.path for part in bad}
         left = []
         if any(part.table == "questions" for part in bad) and not self._replaced(
@@ -169,7 +169,7 @@ class Rebuilding:
         except BudgetExceeded as missing:
             if self.whole:
                 self.committer.forget(number)
-                then = "its questions are pending: run `branchwise annotate` again"
+                then = "its questions are pending: rerun `branchwise annotate`"
             else:
                 then = "the ledger is damaged, so nothing was changed"
             self.context.log(f"{name}: {missing}; {then}")
@@ -202,8 +202,8 @@ class Rebuilding:
         now = installed_version("pyarrow")
         versions = f" (pyarrow was {then} and is {now})" if then != now else ""
         return (
-            "Either the ledger or the software is not what it was: put the file back from a copy "
-            f"of the run, or use the versions that provenance.json names{versions}"
+            "The ledger or the installed software has changed. Restore the file from a copy of the "
+            f"run, or install the versions in provenance.json{versions}"
         )
 
 
@@ -231,7 +231,7 @@ async def _regrown(
     annotator = annotator_for(recipe, policy, judge, verifier, retriever)
     regrown = [await annotator.annotate(question) for question in questions]
     for failure in (annotated.failure for annotated in regrown):
-        if failure is not None:  # the search server, say
+        if failure is not None:  # e.g. the search server failed
             raise StorageError(f"question {failure.question_id}: {failure.detail}")
     return regrown
 
@@ -245,8 +245,8 @@ def recorded(model: ModelSettings, digest: str, ledger: Ledger) -> LedgeredEngin
     kept = ledger.engine(digest)
     if kept is None:
         raise StorageError(
-            f"{ledger.path}: knows no engine {digest} ({model.model}): it is not the ledger that "
-            "this run was made with; put that back, or run `branchwise annotate` again"
+            f"{ledger.path}: engine {digest} ({model.model}) is missing, so this ledger is from "
+            "another run. Restore the right one, or rerun `branchwise annotate`"
         )
     return LedgeredEngine(
         RecordedEngine(model.model, digest, Capabilities(**json.loads(kept))), ledger

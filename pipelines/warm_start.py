@@ -34,7 +34,7 @@ def warm_start(context: StageContext) -> StageResult:
     protocol = protocol_of(recipe.agent)
     if protocol.name not in WALKS:
         raise ConfigError(
-            f"agent.protocol: there are no traces of `{protocol.name}`. Choose one of "
+            f"agent.protocol: a warm start cannot write traces of `{protocol.name}`. Choose one of "
             f"{', '.join(WALKS)}"
         )
     data = load_data(drawn, recipe.seed)

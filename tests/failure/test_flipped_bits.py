@@ -113,7 +113,7 @@ def test_what_was_dropped_is_asked_for_again_and_nothing_else(world: World, run:
     assert len(stored_seeds(run)) == len(stored_seeds(world.whole))
     dropped = verified(world, run, "--drop-damaged")
     assert dropped.code == 1, dropped.said
-    assert "1 damaged rows taken out" in dropped.said
+    assert "1 damaged rows removed" in dropped.said
     assert "its questions are pending" in dropped.said
     before = len(world.seeds)
     assert world.annotate(run).code == 0

@@ -122,7 +122,7 @@ def test_replies_of_another_word_are_no_verdict(
     assert {row.judge for row in rows if row.prediction == "Paris"} == {1.0}
     told = capsys.readouterr().out
     assert "judge: 4 of 10 calls give no verdict: EndpointError 2, neither word 2" in told
-    assert "judge: 4 of 12 answers have no verdict" in told
+    assert "judge: 4 of 12 answers lack a readable verdict" in told
     made = len(judge_calls(endpoint))
     WORDS["Yen"] = "no"
     assert evaluated(config, run, JUDGED, "limits.max_failed_share=1") == 0

@@ -209,7 +209,7 @@ def test_an_empty_stage_is_told_and_leaves_no_file(
     assert select(config, run, "--set", rare) == 2
     assert "names sources for some labels only" in capsys.readouterr().out
     assert select(config, run, "--set", rare.replace('{"medium', '{"jsonl/medium')) == 2
-    assert "stage 2: no question (0 of 1 hard/medium" in capsys.readouterr().out
+    assert "stage 2 has no questions (0 of 1 hard/medium" in capsys.readouterr().out
     assert [file.name for file in (run / "select").glob("*.jsonl")] == ["stage-1.jsonl"]
 
 

@@ -157,7 +157,7 @@ def test_a_cycle_without_pairs_ends_its_stage(tmp_path: Path) -> None:
     assert runner.asked("dev") == ["start", "discovery-1", "refinement-1"]
     last = commands(runner, "annotate")[-1]
     assert (last.run, last.settings["cycle"]) == ("evo-refinement-1", 3)
-    assert "discovery ends: discovery-2 has no pairs" in said(runner)
+    assert "discovery ends because discovery-2 yielded no pairs" in said(runner)
 
 
 def test_a_stage_may_be_left_out(tmp_path: Path) -> None:
