@@ -1,7 +1,7 @@
 """Advantages of rollouts: GRPO, RLOO and REINFORCE++.
 
-A group is all rollouts of one question. Arithmetic on lists of floats; the loss that uses it is in
-`training.policy_loss`.
+A group is all rollouts of one question. The functions compute on lists of floats;
+`training.policy_loss` has the loss that uses them.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from typing import Literal
 Scale = Literal["std", "none"]
 
 EPSILON = 1e-4
-"""Added to the standard deviation of a group (TRL's value)."""
+"""Term added to the standard deviation of a group (TRL's value)."""
 
 
 def has_spread(rewards: Sequence[float]) -> bool:
-    """Returns whether the rewards of a group differ; if not, it teaches nothing."""
+    """Returns whether the rewards of a group differ; otherwise it teaches nothing."""
     return len(rewards) > 1 and max(rewards) > min(rewards)
 
 
@@ -33,7 +33,7 @@ def group_advantages(rewards: Sequence[float], scale: Scale = "std") -> list[flo
 
 
 def leave_one_out(rewards: Sequence[float]) -> list[float]:
-    """Returns each reward minus the mean of the group's others (RLOO; Ahmadian et al. 2024)."""
+    """Returns each reward minus the mean of its group's others (RLOO; Ahmadian et al. 2024)."""
     total, others = sum(rewards), len(rewards) - 1
     return [reward - (total - reward) / others for reward in rewards]
 

@@ -16,7 +16,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def quiet() -> None:
-    """Turns off telemetry and the trainers' notices; call it before they are imported."""
+    """Turns off telemetry and the trainers' notices; call it before you import them."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("DO_NOT_TRACK", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -26,8 +26,10 @@ def quiet() -> None:
 
 
 def keep_memory() -> None:
-    """Lets glibc keep freed blocks: a step on a CPU allocates gigabytes of activations, and giving
-    them back and faulting them in again costs a third of its time. Otherwise, does nothing.
+    """Lets glibc keep freed blocks; without glibc, does nothing.
+
+    A step on a CPU allocates gigabytes of activations. Returning them to the system and faulting
+    them in for the next step costs a third of its time.
     """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
@@ -68,10 +70,10 @@ def shared_arguments(settings: OptimiserSettings, checkpoints: Path, seed: int) 
 
 
 def example_arguments(settings: ExampleSettings) -> dict[str, Any]:
-    """Returns keyword arguments of those `TrainingArguments` that train on given examples.
+    """Returns the keyword arguments of `TrainingArguments` for trainers on fixed examples.
 
     Raises:
-        ConfigError: `batch_size` is not a multiple of `micro_batch`.
+        ConfigError: If `batch_size` is not a multiple of `micro_batch`.
     """
     if settings.batch_size % settings.micro_batch:
         raise ConfigError(
@@ -109,15 +111,17 @@ def _check_present(reporters: tuple[str, ...]) -> None:
 
 
 def one_device(configuration: Any) -> None:
-    """Keeps a `TrainingArguments` to one GPU a process: a packed batch is one sequence, which
-    PyTorch's `DataParallel` would cut up. Several processes (`torchrun`) take a batch each.
+    """Limits a `TrainingArguments` to one GPU per process.
+
+    A packed batch is one sequence, which PyTorch's `DataParallel` would cut. Several processes
+    (`torchrun`) take a batch each.
     """
     if configuration.n_gpu > 1:
         configuration._n_gpu = 1
 
 
 def lora_config(lora: LoraSettings) -> Any:
-    """Returns a PEFT configuration for all linear layers but the output layer."""
+    """Returns a PEFT configuration for all linear layers except the output layer."""
     from peft import LoraConfig
 
     return LoraConfig(

@@ -1,8 +1,8 @@
-"""Checkpoints of a training run: only the run's own, listed by hash, are ever loaded.
+"""Checkpoints of a training run: loads only the run's own, which it lists with hashes.
 
-A checkpoint holds pickles (optimiser, random state), and a pickle from elsewhere runs code. So a
+A checkpoint contains pickles (optimiser, random state), and a pickle can run any code. So a
 training run lists the files of every checkpoint it wrote with their hashes, and resumes only from
-one that is listed and unchanged.
+a listed checkpoint that has not changed.
 """
 
 import hashlib
@@ -29,10 +29,10 @@ def latest_checkpoint(folder: Path, run: str) -> Path | None:
 
     Args:
         folder: Folder of the checkpoints.
-        run: fingerprint of data, start, settings and seed.
+        run: Fingerprint of data, start, settings and seed.
 
     Raises:
-        StorageError: If it belongs to another training, or was changed since it was written.
+        StorageError: If it belongs to another training, or changed after it was written.
     """
     listed = _listed(folder)
     listing = listed.get("files", {})
@@ -55,7 +55,7 @@ def latest_checkpoint(folder: Path, run: str) -> Path | None:
 
 
 def forget_checkpoints(folder: Path) -> None:
-    """Removes the checkpoints of an earlier training, so that none can be taken for a new one's."""
+    """Removes the checkpoints of an earlier training, so that a new one cannot load them."""
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,9 +1,9 @@
 """Comparisons of siblings: the training data of a reward model's heads.
 
-Source: EVO-RAG section 3.3, x+ and x− are two branches of one state, and only comparisons with
-|R(x+) − R(x−)| ≥ 0.3 are kept. Head k learns the order of its own component's returns, which may
-be the other way round than the total's, or a tie, from which it learns nothing (the paper has all
-heads learn the total's: `labels: total`).
+Source: EVO-RAG section 3.3. x+ and x− are two branches of one state, and only comparisons with
+|R(x+) − R(x−)| ≥ 0.3 are kept. Head k learns the order of its own component's returns, which can
+be the reverse of the total's. A tie teaches it nothing. (In the paper all heads learn the order of
+the total: `labels: total`.)
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ from storage.text import share_of
 from training.settings import RewardModelSettings
 
 TIE = 1e-9
-"""Returns that differ by no more are equal; they are sums, which round."""
+"""Largest difference of equal returns; they are sums, so they have rounding errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class SiblingComparison:
     Attributes:
         better, worse: Indices into a list of steps, by the weighted total.
         t: 0-based index of the policy call that made them.
-        gaps: how much more the better one's return is, by reward; one that is None for either
-            side is not in it. What is negative, this reward would have the other way round.
-        total: how much more the weighted total is, > 0.
+        gaps: Return of the better side minus that of the worse one, per reward. Negative if this
+            reward prefers the other side; missing if the return of either side is None.
+        total: Gap of the weighted total, > 0.
     """
 
     question_id: str
@@ -45,7 +45,7 @@ class SiblingComparison:
 
 
 def return_gaps(one: Label, other: Label) -> dict[str, float]:
-    """Returns by reward how much higher the return of `one` is, if known for both."""
+    """Returns, per reward, the return of `one` minus that of `other`, if known for both."""
     returns = [
         {
             c.name.removesuffix(RETURN): c.value
@@ -66,10 +66,10 @@ def head_names(settings: RewardModelSettings) -> tuple[str, ...]:
 def orders(
     comparisons: Sequence[SiblingComparison], settings: RewardModelSettings
 ) -> NDArray[np.float32]:
-    """Returns the target of every head in every comparison: (n, K).
+    """Returns the target of each head in each comparison: (n, K).
 
-    +1 where its label is higher for the better side, −1 where it is lower, 0 where it is a tie or
-    not known.
+    +1 if the head's label is higher for the better side, −1 if it is lower, 0 if the labels tie or
+    are not known.
     """
     names = head_names(settings)
     if settings.heads == "single" or settings.labels == TOTAL:
@@ -86,10 +86,9 @@ def split_questions(
     """Splits the comparisons by question into training and validation, in order.
 
     Args:
-        share: Share of the questions, in [0, 0.5]; a hash of the question and `split` alone
-            decides, so
-            that models of every seed and schedule are measured on the same ones.
-        split: another number keeps other questions.
+        share: Share of the questions, in [0, 0.5]. Only a hash of the question and `split`
+            decides, so models of every seed and schedule have the same validation questions.
+        split: Seed of the split; another number holds out other questions.
     """
     trained: list[SiblingComparison] = []
     kept: list[SiblingComparison] = []
@@ -100,6 +99,6 @@ def split_questions(
 
 
 def places(comparisons: Sequence[SiblingComparison]) -> tuple[Any, Any]:
-    """Returns places of the better and of the worse sides: (n,) each."""
+    """Returns the indices of the better and of the worse sides: (n,) each."""
     both = np.array([(one.better, one.worse) for one in comparisons], np.int64).reshape(-1, 2)
     return both[:, 0], both[:, 1]

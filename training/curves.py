@@ -1,4 +1,4 @@
-"""The curve of a training: `metrics.jsonl`, one JSON line per step, and a word now and then."""
+"""The curve of a training: `metrics.jsonl`, with one JSON line per step, and log messages."""
 
 import json
 import time
@@ -25,7 +25,7 @@ _NAMES = {
     "logps/chosen": "chosen_logps",
     "logps/rejected": "rejected_logps",
 }
-"""The trainers' names → ours; other numbers keep theirs."""
+"""The trainers' names → ours; other numbers keep their names."""
 _LEFT_OUT = ("train_runtime", "train_tokens_per_second")
 
 
@@ -35,8 +35,8 @@ def curves(target: Path, checkpoints: Path, run: str, log: Log) -> Any:
     A resumed run replaces the lines of repeated steps.
 
     Args:
-        checkpoints: folder that the trainer saves into.
-        run: fingerprint of the training; see `training.checkpoints`.
+        checkpoints: Folder that the trainer saves into.
+        run: Fingerprint of the training; see `training.checkpoints`.
         log: Callback for progress, at most every half minute.
     """
     from transformers import TrainerCallback
@@ -83,7 +83,7 @@ def curves(target: Path, checkpoints: Path, run: str, log: Log) -> Any:
 
 
 def read_metrics(target: Path) -> list[dict[str, Any]]:
-    """Returns lines of `metrics.jsonl`, in order of the step; a line torn by a kill is left out."""
+    """Returns the lines of `metrics.jsonl`, in order of the step, without a line torn by a kill."""
     try:
         lines = read_inside(target, METRICS, LOG_BYTES).split(b"\n")
         return [_read_line(line) for line in lines[:-1] if line]
@@ -100,7 +100,7 @@ def _read_line(text: bytes) -> dict[str, Any]:
     """Returns a line of numbers.
 
     Raises:
-        ValueError: If it is not such a line.
+        ValueError: If `text` is not such a line.
     """
     line = as_object(parse_json(text, constants=True))
     sound = all(isinstance(x, float) or type(x) is int for x in line.values() if x is not None)

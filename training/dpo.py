@@ -1,13 +1,13 @@
 """Direct preference optimisation on sibling pairs.
 
-The start is merged in float32 and a new LoRA trained on top, so that the reference (the model with
-its adapter off) is the policy the run began with; at step 0 both agree and the loss is ln 2.
-`reference: none` is ReasonRAG's eq. 3 as printed, without a reference: then it is not.
+The start is merged in float32 and a new LoRA is trained on it. So the reference (the model with its
+adapter off) is the policy that the run began with; at step 0 both agree, and the loss is ln 2. That
+is not so with `reference: none`, which is ReasonRAG's eq. 3 as printed, without a reference.
 
-TRL's `DPOTrainer` does the training (`training.pair_trainer`). Siblings share their prompt, and
-the prompt is most of the work, so it is read once for all of them (`training.tree_attention`), and
-the start is asked once for all epochs and arms (`training.reference`). What does not fit is
-counted, left out, and above a share refused.
+TRL's `DPOTrainer` does the training (`training.pair_trainer`). Most of the work is the prompt,
+which siblings share, so it is read once for all of them (`training.tree_attention`). The start's
+log-probabilities are computed once for all epochs and arms (`training.reference`). Pairs that are
+too long are counted and left out; above a share of them, the training fails.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,31 +42,31 @@ def train_dpo(
     log: Log = log_line,
     data: Mapping[str, Any] | None = None,
 ) -> TrainingReport:
-    """Trains a LoRA on top of `start` and writes it to `target`.
+    """Trains a LoRA on `start` and writes it to `target`.
 
     `metrics.jsonl` then has a line per step: loss, margin (of the implicit rewards, in nats times
     beta), accuracy (share of pairs whose chosen step gained more), log-probabilities of chosen
     and rejected (sums over the step's tokens), and `kl`: minus the mean log-ratio of all chosen
-    and rejected steps to the start. They were drawn from the start, so this is the estimate k1 of
-    KL(start ‖ policy) in nats per step, biased by which siblings became pairs; it may be negative.
+    and rejected steps to the start. The start drew these steps, so `kl` is the estimate k1 of
+    KL(start ‖ policy) in nats per step, biased by the selection of pairs; it may be negative.
     (Pairs of another policy, `off_policy`, do not allow this estimate.)
     Pairs of held-out questions are scored after the last step (`training.holdout`).
 
     Args:
-        pairs: rows of the pairs parquet.
-        settings: see `training.settings.DpoSettings`.
+        pairs: Rows of the pairs parquet.
+        settings: See `training.settings.DpoSettings`.
         start: "packaged" or a model folder: the policy that the pairs were drawn from.
-        target: gets `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
+        target: Folder for `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
         seed: Random seed of initialisation and order.
         stops: Strings that end a call of the pairs' protocol within its turn.
-        resume: refuse to replace another training's checkpoints; see `TrainingRun`.
+        resume: Whether to keep another training's checkpoints and fail; see `TrainingRun`.
         log: Callback for the lengths of the pairs and the scores of the held-out ones.
         data: Origin of the examples, as JSON; written to `training.json`.
 
     Raises:
-        ConfigError: If no pairs, too many do not fit into `max_length`, none is left next to the
-            held-out ones, or the model cannot read packed pairs (`packed: false` does without).
-        StorageError: With `resume`, if the target's checkpoints belong to another training.
+        ConfigError: If `pairs` is empty, too many are longer than `max_length`, all are held out,
+            or the model cannot read packed pairs (use `packed: false`).
+        StorageError: If `resume` is set and the target's checkpoints belong to another training.
     """
     if not pairs:
         raise ConfigError("there is no pair to train on")
@@ -97,9 +97,7 @@ def train_dpo(
 def _reference(
     trainer: Any, pairs: Sequence[PreferenceTokens], course: TrainingRun
 ) -> dict[StepTokens, float]:
-    """Returns log-probabilities of all steps of `pairs` under the start, kept from an earlier
-    training.
-    """
+    """Returns log-probabilities of the steps of `pairs` under the start, cached if possible."""
     if not pairs:
         return {}
 

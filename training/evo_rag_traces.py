@@ -1,23 +1,23 @@
 """Builds EVO-RAG traces with deliberate inefficiencies for later training to remove.
 
-Needed searches, and next to them by chance (`TraceSettings`) what the rewards are about: a passage
-that was found is searched again, a wrong lead is followed, a search that brought nothing new is
-taken back, and a question is given up too early. What cannot be answered is refused after one to
-three searches.
+In addition to the needed searches, `TraceSettings` adds the habits that the rewards are about, by
+chance: repeated searches for a passage that was found, wrong leads, taken-back searches without a
+new result, and questions given up too early. Unanswerable questions are refused after
+one to three searches.
 
-The step after a search begins with a note: the evidence, where the passage was shown, else a fixed
-word. So every later prompt shows what was found, and nothing is answered before it was.
+The step after a search begins with a note: the evidence if the passage was shown, else a fixed
+word. So every later prompt shows the findings, and an answer comes only after its evidence.
 """
 
 from training.hops import GoldHop
 from training.trace_builder import MAX_TRIES, Walk
 
 NOTHING_FOUND = "Nothing found"
-"""Note on a search that brought no passage of use."""
+"""Note on a search without a useful passage."""
 
 
 async def walk_evo_rag(walk: Walk) -> None:
-    """Walks one question to its answer or refusal, or notes why it cannot be.
+    """Walks one question to its answer or refusal, or records the problem.
 
     Raises:
         RetrievalError: If a search failed.
@@ -36,7 +36,7 @@ class _Way:
         self._note: str | None = None
         self._needed = len(walk.hops)
         self._end = 1
-        self._leads: dict[str, bool] = {}  # titles as they were shown; whether still to follow
+        self._leads: dict[str, bool] = {}  # shown title → whether still to follow
 
     async def to_answer(self) -> None:
         walk, hops = self._walk, self._walk.hops
@@ -94,7 +94,7 @@ class _Way:
             self._take_back()
 
     async def _search(self, query: str, counted: str, hop: GoldHop | None = None) -> bool:
-        """Searches and notes; returns whether the hop's passage is shown."""
+        """Searches and sets the next note; returns whether the hop's passage is shown."""
         walk = self._walk
         found = await walk.search("search", query, note=self._taken_note())
         walk.counts["searches"] += 1
@@ -107,7 +107,7 @@ class _Way:
         return shown
 
     def _take_back(self) -> None:
-        """Takes the last search back, by chance."""
+        """Takes the last search back, at random."""
         if self._spare > 0 and self._chance(self._walk.settings.backtrack):
             self._walk.step("backtrack", note=self._taken_note())
             self._walk.counts["backtracks"] += 1
@@ -117,13 +117,13 @@ class _Way:
         self._walk.counts[counted] += 1
 
     def _taken_note(self) -> str | None:
-        """Returns the note of the next step: once, right after the search."""
+        """Returns the pending note and clears it."""
         note, self._note = self._note, None
         return note
 
     @property
     def _spare(self) -> int:
-        """Steps that the needed searches and the end leave over."""
+        """Steps left after the needed searches and the end."""
         return self._walk.steps_left - self._needed - self._end
 
     def _chance(self, share: float) -> bool:

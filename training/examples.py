@@ -1,8 +1,8 @@
-"""Supervised examples: one policy step, the prompt it was made in and the text to learn.
+"""Supervised examples: one policy step, its prompt and the text to learn.
 
-Token ids come from the same template code that prompts the embedded engine, so that a policy is
-trained on the tokens it is later asked with. The loss is on the policy's own tokens only: its text
-and the token that ends its turn, if it ends there.
+Token ids come from the template code that prompts the embedded engine, so training and sampling use
+the same tokens. Only the policy's own tokens have a loss: its text and the token that ends its
+turn, if it ends there.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from storage.records import Message
 from weights.chat_template import prompt_ids, target_ids
 
 IGNORED = -100
-"""Label of a token that carries no loss (PyTorch's convention)."""
+"""Label of a token without a loss (PyTorch's convention)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class StepExample:
 
     Attributes:
         messages: Prompt in the protocol's form.
-        target: the policy's text, without special tokens.
-        stage: the stage the step is made in.
+        target: Text of the policy, without special tokens.
+        stage: Stage of the step.
         weight: Weight of its loss; ≥ 0.
     """
 
@@ -36,7 +36,7 @@ class StepExample:
 
 @dataclass(frozen=True, slots=True)
 class TokenExample:
-    """A step as token ids: `prompt` carries no loss, `target` does."""
+    """A step as token ids; only `target` has a loss."""
 
     prompt: tuple[int, ...]
     target: tuple[int, ...]

@@ -1,8 +1,8 @@
-"""A trained policy as merged weights and as one GGUF file, with proof that the training is in them.
+"""Exports a trained policy as merged weights and one GGUF file, and checks that it is trained.
 
-OpenVINO ignores adapters and 16-bit weights round: an export can quietly be the untrained policy.
-So both files are read back, and what training changed in the logits is compared with what is left
-of the change.
+OpenVINO ignores adapters, and 16-bit weights are rounded, so an export can be the untrained policy
+unnoticed. So both files are read back, and their change of the logits is compared with the change
+by training.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from weights.policy_files import (
 )
 
 LEAST_CORRELATION = 0.9
-"""Below this correlation with the trained change the export has lost it."""
+"""Lowest correlation with the trained change; below it, the export has lost the training."""
 
 GGUF = "policy.gguf"
 
@@ -44,7 +44,7 @@ _POSITIONS = 24
 
 @dataclass(frozen=True, slots=True)
 class ExportedDifference:
-    """How much of the trained change of the logits a file still has.
+    """Similarity of a file's change of the logits to the trained change.
 
     Attributes:
         correlation: Correlation of the file's change with the trained change, in [−1, 1].
@@ -57,7 +57,7 @@ class ExportedDifference:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A form of the policy that was written, and how much of the training is in it."""
+    """A written form of the policy, and how much of the training it has."""
 
     form: str
     path: Path
@@ -77,7 +77,7 @@ class ExportReport:
     """The written files.
 
     Attributes:
-        trained_change: mean absolute change of the logits by training.
+        trained_change: Mean absolute change of the logits by training.
         left_out: Reason the GGUF is missing; None if it was written.
     """
 
@@ -86,7 +86,7 @@ class ExportReport:
     left_out: str | None = None
 
     def totals(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Returns the totals for `--json`."""
         forms = {e.form: {"path": str(e.path), **asdict(e.kept)} for e in self.exported}
         return {**forms, "trained_change": self.trained_change, "left_out": self.left_out}
 
@@ -99,17 +99,17 @@ def export_policy(
 ) -> ExportReport:
     """Writes merged safetensors (fp16, with tokenizer) and `policy.gguf`, and checks both.
 
-    The GGUF is for the embedded engine; another model than its own is written without one.
+    The GGUF is for the embedded engine, and is left out if that engine cannot run the model.
 
     Args:
-        model_folder: a folder with an adapter.
-        target: where to write; None for `model_folder` itself.
+        model_folder: Folder with an adapter.
+        target: Folder to write to; None for `model_folder` itself.
         precision: Number format of the GGUF file's matrices.
-        protocol: Protocol of the proof's prompts; default ReasonRAG.
+        protocol: Protocol of the check's prompts; default ReasonRAG.
 
     Raises:
         ConfigError: If the folder lacks an adapter, or it does not fit its base.
-        StorageError: If the trained change of the logits is not in an exported file.
+        StorageError: If an exported file lacks the trained change of the logits.
     """
     quiet()
     files = policy_files(model_folder)
@@ -142,7 +142,7 @@ def export_policy(
 
 
 def proof_prompts(tokenizer: Any, protocol: AgentProtocol) -> list[tuple[int, ...]]:
-    """Returns the token ids of first prompts and of forced-answer prompts."""
+    """Returns the token ids of the check's prompts: first steps and forced answers."""
     states = [State(question) for question in _QUESTIONS]
     return [
         prompt_ids(protocol.messages(state, last=last), tokenizer)
@@ -164,7 +164,7 @@ def logits(model: Any, prompts: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def survival(trained_change: np.ndarray, exported_change: np.ndarray) -> ExportedDifference:
-    """Returns the share of `trained_change` in `exported_change` (arrays of one shape)."""
+    """Compares `exported_change` with `trained_change` (arrays of one shape)."""
     wanted, got = trained_change.ravel(), exported_change.ravel()
     norm = float(np.linalg.norm(wanted))
     if norm == 0 or not np.any(got):
@@ -181,7 +181,7 @@ def _survival(
 
 
 def _write_merged(model: Any, tokenizer: Any, target: Path) -> None:
-    """`model.safetensors` with configuration and tokenizer, as vLLM and transformers read them."""
+    """Writes `model.safetensors`, configuration and tokenizer, for vLLM and transformers."""
     import torch
 
     tokenizer.save_pretrained(str(target))
@@ -190,11 +190,11 @@ def _write_merged(model: Any, tokenizer: Any, target: Path) -> None:
 
 
 def _write_gguf(model: Any, base: Path, target: Path, precision: Precision) -> str | None:
-    """`policy.gguf`, marked with the digest of the folder it is in so that engines use it.
+    """Writes `policy.gguf` with the digest of its folder, so that engines use it.
 
-    Its seal is next to it, or engines would not notice a later change.
+    Also writes its seal; without it, engines would not notice a later change.
 
-    Returns why it was not written, if `base` is not a model that the embedded engine can run.
+    Returns the reason if `base` is not a model that the embedded engine can run, else None.
     """
     source = base if base.is_file() else packaged_gguf()
     digest = policy_digest(policy_files(str(target)), precision)

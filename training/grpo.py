@@ -1,11 +1,11 @@
 """Reinforcement learning on outcome rewards: GRPO, RLOO and REINFORCE++.
 
-Each batch of rollouts is drawn by the policy as it stands: before it, the weights are handed to the
-engine, and a canary proves that they arrived (`training.canary`). TRL's `GRPOTrainer` trains on one
-row a rollout and a fixed number of rollouts per question. Here a rollout has a row for each policy
-call, and one that failed is left out. So the loop is that of transformers' `Trainer` with a small
-loss of our own (`training.policy_loss`), whose gradients are those of TRL on rows that both can
-express. The output layer is TRL's.
+The current policy draws each batch of rollouts: first the engine gets its weights, and a canary
+checks that they arrived (`training.canary`). TRL's `GRPOTrainer` trains on one row per rollout and
+a fixed number of rollouts per question. Here a rollout has a row for each policy call, and failed
+rollouts are left out. So the loop is that of transformers' `Trainer` with our own small loss
+(`training.policy_loss`), whose gradients equal TRL's on rows that both can express. The output
+layer is TRL's.
 """
 
 import math
@@ -39,10 +39,10 @@ from training.tree_attention import read_packed
 from weights.adapter_chain import load_adapter
 
 MOST_LOST = 3
-"""Updates in a row without a finite gradient, after which the training stops."""
+"""Number of consecutive updates without a finite gradient that stops the training."""
 
 _WATCHED = 8
-"""Policy calls of a batch whose divergence is reported if the loss does not need it."""
+"""Policy calls per batch whose divergence is reported if the loss does not need it."""
 
 
 class RolloutSource(Protocol):
@@ -74,25 +74,25 @@ def train_grpo(
 ) -> TrainingReport:
     """Trains a LoRA on `start` (merged in float32) and writes it to `target`.
 
-    A training that was stopped continues from its last checkpoint. The rollouts drawn after it are
-    in the ledger, so the curve becomes the same.
+    A stopped training resumes from its last checkpoint. The rollouts drawn after it are in the
+    ledger, so the curve is the same as without the stop.
 
     Args:
         source: Draws the rollouts.
         settings: See `training.settings.GrpoSettings`.
         start: "packaged" or a model folder; also the reference of the divergence.
-        target: Gets `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
+        target: Folder for `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
         seed: Random seed of initialisation and sampling.
-        temperature: That rollouts are sampled at, above 0.
+        temperature: Sampling temperature of the rollouts, above 0.
         deciding: Further settings that affect the training: questions, rewards, protocol.
-        begin_with: Adapter of an earlier stage from the same start, with which to continue.
-        resume: Refuse to replace another training's checkpoints; see `TrainingRun`.
+        begin_with: Adapter of an earlier stage from the same start, to continue with.
+        resume: Whether to keep another training's checkpoints and fail; see `TrainingRun`.
         log: Callback for status messages.
         data: Origin of the questions, as JSON; written to `training.json`.
 
     Raises:
-        ConfigError: If the model cannot read packed rows (`packed: false` does without).
-        StorageError: If `resume` is set, and the target's checkpoints are not this training's own.
+        ConfigError: If the model cannot read packed rows (use `packed: false`).
+        StorageError: If `resume` is set and the target's checkpoints belong to another training.
         TrainingError: If gradients were not finite three times in a row.
     """
     course = TrainingRun("grpo", settings, start, target, seed, resume, log, data)
@@ -138,7 +138,7 @@ def grpo_trainer(
     if settings.packed:
         read_packed(model, "grpo")
     one_device(configuration)
-    set_seed(folded(seed))  # before the adapter is made: its first weights are random
+    set_seed(folded(seed))  # before the adapter, whose first weights are random
     add_fused_lm_head(model, temperature=temperature, outputs=("log_probs", "entropy"))
     policy = get_peft_model(model, lora_config(settings.lora))
     if begin_with is not None:
@@ -163,8 +163,8 @@ def advantages_of(
 ) -> list[tuple[Rollout, list[float]]]:
     """Returns the rollouts that teach something, each with the advantages of its sampled tokens.
 
-    Groups without spread are left out: their advantages are 0. (REINFORCE++ standardises over the
-    whole batch, where they count.) So is a rollout that is alone in its group.
+    Leaves out groups without spread, whose advantages are 0 (except for REINFORCE++, which
+    standardises over the whole batch), and rollouts without others in their group.
 
     Args:
         divergences: log π_old − log π_ref of each call's tokens, in nats, if they are subtracted
@@ -226,7 +226,7 @@ class _Update:
 
 
 def _trainer_class() -> Any:
-    """Made here because transformers takes seconds to import."""
+    """Defines the class here, because transformers takes seconds to import."""
     import torch
     from torch.utils.data import SequentialSampler
     from transformers import Trainer
@@ -290,7 +290,7 @@ def _trainer_class() -> Any:
             return updates
 
         def _warn_of_silence(self, number: int) -> None:
-            """Says it once if the policy unlearns to answer (Search-R1++, arXiv 2602.19526)."""
+            """Warns once if the policy unlearns to answer (Search-R1++, arXiv 2602.19526)."""
             rate = self.measured.get("answer_rate")
             if rate is None or self.answer_rate == 0.0:
                 return
@@ -409,7 +409,7 @@ def _trainer_class() -> Any:
             return (losses * weights).sum()
 
         def _drop_unsound(self, model: Any, loss: Any) -> None:
-            """Forgets gradients that are not finite, so that they harm neither weights nor Adam."""
+            """Drops gradients that are not finite, so that they harm neither weights nor Adam."""
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
             if bool(torch.isfinite(loss)) and all(bool(g.isfinite().all()) for g in gradients):
                 self.lost = 0

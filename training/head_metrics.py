@@ -1,7 +1,7 @@
-"""How well a reward model orders siblings of questions that it was not trained on, head by head.
+"""Measures how well each head of a reward model orders siblings of held-out questions.
 
-For each head, a length-only baseline is reported. A head that does not beat it has learned to tell
-long texts from short ones.
+Each head comes with a length-only baseline. A head that does not beat it has only learned to
+distinguish long texts from short ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ Signs = NDArray[np.float32]
 """+1, −1 or 0 for every comparison."""
 
 SCORE = "score"
-"""Name of the row of the whole model: its score against the weighted total."""
+"""Name of the row of the whole model, which compares its score with the weighted total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,13 @@ class HeadMetrics:
     """One head on the validation questions; None without a pair there.
 
     Attributes:
-        trained: pairs that it learned from.
-        pairs: pairs that it is measured on.
+        trained: Number of training pairs.
+        pairs: Number of validation pairs.
         loss: Mean of −log σ(f(x+) − f(x−)); ln 2 for a constant head.
-        accuracy: share of the pairs that it orders as its label does; a tie counts half.
-        length_only: the same of always preferring the longer text, or always the shorter one,
-            whichever is right more often on the training questions.
-        prefers: The preferred side.
+        accuracy: Share of the pairs that it orders as its label does; a tie counts half.
+        length_only: Accuracy of a rule that always prefers the longer text, or always the shorter
+            one, whichever is right more often on the training questions.
+        prefers: The side that this rule prefers.
     """
 
     name: str
@@ -49,7 +49,7 @@ class HeadMetrics:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetrics:
-    """All heads, and their combined score (which is not calibrated, so it has no loss)."""
+    """All heads, and their combined score, which is not calibrated and so lacks a loss."""
 
     heads: tuple[HeadMetrics, ...]
     score: HeadMetrics
@@ -61,7 +61,7 @@ class ModelMetrics:
         return fmean(known) if known else None
 
     def as_json(self) -> dict[str, Any]:
-        """The entry of `metrics.json`."""
+        """Returns the entry of `metrics.json`."""
         heads = {head.name: _without_name(head) for head in self.heads}
         return {"loss": self.loss, "heads": heads, SCORE: _without_name(self.score)}
 
@@ -72,12 +72,12 @@ def _without_name(head: HeadMetrics) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps that comparisons point into.
+    """The steps that the comparisons index.
 
     Attributes:
-        vectors: (n, d).
-        lengths: (n,) characters of the policy's own text.
-        weights: Weight of every reward, by the comparison's t.
+        vectors: Embeddings, (n, d).
+        lengths: Characters of the policy's own text, (n,).
+        weights: Weight of each reward, by the comparison's t.
     """
 
     vectors: Array
@@ -92,7 +92,7 @@ def measure(
     kept: Sequence[SiblingComparison],
     settings: RewardModelSettings,
 ) -> ModelMetrics:
-    """Measures trained heads on the comparisons that were kept for validation."""
+    """Measures trained heads on the validation comparisons."""
     taught, asked = orders(trained, settings), orders(kept, settings)
     longer = _longer(steps, trained), _longer(steps, kept)
     better, worse = places(kept)
@@ -113,12 +113,12 @@ def measure(
 def _measured(
     name: str, margins: Array, order: tuple[Signs, Signs], longer: tuple[Signs, Signs]
 ) -> HeadMetrics:
-    """Returns one head.
+    """Returns the metrics of one head.
 
     Args:
-        margins: Output for the better side minus that for the worse one, of the kept comparisons.
-        order: Targets of the head in the trained and the held-out comparisons.
-        longer: Whether the better side is the longer one, for the trained and the held-out ones.
+        margins: Output for the better side minus that for the worse one, in validation.
+        order: Targets of the head in the training and the validation comparisons.
+        longer: Whether the better side is the longer one, in training and validation.
     """
     taught, asked = order
     long_is_right = _right((longer[0] * taught)[taught != 0])
@@ -139,14 +139,12 @@ def _measured(
 
 
 def _right(margins: Array) -> float | None:
-    """Returns the share of the margins that are positive, a tie counted half; None if there is
-    none.
-    """
+    """Returns the share of positive margins (a tie counts half), or None without margins."""
     return float(((margins > 0) + 0.5 * (margins == 0)).mean()) if len(margins) else None
 
 
 def _longer(steps: Steps, comparisons: Sequence[SiblingComparison]) -> Signs:
-    """+1 if the better side's text is longer than the worse one's, −1 if it is shorter."""
+    """Returns +1 if the better side's text is longer than the worse one's, −1 if it is shorter."""
     better, worse = places(comparisons)
     found: Signs = np.sign(steps.lengths[better] - steps.lengths[worse]).astype(np.float32)
     return found

@@ -1,10 +1,10 @@
-"""How the heads of a reward model learn: pairwise logistic loss on frozen vectors.
+"""Trains the heads of a reward model: pairwise logistic loss on frozen vectors.
 
-Source: EVO-RAG section 3.3, L = −(1/7) Σ_k log σ(f_k(x+) − f_k(x−)). Each head has its own sides
-x+ and x− here (`training.comparisons.orders`) and its own pairs, and the mean is over the heads
-that have any. No parameter is shared, so a head learns the same whichever others there are: what
-is minimised is the sum, since a mean would make every step depend on how many heads have a pair in
-it.
+Source: EVO-RAG section 3.3, L = −(1/7) Σ_k log σ(f_k(x+) − f_k(x−)). Here each head has its own
+sides x+ and x− (`training.comparisons.orders`) and its own pairs, and the reported mean is over the
+heads that have pairs. Training minimises the sum. Heads share no parameters, so with a sum each
+learns the same with or without the others; with a mean, every step would depend on the number of
+heads that have a pair in it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,13 +27,13 @@ def fit_heads(
     """Trains all heads, in float32 on the CPU; the same arguments give the same bits.
 
     Args:
-        vectors: (steps, d), which the comparisons point into.
+        vectors: Embeddings of the steps that the comparisons index, (steps, d).
         comparisons: Training comparisons, at least one.
-        settings: heads, labels and optimiser.
+        settings: Heads, labels and optimiser.
         seed: Random seed of the order of the pairs; weights begin at 0.
 
     Raises:
-        ConfigError: If no head has anything to learn.
+        ConfigError: If no comparison teaches any head.
     """
     import torch
 
@@ -72,12 +72,11 @@ def fit_heads(
 
 
 def head_losses(margins: Any, signs: Any) -> Any:
-    """Returns each head's mean of −log σ(f(x+) − f(x−)) over its own pairs: (K,); 0 where it has
-    none.
+    """Returns each head's mean of −log σ(f(x+) − f(x−)) over its own pairs: (K,); 0 without pairs.
 
     Args:
         margins: f_k of the better side minus that of the worse one, (n, K).
-        signs: Result of `training.comparisons.orders`, shape (n, K).
+        signs: Result of `training.comparisons.orders`, (n, K).
     """
     from torch.nn.functional import softplus
 
@@ -86,7 +85,7 @@ def head_losses(margins: Any, signs: Any) -> Any:
 
 
 def _batches(n: int, settings: RewardModelSettings, seed: int) -> Iterator[Any]:
-    """Yields places of the pairs of every step, each pair once an epoch."""
+    """Yields the indices of the pairs of each step, each pair once per epoch."""
     import torch
 
     order = torch.Generator().manual_seed(seed)

@@ -15,7 +15,7 @@ class HoldoutScore:
     """How a trained policy orders pairs that it was not trained on.
 
     Attributes:
-        accuracy: share of the pairs whose chosen step gained more on the start than the rejected
+        accuracy: Share of the pairs whose chosen step gained more over the start than the rejected
             one; a tie counts half, so the start itself has 0.5.
         margin: Mean difference of the gains, in nats times beta.
         loss: Mean of −log σ of the margins, under any training loss; ln 2 for the start.
@@ -42,7 +42,7 @@ def held_out(
         share: Share of the questions, in [0, 0.5]; a hash of the question and the seed decides.
 
     Raises:
-        ConfigError: If none is left to train on.
+        ConfigError: If all pairs are held out.
     """
     out = {p.question_id for p in pairs if share_of(f"holdout:{seed}:{p.question_id}") < share}
     trained = [pair for pair in pairs if pair.question_id not in out]
@@ -60,12 +60,13 @@ def score(
     start: Mapping[StepTokens, float],
     beta: float,
 ) -> HoldoutScore:
-    """Returns the trained policy's implicit reward on at least one pair (DPO, Rafailov et al. eq.
-    5).
+    """Scores pairs (at least one) by the trained policy's implicit reward.
+
+    Source: DPO, Rafailov et al. 2023, eq. 5.
 
     Args:
-        policy: log-probabilities of all steps under the trained policy, in nats.
-        start: the same under the policy that the training began with.
+        policy: Log-probabilities of all steps under the trained policy, in nats.
+        start: Log-probabilities of all steps under the start, in nats.
     """
     margins = []
     for pair in pairs:

@@ -1,8 +1,8 @@
 """The hops of a question: the query, the passage, and the evidence to copy from it.
 
-A source that knows its own wordings gives them in `Question.extra["hops"]` (atlas). For the others
-(HotpotQA, 2WikiMultiHopQA, MuSiQue, PopQA) hops are made from the supporting passages: the title
-or a sub-question as the query, and as evidence the sentence that says most of what is asked.
+Atlas knows its own wordings and gives them in `Question.extra["hops"]`. For the other sets
+(HotpotQA, 2WikiMultiHopQA, MuSiQue, PopQA) the supporting passages give the hops: the query is the
+title or a sub-question, and the evidence is the sentence that answers most of the question.
 """
 
 import re
@@ -14,7 +14,7 @@ from storage.records import Passage, Question
 from storage.text import holds_phrase
 
 MAX_EVIDENCE_CHARS = 280
-"""Longest evidence that a trace copies; the protocol's form allows 300 characters."""
+"""Length of the longest evidence that a trace copies; the protocol allows 300 characters."""
 
 _SENTENCE_END = re.compile(r"(?<=[a-z0-9)\]\"”][.!?])\s+(?=[\"“(]?[A-Z0-9])")
 _WORD = re.compile(r"\w+(?:[-'’]\w+)*")
@@ -39,14 +39,14 @@ class GoldHop:
 
 
 def hops_of(question: Question, passages: Mapping[str, Passage]) -> list[GoldHop]:
-    """Returns the question's hops in the order in which they can be taken.
+    """Returns the question's hops in an order in which they can be taken.
 
-    Empty if a supporting passage is unknown or not in the corpus: without it the answer would
-    have to be guessed.
+    Empty if a supporting passage is unknown or not in the corpus, because the answer would then be
+    a guess.
 
     Args:
         question: Question with `extra["hops"]` or `supporting_ids`.
-        passages: the corpus by id.
+        passages: Corpus by id.
     """
     given = question.extra.get("hops")
     if given:
@@ -71,8 +71,8 @@ def hops_of(question: Question, passages: Mapping[str, Passage]) -> list[GoldHop
 def queries_about(question: Question, titles: Collection[str]) -> tuple[str, ...]:
     """Returns search queries for a question without known gold passages.
 
-    What it names with what it asks, in both orders, and the name alone; where it names no title,
-    its key words and the question itself.
+    If the question names a title: the title with the question's other key words, in both orders,
+    and the title alone. Otherwise: the key words, and the question itself.
 
     Args:
         titles: Titles of the corpus.
@@ -86,7 +86,7 @@ def queries_about(question: Question, titles: Collection[str]) -> tuple[str, ...
 
 
 def _named_title(text: str, titles: Collection[str]) -> str | None:
-    """Returns the longest title that occurs in `text`, the last one of equals."""
+    """Returns the longest title in `text`, or the last one of equal length."""
     words = [word.strip(_PUNCTUATION) for word in text.split()]
     for length in range(min(_TITLE_WORDS, len(words)), 0, -1):
         # The first word of a sentence is always capitalised.
@@ -98,10 +98,10 @@ def _named_title(text: str, titles: Collection[str]) -> str | None:
 
 
 def _in_order(question: Question, gold: Sequence[Passage]) -> list[Passage]:
-    """Returns passages named in the question first, the one that holds the answer last.
+    """Returns first the passages that the question names, last the one with the answer.
 
-    MuSiQue's own order of sub-questions goes before this guess. Only one passage is needed where
-    a single one answers (PopQA also lists the passage of the answer itself).
+    MuSiQue's own order of sub-questions replaces this guess. A one-hop question needs only one
+    passage (PopQA also lists the passage of the answer itself).
     """
     titles = [str(step.get("support_title")) for step in _decomposition(question)]
     if titles and all(passage.title in titles for passage in gold):
@@ -143,14 +143,14 @@ def _queries(question: Question, passage: Passage, place: int) -> tuple[str, ...
     asked = _sub_question(question, place)
     wordings = [title, _bare_title(title), f"{title} {' '.join(rest[:_KEY_WORDS])}".strip()]
     # A title that the question does not name cannot be guessed at the first hop, so the first
-    # query is then the question itself: what a searcher would try.
+    # query is then the question itself.
     if place == 0 and not _is_named(question, passage):
         wordings = [question.question, " ".join(rest)]
     return tuple(dict.fromkeys(([asked] if asked else []) + wordings))
 
 
 def _sub_question(question: Question, place: int) -> str | None:
-    """MuSiQue's sub-question at this place, earlier answers filled in."""
+    """Returns MuSiQue's sub-question at this place, with earlier answers filled in."""
     steps = _decomposition(question)
     if place >= len(steps):
         return None
@@ -163,8 +163,8 @@ def _sub_question(question: Question, place: int) -> str | None:
 def best_sentence(question: Question, passage: Passage, later: Sequence[Passage]) -> str:
     """Returns the sentence of `passage` that answers most of the question.
 
-    The answer weighs most, then the name of a passage still to be found, then words shared with
-    the question. Verbatim, at most `MAX_EVIDENCE_CHARS` long (cut between words).
+    The answer weighs most, then the name of a passage of a later hop, then words shared with the
+    question. Copied verbatim, at most `MAX_EVIDENCE_CHARS` long (cut between words).
     """
     links = [_bare_title(other.title) for other in later]
     asked = {w.lower() for w in _WORD.findall(question.question)} - _STOP_WORDS
@@ -190,6 +190,6 @@ def _shortened(sentence: str, keep: Sequence[str]) -> str:
     middle = found[0] if found else 0
     start = min(max(0, middle - MAX_EVIDENCE_CHARS // 2), len(sentence) - MAX_EVIDENCE_CHARS)
     piece = sentence[start : start + MAX_EVIDENCE_CHARS]
-    # Words that the cut tore are dropped.
+    # Drop words that the cut tore.
     piece = piece.partition(" ")[2] if start else piece
     return piece.rpartition(" ")[0] if start + MAX_EVIDENCE_CHARS < len(sentence) else piece

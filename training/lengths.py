@@ -1,4 +1,4 @@
-"""How long examples are, and that nothing is cut or dropped without a word."""
+"""Measures example lengths, and reports every example that is dropped."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from storage.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class LengthReport:
-    """How long examples are, in tokens, and how many would not fit."""
+    """Lengths of examples, in tokens, and the number that do not fit."""
 
     n: int
     median: int
@@ -25,10 +25,10 @@ class LengthReport:
 def within(
     lengths: Sequence[int], max_length: int, max_dropped_share: float
 ) -> tuple[list[int], LengthReport]:
-    """Returns indices of the examples that fit, and the report.
+    """Returns the indices of the examples that fit, and the report.
 
     Raises:
-        ConfigError: If more than `max_dropped_share` of them do not fit. Nothing is ever cut.
+        ConfigError: If more than `max_dropped_share` do not fit. Examples are never cut.
     """
     kept = [i for i, length in enumerate(lengths) if length <= max_length]
     ordered = sorted(lengths)

@@ -1,4 +1,4 @@
-"""How likely a policy finds steps, without training on them."""
+"""Computes log-probabilities of steps under a policy, without training on them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -15,13 +15,12 @@ _MOST_TOKENS = 2048
 def step_logps(
     trainer: Any, rows: Sequence[StepTokens], *, packed: bool
 ) -> dict[StepTokens, float]:
-    """Returns log-probability of each step after its prompt, in nats, summed over the step's
-    tokens.
+    """Returns the log-probability of each step after its prompt: nats, summed over its tokens.
 
     Args:
-        trainer: A TRL trainer, with its fused output layer.
-        rows: equal ones are computed once.
-        packed: whether the model reads packed batches.
+        trainer: TRL trainer with its fused output layer.
+        rows: Steps; equal ones are computed once.
+        packed: Whether the model reads packed batches.
     """
     return {row: sum(logps) for row, logps in token_logps(trainer, rows, packed=packed).items()}
 
@@ -29,7 +28,7 @@ def step_logps(
 def token_logps(
     trainer: Any, rows: Iterable[StepTokens], *, packed: bool
 ) -> dict[StepTokens, tuple[float, ...]]:
-    """Returns log-probability of each token of each step, in nats; see `step_logps`."""
+    """Returns the log-probability of each token of each step, in nats; see `step_logps`."""
     import torch
 
     found: dict[StepTokens, tuple[float, ...]] = {}
@@ -69,10 +68,10 @@ def batches(
     packed: bool,
     tokens_of: Callable[[Row], StepTokens],
 ) -> Iterator[list[Row]]:
-    """Yields the rows with sorted neighbours together, so that shared prefixes are read once.
+    """Yields the rows in batches of sorted neighbours, so that shared prefixes are read once.
 
     Args:
-        most_tokens: Of a batch; if it is packed, what its rows share counts once. A longer row is
+        most_tokens: Most tokens per batch; if packed, shared prefixes count once. A longer row is
             a batch of its own.
     """
     batch: list[Row] = []

@@ -1,8 +1,8 @@
-"""Pairs that the start has not decided yet.
+"""Leaves out pairs that the start has already decided.
 
-A pair whose rejected step the start would barely ever take has nothing to teach it, and DPO pays
-for pushing that step down further: the probability goes to whatever is likeliest already, right or
-wrong, and the chosen step's own falls with it (Razin et al. 2024, "Unintentional unalignment").
+If the start barely ever takes the rejected step, the pair teaches it nothing. DPO still rewards
+pushing that step further down: the probability then goes to the likeliest step, right or wrong, and
+that of the chosen step falls too (Razin et al. 2024, "Unintentional unalignment").
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,15 +15,14 @@ from training.preferences import PreferenceTokens
 def undecided_pairs(
     pairs: Sequence[PreferenceTokens], start: Mapping[StepTokens, float], most: float | None
 ) -> list[int]:
-    """Returns places of the pairs whose chosen step the start finds at most e^`most` times
-    likelier.
+    """Returns the indices of the pairs whose chosen step is at most e^`most` times likelier.
 
     Args:
-        start: log-probabilities of all steps under the start, in nats; read only if `most` is set.
+        start: Log-probabilities of all steps under the start, in nats; read only if `most` is set.
         most: Largest margin in nats; None keeps all.
 
     Raises:
-        ConfigError: If none is left.
+        ConfigError: If no pair remains.
     """
     if most is None:
         return list(range(len(pairs)))

@@ -1,14 +1,14 @@
 """Batches of policy steps: side by side with their whole prompts, or packed into one tree.
 
 Both have the shape that TRL's trainers read: `input_ids`, `attention_mask` and `completion_mask`.
-A packed row is short, the last token of the prompt and the step; what it hangs on is next to it,
-once for all rows, in keys that `training.tree_attention` reads:
+A packed row has only the last token of the prompt and the step. The prompts are in further keys,
+once for all rows, which `training.tree_attention` reads:
 
     tree_tokens, tree_positions, tree_ends   (1, N), see `weights.prefix_tree`
-    tree_rows                                (rows, 1 + longest step): where each entry stands
+    tree_rows                                (rows, 1 + longest step): index of each entry's token
 
-A step's last token predicts nothing, so it has no place in the tree; its entry, as padding, points
-at the first token, and no loss reads it.
+A step's last token predicts nothing, so the tree leaves it out. Its entry, like padding, has the
+index of the first token, and no loss reads it.
 """
 
 from collections.abc import Sequence
@@ -32,9 +32,7 @@ def padded_batch(rows: Sequence[StepTokens], pad: int) -> dict[str, Any]:
 
 
 def packed_batch(rows: Sequence[StepTokens], pad: int) -> dict[str, Any]:
-    """Returns the rows as their steps, on one tree of everything that they are said after (see
-    module).
-    """
+    """Returns the rows as their steps, and one tree of their prefixes (see module)."""
     #   prompt p0 p1 p2, step s0 s1 s2
     #   tree holds    p0 p1 p2 s0 s1          s2 predicts nothing, so it is not in the tree
     #   input_ids           p2 s0 s1 s2       completion_mask  0 1 1 1

@@ -1,10 +1,10 @@
 """TRL's `DPOTrainer` on tokenised pairs: side by side with full prompts, or packed.
 
-Two differences from TRL: pairs reach it as the token ids that the embedded engine is asked with
-(its own tokenisation would add the template's line break after the end of the turn, which no
-policy samples), and nothing is ever cut. Packed, it also gets the reference's log-probabilities
+There are two differences from TRL. Pairs come as the embedded engine's token ids (TRL's own
+tokenisation would add the template's line break after the end of the turn, which no policy
+samples). And sequences are never cut. If packed, it also gets the reference's log-probabilities
 with the pairs, and siblings follow each other (`training.samplers`); loss, gradients and metrics
-are its own.
+are TRL's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ def pair_trainer(
     """Returns a trainer around a plain `model` (the start), with a new adapter on it.
 
     Args:
-        arguments: see `training.arguments.shared_arguments`.
+        arguments: See `training.arguments.shared_arguments`.
 
     Raises:
         ConfigError: If the model cannot read packed pairs, and `settings.packed` is set.
@@ -40,7 +40,7 @@ def pair_trainer(
         **arguments,
         beta=settings.beta,
         **_losses(settings),
-        max_length=None,  # nothing is cut: what is too long was left out before
+        max_length=None,  # never cut: longer pairs are left out earlier
         length_column_name="length",
     )
     rows = [
@@ -63,7 +63,7 @@ def pair_trainer(
 
 
 def _losses(settings: DpoSettings) -> dict[str, Any]:
-    """Returns the preference loss, plus the chosen step's own loss if it has a weight."""
+    """Returns the preference loss, and the chosen step's own loss if it has a weight."""
     if not settings.sft_weight:
         return {"loss_type": [settings.loss]}
     return {"loss_type": [settings.loss, "sft"], "loss_weights": [1.0, settings.sft_weight]}
@@ -72,7 +72,7 @@ def _losses(settings: DpoSettings) -> dict[str, Any]:
 def give_reference(
     trainer: Any, pairs: Sequence[PreferenceTokens], start: Mapping[StepTokens, float]
 ) -> None:
-    """Gives `trainer` the start's log-probabilities, so that it does not compute them.
+    """Passes the start's log-probabilities to `trainer`, so that it does not compute them.
 
     Args:
         pairs: Training pairs of the trainer, in order.
@@ -91,7 +91,10 @@ class PackedPairs:
         self.pad = pad
 
     def __call__(self, pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """See `training.packing`; with `ref_…_logps` of shape (pairs,) if the rows have them."""
+        """Returns a packed batch (`training.packing`).
+
+        If the rows have reference log-probabilities, adds them as `ref_…_logps` of shape (pairs,).
+        """
         import torch
 
         rows = [
@@ -108,18 +111,18 @@ class PackedPairs:
 
 
 def _trainer_class(settings: DpoSettings) -> Any:
-    """Made here because TRL takes seconds to import."""
+    """Defines the class here, because TRL takes seconds to import."""
     from trl import DPOTrainer
 
     reference_free = settings.reference == "none"
 
     class PairTrainer(DPOTrainer):  # type: ignore[misc]
-        """DPO on pairs that are tokenised already; logs the distance to the start."""
+        """DPO on tokenised pairs; logs the distance to the start."""
 
         def __init__(self, **kwargs: Any) -> None:
             super().__init__(**kwargs)
             if reference_free:
-                # TRL has no such loss; reference log-probabilities of 0 make it one.
+                # TRL lacks this loss; reference log-probabilities of 0 give it.
                 self.precompute_ref_logps = True
 
         def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -136,7 +139,7 @@ def _trainer_class(settings: DpoSettings) -> Any:
                 nothing = inputs["input_ids"].new_zeros(len(inputs["input_ids"]) // 2).float()
                 inputs = inputs | {"ref_chosen_logps": nothing, "ref_rejected_logps": nothing}
             if settings.packed:
-                # TRL counts the rows, but read is the tree.
+                # TRL counts the rows, but the model reads the tree.
                 self._total_train_tokens += int(
                     inputs["tree_tokens"].numel() - inputs["attention_mask"].sum()
                 )
@@ -163,7 +166,7 @@ def _trainer_class(settings: DpoSettings) -> Any:
             return float(-rewards / (2 * self.beta))
 
         def _start_logps(self, model: Any, inputs: Any) -> float:
-            """Returns the mean of the chosen steps plus mean of the rejected ones."""
+            """Returns the mean of the chosen steps plus the mean of the rejected ones."""
             if "ref_chosen_logps" in inputs:
                 return float(
                     inputs["ref_chosen_logps"].mean() + inputs["ref_rejected_logps"].mean()

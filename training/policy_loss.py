@@ -1,7 +1,7 @@
 """The clipped policy-gradient loss, and estimates of the divergence from the start.
 
-All tensors are flat: one entry for each token that the policy sampled. What the environment wrote
-has no entry anywhere, so it is neither trained on nor counted.
+All tensors are flat, with one entry for each token that the policy sampled. Tokens of the
+environment are left out, so they are neither trained on nor counted.
 """
 
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""How far a training moved its policy, read from the curve that it left."""
+"""Measures how far a training moved its policy, from its curve."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +8,9 @@ from typing import Any
 from training.curves import read_metrics
 
 SHARE = 0.25
-"""Of the steps, at either end. One alone is a batch, and the last one rarely a whole one: its loss
-is of its pairs more than of the training, the more so with a supervised term in it."""
+"""Share of the steps to average at each end. A single step is one batch, and the last batch is
+often incomplete, so its loss depends on its pairs more than on the training.
+"""
 _LEAST_STEPS = 3
 
 
@@ -18,12 +19,13 @@ class Movement:
     """Figures of one training: means over its last quarter of steps, and the loss of its first
     quarter.
 
-    In a training of one epoch the last pairs were new to it. None if the trainer did not log it.
+    In a training of one epoch the last pairs were new to it. A figure that the trainer did not log
+    is None.
 
     Attributes:
-        kl: nats per step of the policy, see `training.dpo.train_dpo`.
+        kl: Divergence in nats per step of the policy; see `training.dpo.train_dpo`.
         margin: Margin of the implicit rewards, in nats times beta.
-        accuracy: share of the batch's pairs whose chosen side gained more, in [0, 1].
+        accuracy: Share of the batch's pairs whose chosen side gained more, in [0, 1].
     """
 
     steps: int
@@ -35,15 +37,13 @@ class Movement:
 
     @property
     def losses(self) -> str:
-        """Describes the first and the last one."""
+        """First and last loss, as text."""
         first, last = ("–" if x is None else f"{x:.3f}" for x in (self.first_loss, self.loss))
         return f"{first} → {last}"
 
 
 def movement_of(model: Path) -> Movement | None:
-    """Returns the movement that `metrics.jsonl` of a model folder shows; None without such
-    a curve.
-    """
+    """Returns the movement in `metrics.jsonl` of a model folder, or None without that file."""
     lines = read_metrics(model)
     if not lines:
         return None

@@ -1,4 +1,4 @@
-"""Preference pairs as token ids, and how long they are."""
+"""Preference pairs as token ids, and their lengths."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,19 +19,19 @@ class PreferenceTokens:
     question_id: str = ""
 
     def __len__(self) -> int:
-        """Returns tokens of the longer of both sequences."""
+        """Returns the number of tokens of the longer sequence."""
         return len(self.prompt) + max(len(self.chosen), len(self.rejected))
 
     @property
     def rows(self) -> tuple[StepTokens, StepTokens]:
-        """The chosen step and the rejected one, each after the prompt."""
+        """Chosen step and rejected step, each after the prompt."""
         return StepTokens(self.prompt, self.chosen), StepTokens(self.prompt, self.rejected)
 
 
 def tokenise_pairs(
     pairs: Iterable[Pair], tokenizer: Any, stops: tuple[str, ...] = ()
 ) -> list[PreferenceTokens]:
-    """Returns pairs as token ids, in order; the ids that the embedded engine prompts with.
+    """Returns pairs in order, as the token ids that the embedded engine prompts with.
 
     `stops` are the stop strings of the steps' protocol.
     """
@@ -51,7 +51,7 @@ def _step(messages: Sequence[Message], tokenizer: Any, stops: tuple[str, ...]) -
 
 
 def describe_lengths(tokens: Sequence[PreferenceTokens]) -> str:
-    """Returns the quantiles of prompt, chosen and rejected, in tokens, on one line."""
+    """Returns one line with quantiles of prompt, chosen and rejected, in tokens."""
     parts = {
         "prompt": [len(t.prompt) for t in tokens],
         "chosen": [len(t.chosen) for t in tokens],

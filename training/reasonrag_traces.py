@@ -1,18 +1,18 @@
 """The shortest way to the answer in ReasonRAG's protocol: query, evidence, …, answer.
 
-A query that does not bring the passage is kept with the evidence "None" and tried again in other
-words: recovery as it really happens. Nothing is answered before its evidence was seen.
+If a query misses the passage, the trace keeps it with the evidence "None" and then tries another
+wording, so it shows real recovery. An answer comes only after its evidence.
 """
 
 from training.hops import GoldHop
 from training.trace_builder import MAX_TRIES, Walk
 
 NOTHING_FOUND = "None"
-"""Evidence if no passage helps (the protocol's own word)."""
+"""Evidence if none of the passages helps (the protocol's own word)."""
 
 
 async def walk_reasonrag(walk: Walk) -> None:
-    """Walks one question to its answer, or notes why it cannot be.
+    """Walks one question to its answer, or records the problem.
 
     Raises:
         RetrievalError: If a search failed.

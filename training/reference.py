@@ -1,8 +1,8 @@
 """Log-probabilities of all steps under the start, computed once and cached.
 
 The reference of DPO never changes, and the arms and seeds of a study train on the same steps from
-the same start. So its log-probabilities are in the cache, under a hash of the start and of all
-steps with their prompts: in any order, and whichever step of a pair is the chosen one.
+the same start. So the cache stores its log-probabilities under a hash of the start and of all steps
+with their prompts. The hash depends neither on their order nor on which step of a pair is chosen.
 """
 
 import hashlib
@@ -25,17 +25,17 @@ def reference_logps(
     compute: Callable[[Sequence[StepTokens]], Mapping[StepTokens, float]],
     log: Callable[[str], None],
 ) -> dict[StepTokens, float]:
-    """Returns log-probability of each step under the start, in nats, summed over the step's tokens.
+    """Returns the log-probability of each step under the start: nats, summed over its tokens.
 
     Args:
-        rows: steps with their prompts; equal ones count once.
-        start: digest of the start and of the precision that it is run in.
-        compute: Computes them with the start.
-        log: Callback for messages: computed or read, and damage.
+        rows: Steps with their prompts; equal ones count once.
+        start: Digest of the start and of the precision that it runs in.
+        compute: Function that computes them with the start.
+        log: Callback for messages: computed, read from the cache, or damaged.
 
     Raises:
-        ConfigError: If others can write into the cache.
-        StorageError: If they cannot be written.
+        ConfigError: If other users can write to the cache.
+        StorageError: If the cache cannot be written.
     """
     ordered = sorted(set(rows))
     how = "read from"

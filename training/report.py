@@ -16,11 +16,11 @@ from weights.policy_files import policy_digest, policy_files
 
 @dataclass(frozen=True)
 class TrainingReport:
-    """How a training went.
+    """Result of a training.
 
     Attributes:
-        examples: trained on.
-        dropped: too long, or over `max_examples`.
+        examples: Number of examples trained on.
+        dropped: Number of examples that were too long, or over `max_examples`.
         movement: Figures of the training's end; None without a curve.
         seconds: Seconds of training, over all attempts.
         lengths: Description of the examples' lengths.
@@ -47,20 +47,20 @@ class TrainingReport:
         return f"{self.examples} examples, {self.steps} steps, {self.seconds:.0f} s{loss}"
 
     def totals(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Returns the totals for `--json`."""
         return asdict(self)
 
 
 def write_training_record(target: Path, report: TrainingReport, made_of: Mapping[str, Any]) -> None:
-    """`training.json` of a model folder: what the adapter sits on, by digest, and how it came.
+    """Writes `training.json` of a model folder: the adapter's base, by digest, and its training.
 
     Args:
-        target: the model folder.
-        report: how the training went.
+        target: Model folder.
+        report: Result of the training.
         made_of: `base` and `chain`, which `weights.policy_files` reads (paths are relative to the
-            folder), `start`, and what a repetition needs: `seed`, `settings`, `data` (which
-            rows, or which settings made the examples; None if unknown) and `fingerprint` (of
-            start, settings, seed and every example).
+            folder), `start`, and the inputs for a repetition: `seed`, `settings`, `data` (rows or
+            settings that made the examples; None if unknown) and `fingerprint` (of start,
+            settings, seed and every example).
     """
     record = {
         **made_of,

@@ -1,9 +1,9 @@
-"""Training a reward model: steps are read once by a frozen encoder, and linear heads learn on them.
+"""Trains a reward model: a frozen encoder reads steps once, and linear heads learn on the result.
 
 Source: EVO-RAG section 3.3. Writes a folder that `rewards.reward_model` loads:
 
     heads.safetensors    the heads, with the standardisation of their inputs and outputs
-    metrics.json         each head on the validation questions, next to a length-only baseline
+    metrics.json         each head on the validation questions, with a length-only baseline
     training.json        encoder, settings, seed and data, by digest; written last
 """
 
@@ -35,7 +35,7 @@ METRICS = "metrics.json"
 
 
 class NothingToLearn(ConfigError):
-    """No pair orders any head."""
+    """Raised if no pair orders any head."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Material:
     """Training data of a reward model.
 
     Attributes:
-        steps: distinct, each after its prompt.
-        comparisons: Number of sibling comparisons.
-        scheme: the rewards that labelled them.
+        steps: Distinct steps, each after its prompt.
+        comparisons: Comparisons of siblings, by index into `steps`.
+        scheme: Reward scheme that labelled them.
     """
 
     steps: Sequence[Prefix]
@@ -61,11 +61,11 @@ class Material:
 
 @dataclass(frozen=True)
 class RewardModelReport:
-    """How a training went.
+    """Result of a training.
 
     Attributes:
-        trained, kept: pairs that were learned from, and measured on.
-        dropped: pairs with a step that was too long.
+        trained, kept: Number of training and of validation pairs.
+        dropped: Number of pairs with a step that was too long.
         seconds: Seconds of training the heads, without encoding.
     """
 
@@ -78,7 +78,7 @@ class RewardModelReport:
     seconds: float
 
     def as_json(self) -> dict[str, Any]:
-        """The content of `metrics.json`."""
+        """Returns the content of `metrics.json`."""
         pairs = {"trained": self.trained, "validation": self.kept, "dropped": self.dropped}
         questions = {"trained": self.questions, "validation": self.validation_questions}
         return {"pairs": pairs, "questions": questions, **self.metrics.as_json()}
@@ -97,10 +97,10 @@ def train_reward_model(
     """Trains heads on `encoder` and writes them to `target`.
 
     Args:
-        material: steps and comparisons.
-        settings: see `training.settings.RewardModelSettings`.
-        encoder: stays as it is.
-        target: gets the files named above.
+        material: Steps and comparisons.
+        settings: See `training.settings.RewardModelSettings`.
+        encoder: Encoder of the steps; it is not trained.
+        target: Folder for the files named above.
         seed: Random seed of the order of the pairs.
         log: Callback for progress messages.
         data: Origin of the comparisons, as JSON; written to `training.json`.
@@ -138,7 +138,7 @@ def _embedded(
 ) -> tuple[list[SiblingComparison], Any]:
     """Returns the comparisons whose steps fit, and all steps as vectors, (n, d).
 
-    Steps that are too long or unused get zero vectors, which are never read.
+    Unused steps and steps that are too long get zero vectors, which are never read.
     """
     if not material.comparisons:
         return [], np.zeros((0, 0), np.float32)
@@ -189,7 +189,7 @@ def _record(
 def _write(
     target: Path, heads: Heads, report: RewardModelReport, record: Mapping[str, Any]
 ) -> None:
-    """Writes all files; the record last, which identifies the heads."""
+    """Writes all files, last the record, which identifies the heads."""
     heads.save(target / HEADS)
     atomic_write_json(target / METRICS, report.as_json())
     atomic_write_json(

@@ -1,8 +1,8 @@
 """Rollouts as training rows: one row per policy call, weighted so that rollouts count equally.
 
-The rows of a batch lie on one prefix tree (`training.packing`): what the environment wrote is
-part of a prompt, which no loss reads, and a turn that continues is read once however many calls it
-was made of. Protocols that rewrite their prompt at each step train in the same way.
+The rows of a batch share one prefix tree (`training.packing`). Text of the environment belongs to a
+prompt, so no loss reads it, and a turn that continues is read once for all its calls. Protocols
+that rewrite their prompt at each step train in the same way.
 """
 
 import random
@@ -34,7 +34,7 @@ class Rollout:
     """A finished rollout.
 
     Attributes:
-        reward: Its total under the reward scheme.
+        reward: Total reward under the reward scheme.
         is_right: Whether its answer is a gold answer.
     """
 
@@ -45,7 +45,7 @@ class Rollout:
 
     @property
     def sampled(self) -> int:
-        """Tokens that the policy sampled."""
+        """Number of tokens that the policy sampled."""
         return sum(len(call.tokens.step) for call in self.calls)
 
 
@@ -119,8 +119,8 @@ def rows_of(
 def drawn(rows: Sequence[TrainingRow], max_tokens: int | None, seed: str) -> list[TrainingRow]:
     """Draws rows at random until they have `max_tokens` distinct tokens, prompts included.
 
-    Their weights are raised by the share of the rows that is left out, so that the expected
-    gradient stays that of all rows.
+    Raises their weights by the share of rows left out, so that the expected gradient is that of
+    all rows.
     """
     mixed = random.Random(seed).sample(rows, len(rows))
     if max_tokens is None or not mixed:

@@ -1,7 +1,6 @@
-"""The order of examples: groups shuffled, the examples of a group one after another.
+"""The order of examples: shuffles groups, and keeps the examples of a group together.
 
-So siblings, or calls of one turn, meet in one micro-batch, and what their prompts share is read
-once.
+So siblings, or calls of one turn, are in one micro-batch, which reads their shared prompts once.
 """
 
 import random
@@ -13,8 +12,8 @@ class StateOrder:
 
     Args:
         states: Group key of each example.
-        seed: the order depends on it and the epoch alone, so that a resumed training continues in
-        it.
+        seed: Seed of the order, which depends only on it and the epoch, so that a resumed training
+            has the same order.
     """
 
     def __init__(self, states: Sequence[Hashable], seed: int) -> None:
@@ -26,7 +25,7 @@ class StateOrder:
         self.groups = list(groups.values())
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by the loader before every epoch."""
+        """Sets the epoch; the loader calls it before every epoch."""
         self.epoch = epoch
 
     def __len__(self) -> int:

@@ -1,8 +1,8 @@
 """Ways to the answer in protocols that search within one turn: R1-Searcher and the search loops.
 
-Every hop is searched for, in other words if its passage was not found. What the policy writes about
-documents cites the evidence, or says that there is none, and names what is missing. Nothing is
-answered before its evidence was shown.
+Each hop is searched, in another wording if its passage was not found. The policy's text about
+documents cites the evidence, or states that the documents lack it, and names the missing fact. An
+answer comes only after its evidence.
 """
 
 from agent.search_loop import SearchLoop
@@ -11,7 +11,7 @@ from training.hops import GoldHop
 from training.trace_builder import MAX_TRIES, Walk, cited
 
 NEEDLESS = 0.15
-"""Share of the hops of R1-Searcher's traces after which something useless is searched."""
+"""Share of the hops of R1-Searcher's traces that are followed by a useless search."""
 
 NOT_FOUND, USELESS, ENOUGH = "The documents do not say.", "That does not help.", "That is enough."
 
@@ -28,7 +28,7 @@ async def walk_search_loop(walk: Walk) -> None:
 
 
 async def walk_r1_searcher(walk: Walk) -> None:
-    """Walks one question inside `<think>`, with a useless search now and then.
+    """Walks one question inside `<think>`, sometimes with a useless search.
 
     Raises:
         RetrievalError: If a search failed.
@@ -42,13 +42,13 @@ class _Turn:
     Args:
         walk: The walk.
         part: Part of a text that describes the documents.
-        opening: How the turn begins.
-        needless: Share of the hops after which something useless is searched.
+        opening: First text of the turn.
+        needless: Share of the hops that are followed by a useless search.
     """
 
     def __init__(self, walk: Walk, part: str, opening: str = "", needless: float = 0.0) -> None:
         self._walk, self._part, self._opening, self._needless = walk, part, opening, needless
-        self._known = ""  # what the last search brought
+        self._known = ""  # passages of the last search
 
     async def to_answer(self) -> None:
         walk = self._walk

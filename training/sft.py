@@ -1,9 +1,9 @@
 """Supervised training on steps, for the warm start and `train-sft`.
 
-Loss is on the policy's own tokens only, and logits are computed for those alone: on two cores the
-output layer over every prompt token would cost a fifth of the time. Examples are packed, so that
-the instruction that their prompts begin with is read once (`training.tree_attention`), or stand
-side by side, padded on the left.
+Only the policy's own tokens have a loss, and logits are computed for those alone: on two cores the
+output layer over all prompt tokens would cost a fifth of the time. Examples are packed, so that
+their common instruction is read once (`training.tree_attention`), or side by side, padded on the
+left.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,27 +39,27 @@ def train_on_steps(
     """Trains a LoRA on `start` (merged in float32) and writes it to `target`.
 
     Args:
-        examples: one per step.
-        settings: optimiser, lengths, checkpoints.
-        kind: "warm-start" or "sft"; goes into `training.json`.
+        examples: Examples, one per step.
+        settings: Optimiser, lengths, checkpoints.
+        kind: "warm-start" or "sft"; written to `training.json`.
         start: "packaged" or a model folder.
-        target: gets `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
+        target: Folder for `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
         seed: Random seed of initialisation and order.
         stops: Strings that end a call of the examples' protocol within its turn.
-        resume: refuse to replace another training's checkpoints; see `TrainingRun`.
-        label_smoothing: share of the probability spread over all tokens, in [0, 1).
+        resume: Whether to keep another training's checkpoints and fail; see `TrainingRun`.
+        label_smoothing: Share of the probability spread over all tokens, in [0, 1).
         log: Callback for progress messages.
         data: Origin of the examples, as JSON; written to `training.json`.
 
     Raises:
-        ConfigError: If too many examples do not fit, there are none, or the model cannot read
-            packed ones (`packed: false` does without).
-        StorageError: With `resume`, if the target's checkpoints belong to another training.
+        ConfigError: If `examples` is empty, too many do not fit, or the model cannot read packed
+            ones (use `packed: false`).
+        StorageError: If `resume` is set and the target's checkpoints belong to another training.
     """
     course = TrainingRun(kind, settings, start, target, seed, resume, log, data)
     model, tokenizer = course.load_start()
     tokens = course.fitting(tokenise(examples, tokenizer, stops))
-    # Calls of one turn begin with each other's prompts, which are then read once.
+    # Calls of one turn begin with each other's prompts, which packing reads once.
     together = [one.question_id for one in tokens] if stops else None
     trainer = _trainer(model, tokenizer, tokens, course, label_smoothing, together)
     return course.train(trainer, tokens, given=len(examples))
@@ -81,7 +81,7 @@ def _trainer(
     if course.settings.packed:
         read_packed(model, course.kind.replace("-", "_"))
         one_device(arguments)
-    set_seed(folded(course.seed))  # before the adapter is made: its first weights are random
+    set_seed(folded(course.seed))  # before the adapter, whose first weights are random
     return _trainer_class(label_smoothing, together)(
         model=get_peft_model(model, lora_config(course.settings.lora)),
         args=arguments,
@@ -94,7 +94,7 @@ def _trainer(
 
 
 def _trainer_class(label_smoothing: float, together: Sequence[str] | None) -> Any:
-    """Made here because transformers takes seconds to import."""
+    """Defines the class here, because transformers takes seconds to import."""
     import torch
     from transformers import Trainer
 
@@ -107,7 +107,7 @@ def _trainer_class(label_smoothing: float, together: Sequence[str] | None) -> An
             return StateOrder(together, self.args.seed)
 
         def _track_num_input_tokens(self, inputs: Any) -> None:
-            """Counts the tokens read by the model: those of the tree if examples are packed."""
+            """Counts the tokens that the model reads: the tree's if examples are packed."""
             tree = inputs.get("tree_tokens")
             super()._track_num_input_tokens(
                 inputs if tree is None else {"input_ids": tree, "attention_mask": tree * 0 + 1}
@@ -162,7 +162,7 @@ class PackedSteps:
 
 
 def _row(ids: Sequence[int], labels: Sequence[int]) -> StepTokens:
-    """Returns prompt and step; the labels mark the step."""
+    """Returns prompt and step, which the labels separate."""
     start = sum(label == IGNORED for label in labels)
     return StepTokens(tuple(ids[:start]), tuple(ids[start:]))
 

@@ -8,7 +8,7 @@ from training.examples import StepExample
 
 
 def chosen_steps(pairs: Iterable[Pair]) -> list[StepExample]:
-    """Returns the chosen side of every pair, each prompt and text once (ReasonRAG table 3, SFT)."""
+    """Returns the chosen step of each pair, each prompt and text once (ReasonRAG table 3, SFT)."""
     found = {
         (pair.prompt, pair.chosen[0].content): StepExample(
             tuple(Message(m.role, m.content) for m in pair.prompt),
@@ -29,9 +29,9 @@ def right_trajectories(
     """Returns every step on the way to a leaf whose F1 is 1, once.
 
     Args:
-        nodes: one tree, in order of `node_id`.
+        nodes: Nodes of one tree, in order of `node_id`.
         states: States of the nodes, in the same order.
-        prompt: State → messages of the prompt for its next step.
+        prompt: Function from a state to the messages of the prompt for its next step.
     """
     wanted: set[int] = set()
     for node in nodes:

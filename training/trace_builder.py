@@ -15,10 +15,10 @@ from training.hops import GoldHop
 from training.settings import TraceSettings
 
 MAX_TRIES = 3
-"""Wordings of one query before a walk gives it up."""
+"""Wordings of one query that a walk tries."""
 
 FORCED_SHARE = 0.1
-"""Share of the traces that also show the forced-answer prompt, answered with evidence at hand."""
+"""Share of the traces that also show the forced-answer prompt, with the evidence and the answer."""
 
 
 def cited(rng: random.Random, hop: GoldHop) -> str:
@@ -34,11 +34,11 @@ class Walk:
     Attributes:
         hops: Hops of an answerable question.
         wordings: Queries for a question without hops.
-        top_k: passages that a search returns.
-        rng: decides everything that is left to chance.
-        examples: one per step so far.
-        counts: Number of traces by content.
-        problem: why this is not a trace; None if it is one.
+        top_k: Number of passages that a search returns.
+        rng: Source of all random choices.
+        examples: One example per step so far.
+        counts: Numbers of hops, searches, refusals and forced answers.
+        problem: Reason it is not a valid trace; None if it is.
     """
 
     question: Question
@@ -61,7 +61,7 @@ class Walk:
     async def search(
         self, kind: str, query: str, **parts: str | None
     ) -> tuple[RetrievedPassage, ...]:
-        """Searches as the policy would; the passages that this brought.
+        """Searches as the policy would; returns the passages.
 
         Raises:
             RetrievalError: If the search failed.
@@ -81,8 +81,8 @@ class Walk:
         """Adds an example of this step, then takes it.
 
         Args:
-            found: passages that it brings.
-            parts: other sections of its text, in order; None: left out.
+            found: Passages that the step found.
+            parts: Other sections of its text, in order; a None is left out.
         """
         protocol, state = self.protocol, self.state
         forced = protocol.is_last(state)
@@ -103,9 +103,7 @@ class Walk:
         self.state = state.after(step, stage)
 
     def answer(self, **parts: str | None) -> None:
-        """Gives the gold answer; by chance, also adds a forced answer as if the budget
-        ended here.
-        """
+        """Gives the gold answer; at random, also adds a forced answer with the same text."""
         before = self.state
         self.step("answer", self.question.answers[0], **parts)
         if self.protocol.forces_answer and self.rng.random() < FORCED_SHARE:

@@ -1,8 +1,8 @@
 """Traces: ideal trajectories, replayed through the protocol with real retrieval.
 
-Each trace draws one wording of every query and every piece of evidence, so that the policy learns
-several ways to say a thing and its samples still differ. How a question is walked is the
-protocol's (`WALKS`): the shortest way, or one with something to shed.
+Each trace draws one wording of every query and every piece of evidence, so the policy learns
+several wordings, and its samples still differ. The protocol decides the way to the answer
+(`WALKS`): the shortest one, or one with inefficiencies for training to remove.
 """
 
 import random
@@ -31,15 +31,14 @@ WALKS: Mapping[str, Callable[[Walk], Awaitable[None]]] = {
     "search-r1": walk_search_loop,
     "autorefine": walk_search_loop,
 }
-"""How a question is walked, by the protocol's name."""
+"""Functions that walk a question, by the protocol's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traces:
     """Step examples of all traces, in order of the questions.
 
-    `counts` says how many traces were made and what is in them, and how many questions were put
-    aside and why.
+    `counts` has the number of traces, by content, and of skipped questions, by reason.
     """
 
     examples: list[StepExample]
@@ -55,14 +54,14 @@ async def build_traces(
     top_k: int,
     settings: TraceSettings | None = None,
 ) -> Traces:
-    """Step examples from gold facts.
+    """Builds step examples from gold facts.
 
     Args:
         questions: Questions of split `warm` only (not checked here); with gold answers, or
             unanswerable if the protocol can refuse.
-        passages: the corpus by id.
+        passages: Corpus by id.
         seed: Random seed; a question's trace depends on nothing else.
-        top_k: passages a query brings, as in the recipe.
+        top_k: Number of passages per query, as in the recipe.
         settings: Deviations from the shortest way.
 
     Raises:

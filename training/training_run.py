@@ -1,6 +1,7 @@
 """One training from start to output folder; shared by all trainers.
 
-Start merged in float32, examples that fit, checkpoints of its own only, adapter, curve and record.
+It loads the start in float32, drops examples that do not fit, resumes only from its own
+checkpoints, and writes the adapter, the curve and the record.
 """
 
 import hashlib
@@ -30,16 +31,16 @@ Example = TypeVar("Example", bound=Sized)
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A training to be done.
+    """A training, from its inputs to its output folder.
 
     Attributes:
-        kind: "warm-start", "sft" or "dpo"; goes into `training.json`.
+        kind: "warm-start", "sft" or "dpo"; written to `training.json`.
         settings: Optimiser, lengths, checkpoints, and the settings of the kind.
         start: "packaged" or a model folder.
-        target: gets `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
+        target: Folder for `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
         seed: Random seed of initialisation and order.
-        resume: what the target holds has to be of this training. Without it, another training's
-            checkpoints are replaced; this one's are continued from either way.
+        resume: Whether to fail if the target has another training's checkpoints. If False, they
+            are replaced. This training's own checkpoints are resumed in both cases.
         log: Callback for progress messages.
         data: Origin of the examples, as JSON; written to `training.json`.
     """
@@ -57,7 +58,7 @@ class TrainingRun:
         """Returns the start as a plain float32 model, and its tokenizer.
 
         Raises:
-            ConfigError: If it is missing, or is the target itself.
+            ConfigError: If the start is missing, or is the target itself.
         """
         quiet()
         check_not_own_start(self.start, self.target)
@@ -67,7 +68,7 @@ class TrainingRun:
         """Returns the examples that fit; others are counted, and refused above a share.
 
         Raises:
-            ConfigError: If too many do not fit, or none are given.
+            ConfigError: If too many do not fit, or `examples` is empty.
         """
         settings = cast(ExampleSettings, self.settings)
         limit, share = settings.max_length, settings.max_dropped_share
@@ -97,14 +98,14 @@ class TrainingRun:
         """Runs `trainer` and writes the result.
 
         Args:
-            trainer: a Hugging Face trainer of a PEFT model.
+            trainer: Hugging Face trainer of a PEFT model.
             examples: Training examples.
-            given: how many examples there were before the long ones were left out.
+            given: Number of examples before the long ones were left out.
             lengths: Description of their lengths.
             scored: Called after training; scores the trained policy on held-out pairs.
 
         Raises:
-            StorageError: With `resume`, if the target's checkpoints belong to another training.
+            StorageError: If `resume` is set, and the target has another training's checkpoints.
         """
         from transformers import PrinterCallback
 
@@ -147,9 +148,7 @@ class TrainingRun:
         return report
 
     def _resume_point(self, run: str) -> Path | None:
-        """Returns the checkpoint to continue from; another training's are forgotten, with their
-        curve.
-        """
+        """Returns the checkpoint to resume from; removes another training's, with their curve."""
         try:
             checkpoint = latest_checkpoint(self.checkpoints, run)
         except StorageError as error:
@@ -164,7 +163,7 @@ class TrainingRun:
         return checkpoint
 
     def _fingerprint(self, examples: Sequence[Sized]) -> str:
-        """Returns the hash of everything that decides how this training goes (32 hex digits)."""
+        """Returns the hash of everything that affects the training (32 hex digits)."""
         passing = {"save_every", "report_to", "off_policy"}
         settings = self.settings.model_dump(mode="json", exclude=passing)
         parts = {

@@ -1,9 +1,9 @@
-"""A model that reads packed batches: each shared beginning once, siblings apart.
+"""Lets a model read packed batches: each shared beginning once, siblings apart.
 
 The model's backbone runs on the tree of a batch (`training.packing`) with tree attention
-(`weights.tree_attention`). Its output is then spread to the rows that the trainer asked for. So
-losses, metrics and reference passes stay the trainer's, and results are those of the whole
-sequences within float error.
+(`weights.tree_attention`). Its output is then spread to the rows that the trainer expects. So the
+trainer computes losses, metrics and reference passes as usual, with the same results as on whole
+sequences, within float error.
 """
 
 from typing import Any
@@ -13,13 +13,13 @@ from weights.tree_attention import attend_to_trees, tree_inputs, unfit_for_trees
 
 
 def read_packed(model: Any, block: str) -> None:
-    """Makes a causal `model` of transformers read packed batches too; others it reads as before.
+    """Makes a causal `model` of transformers also read packed batches; others it reads as before.
 
-    Its attention becomes one that skips what the tree closes, where it has one
+    If the model has an attention that can skip the tree's masked blocks, it uses that
     (`weights.tree_attention`).
 
     Args:
-        block: the recipe's block of the training ("dpo"), for the refusal.
+        block: Recipe block of the training ("dpo"), for the error message.
 
     Raises:
         ConfigError: If its layers see less than their whole past, or it does not take positions.
@@ -47,7 +47,7 @@ def _tree_forward(backbone: Any, forward: Any) -> Any:
         )
         kwargs |= tree_inputs(backbone, tokens, positions, ends)
         output = forward(*args, **kwargs)
-        # The backward pass of indexing adds up in an order that threads decide.
+        # The backward pass of indexing adds up in an order that depends on threads.
         output.last_hidden_state = embedding(rows, output.last_hidden_state[0])
         return output
 

@@ -1,4 +1,4 @@
-"""The supervised start: an adapter that follows the protocol, and still varies."""
+"""Trains the supervised start: an adapter that follows the protocol, and still varies."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
