@@ -1,7 +1,7 @@
 """Digests of a stage's output, to detect that it is missing or has changed.
 
-A note that something was done is worth nothing once its product is gone, or has been written over
-by another command of the same names.
+A stage counts as finished only while its output is unchanged: a user may delete it, or another
+command may overwrite it.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from storage.manifest import load_manifest, problem_of
 from storage.text import digest_of
 
 PRODUCT = "product"
-"""Key of a stage's totals under which the lab keeps the digest."""
+"""Key of a stage's totals under which the study keeps the digest."""
 
 WEIGHTS: Mapping[str, str] = {
     "warm-start": "adapter/*",
@@ -22,7 +22,7 @@ WEIGHTS: Mapping[str, str] = {
     "train-grpo": "adapter/*",
     "train-rm": "heads.safetensors",
 }
-"""Pattern of the files that a training is for, below its model folder."""
+"""Pattern of a training's weight files, relative to its model folder."""
 
 
 def product_of(stage: str, run: Path, totals: Mapping[str, Any]) -> str | None:
@@ -34,8 +34,7 @@ def product_of(stage: str, run: Path, totals: Mapping[str, Any]) -> str | None:
         totals: Totals of the stage; they name its output.
 
     Returns:
-        Empty where a stage makes nothing that is looked after, or ran dry; None if some of it is
-        gone or damaged.
+        "" for a stage without output files and for a dry run; None if output is missing or damaged.
 
     Raises:
         StorageError: If the run's manifest cannot be read.
@@ -49,9 +48,7 @@ def product_of(stage: str, run: Path, totals: Mapping[str, Any]) -> str | None:
 
 
 def together(*made: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the totals of several stages as of one, for a stage that reads what all of
-    them made.
-    """
+    """Combines the totals of several stages, for a stage that reads the output of all of them."""
     return {PRODUCT: digest_of(*(str(totals.get(PRODUCT, "")) for totals in made))}
 
 

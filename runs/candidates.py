@@ -1,4 +1,4 @@
-"""Who is evaluated: policies and baselines, each with its model, protocol and questions."""
+"""Candidates of an evaluation: policies and baselines, each with model, protocol and questions."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,9 +25,9 @@ class Candidate:
     """A policy or a baseline, with its settings.
 
     Attributes:
-        name: Shown in tables.
+        name: Name in tables.
         recipe: Recipe with the candidate's `policy`, `agent` and `evaluation.temperature`.
-        questions: Asked if they have an answer, or if the protocol can refuse.
+        questions: Its questions. Unanswerable ones are skipped unless the protocol can refuse.
         deciding: Settings that affect its answers, apart from the evaluation's own.
         path: Path of its calls in the ledger.
         asks_model: False if `begin` returns the answer.

@@ -1,8 +1,8 @@
-"""Commits annotated questions: a question's tree and pairs are in the manifest together, or not.
+"""Commits annotated questions: a question's tree and pairs enter the manifest together.
 
-Parts are written whole and then named by the manifest. A few questions share a part, so that a
-large run does not become a folder of tiny files; a question that was finished but not yet
-committed when the run died is replayed from the ledger at no cost.
+Each part is written completely before the manifest names it. A part holds several questions, so
+that a large run does not become a folder of tiny files. A question that was finished but not
+committed before a crash is replayed from the ledger at no cost.
 """
 
 from collections import Counter
@@ -24,10 +24,10 @@ from storage.schemas import rows_to_table, schema_of, table_to_records
 from storage.terminal_escape import inert
 
 QUESTIONS_A_PART = 16
-"""Fewest questions per part; at most this many are replayed after a kill."""
+"""Fewest questions per part; after a kill, at most this many are replayed."""
 MOST_QUESTIONS_A_PART = 256
 PARTS = 500
-"""Above this many parts, parts get larger instead, because every commit rewrites the manifest."""
+"""Number of parts above which parts get larger, because every commit rewrites the manifest."""
 
 
 @dataclass
@@ -35,8 +35,8 @@ class Committer:
     """Commits finished questions.
 
     Attributes:
-        questions: all of the run.
-        notes: Numbers dropped or noted while reading, by reason.
+        questions: All questions of the run.
+        notes: Numbers of dropped or noted data rows, by reason.
     """
 
     run: Run
@@ -47,9 +47,7 @@ class Committer:
     _failures: list[Failure] = field(default_factory=list)
 
     def pending(self) -> list[Question]:
-        """Returns questions without a committed tree, in the run's order; failed ones are tried
-        again.
-        """
+        """Returns questions without a committed tree, in the run's order; retries failed ones."""
         if question_ids(self.run.folder, "questions") != {q.id for q in self.questions}:
             self.write_questions()
         done = question_ids(self.run.folder, "trees")
@@ -58,11 +56,11 @@ class Committer:
         return pending
 
     def write_questions(self) -> None:
-        """Commits every field of every question."""
+        """Commits all questions with every field."""
         self._write([self.questions_part()])
 
     def questions_part(self) -> Part:
-        """Returns every field of every question, as a part that is not written yet."""
+        """Returns all questions with every field as a part that is not written yet."""
         return self._part("questions", self.questions, None)
 
     def forget(self, number: int) -> None:
@@ -78,7 +76,7 @@ class Committer:
         return [*manifest.of("trees"), *manifest.of("pairs")]
 
     def add(self, annotated: Annotated) -> None:
-        """Takes one finished question; commits when a part is full."""
+        """Adds a finished question; commits when a part is full."""
         if annotated.failure is not None:
             self._failures.append(annotated.failure)
             self.ledger.set_question(annotated.question.id, "failed", annotated.failure.kind)
@@ -103,7 +101,7 @@ class Committer:
         """Commits these questions as the part with this number."""
         batch = _in_order(annotated)
         trees, pairs = self.grown_parts(number, batch)
-        # Stored with the part, so that attempts add up and nothing is counted twice.
+        # Stored in the part, so that counts of all attempts add up without duplicates.
         counts = dict(sum((a.counts for a in batch), Counter[str]()))
         trees = replace(trees, info=trees.info.model_copy(update={"counts": counts}))
         self._write([trees, pairs])
@@ -112,7 +110,7 @@ class Committer:
         )
 
     def grown_parts(self, number: int, annotated: Iterable[Annotated]) -> tuple[Part, Part]:
-        """Returns trees and pairs of these questions, as parts that are not written yet."""
+        """Returns the questions' trees and pairs as parts that are not written yet."""
         batch = _in_order(annotated)
         return (
             self._part("trees", [n for a in batch for n in a.nodes], number),
@@ -128,7 +126,7 @@ class Committer:
         return part_of(table, rows_to_table(rows, schema_of(table), self.run.id), number)
 
     def finish(self) -> dict[str, Any]:
-        """Commits the rest and the failures; the run's totals over all attempts."""
+        """Commits the rest and the failures; returns the run's totals over all attempts."""
         self.flush()
         failures = self._write_failures()
         manifest = load_manifest(self.run.folder)
@@ -145,7 +143,7 @@ class Committer:
         }
 
     def _counts(self, failures: Iterable[Failure]) -> dict[str, int]:
-        """Returns everything dropped or noted in the run, by reason."""
+        """Counts everything dropped or noted in the run, by reason."""
         counts = Counter({f"data: {reason}": n for reason, n in self.notes.items()})
         for part in load_manifest(self.run.folder).of("trees"):
             counts.update(part.counts)
@@ -157,7 +155,7 @@ class Committer:
         return dict(counts)
 
     def _answered_as(self) -> Counter[str]:
-        """Counts replies that name another model than the requested one."""
+        """Counts replies of a model other than the requested one."""
         recipe, counts = self.run.recipe, Counter[str]()
         for model in (recipe.policy, recipe.asked_judge, recipe.asked_verifier):
             if model is not None and model.engine == "openai":
@@ -167,7 +165,7 @@ class Committer:
         return counts
 
     def _write_failures(self) -> list[Failure]:
-        """Returns failures of questions that are still not done; one file, replaced whole."""
+        """Rewrites the table of failures; returns failures of questions that are still not done."""
         done = question_ids(self.run.folder, "trees")
         old = table_to_records(read_parts(self.run.folder, "failures"), Failure)
         latest = {f.question_id: f for f in (*old, *self._failures) if f.question_id not in done}
@@ -178,5 +176,5 @@ class Committer:
 
 
 def _in_order(annotated: Iterable[Annotated]) -> list[Annotated]:
-    """Sorts by id, so that a part's content does not depend on who finished first."""
+    """Sorts by id, so that a part's content does not depend on the order of finishing."""
     return sorted(annotated, key=lambda one: one.question.id)

@@ -28,7 +28,7 @@ def spending(spent: Totals) -> dict[str, Any]:
 
 
 def estimates(ledger: Ledger) -> dict[str, int]:
-    """Calls whose tokens were not reported usably, by how they were counted."""
+    """Counts calls without usable reported tokens, by the way that their tokens were counted."""
     if not ledger.totals().estimated:
         return {}
     bases = ledger.bases().items()
@@ -36,7 +36,7 @@ def estimates(ledger: Ledger) -> dict[str, int]:
 
 
 def in_words(ledger: Ledger, limits: LimitSettings) -> Iterator[str]:
-    """Yields the run's costs in sentences, and the caveats of those figures."""
+    """Yields sentences about the run's costs and the caveats of those figures."""
     spent = ledger.totals()
     cost = f", {spent.cost_usd:,.4f} USD" if spent.cost_usd else ""
     yield f"{spent.calls} calls in the ledger{cost}"

@@ -6,7 +6,7 @@ from storage.settings import Settings
 
 
 class CycleCounts(Settings):
-    """Most cycles per stage; 0 leaves a stage out.
+    """Most cycles per stage; 0 skips a stage.
 
     Attributes:
         discovery: Cycles of the first stage.

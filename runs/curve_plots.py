@@ -1,4 +1,4 @@
-"""The curves of an outcome RL training as one picture."""
+"""Plots the curves of an outcome RL training."""
 
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -24,11 +24,11 @@ PANELS: Mapping[str, Sequence[str]] = {
 
 
 def plot_curves(model: Path, log: Log) -> None:
-    """Draws `curves.svg` from `metrics.jsonl`, if matplotlib is there.
+    """Draws `curves.svg` from `metrics.jsonl`; only logs a hint if matplotlib is not installed.
 
     Args:
         model: Folder of the training.
-        log: Told if it is not.
+        log: Callback for status messages.
     """
     if find_spec("matplotlib") is None:
         log(f'{model / CURVES} was not drawn: pip install "branchwise[study]"')

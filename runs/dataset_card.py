@@ -18,7 +18,7 @@ from storage.terminal_escape import inert
 def write_card(run: Run) -> None:
     """Writes `README.md` of a run that has been annotated."""
     recipe, manifest = run.recipe, load_manifest(run.folder)
-    # Two columns, not records: a large run's questions must not be held in memory twice.
+    # Only two columns, because a large run's questions must not be in memory twice.
     licences = read_parts(run.folder, "questions", ["source", "licence"])
     template = (repository() / "datasets" / "cards" / "run.md").read_text(encoding="utf-8")
     trees = sum(part.questions for part in manifest.of("trees"))

@@ -1,6 +1,6 @@
-"""Rules that turn figures into findings about a training, with advice.
+"""Turns figures about a training into findings with advice.
 
-The thresholds are rules of thumb, each with its reason; a training can still succeed beyond them.
+The thresholds are rules of thumb, each with its reason. A training beyond them can still succeed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,40 +14,40 @@ from training.policy_shift import Movement
 Rating = Literal["good", "watch", "bad", "–"]
 
 FEW_PAIRS, LEAST_PAIRS = 500, 50
-"""Below 500 pairs a gain is rarely large enough to be seen on some hundred questions; 50 pairs in
-batches of 8 are six updates, which barely move a policy."""
+"""Below 500 pairs, a gain is rarely visible on a few hundred questions. 50 pairs in batches of 8
+are six updates, which barely move a policy."""
 LEAST_SURVIVAL, GOOD_SURVIVAL = 0.6, 0.75
-"""Among decided pairs chance keeps half, so below 0.6 most labels are noise."""
+"""Chance keeps half of the decided pairs, so below 0.6 most labels are noise."""
 MANY_TIED = 0.5
-"""If fresh rollouts show no difference for half of the pairs, there is little to learn."""
+"""If half of the pairs show no difference in fresh rollouts, there is little to learn."""
 LEAST_REAL = 0.5
-"""Of the labels' mean gap, what fresh rollouts have to find again. Pairs of which they found 72 %
-taught a policy, pairs of which they found 33 % did not (docs/results.md, `labels` and
-`real-dpo`)."""
+"""Share of the labels' mean gap that fresh rollouts should reproduce. A policy learned from pairs
+with 72 %, but not from pairs with 33 % (docs/results.md, `labels` and `real-dpo`).
+"""
 MANY_SILENT, SOME_SILENT = 0.6, 0.4
 """A question that is always right or always wrong prefers no step: its trees are wasted."""
 MANY_FLAT = 0.5
 MUCH_ONE_OUTCOME, LARGE_GAP = 0.25, 0.4
-"""One outcome is one draw. Fresh rollouts bore out 69 to 72 % of the orders that single sampled
-draws gave at a gap above 0.4 (22 % were reversed), and 36 to 57 % of those that means of all
-outcomes gave below it (docs/results/labels.md); more outcomes alone did not help."""
+"""One outcome is one draw. At gaps above 0.4, fresh rollouts confirmed 69 to 72 % of the orders of
+single sampled draws and reversed 22 %. At smaller gaps, orders came from means of all outcomes, and
+36 to 57 % were confirmed (docs/results/labels.md). More outcomes alone did not help."""
 SMALL_GAP = 0.1
-"""A median gap of a step's price (1 − α) or less compares lengths of paths, not answers."""
+"""A median gap up to a step's price (1 − α) compares path lengths, not answers."""
 LONGER_BY = 0.1
-"""So far from a half, longer or shorter can be learnt instead of better."""
+"""Distance from one half above which a policy can learn the length instead of the quality."""
 MANY_NEAR = 0.2
 MUCH_REPEATED, MUCH_CONTRADICTED = 0.1, 0.01
 MANY_GUESSABLE = 0.5
 ONE_KIND = 0.95
 MUCH_INVALID = 0.1
 UNMOVED_KL, FAR_KL = 0.01, 5.0
-"""Nats a step: under the first the policy answers as before; a step of some ten tokens that lost
-five nats is barely ever drawn any more, and what it was good for is forgotten."""
+"""Nats per step. Below the first, the policy answers as before. A step of about ten tokens that
+lost five nats is drawn so rarely that the policy forgets its use."""
 UNMOVED_MARGIN = 0.01
 """A tenth of a nat between the two steps of a pair, at the usual beta."""
 LOW_ACCURACY, MEMORISED = 0.6, 0.98
 LEAST_CORRELATION = 0.97
-"""Correlation of the logits' change before and after export; the export fails below 0.9."""
+"""Correlation of the logits' changes before and after export; export fails below 0.9."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Finding:
 
 
 def conclusion(findings: Sequence[Finding]) -> str:
-    """Returns all findings in a sentence."""
+    """Summarises all findings in a sentence."""
     told = {
         verdict: ", ".join(f.what for f in findings if f.verdict == verdict)
         for verdict in ("bad", "watch")
@@ -74,13 +74,13 @@ def conclusion(findings: Sequence[Finding]) -> str:
 
 
 def _graded(bad: bool, watch: bool, what: str, figure: str, advice: str, usual: str) -> Finding:
-    """Returns a finding; `usual` is its text if there is no problem."""
+    """Returns a finding with its advice, or with `usual` if the verdict is good."""
     verdict: Rating = "bad" if bad else "watch" if watch else "good"
     return Finding(what, figure, verdict, advice if bad or watch else usual)
 
 
 def of_pairs(pairs: PairFigures | None) -> Iterator[Finding]:
-    """Yields findings on the pairs; for imported ones, only on their texts."""
+    """Yields findings on the pairs; imported ones give findings only on their texts."""
     if pairs is None:
         yield Finding(
             "pairs",
@@ -190,7 +190,7 @@ def of_trees(
     """Yields findings on the trees.
 
     Args:
-        returns: Whether labels are EVO-RAG's, which prefer steps regardless of the answer.
+        returns: Whether labels are EVO-RAG's, which can prefer a step regardless of the answer.
     """
     if trees is None:
         yield Finding("trees", "none", "–", "an imported run: its labels cannot be looked into")
@@ -241,11 +241,11 @@ UNROLLED = Finding(
     "–",
     "labels are returns of steps, and fresh rollouts say no more than which answers are right",
 )
-"""Advice for a run labelled by EVO-RAG's rewards."""
+"""Finding on label survival for a run labelled with EVO-RAG's rewards."""
 
 
 def of_survival(row: SurvivalRow | None, asked: int) -> Finding:
-    """Returns the finding on label survival; None: no pair could be judged."""
+    """Returns the finding on label survival; `row` is None if no pair could be judged."""
     if row is None or row.decided is None or row.decided_interval is None:
         figure = f"none of {asked} pairs was decided"
         return Finding("label survival", figure, "watch", "give a larger --sample, or --rollouts")
@@ -293,7 +293,7 @@ def of_training(moved: Movement) -> Iterator[Finding]:
         "a fall is usual",
     )
     if kl is not None:
-        # An estimate: likelier chosen steps (`sft_weight`) pull it down, below 0 even.
+        # An estimate: likelier chosen steps (`sft_weight`) lower it, even below 0.
         unmoved = abs(kl) < UNMOVED_KL and (margin or 0.0) < UNMOVED_MARGIN
         yield _graded(
             unmoved,
@@ -319,7 +319,11 @@ def of_training(moved: Movement) -> Iterator[Finding]:
 
 
 def of_export(kept: dict[str, float]) -> Finding:
-    """Returns the finding on exported files: correlation of the logits' change, by form."""
+    """Returns the finding on exported files.
+
+    Args:
+        kept: Correlation between the changes of the logits before and after export, by file format.
+    """
     return _graded(
         False,
         min(kept.values()) < LEAST_CORRELATION,

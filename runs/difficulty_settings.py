@@ -18,13 +18,13 @@ class DifficultySettings(Settings):
         policy: Rater, in the form of an entry of `evaluation.policies`; defaults to the recipe's
             policy.
         temperature: Sampling temperature of the rater, unless `policy` sets one.
-        rollouts: Most rollouts per question. The first correct one (cover-EM) is the last; without
-            one the question is `unsolved`.
-        easy: A question is `easy` if its first correct rollout is among this many.
-        medium: It is `medium` if that is among this many, else `difficult`.
-        stages: Name → label → number of questions, such as `{"1": {medium: 350}}`. Instead of a
-            label, `hotpotqa/medium` selects one source's. If there are fewer questions, proportions
-            are kept. The default is the paper's.
+        rollouts: Most rollouts per question. Sampling ends at the first correct one (cover-EM);
+            without one the question is `unsolved`.
+        easy: Most rollouts that an `easy` question needs for its first correct one.
+        medium: Most rollouts that a `medium` question needs; one that needs more is `difficult`.
+        stages: Name → label → number of questions, such as `{"1": {medium: 350}}`. A label may name
+            a source: `hotpotqa/medium`. If there are fewer questions, proportions are kept.
+            Defaults to the paper's.
     """
 
     policy: EvaluatedPolicy | None = None

@@ -1,4 +1,4 @@
-"""Asks every policy and every baseline of an evaluation."""
+"""Evaluates every policy and every baseline of an evaluation."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from storage.text import digest_of
 
 @dataclass(frozen=True)
 class PolicyEvaluation:
-    """Shared by all candidates: retriever, ledger and limits."""
+    """Retriever, ledger and limits that all candidates share."""
 
     context: StageContext
     retriever: Retriever
@@ -31,9 +31,9 @@ class PolicyEvaluation:
     gate: Gate
 
     def answers(self, candidates: Iterable[Candidate]) -> Iterator[tuple[str, Evaluated]]:
-        """Yields each candidate's answers, as far as the gate lets its questions through.
+        """Yields each candidate's answers until the gate closes.
 
-        Neighbours with the same model share an engine.
+        Consecutive candidates with the same model share an engine.
         """
         for _, group in groupby(candidates, key=lambda one: one.recipe.policy):
             with self.gate.listening():
@@ -44,7 +44,7 @@ class PolicyEvaluation:
                 yield name, one
 
     async def _ask_all(self, group: list[Candidate]) -> dict[str, Evaluated]:
-        """Asks the candidates of one model; one that a limit stopped is the last."""
+        """Evaluates the candidates of one model; stops after one that a limit stopped."""
         recipe, answered = group[0].recipe, dict[str, Evaluated]()
         async with AsyncExitStack() as stack:
             model: Engine | None = None
@@ -91,8 +91,6 @@ class PolicyEvaluation:
 
 
 def _nobody(candidate: Candidate) -> Engine:
-    """Returns an engine for a candidate whose questions start from their answers; it makes
-    no call.
-    """
+    """Returns an engine that is never called, for a candidate whose questions start answered."""
     deciding = json.dumps(candidate.deciding, sort_keys=True)
     return RecordedEngine(candidate.name, digest_of(candidate.name, deciding), Capabilities())

@@ -1,4 +1,4 @@
-"""The questions of an evaluation, and everything that its predictions depend on."""
+"""The questions of an evaluation, and all settings that its predictions depend on."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,8 +24,8 @@ from weights.policy_files import TRAINING
 def evaluation_data(recipe: Recipe, limit: int | None = None) -> Data:
     """Reads the evaluation's questions, over the run's corpus.
 
-    A question is left out if no policy can be asked it; each policy then skips what it alone
-    cannot be asked.
+    A question is dropped if it fits the protocol of none of the policies. If it fits some, the
+    others skip it.
     """
     protocols = [protocol_of(one.agent) for one in recipe.policy_recipes(recipe.name).values()]
 
@@ -37,7 +37,7 @@ def evaluation_data(recipe: Recipe, limit: int | None = None) -> Data:
 
 
 def data_settings(recipe: Recipe, limit: int | None = None) -> DataSettings:
-    """`evaluation.set` in the place of the run's questions; None takes a split of their source.
+    """Returns the data settings of the evaluation: `evaluation.set`, or a split of the data.
 
     A run's `data.skip` does not apply, so that all policies answer the same questions.
     """
@@ -53,7 +53,7 @@ def data_settings(recipe: Recipe, limit: int | None = None) -> DataSettings:
 
 
 def set_name(recipe: Recipe) -> str:
-    """Returns the name of the evaluated set: its source, or those of its mix, and the split."""
+    """Returns the name of the evaluated set: source (several if the data is a mix) and split."""
     wanted = recipe.evaluation.set
     if wanted is not None:
         return f"{wanted.source}-{wanted.split or 'all'}"
@@ -70,8 +70,8 @@ def deciding_settings(
 ) -> dict[str, Any]:
     """Returns settings, and digests of prompts, questions, index and weights, that decide answers.
 
-    Baselines and the draw are left out if there are none and it is the first, so that the
-    names of evaluations without them do not depend on this version.
+    An empty list of baselines and draw 0 are left out, so that an evaluation without them keeps the
+    name that earlier versions gave it.
 
     Args:
         candidates: Settings that affect the answers of each policy and baseline, by name.
@@ -90,7 +90,7 @@ def deciding_settings(
 
 
 def answering(recipe: Recipe) -> dict[str, Any]:
-    """Returns the settings, and the digest of the prompts, that any weights answer under."""
+    """Returns the settings, and the digest of the prompts, that apply to every policy."""
     policy = identity(recipe.policy.model_dump(mode="json", exclude={"model", "temperature"}))
     policy.pop("price_per_million")
     return {
@@ -102,15 +102,13 @@ def answering(recipe: Recipe) -> dict[str, Any]:
 
 
 def name_apart(recipe: Recipe, settings: Mapping[str, Any]) -> str:
-    """Returns the set's name with a hash of the settings, so that no other evaluation
-    writes there.
-    """
+    """Returns the set's name with a hash of the settings, so that evaluations do not mix."""
     digest = digest_of(json.dumps(without_later(settings), sort_keys=True))
     return f"{set_name(recipe)}-{digest[:6]}"
 
 
 def check_no_overlap(run: Path, policies: Iterable[Recipe], asked: Sequence[Question]) -> None:
-    """Refuses questions that the run, or one that a policy was trained on, was annotated with.
+    """Rejects questions that this run, or a policy's training run, was annotated with.
 
     Raises:
         ConfigError: If some overlap, by id or by text.

@@ -1,4 +1,4 @@
-"""The parts of a run, put together from its recipe: data, retriever, engines, environment."""
+"""Builds the parts of a run from its recipe: data, retriever, engines, environment."""
 
 import json
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ from storage.text import Log
 
 
 def open_data(recipe: Recipe, settings: DataSettings | None = None) -> Data:
-    """Returns questions and corpus of the recipe (or of `settings` in its place), checked.
+    """Returns questions and corpus of the recipe, checked; `settings` replaces its `data:` block.
 
     Questions that the protocol cannot take are left out and counted.
     """
@@ -33,7 +33,7 @@ def open_data(recipe: Recipe, settings: DataSettings | None = None) -> Data:
 
 
 def open_index(recipe: Recipe, passages: tuple[Passage, ...], log: Log | None = None) -> Retriever:
-    """Returns the retriever of the recipe; its index is built the first time.
+    """Returns the recipe's retriever; builds its index the first time.
 
     `log` gets a message if the index was damaged and is rebuilt.
     """
@@ -50,16 +50,16 @@ def engine_for(
     log: Log | None = None,
     server: VllmServer | None = None,
 ) -> Engine:
-    """Returns the engine that a `policy:` or `judge:` block names; enter it before use.
+    """Returns the engine of a `policy:` or `judge:` block; enter it before use.
 
     Args:
-        model: the block.
+        model: The block.
         recipe: Recipe; its limits apply.
-        logs: folder for the log of a server that the engine starts; None for the cache's.
+        logs: Folder for the log of a server that the engine starts; defaults to the cache's.
         before_call: Called before every attempt at an endpoint (see `engines.ledgered`).
-        log: told, in a line, when an endpoint is in trouble and when it is back, and when weights
-            in the cache were damaged.
-        server: a vLLM server that runs already and has the model.
+        log: Callback for status messages: an endpoint fails or recovers, or cached weights were
+            damaged.
+        server: Running vLLM server that already has the model.
     """
     if model.engine == "openvino":
         from engines.openvino import embedded_engine
@@ -101,7 +101,7 @@ async def open_engine(
     before_call: BeforeCall | None = None,
     log: Log | None = None,
 ) -> AsyncIterator[LedgeredEngine]:
-    """Gives an engine behind the run's ledger, started and checked; see `engine_for`."""
+    """Yields a started and checked engine that records its calls (see `engine_for`)."""
     engine = engine_for(model, recipe, ledger.path.parent / "logs", before_call, log)
     price = model.price_per_million
     async with LedgeredEngine(engine, ledger, price, before_call=before_call) as ledgered:
@@ -110,7 +110,7 @@ async def open_engine(
 
 
 def environment_for(recipe: Recipe, engine: Engine, retriever: Retriever) -> Environment:
-    """Returns the recipe's policy, protocol and retrieval under its budget."""
+    """Returns an environment with the recipe's protocol and retrieval."""
     return Environment(
         protocol=protocol_of(recipe.agent),
         engine=engine,

@@ -1,4 +1,4 @@
-"""A run folder: its files, and the guarantee that it never mixes two runs."""
+"""A run folder: its files, and the checks that keep two runs from mixing."""
 
 import os
 import platform
@@ -40,9 +40,9 @@ from storage.settings import in_words
 from storage.terminal_escape import inert_yaml
 
 STUDY = "study"
-"""Folder of a run with a study's journal, which exists before the recipe."""
+"""Subfolder with a study's journal; it exists before the run's recipe."""
 INPUTS = "inputs"
-"""Key of `provenance.json` under which a run's inputs are noted."""
+"""Key of `provenance.json` with the digests of a run's inputs."""
 VERSIONED = (
     "branchwise",
     "openvino-genai",
@@ -62,7 +62,7 @@ class Run:
 
     Attributes:
         folder: Path of the folder.
-        recipe: Recipe of the stage; an evaluation may use other settings.
+        recipe: Recipe of the current stage; an evaluation may use other settings than the run.
         seal: Seal from the start of the run.
     """
 
@@ -83,7 +83,7 @@ class Run:
         """Returns the run's lock, for a `with` block; an open ledger holds it too.
 
         Raises:
-            ConfigError: If another process holds the run (named by its pid).
+            ConfigError: If another process holds the run; the message gives its pid.
         """
         return _held(self.folder)
 
@@ -92,7 +92,7 @@ class Run:
 
         Raises:
             ConfigError: If it is another run's, or another process holds the run.
-            StorageError: see `Ledger`.
+            StorageError: See `Ledger`.
         """
         ledger = Ledger(self.ledger)
         try:
@@ -105,7 +105,7 @@ class Run:
         return ledger
 
     def commit(self, parts: Iterable[PartInfo], replaced: Collection[str] = ()) -> None:
-        """Adds parts to the manifest, all or none; the caller holds the run.
+        """Adds all parts to the manifest, or none; the caller holds the run.
 
         Args:
             parts: Parts to commit.
@@ -121,19 +121,19 @@ def open_run(
     inputs: Mapping[str, str] | None = None,
     grown: Collection[str] = (),
 ) -> Run:
-    """Creates the run folder, or continues it if it holds this run.
+    """Creates the run folder, or resumes it if it holds this run.
 
     Args:
         folder: Run folder.
-        recipe: resolved.
+        recipe: Resolved recipe.
         facts: Facts to add to `provenance.json`, unless it has them.
-        inputs: what the rows will come from, by digest (see `runs.inputs`); a run keeps
-            those that it was started with. None: no rows will come.
-        grown: names of inputs that are those from before and more, so that it continues with them.
+        inputs: Digests of the inputs of the rows (see `runs.inputs`), noted at the first attempt.
+            None for a stage without rows.
+        grown: Names of inputs that may have changed because new entries were added to the old ones.
 
     Raises:
-        ConfigError: If the folder cannot be used, or holds another run (every changed setting and
-            input is named with its old and new value), or another process holds it.
+        ConfigError: If the folder cannot be used, another process holds it, or it holds another
+            run. The message gives every changed setting and input with its old and new value.
         StorageError: If the file system refused.
     """
     check_run_folder(folder)
@@ -170,12 +170,12 @@ def _continue(
     inputs: Mapping[str, str],
     grown: Collection[str],
 ) -> Seal:
-    """Go on with a run, if it is this very one."""
+    """Resumes a run if recipe and inputs are unchanged."""
     seal = checked_seal(folder, _provenance(folder), kept)
     wanted = decisive(recipe.model_dump(mode="json"))
     check_unchanged(folder, flat(completed(seal.settings)), flat(wanted))
     check_same_inputs(folder, {name: inputs[name] for name in inputs if name not in grown})
-    if load_manifest(folder).run is None:  # it was removed: what it named is made again
+    if load_manifest(folder).run is None:  # it was removed; its parts are rebuilt
         begin_manifest(folder, seal.digest)
     atomic_write_text(folder / CONFIG, dump_recipe(recipe))
     _note(folder, facts, inputs, grown)
@@ -187,7 +187,7 @@ def _note(
 ) -> None:
     """Completes `provenance.json`; entries of the first attempt stay.
 
-    Except for inputs that have grown, and facts about them.
+    Exceptions are grown inputs and the facts about them, which are replaced.
     """
     noted = _provenance(folder)
     begun = (noted.get(INPUTS) or dict(inputs)) | {name: inputs[name] for name in grown}
@@ -199,7 +199,7 @@ def _note(
 
 
 def check_same_inputs(folder: Path, inputs: Mapping[str, str]) -> None:
-    """Checks that the inputs are those of the run's rows, under any file names (`runs.inputs`).
+    """Checks that the inputs equal the run's noted ones; file names may differ (see `runs.inputs`).
 
     A run without noted inputs (only evaluated so far) passes.
 
@@ -212,22 +212,22 @@ def check_same_inputs(folder: Path, inputs: Mapping[str, str]) -> None:
 
 
 def noted_inputs(folder: Path) -> dict[str, str]:
-    """Returns the inputs that the run was started with, by digest; empty if none are noted."""
+    """Returns the digests of the inputs that the run was started with; empty if none are noted."""
     return dict(_provenance(folder).get(INPUTS) or {})
 
 
 def noted_version(folder: Path, package: str) -> str | None:
-    """Returns the version of a package that the run was started with; None if it is not noted."""
+    """Returns the version of a package at the start of the run; None if it is not noted."""
     versions = _provenance(folder).get("versions")
     return versions.get(package) if isinstance(versions, dict) else None
 
 
 def existing_run(folder: Path) -> Run:
-    """Returns the run that a folder holds.
+    """Returns the run in a folder.
 
     Raises:
-        ConfigError: If there is none, its recipe cannot be read, or its files do not belong
-            together (see `runs.seal`).
+        ConfigError: If the folder does not hold a run, its recipe cannot be read, or its files do
+            not belong together (see `runs.seal`).
         StorageError: If its manifest cannot be read.
     """
     kept = _kept(folder)
@@ -238,8 +238,7 @@ def existing_run(folder: Path) -> Run:
 
 
 def run_with(folder: Path, recipe: Recipe) -> Run | None:
-    """Returns the run that a folder holds, for a stage with a recipe of its own; None if there is
-    none.
+    """Returns the run in a folder with the recipe of the current stage; None if it is not a run.
 
     Raises:
         ConfigError: If the run's files do not belong together (see `runs.seal`).
@@ -259,7 +258,7 @@ def _recipe_in(folder: Path, kept: Mapping[str, Any]) -> Recipe:
 
 
 def _kept(folder: Path) -> dict[str, Any] | None:
-    """Reads `config.yaml`, of any version, or returns None."""
+    """Reads `config.yaml`, of any version; returns None if it is missing."""
     try:
         text = read_inside(folder, CONFIG, RECIPE_BYTES).decode("utf-8")
         return parse_settings(text, CONFIG)
@@ -285,8 +284,8 @@ def check_run_folder(folder: Path) -> None:
     """Checks a run folder without writing to it.
 
     Raises:
-        ConfigError: If it is or is below a file, may not be written to, or holds something else
-            than a run that can be read and whose files belong together (see `runs.seal`).
+        ConfigError: If it is a file or in one, is not writable, holds other files than a run, or
+            holds a run that cannot be read or whose files do not belong together (see `runs.seal`).
         StorageError: If the manifest of its run cannot be read.
     """
     there = next(path for path in (folder, *folder.parents) if os.access(path, os.F_OK))
@@ -327,10 +326,10 @@ def _half_begun(folder: Path) -> list[Path]:
 
 
 def check_unchanged(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Rejects settings that differ from those of the folder.
+    """Rejects changed settings.
 
     Raises:
-        ConfigError: If something does; every name with its old and new value.
+        ConfigError: If some differ; the message gives each with its old and new value.
     """
     if changed := changes(old, new):
         raise ConfigError(
@@ -357,7 +356,7 @@ def _provenance(folder: Path) -> dict[str, Any]:
 
 
 def environment_facts() -> dict[str, Any]:
-    """Returns versions, git revision, processor and threads, which results depend on."""
+    """Returns facts that results depend on: versions, git revision, processor and threads."""
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
@@ -372,7 +371,7 @@ def environment_facts() -> dict[str, Any]:
 
 
 def installed_version(name: str) -> str | None:
-    """Returns the version of an installed distribution; None if it is not there."""
+    """Returns the version of an installed distribution; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -390,15 +389,13 @@ def _git_revision() -> str | None:
 
 
 def _threads() -> int | None:
-    """Returns cores that this process may use; the embedded engine and torch start a thread on
-    each.
-    """
+    """Counts cores of this process; the embedded engine and torch start a thread on each."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     return len(affinity(0)) if affinity else os.cpu_count()
 
 
 def _cpu_flags() -> list[str]:
-    """Instruction sets that decide how fast, and how exactly, a model runs on this CPU."""
+    """Returns instruction sets that affect speed and rounding of a model on this CPU."""
     info = Path("/proc/cpuinfo")
     if not info.exists():
         return []
@@ -407,5 +404,5 @@ def _cpu_flags() -> list[str]:
 
 
 def repository() -> Path:
-    """Returns the folder that holds the rooms, `configs/`, `datasets/` and `models/`."""
+    """Returns the folder with the packages, `configs/`, `datasets/` and `models/`."""
     return Path(__file__).resolve().parent.parent

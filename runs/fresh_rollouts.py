@@ -1,7 +1,7 @@
 """Draws fresh rollouts of a run's nodes (table `survival`), to check its labels.
 
-Every call is in the run's ledger before it is used, and a node that has its row is not rolled out
-again, so whoever asks for more pairs, or continues after a stop, pays for what is new alone.
+Every call is in the run's ledger before it is used, and a node with a row is not rolled out twice.
+So more pairs, or a resumed stage, cost only the new rollouts.
 """
 
 import asyncio
@@ -41,10 +41,11 @@ class Rolled:
     """Fresh rollouts, and the number of missing ones.
 
     Attributes:
-        fresh: Rollouts by (tree_id, node_id), those of earlier calls included.
-        pending: trees that a limit or a signal stopped.
-        failed: trees by kind of error.
-        reason, exit_code: why and how it was stopped; None and 0 if it was not.
+        fresh: Rollouts by (tree_id, node_id), including earlier calls.
+        pending: Number of trees that a limit or a signal stopped.
+        failed: Number of failed trees, by kind of error.
+        reason: Reason of the stop; None if it was not stopped.
+        exit_code: Exit code of the stop; 0 if it was not stopped.
     """
 
     fresh: dict[NodeKey, FreshRollouts]
@@ -55,9 +56,7 @@ class Rolled:
 
 
 def stored_fresh(run: Run, temperature: float | None = None) -> dict[NodeKey, FreshRollouts]:
-    """Returns the rows of `survival` at a temperature; of a node's several, the one with most
-    rollouts.
-    """
+    """Returns stored rollouts at a temperature; per node, the row with the most rollouts."""
     drawn = run.recipe.policy.temperature if temperature is None else temperature
     rows = [
         row
@@ -75,18 +74,17 @@ def roll_fresh(
     rollouts: int = 8,
     temperature: float | None = None,
 ) -> Rolled:
-    """Returns both sides of every pair with at least `rollouts` fresh rollouts, as far as limits
-    allow.
+    """Draws fresh rollouts until both sides of every pair have enough, or a limit is reached.
 
     Args:
         context: Stage context; supplies the limits and the console.
         run: Run of the trees that the pairs come from, under any labels.
         pairs: Pairs of one or more labellings.
-        rollouts: a side; a final answer has itself.
+        rollouts: Fewest rollouts per side. A final answer always has one: itself.
         temperature: Sampling temperature of the rollouts; defaults to the policy's.
 
     Raises:
-        ConfigError: If corpus, prompts or policy differ from those of the trees.
+        ConfigError: If corpus, prompts or policy have changed since the trees were grown.
         EndpointError: If a fault is fatal.
     """
     rolled = Rolled(stored_fresh(run, temperature))
@@ -137,7 +135,7 @@ def _short_of(
 
 
 def _check_same_policy(recipe: Recipe, policies: Collection[str]) -> None:
-    """Other weights under the same name would be another policy's rollouts."""
+    """Rejects changed weights, because their rollouts would come from another policy."""
     digest = model_digest(recipe.policy, recipe)
     if others := set(policies) - {digest}:
         raise ConfigError(
@@ -149,7 +147,7 @@ def _check_same_policy(recipe: Recipe, policies: Collection[str]) -> None:
 
 @dataclass(frozen=True)
 class Survey:
-    """Shared by all trees; faults of single trees are counted in `rolled`."""
+    """Settings and counts that all trees share; faults of single trees are counted in `rolled`."""
 
     context: StageContext
     recipe: Recipe
@@ -161,9 +159,7 @@ class Survey:
     wanted: Wanted
 
     async def rows(self, trees: Iterable[StoredTree], retriever: Retriever) -> list[FreshRollouts]:
-        """Returns the rows of all nodes that were finished, as far as the gate lets trees
-        through.
-        """
+        """Returns the rows of all finished nodes; the gate may stop further trees."""
         recipe, wanted = self.recipe, self.wanted
         progress = Progress("fresh rollouts", len(wanted), spent=self.ledger.totals)
 
@@ -189,7 +185,7 @@ class Survey:
         return sorted(found, key=lambda row: (row.tree_id, row.node_id))
 
     async def _attempt(self, roller: FreshRoller, tree: StoredTree) -> list[FreshRollouts]:
-        """Returns the rows of one tree; none if it fails on its own."""
+        """Returns the rows of one tree; empty if the tree fails."""
         try:
             return await roller.roll(tree.question, tree.nodes, tree.states, self.wanted[tree.id])
         except (EndpointError, RetrievalError) as error:
@@ -200,7 +196,7 @@ class Survey:
 
 
 def _commit(run: Run, rows: Sequence[FreshRollouts]) -> None:
-    """Commits the rows as one more part of the table."""
+    """Commits the rows as a new part of the table."""
     if not rows:
         return
     taken = [number_of(part) for part in load_manifest(run.folder).of(TABLE)]

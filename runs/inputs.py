@@ -1,6 +1,6 @@
-"""Digests of the inputs of a run's rows: names stay when files change, digests do not.
+"""Digests of the inputs of a run's rows: if a file changes, its name stays but its digest does not.
 
-Noted in `provenance.json` when a run is started; `runs.folder` refuses to continue with others.
+They are noted in `provenance.json` at the start of a run; `runs.folder` rejects other inputs.
 """
 
 import json
@@ -25,7 +25,7 @@ from weights.policy_files import policy_digest, policy_files
 
 
 def inputs_of(recipe: Recipe, data: Data, retriever: Retriever) -> dict[str, str]:
-    """Returns digests of everything that decides an annotation's rows, besides the recipe."""
+    """Returns digests of everything besides the recipe that decides an annotation's rows."""
     found = {
         "questions": questions_digest(data.questions),
         "index": retriever.digest,
@@ -46,7 +46,7 @@ def replay_passages(run: Run) -> dict[str, Passage]:
     """Returns the run's corpus by id, to rebuild the policy's prompts from its trees.
 
     Raises:
-        ConfigError: If the corpus or the prompts differ from those of the trees.
+        ConfigError: If the corpus or the prompts have changed since the trees were grown.
     """
     passages = open_data(run.recipe).passages
     check_same_inputs(run.folder, _replayed(run.recipe, passages))
@@ -61,15 +61,13 @@ def _replayed(recipe: Recipe, passages: Iterable[Passage]) -> dict[str, str]:
 
 
 def questions_digest(questions: Sequence[Question]) -> str:
-    """Returns the hash of every field of every question, in their order."""
+    """Returns the hash of all questions with every field, in their order."""
     dumped = (json.dumps(q.model_dump(), sort_keys=True, default=str) for q in questions)
     return digest_of_many(dumped)
 
 
 def asks_more(run: Path, questions: Sequence[Question]) -> bool:
-    """Returns whether a run's questions are among these, each as it was, and there are
-    others too.
-    """
+    """Returns whether these are the run's questions, unchanged, and others."""
     kept = question_ids(run, "questions") if run.is_dir() else set()
     same = [question for question in questions if question.id in kept]
     begun = noted_inputs(run).get("questions") if kept else None
@@ -77,9 +75,7 @@ def asks_more(run: Path, questions: Sequence[Question]) -> bool:
 
 
 def model_digest(model: ModelSettings, recipe: Recipe) -> str:
-    """Returns the `policy_digest` of rows that a model draws, without its weights being
-    converted.
-    """
+    """Returns the `policy_digest` of rows that a model draws, without converting its weights."""
     if model.engine == "openvino":
         return policy_digest(policy_files(model.model), model.precision)
     if model.engine == "vllm":

@@ -1,7 +1,7 @@
-"""The journal of a study: every command, its start, its end, its totals.
+"""The journal of a study: every command with its start, its end and its totals.
 
-One JSON line an event, appended and synced, so that nothing that was tried can go missing: a table
-that shows one run of ten has to be able to say so. A command whose end is noted is not repeated.
+Each event is one JSON line, appended and synced. So no attempt goes missing, and tables can list
+runs that were not chosen. A command with a noted end is not repeated.
 """
 
 import json
@@ -25,11 +25,11 @@ class Event:
     """A line of the journal.
 
     Attributes:
-        key: hash of the command and of the recipe that it was given (see `command_key`).
+        key: Hash of the command and its recipe (see `command_key`).
         command: Command line as a user would type it.
         event: Start or end of the command.
         at: UTC, ISO 8601.
-        seconds: how long it took; 0 at its start.
+        seconds: Duration of the command; 0 at its start.
         exit_code: Exit code of the stage; None at its start.
         totals: JSON line of the stage, and a digest of its output.
     """
@@ -68,7 +68,7 @@ class Journal:
         Raises:
             StorageError: If the file system refused.
         """
-        # ASCII, so that a torn line can be decoded, and a line is one line.
+        # ASCII, so that a torn line can be decoded and an event never contains a line separator.
         line = json.dumps(asdict(event), default=str) + "\n"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,22 +84,22 @@ class Journal:
             ) from error
 
     def events(self) -> Iterator[Event]:
-        """Yields all events in order; a line torn by a kill is left out."""
+        """Yields all events in order; skips a line torn by a kill."""
         try:
             text = read_inside(self.path.parent, self.path.name, LOG_BYTES).decode(errors="replace")
         except (FileNotFoundError, NotADirectoryError):
             return
         for line in text.splitlines():
-            with suppress(ValueError):  # pydantic's, too
+            with suppress(ValueError):  # includes pydantic's ValidationError
                 yield _EVENTS.validate_json(line)
 
     def done(self, key: str) -> Mapping[str, Any] | None:
-        """Returns the totals of a finished command; None if none with this key has finished."""
+        """Returns the totals of a finished command; None if it has not finished."""
         ended = [event for event in self.events() if event.key == key and event.event == "done"]
         return ended[-1].totals if ended else None
 
     def started(self) -> list[Started]:
-        """Returns every command that was ever started, in the order of its first start."""
+        """Returns all started commands, in the order of their first start."""
         found: dict[str, list[Event]] = {}
         for event in self.events():
             found.setdefault(event.key, []).append(event)

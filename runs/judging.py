@@ -1,4 +1,4 @@
-"""The judge of an evaluation: whether stored answers are right."""
+"""The judge of an evaluation, which decides whether stored answers are right."""
 
 import asyncio
 import json
@@ -25,9 +25,9 @@ from storage.records import Prediction, Question
 from storage.schemas import table_to_records
 
 Asked = tuple[str, str, str]
-"""Source and id of a question, and the response that is judged."""
+"""Source and id of a question, and the response to judge."""
 UNREADABLE = "neither word"
-"""Reason of a missing verdict, if the judge replied."""
+"""Reason of a missing verdict if the judge replied."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class AnswerJudging:
 
     @classmethod
     def of(cls, recipe: Recipe) -> "AnswerJudging | None":
-        """Returns the judge that `evaluation.judge` names, if any."""
+        """Returns the judge of `evaluation.judge`, or None."""
         model, how = recipe.answer_judge, recipe.evaluation.judge
         return None if model is None or how is None else cls(model, how)
 
@@ -60,11 +60,11 @@ class AnswerJudging:
     ) -> dict[str, Evaluated] | None:
         """Returns the predictions with verdicts; None if a limit stopped the judge.
 
-        An answer that policies share is judged once. Without an answer, and after a failure, a
-        question is wrong without a call.
+        An answer that policies share is judged once. A question without an answer, or with a
+        failure, counts as wrong without a call.
 
         Args:
-            done: By policy.
+            done: Answers by policy.
             questions: All evaluated questions.
 
         Raises:

@@ -1,7 +1,7 @@
 """The settings of a relabelling, stored as `relabelled/<label>/labelling.yaml`.
 
-Fresh rollouts are worth what the labels' own rewards make of them; another α would compare a label
-with something that it never claimed.
+Fresh rollouts must be scored with the settings of the labels; under another α they would not be
+comparable.
 """
 
 from collections.abc import Collection
@@ -26,8 +26,8 @@ DIGEST = "digest"
 def labelled_by(run: Run, recipe: Recipe, blocks: Collection[str] = LABELLING) -> Recipe:
     """Returns the run's recipe with the label settings of another one.
 
-    A verifier is the run's own, whose verdicts the trees keep. One of None lets the gold documents
-    say in its place; any other would have to be asked.
+    The verifier stays the run's own, because the trees store its verdicts. If the other recipe has
+    no verifier, the gold documents decide.
 
     Args:
         run: Run of the trees.
@@ -47,18 +47,18 @@ def labelled_by(run: Run, recipe: Recipe, blocks: Collection[str] = LABELLING) -
 
 
 def keep_labelling(run: Run, label: str, recipe: Recipe) -> None:
-    """Notes the blocks of `recipe` that decide labels and pairs."""
+    """Stores the blocks of `recipe` that decide labels and pairs."""
     blocks = recipe.model_dump(mode="json", include=set(LABELLING))
     blocks[DIGEST] = recipe.digest(*LABELLING)
     atomic_write_text(run.folder / _name(label), inert_yaml(blocks))
 
 
 def labelling_of(run: Run, label: str | None) -> Recipe:
-    """Returns the recipe of a relabelling, or of `annotate` for None.
+    """Returns the recipe of a relabelling; for label None, the run's own.
 
     Raises:
-        ConfigError: what was noted of the relabelling is not there, cannot be read, or was changed
-            afterwards.
+        ConfigError: If the file of the relabelling's settings is missing, cannot be read, or was
+            changed afterwards.
     """
     if label is None:
         return run.recipe
@@ -83,5 +83,5 @@ def labelling_of(run: Run, label: str | None) -> Recipe:
 
 
 def _name(label: str) -> str:
-    """Returns the file with the settings of a relabelling."""
+    """Returns the path of a relabelling's settings, relative to the run folder."""
     return f"relabelled/{label}/{LABELS}"

@@ -10,7 +10,15 @@ from storage.atomic import make_folder
 
 @contextmanager
 def svg(path: Path, panels: int, width: float, height: float, **shared: bool) -> Iterator[Any]:
-    """Gives the axes of panels side by side, in inches all together; writes the file at the end."""
+    """Yields the axes of panels side by side; writes the file at the end.
+
+    Args:
+        path: File to write.
+        panels: Number of panels.
+        width: Width of the whole figure in inches.
+        height: Height of the figure in inches.
+        shared: Options of `pyplot.subplots`, such as `sharey`.
+    """
     import matplotlib
 
     matplotlib.use("svg")

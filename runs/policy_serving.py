@@ -1,4 +1,4 @@
-"""The policy in training, served to its own rollouts: new weights for each batch."""
+"""Serves the policy in training to its own rollouts, with new weights for each batch."""
 
 import asyncio
 import shutil
@@ -32,10 +32,10 @@ class EmbeddedServing:
     """Serves a PEFT model in the embedded engine, from a file that is written for each batch.
 
     Attributes:
-        policy: The recipe's, whose `model` is the start of the training.
+        policy: Policy of the recipe; its `model` is the start of the training.
         max_batch: Most generations at once.
         cache_gib: Memory of the key-value cache.
-        folder: For adapter and weights of the moment.
+        folder: Folder of the current adapter and weights.
     """
 
     policy: ModelSettings
@@ -45,9 +45,9 @@ class EmbeddedServing:
 
     @asynccontextmanager
     async def serving(self, model: Any) -> AsyncIterator[Engine]:
-        """Gives an open engine with the weights of `model`.
+        """Yields an open engine with the weights of `model`.
 
-        Its digest is that of a policy folder with the same adapter.
+        The engine has the digest of a policy folder with the same adapter.
         """
         save_adapter(model, self.folder)
         start = policy_files(self.policy.model)
@@ -55,7 +55,7 @@ class EmbeddedServing:
             str(self.folder), start.base, (*start.adapters, self.folder / "adapter")
         )
         gguf = self.folder / "policy.gguf"
-        # A copy, because unmerging an adapter leaves rounding errors in the weights.
+        # Merge a copy, because unmerging an adapter leaves rounding errors in the weights.
         merged = deepcopy(model).merge_and_unload()
         write_policy_gguf(files, self.policy.precision, gguf, merged)
         del merged
@@ -71,16 +71,16 @@ class EmbeddedServing:
             yield engine
 
     async def close(self) -> None:
-        """Removes the weights of the moment."""
+        """Removes the current weights."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @dataclass
 class VllmServing:
-    """Serves a PEFT model on one vLLM server: its start merged, and the adapter of the moment.
+    """Serves a PEFT model on one vLLM server: the merged start policy with the current adapter.
 
     Attributes:
-        recipe: Its policy is the start of the training.
+        recipe: Recipe; its policy is the start of the training.
         folder: Folder of the current adapter. A server of another process must also see it.
         logs: Folder for the server's log.
         before_call, log: See `runs.factories.engine_for`.
@@ -96,9 +96,9 @@ class VllmServing:
 
     @asynccontextmanager
     async def serving(self, model: Any) -> AsyncIterator[Engine]:
-        """Gives an open engine with the weights of `model`; the first time, starts the server.
+        """Yields an open engine with the weights of `model`; the first call starts the server.
 
-        Its digest is that of a policy folder with the same adapter.
+        The engine has the digest of a policy folder with the same adapter.
         """
         policy = self.recipe.policy
         if self._server is None and policy.base_url is None:
@@ -144,10 +144,10 @@ def serving_for(
 
 
 def check_servable(policy: ModelSettings) -> None:
-    """Refuses a policy whose engine cannot serve it while it is trained.
+    """Rejects a policy whose engine cannot serve it while it is trained.
 
     Raises:
-        ConfigError: If the engine cannot be given new weights.
+        ConfigError: If the engine cannot load new weights.
     """
     if policy.engine == "openai":
         raise ConfigError(

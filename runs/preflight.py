@@ -1,6 +1,6 @@
-"""Checks everything outside that a recipe needs, before a stage writes or pays for anything.
+"""Checks everything outside the recipe that it needs, before a stage writes or pays for anything.
 
-A check is a block of the recipe and a call that raises if something it names is missing.
+A check is a block of the recipe and a function that raises if a resource of the block is missing.
 """
 
 import asyncio
@@ -29,17 +29,17 @@ from weights.policy_files import sound_files
 Check = tuple[str, Callable[[], object]]
 
 LONGEST_S = 30.0
-"""An answer to a check is awaited no longer than this."""
+"""Longest wait for the answer to a check."""
 
 
 def require(checks: Iterable[Check]) -> None:
-    """Makes the checks; the first that fails raises its error."""
+    """Runs the checks; the first failure is raised."""
     for _, check in checks:
         check()
 
 
 def problems(checks: Iterable[Check]) -> Iterator[str]:
-    """Returns the messages of all failed checks."""
+    """Yields the messages of all failed checks."""
     for block, check in checks:
         try:
             check()
@@ -58,7 +58,7 @@ def require_matplotlib() -> None:
 
 
 def data_files(recipe: Recipe) -> Iterator[Check]:
-    """Yields files of questions and passages; the stage checks that they are readable."""
+    """Yields checks that files of questions and passages exist; the stage checks their content."""
     data = recipe.data
     for one in data.mix or (data,):
         if one.questions is not None and one.source not in {"atlas", "hub"}:
@@ -74,9 +74,9 @@ def _there(path: str, setting: str) -> None:
 
 
 def evaluated(recipe: Recipe, run: Path) -> Iterator[Check]:
-    """Yields checks of the models that an evaluation calls, by their served names."""
+    """Yields checks of the models that an evaluation calls, by setting."""
     asked: dict[str, ModelSettings] = {}
-    if recipe.evaluation.policies:  # else `servers` asks for the recipe's own
+    if recipe.evaluation.policies:  # else `servers` checks the recipe's own policy
         policies = recipe.policy_recipes(run.name).items()
         asked = {f"evaluation.policies.{name}": one.policy for name, one in policies}
     if recipe.answer_judge is not None:
@@ -91,9 +91,9 @@ def evaluated(recipe: Recipe, run: Path) -> Iterator[Check]:
 
 
 def cannot_be_asked(policy: ModelSettings) -> str | None:
-    """Returns the reason a policy could not be served after training, or None.
+    """Returns the reason that a trained policy could not be served, or None.
 
-    A server started by another process serves its own weights.
+    A server that another process started keeps its own weights.
     """
     if policy.engine == "openai":
         return (
@@ -109,7 +109,7 @@ def cannot_be_asked(policy: ModelSettings) -> str | None:
 
 
 def weights(recipe: Recipe) -> Iterator[Check]:
-    """Yields files of the models that run on this machine."""
+    """Yields checks of the files of models that run on this machine."""
     for role, model in _models(recipe):
         yield from model_files(role, model)
     if recipe.asked_reward_model is not None:
@@ -130,7 +130,7 @@ def _sound_if_ours(model: str) -> None:
 
 
 def servers(recipe: Recipe) -> Iterator[Check]:
-    """Yields the model endpoints, vLLM if it must be started, and the search server."""
+    """Yields checks of model endpoints, the search server, and vLLM if a stage must start it."""
     asked_in = {"policy": protocol_of(recipe.agent)}
     for role, model in _models(recipe):
         if model.engine == "vllm" and model.base_url is None:
@@ -142,7 +142,7 @@ def servers(recipe: Recipe) -> Iterator[Check]:
 
 
 def overheard(recipe: Recipe) -> Iterator[str]:
-    """Yields a warning per server that is reached unencrypted through a proxy."""
+    """Yields a warning for each server that is reached unencrypted through a proxy."""
     if recipe.retrieval.kind == "http":
         yield from _overheard("retrieval.url", recipe.retrieval.url, "query and passage")
     for role, model in (*_models(recipe), *recipe.own_endpoints().items()):
@@ -153,7 +153,7 @@ def overheard(recipe: Recipe) -> Iterator[str]:
 def _overheard(setting: str, url: str | None, seen: str) -> Iterator[str]:
     if url is None or urlsplit(url).scheme != "http":
         return
-    with suppress(ConfigError):  # `servers` complains of what is not a proxy
+    with suppress(ConfigError):  # `servers` reports an invalid proxy
         if (proxy := proxy_for(url)) is not None:
             yield (
                 f"{setting}: {shown_url(url)} is reached through the proxy {proxy.address} of the "
@@ -177,7 +177,7 @@ def _reach(model: ModelSettings, recipe: Recipe, protocol: AgentProtocol | None 
     hurried = recipe.limits.model_copy(update={"max_concurrency": 1, "timeout_s": timeout_s})
 
     async def checked() -> None:
-        # One of vLLM checks its endpoint as it is entered.
+        # A vLLM engine checks its endpoint when it is entered.
         async with engine_for(model, recipe.model_copy(update={"limits": hurried})) as engine:
             if isinstance(engine, OpenAIEngine):
                 await engine.check()

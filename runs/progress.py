@@ -23,8 +23,9 @@ LIVE_EVERY_S = 0.5
 class Progress:
     """Counters of one stage.
 
-    `grows` says whether questions give pairs and rewards, so that these are shown; `spent` gives
-    the totals of the run, of which those made since the beginning are shown.
+    Attributes:
+        grows: Whether questions give pairs and rewards, which are then shown.
+        spent: Returns the run's totals; only spending since the start of this attempt is shown.
     """
 
     stage: str
@@ -46,11 +47,11 @@ class Progress:
 
     @property
     def made(self) -> Totals:
-        """The calls of this attempt; replayed ones cost nothing and are not among them."""
+        """Totals of this attempt's calls; replayed calls cost nothing and do not count."""
         return self.spent() - self._before
 
     def reward(self, labels: Iterable[float]) -> None:
-        """Counts the labels of some nodes."""
+        """Counts labels of nodes."""
         for label in labels:
             self.reward_sum += label
             self.rewarded += 1
@@ -66,7 +67,7 @@ class Progress:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds left at the rate of this attempt."""
+        """Seconds left at the rate of this attempt; None before its first question is done."""
         fresh = self.done - self.resumed_from
         return self.seconds / fresh * (self.total - self.done) if fresh > 0 else None
 
@@ -135,7 +136,7 @@ class Progress:
             console.print_line(self.line())
 
     def closing_table(self) -> Table:
-        """Returns everything dropped or noted, by reason."""
+        """Returns the counts of everything dropped or noted, by reason."""
         table = Table(title=f"{self.stage}: counted", title_justify="left", box=None)
         table.add_column("what")
         table.add_column("n", justify="right")

@@ -1,7 +1,7 @@
 """Rates questions by difficulty: rolls each out until its first right answer.
 
-Source: R1-Searcher section 2.1. Rollouts are draws in the run's ledger, so a rating that was
-stopped resumes there and gives the same labels.
+Source: R1-Searcher section 2.1. Rollouts are draws in the run's ledger, so a stopped rating
+resumes and gives the same labels.
 """
 
 import json
@@ -25,7 +25,7 @@ from storage.records import Difficulty, Failure, Question
 from storage.text import digest_of
 
 PATH = "select/root"
-"""Ledger path of the rollouts, apart from those of trees and evaluations."""
+"""Ledger path of the rollouts, distinct from trees and evaluations."""
 
 
 async def rate_questions(
@@ -37,14 +37,14 @@ async def rate_questions(
     gate: Gate,
     progress: Progress,
 ) -> list[Difficulty | Failure]:
-    """Rates questions, as far as the gate lets them through.
+    """Rates questions until the gate closes.
 
     Args:
         context: Its console shows the progress.
         rater: The recipe with the rater as its policy (`Recipe.rater_recipe`).
 
     Raises:
-        EndpointError: If A fatal one; a fault of a single question is a `Failure`.
+        EndpointError: If a fault is fatal; a fault of a single question becomes a `Failure`.
     """
 
     async def work(question: Question) -> Difficulty | Failure:
@@ -86,14 +86,14 @@ def row_digest(deciding: str, question: Question) -> str:
 
 @dataclass(frozen=True)
 class _Rating:
-    """Shared by all ratings."""
+    """Settings that all ratings share."""
 
     recipe: Recipe
     environment: Environment
     deciding: str
 
     async def rate(self, question: Question) -> Difficulty | Failure:
-        """Returns the row of one question; a fault of this question alone is a `Failure`."""
+        """Returns the row of one question; a fault of this question alone becomes a `Failure`."""
         try:
             return await self._row(question)
         except (EndpointError, RetrievalError) as error:

@@ -53,9 +53,10 @@ ENDPOINT = {
 
 
 def decisive(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the identity settings of a recipe, given as plain values.
+    """Returns the settings of a recipe that identify a run, as plain values.
 
-    The number of questions does not affect a single one; `runs.inputs` handles them.
+    The number of questions is not included: it changes no row, and `runs.inputs` checks the
+    questions.
     """
     kept = {name: block for name, block in recipe.items() if name not in MAY_CHANGE}
     blocks = {name: block for name, block in kept.items() if isinstance(block, Mapping)}
@@ -68,8 +69,8 @@ def decisive(recipe: Mapping[str, Any]) -> dict[str, Any]:
 def identity(model: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a model's settings that decide its replies; price and key are left out.
 
-    Neither does the address of a vLLM server, which goes by its weights; that of any other
-    endpoint is all there is to tell it by.
+    The address of a vLLM server is left out too, because its weights identify it. Any other
+    endpoint is identified by its address alone.
     """
     passing = {"price_per_million", "api_key_env"}
     if model.get("engine") == "vllm":
@@ -112,8 +113,8 @@ LATER: Mapping[str, Any] = {
 }
 """Settings that were added later, each at the value that keeps the earlier behaviour.
 
-A setting at that value is excluded from digests, so runs that were started without it keep their
-ids and digests.
+Digests exclude a setting at that value. So runs that were started without it keep their ids and
+digests.
 """
 
 
@@ -125,14 +126,14 @@ class LimitSettings(Settings):
         max_questions_in_flight: Questions processed at once. Set it above `max_concurrency`, or
             slots stay idle. Defaults to 256 at an endpoint and 24 in the embedded engine.
         cache_gib: GiB of the embedded engine's key-value cache; an embedded judge has its own. One
-            GiB holds about 46,000 tokens of the packaged model. If a tree's prompts do not fit,
-            they are computed again.
+            GiB holds about 46,000 tokens of the packaged model. Prompts of a tree that do not fit
+            are recomputed.
         timeout_s: Seconds per attempt at a call.
-        deadline_s: Seconds per call, retries and waits included; at least `timeout_s`.
+        deadline_s: Seconds per call, including retries and waits; at least `timeout_s`.
         max_usd, max_tokens: Limit per run folder, over all attempts and stages; each curriculum
             cycle has its own folder. At the limit the stage drains and exits with 3. Only models
             with a `price_per_million` cost money.
-        max_hours: Limit per attempt at one stage. Unset: none.
+        max_hours: Limit per attempt at one stage; unlimited by default.
         max_failed_share: Share of failed questions above which a stage exits with 4.
     """
 
@@ -148,10 +149,10 @@ class LimitSettings(Settings):
 
 
 class EvaluationConfig(EvaluationSettings):
-    """Evaluation, and its questions.
+    """Evaluation and its questions.
 
     Attributes:
-        set: Question set; defaults to the run's own source, or each of its mix.
+        set: Question set; defaults to the run's own source, or to each source of its mix.
         split: Split to draw from if `set` is not set. Choose settings on `dev`; report `test`.
     """
 
@@ -196,7 +197,7 @@ class Recipe(Settings):
 
     @property
     def scheme(self) -> RewardScheme:
-        """The reward scheme that `rewards:` names."""
+        """The reward scheme of `rewards:`."""
         return scheme_of(self)
 
     @property
@@ -217,12 +218,12 @@ class Recipe(Settings):
 
     @property
     def questions_in_flight(self) -> int:
-        """How many questions are worked on at once."""
+        """Number of questions processed at once."""
         fitting = 24 if self.policy.engine == "openvino" else 256
         return self.limits.max_questions_in_flight or fitting
 
     def policy_recipes(self, run: str) -> dict[str, "Recipe"]:
-        """Returns, by name, this recipe with the settings of every policy that is evaluated.
+        """Returns, for every evaluated policy, this recipe with the policy's settings, by name.
 
         Args:
             run: Name of the run; replaces `{run}` in model names.
@@ -232,9 +233,10 @@ class Recipe(Settings):
         return {name: self._with_policy(policy, run, greedy) for name, policy in named.items()}
 
     def rater_recipe(self, run: str) -> "Recipe":
-        """Returns this recipe with the settings of the policy that rates questions, alone.
+        """Returns this recipe with the rater of questions as its only policy.
 
-        `evaluation.temperature` is that of the rater's rollouts. See `policy_recipes` for `run`.
+        Its `evaluation.temperature` is the temperature of the rater's rollouts. See
+        `policy_recipes` for `run`.
         """
         rater = self.difficulty.policy or EvaluatedPolicy(model=self.policy.model)
         recipe = self._with_policy(rater, run, self.difficulty.temperature)
@@ -254,7 +256,7 @@ class Recipe(Settings):
 
     @property
     def answer_judge(self) -> JudgeSettings | None:
-        """The model that `evaluation.judge` names, with the settings of `judge:` that it leaves."""
+        """The model of `evaluation.judge`; settings that it does not set come from `judge:`."""
         asked = self.evaluation.judge
         if asked is None:
             return None
@@ -263,7 +265,7 @@ class Recipe(Settings):
         return _with_own(self.judge or JudgeSettings(), own)
 
     def own_endpoints(self) -> dict[str, ModelSettings]:
-        """Returns the models that are not at the recipe's policy, by setting."""
+        """Returns the models at other endpoints than the recipe's policy, by setting."""
         here = (self.policy.engine, self.policy.base_url)
         policies = self.policy_recipes(self.name).items()
         asked = {f"evaluation.policies.{name}": one.policy for name, one in policies}
@@ -277,12 +279,13 @@ class Recipe(Settings):
         return _hash(decisive(self.model_dump(mode="json")))
 
     def digest(self, *blocks: str, without: Collection[str] = ()) -> str:
-        """Returns the hash of the named blocks, or of the whole recipe (12 hex digits); see
-        `LATER`.
+        """Returns the hash of the named blocks, or of the whole recipe (12 hex digits).
+
+        Settings of `LATER` at their neutral values do not count.
 
         Args:
-            blocks: their names; none for all.
-            without: settings that do not count, such as `training.dpo.micro_batch`.
+            blocks: Names of the blocks; defaults to all.
+            without: Settings to exclude, such as `training.dpo.micro_batch`.
         """
         content = self.model_dump(mode="json", include=set(blocks) if blocks else None)
         for path in without:
@@ -292,7 +295,7 @@ class Recipe(Settings):
 
 
 def _with_own(model: S, own: Mapping[str, Any]) -> S:
-    """Returns a model with its own settings; at another endpoint it inherits nothing about that."""
+    """Returns a model with its own settings; at another endpoint it does not inherit `ENDPOINT`."""
     here = {"engine", "base_url"} & own.keys()
     if any(own[name] != getattr(model, name) for name in here):
         model = _updated(model, ModelSettings().model_dump(include=ENDPOINT))
@@ -300,13 +303,13 @@ def _with_own(model: S, own: Mapping[str, Any]) -> S:
 
 
 def _updated(block: S, values: Mapping[str, Any]) -> S:
-    """Returns a block with those values that belong to it."""
+    """Returns a block updated with the values that are settings of it."""
     own = {name: value for name, value in values.items() if name in type(block).model_fields}
     return block.model_copy(update=own)
 
 
 def without_later(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings as plain values, without those of `LATER` at their neutral values."""
+    """Returns settings as plain values, except settings of `LATER` at their neutral values."""
     kept = deepcopy(dict(content))
     for path, before in LATER.items():
         block, _, name = path.partition(".")

@@ -1,4 +1,4 @@
-"""Combinations of settings that cannot work, each with its remedy; found before a stage begins."""
+"""Finds combinations of settings that cannot work, each with a remedy, before a stage begins."""
 
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
@@ -15,10 +15,10 @@ from training.settings import TraceSettings
 
 
 def contradictions(recipe: Recipe, unsound: Collection[str] = ()) -> list[str]:
-    """Returns combinations that cannot work, each with its remedy.
+    """Returns combinations that cannot work, each with a remedy.
 
     Args:
-        recipe: the recipe.
+        recipe: Recipe to check.
         unsound: Invalid blocks; checks that depend on them are skipped.
     """
     checks = [check for blocks, check in CHECKS if not set(blocks) & set(unsound)]
@@ -94,7 +94,7 @@ def _pairs(recipe: Recipe) -> Iterator[str]:
         yield f"mcts.iterations is 1: {alone}"
     most = search.iterations
     if chains and search.branches > 1:
-        # Every state of a chain may get this many more draws, each played out to its own end.
+        # Each state of a chain may get this many more draws, each rolled out to its own end.
         most *= 1 + (2 * search.branches - 1) * recipe.agent.max_steps
     if search.evaluator == "rollout" and not chains:
         most *= search.rollouts
@@ -140,12 +140,12 @@ def _retrieval(recipe: Recipe) -> Iterator[str]:
         yield from _said(require_dense_extra)
     if retrieval.kind == "http" and not retrieval.url:
         yield "retrieval.kind is `http` but retrieval.url is not set"
-    if retrieval.url:  # asked or not, it would be written to the run's recipe
+    if retrieval.url:  # even if unused, it would be written to the run's recipe
         yield from _said(partial(search_address, retrieval.url))
 
 
 def _said(check: Callable[[], object]) -> list[str]:
-    """Returns the error message of a check, or None."""
+    """Returns the error message of a check, or an empty list."""
     try:
         check()
     except ConfigError as error:
@@ -173,7 +173,7 @@ def _evaluated_endpoints(recipe: Recipe) -> Iterator[str]:
 def _endpoint(role: str, model: ModelSettings | None) -> Iterator[str]:
     if model and model.engine == "openai" and not model.base_url:
         yield f"{role}.engine is `openai` but {role}.base_url is not set"
-    if model and model.base_url:  # asked or not, it would be written to the run's recipe
+    if model and model.base_url:  # even if unused, it would be written to the run's recipe
         yield from (f"{role}: {fault}" for fault in _said(partial(endpoint_address, model)))
 
 
@@ -253,7 +253,7 @@ def _difficulty(recipe: Recipe) -> Iterator[str]:
 
 
 ASKED = ("agent", "policy", "judge", "evaluation", "difficulty")
-"""Blocks of further models."""
+"""Blocks that can name models."""
 
 CHECKS: tuple[tuple[tuple[str, ...], Callable[[Recipe], Iterator[str]]], ...] = (
     (("mcts", "judge"), _evaluator),
@@ -275,4 +275,4 @@ CHECKS: tuple[tuple[tuple[str, ...], Callable[[Recipe], Iterator[str]]], ...] = 
     (("curriculum",), _curriculum),
     (ASKED, _difficulty),
 )
-"""Every contradiction, with the blocks of the recipe that it reads."""
+"""All checks, each with the blocks of the recipe that it reads."""

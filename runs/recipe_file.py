@@ -1,7 +1,6 @@
-"""A recipe's file: one YAML, checked whole before anything loads.
+"""Reads a recipe file: one YAML document, checked completely before anything loads.
 
-This module reads the file, applies `--set`, and names every mistake at once with its line and the
-nearest valid key.
+Applies `--set`, and reports all mistakes at once, each with its line and the nearest valid key.
 """
 
 import difflib
@@ -22,9 +21,9 @@ from storage.secret_names import REDACTED, names_secret, redacted_setting
 from storage.terminal_escape import inert
 
 _MAY_HOLD_KEYS = frozenset({"api_key_env", "base_url", "server_args", "url"})
-"""Settings whose value no message repeats: keys are put there by mistake."""
+"""Settings whose value messages do not repeat, because users put keys there by mistake."""
 RECIPE_BYTES = 256 << 10
-"""Largest size of a recipe; all settings with comments are a twentieth of it."""
+"""Largest size of a recipe; a file with all settings and comments has a twentieth of it."""
 _SHOWN = 200
 """Characters of a wrong value that a message repeats."""
 
@@ -43,7 +42,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def outline(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Reads a recipe leniently, under any installation: faulty blocks have defaults.
+    """Reads a recipe leniently, under any installation; faulty blocks get their defaults.
 
     Raises:
         ConfigError: If the file cannot be read, or is not a YAML mapping.
@@ -77,7 +76,7 @@ def _text_of(path: Path) -> str:
 
 
 def _validated(values: dict[str, Any]) -> tuple[Recipe, list[dict[str, Any]]]:
-    """Returns the recipe and its errors; faulty blocks have defaults."""
+    """Returns the recipe and its errors; faulty blocks get their defaults."""
     try:
         return Recipe.model_validate(values), []
     except ValidationError as error:
@@ -139,7 +138,7 @@ def _explain(
 def _shown(name: str, value: Any) -> str:
     try:
         text = repr(_without_keys(name, value))
-    except ValueError:  # Python writes no integer of thousands of digits, such as a hexadecimal one
+    except ValueError:  # Python does not convert integers of thousands of digits to decimal
         return "a number too long to show"
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
 
@@ -158,11 +157,11 @@ def _valid_keys(section: Sequence[str], values: dict[str, Any]) -> list[str]:
     model: type[BaseModel] = Recipe
     for name in section:
         if name not in model.model_fields:
-            continue  # the number of an entry, or the name of a policy
+            continue  # an entry's number or a policy's name
         found = _models_in(model.model_fields[name].annotation)
         if not found:
             return []
-        # Which settings a scheme has depends on its name.
+        # A scheme's settings depend on its name.
         is_scheme = found[0] is SchemeSettings
         model = settings_class(values["rewards"]) if is_scheme else found[0]
     return list(model.model_fields)

@@ -1,4 +1,4 @@
-"""Stored trees labelled under other rewards, and the pairs that these labels make."""
+"""Labels stored trees under other rewards, and makes pairs from these labels."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class Relabeller:
 
     @cached_property
     def _model(self) -> RewardModel | None:
-        """Returns the scores that order the pairs; None if the labels do."""
+        """The reward model that orders the pairs; None if the labels do."""
         by_score = self.recipe.pairs.score == "reward_model"
         return reward_model_for(self.recipe) if by_score else None
 

@@ -1,4 +1,4 @@
-"""The reward model of a recipe."""
+"""Loads the reward model of a recipe."""
 
 from pathlib import Path
 
@@ -9,14 +9,14 @@ from storage.text import Log
 from weights.embedding import base_of
 
 UNTAUGHT = "untaught"
-"""Key of the totals with the reason for a missing model."""
+"""Key in the totals with the reason that no model was trained."""
 
 
 def encoder_of(recipe: Recipe) -> str:
     """Returns the encoder of the steps: the recipe's, or the base of its policy.
 
     Raises:
-        ConfigError: If the policy's weights are not on this machine, and no encoder is named.
+        ConfigError: If the policy's weights are not on this machine, and no encoder is set.
     """
     named = recipe.training.reward_model.encoder
     if named is not None:
@@ -30,9 +30,9 @@ def encoder_of(recipe: Recipe) -> str:
 
 
 def other_total(recipe: Recipe) -> str | None:
-    """Returns a warning if the model learned a total with other weights, else None.
+    """Returns a warning if the model learned a total with other weights.
 
-    None if the recipe does not use such a model, or has the weights of its training.
+    None if the weights are the same, or if the recipe does not use such a model.
     """
     if recipe.asked_reward_model is None or not recipe.scheme.learnable:
         return None
@@ -51,8 +51,7 @@ def other_total(recipe: Recipe) -> str | None:
 
 
 def reward_model_for(recipe: Recipe, log: Log | None = None) -> RewardModel | None:
-    """Returns the trained model, under the recipe's schedule; None if neither search nor pairs ask
-    one.
+    """Returns the trained model, under the recipe's schedule; None if the recipe does not use one.
 
     Raises:
         ConfigError: If it or its encoder is missing or has changed.

@@ -32,7 +32,7 @@ from training.packing import StepTokens
 from training.rollouts import PolicyCall, Rollout, RolloutBatch
 
 PATH = "grpo"
-"""Ledger path of the rollouts, with the numbers of batch and turn."""
+"""Ledger path of the rollouts; followed by the numbers of batch and turn."""
 
 
 class Serving(Protocol):
@@ -44,7 +44,7 @@ class Serving(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A rollout, with its reward and the metrics of evaluations."""
+    """A rollout with its reward and its evaluation metrics."""
 
     rollout: Rollout
     outcome: Outcome
@@ -53,16 +53,16 @@ class Finished:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Draws batches of rollouts (see `training.grpo.RolloutSource`); use inside `with`.
+    """Draws batches of rollouts (see `training.grpo.RolloutSource`); use it in a `with` block.
 
     Attributes:
         context: Its console shows the progress.
-        recipe: Recipe; `training.grpo` gives the numbers.
-        questions: Questions to cycle through.
-        dev: That are answered greedily now and then; none are trained on.
-        serving: Gives the policy in training to its engine.
-        canary: Proves that it arrived.
-        runner: One event loop for all batches, because a server runs through them.
+        recipe: Recipe; `training.grpo` sets the sizes.
+        questions: Training questions, used in turns.
+        dev: Questions that are regularly answered greedily; none are trained on.
+        serving: Loads the policy in training into its engine.
+        canary: Checks that the engine has the current weights.
+        runner: Event loop of all batches, because a server stays open between them.
     """
 
     context: StageContext
@@ -113,8 +113,7 @@ class Rollouts:
     async def _groups(
         self, environment: Environment, number: int
     ) -> tuple[list[list[Finished]], Counter[str]]:
-        """Draws the groups of a batch; with dynamic sampling, further ones for those that are
-        silent."""
+        """Draws the groups of a batch; dynamic sampling adds one for each silent group."""
         settings, lost = self.recipe.training.grpo, Counter[str]()
         waiting = self._window(number)
         groups: list[list[Finished]] = []
@@ -128,11 +127,10 @@ class Rollouts:
         return groups, lost
 
     def _window(self, number: int) -> list[tuple[Question, str]]:
-        """Returns what a batch may ask, and the path of its calls: the batch's own questions, and
-        those of dynamic sampling.
+        """Returns a batch's questions, including reserves for dynamic sampling, and their paths.
 
-        Depends on the batch's number alone, so that a resumed training asks the same ones. Between
-        two turns a batch may ask a question twice; the paths keep its rollouts apart.
+        They depend only on the batch's number, so a resumed training draws the same. Between two
+        turns a batch can contain a question twice; the paths keep its rollouts apart.
         """
         settings = self.recipe.training.grpo
         size = settings.batch_questions + settings.dynamic_sampling
@@ -154,7 +152,7 @@ class Rollouts:
         size = self.recipe.training.grpo.group_size
         sampling = sampling_for(self.recipe.policy)
         progress = Progress(f"batch {number}", len(asked) * size, spent=self.ledger.totals)
-        # By draw, because sums of floats, and so the weights, depend on the order.
+        # Keyed by draw: sums of floats, and therefore the weights, depend on the order.
         drawn: list[dict[int, Finished]] = [{} for _ in asked]
         places = ((place, draw) for place in range(len(asked)) for draw in range(size))
 
@@ -182,7 +180,7 @@ class Rollouts:
         return [[group[draw] for draw in sorted(group)] for group in drawn]
 
     async def _all(self, work: Any, items: Iterable[Any]) -> None:
-        """Works through items, more at once than the engine's batch holds, so that it stays full.
+        """Processes the items, with more in flight than the engine's batch holds, to keep it full.
 
         Raises:
             BudgetExceeded: If the gate closed.
@@ -202,7 +200,7 @@ class Rollouts:
         path: str,
         draw: int,
     ) -> Finished | None:
-        """Rolls a question out; returns None if the scheme cannot score the rollout."""
+        """Draws a rollout; returns None if the scheme cannot score it."""
         began = time.monotonic()
         trajectory = await environment.trajectory(
             await environment.root(question),
@@ -225,7 +223,7 @@ class Rollouts:
         return Finished(rollout, outcome, row)
 
     async def _dev(self, environment: Environment, number: int) -> dict[str, float]:
-        """Answers the questions of `dev` greedily, if it is their turn."""
+        """Answers the dev questions greedily in every `eval_every`-th batch; else returns {}."""
         every = self.recipe.training.grpo.eval_every
         if not every or number % every:
             return {}
@@ -265,7 +263,7 @@ def _calls(trajectory: Trajectory) -> tuple[PolicyCall, ...]:
 
 
 def _curve(finished: Sequence[Finished]) -> dict[str, float]:
-    """Returns the means over a batch of rollouts."""
+    """Returns means over a batch of rollouts."""
     if not finished:
         return {"rollouts": 0.0}
     rows = [one.row for one in finished]

@@ -1,4 +1,4 @@
-"""EVO-RAG's reward weights over an episode, as figures and as a plot."""
+"""Reports EVO-RAG's reward weights over an episode, as figures and as a plot."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,10 +14,10 @@ ByStage = Mapping[StageName, EvoRagSettings]
 
 
 def settings_of(recipe: Recipe) -> ByStage:
-    """Returns the recipe's rewards in either stage.
+    """Returns the recipe's reward settings per stage.
 
     Raises:
-        ConfigError: If it has none.
+        ConfigError: If the reward scheme does not have stages.
     """
     rewards = recipe.rewards
     if not isinstance(rewards, EvoRagSettings):
@@ -28,7 +28,7 @@ def settings_of(recipe: Recipe) -> ByStage:
 
 
 def episode(recipe: Recipe, settings: EvoRagSettings) -> Iterator[tuple[int, float, Weights]]:
-    """t, p(t) and the weights of every policy call of an episode."""
+    """Yields t, p(t) and the weights for every policy call of an episode."""
     horizon = settings.horizon or recipe.agent.max_steps
     for t in range(recipe.agent.max_steps):
         yield t, min(t / horizon, 1.0), weights(settings, t / horizon)

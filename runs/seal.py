@@ -1,17 +1,17 @@
 """Detects edits to a run's recipe after the run has started.
 
-`provenance.json` keeps the seal: the run's id, a random token, and the settings that decide what
-its rows mean. `manifest.json` and `ledger.sqlite` keep the seal's digest. A stage that opens the
-run compares all three with each other, and the settings with `config.yaml`.
+`provenance.json` keeps the seal: the run's id, a random token, and the settings that define its
+rows. `manifest.json` and `ledger.sqlite` keep the seal's digest. A stage that opens the run
+compares the three files with each other, and the settings with `config.yaml`.
 
     provenance.json  {"seal": {run_id, token, settings, digest}}   written first
-    manifest.json    {"run": digest}                               then, without a part
-    config.yaml      the settings                                  last: now there is a run
-    ledger.sqlite    facts: begun = digest                         before the first call
+    manifest.json    {"run": digest}                               second, without parts
+    config.yaml      the settings                                  last: the folder is now a run
+    ledger.sqlite    facts: `begun` = digest                       before the first call
 
 So a kill in between leaves a folder without a `config.yaml`, which the next attempt overwrites.
-A manifest or a ledger that is missing, or holds nothing, is sealed when it is next written. One
-that holds rows and no seal, or another run's, is refused.
+A missing or empty manifest or ledger is sealed when it is next written. One with rows is rejected
+if its seal is missing or is another run's.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from storage.run_digest import UNSEALED, begun_of_ledger
 from storage.text import digest_of
 
 SEAL = "seal"
-"""Key of `provenance.json`."""
+"""Key of the seal in `provenance.json`."""
 CONFIG, PROVENANCE, LEDGER = "config.yaml", "provenance.json", "ledger.sqlite"
 """Names of a run's files."""
 
@@ -42,7 +42,7 @@ class Seal(BaseModel):
 
     Attributes:
         run_id: Id on every row of the run; it stays if the folder is renamed.
-        token: random, so that no two runs have the same digest.
+        token: Random text, so that no two runs have the same digest.
         settings: Settings that define the run's identity (`runs.recipe.decisive`).
     """
 
@@ -54,7 +54,7 @@ class Seal(BaseModel):
 
     @property
     def digest(self) -> str:
-        """Hash of all of it (24 hex digits)."""
+        """Hash of the seal (24 hex digits)."""
         return digest_of(json.dumps(self.model_dump(), sort_keys=True))
 
     def noted(self) -> dict[str, Any]:
@@ -63,9 +63,7 @@ class Seal(BaseModel):
 
 
 def new_seal(folder: Path, recipe: Recipe) -> Seal:
-    """Returns the seal of a run that is started now; its id is a hash of the folder's name and the
-    recipe.
-    """
+    """Returns the seal of a new run; its id is a hash of the folder's name and the recipe."""
     joined = f"{folder.name}:{recipe.decisive_digest}"
     return Seal(
         run_id=hashlib.blake2b(joined.encode(), digest_size=6).hexdigest(),
@@ -75,16 +73,16 @@ def new_seal(folder: Path, recipe: Recipe) -> Seal:
 
 
 def checked_seal(folder: Path, noted: Mapping[str, Any], kept: Mapping[str, Any]) -> Seal:
-    """Returns the seal of a run whose files belong together.
+    """Returns the seal of a run after checking that its files belong together.
 
     Args:
         folder: Run folder.
-        noted: content of its `provenance.json`.
-        kept: content of its `config.yaml`.
+        noted: Content of its `provenance.json`.
+        kept: Content of its `config.yaml`.
 
     Raises:
-        ConfigError: If the recipe was changed after the run was started (every setting is named
-            with its old and new value), or a file is missing, was changed, or is another run's.
+        ConfigError: If a file is missing, was changed, or is another run's, or if the recipe was
+            changed after the start. The message gives every changed setting with both values.
         StorageError: If the manifest cannot be read.
     """
     seal = _seal_in(folder, noted)
@@ -115,7 +113,7 @@ def _seal_in(folder: Path, noted: Mapping[str, Any]) -> Seal:
 
 
 def _of_others(folder: Path) -> str | None:
-    """Returns the digest that manifest or ledger keep."""
+    """Returns the digest in the manifest or the ledger."""
     found = (load_manifest(folder).run, begun_of_ledger(folder / LEDGER))
     return next((digest for digest in found if digest), None)
 
@@ -136,7 +134,7 @@ def check_no_ledger(folder: Path, seal: Seal, begun: str) -> None:
     """Rejects the ledger of another run.
 
     Raises:
-        ConfigError: `begun`, which the opened ledger keeps, is not this run's.
+        ConfigError: If the ledger's digest differs from the seal's.
     """
     if begun != seal.digest:
         given = {PROVENANCE: seal.digest, MANIFEST: seal.digest, LEDGER: begun}
@@ -144,7 +142,7 @@ def check_no_ledger(folder: Path, seal: Seal, begun: str) -> None:
 
 
 def _strangers(folder: Path, given: Mapping[str, str]) -> str:
-    """Returns the files that belong to another run."""
+    """Describes the files that belong to another run."""
     for name, digest in given.items():
         if digest == UNSEALED:
             return f"{folder / name}: holds rows, but not the seal of this run"
@@ -166,9 +164,10 @@ def _check_unedited(folder: Path, seal: Seal, kept: Mapping[str, Any]) -> None:
 
 
 def completed(kept: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns identity settings with defaults for those added later.
+    """Returns identity settings with defaults for settings that were added later.
 
-    Returned unchanged if they do not fit the current settings, so that they count as a change.
+    Settings that do not fit the current ones are returned unchanged, so that they count as a
+    change.
     """
     try:
         return decisive(Recipe.model_validate(kept).model_dump(mode="json"))

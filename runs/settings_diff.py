@@ -15,9 +15,7 @@ def flat(value: Any, at: str = "") -> dict[str, Any]:
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Returns a line for every name whose value differs, with both values; a missing one counts as
-    None.
-    """
+    """Returns a line with both values for each name that differs; a missing value is None."""
     return [
         f"  {key}: was {old.get(key)!r}, now {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())

@@ -1,4 +1,4 @@
-"""Stop signals: Ctrl-C, SIGTERM, and SIGHUP, which a closed terminal sends."""
+"""Handles stop signals: Ctrl-C, SIGTERM, and SIGHUP, which a closed terminal sends."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def asked_by(take: Callable[[int], object]) -> Iterator[None]:
 
 
 def _leave(terminals: list[int]) -> None:
-    """Point streams at nothing whose terminal is gone, or the next line would be an error."""
+    """Redirects streams of a closed terminal, or printing would fail."""
     for stream in terminals:
         if not os.isatty(stream):
             nothing = os.open(os.devnull, os.O_RDWR)

@@ -1,4 +1,4 @@
-"""The context and the result of a stage."""
+"""The context, the limits and the result of a stage."""
 
 import re
 import time
@@ -21,10 +21,10 @@ Item = TypeVar("Item")
 
 
 def checked_name(name: str) -> str:
-    """`name`, if it can be the name of a folder.
+    """Returns `name` if it is a valid folder name.
 
     Raises:
-        ConfigError: If it cannot.
+        ConfigError: If it is not.
     """
     if not re.fullmatch(NAME_PATTERN, name):
         raise ConfigError(f"{name!r} names a folder: use letters, digits, `.`, `_` and `-`")
@@ -36,10 +36,10 @@ class StageContext:
     """One call of a stage: `branchwise <stage> --config … --run … …`.
 
     Attributes:
-        recipe: the resolved recipe.
-        run: the run folder, `datasets/<name>`.
-        resume: never replace another training's checkpoints (every stage continues its own).
-        dry_run: Whether to log what would happen, and stop.
+        recipe: Resolved recipe.
+        run: Run folder, `datasets/<name>`.
+        resume: Whether to keep another training's checkpoints; every stage resumes its own.
+        dry_run: Whether to log the plan and stop.
         limit: Most questions; overrides the recipe.
         console: Console for messages and progress.
         options: Options of this stage only.
@@ -62,13 +62,13 @@ class StageContext:
         return self.recipe.model_copy(update={"data": data})
 
     def log(self, text: str) -> None:
-        """Prints a message as it is."""
+        """Prints a message unchanged."""
         self.console.print_line(text)
 
 
 @dataclass(frozen=True)
 class StageResult:
-    """How a stage ended: its totals (the `--json` line) and its exit code."""
+    """Totals of a stage (the `--json` line) and its exit code."""
 
     totals: dict[str, Any]
     exit_code: int = DONE
@@ -78,15 +78,15 @@ class StageResult:
 class Gate:
     """Admits calls and questions until a limit is reached or a stop signal comes.
 
-    Calls in progress then finish and are stored; a question that needs another one stays pending,
-    so a rerun replays what is stored and continues. A limit is overrun by no more than the calls in
-    progress when it is reached. Replays are free, and nothing but a second signal stops them.
+    Calls in progress then finish and are stored. A question that needs another call stays pending;
+    a rerun replays its stored calls and continues. Spending exceeds a limit at most by the calls in
+    progress. Replays are free, and only a second signal stops them.
 
     Attributes:
-        limits: tokens and dollars are those of the whole run, earlier attempts and stages
-            included; hours are this attempt's.
+        limits: Limits. Tokens and dollars include the run's earlier attempts and stages; hours
+            count this attempt only.
         spent: Returns the totals of the run's ledger.
-        reason: Why the gate closed; None while it is open.
+        reason: Reason that the gate closed; None while it is open.
     """
 
     limits: LimitSettings
@@ -99,8 +99,8 @@ class Gate:
         """Lets one new call through.
 
         Raises:
-            BudgetExceeded: If a limit is reached, or somebody asked to stop; the gate is then
-                closed for questions, too.
+            BudgetExceeded: If a limit is reached or a stop signal came; the gate then also closes
+                for questions.
         """
         if self.interrupted:
             self.reason = "interrupted"
@@ -123,7 +123,7 @@ class Gate:
         return None
 
     def closed(self) -> bool:
-        """Returns whether no further question may start; `reason` is then set."""
+        """Returns whether no further question may start; if so, sets `reason`."""
         if self.interrupted:
             self.reason = "interrupted"
         return self.reason is not None
@@ -137,7 +137,7 @@ class Gate:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """First Ctrl-C, SIGTERM or SIGHUP closes the gate; a second one aborts (exit code 130)."""
+        """Closes the gate at the first stop signal; aborts at the second (exit code 130)."""
 
         def close(signum: int) -> None:
             if self.interrupted:

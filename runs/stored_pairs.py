@@ -1,4 +1,4 @@
-"""The pairs of a run, or of one of its relabellings."""
+"""Reads the pairs of a run, or of one of its relabellings."""
 
 from runs.folder import Run
 from runs.stage import checked_name
@@ -10,7 +10,7 @@ from storage.schemas import table_to_records
 
 
 def pairs_table(label: str | None = None) -> str:
-    """Returns the name of the table of a run's pairs, or of those of one of its relabellings."""
+    """Returns the name of the table of pairs, of the run itself or of a relabelling."""
     return f"relabelled/{checked_name(label)}/pairs" if label else "pairs"
 
 
@@ -18,14 +18,13 @@ def pairs_of(run: Run, table: str) -> list[Pair]:
     """Returns the pairs of a run.
 
     Raises:
-        ConfigError: If there are none, or they are a relabelling's that lacks questions grown
-        since.
+        ConfigError: If the table is empty, or is a relabelling that lacks later questions.
     """
     _check_relabelling_current(run, table)
     rows = read_parts(run.folder, table)
     if table != pairs_table():
-        # Who finished first decided which part a tree is in, and must not decide how a policy
-        # is trained on another labelling.
+        # A tree's part depends on the order of finishing, which must not affect a training on
+        # another labelling.
         rows = rows.sort_by("tree_id")
     pairs = table_to_records(rows, Pair)
     if not pairs:

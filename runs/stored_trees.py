@@ -1,4 +1,4 @@
-"""The trees of a run, one after the other; only one part of them is in memory at a time."""
+"""Reads the trees of a run one after the other, with only one part in memory at a time."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +21,8 @@ class StoredTree:
     """One tree of a run.
 
     Attributes:
-        part: Number of the part that holds it.
-        nodes: All its nodes, in order of `node_id`.
+        part: Number of the part that contains it.
+        nodes: All nodes, in order of `node_id`.
     """
 
     part: int
@@ -35,7 +35,7 @@ class StoredTree:
 
     @property
     def question(self) -> Question:
-        """Returns the question that the tree was grown for.
+        """The question that the tree was grown for.
 
         Raises:
             StorageError: If the run lacks the question.
@@ -44,10 +44,10 @@ class StoredTree:
 
     @cached_property
     def states(self) -> list[State]:
-        """Returns the policy's state at each node, in the order of `nodes`.
+        """The policy's state at each node, in the order of `nodes`.
 
         Raises:
-            ConfigError: If the corpus or the prompts differ from those of the tree.
+            ConfigError: If the corpus or the prompts have changed since the tree was grown.
             StorageError: If rows of the tree are missing.
         """
         protocol = protocol_of(self._run.run.recipe.agent)
@@ -62,18 +62,18 @@ def stored_trees(
 ) -> Iterator[StoredTree]:
     """Yields the trees of a run by part, and within a part by id.
 
-    Which part holds a question depends on who finished first when the trees were grown; sort by
-    `id` what must not depend on that.
+    A question's part depends on the order in which trees were finished. Sort by `id` if the result
+    must not depend on that.
 
     Args:
-        run: The run.
+        run: Run of the trees.
         table: "trees", or the labels of a relabelling.
         only: Ids of the trees to yield; None for all.
         passages: The run's corpus by id, if it is in memory already.
 
     Raises:
-        ConfigError: If A part is not a regular file inside the run.
-        StorageError: If A part is not as it was committed.
+        ConfigError: If a part is not a regular file inside the run.
+        StorageError: If a part was changed after it was committed.
     """
     replay = _Replay(run, passages)
     for part in load_manifest(run.folder).of(table):

@@ -1,8 +1,8 @@
-"""Runs the stages of a study or a curriculum, each in a process of its own.
+"""Runs the stages of a study or a curriculum, each in its own process.
 
-A stage that has finished is not run again while what it made is there, so an interrupted study goes
-on where it stopped; a stage that was interrupted resumes by itself. A process a stage gives its
-memory back, and makes every step a command that a person can repeat.
+A finished stage is not repeated while its output is unchanged, so an interrupted study resumes at
+the stage that was stopped; that stage resumes by itself. One process per stage frees its memory,
+and makes every step a command that a user can repeat.
 """
 
 import json
@@ -30,7 +30,7 @@ from storage.errors import BranchwiseError
 StageTotals = Mapping[str, Any]
 
 CHILD = "pipelines.child"
-"""The module that a stage's process runs."""
+"""Module that a stage's process runs."""
 
 AT_ONCE = (
     "training.dpo.micro_batch",
@@ -41,7 +41,7 @@ AT_ONCE = (
 
 
 class StageStopped(BranchwiseError):
-    """A stage of a study ended early; `exit_code` and `totals` are the stage's own."""
+    """Raised if a stage of a study ended early; `exit_code` and `totals` are the stage's own."""
 
     def __init__(self, message: str, exit_code: int, totals: StageTotals | None = None) -> None:
         super().__init__(message)
@@ -54,12 +54,12 @@ class StudyRunner:
     """A study's run folder, recipe and journal.
 
     Attributes:
-        context: Stage context of the study; its run folder holds trees, relabellings,
+        context: Stage context of the study; its run folder contains trees, relabellings,
             evaluations and `study/`.
         seeds: Seeds of the trainings.
         kept_in: Folder of journal and tables; defaults to `study/` of the run folder.
         title: Prefix of its messages.
-        fits: Settings that may change when it resumes; finished stages stay valid.
+        fits: Settings that may change when the study resumes; finished stages stay valid.
     """
 
     context: StageContext
@@ -94,15 +94,15 @@ class StudyRunner:
             stage: "annotate", "train-dpo", …
             arguments: Further arguments of the command.
             settings: `--set` overrides, by dotted name.
-            after: totals of the stage whose product this one reads under a name that does not
-                change with it; what was made of another product is made anew.
+            after: Totals of the stage whose output this stage reads, if the command does not change
+                with that output. If the output has changed, the stage is rerun.
 
         Returns:
-            The stage's totals, as `--json` prints them, and a digest of what it made; empty in a
-            dry run.
+            The stage's totals, as `--json` prints them, and a digest of its output; empty in a dry
+            run.
 
         Raises:
-            StageStopped: If it did not end with exit code 0, or a stop signal came.
+            StageStopped: If the exit code is not 0, or a stop signal came.
         """
         words = (stage, "--run", str(self.context.run), *arguments, *overrides(settings or {}))
         key = command_key((*words, str((after or {}).get(PRODUCT, ""))), self.deciding)
@@ -138,9 +138,7 @@ class StudyRunner:
         return self.recipe.digest(*blocks, without=self.fits)
 
     def _kept(self, key: str, stage: str) -> StageTotals | None:
-        """Returns the totals of a finished stage; None if there are none, or its output is
-        missing.
-        """
+        """Returns the totals of a finished stage whose output is intact; else None."""
         kept = self.journal.done(key)
         if kept is None:
             return None
@@ -158,9 +156,7 @@ class StudyRunner:
         return load_recipe(self._recipe_file(), overrides(settings)[1::2])
 
     def _recipe_file(self) -> Path:
-        """Returns the resolved recipe, under a name that tells it from those of earlier
-        attempts.
-        """
+        """Writes the resolved recipe to a file whose name contains its digest; returns the path."""
         path, recipe = self.folder / f"recipe-{self.recipe.digest()}.yaml", dump_recipe(self.recipe)
         if not self.context.dry_run and not _holds(path, recipe):
             atomic_write_text(path, recipe)
@@ -168,7 +164,7 @@ class StudyRunner:
 
 
 def _holds(path: Path, text: str) -> bool:
-    """Returns whether a file is unchanged; a user may have edited it."""
+    """Returns whether a file has this text; a user may have edited it."""
     try:
         return path.read_bytes() == text.encode()
     except OSError:
@@ -176,13 +172,13 @@ def _holds(path: Path, text: str) -> bool:
 
 
 def beside(runner: StudyRunner, name: str) -> StudyRunner:
-    """Returns a lab with a run folder of its own and the same journal."""
+    """Returns a runner with its own run folder and the same journal."""
     run = runner.context.run.with_name(f"{runner.context.run.name}-{name}")
     return replace(runner, context=replace(runner.context, run=run), kept_in=runner.folder)
 
 
 def overrides(settings: Mapping[str, object]) -> list[str]:
-    """`--set` arguments; JSON is YAML too."""
+    """Returns `--set` arguments; values are JSON, which is also YAML."""
     return [
         word
         for name, value in settings.items()
@@ -192,12 +188,12 @@ def overrides(settings: Mapping[str, object]) -> list[str]:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a stage's process ended.
+    """Result of a stage's process.
 
     Attributes:
-        code: Exit code; negative: the signal that ended the process.
+        code: Exit code; if negative, the signal that ended the process.
         totals: JSON line of the stage; empty if it printed none.
-        asked_to_stop: whether the study was, in the meantime.
+        asked_to_stop: Whether a stop signal came while the stage ran.
     """
 
     code: int
@@ -208,8 +204,7 @@ class Ended:
         """Raises an error if the study must stop.
 
         Raises:
-            StageStopped: If the stage did not end well, or a signal came, which may have found the
-                stage at its end.
+            StageStopped: If the stage failed or a signal came, even if the stage had just finished.
         """
         if self.asked_to_stop or -self.code in ASKING:
             code, how = INTERRUPTED, "was interrupted"
@@ -224,9 +219,9 @@ class Ended:
 
 
 def _run(words: Sequence[str]) -> Ended:
-    """Runs a stage; its output goes to the terminal at once."""
+    """Runs a stage; its messages go straight to the terminal."""
     with _passing_signals() as signals:
-        # A process group of its own: Ctrl-C reaches it once, through the study, like any signal.
+        # Its own process group, so that Ctrl-C reaches it once, through the study.
         process = subprocess.Popen(
             [sys.executable, "-m", CHILD, str(os.getpid()), *words],
             stdin=subprocess.DEVNULL,
@@ -255,7 +250,7 @@ class _Signals:
             self.process.send_signal(signum)
 
     def pass_to(self, process: subprocess.Popen[str]) -> None:
-        """Passes on signals from now on, and those from before the process existed."""
+        """Passes signals on to the process, including earlier ones."""
         self.process = process
         for signum in self.early:
             process.send_signal(signum)

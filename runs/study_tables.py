@@ -9,7 +9,7 @@ from storage.terminal_escape import inert
 
 
 def write_sheets(runner: StudyRunner, name: str, sheets: Sequence[Sheet], about: str = "") -> None:
-    """Prints the tables; writes Markdown with their commands, and a CSV for each."""
+    """Prints the tables; writes them as Markdown with the study's commands, and each as CSV."""
     if about:
         runner.context.log(about)
     for sheet in sheets:
@@ -23,7 +23,7 @@ def write_sheets(runner: StudyRunner, name: str, sheets: Sequence[Sheet], about:
 
 
 def run_sheet(runner: StudyRunner) -> Sheet:
-    """Returns every command that was started, failed and repeated ones included."""
+    """Returns every started command, including failed and repeated ones."""
     rows = tuple(
         (
             one.command,

@@ -1,9 +1,9 @@
-"""The console that every stage prints through: its styles are ours, and all text is inert.
+"""The console that every stage prints through; it makes control sequences in texts inert.
 
-Rich styles text by escape sequences, so what it writes cannot be made inert as a whole. `Terminal`
-does it where text and style are still apart: as a string comes in, before widths are measured, and
-once more as the segments of whatever was printed go out. Markup, emoji codes and highlighting are
-off: a bracket in a question is a bracket.
+Rich styles text with escape sequences, so its finished output cannot be escaped. `Terminal` escapes
+earlier, while text and style are separate: each string before its width is measured, and each
+segment before it is printed. Markup, emoji codes and highlighting are off, so a bracket in a
+question is a bracket.
 """
 
 import sys
@@ -19,24 +19,24 @@ from rich.text import Text
 from storage.terminal_escape import InertStream, bare, inert_lines
 
 PIPED_WIDTH = 200
-"""Columns without a terminal: in a file or a pipe a cut table would lose data."""
+"""Columns without a terminal: a narrower table would lose data in a file or a pipe."""
 
 
 class Terminal(Console):
-    """See module."""
+    """Console with inert text; see the module."""
 
     def __init__(self, file: IO[str] | None = None, *, stderr: bool = False) -> None:
-        """Prints to `file`; None: to standard output, or to standard error."""
+        """Prints to `file`; without one, to standard output or standard error."""
         stream = file or bare(sys.stderr if stderr else sys.stdout)
         super().__init__(file=stream, markup=False, emoji=False, highlight=False)
         if not self.is_terminal:
             self.width = PIPED_WIDTH
 
     def print_line(self, text: str) -> None:
-        """Prints a message as it is.
+        """Prints a message unchanged, except that its later lines are indented.
 
-        Its later lines are indented: whatever a field of it holds, a line that begins at the
-        margin is one that a stage has said.
+        So a line at the margin always begins a message, and data inside a message cannot imitate
+        one.
         """
         first, *others = text.split("\n")
         indented = (line if line[:1] in {"", " "} else f"  {line}" for line in others)
@@ -49,7 +49,7 @@ class Terminal(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Segments whose text is inert and links nowhere; control codes are Rich's own."""
+        """Yields segments with inert text and without links; control codes are Rich's own."""
         for segment in super().render(renderable, options):
             text, style, control = segment
             if style and style.link:
@@ -61,7 +61,7 @@ class Terminal(Console):
 def printing_above(console: Console) -> Iterator[None]:
     """Prints output that bypasses the console above a live display.
 
-    Rich can do so by itself, but would carry out the colours and links that it finds in there.
+    Rich can do so by itself, but would apply the colours and links in that output.
     """
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (_above(console, stream) for stream in before)
@@ -75,7 +75,7 @@ def printing_above(console: Console) -> Iterator[None]:
 
 
 def _above(console: Console, stream: Any) -> Any:
-    """Prints through the console if both are a terminal; otherwise to the file."""
+    """Returns a stream that prints through the console if both are terminals; else `stream`."""
     if stream is None or not (console.is_terminal and stream.isatty()):
         return stream
     return InertStream(cast(TextIO, FileProxy(console, stream)))

@@ -1,4 +1,4 @@
-"""Checks the start policy of a training against its data."""
+"""Checks that a training starts from the policy that drew its data."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,15 +20,15 @@ from storage.text import digest_of
 from weights.policy_files import policy_digest, policy_files
 
 WARM_START = "warm-start"
-"""The name of the folder that `make warm-start` writes below `models/<run>`."""
+"""Name of the folder that `make warm-start` writes below `models/<run>`."""
 
 
 def checked_start(context: StageContext, run: Run, table: str, *, off_policy: bool = False) -> str:
-    """Returns the recipe's `policy.trainable`, which has to be the policy that drew the rows.
+    """Returns the recipe's `policy.trainable` after checking that this policy drew the rows.
 
-    Its weights are compared, at any precision of the embedded engine: a preference between steps
-    that another policy would not take says nothing about this one. What an endpoint served, and
-    what drew imported pairs, cannot be known; that is said.
+    The weights are compared, at any precision of the embedded engine. A preference between steps
+    that the policy would not take teaches it nothing. The weights of an endpoint's model, and of
+    the policy of imported pairs, are unknown, which is logged.
 
     Args:
         context: Stage context of the training.
@@ -37,7 +37,7 @@ def checked_start(context: StageContext, run: Run, table: str, *, off_policy: bo
         off_policy: Whether another policy may have drawn them; this is then logged.
 
     Raises:
-        ConfigError: If another policy drew them and may not have, or the start does not exist.
+        ConfigError: If another policy drew them without `off_policy`, or the start does not exist.
     """
     start = context.recipe.policy.trainable
     drawn = set(read_parts(run.folder, table, ["policy_digest"])["policy_digest"].to_pylist())
@@ -60,7 +60,7 @@ def checked_start(context: StageContext, run: Run, table: str, *, off_policy: bo
 
 
 def _is_only_named(policy: ModelSettings) -> bool:
-    """Returns whether a policy's weights are not on this machine, so rows hold only their name."""
+    """Returns whether a policy's weights are not on this machine, so rows contain only its name."""
     return policy.engine == "openai" or (
         policy.engine == "vllm" and served_files(policy.model) is None
     )
@@ -90,13 +90,12 @@ def _drawn_by_another(run: Run, start: str, others: Sequence[str]) -> ConfigErro
 
 
 def trained_folder(context: StageContext, kind: str) -> Path:
-    """Returns the folder of a training on pairs: `models/<run>/<kind>`, or with `--name` as kind.
+    """Returns the folder of a training on pairs: `models/<run>/<kind>`, or `--name` for `kind`.
 
     Raises:
-        ConfigError: If the name cannot be a folder's, or is the warm start's, which is not a
-            training on pairs and may be what this one starts from; or the folder holds a policy
-            where a reward model is to go, or the reverse; or a link, which would be written
-            through.
+        ConfigError: If the name is not a valid folder name, or is the warm start's, which may be
+            this training's start. Also if the folder has a policy but a reward model would be
+            written, or the reverse, or if it is a link.
     """
     name = checked_name(context.options.get("name") or kind)
     if name == WARM_START:
@@ -113,7 +112,7 @@ def trained_folder(context: StageContext, kind: str) -> Path:
 
 
 def _kind_in(folder: Path) -> str | None:
-    """Returns the kind of a model folder's training; None if unknown."""
+    """Returns the kind of training in a model folder's record; None if unknown."""
     try:
         kind = object_inside(folder, "training.json").get("kind")
     except (OSError, ValueError):

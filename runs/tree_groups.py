@@ -1,8 +1,8 @@
 """Groups of siblings from stored trees, for step-by-step outcome RL without new rollouts.
 
 A tree's node is a rollout of one call, and its siblings are its group. Its reward is its label: the
-mean outcome of the rollouts at and below it. So a step is compared with what the policy did
-instead in the same state (Tree-GRPO; Ji et al. 2025, section 3.3, within a tree).
+mean outcome of the rollouts at and below it. So a step is compared with the policy's other steps
+in the same state (Tree-GRPO; Ji et al. 2025, section 3.3, within a tree).
 """
 
 import random
@@ -26,13 +26,13 @@ Group = tuple[Rollout, ...]
 
 @dataclass(frozen=True)
 class TreeGroups:
-    """The sibling groups of a run's trees, a batch of questions at a time.
+    """The sibling groups of a run's trees, in batches of questions.
 
     A source of `training.grpo`. After the last question it restarts in another order.
 
     Attributes:
-        trees: The groups of each question.
-        batch_questions: Questions a batch.
+        trees: Groups of each question.
+        batch_questions: Questions per batch.
         seed: Random seed of the order.
     """
 
@@ -65,12 +65,12 @@ def tree_groups(run: Run, table: str, tokenizer: Any) -> list[tuple[Question, li
     """Reads the sibling groups with spread of all trees, in order of the trees' ids.
 
     Args:
-        run: The run.
+        run: Run of the trees.
         table: "trees", or the labels of a relabelling.
         tokenizer: Tokenizer of the policy.
 
     Raises:
-        ConfigError: If groups are missing, or corpus or prompts have changed.
+        ConfigError: If no tree has such a group, or corpus or prompts have changed.
     """
     found = [
         (tree.id, tree.question, _groups_of(run, tree, tokenizer))

@@ -1,4 +1,4 @@
-"""Questions grown in this process: the annotator that a recipe describes, and its engines."""
+"""Grows trees in this process, with the annotator and the engines of a recipe."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -30,7 +30,7 @@ LABELLING = ("rewards", "pairs", "reward_model")
 
 
 class CallGate(Protocol):
-    """Who lets calls and questions through: `runs.stage.Gate`, or a worker's parent."""
+    """Admits calls and questions: `runs.stage.Gate`, or the gate of a worker."""
 
     def check(self) -> None: ...
     def admit(self, questions: Iterable[Question]) -> Iterator[Question]: ...
@@ -69,7 +69,7 @@ async def grow_questions(
 async def open_annotator(
     recipe: Recipe, retriever: Retriever, ledger: Ledger, before_call: BeforeCall, log: Log
 ) -> AsyncIterator[Annotator]:
-    """Gives the recipe's annotator with its engines open, each behind the ledger."""
+    """Yields the recipe's annotator with open engines, whose calls go through the ledger."""
     async with AsyncExitStack() as stack:
         policy = await stack.enter_async_context(
             open_engine(recipe.policy, recipe, ledger, before_call, log)
@@ -92,9 +92,7 @@ def annotator_for(
     verifier: Engine | None,
     retriever: Retriever,
 ) -> Annotator:
-    """Returns the annotator that the recipe describes; judge and verifier are there if it asks
-    them.
-    """
+    """Returns the recipe's annotator; judge and verifier are None if it does not use them."""
     environment = environment_for(recipe, policy, retriever)
     reward_model = reward_model_for(recipe)
     scored_by = reward_model if recipe.pairs.score == "reward_model" else None
@@ -121,8 +119,9 @@ def annotator_for(
 
 
 def label_digest(recipe: Recipe, scored_by: RewardModel | None) -> str:
-    """Returns the hash of what decides labels and pairs: settings, whether a verifier does, and the
-    model.
+    """Returns the hash of everything that decides labels and pairs.
+
+    That is: the settings, whether a verifier is used, and the reward model.
     """
     resolved = recipe.model_copy(update={"rewards": recipe.scheme.resolved})
     verified = str(recipe.asked_verifier is not None)

@@ -1,8 +1,8 @@
-"""Questions grown in several processes, for when one Python process is the limit.
+"""Grows trees in several processes, for runs that one Python process would slow down.
 
-The parent holds the run: it hands out questions, commits what comes back and counts what is
-spent. A worker opens data, index and engines for itself, takes the next question that nobody has
-taken, and writes its calls into the run's one ledger. A worker ends with its parent.
+The parent holds the run: it assigns questions, commits results and counts costs. A worker opens
+data, index and engines for itself, takes the next unclaimed question, and writes its calls into the
+run's only ledger. A worker ends with its parent.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from storage.text import Log
 GO, NO_CALLS, NO_QUESTIONS = 0, 1, 2
 """Permissions of the workers; each value forbids more than the one before."""
 REPORT_EVERY_S = 0.2
-"""Seconds between cost reports to the parent; a limit may be overrun by as much."""
+"""Seconds between cost reports to the parent; a limit can be exceeded by the costs of that time."""
 
 _SPAWN = multiprocessing.get_context("spawn")  # a forked child would inherit threads and sockets
 
@@ -55,7 +55,7 @@ class WorkOrder:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How far a worker is: all it has spent, and its questions in flight."""
+    """A worker's spending so far, and its number of questions in flight."""
 
     spent: Totals
     in_flight: int
@@ -63,7 +63,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a worker ended early."""
+    """Error that ended a worker early."""
 
     kind: type[BranchwiseError]
     text: str
@@ -73,7 +73,7 @@ WorkerMessage = Annotated | Report | Fault | str
 
 
 def check_workers_allowed(recipe: Recipe, workers: int) -> None:
-    """Workers are for endpoints.
+    """Checks that all models are at endpoints if there are several workers.
 
     Raises:
         ConfigError: If a model runs in this process, on all of its cores.
@@ -115,7 +115,7 @@ class Workforce:
     def spent(self) -> Totals:
         """Returns the run's costs from the workers' last reports; exact once they have ended.
 
-        A worker that was killed had stored more than it could report.
+        Before that, the last calls of a killed worker are missing.
         """
         return sum((r.spent for r in self._reports.values()), self._ledger.totals())
 
@@ -125,8 +125,8 @@ class Workforce:
         """Yields finished questions until all are done or the gate closes.
 
         Raises:
-            BranchwiseError: The first fault of a worker, after the others have stored what they
-                had in progress.
+            BranchwiseError: The first fault of a worker, after the others have stored their work in
+                progress.
         """
         #   parent                                       worker (xN)
         #   shared int: GO < NO_CALLS < NO_QUESTIONS   --read-->  gate of every call and question
@@ -161,7 +161,7 @@ class Workforce:
     async def _at_work(
         self,
     ) -> AsyncGenerator[AsyncIterator[tuple[Connection, WorkerMessage]], None]:
-        """Running workers and their messages; all have ended when the block ends."""
+        """Runs workers and yields their messages; all have ended when the block ends."""
         try:
             for _ in range(self._workers):
                 self._start()
@@ -180,7 +180,7 @@ class Workforce:
             target=work, args=(self._order, theirs, self._word, self._next), daemon=True
         )
         process.start()
-        theirs.close()  # or the line would never end
+        theirs.close()  # or `ours` would never reach EOF
         self._lines[ours] = process
 
 
@@ -212,12 +212,12 @@ def _notice_limit(gate: Gate, forbid: Callable[[int], None]) -> None:
 async def _heard(
     lines: dict[Connection, SpawnProcess],
 ) -> AsyncGenerator[tuple[Connection, WorkerMessage], None]:
-    """Yields the workers' messages until the last one has closed its pipe."""
+    """Yields the workers' messages until the last worker has closed its pipe."""
     loop = asyncio.get_running_loop()
     heard: asyncio.Queue[tuple[Connection, WorkerMessage | None]] = asyncio.Queue()
 
     def tell(line: Connection, message: WorkerMessage | None) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody listens any more
+        with suppress(RuntimeError):  # the loop is closed, so the message is not needed
             loop.call_soon_threadsafe(heard.put_nowait, (line, message))
 
     def listen(line: Connection) -> None:
@@ -254,7 +254,7 @@ def _died(process: SpawnProcess) -> Fault | None:
 def work(order: WorkOrder, line: Connection, word: Any, following: Any) -> None:
     """Runs a worker process."""
     for one in ASKING:
-        signal.signal(one, signal.SIG_IGN)  # the parent is asked, and tells us
+        signal.signal(one, signal.SIG_IGN)  # the parent handles it and passes it on
     guard_streams()
     _end_with_parent()
     try:
@@ -299,7 +299,7 @@ async def _work(order: WorkOrder, line: Connection, leave: "Leave", following: A
 async def _reporting(
     line: Connection, ledger: Ledger, progress: Progress
 ) -> AsyncGenerator[None, None]:
-    """Tell the parent now and then, and at the end, how far this worker is."""
+    """Reports this worker's progress to the parent regularly and at the end."""
 
     async def report() -> None:
         while True:
@@ -326,7 +326,7 @@ def claimed(pending: Sequence[Question], following: Any) -> Iterator[Question]:
 
 
 class Leave:
-    """The worker's gate: the permission set by the parent (`GO` …)."""
+    """A worker's gate, controlled by the parent's permission (`GO` …)."""
 
     def __init__(self, word: Any) -> None:
         self._word = word
@@ -336,14 +336,14 @@ class Leave:
         """Lets one new call through.
 
         Raises:
-            BudgetExceeded: If the parent lets no more through.
+            BudgetExceeded: If the parent forbids new calls.
         """
         if self._word.value != GO:
             self._refused = True
             raise BudgetExceeded("stopped; rerun the same command to resume")
 
     def admit(self, questions: Iterable[Question]) -> Iterator[Question]:
-        """Lets one new call through."""
+        """Yields questions while the parent admits them."""
         waiting = iter(questions)
         while not self._refused and self._word.value != NO_QUESTIONS:
             question = next(waiting, None)

@@ -1,4 +1,4 @@
-"""Whether a recipe can be a curriculum's: refused before anything is paid for."""
+"""Checks whether a recipe can be used for a curriculum, before anything is paid for."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -28,20 +28,18 @@ FITS = (
 FOLDER = "curriculum"
 """Subfolder of the run: journal, tables, recipe and start of the curriculum."""
 BEGUN = "begun.yaml"
-"""The recipe that it was started with; `config.yaml` is that of the stage that last used the run.
-
-"""
+"""File with the recipe at the start; `config.yaml` has the one of the last stage."""
 
 MAY_CHANGE = ("limits.", "curriculum.cycles.refinement", *FITS)
 """Settings that may change when a curriculum resumes. Finished cycles stay valid."""
 
 
 def check_curriculum(context: StageContext) -> None:
-    """Makes every check.
+    """Runs all checks of a curriculum.
 
     Raises:
         ConfigError: If the recipe is not a curriculum's, the run folder holds another one, or there
-            is too little of something.
+            are too few questions.
     """
     recipe = context.recipe
     check_run_folder(context.run)
@@ -60,7 +58,7 @@ def check_curriculum(context: StageContext) -> None:
 
 
 def planned(recipe: Recipe) -> int:
-    """Cycles of both stages, at most."""
+    """Returns the largest number of cycles of both stages together."""
     return recipe.curriculum.cycles.discovery + recipe.curriculum.cycles.refinement
 
 

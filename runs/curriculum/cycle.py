@@ -1,9 +1,9 @@
 """One cycle of a curriculum: grow trees, train a reward model, train the policy, evaluate on dev.
 
 Source: EVO-RAG sections 3.4 and 3.7 (algorithm 1). Each cycle is an ordinary run folder next to the
-curriculum's, `datasets/<run>-<cycle>`, with its models in `models/<run>-<cycle>`: `inspect`,
-`diagnose` and `verify` work on it unchanged. Its recipe is the curriculum's, under the settings
-that the commands of its stages name.
+curriculum's, `datasets/<run>-<cycle>`, with models in `models/<run>-<cycle>`. So `inspect`,
+`diagnose` and `verify` work on it. The recipe is the curriculum's, with the `--set` options of the
+stages.
 """
 
 from collections.abc import Mapping
@@ -22,14 +22,14 @@ REWARD_MODEL = "reward-model"
 
 @dataclass(frozen=True)
 class Cycle:
-    """A cycle that is to be carried out.
+    """A planned cycle.
 
     Attributes:
         stage: Curriculum stage; selects the reward weights.
-        number: within the stage, from 1.
-        place: within the curriculum, from 1.
-        begins: the policy that rolls out, and that DPO starts from and refers to.
-        asks: Folder of the reward model for the search, if it uses one; None: the recipe's.
+        number: Number of the cycle in its stage, from 1.
+        place: Number of the cycle in the curriculum, from 1.
+        begins: Policy that rolls out; DPO starts from it and uses it as its reference.
+        asks: Folder of the reward model that the search uses; None keeps the recipe's.
     """
 
     stage: StageName
@@ -43,7 +43,7 @@ class Cycle:
         return f"{self.stage}-{self.number}"
 
     def settings(self, recipe: Recipe) -> dict[str, object]:
-        """Settings that turn the curriculum's recipe into this cycle's."""
+        """Returns the settings that turn the curriculum's recipe into this cycle's."""
         questions = questions_of(recipe)
         found: dict[str, object] = {
             "cycle": self.place,
@@ -65,7 +65,7 @@ class Taught:
     Attributes:
         result: Dev result of its policy; None without training pairs.
         totals: Totals of the policy's training, on which later stages depend.
-        reward_model: folder of its own; None if it trained none.
+        reward_model: Folder of the cycle's reward model; None if it trained none.
     """
 
     result: DevResult | None
@@ -78,7 +78,9 @@ def carry_out(runner: StudyRunner, cycle: Cycle, before: StageTotals) -> Taught:
 
     Args:
         runner: Runner of the curriculum.
-        before: totals of the training that the cycle's policy comes from; empty for the start.
+        cycle: Cycle to run.
+        before: Totals of the training of the cycle's start policy; empty for the curriculum's
+            start.
 
     Raises:
         StageStopped: If a stage ended early.
@@ -97,11 +99,11 @@ def carry_out(runner: StudyRunner, cycle: Cycle, before: StageTotals) -> Taught:
 def _pairs(
     own: StudyRunner, settings: Mapping[str, object], before: StageTotals
 ) -> tuple[StageTotals, tuple[str, ...], str | None]:
-    """Returns the roll-outs' pairs, by the labels or by a reward model that learned from the
-    labels.
+    """Makes the pairs of a cycle, from the labels or from a reward model that learned the labels.
 
     Returns:
-        Totals of the stage that made them, how a training names them, and the reward model.
+        Totals of the stage that made the pairs, the training options that select them, and the
+        reward model.
     """
     recipe = own.recipe
     scored = recipe.pairs.score == "reward_model"

@@ -1,4 +1,4 @@
-"""Dev results of a curriculum: they decide when a stage stops, and which policy is best.
+"""Dev results of a curriculum, which decide when a stage stops and which policy is best.
 
 Source: EVO-RAG sections 3.4 ("Training stops if HotpotQA dev EM stalls for two cycles") and 3.5
 (Refinement reloads the best checkpoint of Discovery).
@@ -14,26 +14,26 @@ from storage.errors import ConfigError
 StageName = Literal["discovery", "refinement"]
 STAGES: tuple[StageName, ...] = get_args(StageName)
 START = "start"
-"""Name of the policy that everything begins with."""
+"""Name of the policy at the start of the curriculum."""
 TOLD = ("em", "f1", "searches", "backtracks", "refused", "refusal_precision", "refusal_recall")
-"""Figures that are taken from an evaluation's totals under their own names."""
+"""Figures copied from an evaluation's totals under their own names."""
 
 
 @dataclass(frozen=True, slots=True)
 class DevResult:
-    """A policy on the dev questions.
+    """A policy's result on the dev questions.
 
     Attributes:
         name: "start", or the cycle that trained it: "discovery-1".
         model: Model folder, or "packaged".
-        em, f1: means over the answerable questions, in [0, 1].
+        em, f1: Means over the answerable questions, in [0, 1].
         questions: Number of questions; failed ones are included and count as wrong.
-        searches, backtracks: means per question; None if all failed.
-        refused: share of the questions, in [0, 1]; None if all failed.
+        searches, backtracks: Means per question; None if all failed.
+        refused: Share of the questions, in [0, 1]; None if all failed.
         refusal_precision, refusal_recall: Shares in [0, 1]; None if every question is answerable
             (precision also if nothing was refused).
-        begun_from: name of the policy that its cycle began with; None for the start.
-        pairs: Number of training pairs; None for the start.
+        begun_from: Name of its cycle's start policy; None for the curriculum's start.
+        pairs: Number of training pairs; None for the curriculum's start.
     """
 
     name: str
@@ -51,22 +51,20 @@ class DevResult:
 
 
 def best(results: Sequence[DevResult]) -> DevResult:
-    """Returns the highest EM; F1 breaks ties, then the earlier one is taken.
+    """Returns the result with the highest EM; F1 breaks ties, then the earlier result wins.
 
     Args:
-        results: Results of a stage, its start first: a stage that only made things worse gives
-            back what it was given.
+        results: Results of a stage, its start first. If no cycle improved on it, the start wins.
     """
     return max(results, key=lambda result: (result.em, result.f1))
 
 
 def stalled(results: Sequence[DevResult], patience: int) -> bool:
-    """Returns whether the last `patience` cycles have not raised the EM above what was there
-    before.
+    """Returns whether the last `patience` cycles did not raise the best EM.
 
     Args:
         results: Results of a stage so far, in order, its start first.
-        patience: cycles, 1 or more.
+        patience: Number of cycles, 1 or more.
     """
     scores = [result.em for result in results]
     return len(scores) - 1 - scores.index(max(scores)) >= patience
@@ -80,14 +78,17 @@ def evaluate_on_dev(
     settings: Mapping[str, object] | None = None,
     after: StageTotals | None = None,
 ) -> DevResult:
-    """Evaluates a policy on the dev questions, or reads the stored result; nothing in a dry run.
+    """Evaluates a policy on the dev questions, or reads the stored result.
 
     Args:
         runner: Runner whose run folder takes the predictions.
         name: Name of the policy.
         model: Model folder, or "packaged".
         settings: Settings of its cycle.
-        after: totals of its training.
+        after: Totals of its training.
+
+    Returns:
+        The result; in a dry run, one with EM and F1 of 0.
 
     Raises:
         ConfigError: If no dev question can be answered, so that EM is undefined.

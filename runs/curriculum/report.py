@@ -1,4 +1,4 @@
-"""The result of a curriculum, cycle by cycle: a table and a plot."""
+"""Writes the result of a curriculum, cycle by cycle: a table and plots."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,12 +26,12 @@ PANELS: Mapping[str, Mapping[str, str]] = {
 def write_course(
     runner: StudyRunner, results: Sequence[DevResult], chosen: Mapping[StageName, DevResult]
 ) -> None:
-    """Prints the table, and keeps it, its plot and one of the schedule next to the journal.
+    """Prints the table; writes it, its plot and a plot of the weights next to the journal.
 
     Args:
         runner: Runner of the curriculum.
         results: Dev results in the order of the cycles, the start first.
-        chosen: the best of the stages that have ended.
+        chosen: Best result of each stage that has ended.
     """
     draw_course(results, runner.folder / "curriculum.svg")
     draw_weights(
