@@ -1,6 +1,6 @@
-"""The annotator: takes questions from root to pairs, many at a time.
+"""Annotates questions: grows, labels and pairs many at a time.
 
-Inside a question the search is sequential; throughput comes from questions in flight. A question
+Within a question the search is sequential; throughput comes from concurrent questions. A question
 that fails becomes a `Failure`; only an error that would fail every question ends the run.
 """
 
@@ -30,8 +30,8 @@ from storage.records import Failure, Pair, Question, TreeNode
 class Annotated:
     """The result of one question.
 
-    `counts` are events worth a line in the closing table (duplicates, pairs dropped by reason,
-    invalid actions, unscored nodes, a search that its tokens stopped).
+    `counts` are events for the closing table: duplicates, dropped pairs by reason, invalid actions,
+    unscored nodes, and whether `mcts.max_output_tokens` stopped the search.
     """
 
     question: Question
@@ -47,7 +47,7 @@ class Annotator:
     """Settings and parts that every question shares.
 
     Attributes:
-        scored_by: orders the pairs; None: the labels do.
+        scored_by: Reward model that orders the pairs; None orders them by their labels.
     """
 
     environment: Environment
@@ -60,10 +60,10 @@ class Annotator:
     scored_by: RewardModel | None = None
 
     async def annotate(self, question: Question) -> Annotated:
-        """Grows, labels and pairs one question; a fault of this question alone is a `Failure`.
+        """Grows, labels and pairs one question; an error that affects only it becomes a `Failure`.
 
         Raises:
-            EndpointError: If a fault is fatal.
+            EndpointError: If an error is fatal.
             BudgetExceeded: If a limit allows no further call; the question stays pending.
         """
         try:

@@ -1,7 +1,7 @@
 """Values of new nodes for the search: a rollout (ReasonRAG eq. 1) or a judge (eq. 6).
 
-Both return a `NodeFacts`: the value that the search backs up, and the facts that labels are later
-computed from.
+Both return a `NodeFacts`: the value that the search backs up, and the facts from which labels are
+computed later.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ async def draw_rollouts(
 ) -> list[Trajectory]:
     """Completes a state `draws` times; `path` names the calls in the ledger.
 
-    A draw that fails cancels the others, which would pay for nothing.
+    If a draw fails, the others are cancelled, because their results would be useless.
     """
 
     async def one(draw: int) -> Trajectory | BudgetExceeded:
@@ -89,7 +89,7 @@ async def draw_rollouts(
 
 
 def rollout_rows(question: Question, trajectories: Sequence[Trajectory]) -> tuple[Rollout, ...]:
-    """Returns completions as they are stored with a node."""
+    """Returns completions in the form in which a node stores them."""
     return tuple(_row(question, one, draw) for draw, one in enumerate(trajectories))
 
 
@@ -117,7 +117,7 @@ def _finished(drawn: Trajectory | BudgetExceeded) -> Trajectory:
 
 @dataclass(frozen=True)
 class JudgeEvaluator:
-    """A judge's score, as the scheme takes it; unscored if the reply cannot be read."""
+    """A judge's score, as converted by the scheme; no score if the reply cannot be read."""
 
     judge: Judge
     scheme: RewardScheme

@@ -1,8 +1,8 @@
-"""Fresh rollouts: completions of a stored node that no label has seen.
+"""Fresh rollouts: completions of a stored node that no label has used.
 
 A label is the mean of a few draws, and the higher of two noisy means tends to be too high. Fresh
-draws from the same states, by the same policy at the same temperature, say whether the order of
-two siblings was more than that luck (see `analysis.survival`).
+draws from the same states, by the same policy at the same temperature, show whether the order of
+two siblings was more than luck (see `analysis.survival`).
 """
 
 from collections.abc import Collection, Sequence
@@ -16,7 +16,7 @@ from engines.sampling import Sampling
 from storage.records import FreshRollouts, Question, TreeNode
 
 ROOT = "fresh"
-"""Ledger path of these draws: `fresh/<tree_id>/<node_id>`, apart from the trees' own."""
+"""Ledger path of these draws: `fresh/<tree_id>/<node_id>`, separate from the trees' own."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class FreshRoller:
     """Draws new rollouts from nodes of stored trees.
 
     Attributes:
-        environment: the one that the trees were grown in.
+        environment: Environment that the trees were grown in.
         sampling: Sampling of the rollouts; the trees' rollouts used the policy's own temperature.
-        rollouts: Draws per node; if there are more, the first ones stay the same.
+        rollouts: Draws per node; a larger number keeps the first draws.
     """
 
     environment: Environment
@@ -40,14 +40,14 @@ class FreshRoller:
         states: Sequence[State],
         wanted: Collection[int],
     ) -> list[FreshRollouts]:
-        """Rolls out the wanted nodes of one tree, all at a time.
+        """Rolls out the wanted nodes of one tree, all concurrently.
 
-        A node that a limit stopped gives no row; the calls made for it are in the ledger.
+        If a limit stops a node, its row is left out; its calls are in the ledger.
 
         Args:
-            nodes: all nodes of the tree, in order of `node_id`.
+            nodes: All nodes of the tree, in order of `node_id`.
             states: States of the nodes, in the same order (`agent.replay.replay_tree`).
-            wanted: ids of the nodes to roll out.
+            wanted: Ids of the nodes to roll out.
 
         Raises:
             EndpointError: If the policy's endpoint failed.

@@ -1,4 +1,4 @@
-"""One question from root to tree: the search, wired to the environment and an evaluator."""
+"""Grows the tree of one question: connects the search to the environment and an evaluator."""
 
 from dataclasses import dataclass, field
 
@@ -21,9 +21,9 @@ class GrownTree:
     """A tree with the facts of its nodes.
 
     Attributes:
-        moves: the step that led to a node, by the node's path.
-        facts: the evaluation of a node, by its id.
-        stopped: whether `mcts.max_output_tokens` ended the search before its time.
+        moves: Step that led to each node, by the node's path.
+        facts: Evaluation of each node, by its id.
+        stopped: Whether `mcts.max_output_tokens` ended the search early.
     """
 
     tree: Tree[State]
@@ -39,7 +39,7 @@ class GrownTree:
 
     @property
     def generated(self) -> int:
-        """Output tokens of the policy: every draw and every rollout, but nothing of a judge."""
+        """Output tokens of the policy: every draw and every rollout, but not the judge's."""
         drawn = sum(move.usage.output_tokens for move in self.moves.values())
         return drawn + sum(r.tokens for fact in self.facts.values() for r in fact.rollouts)
 
@@ -56,11 +56,11 @@ async def grow(
 
     Args:
         question: Question to grow a tree for. Only the evaluator sees its gold answers.
-        environment: draws children.
-        evaluator: values new non-terminal nodes; None for a search that values none (playouts,
-            chains).
-        settings: the search, or the sampling of chains.
-        scheme: values terminal nodes.
+        environment: Environment that draws children.
+        evaluator: Evaluator of new non-terminal nodes; None if the search needs no such values
+            (playouts, chains).
+        settings: Settings of the search, or of the sampling of chains.
+        scheme: Reward scheme that values terminal nodes.
         sampling: Sampling of child nodes (rollouts have their own).
     """
     grown = GrownTree(Tree.grow_from(await environment.root(question)))

@@ -1,7 +1,8 @@
 """The strict judge of partial trajectories (ReasonRAG figure 14, in our own words).
 
-It sees the golden answers; its words go into no policy's prompt and no pair. It reads the agent's
-steps, not the passages: an evidence step already holds what the agent took from them.
+The judge sees the gold answers; its text never enters a policy's prompt or a pair. It reads the
+agent's steps, not the passages: an evidence step already contains the text that the agent took from
+them.
 """
 
 from collections.abc import Mapping
@@ -33,9 +34,9 @@ class JudgeVerdict:
 
     Attributes:
         score: Score in [0, 1]; None if the reply could not be read.
-        text: the reply, verbatim.
+        text: Reply, verbatim.
         reason: Reason that the score is missing.
-        usage: tokens of the call.
+        usage: Tokens of the call.
     """
 
     score: float | None
@@ -49,7 +50,7 @@ class Judge:
     """A model that scores states.
 
     Attributes:
-        seed: The run's seed.
+        seed: Seed of the run.
         responses: Whether it reads the policy's whole responses (the paper, eq. 6) instead of the
             contents of their tags.
     """
@@ -67,9 +68,10 @@ class Judge:
     async def score(self, question: Question, state: State, path: str) -> JudgeVerdict:
         """Scores `state` against the golds of `question`; `path` names the call in the ledger.
 
+        An unreadable reply returns a verdict without a score.
+
         Raises:
-            EndpointError: If the judge could not be asked. (A reply that cannot be read is no
-                error: it is a verdict without a score.)
+            EndpointError: If the judge cannot be reached.
         """
         structure = _structure(self.engine.capabilities)
         request = SampleRequest(
@@ -99,10 +101,10 @@ def _prompts() -> Mapping[str, str]:
 
 
 def _structure(can: Capabilities) -> Structure | None:
-    """Returns the strongest constraint that the engine takes.
+    """Returns the strongest constraint that the engine supports.
 
-    The regex comes first because it bounds the critique: under the schema a small judge rambles
-    until the token limit cuts it, and a verdict without its score is paid for nothing.
+    The regex is preferred because it limits the length of the critique. Under the schema a small
+    judge rambles until the token limit cuts it, before it writes a score.
     """
     if can.structured_output:
         return Structure("regex", VERDICT_REGEX)

@@ -1,8 +1,8 @@
-"""Sibling pairs: which two actions of one state become a preference.
+"""Sibling pairs: selects which two actions of one state become a preference.
 
-Source: ReasonRAG section 2.2.3 (pairs with equal responses or a gap under 0.01 are dropped).
-What is left is chosen among and, for a control, shuffled: in this order, so that the same pairs
-are chosen whether or not their order is kept.
+Source: ReasonRAG section 2.2.3 (pairs with equal responses or a gap under 0.01 are dropped). The
+remaining pairs are filtered first and then, for a control, shuffled. In this order the shuffle does
+not affect which pairs are kept.
 """
 
 from collections import Counter, defaultdict
@@ -29,11 +29,11 @@ SCORE = "score"
 class SiblingPair:
     """Two children of one node, and chosen minus rejected label.
 
-    The chosen one has the higher label, unless the pairs are shuffled or ordered by scores; `gap`
-    tells.
+    The chosen one has the higher label, unless the pairs are shuffled or ordered by scores; then
+    `gap` may be negative.
 
     Attributes:
-        margin: chosen minus rejected, in the quantity that orders the pairs (labels or scores).
+        margin: Chosen minus rejected, in the quantity that orders the pairs (labels or scores).
     """
 
     chosen: TreeNode
@@ -45,7 +45,7 @@ class SiblingPair:
 
     @property
     def turned(self) -> "SiblingPair":
-        """The same pair with the other side chosen."""
+        """Same pair with the other side chosen."""
         return SiblingPair(
             chosen=self.rejected,
             rejected=self.chosen,
@@ -70,21 +70,21 @@ def sibling_pairs(
     *,
     guessable: bool = False,
 ) -> tuple[list[SiblingPair], Counter[str]]:
-    """Returns all pairs of siblings that make a preference, and why the others do not.
+    """Returns all pairs of siblings that make a preference, and the number dropped by reason.
 
     Args:
-        nodes: one tree, in order of `node_id`.
-        labels: their labels, in the same order.
+        nodes: One tree, in order of `node_id`.
+        labels: Labels of the nodes, in the same order.
         settings: Gap, evidence, treatment of invalid actions, and filters.
-        scores: Reward model scores, in the same order; with `score: reward_model` they decide
-            which side of a pair is better, and by how much, and are a component of its labels.
-        guessable: whether the tree's question is (`rewards.guessable`).
+        scores: Reward model scores, in the same order. With `score: reward_model` they decide which
+            side of a pair is better, and by how much; each is a component of its side's label.
+        guessable: Whether the tree's question is guessable (`rewards.guessable`).
 
     Returns:
-        Pairs in order of parent and siblings, and counts of what was dropped, by the first reason
-        of: `unlabelled`, `unscored`, `chosen_invalid`, `few_outcomes`, `same_content`, `small_gap`,
-        `other_action`, `unlike_actions`, `unlike_lengths`, `same_words`, `guessable`,
-        `not_extreme`, `over_max_per_question`.
+        Pairs in order of parent and siblings, and the number of dropped pairs by the first reason
+            that applies: `unlabelled`, `unscored`, `chosen_invalid`, `few_outcomes`,
+            `same_content`, `small_gap`, `other_action`, `unlike_actions`, `unlike_lengths`,
+            `same_words`, `guessable`, `not_extreme`, `over_max_per_question`.
     """
     families: dict[int, list[_Sibling]] = defaultdict(list)
     for node, label, score in zip(nodes, labels, scores or [None] * len(nodes), strict=True):
@@ -112,7 +112,7 @@ def sibling_pairs(
 def _choose(
     pairs: Sequence[SiblingPair], settings: PairSettings
 ) -> tuple[list[SiblingPair], Counter[str]]:
-    """Returns the pairs that states and questions are given, and why the others are not."""
+    """Applies the limits per state and per question; counts the dropped pairs by reason."""
     kept, dropped = list(pairs), Counter[str]()
     if settings.per_state == "extremes":
         states = defaultdict(list)
@@ -128,8 +128,9 @@ def _choose(
 
 
 def _widest(pairs: Sequence[SiblingPair], most: int) -> list[SiblingPair]:
-    """Returns the pairs with the largest margin, of equal ones the earlier nodes; in their old
-    order.
+    """Returns the pairs with the largest margin, in their old order.
+
+    Earlier nodes break ties.
     """
     ranked = sorted(
         range(len(pairs)),
@@ -141,8 +142,8 @@ def _widest(pairs: Sequence[SiblingPair], most: int) -> list[SiblingPair]:
 def _falls_other_way(pair: SiblingPair) -> bool:
     """Returns whether the coin prefers the side that the labels reject.
 
-    It is tossed for the state and both texts, and says which of the siblings is preferred, the
-    earlier or the later: labels of another estimator meet the same coins.
+    The coin depends on the state and both texts, and picks the earlier or the later sibling. So
+    labels of other estimators get the same coins.
     """
     earlier, later = sorted((pair.chosen, pair.rejected), key=lambda node: node.node_id)
     tossed = digest_of(
@@ -163,9 +164,7 @@ def _labelled(node: TreeNode, label: Label, settings: PairSettings) -> Label:
 
 
 def _with_score(label: Label, score: float | None) -> Label:
-    """Returns the label with the score among its components, so that a pair says what
-    ordered it.
-    """
+    """Returns the label with the score as a further component, to explain the pair's order."""
     if score is None:
         return label
     scored = Component(name=SCORE, value=score)
@@ -173,7 +172,7 @@ def _with_score(label: Label, score: float | None) -> Label:
 
 
 def _compare(one: _Sibling, other: _Sibling, settings: PairSettings) -> SiblingPair | str:
-    """Returns the pair of two siblings, or the reason they form none."""
+    """Returns the pair of two siblings, or the reason that they do not form one."""
     difference = _difference(one, other, settings)
     if isinstance(difference, str):
         return difference
@@ -219,16 +218,15 @@ def _left_out(chosen: TreeNode, rejected: TreeNode, settings: PairSettings) -> s
 
 
 def _enough(node: TreeNode, label: Label, settings: PairSettings) -> bool:
-    """Returns whether a label rests on enough outcomes. A leaf's is exact: its one outcome is its
-    own.
+    """Returns whether enough outcomes support a label.
+
+    A leaf's label is exact, so it always suffices.
     """
     return node.terminal or label.n_outcomes >= settings.min_outcomes
 
 
 def _alike(one: TreeNode, other: TreeNode, max_ratio: float) -> bool:
-    """Returns whether neither reply is more than `max_ratio` times as long as the other, in
-    characters.
-    """
+    """Returns whether neither reply has more than `max_ratio` times the other's characters."""
     shorter, longer = sorted((len(one.text), len(other.text)))
     return longer <= max_ratio * shorter
 

@@ -23,8 +23,8 @@ class Provenance:
     """Provenance of rows; the same for all rows of a run.
 
     Attributes:
-        label_digest: hash of the settings that decide labels and pairs.
-        config_digest: hash of the whole resolved configuration.
+        label_digest: Hash of the settings that decide labels and pairs.
+        config_digest: Hash of the whole resolved configuration.
     """
 
     seed: int
@@ -126,8 +126,10 @@ def pair_rows(
     prompt: Prompt,
     provenance: Provenance,
 ) -> list[Pair]:
-    """Returns preference rows; `states` are those of the nodes, by id. Prompts are the rollout's
-    own.
+    """Returns preference rows with the prompts of the rollouts.
+
+    Args:
+        states: States of the tree's nodes, by node id.
     """
     return [
         _pair_row(question, pair, prompt(states[pair.chosen.parent_id]), provenance)

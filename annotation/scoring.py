@@ -1,8 +1,8 @@
 """Scores of a reward model, for the search and for pairs.
 
-In the search a node is worth what the model thinks of the step that led there, inner and terminal
-nodes alike, so that all values are on one scale. Labels are still what became of a node. For pairs
-(`pairs.score: reward_model`) a sibling is preferred by its score.
+In the search, the value of every node, inner or terminal, is the model's score of the step that led
+there, so all values are on one scale. Labels still come from outcomes. For pairs (`pairs.score:
+reward_model`) the sibling with the higher score is preferred.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from storage.records import Question, TreeNode
 class RewardModelEvaluator:
     """The score of the step that led to a state.
 
-    States are scored one by one, in another thread: what is read next to a step changes the last
-    bits of its vector, and the same seed would not give the same tree.
+    States are scored one at a time, in another thread: a batch would change the last bits of a
+    step's vector, and the same seed would no longer give the same tree.
 
     Attributes:
         prompt: State → messages of the prompt for its next step.
@@ -51,7 +51,7 @@ def node_scores(
     """Returns a model's score of the step that led to each node; None for the root.
 
     Args:
-        nodes: one tree, in order of `node_id`.
+        nodes: One tree, in order of `node_id`.
         states: States of the nodes, in the same order.
         prompt: State → messages of the prompt for its next step.
     """

@@ -30,8 +30,9 @@ class PairSettings(Settings):
     Attributes:
         min_gap: Smallest difference of the two labels, [0, 1). With `score: reward_model`, of the
             two scores, which are weighted sums of standardised heads.
-        min_outcomes: Distinct finished trajectories that each side's label must rest on; the
-            estimator decides which count. The label of a final answer is exact and always suffices.
+        min_outcomes: Minimum number of distinct finished trajectories that support each side's
+            label; the estimator decides which count. The label of a final answer is exact and
+            always suffices.
         invalid: Whether pairs with an invalid action on the rejected side (label 0) are dropped.
         actions: Allowed actions of both sides. Unset: any.
         same_action: Whether both sides must have the same kind of action. Whether to search or to
@@ -39,8 +40,8 @@ class PairSettings(Settings):
             same direction, change the whole policy.
         max_length_ratio: Largest ratio of the longer to the shorter reply, in characters, from 1.
             Unset: any. Preference training drifts towards the length of the chosen side.
-        max_similarity: Largest word overlap (Jaccard) of two contents with the same action, in
-            [0, 1). Unset: any. A preference between paraphrases carries little information.
+        max_similarity: Largest word overlap (Jaccard) of two contents with the same action, in [0,
+            1). Unset: any. A preference between paraphrases carries little information.
         guessable: `drop` leaves out pairs of questions whose answer is yes, no or part of the
             question (`rewards.guessable`). A lucky guess counts as right there, so their labels
             depend less on the earlier steps.

@@ -1,8 +1,8 @@
-"""Reads a judge's reply: a score in [0, 1], or the reason it has none.
+"""Reads a judge's reply: a score in [0, 1], or the reason that it cannot be read.
 
-Two forms are understood: one JSON object `{"critique": …, "score": …}` (bare or in a code fence),
-or a text whose last sentence, and no other, is "So the score is <number>." Nothing is repaired or
-rescaled: "85/100", "seven", 1.5 and two scores are no score.
+Two forms are valid: one JSON object `{"critique": …, "score": …}` (plain or in a code fence), or a
+text whose last sentence, and no other, is "So the score is <number>." Nothing is repaired or
+rescaled: "85/100", "seven", 1.5 and two scores are all rejected.
 """
 
 import json
@@ -33,7 +33,7 @@ VERDICT_REGEX = (
 )
 """The same form for engines that take a regex, with a critique of at most 41 words.
 
-Counted in words because grammar engines are slow for wide bounds
+The limit counts words, not characters, because grammar engines are slow for wide bounds
 (`engines.structure`).
 """
 
@@ -46,7 +46,7 @@ _DECIMAL = re.compile(r"[+-]?(?:[0-9]{1,9}(?:\.[0-9]{1,9})?|\.[0-9]{1,9})")
 
 
 def read_score(text: str, finish_reason: FinishReason) -> float:
-    """Returns the score in [0, 1] that a judge's whole reply gives.
+    """Returns the score in [0, 1] of a judge's whole reply.
 
     Raises:
         JudgeError: If there is not exactly one readable score in range.
@@ -68,7 +68,7 @@ def read_score(text: str, finish_reason: FinishReason) -> float:
 def _fenced(reply: str) -> str | None:
     """Returns the content of a code fence that is the whole reply, or None.
 
-    Without a pattern: one with white space on both sides of a text takes hours over a megabyte
+    Does not use a regex: one with white space on both sides of a text takes hours over a megabyte
     of empty lines.
     """
     first, newline, rest = reply.partition("\n")
