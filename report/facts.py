@@ -1,7 +1,7 @@
 """Facts about a run for its report: counts, distributions, curves and evaluations.
 
-Distributions are counted by DuckDB over the committed parts, so a run of a million pairs is never
-held in memory.
+DuckDB counts distributions over the committed parts, so even a million pairs are never held in
+memory.
 """
 
 import json
@@ -65,21 +65,21 @@ DISTRIBUTIONS = {
 """SQL of each distribution. Bins are [low, high)."""
 
 MOST_POINTS = 400
-"""Points of a training curve that the page keeps; longer ones are thinned."""
+"""Maximum number of points of a training curve on the page; longer curves are thinned."""
 
 
 def distributions(run: Path) -> dict[str, list[dict[str, Any]]]:
     """Returns the rows of each query in `DISTRIBUTIONS`.
 
     Raises:
-        StorageError: If the run has no readable manifest, or a part is missing or damaged.
+        StorageError: If the run's manifest cannot be read, or a part is missing or damaged.
     """
     with connect(run) as connection:
         return {name: list(_rows(connection, sql)) for name, sql in DISTRIBUTIONS.items()}
 
 
 def yields(run: Path) -> list[dict[str, Any]]:
-    """Returns what the run produced, from questions to pairs: `name` and `n` of each."""
+    """Returns the run's yield, from questions to pairs: `name` and `n` of each."""
     sql = """
         SELECT (SELECT count(*) FROM questions) AS questions,
                (SELECT count(DISTINCT tree_id) FROM nodes) AS trees,
@@ -94,7 +94,9 @@ def yields(run: Path) -> list[dict[str, Any]]:
 
 
 def dropped(manifest: Manifest) -> list[dict[str, Any]]:
-    """Returns what was dropped or noted while the trees were grown: `reason` and `n`."""
+    """Returns the events counted while the trees were grown, such as dropped pairs: `reason` and
+    `n`.
+    """
     counts: Counter[str] = Counter()
     for part in manifest.of("trees"):
         counts.update(part.counts)
@@ -125,8 +127,8 @@ def evaluations(run: Path, resamples: int, seed: int) -> list[dict[str, Any]]:
     has not finished are left out.
 
     Args:
-        resamples: Of the paired bootstrap.
-        seed: Of the bootstrap.
+        resamples: Number of samples of the paired bootstrap.
+        seed: Random seed of the bootstrap.
     """
     found: dict[str, dict[str, dict[str, float]]] = {}
     for table in sorted({part.table for part in load_manifest(run).parts}):

@@ -1,7 +1,7 @@
 """Writes the report: one HTML file that needs no network.
 
 All content that a model, a corpus or a user wrote reaches the page as JSON whose `<` is escaped,
-and is inserted as text. The page's policy allows no connection.
+and is inserted as text. The page's content security policy allows no connection.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ def write_page(path: Path, facts: Mapping[str, Any], trees: Blobs, pairs: Blobs)
     """Renders the page.
 
     Args:
-        path: The HTML file; replaced whole.
-        facts: What the page shows besides trees and pairs, as JSON.
+        path: HTML file; replaced if it exists.
+        facts: JSON data of the page, except trees and pairs.
         trees, pairs: See `report.trees`.
     """
     environment = Environment(
@@ -34,5 +34,5 @@ def write_page(path: Path, facts: Mapping[str, Any], trees: Blobs, pairs: Blobs)
 
 
 def _file(name: str) -> Markup:
-    """Returns one of our own files as it is: a style sheet or a script."""
+    """Returns one of our own files verbatim: a style sheet or a script."""
     return Markup((_FILES / name).read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 _WIDE = 100
-"""Columns from which the two sides of a pair stand side by side."""
+"""Minimum width, in columns, to show the two sides of a pair next to each other."""
 
 Row = Mapping[str, Any]
 
@@ -23,7 +23,7 @@ def tree_text(question: Row, nodes: Sequence[Row], pairs: Sequence[Row], width: 
         question: Row of `questions`.
         nodes: Rows of the tree, the root first.
         pairs: Pairs of the tree.
-        width: Columns of the terminal.
+        width: Width of the terminal in columns.
     """
     children: dict[int, list[Row]] = {}
     for node in nodes[1:]:
@@ -51,7 +51,7 @@ def tree_text(question: Row, nodes: Sequence[Row], pairs: Sequence[Row], width: 
 def _walk(
     children: Mapping[int, Sequence[Row]], parent: int, prefix: str
 ) -> Iterator[tuple[str, Row]]:
-    """Yields the nodes below `parent` depth first, each with the branches before it."""
+    """Yields the nodes below `parent` depth first, each with its branch lines as a prefix."""
     own = children.get(parent, ())
     for place, node in enumerate(own):
         last = place == len(own) - 1
@@ -60,7 +60,7 @@ def _walk(
 
 
 def node_text(node: Row, passages: Mapping[str, str], pairs: Sequence[Row]) -> Group:
-    """Returns everything that is stored about a step.
+    """Returns all stored facts about a step.
 
     Args:
         node: Row of `nodes`.
@@ -99,7 +99,7 @@ def node_text(node: Row, passages: Mapping[str, str], pairs: Sequence[Row]) -> G
 
 
 def pair_text(pair: Row, width: int) -> Group:
-    """Returns a pair: the prompt, then both sides, next to each other if there is room."""
+    """Returns a pair: the prompt, then both sides, next to each other if they fit."""
     prompt = "\n\n".join(f"[{one['role']}]\n{one['content']}" for one in pair["prompt"])
     sides = [
         Panel(

@@ -1,7 +1,7 @@
 """The trees and a sample of the pairs of a run, packed for the browser.
 
-A report holds thousands of trees, of which a reader opens a few. So they are stored in blobs of
-compressed JSON that the page unpacks when a tree is opened; an index lists all questions.
+A report holds thousands of trees, but a reader opens only a few. So they are stored in blobs of
+compressed JSON, which the page unpacks when a tree is opened; an index lists all questions.
 """
 
 import base64
@@ -19,11 +19,11 @@ from storage.records import Passage
 from storage.views import connect
 
 MOST_PAIRS = 5_000
-"""Pairs that a report shows; a hash of their ids draws them."""
+"""Maximum number of pairs in a report; a hash of their ids selects them."""
 
 _PAIRS_PER_BLOB = 250
 _PASSAGE_CHARACTERS = 800
-"""Characters of a passage that a report shows; longer ones would dominate its size."""
+"""Maximum characters of a passage in a report; longer ones would dominate its size."""
 
 _NODE = (
     "tree_id", "question_id", "node_id", "parent_id", "depth", "stage", "action", "text",
@@ -48,7 +48,7 @@ class Blobs:
     """Packed trees or pairs.
 
     Attributes:
-        index: What the page lists, in order: one row per tree or pair.
+        index: Entries of the page's list, in order: one row per tree or pair.
         blobs: Base64 of gzipped JSON lists.
     """
 
@@ -130,7 +130,7 @@ def _grouped(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, list[dict[st
 def _listed(
     question: Mapping[str, Any], nodes: list[dict[str, Any]], pairs: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Returns what the list of questions shows of a tree."""
+    """Returns a tree's entry in the list of questions."""
     return {
         "question": question["question"],
         "answers": question["answers"],
@@ -170,7 +170,7 @@ def _tree(
 
 
 def _node(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns a node without the columns that are empty, and without its rollouts' steps."""
+    """Returns a node without empty columns, and without its rollouts' steps."""
     kept = {
         key: value
         for key, value in row.items()
