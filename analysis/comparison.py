@@ -1,9 +1,9 @@
-"""Policies side by side: a row for each policy and stratum, and paired differences.
+"""Compares policies: a row for each policy and stratum, and paired differences.
 
-EM, F1 and cover-EM are means over answerable questions. A question that failed counts there as 0
-in its policy's mean, not as absent: all policies keep one denominator, and none gains by failing
-on the hard questions; so does the judge's verdict. Everything else is over the questions that did
-not fail and have a value.
+EM, F1 and cover-EM are means over answerable questions; a failed question counts as 0. So all
+policies share one denominator, and failing on hard questions does not raise a mean. The judge's
+verdict treats failed questions the same way. All other columns are means over the questions that
+did not fail and have a value.
 """
 
 from collections import Counter
@@ -20,17 +20,19 @@ Metric = Literal["em", "f1"]
 Scored = Prediction | FailedPrediction
 METRICS: tuple[Metric, ...] = ("em", "f1")
 SCORES = ("em", "f1", "cover_em", "judge")
-"""Scores of answers; failed questions have them as well."""
+"""Scores of answers; failed questions have them too."""
 MEANS = (
     "supporting_recall", "steps", "searches", "valid_searches", "backtracks", "forced", "refused",
     "relevance", "relevance_full", "all_correct", "retrievals", "corrections", "evaluated",
     "copied", "forged", "output_tokens", "turn_tokens", "latency_s",
 )  # fmt: skip
-"""Columns of `predictions` that are averaged as they are."""
+"""Columns of `predictions` that are averaged without conversion."""
 EVERYTHING = "all"
 """Name of the stratum that holds every question."""
 FEWEST = 10
-"""A stratum of fewer questions gets no interval: resampled, a handful looks like certainty."""
+"""Smallest stratum with an interval: resampling a few questions gives intervals that are too
+narrow.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +41,21 @@ class PolicyRow:
 
     Attributes:
         protocol: Protocol of the policy; None for references, and if all questions failed.
-        n: questions, failed ones included; `answerable` of them count for em, f1 and cover_em.
-        failed: questions without a prediction.
-        em, f1, cover_em, judge, supporting_recall: means in [0, 1]; None if nothing has a value.
-        steps, searches, valid_searches, backtracks: means per question; None if all failed.
-        invalid, forced, refused: shares in [0, 1]; None if all failed. Invalid is a reply
+        n: Number of questions, failed ones included.
+        answerable: Number of answerable questions; em, f1 and cover_em are means over these.
+        failed: Number of questions without a prediction.
+        em, f1, cover_em, judge, supporting_recall: Means in [0, 1]; None without any value.
+        steps, searches, valid_searches, backtracks: Means per question; None if all failed.
+        invalid, forced, refused: Shares in [0, 1]; None if all failed. `invalid` counts replies
             without the protocol's format.
-        relevance, relevance_full, all_correct, evaluated, copied: means in [0, 1]; None if
-            nothing has a value.
-        retrievals, corrections, forged, turn_tokens: means per question.
-        refusal_precision, refusal_recall: None if every question is answerable (precision
-            also if nothing was refused). A failed question is not refused.
-        output_tokens, latency_s: means per question; None if all failed.
-        counts: over how many questions each mean is, by its name.
-        broken: share of the replies that break each rule of the protocol's format.
+        relevance, relevance_full, all_correct, evaluated, copied: Means in [0, 1]; None without any
+            value.
+        retrievals, corrections, forged, turn_tokens: Means per question; None without any value.
+        refusal_precision, refusal_recall: Shares in [0, 1]; None if every question is answerable.
+            Precision is also None without refusals. A failed question does not count as refused.
+        output_tokens, latency_s: Means per question; None if all failed.
+        counts: Number of questions of each mean, by its name.
+        broken: Share of replies that break a rule of the protocol's format, by rule.
     """
 
     policy: str
@@ -92,7 +95,7 @@ class PolicyRow:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`policy` − `baseline` in one metric, over the questions of both."""
+    """`policy` − `baseline` in one metric, over the questions that both answered."""
 
     policy: str
     baseline: str
@@ -105,8 +108,8 @@ class Difference:
 class PolicyComparison:
     """Rows and differences, the whole set first, then by source, type, hops and guessability.
 
-    On the whole set every policy is compared with every one before it and with every reference,
-    otherwise with the first policy.
+    On the whole set every policy is compared with all policies before it and with every reference;
+    in a stratum only with the first policy.
     """
 
     rows: tuple[PolicyRow, ...]
@@ -126,13 +129,13 @@ def compare(
     Args:
         predictions: Answers of each policy, in the order of the table.
         unanswered: Failed questions of each policy.
-        references: Names of the baselines that the others are compared with (those that are not
-            policies); they are compared with nothing themselves.
+        references: Names of baselines that are not policies. Policies are compared with them, but
+            they are not compared with each other.
         resamples: Number of samples of each paired bootstrap.
         seed: Random seed of the bootstrap.
 
     Raises:
-        ValueError: If there are no policies.
+        ValueError: If `predictions` is empty.
     """
     if not predictions:
         raise ValueError("no policy to compare")
@@ -160,7 +163,7 @@ def compare(
 
 
 def _compared(names: Collection[str], references: Collection[str]) -> Iterator[tuple[str, str]]:
-    """(baseline, policy): every policy with every one before it, then with every reference."""
+    """Yields (baseline, policy): each policy with all before it, then with every reference."""
     policies = [name for name in names if name not in references]
     yield from combinations(policies, 2)
     yield from ((one, policy) for one in names if one in references for policy in policies)
@@ -179,8 +182,9 @@ class _Stratum:
 
 
 def _strata(scored: Sequence[Scored]) -> list[_Stratum]:
-    """Returns all, then every source, type, number of hops and guessability, where there are
-    several.
+    """Returns the whole set, then one stratum per source, type, number of hops and guessability.
+
+    A field with only one value is left out.
     """
     strata = [_Stratum()]
     for field in ("source", "type", "hops"):
@@ -235,7 +239,7 @@ def _differences(
     resamples: int,
     seed: int,
 ) -> list[Difference]:
-    """Returns one difference a metric; none where no answerable question is shared."""
+    """Returns one difference per metric; empty if no answerable question is shared."""
     by_item = {_item(one): one for one in base}
     shared = [(by_item[_item(one)], one) for one in own if _item(one) in by_item]
     found = []

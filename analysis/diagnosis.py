@@ -1,6 +1,6 @@
 """Predicts from pairs and trees, without a model, whether training on them can help.
 
-Counts and shares alone; what they mean for a training is for the reader (`runs.diagnosis_rules`).
+This module only counts; `runs.diagnosis_rules` interprets the figures.
 """
 
 from collections import Counter, defaultdict
@@ -18,7 +18,7 @@ from storage.proguide import content_of
 from storage.records import NO_PARENT, Pair, TreeNode
 
 NEAR = 0.8
-"""Similarity from which two contents count as near-duplicates."""
+"""Minimum similarity of near-duplicates."""
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 _SAME = 1e-9
 
@@ -28,17 +28,21 @@ class PairFigures:
     """Figures of a set of pairs; shares are of the pairs, in [0, 1].
 
     Attributes:
-        one_outcome: Share with an estimated side that has a single outcome.
-        gaps: quantiles of the reward gap, at `QUANTILES`. Both None for imported pairs, of which
-            only the order is known.
-        chosen_longer: share whose chosen reply is longer in characters, of the `unequal` pairs
-            that have a longer side; with Wilson's interval; None if none has.
-        length_difference: mean characters of chosen minus rejected.
-        near_duplicates: both sides do the same with nearly the same words (`similarity`).
-        repeated: the same prompt and replies are in an earlier pair.
-        contradicted: another pair has the same prompt and replies the other way round.
-        guessable: Pairs of questions whose answer can be guessed (`rewards.guessable`).
-        actions: number of pairs by (depth, chosen action, rejected action).
+        one_outcome: Share with an estimated side that has a single outcome; None for imported
+            pairs, which have an order but no rewards.
+        gaps: Quantiles of the reward gap, at `QUANTILES`; None for imported pairs.
+        unequal: Number of pairs whose replies differ in length.
+        chosen_longer: Share of the `unequal` pairs whose chosen reply is longer in characters; None
+            if `unequal` is 0.
+        chosen_longer_interval: Wilson's interval of `chosen_longer`.
+        length_difference: Mean characters of chosen minus rejected.
+        near_duplicates: Share whose sides have the same action and nearly the same words
+            (`similarity`).
+        repeated: Share whose prompt and replies are in an earlier pair.
+        contradicted: Share for which another pair has the same prompt and replies in the opposite
+            order.
+        guessable: Share whose question has an answer that can be guessed (`rewards.guessable`).
+        actions: Number of pairs by (depth, chosen action, rejected action).
     """
 
     pairs: int
@@ -84,9 +88,7 @@ def pair_figures(pairs: Sequence[Pair]) -> PairFigures | None:
 
 
 def similarity(pair: Pair) -> float:
-    """Returns the similarity of the two contents (`rewards.similarity`); 0 for different
-    actions.
-    """
+    """Returns the similarity of both contents (`rewards.similarity`); 0 if the actions differ."""
     if pair.chosen_action != pair.rejected_action:
         return 0.0
     chosen, rejected = (side[0].content for side in (pair.chosen, pair.rejected))
@@ -115,14 +117,14 @@ class TreeFigures:
     """Figures of a set of trees.
 
     Attributes:
-        states: Number of states with two or more labelled children; others compare nothing.
-        spread: mean over them of the standard deviation of their children's rewards.
-        flat: share of them whose children all have one reward.
-        right, wrong: share of the questions of which every outcome is fully right (F1 1), or
-            wholly wrong (F1 0): with α = 1 no step of theirs is better than another.
+        states: Number of states with two or more labelled children; only these can be compared.
+        spread: Mean over these states of the standard deviation of their children's rewards.
+        flat: Share of these states whose children all have the same reward.
+        right, wrong: Share of questions whose outcomes are all fully right (F1 1), or all fully
+            wrong (F1 0). If α = 1, none of their steps is better than another.
         without_outcome: Share of the questions without a finished trajectory.
         invalid_actions: Share of the steps that are not an action of the protocol.
-        invalid_rollouts: share of the rollouts that ended in one.
+        invalid_rollouts: Share of the rollouts that ended in an invalid action.
     """
 
     questions: int
@@ -143,9 +145,12 @@ class TreeFigures:
 
 
 def tree_figures(trees: Iterable[Sequence[TreeNode]]) -> TreeFigures | None:
-    """Returns the figures of labelled trees, each given with all its nodes; None without any.
+    """Returns the figures of labelled trees; None without any.
 
-    A tree is looked at once and let go, so that they need not be in memory together.
+    Each tree is read once and not kept, so they need not be in memory together.
+
+    Args:
+        trees: All nodes of each tree.
     """
     counted: Counter[str] = Counter()
     spreads: list[float] = []
@@ -178,7 +183,7 @@ def tree_figures(trees: Iterable[Sequence[TreeNode]]) -> TreeFigures | None:
 
 
 def _families(steps: Iterable[TreeNode]) -> list[list[float]]:
-    """Returns rewards of siblings, of the states that have at least two labelled ones."""
+    """Returns the rewards of siblings, for the states that have at least two labelled ones."""
     families: dict[int, list[float]] = defaultdict(list)
     for node in steps:
         if node.reward is not None:

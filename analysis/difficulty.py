@@ -1,7 +1,7 @@
 """Difficulty labels of questions, and the training stages drawn by them (R1-Searcher section 2.1).
 
-A question's label is the number of the first rollout that answers it. That is a noisy measure: one
-with a success rate of 0.1 is easy with probability 1 − 0.9⁹ = 0.61.
+A question's label is the number of the first rollout that answers it. The measure is noisy: a
+question with a success rate of 0.1 is labelled easy with probability 1 − 0.9⁹ = 0.61.
 """
 
 import math
@@ -36,14 +36,14 @@ def difficulty_of(first_success: int | None, easy: int = 9, medium: int = 20) ->
 def draw_stages(
     rows: Sequence[Difficulty], stages: Stages, seed: int
 ) -> dict[str, dict[str, list[Difficulty]]]:
-    """Draws the questions of every stage by bucket, none of them twice.
+    """Draws the questions of every stage by bucket, without repeats.
 
-    If there are too few, stages become smaller: each keeps the proportions of its buckets to
-    within one question, and stages that want the same scarce bucket keep theirs to each other.
+    If there are too few questions, stages become smaller. Each keeps the proportions of its buckets
+    to within one question. Stages that need the same scarce bucket keep their relative sizes.
 
     Args:
         rows: Labels of distinct questions, in any order.
-        stages: Whose buckets are all labels, or all `<source>/<label>`.
+        stages: Stages whose buckets are all labels, or all `<source>/<label>`.
         seed: Random seed of the draw.
     """
     buckets: dict[str, list[Difficulty]] = defaultdict(list)
@@ -51,7 +51,7 @@ def draw_stages(
         buckets[row.label].append(row)
         buckets[f"{row.source}/{row.label}"].append(row)
     shares = _shares(stages, {name: len(bucket) for name, bucket in buckets.items()})
-    # Rounding the sums, not the parts, never draws more than there are.
+    # Round the sums, not the parts: that never draws more questions than the bucket has.
     wanted: dict[str, Fraction] = defaultdict(Fraction)
     drawn: dict[str, dict[str, list[Difficulty]]] = {}
     for stage, numbers in stages.items():
@@ -69,7 +69,7 @@ def _rounded(number: Fraction) -> int:
 
 
 def _shares(stages: Stages, there: Mapping[str, int]) -> dict[str, Fraction]:
-    """Returns which share of its questions each stage gets, at most 1.
+    """Returns the share of its questions that each stage gets, at most 1.
 
     All shares grow equally until a bucket is empty; the stages that use it then stop growing.
     """

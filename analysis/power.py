@@ -7,17 +7,16 @@ from statistics import NormalDist
 def questions_needed(
     disagreement: float, effect: float, power: float = 0.8, alpha: float = 0.05
 ) -> int:
-    """Returns questions of a paired comparison that shows a true difference in EM (McNemar's test).
+    """Returns the number of questions at which a paired comparison detects a difference in EM.
 
-    n = ((z(1 − α/2)·√ψ + z(power)·√(ψ − δ²)) / δ)², rounded up, with disagreement ψ and effect δ
-    (Connor 1987). Luck of the training seeds is not in it.
+    The test is McNemar's. n = ((z(1 − α/2)·√ψ + z(power)·√(ψ − δ²)) / δ)², rounded up, with
+    disagreement ψ and effect δ (Connor 1987). The variance between training seeds is not included.
 
     Args:
-        disagreement: share of the questions that exactly one of both policies answers right, in
-            (0, 1].
-        effect: the difference in EM, in [−disagreement, disagreement] and not 0.
-        power: chance that it is seen, in (0, 1).
-        alpha: two-sided level, in (0, 1).
+        disagreement: Share of questions that exactly one of both policies answers right, in (0, 1].
+        effect: True difference in EM, in [−disagreement, disagreement] and not 0.
+        power: Probability of detecting the effect, in (0, 1).
+        alpha: Two-sided level, in (0, 1).
 
     Raises:
         ValueError: If a share is outside its range.

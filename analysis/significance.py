@@ -1,4 +1,4 @@
-"""Is the difference between two policies more than luck? Intervals, a test, and many at once."""
+"""Is the difference between two policies more than luck? Intervals, tests and Holm's correction."""
 
 import math
 from collections.abc import Sequence
@@ -11,17 +11,17 @@ from numpy.typing import ArrayLike
 from storage.seeds import folded
 
 _CHUNK_DRAWS = 2_000_000
-"""Resampled items held at once (16 MB)."""
+"""Maximum number of resampled items in memory (16 MB)."""
 
 EXACT_UP_TO = 20
-"""Questions with a difference up to which a permutation test tries all sign flips (a million)."""
+"""Maximum number of differing questions for an exact permutation test (a million sign flips)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
     """A mean difference with its percentile interval.
 
-    `n` is the number of pairs; with several seeds (`seeds`), of questions.
+    `n` is the number of pairs; with several seeds (`seeds`), the number of questions.
     """
 
     mean: float
@@ -43,20 +43,20 @@ def paired_bootstrap(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Interval:
-    """Returns the mean of `other` − `baseline` over the same items, with a percentile bootstrap
-    interval.
+    """Returns the mean of `other` − `baseline` over the same items, with a bootstrap interval.
 
-    Items (question × seed) are drawn with replacement, each with both of its scores.
+    Items (question × seed) are drawn with replacement, each with both of its scores. The interval
+    is between percentiles.
 
     Args:
-        baseline: one score an item, shape (n,).
-        other: the scores of the same items in the same order, shape (n,).
-        resamples: bootstrap samples.
+        baseline: One score per item, shape (n,).
+        other: Scores of the same items in the same order, shape (n,).
+        resamples: Number of bootstrap samples.
         seed: Random seed; the same seed gives the same interval.
-        confidence: coverage in (0, 1).
+        confidence: Coverage in (0, 1).
 
     Raises:
-        ValueError: If there are no items, or two different numbers of them.
+        ValueError: If both are empty, or they differ in length.
     """
     if len(baseline) != len(other) or not len(baseline):
         raise ValueError(f"cannot pair {len(baseline)} scores with {len(other)}")
@@ -74,24 +74,25 @@ def crossed_bootstrap(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Interval:
-    """Returns the mean of `other` − `baseline` over questions × seeds, with an interval that covers
-    both.
+    """Returns the mean of `other` − `baseline` over questions × seeds, with an interval over both.
 
     Questions and seeds are drawn with replacement independently of each other, and a sample is
-    every drawn question under every drawn seed (Owen 2007, "The pigeonhole bootstrap"): a seed's
-    luck is shared by all its questions, so drawing (question, seed) items would hide it. The
-    deviations of the seeds are stretched by √(s / (s − 1)), because s of them, drawn from
-    themselves, show only (s − 1) / s of their variance. In simulations of 600 questions and
-    three or five seeds that differ by an SD of 2 points, 93 to 98 % of the intervals covered the
-    truth (88 to 93 % with the questions alone drawn); at an SD of 5 points 92 % (73 to 78 %).
+    every drawn question under every drawn seed (Owen 2007, "The pigeonhole bootstrap"). All
+    questions of a seed share its luck, so drawing (question, seed) items would hide it. The
+    deviations of the seeds are stretched by √(s / (s − 1)), because s seeds drawn from themselves
+    show only (s − 1) / s of their variance.
+
+    In simulations of 600 questions and three or five seeds that differ by an SD of 2 points, 93 to
+    98 % of the intervals covered the truth (88 to 93 % if only questions are drawn). At an SD of 5
+    points it was 92 % (73 to 78 %).
 
     Args:
-        baseline: shape (questions, seeds); column j of both arms belongs to one training seed.
-            (questions, 1) is an arm without seeds: it is compared with every seed.
-        other: the same questions in the same order.
-        resamples: bootstrap samples.
+        baseline: Scores of shape (questions, seeds); column j of both arms belongs to one training
+            seed. An arm without seeds has shape (questions, 1) and is compared with every seed.
+        other: Scores of the same questions in the same order.
+        resamples: Number of bootstrap samples.
         seed: Random seed; the same seed gives the same interval.
-        confidence: coverage in (0, 1).
+        confidence: Coverage in (0, 1).
 
     Raises:
         ValueError: If the arms cannot be paired, or a score is not a number.
@@ -110,23 +111,23 @@ def relative_saving(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Interval:
-    """1 − mean(other) / mean(baseline) over questions × seeds, of counts such as searches.
+    """Returns 1 − mean(other) / mean(baseline) over questions × seeds, for counts such as searches.
 
-    The interval is drawn as that of `crossed_bootstrap`, both means from the same questions and
-    seeds; a sample with a baseline of 0 has a saving of 0.
+    The interval is drawn as in `crossed_bootstrap`, with both means from the same questions and
+    seeds. A sample with a baseline of 0 has a saving of 0.
 
     Args:
-        baseline, other: as for `crossed_bootstrap`, ≥ 0.
-        resamples: bootstrap samples.
+        baseline, other: Counts ≥ 0, in the shapes of `crossed_bootstrap`.
+        resamples: Number of bootstrap samples.
         seed: Random seed of the draws.
-        confidence: coverage in (0, 1).
+        confidence: Coverage in (0, 1).
 
     Returns:
-        At most 1; negative if `other` counts more.
+        Saving of at most 1; negative if `other` counts more.
 
     Raises:
         ValueError: If the arms cannot be paired, a count is not a number, or the baseline's mean is
-        0.
+            0.
     """
     shape = _paired_difference(baseline, other).shape
     base, own = (np.broadcast_to(_columns(counts), shape) for counts in (baseline, other))
@@ -142,19 +143,21 @@ def relative_saving(
 def permutation_p(
     baseline: ArrayLike, other: ArrayLike, *, resamples: int = 10_000, seed: int = 0
 ) -> float:
-    """Returns two-sided p of a paired permutation test, in (0, 1].
+    """Returns the two-sided p-value of a paired permutation test, in (0, 1].
 
-    The two arms are exchangeable within a question: if they do not differ, it is chance alone
-    which of a question's scores (averaged over the seeds) bears which name, so the sign of every
-    difference may be flipped. Questions are not exchangeable with each other, and neither are
-    seeds: the test is about these trained policies, not about other seeds.
+    The two arms are exchangeable within a question. If they do not differ, only chance assigns a
+    question's two scores (averaged over the seeds) to the arms, so the sign of every difference may
+    be flipped. Questions are not exchangeable with each other, and neither are seeds: the test is
+    about these trained policies, not about other seeds.
 
-    Exact up to `EXACT_UP_TO` questions that differ at all; beyond, flips are drawn, and
-    p = (1 + flips at least as extreme) / (1 + flips), which is never 0 (Phipson and Smyth 2010).
+    The test is exact for up to `EXACT_UP_TO` questions whose scores differ. For more, flips are
+    drawn, and p = (1 + flips at least as extreme) / (1 + flips), which is never 0 (Phipson and
+    Smyth 2010).
 
     Args:
-        baseline, other: as for `crossed_bootstrap`; shape (questions,) is one seed.
-        resamples: flips drawn.
+        baseline, other: Scores in the shapes of `crossed_bootstrap`; shape (questions,) is one
+            seed.
+        resamples: Number of flips drawn.
         seed: Random seed of the draws.
 
     Raises:
@@ -176,10 +179,11 @@ def permutation_p(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p-values of one family, in the order given (Holm 1979).
+    """Returns the adjusted p-values of one family, in the given order (Holm 1979).
 
-    The smallest of m is multiplied by m, the next by m − 1, …; none falls below a smaller one's,
-    none exceeds 1. Rejecting those below α keeps the chance of any false rejection below α.
+    The smallest of m is multiplied by m, the next by m − 1, and so on. An adjusted value is at
+    least that of any smaller p, and at most 1. Rejecting values below α keeps the chance of any
+    false rejection below α.
 
     Raises:
         ValueError: If a value is not in [0, 1].
@@ -201,8 +205,9 @@ def _columns(scores: ArrayLike) -> np.ndarray:
 
 
 def _paired_difference(baseline: ArrayLike, other: ArrayLike) -> np.ndarray:
-    """`other` − `baseline`, shape (questions, seeds); a single column is compared with every
-    one.
+    """Returns `other` − `baseline`, shape (questions, seeds).
+
+    A single column is compared with every column of the other arm.
     """
     base, own = _columns(baseline), _columns(other)
     columns = {base.shape[-1], own.shape[-1]} - {1}
@@ -217,7 +222,7 @@ def _paired_difference(baseline: ArrayLike, other: ArrayLike) -> np.ndarray:
 
 
 def _all_flipped_sums(values: np.ndarray) -> np.ndarray:
-    """Returns the sums of `values` under all choices of their signs; shape (2 ** n,)."""
+    """Returns the sums of `values` under all choices of their signs, shape (2 ** n,)."""
     sums = np.zeros(1)
     for value in values:
         sums = np.concatenate([sums + value, sums - value])
@@ -236,7 +241,7 @@ def _crossed_means(
     """Returns the means of each block, (questions, seeds), over the same drawn questions and seeds.
 
     Returns:
-        Shape (resamples, len(blocks)).
+        Means of shape (resamples, len(blocks)).
     """
     #              seed 0  seed 1  seed 2        1. draw questions (rows) with replacement, jointly
     #   question   x       x       x                for all blocks, so differences stay paired
@@ -251,7 +256,7 @@ def _crossed_means(
 
 
 def _stretched(scores: np.ndarray) -> np.ndarray:
-    """Scales the deviations of the seeds to those of s draws (see `crossed_bootstrap`)."""
+    """Scales the deviations of the seeds by √(s / (s − 1)) (see `crossed_bootstrap`)."""
     seeds = scores.shape[1]
     if seeds == 1:
         return scores
@@ -264,10 +269,10 @@ def _resampled_means(values: np.ndarray, resamples: int, rng: np.random.Generato
     """Returns the means over `resamples` samples of the rows of `values` with replacement.
 
     Args:
-        values: shape (n,) or (n, columns).
+        values: Rows of shape (n,) or (n, columns).
 
     Returns:
-        Shape (resamples,) or (resamples, columns).
+        Means of shape (resamples,) or (resamples, columns).
     """
     n = len(values)
     rows = max(1, _CHUNK_DRAWS // values.size)

@@ -1,9 +1,9 @@
-"""Which comparisons a schedule keeps, silences, or turns around, before a tree is grown.
+"""Computes which comparisons a schedule keeps, silences or reverses, before a tree is grown.
 
-A pair is kept if its two returns differ by a threshold (EVO-RAG section 3.4: δ = 0.2). Where a
-weight is small the threshold silences what it is about: in Discovery κ is at most 0.1, so no right
-answer is ever preferred to a wrong one. Computed from little episodes by the rewards themselves;
-`silenced_siblings` counts the same among the siblings of stored trees.
+A pair is kept if its two returns differ by a threshold (EVO-RAG section 3.4: δ = 0.2). If a
+reward's weight is small, the threshold silences its comparisons: in Discovery κ is at most 0.1, so
+a right answer is never preferred to a wrong one. The rewards themselves are computed on short
+artificial episodes; `silenced_siblings` counts the same among the siblings of stored trees.
 """
 
 from collections import Counter, defaultdict
@@ -21,7 +21,7 @@ from storage.records import NO_PARENT, RetrievedPassage, TreeNode
 Effect = Literal["kept", "silenced", "turned"]
 
 GOLD = Gold(answers=("right",), answerable=True, documents=frozenset({"gold"}))
-"""One document holds the answer."""
+"""Gold facts of the artificial question: one document holds the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class ActionComparison:
     """Two continuations of one state; the first should be preferred.
 
     Attributes:
-        found: whether an earlier search brought the gold document; the others brought nothing.
-        earliest: policy calls before, at the least.
+        found: Whether the latest earlier search found the gold document; otherwise none did.
+        earliest: Minimum number of policy calls before the comparison.
     """
 
     name: str
@@ -45,9 +45,10 @@ class Compared:
     """A comparison at the 0-based policy call `t`.
 
     Attributes:
-        gap: return of the better way minus that of the worse; below 0 the schedule prefers the
-            worse.
-        outcome: `kept` as it should be, `silenced` by the threshold, or kept `turned` around.
+        gap: Return of the better continuation minus that of the worse. Below 0 the schedule prefers
+            the worse.
+        outcome: `kept` if the better is preferred, `silenced` by the threshold, or `turned` if the
+            worse is preferred.
     """
 
     comparison: str
@@ -78,7 +79,7 @@ COMPARISONS = (
 
 
 ASSUMED_OVERLAP = 0.5
-"""Cosine of any two sub-queries of the little episodes."""
+"""Cosine of any two sub-queries of the artificial episodes."""
 
 
 def silence(
@@ -88,12 +89,12 @@ def silence(
     min_gap: float = 0.2,
     overlap: float = ASSUMED_OVERLAP,
 ) -> list[Compared]:
-    """Returns all comparisons at every policy call at which both ways are open.
+    """Returns all comparisons at every policy call at which both continuations are possible.
 
     Args:
         max_steps: Calls per episode; the last one must answer.
-        min_gap: smallest difference of returns that makes a pair.
-        overlap: cosine of any two sub-queries.
+        min_gap: Smallest difference of returns that makes a pair.
+        overlap: Cosine of any two sub-queries.
     """
     horizon = settings.horizon or max_steps
     rewards = EpisodeRewards(settings, horizon, lambda query, others: overlap)
@@ -106,9 +107,7 @@ def silence(
 
 
 def counts(compared: Sequence[Compared]) -> Mapping[str, Counter[Effect]]:
-    """Counts how often each comparison is kept, silenced and reversed over the calls of an
-    episode.
-    """
+    """Counts how often each comparison is kept, silenced and turned over an episode's calls."""
     found: dict[str, Counter[Effect]] = defaultdict(Counter)
     for one in compared:
         found[one.comparison][one.outcome] += 1
@@ -120,18 +119,18 @@ SIBLINGS = (
     "a right answer, refusing wrongly",
     "refusing rightly, a wrong answer",
 )
-"""Final steps of one state, one of them better under any history."""
+"""Pairs of final steps of one state whose order is known, regardless of the earlier steps."""
 
 
 def silenced_siblings(
     nodes: Iterable[TreeNode], answerable: Mapping[str, bool], min_gap: float
 ) -> Mapping[str, Counter[Effect]]:
-    """Counts how often each of `SIBLINGS` is kept, silenced and reversed among labelled siblings.
+    """Counts how often each of `SIBLINGS` is kept, silenced and turned among labelled siblings.
 
     Args:
         nodes: Nodes as one schedule labels them, with their returns as `reward`.
         answerable: Whether each question is answerable, by id.
-        min_gap: smallest difference of returns that makes a pair.
+        min_gap: Smallest difference of returns that makes a pair.
     """
     families: dict[tuple[str, int], list[TreeNode]] = defaultdict(list)
     for node in nodes:
@@ -146,21 +145,21 @@ def silenced_siblings(
 
 
 def _known_order(better: TreeNode, worse: TreeNode, answerable: bool) -> str | None:
-    """Returns the one of `SIBLINGS` that two final steps are, if the first is the better one."""
+    """Returns the matching entry of `SIBLINGS` if the first final step is the better one."""
     right = better.action == "answer" and better.em == 1.0 and answerable
     wrong = worse.action == "answer" and not (worse.em == 1.0 and answerable)
     if right and wrong:
         return SIBLINGS[0]
     if right and worse.action == "refuse":
         return SIBLINGS[1]
-    # A refusal before any search is a mistake of its own (`rewards.early_refusal`).
+    # A refusal before any search is penalised separately (`rewards.early_refusal`).
     if better.action == "refuse" and better.depth > 1 and wrong and not answerable:
         return SIBLINGS[2]
     return None
 
 
 def _fit(comparison: ActionComparison, t: int, max_steps: int) -> bool:
-    """Returns whether both ways end in time; the last call can only be an answer."""
+    """Returns whether both continuations end in time; the last call can only be an answer."""
     ways = (comparison.better, comparison.worse)
     return all(
         t + i < max_steps - (step.action.kind != "answer")
@@ -180,7 +179,7 @@ def _gap(comparison: ActionComparison, t: int, rewards: EpisodeRewards) -> float
 
 def _before(comparison: ActionComparison, t: int) -> Iterator[Step]:
     for i in range(t):
-        # The last one brought it, so that taking back takes it away.
+        # The last search found the gold document, so a backtrack removes it.
         yield FINDS if comparison.found and i == t - 1 else MISSES
 
 

@@ -1,9 +1,9 @@
-"""Label survival: does the order of a pair hold under rollouts that its labels have not seen?
+"""Label survival: does the order of a pair hold under rollouts that its labels did not use?
 
-A pair survives if the fresh rollouts of its chosen side are worth more on average than those of
-its rejected side. Preferences that do not survive are noise, and DPO learns noise as readily as
-anything. All of this is arithmetic on stored rollouts (`annotation.fresh` draws them), so the same
-draws judge every estimator, α and filter.
+A pair survives if fresh rollouts have a higher mean value on its chosen side than on its rejected
+side. Preferences that do not survive are noise, and DPO learns noise too. This module only computes
+with stored rollouts (`annotation.fresh` draws them), so the same draws can judge every estimator, α
+and filter.
 """
 
 import hashlib
@@ -23,7 +23,8 @@ OrderVerdict = Literal["kept", "reversed", "tied"]
 Fresh = Mapping[tuple[str, int], FreshRollouts]
 """Fresh rollouts by (tree_id, node_id)."""
 Worth = Callable[[Rollout, Sequence[str]], float | None]
-"""(rollout, gold answers) → its value, or None if it does not count (`rewards.scheme`)."""
+"""(rollout, gold answers) → value of the rollout, or None if it does not count (`rewards.scheme`).
+"""
 Bounds = tuple[float, float]
 """Low and high end of a 95 % interval."""
 
@@ -39,8 +40,8 @@ def fresh_value(rolled: FreshRollouts, answers: Sequence[str], worth: Worth) -> 
 def fresh_gap(pair: Pair, fresh: Fresh, worth: Worth) -> float | None:
     """Returns the fresh value of the chosen side minus that of the rejected one, in [−1, 1].
 
-    Without the bias of a label's gap, which was picked for being above 0. None if a side was
-    not rolled out, or none of its rollouts counts.
+    It lacks the bias of a label's gap, which is above 0 by selection. None if a side was not rolled
+    out, or all its rollouts do not count.
     """
     values = []
     for node in (pair.chosen_node, pair.rejected_node):
@@ -65,8 +66,8 @@ def _verdict(gap: float) -> OrderVerdict:
 def sample_pairs(pairs: Sequence[Pair], n: int, seed: int = 0) -> list[Pair]:
     """Returns at most `n` pairs, spread evenly over the questions.
 
-    Each question gives one pair, then each a second one, and so on; which, and in what order, is
-    by hash. A larger sample of the same pairs contains every smaller one.
+    Each question gives one pair, then each a second one, and so on. A hash decides the pairs and
+    their order. A larger sample of the same pairs contains every smaller one.
     """
 
     def drawn(*parts: object) -> bytes:
@@ -88,15 +89,15 @@ class SurvivalRow:
     """Survival of a group of pairs; shares are in [0, 1].
 
     Attributes:
-        group: value of the facet; "all" without one.
-        pairs, questions: how many were judged.
-        kept, reversed, tied: shares of the pairs.
+        group: Value of the facet; "all" without one.
+        pairs, questions: Number of judged pairs and of their questions.
+        kept, reversed, tied: Shares of the pairs.
         kept_interval: 95 % interval of `kept`, resampling questions.
         decided: Share kept among the untied ones; None if all are tied.
         decided_interval: 95 % interval of `decided`.
-        luck: the share kept that an order without any meaning would come to, half of what is not
-            tied.
-        label_gap, fresh_gap: mean gap by the labels and by fresh rollouts: what of it is real.
+        luck: Expected share kept if the order were random: half of the untied share.
+        label_gap: Mean gap by the labels.
+        fresh_gap: Mean gap by fresh rollouts, which is free of selection bias.
         fresh_gap_interval: 95 % interval of `fresh_gap`, resampling questions.
     """
 
@@ -134,7 +135,7 @@ _GAPS = (
 )
 
 Facet = Callable[[Pair], str]
-"""Pair → the group that it is counted in; groups are shown in the order of their names."""
+"""Pair → its group; groups are sorted by name."""
 FACETS: Mapping[str, Facet] = {
     "outcomes": _outcomes,
     "gap": _gap,
@@ -153,10 +154,10 @@ def survival_table(
     resamples: int = 2000,
     seed: int = 0,
 ) -> list[SurvivalRow]:
-    """Returns the survival of the pairs that were rolled out, one row a group.
+    """Returns the survival of the pairs that were rolled out, one row per group.
 
     Args:
-        by: a name of `FACETS`, or a facet of the caller's; None for one row of all pairs.
+        by: Name in `FACETS`, or the caller's own facet; None for one row of all pairs.
         resamples: Bootstrap samples of questions (pairs of one question are dependent).
         seed: Random seed of the bootstrap.
     """
@@ -204,10 +205,10 @@ def _row(
 
 
 def _share_interval(hits: np.ndarray, tries: np.ndarray, resamples: int, seed: int) -> Bounds:
-    """Bootstraps the share Σ hits / Σ tries over questions; shape (questions,) both.
+    """Bootstraps the share Σ hits / Σ tries over questions; both of shape (questions,).
 
-    Where every resample says the same (one question, or all kept), that is not a certainty:
-    Wilson's interval then, a question counting as one observation.
+    If all resamples are equal (one question, or all kept), an interval of width 0 would be wrong.
+    Wilson's interval replaces it, with one observation per question.
     """
     asked = tries > 0
     hits, tries = hits[asked], tries[asked]
@@ -218,11 +219,11 @@ def _share_interval(hits: np.ndarray, tries: np.ndarray, resamples: int, seed: i
 
 
 def _interval(sums: np.ndarray, counts: np.ndarray, resamples: int, seed: int) -> Bounds:
-    """Returns the percentile bootstrap of the mean Σ sums / Σ counts over questions, all with a
-    count above 0.
+    """Returns the percentile bootstrap of the mean Σ sums / Σ counts over questions.
 
     Args:
-        sums, counts: shape (questions,) both.
+        sums: Sums per question, shape (questions,).
+        counts: Counts per question above 0, shape (questions,).
     """
     n = len(counts)
     drawn = np.random.default_rng(folded(seed)).multinomial(n, [1 / n] * n, size=resamples)
@@ -231,7 +232,7 @@ def _interval(sums: np.ndarray, counts: np.ndarray, resamples: int, seed: int) -
 
 
 def wilson(share: float, n: int) -> Bounds:
-    """Wilson's 95 % score interval of a share of `n` independent observations; n ≥ 1."""
+    """Returns Wilson's 95 % score interval of a share of `n` independent observations; n ≥ 1."""
     centre = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
     half = _Z / (1 + _Z**2 / n) * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2))
     return max(0.0, centre - half), min(1.0, centre + half)

@@ -19,10 +19,10 @@ class Sheet:
     """Rows under a head.
 
     Attributes:
-        title: above it.
-        head: names of the columns.
-        rows: cells, as many as the head has.
-        names: how many leading columns hold names; the others are numbers.
+        title: Title above the table.
+        head: Names of the columns.
+        rows: Rows of cells, one per column of `head`.
+        names: Number of leading columns that hold names; the others are numbers.
     """
 
     title: str
@@ -31,7 +31,7 @@ class Sheet:
     names: int = 1
 
     def with_column(self, name: str, cells: Sequence[str]) -> "Sheet":
-        """Returns the table with one more column on the right, or itself if all its cells are
+        """Returns the table with one more column on the right; unchanged if its cells are all
         empty.
         """
         if not any(cells):
@@ -43,7 +43,7 @@ class Sheet:
         """Returns a table for `console.print`. Markup and escapes in cells stay text."""
         table = Table(title=Text(inert(self.title)), title_justify="left")
         for number, name in enumerate(self.head):
-            # Names are wrapped, so that numbers are whole.
+            # Wrap names instead of numbers, which must stay on one line.
             if number < self.names:
                 table.add_column(Text(inert(name)), overflow="fold")
             else:
@@ -72,18 +72,18 @@ def percent(share: float | None) -> str:
 
 
 def points(difference: float) -> str:
-    """Returns a difference of shares in points, with its sign; nothing that rounds to 0 has one."""
+    """Returns a signed difference of shares in points; "0.0" without a sign if it rounds to 0."""
     rounded = round(100 * difference, 1)
     return "0.0" if rounded == 0 else f"{rounded:+.1f}"
 
 
 def number(value: float | None, digits: int = 1) -> str:
-    """Returns a number with that many digits after the point."""
+    """Returns a number with `digits` digits after the decimal point."""
     return NONE if value is None else f"{value:.{digits}f}"
 
 
 def markdown_cell(text: str) -> str:
-    """`text` as a cell of a Markdown table: on one line, and within its column."""
+    """Returns `text` as a cell of a Markdown table: on one line, and within its column."""
     return inert(text).replace("|", "\\|")
 
 

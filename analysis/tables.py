@@ -1,11 +1,11 @@
-"""A comparison in print: rich tables for a terminal, Markdown for a file.
+"""Renders a comparison: rich tables for a terminal, Markdown for a file.
 
-Scores and shares are in percent, differences in points; an interval that excludes zero is
-marked with a star. Failed questions are among the `n` and count as wrong (`analysis.comparison`).
-What nobody did or could do has no columns: taking searches back, refusing the unanswerable,
-citing references. Nor has the protocol, if all policies share one. A count in brackets is that of
-the questions which a mean is over, if some have no value. Tables that are too wide for a terminal
-are split.
+Scores and shares are in percent, differences in points; an interval that excludes zero is marked
+with a star. Failed questions are included in `n` and count as wrong (`analysis.comparison`).
+
+Columns of behaviour that never occurs are left out, such as backtracks, refusals or citations. So
+is the protocol if all policies share one. If some questions lack a value, the number of questions
+in the mean follows in brackets. Tables that are too wide for a terminal are split.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ __all__ = ["compare", "interval", "render_markdown", "render_table"]
 
 _whole = partial(number, digits=0)
 _WIDTH, _NAME_WIDTH = 80, 12
-"""Widths of a table, and of a column of names, which may be wrapped."""
+"""Maximum width of a table, and of a column of names, which may be wrapped."""
 _TABLES: dict[str, tuple[tuple[str, str, Callable[[float | None], str]], ...]] = {
     "Policies (%)": (
         ("EM", "em", percent),
@@ -57,12 +57,12 @@ _TABLES: dict[str, tuple[tuple[str, str, Callable[[float | None], str]], ...]] =
 }
 """Columns of each table: head, attribute of `PolicyRow`, format."""
 _RARE = {"failed", "forced", "refused", "backtracks", "corrections", "forged"}
-"""Attributes that are left out if they are 0 everywhere."""
+"""Attributes that are left out if they are 0 in all rows."""
 _COUNTED = {
     *("judge", "relevance", "relevance_full", "all_correct", "supporting_recall", "evaluated"),
     "copied",
 }
-"""Means that may be over some of the questions; then the count follows in brackets."""
+"""Means that may cover only some of the questions; then the count follows in brackets."""
 _DIFFERENCE_HEAD = ("policies", "questions", "n", "EM [95 %]", "F1 [95 %]")
 _NAMES = 2
 """Leading columns that hold names."""
@@ -71,9 +71,7 @@ Cells = tuple[str, ...]
 
 
 def render_table(comparison: PolicyComparison) -> Group:
-    """Returns all tables for `console.print`; after the first one, only what is about all
-    questions.
-    """
+    """Returns all tables for `console.print`; after the first, only rows on all questions."""
     return Group(*(sheet.text() for sheet in _sheets(comparison, is_brief=True)))
 
 
