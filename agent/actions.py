@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ActionKind:
-    """The effect of a kind of action, under any protocol.
+    """Properties of a kind of action, under any protocol.
 
     Attributes:
         searches: Whether its content is a query for the retriever.
-        ends: Whether the trajectory ends with it. `invalid` ends it unless the protocol answers
-            invalid actions with a corrective message.
+        ends: Whether it ends the trajectory. `invalid` does, unless the protocol answers invalid
+            actions with a corrective message.
     """
 
     searches: bool = False
@@ -18,7 +18,7 @@ class ActionKind:
 
 
 INVALID = "invalid"
-"""The kind of any text that is not an action of the protocol."""
+"""Kind of any text that is not an action of the protocol."""
 
 ACTIONS: dict[str, ActionKind] = {
     "query": ActionKind(searches=True),
@@ -33,7 +33,7 @@ ACTIONS: dict[str, ActionKind] = {
 
 
 def is_search(kind: str) -> bool:
-    """Returns whether actions of this kind ask the retriever; a root's "" does not."""
+    """Returns whether actions of this kind query the retriever; False for a root's ""."""
     return kind in ACTIONS and ACTIONS[kind].searches
 
 

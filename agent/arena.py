@@ -1,8 +1,8 @@
 """The ARENA protocol: one call that cites references, analyses them and answers.
 
 Source: ARENA section 3.2 (prompt in our own words). The references come with the question, or a
-search with the question finds them (`agent.references`). The reply may be read even if its format
-is wrong: accuracy and format are rewards of their own (`rewards.arena`).
+search with the question finds them (`agent.references`). An answer is read even if the reply's
+format is wrong, because accuracy and format are separate rewards (`rewards.arena`).
 """
 
 from agent.protocol import AgentProtocol
@@ -79,7 +79,7 @@ def _paragraphs(question: Question) -> tuple[RetrievedPassage, ...]:
 def supporting_numbers(question: Question, state: State) -> frozenset[int] | None:
     """Returns the numbers of the supporting references among those shown, from 1.
 
-    None if the question does not say which of its paragraphs or passages support the answer.
+    None if the question does not mark the paragraphs or passages that support the answer.
     """
     supporting = {
         paragraph.id or f"{question.id}#{number}"

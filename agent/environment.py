@@ -1,6 +1,6 @@
 """The environment: runs one step for the search, or a whole trajectory for rollouts and inference.
 
-One step is one policy call: prompt, completion, action, retrieval if the action asks for it, next
+One step is one policy call: prompt, completion, action, retrieval if the action is a search, next
 state. Prompts at rollout time and at training time come from the same protocol.
 """
 
@@ -21,10 +21,9 @@ class Move:
     """One policy call.
 
     Attributes:
-        state: The state that it led to; its last step says what the text means and what the
+        state: State after the call; its last step holds the parsed action and the text that the
             environment inserted after it.
-        completion: What the engine returned, with token ids and log-probabilities if it was
-            requested.
+        completion: Result of the engine, with token ids and log-probabilities if requested.
     """
 
     state: State
@@ -41,12 +40,12 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """A state followed to its end: the policy calls that were made for it, in order.
+    """A state followed to its end.
 
     Attributes:
-        state: The final state.
-        moves: The calls; those before the state that the trajectory began with are not among them.
-        stop_reason: How it ended (`AgentProtocol.stop_reason`).
+        state: Final state.
+        moves: Policy calls in order, from the trajectory's first state; earlier calls are left out.
+        stop_reason: Reason that it ended (`AgentProtocol.stop_reason`).
     """
 
     state: State
@@ -64,11 +63,11 @@ class Environment:
     """Policy, protocol and retrieval.
 
     Attributes:
-        protocol: Its settings hold the budget.
+        protocol: Protocol; its settings hold the budget.
         top_k: Passages that a search returns.
-        seed: The run's seed; part of every call's identity.
+        seed: Seed of the run; part of every call's identity.
         tokens: Whether completions keep token ids and log-probabilities, as outcome RL needs.
-            Protocols that continue one turn always do.
+            Protocols that continue one turn always keep them.
     """
 
     protocol: AgentProtocol
@@ -79,16 +78,17 @@ class Environment:
     tokens: bool = False
 
     def __post_init__(self) -> None:
-        """Refuses an engine that cannot continue a turn.
+        """Checks that the engine reports token ids if they are needed.
 
         Raises:
-            EndpointError: If protocol or trainer need token ids, and the engine reports none.
+            EndpointError: If protocol or trainer need token ids, and the engine does not report
+                any.
         """
         if self._keeps_tokens:
             require_token_ids(self.engine, self.protocol)
 
     def prompt(self, state: State) -> tuple[Message, ...]:
-        """Returns the messages that ask for the next step of `state`."""
+        """Returns the messages that prompt for the next step of `state`."""
         return self.protocol.prompt(state)
 
     async def root(self, question: Question) -> State:
@@ -134,7 +134,7 @@ class Environment:
         )
         ended = protocol.is_spent(step)
         stage = TERMINAL if ended else protocol.next_stage(state, action, last=last)
-        if stage != TERMINAL:  # a search that nobody would read is not served
+        if stage != TERMINAL:  # the result of a last search would not be read
             step = await self._answered(state, step)
         return Move(state.after(step, stage), completion)
 
@@ -177,7 +177,7 @@ class Environment:
     def _continued_ids(self, completion: Completion) -> tuple[int, ...] | None:
         """Returns the sampled ids that a continued turn keeps.
 
-        If the policy ended the turn by itself, that is all but the token that ended it: the
+        If the policy ended the turn by itself, the token that ended it is dropped, because the
         environment still writes into the same turn.
         """
         ids = completion.token_ids
@@ -199,10 +199,10 @@ class Environment:
 
 
 def require_token_ids(engine: Engine, protocol: AgentProtocol) -> None:
-    """Refuses an engine that cannot continue a turn.
+    """Checks that the engine can continue a turn.
 
     Raises:
-        EndpointError: If it reports no token ids.
+        EndpointError: If it does not report token ids.
     """
     if not engine.capabilities.token_ids:
         raise EndpointError(

@@ -1,13 +1,13 @@
-"""The EVO-RAG protocol: SEARCH, BACKTRACK, ANSWER or REFUSE, from all that was found so far.
+"""The EVO-RAG protocol: SEARCH, BACKTRACK, ANSWER or REFUSE, given all evidence so far.
 
-Source: EVO-RAG section 3.2, where a state is s_t = (q_<t, D_<t, A_<t): earlier sub-queries, their
-documents, and intermediate answers. Searches lie on a stack. A search adds its passages; every
+Source: EVO-RAG section 3.2. There a state is s_t = (q_<t, D_<t, A_<t): earlier sub-queries, their
+documents, and intermediate answers. Searches are on a stack. A search adds its passages. Every
 later step may begin with a note, the intermediate answer, which belongs to the search on top.
-BACKTRACK takes the search on top away with its passages and notes; its query is still shown, among
-those that were taken back. It is a step like any other, so a tree has no cycles.
+BACKTRACK removes the search on top with its passages and notes; its query is still shown, in the
+list of queries taken back. A BACKTRACK is an ordinary step, so a tree stays free of cycles.
 
-The prompt only grows at its end until something is taken back, so that an engine's prefix cache,
-and packed training, read its beginning once.
+Until a BACKTRACK, the prompt only grows at its end, so an engine's prefix cache and packed training
+read its beginning once.
 """
 
 import re
@@ -48,8 +48,8 @@ class EvoRAG(AgentProtocol):
     can_refuse = True
 
     def messages(self, state: State, *, last: bool) -> tuple[Message, ...]:
-        # A prompt offers the allowed actions: before the first search, a note or a step back
-        #     makes no sense.
+        # A prompt offers only the allowed actions: before the first search, notes and backtracks
+        # are not allowed.
         name = "forced" if last else "step" if live_searches(state.steps) else "first"
         return (Message("system", self.prompts[name]), Message("user", _user_text(state)))
 
@@ -58,7 +58,7 @@ class EvoRAG(AgentProtocol):
         tags = [f"<{kind}>{_BODY}</{kind}>" for kind in _allowed(stack, last) if kind in _FILLED]
         tags += [tag for tag, kind in _EMPTY.items() if kind in _allowed(stack, last)]
         note = f"({_NOTE})?" if stack else ""
-        # No `|` inside a group: `engines.structure` cuts every alternative where its bound is.
+        # No `|` inside a group: `engines.structure` cuts every alternative at its bound.
         return Structure("regex", "|".join(note + tag for tag in tags))
 
     def parse(self, state: State, text: str, *, last: bool) -> Action:
@@ -84,7 +84,7 @@ class EvoRAG(AgentProtocol):
 
 
 def live_searches(steps: Sequence[Step]) -> tuple[LiveSearch, ...]:
-    """Returns the stack of searches after `steps`, the oldest first."""
+    """Returns the searches that no BACKTRACK removed, oldest first."""
     stack: list[LiveSearch] = []
     searches = 0
     for step in steps:
@@ -100,7 +100,7 @@ def live_searches(steps: Sequence[Step]) -> tuple[LiveSearch, ...]:
 
 
 def note_of(step: Step) -> str | None:
-    """Returns the intermediate answer that a step begins with."""
+    """Returns the note (intermediate answer) at the beginning of a step, if any."""
     found = _LEADING_NOTE.match(step.text)
     return found[1].strip() if found else None
 
@@ -112,7 +112,7 @@ def _allowed(stack: Sequence[LiveSearch], last: bool) -> tuple[str, ...]:
 
 
 def _read(text: str) -> Action:
-    """Exactly one action, with text in it if it has a content."""
+    """Reads exactly one action; its content must not be empty."""
     if (kind := _EMPTY.get(text.strip())) is not None:
         return Action(kind, "")
     found = _ACTION.fullmatch(text)
@@ -124,7 +124,7 @@ def _read(text: str) -> Action:
 
 
 def _user_text(state: State) -> str:
-    """Returns question, then the stack of searches, then the queries that were taken back."""
+    """Returns the question, then the stack of searches, then the queries taken back."""
     stack = live_searches(state.steps)
     lines = [f"Question: {state.question}", *_shown(stack)]
     kept = {search.number for search in stack}
@@ -136,7 +136,7 @@ def _user_text(state: State) -> str:
 
 
 def _shown(stack: Sequence[LiveSearch]) -> Iterator[str]:
-    """Returns a passage; one that an earlier search on the stack found is only named."""
+    """Yields the lines of each search; a passage that is already shown is only named."""
     shown: set[str] = set()
     for search in stack:
         yield f"Search: {search.query}"

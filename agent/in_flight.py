@@ -16,10 +16,10 @@ async def in_flight(
 ) -> AsyncGenerator[Result, None]:
     """Runs `work` over the items, at most `limit` at a time; yields results as they finish.
 
-    An item is taken from `items` when its work can start. One that a limit stopped
-    (`BudgetExceeded`) gives no result and leaves the others alone, so that their calls in progress
-    are stored. Any other exception is raised after the results that came with it; the items still
-    running are cancelled.
+    An item is taken from `items` when its work can start. If a limit stops an item
+    (`BudgetExceeded`), it yields nothing, and the others continue so that their calls are stored.
+    Any other exception is raised after the results that finished with it; the items still running
+    are cancelled.
     """
     waiting = iter(items)
     running: set[asyncio.Task[Result]] = set()

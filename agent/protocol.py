@@ -1,9 +1,9 @@
 """Protocols: prompts, tags, parsing, stages, and the environment's replies.
 
-A system's protocol is one class in a module of this room, a folder of prompts, and a line in
-`agent.protocols`. Two shapes share this class. Protocols that rewrite their state (ReasonRAG,
-EVO-RAG) build a new prompt for every call. Protocols that continue one assistant turn set
-`continues`: the prompt stays, followed by the text of the policy and of the environment.
+A system's protocol is one class in a module of this package, a folder of prompts, and a line in
+`agent.protocols`. There are two kinds. Protocols that rewrite their state (ReasonRAG, EVO-RAG)
+build a new prompt for every call. Protocols that continue one assistant turn set `continues`: the
+prompt stays, followed by the text of the policy and of the environment.
 """
 
 from abc import ABC, abstractmethod
@@ -22,16 +22,16 @@ from storage.records import Message, Question, RetrievedPassage
 
 @dataclass(frozen=True)
 class AgentProtocol(ABC):
-    """How a state becomes a prompt, and how a model's text becomes an action and a next state.
+    """Turns a state into a prompt, and a model's text into an action and the next state.
 
     Attributes:
-        name: The value of `agent.protocol`, and the folder of its prompts.
+        name: Value of `agent.protocol`, and the folder of its prompts.
         can_refuse: Whether a policy may decline to answer. If not, unanswerable questions are
             skipped.
         forces_answer: Whether the last call that the budget allows demands an answer.
         continues: Whether all calls of a trajectory continue one assistant turn.
         stops: Strings that end a call; the policy's text includes the one that ended it.
-        prefill: How the assistant's turn begins, before the policy's first token.
+        prefill: Beginning of the assistant's turn, before the policy's first token.
         settings: Budget and options.
     """
 
@@ -45,12 +45,12 @@ class AgentProtocol(ABC):
 
     @cached_property
     def prompts(self) -> dict[str, str]:
-        """The prompts by file name."""
+        """Prompts by file name."""
         return load_prompts(self.name)
 
     @cached_property
     def prompt_hash(self) -> str:
-        """Hash of all prompt files; on every row that they produced."""
+        """Hash of all prompt files, stored with every row."""
         return prompts_digest(self.prompts)
 
     @property
@@ -59,11 +59,11 @@ class AgentProtocol(ABC):
 
     @property
     def max_calls(self) -> int:
-        """The most policy calls of a trajectory."""
+        """Maximum number of policy calls of a trajectory."""
         return self.settings.max_steps
 
     def unfit(self, question: Question) -> str | None:
-        """Returns the reason the protocol cannot take a question; None if it can."""
+        """Returns the reason that the protocol cannot use a question; None if it can."""
         return None if question.answerable or self.can_refuse else "unanswerable"
 
     def given(self, question: Question) -> tuple[RetrievedPassage, ...] | None:
@@ -71,7 +71,7 @@ class AgentProtocol(ABC):
         return None
 
     def first_query(self, question: Question) -> str | None:
-        """Returns the query whose passages the policy is shown before its first call, if any."""
+        """Returns the query of a search before the policy's first call, if any."""
         return None
 
     @abstractmethod
@@ -85,14 +85,14 @@ class AgentProtocol(ABC):
 
     @abstractmethod
     def parse(self, state: State, text: str, *, last: bool) -> Action:
-        """Reads the model's own text; any other text than an action is an invalid one."""
+        """Reads the model's own text; text without a valid action is an invalid one."""
 
     @abstractmethod
     def render(self, action: Action) -> str:
         """Returns the canonical text of an action (training targets, warm-start traces)."""
 
     def structure(self, state: State, *, last: bool) -> Structure | None:
-        """Returns the constraint under which every completion parses; None for free text."""
+        """Returns a constraint that makes every completion parse; None for free text."""
         return None
 
     def read(self, state: State, text: str, *, last: bool, cut: bool) -> Action:
@@ -106,15 +106,15 @@ class AgentProtocol(ABC):
         return TERMINAL if is_end(action.kind) or last else state.stage
 
     def inserted(self, state: State, step: Step) -> str:
-        """Returns the environment's text after `step`, which `state` made."""
+        """Returns the environment's text after `step`, which was taken in `state`."""
         return ""
 
     def stop_reason(self, state: State) -> str:
-        """Names how a finished trajectory ended.
+        """Returns the reason that a finished trajectory ended.
 
         Returns:
-            "answer", "forced", "refused", "invalid", or "budget" if the last call that the budget
-            allowed did not answer.
+            "answer", "forced", "refused", "invalid", or "budget" if the last allowed call did not
+            answer.
         """
         kind = state.steps[-1].action.kind
         if kind == INVALID:
@@ -126,7 +126,7 @@ class AgentProtocol(ABC):
         return "forced" if state.forced else "answer"
 
     def is_last(self, state: State) -> bool:
-        """Returns whether the budget allows one more call only."""
+        """Returns whether the budget allows only one more call."""
         return state.depth + 1 >= self.settings.max_steps
 
     def is_spent(self, step: Step) -> bool:
@@ -149,7 +149,7 @@ class AgentProtocol(ABC):
     def prompt(self, state: State) -> tuple[Message, ...]:
         """Returns the messages before the next step, as training reads them.
 
-        The assistant's messages at the end are the turn so far, in the parts of `prefix`; rollouts
+        The assistant's messages at the end are the turn so far, in the parts of `prefix`. Rollouts
         continue it by token ids (`weights.chat_template.prompt_ids`).
         """
         parts = [self.prefill]
@@ -179,8 +179,8 @@ def root_of(
     """Returns the state before the first call.
 
     Args:
-        question: Its gold fields are not used.
-        protocol: Says which of the question's references are shown.
+        question: Question; its gold fields are not used.
+        protocol: Protocol that selects which of the question's references are shown.
         found: Passages to show instead.
     """
     return State(question.question, given=protocol.given(question) if found is None else found)

@@ -1,4 +1,4 @@
-"""Protocols by the name that `agent.protocol` gives."""
+"""Protocols by their name in `agent.protocol`."""
 
 from agent.arena import Arena
 from agent.evo_rag import EvoRAG
@@ -22,11 +22,11 @@ PROTOCOLS: dict[str, type[AgentProtocol]] = {
         Reading,
     )
 }
-"""Every protocol by its name; a new one is added here."""
+"""Protocols by name; add new ones here."""
 
 
 def protocol_of(settings: AgentSettings) -> AgentProtocol:
-    """Returns the protocol that a recipe's `agent:` block names, with that budget.
+    """Returns the protocol that a recipe's `agent:` block names, with its settings.
 
     Raises:
         KeyError: If the protocol is unknown (`runs.recipe_checks` rejects unknown names).

@@ -1,7 +1,7 @@
 """The R1-Searcher protocol: one turn of reasoning that pauses at each query.
 
-Source: R1-Searcher section 2.2 and its prompts (in our own words). A query inside `<think>` is
-answered with documents, and the turn continues after them.
+Source: R1-Searcher section 2.2 and its prompts (in our own words). The environment inserts
+documents after a query inside `<think>`, and the turn continues.
 """
 
 from itertools import chain
@@ -26,7 +26,7 @@ class R1Searcher(AgentProtocol):
 
     @property
     def prefill(self) -> str:
-        """The base model's prompt ends with `<think>`; an instruct model writes it itself."""
+        """`<think>` for the base model's prompt; an instruct model writes it itself."""
         own = R1_SEARCHER["think"][0] if self.settings.prompt == "base" else ""
         return own if self.settings.prefill is None else self.settings.prefill
 
@@ -40,11 +40,11 @@ class R1Searcher(AgentProtocol):
         if not text.endswith(ANSWER_END):
             return Action.invalid("ended without a query or an answer")
         segments = self.segments(state.after(Step(state.stage, text, Action("answer", "")), ""))
-        # Nothing is repaired: of two answers none is read, and the trajectory ends all the same.
+        # Nothing is repaired: with two answers, neither is read, but the trajectory still ends.
         return Action("answer", (section(policy_text(segments), "answer") or "").strip())
 
     def _query(self, state: State, text: str) -> Action:
-        """Returns the search at the end of a segment, or why it is not served."""
+        """Returns the search at the end of a segment, or an invalid action with the reason."""
         found = list(tags(text, R1_SEARCHER))
         queries = [tag for tag in found if tag.name == "query"]
         if [tag.closing for tag in queries] != [False, True]:
@@ -77,7 +77,7 @@ class R1Searcher(AgentProtocol):
         return "\n".join(["\n", opening, *(found or ["None"]), closing, "\n"])
 
     def stop_reason(self, state: State) -> str:
-        """Returns "answer", "invalid", "budget", "cut", or "no-answer" if it just stopped."""
+        """Returns "answer", "invalid", "budget", "cut", or "no-answer" if the text just stopped."""
         last = state.steps[-1]
         if last.cut:
             return "cut"
@@ -86,7 +86,7 @@ class R1Searcher(AgentProtocol):
         return super().stop_reason(state)
 
     def render(self, action: Action) -> str:
-        """Returns query or answer with the reasoning before it (part `think`)."""
+        """Returns the query or answer after its reasoning (part `think`)."""
         think = dict(action.parts).get("think", "")
         if action.kind == "search":
             opening, closing = R1_SEARCHER["query"]

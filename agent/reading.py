@@ -1,8 +1,8 @@
 """Reading: one turn, from the question (and passages, if some were found for it) to an answer.
 
-For baselines of a searching policy. The passages are those of the root (`State.given`).
-Three worked examples come first: an untuned small model answers in sentences without them, and
-exact match calls those wrong.
+This protocol is for baselines of a searching policy. The passages come from the root
+(`State.given`). Three worked examples come first, because an untuned small model otherwise answers
+in sentences, which exact match counts as wrong.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from storage.records import Message
 
 
 class Reading(AgentProtocol):
-    """The protocol of the single turn (see module)."""
+    """The single-turn protocol (see module)."""
 
     name = "reading"
 
@@ -31,7 +31,7 @@ class Reading(AgentProtocol):
         )
 
     def _examples(self, *, closed: bool) -> Iterator[Message]:
-        """Yields earlier turns: passage, question and answer, a line each."""
+        """Yields earlier turns: passage, question and answer, one line each."""
         for example in self.prompts["examples"].split("\n\n"):
             passage, question, answer = example.split("\n")
             yield Message("user", question if closed else f"{passage}\n{question}")

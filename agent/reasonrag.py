@@ -1,8 +1,8 @@
 """The ReasonRAG protocol: Reasoning → (Grounding → Reasoning)* → Terminal.
 
-Source: ReasonRAG section 2.4 and figures 12 and 13 (prompts in our own words). Passages appear
-only in Grounding; Reasoning sees the queries and the evidence. The prompt puts what is shared
-first (system text, then question, then thoughts), so that an engine's prefix cache hits.
+Source: ReasonRAG section 2.4 and figures 12 and 13 (prompts in our own words). Passages appear only
+in Grounding; Reasoning sees the queries and the evidence. The prompt begins with its shared parts
+(system text, then question, then thoughts), so that an engine's prefix cache hits.
 """
 
 from agent.protocol import AgentProtocol
@@ -61,7 +61,7 @@ class ReasonRAG(AgentProtocol):
 
 
 def _allowed(state: State, last: bool) -> tuple[str, ...]:
-    """Returns the tags that the next step may use. A forced step answers, whatever the stage."""
+    """Returns the allowed tags of the next step. A forced step answers in any stage."""
     return ("answer",) if last else _ALLOWED[state.stage]
 
 

@@ -19,13 +19,13 @@ def replay_tree(
     """Returns the state of every node of a stored tree, in order of node id.
 
     Args:
-        question: The tree's question.
+        question: Question of the tree.
         nodes: All nodes of one tree, in order of `node_id`.
-        passages: The corpus by id; rows keep references only.
-        protocol: Decides the stage after each action, and the inserted text.
+        passages: Passages of the corpus by id; rows store only references.
+        protocol: Protocol, which decides the stage after each action, and the inserted text.
 
     Raises:
-        StorageError: If a row has no parent before it, has an unknown action, or cites a passage
+        StorageError: If a row comes before its parent, has an unknown action, or cites a passage
             that the corpus lacks.
     """
     states: dict[int, State] = {}

@@ -1,7 +1,7 @@
 """Search-R1's loop and its two descendants: reason, search, read, answer, all in one turn.
 
 Sources: Eval-RAR algorithm 1 and its prompt (in our own words); Search-R1; AutoRefine. They differ
-in their tags and in what the policy writes about the documents (`agent.segments.SearchTags`).
+in their tags and in the policy's text about the documents (`agent.segments.SearchTags`).
 """
 
 from typing import ClassVar
@@ -17,7 +17,7 @@ CORRECTION = "\nMy action is wrong. Let me try again.\n"
 
 
 class SearchLoop(AgentProtocol):
-    """Searches and one answer, in the tags of `search_tags`."""
+    """Several searches and one answer, in the tags of `search_tags`."""
 
     forces_answer = False
     continues = True
@@ -51,7 +51,7 @@ class SearchLoop(AgentProtocol):
         return super().next_stage(state, action, last=last)
 
     def _corrections(self, state: State) -> int:
-        """Returns how many more invalid actions are answered."""
+        """Returns how many more invalid actions get a corrective message."""
         made = sum(step.action.kind == "invalid" for step in state.steps)
         return self.settings.max_corrections - made
 
@@ -66,7 +66,7 @@ class SearchLoop(AgentProtocol):
         return f"\n\n{opening}" + "\n".join(found or ["None"]) + f"{closing}\n\n"
 
     def stop_reason(self, state: State) -> str:
-        """Returns "answer", "budget" if no call was left, or "invalid" if no correction was."""
+        """Returns "answer", "budget" after the last call, "invalid" after the last correction."""
         if state.steps[-1].action.kind == "invalid" and state.depth >= self.settings.max_steps:
             return "budget"
         return super().stop_reason(state)

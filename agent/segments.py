@@ -2,7 +2,7 @@
 
 Protocols that continue one turn mix text of the policy with text of the environment. A passage may
 contain any tag, so readers get the policy's segments and never search the joined text. They read
-tag by tag: a pattern over a whole pair takes hours over a megabyte of opened tags.
+tag by tag: a regex over a whole pair takes hours over a megabyte of opened tags.
 """
 
 import re
@@ -57,7 +57,8 @@ class SearchTags:
 
     Attributes:
         documents: Tag around inserted documents.
-        evaluation: Tag around the policy's text about them; None if the protocol has none.
+        evaluation: Tag around the policy's text about them; None for Search-R1, which does not
+            evaluate.
     """
 
     documents: str = "information"
@@ -92,7 +93,7 @@ def section(text: str, name: str) -> str | None:
 
 
 def outside(text: str, names: Iterable[str]) -> str | None:
-    """Returns the text before, between and after sections that follow each other.
+    """Returns the text before, between and after consecutive sections.
 
     None unless each section is opened and closed exactly once, in the order of `names`.
     """
@@ -107,7 +108,7 @@ def outside(text: str, names: Iterable[str]) -> str | None:
 
 
 def first_pair(text: str, known: Pairs, names: Collection[str]) -> tuple[Tag, Tag] | None:
-    """Returns the first complete pair with one of `names` that has no known tag inside."""
+    """Returns the first complete pair of `names` without a known tag inside."""
     for one, other in pairwise(tags(text, known)):
         if one.name in names and (other.name, one.closing, other.closing) == (
             one.name,
@@ -121,11 +122,11 @@ def first_pair(text: str, known: Pairs, names: Collection[str]) -> tuple[Tag, Ta
 def policy_text(segments: Iterable[Segment], *, prefill: bool = False) -> str:
     """Joins the policy's segments, with a blank line for each insertion of the environment.
 
-    So no tag can arise from the end of one call and the beginning of the next.
+    The blank line prevents a tag from forming across two calls.
 
     Args:
         segments: Segments of one rollout.
-        prefill: Whether the prefill belongs to the text.
+        prefill: Whether to include the prefill.
     """
     own = ("policy", "prefill") if prefill else ("policy",)
     return "".join(
@@ -135,5 +136,5 @@ def policy_text(segments: Iterable[Segment], *, prefill: bool = False) -> str:
 
 
 def is_block(segment: Segment, opening: str) -> bool:
-    """Returns whether the environment inserted documents here, and not a corrective message."""
+    """Returns whether the environment inserted documents here, not a corrective message."""
     return segment.role == "environment" and segment.text.lstrip().startswith(opening)

@@ -6,7 +6,7 @@ from agent.actions import INVALID
 from storage.records import RetrievedPassage
 
 TERMINAL = "terminal"
-"""The stage of a finished trajectory; the other stages are the protocol's own."""
+"""Stage of a finished trajectory; each protocol defines its other stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,10 +14,10 @@ class Action:
     """The meaning of a policy's text.
 
     Attributes:
-        kind: A key of `agent.actions.ACTIONS`.
-        content: The text inside the tag without surrounding white space; "" for an action that
-            has none (backtrack, refuse) and for an invalid one.
-        reason: Why an action is invalid.
+        kind: Key of `agent.actions.ACTIONS`.
+        content: Text inside the tag without surrounding white space; "" for backtrack, refuse and
+            invalid actions.
+        reason: Reason that an action is invalid.
         parts: Other named sections of the same text, in order, such as ("relevance", "[1,5]").
     """
 
@@ -28,22 +28,22 @@ class Action:
 
     @classmethod
     def invalid(cls, reason: str) -> "Action":
-        """Returns the action of a text that is not a valid one."""
+        """Returns an invalid action with its reason."""
         return cls(INVALID, "", reason)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One policy call: the stage it was made in, the model's own text, and its meaning.
+    """One policy call: its stage, the model's own text, and the text's meaning.
 
     Attributes:
         text: Text of the policy, including the stop string that ended it.
         forced: Whether the prompt demanded an answer.
         passages: Passages of a search; empty for other actions.
-        inserted: What the environment wrote after the text into a turn that continues. It is
-            part of the next call's prompt, so it is never trained on.
+        inserted: Text of the environment after the policy's, in a turn that continues. It is part
+            of the next call's prompt, so it is never trained on.
         cut: Whether the call ended at the token limit.
-        token_ids: The tokens that were sampled, if the engine reported them.
+        token_ids: Sampled tokens, if the engine reported them.
         total_tokens: Tokens of the call's prompt and completion.
     """
 
@@ -60,13 +60,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Question, steps so far, and stage of the protocol. It does not hold the gold answer.
+    """Question, steps so far, and stage of the protocol, without the gold answer.
 
     Depth is the number of policy calls so far; the root has depth 0.
 
     Attributes:
-        given: Passages that the policy was shown before its first call; None if nobody looked
-            for any.
+        given: Passages shown to the policy before its first call; () if none were found, None if
+            none were looked up.
     """
 
     question: str
@@ -84,7 +84,7 @@ class State:
 
     @property
     def answer(self) -> str | None:
-        """The final answer, verbatim; None without one (or if the last step was invalid)."""
+        """Final answer, verbatim; None if the last step did not answer."""
         if self.steps and self.steps[-1].action.kind == "answer":
             return self.steps[-1].action.content
         return None
@@ -100,7 +100,7 @@ class State:
 
     @property
     def retrieved(self) -> tuple[RetrievedPassage, ...]:
-        """All passages that the policy was shown, in order, repeats included."""
+        """All passages that the policy has seen, in order, repeats included."""
         found = [passage for step in self.steps for passage in step.passages]
         return (*(self.given or ()), *found)
 

@@ -13,8 +13,8 @@ _TAG = re.compile(r"<(/?)(query|evidence|answer)>")
 
 
 def one_tag(text: str, allowed: tuple[str, ...]) -> Action:
-    """Exactly one well-formed tag, of a kind that is allowed, with something in it."""
-    # Tag by tag: a pattern for a whole pair takes hours over a megabyte of opened tags.
+    """Reads exactly one well-formed tag of an allowed kind; its content must not be empty."""
+    # Read tag by tag: a regex for a whole pair takes hours over a megabyte of opened tags.
     tags = list(islice(_TAG.finditer(text), 3))
     if [tag[1] for tag in tags] != ["", "/"] or tags[0][2] != tags[1][2]:
         return Action.invalid("not one tag, opened and closed")
@@ -27,20 +27,20 @@ def one_tag(text: str, allowed: tuple[str, ...]) -> Action:
 
 
 def tag_structure(allowed: tuple[str, ...]) -> Structure:
-    """Returns the constraint under which every completion is one of the allowed tags."""
+    """Returns a constraint that makes every completion one of the allowed tags."""
     body = f"[^<>\\n]{{1,{MAX_CONTENT_CHARS}}}"
     return Structure("regex", "|".join(f"<{k}>{body}</{k}>" for k in allowed))
 
 
 def fenced(title: str, text: str) -> str:
-    """Returns a passage that cannot close its fence, nor pose as a tag of the protocol.
+    """Returns a passage that cannot close its fence or imitate a tag of the protocol.
 
-    Angle brackets become look-alikes and the passage stays on one line, so no text of it can
-    look like a line of ours. Everything else stays verbatim: answers are copied from here.
+    Angle brackets become look-alikes and the passage stays on one line, so its text cannot look
+    like a line of the prompt. Everything else stays verbatim, because answers are copied from here.
     """
     return f"<passage>{inert(title)}: {inert(text)}</passage>"
 
 
 def inert(text: str) -> str:
-    """Returns the text on one line, without angle brackets that could pose as a tag."""
+    """Returns the text on one line, without angle brackets that could imitate a tag."""
     return " ".join(text.split()).replace("<", "‹").replace(">", "›")

@@ -1,5 +1,6 @@
-"""Prompt files: one folder per protocol, one text file per prompt. Their hash is part of every
-row.
+"""Prompt files: one folder per protocol, one text file per prompt.
+
+Every row stores the hash of its prompts.
 """
 
 import hashlib
