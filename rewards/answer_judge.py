@@ -1,8 +1,8 @@
-"""Whether an answer is right, in the word of a model that knows the gold answers.
+"""Judges whether an answer is right, with a model that knows the gold answers.
 
 Sources: ARENA appendix D.3 (LJ: sees the gold answers and the response, not the question; yes or
-no) and R1-Searcher section 3.1 (LLM-as-judge: sees the question, too; True or False). The prompts
-are in our own words.
+no) and R1-Searcher section 3.1 (LLM-as-judge: also sees the question; True or False). The wording
+of the prompts is ours.
 """
 
 from dataclasses import dataclass
@@ -30,9 +30,10 @@ class AnswerJudge:
     seed: int = 0
 
     async def is_right(self, question: Question, answer: str) -> bool | None:
-        """Returns the judge's verdict; None if its reply is neither word.
+        """Returns the judge's verdict, or None if its reply is neither word.
 
-        The call goes by the question alone, so that equal answers of several policies share it.
+        The call is identified by the question alone, so that equal answers of several policies
+        share it.
 
         Raises:
             EndpointError: If the judge's endpoint failed.

@@ -1,7 +1,7 @@
 """ARENA's reward: format, accuracy, relevance, and a bonus for all three (section 3.3).
 
-The paper asks for three sections in order. Everything else that a correct format needs here is
-ours: each loophole would pay for less than the reply that the prompt asks for.
+The paper requires three sections in order. The other format rules are ours: each closes a loophole
+that would pay for less than the requested reply.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -23,7 +23,8 @@ from storage.records import Question
 ArenaComponent = Literal["format", "accuracy", "relevance", "bonus"]
 ArenaRule = Literal["sections", "outside", "list", "range", "blank", "cut"]
 """Rules of the format: three sections in order; nothing around them; a list of numbers; numbers of
-references that were shown; an analysis and an answer; no cut at the token limit."""
+references that were shown; an analysis and an answer; no cut at the token limit.
+"""
 
 
 class ArenaSettings(SchemeSettings):
@@ -51,9 +52,9 @@ class ArenaOutcome:
     """Reward and verdicts of one reply.
 
     Attributes:
-        components: Components that count, by name; None leaves the sum.
+        components: Components that count, by name; the sum leaves out None.
         total: Their sum.
-        failures: Rules of the format that the reply breaks; none if the format is correct.
+        failures: Rules of the format that the reply breaks; empty if the format is correct.
         accuracy: Accuracy under the settings, in [0, 1].
         relevance: 0, `partial_relevance` or 1; None if no supporting reference is known or shown.
         all_correct: Whether format, exact match and relevance are 1; None if relevance is None.
@@ -139,13 +140,13 @@ def _failures(text: str, cited: frozenset[int] | None, shown: int) -> Iterator[A
 
 
 def _numbers(content: str | None) -> frozenset[int] | None:
-    """Reads "[2, 4]"; None for anything else. A number is one to six ASCII digits."""
+    """Parses "[2, 4]"; None for any other text. A number has one to six ASCII digits."""
     plain = (content or "").strip()
     if not (plain.startswith("[") and plain.endswith("]")):
         return None
     inside = plain[1:-1].strip()
     numbers = [number.strip() for number in inside.split(",")] if inside else []
-    # isdigit alone takes full-width digits and superscripts.
+    # isdigit alone also accepts full-width digits and superscripts.
     if not all(one.isascii() and one.isdigit() and len(one) <= 6 for one in numbers):
         return None
     return frozenset(map(int, numbers))

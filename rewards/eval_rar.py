@@ -1,8 +1,8 @@
 """Rewards of Eval-RAR, Search-R1 and AutoRefine, which share a loop of searches in one turn.
 
-Source: Eval-RAR eq. 2 to 5. Its eq. 3 takes all evaluations and concatenates them. Here each block
-of documents admits one, and each is searched by itself: otherwise guessing aloud before any search
-would be paid, and a gold could straddle two evaluations.
+Source: Eval-RAR eq. 2 to 5. Its eq. 3 concatenates all evaluations. Here each block of documents
+admits one evaluation, and each evaluation is searched for the gold separately. Otherwise guesses
+before any search would earn a reward, and a gold could straddle two evaluations.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -51,9 +51,9 @@ class EvalRarOutcome:
     """Reward and verdicts of one rollout.
 
     Attributes:
-        components: `em` or `f1`, and `evaluation` or `refinement`; None is not paid.
-        total: The first, or the second if the first is 0.
-        answer: The answer; None without one.
+        components: `em` or `f1`, and `evaluation` or `refinement`; None earns nothing.
+        total: First component, or the second one if the first is 0.
+        answer: Text of the answer; None without one.
         searches: Blocks of documents that the environment inserted.
         evaluated: Blocks that admit an evaluation.
         copied: Mean over the admitted evaluations of longest token run shared with an inserted
@@ -117,9 +117,9 @@ class _Evaluation(NamedTuple):
     """A complete evaluation.
 
     Attributes:
-        text: Its text.
+        text: Text of the evaluation.
         blocks: Number of blocks before it.
-        is_admitted: Whether it is the evaluation of the last of them.
+        is_admitted: Whether it is the evaluation of the last of these blocks.
     """
 
     text: str
@@ -143,7 +143,7 @@ def _evaluations(segments: Iterable[Segment], search_tags: SearchTags) -> Iterat
                 continue
             if after is not None and after[:2] == (name, True):
                 yield _Evaluation(text[tag.end : after.start], blocks, is_awaited)
-            # One that is not closed is the evaluation of its block all the same.
+            # An unclosed evaluation still counts as the one of its block.
             is_awaited = False
 
 

@@ -1,11 +1,11 @@
 """EVO-RAG's seven step rewards (section 3.2), unweighted.
 
-Each is a small pure function. A step is judged from what came before it (`Before`), itself, and
-the gold (`Gold`). t is the 0-based index of the policy call, BACKTRACK included, and is never
-reset; p(t) = t / T.
+Each is a small pure function of the steps before (`Before`), the step itself, and the gold
+(`Gold`). t is the 0-based index of the policy call, BACKTRACK included, and is never reset;
+p(t) = t / T.
 
-Where the paper's own text would teach the wrong thing, the default differs and a setting holds the
-paper's side (`EvoRagSettings`).
+If the paper's own text would teach the wrong behaviour, the default differs, and a setting gives
+the paper's version (`EvoRagSettings`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,12 +24,12 @@ Similarity = Callable[[str, Sequence[str]], float]
 """(query, other queries) → the largest cosine of their embeddings, in [-1, 1]."""
 
 Rewards = Mapping[RewardName, float | None]
-"""Raw value by name; None if it cannot be known, so that it leaves every sum."""
+"""Raw value by name; None if unknown, so that every sum leaves it out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gold:
-    """The gold data that a question's rewards are measured by.
+    """The gold data of a question.
 
     `documents` are the ids of the gold documents D*; None if they are not known.
     """
@@ -46,13 +46,13 @@ class Gold:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """The context of a step when it was made.
+    """The context of a step.
 
     Attributes:
-        t: policy calls made before.
+        t: Number of policy calls before it.
         queries: Queries of all earlier searches, taken back or not.
-        retrieved: ids of all passages that they brought.
-        context: ids of the passages that no BACKTRACK has taken away.
+        retrieved: Ids of all passages that these searches found.
+        context: Ids of the passages that no BACKTRACK has taken away.
     """
 
     t: int
@@ -81,11 +81,11 @@ def retrieval_bonus(
 ) -> float | None:
     """r_ret: +1 if a SEARCH brings a gold document, −1 if it brings none, 0 for other actions.
 
-    With `novel` (ours) only a gold document that no earlier search brought earns +1, and one that
-    is known already 0; in the paper a hit repeated earns +1 again, with β = 2 more than a right
+    With `novel` (ours), only a gold document that no earlier search brought earns +1, and a known
+    one 0. In the paper a repeated hit earns +1 each time; with β = 2 that is more than a right
     answer. None for a SEARCH if no gold document is known, and on unanswerable questions (a source
-    may know half of their documents), where −1 would make any answer better than a search that
-    ends in a refusal. With `unanswerable_missed` (the paper) it is −1 there.
+    may know half of their documents): −1 would make any answer there better than a search followed
+    by a refusal. With `unanswerable_missed` (the paper) it is −1 there.
     """
     if step.action.kind != "search":
         return 0.0
@@ -104,8 +104,8 @@ def sub_query_overlap(
 ) -> float:
     """r_dup = −max_{j<t} cos(q_t, q_j) for a SEARCH after the first; in [−1, 0].
 
-    Queries that were taken back count. A negative cosine is not an overlap; with `negative_earns`
-    the paper's formula pays for it, up to 1.
+    Queries that were taken back count. A negative cosine counts as 0; with `negative_earns` the
+    paper's formula pays for it, up to 1.
     """
     if step.action.kind != "search" or not before.queries:
         return 0.0
@@ -117,10 +117,10 @@ def retrieval_action(step: Step, p: float, overlap: float, *, threshold: float =
     """r_act: −1 for a late SEARCH (p ≥ 0.3) that overlaps with an earlier one, else 0.
 
     Args:
-        p: progress of the episode, t / T.
+        p: Progress of the episode, t / T.
         overlap: r_dup of the same step.
-        threshold: the cosine from which queries overlap; 0 is the paper's 1[r_dup < 0], which
-            hits nearly every late search.
+        threshold: Smallest cosine of overlapping queries; 0 is the paper's 1[r_dup < 0], which
+            penalises nearly every late search.
     """
     if step.action.kind != "search" or p < EARLY or overlap >= 0.0:
         return 0.0
@@ -137,8 +137,8 @@ def refusal_reward(
 ) -> float | None:
     """r_ref: for REFUSE +1 if the evidence is insufficient, −1 otherwise; 0 for other actions.
 
-    With `early_wrong` (ours) a REFUSE before any SEARCH is −1 whatever the evidence: nothing was
-    looked for, and refusing at once would beat searching wherever searches rarely hit.
+    With `early_wrong` (ours) a REFUSE before any SEARCH is always −1: otherwise refusing at once
+    would beat searching if searches rarely hit.
 
     Args:
         sufficient: Whether the evidence in context suffices to answer; None if unknown.
@@ -168,7 +168,8 @@ def step_cost(value: float = -1.0) -> float:
 def answer_correctness(step: Step, gold: Gold) -> float:
     """r_ans = ½ (EM + F1) of an ANSWER, in [0, 1]; 0 for other actions.
 
-    No answer to an unanswerable question is right, even if the source names one (MuSiQue does).
+    An answer to an unanswerable question is always wrong, even if the source names one (MuSiQue
+    does).
     """
     if step.action.kind != "answer" or not gold.answerable:
         return 0.0
@@ -186,10 +187,10 @@ def step_rewards(
     verdict: bool | None = None,
     verified: bool = False,
 ) -> Rewards:
-    """Returns all seven of the last of `steps`.
+    """Returns all seven rewards of the last of `steps`.
 
     Args:
-        steps: a trajectory up to the step that is judged; at least that one.
+        steps: Trajectory up to and including the step to judge.
         horizon: T of p(t) = t / T, in policy calls.
         verdict: Verdict on whether the evidence suffices; None without one.
         verified: Whether a verifier is used; otherwise the gold documents decide.

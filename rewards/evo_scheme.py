@@ -23,7 +23,7 @@ class EvoRag(RewardScheme):
     settings_class = EvoRagSettings
     settings: EvoRagSettings
     protocols = ("evo-rag",)
-    extras = ("dense",)  # its encoder says how alike queries are
+    extras = ("dense",)  # its encoder measures the similarity of queries
     asks_verifier = True
     learnable = True
     stages = ("discovery", "refinement")
@@ -39,7 +39,7 @@ class EvoRag(RewardScheme):
 
     @cached_property
     def rewards(self) -> EpisodeRewards:
-        """The seven rewards; finds the encoder of queries."""
+        """The seven rewards; loads the encoder of queries."""
         verified = self.recipe.verifier is not None
         return EpisodeRewards(self.settings, self.horizon, query_similarity(), verified=verified)
 
@@ -78,8 +78,9 @@ class EvoRag(RewardScheme):
         return NodeFacts(whole.total, verdict=verdict, usage=usage)
 
     def _open(self, state: State) -> bool:
-        """Returns whether the evidence decides on a refusal: before any search it may be wrong
-        anyway.
+        """Returns whether the evidence decides on a refusal.
+
+        A refusal before any search is wrong in any case, unless `early_refusal` is `judged`.
         """
         judged = self.settings.early_refusal == "judged"
         return state.refused and (judged or any(s.action.kind == "search" for s in state.steps))
@@ -95,5 +96,5 @@ class EvoRag(RewardScheme):
 
 @cache
 def query_similarity() -> QuerySimilarity:
-    """Returns the one encoder of queries, so that each query is encoded once."""
+    """Returns the shared encoder of queries, so that each query is encoded once."""
     return QuerySimilarity()

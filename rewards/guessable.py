@@ -1,4 +1,4 @@
-"""Which questions can be answered without looking anything up."""
+"""Finds questions that can be answered without a search."""
 
 from collections.abc import Iterable
 
@@ -10,13 +10,13 @@ YES_NO = frozenset({"yes", "no"})
 def guessable(question: str, answers: Iterable[str]) -> bool:
     """Returns whether a gold answer is yes or no, or is in the question itself.
 
-    "Who is older, Ada Lovelace or Mary Shelley?" leaves two answers to choose from. A gold stands
-    in the question if its normalised tokens do, side by side and in order. Such questions tell
-    little of search, so tables show them apart.
+    "Who is older, Ada Lovelace or Mary Shelley?" leaves two answers to choose from. A question
+    contains a gold if it has the gold's normalised tokens, side by side and in order. Such
+    questions do not measure search well, so tables list them separately.
 
     Args:
         question: Text of the question.
-        answers: all golds; one that can be guessed is enough.
+        answers: All golds; one that can be guessed is enough.
     """
     golds = tuple(answers)
     return any(normalise(gold) in YES_NO for gold in golds) or cover_em(question, golds) == 1.0

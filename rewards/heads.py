@@ -1,8 +1,9 @@
 """The heads of a reward model: linear functions of a step's vector, one per reward.
 
-Source: EVO-RAG section 3.3, seven parallel linear heads on a frozen encoder. They have no bias: in
-a comparison of two steps it would cancel. A vector is standardised before a head reads it and a
-head's output after, by mean and deviation over the training steps, so that heads can be added up.
+Source: EVO-RAG section 3.3, seven parallel linear heads on a frozen encoder. They lack a bias,
+because it would cancel in a comparison of two steps. Vectors are standardised before a head reads
+them, and so are the head's outputs, by mean and deviation over the training steps, so that heads
+can be added up.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ Array = NDArray[np.float32]
 Learned = Literal["component", "total"]
 
 TOTAL = "total"
-"""Name of the one head of a single-head model, which learns the weighted total."""
+"""Name of the head of a single-head model, which learns the weighted total."""
 _ARRAYS = ("weight", "mean", "sd", "output_mean", "output_sd")
 
 
@@ -36,10 +37,10 @@ class Heads:
 
     Attributes:
         names: Names of the heads: the seven rewards, or `TOTAL` alone.
-        learned: whether each learned its own component's order, or all of them the total's.
-        weight: (K, d); zero for a head without training data.
-        mean, sd: (d,) of the training vectors.
-        output_mean, output_sd: (K,) of the outputs on them.
+        learned: Order that the heads learned: each its own `component`'s, or all the `total`'s.
+        weight: Weights, (K, d); zero for a head without training data.
+        mean, sd: Mean and deviation of the training vectors, (d,).
+        output_mean, output_sd: Mean and deviation of the outputs on them, (K,).
     """
 
     names: tuple[str, ...]
@@ -51,7 +52,7 @@ class Heads:
     output_sd: Array
 
     def outputs(self, vectors: Array) -> Array:
-        """f_k(x) of each vector: (n, K)."""
+        """Returns f_k(x) of each vector: (n, K)."""
         standard: Array = (vectors - self.mean) / self.sd
         found: Array = np.matmul(standard, self.weight.T)
         return found
@@ -62,12 +63,12 @@ class Heads:
         return found
 
     def scores(self, vectors: Array, weights: Sequence[Weights]) -> Array:
-        """Σ_k w_k · head k of each vector: (n,).
+        """Returns Σ_k w_k · head k of each vector: (n,).
 
-        Heads that learned the total have its weights in them already, so that it is their mean.
+        Heads that learned the total already contain the weights, so their mean is returned.
 
         Args:
-            weights: one mapping a vector (`rewards.schedule`).
+            weights: Weights of the rewards (`rewards.schedule`), one mapping per vector.
         """
         heads = self.standardised(vectors)
         found: Array
@@ -87,15 +88,15 @@ class Heads:
         return digest.hexdigest()
 
     def save(self, path: Path) -> None:
-        """Writes them as safetensors.
+        """Writes the heads as safetensors.
 
         Raises:
-            StorageError: If the file system refused.
+            StorageError: If the file cannot be written.
         """
         from safetensors.numpy import save_file
 
         arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
-        # One key: safetensors writes several in any order, and equal heads are to be equal files.
+        # One key: safetensors writes several in any order, but equal heads must give equal files.
         about = {"heads": json.dumps({"names": self.names, "learned": self.learned})}
         with atomic_path(path) as temporary:
             save_file(arrays, str(temporary), about)
@@ -105,8 +106,8 @@ class Heads:
         """Reads heads written by `save`.
 
         Raises:
-            ConfigError: If a pipe, a device or a folder is there.
-            StorageError: If the file is missing or not one of heads.
+            ConfigError: If `path` is a pipe, a device or a folder.
+            StorageError: If the file is missing or does not contain heads.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -125,10 +126,10 @@ class Heads:
 
 
 def _names(named: Any, arrays: Mapping[str, Array]) -> tuple[str, ...]:
-    """Returns the names of heads, if the arrays are theirs.
+    """Returns the names of the heads, checked against the arrays.
 
     Raises:
-        ValueError: If they are not.
+        ValueError: If names and arrays do not match.
     """
     names = tuple(named) if isinstance(named, list) else ()
     width = arrays["weight"].shape[-1:]

@@ -8,12 +8,12 @@ from storage.records import Component
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A node's reward, or None; and on how many distinct outcomes it rests.
+    """A node's reward, or None; and the number of distinct outcomes that it is computed from.
 
     Attributes:
         reward: SPRE: in [0, 1]. EVO-RAG: a weighted return, of any sign.
-        components: named parts that are stored with the node and its pairs.
-        weighted: Parts of a `reward` that is a sum; None parts are left out of it.
+        components: Named parts that are stored with the node and its pairs.
+        weighted: Parts of a `reward` that is a sum; it leaves out None parts.
     """
 
     reward: float | None
@@ -25,8 +25,8 @@ class Label:
 def gap(one: Label, other: Label) -> float:
     """Returns how much higher `one` is rewarded; both are labelled.
 
-    A part that is None for one of them leaves both sums: what nobody could say of one side is no
-    reason to prefer the other.
+    Leaves a part out of both sums if it is None for either side, because an unknown value is not a
+    reason to prefer the other side.
     """
     if one.reward is None or other.reward is None:
         raise ValueError("a label without a reward is compared with nothing")

@@ -1,4 +1,4 @@
-"""A question to a model that one of two words answers."""
+"""Asks a model a question with two possible one-word replies."""
 
 from engines.sampling import CallIdentity, Engine, SampleRequest, Sampling, Structure, Usage
 from engines.settings import JudgeSettings
@@ -29,6 +29,6 @@ async def ask_for_word(
     )
     reply = await engine.sample(request)
     first, second = (word.lower() for word in words)
-    # One that was cut may be the beginning of more.
+    # A reply that was cut may be the start of a longer one.
     said = None if reply.finish_reason == "length" else reply.text.strip().rstrip(".").lower()
     return {first: True, second: False}.get(said or ""), reply.usage

@@ -9,7 +9,7 @@ from storage.records import Question
 
 
 class AnswerScores(NamedTuple):
-    """Scores of one answer, each in [0, 1]; None if nothing was scored."""
+    """Scores of one answer, each in [0, 1]; None if it was not scored."""
 
     em: float | None = None
     f1: float | None = None
@@ -17,14 +17,14 @@ class AnswerScores(NamedTuple):
 
     @classmethod
     def of(cls, answer: str | None, golds: Sequence[str]) -> "AnswerScores":
-        """Scores an answer against the gold answers; a missing answer has none."""
+        """Scores an answer against the gold answers; all None for a missing answer."""
         if answer is None:
             return cls()
         return cls(exact_match(answer, golds), f1(answer, golds), cover_em(answer, golds))
 
     @classmethod
     def in_benchmark(cls, answer: str | None, question: Question) -> "AnswerScores":
-        """Scores an answer as benchmarks do: none is 0, unanswerable questions have no scores."""
+        """Scores an answer as benchmarks do: 0 if missing, None for unanswerable questions."""
         if not question.answerable:
             return cls()
         return cls(0.0, 0.0, 0.0) if answer is None else cls.of(answer, question.answers)
@@ -65,8 +65,8 @@ class Outcome:
     """Value of a finished trajectory under a reward scheme.
 
     Attributes:
-        total: Reward of the whole trajectory; None if the scheme has none.
-        components: Named values that the total is made of; None for an unknown one.
+        total: Reward of the whole trajectory; None if the scheme lacks one.
+        components: Named parts of the total; None for an unknown one.
     """
 
     total: float | None

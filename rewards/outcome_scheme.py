@@ -1,9 +1,9 @@
 """Rewards of whole trajectories as reward schemes: ARENA, R1-Searcher, Eval-RAR.
 
-A node is labelled with the mean outcome of the distinct finished trajectories at or below it. The
-outcome is computed from the text of every call, which an evaluator's rollouts do not keep, so the
-search must keep every step as a node. What an invalid step costs counts for the steps before it;
-the step is unlabelled.
+A node's label is the mean outcome of the distinct finished trajectories at or below it. The outcome
+is computed from the text of every call, which an evaluator's rollouts do not store, so the search
+must keep every step as a node. The cost of an invalid step counts for the steps before it; the step
+itself is unlabelled.
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ class OutcomeScheme(RewardScheme):
     """A reward of finished trajectories.
 
     Attributes:
-        title: The system's name in a sentence.
+        title: Name of the system, for use in a sentence.
     """
 
     title: ClassVar[str]

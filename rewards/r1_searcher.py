@@ -1,7 +1,7 @@
 """R1-Searcher's rewards: retrieval and format in stage 1, answer and format in stage 2.
 
-Source: R1-Searcher section 2.2, eq. 1 to 5. The paper says that the answer must be short and the
-text readable; the limits are ours.
+Source: R1-Searcher section 2.2, eq. 1 to 5. The paper requires a short answer and readable text;
+the limits are ours.
 """
 
 import unicodedata
@@ -24,8 +24,9 @@ R1Rule = Literal[
     "sections", "outside", "answer", "long-answer", "documents", "query", "ending", "unreadable"
 ]
 """Rules of the format: reasoning and answer once each, in this order; nothing around them; an
-answer that is not blank and has no tag; a short one; no document tag; no query that was not served;
-an end by `</answer>`; readable characters."""
+answer that is short, not blank and without a tag; no document tag; a served search for each query;
+an end by `</answer>`; readable characters.
+"""
 
 
 class R1SearcherSettings(SchemeSettings):
@@ -39,7 +40,7 @@ class R1SearcherSettings(SchemeSettings):
         answer_reward: Stage 2, R_answer: `f1` (eq. 4), or `em` or `cover_em` (eq. 5), which pay 1
             for a right answer and `wrong_answer` for any other.
         wrong_answer: R_answer of eq. 5 if the answer is not right.
-        max_answer_words: Words that an answer may have, unless a gold is longer. The paper gives no
+        max_answer_words: Most words of an answer, unless a gold is longer. The paper lacks a
             number; 10 is from descendants of the published code.
     """
 
@@ -62,7 +63,7 @@ class R1SearcherOutcome:
         total: Their sum.
         failures: Rules of the format that the rollout breaks; none if the format is correct.
         retrievals: Blocks of documents that the environment inserted (n).
-        answer: The answer; None if it is missing or unreadable.
+        answer: Text of the answer; None if it is missing or unreadable.
     """
 
     components: dict[str, float | None]
@@ -144,7 +145,7 @@ def _failures(
 
 
 def _only_served(segments: Sequence[Segment]) -> bool:
-    """Returns whether every query tag belongs to a query that was served: one before each block."""
+    """Returns whether every query tag belongs to a served query, one before each block."""
     opening = R1_SEARCHER["documents"][0]
     for place, segment in enumerate(segments):
         if segment.role == "environment":
@@ -163,11 +164,11 @@ def _ends_with_answer(segments: Sequence[Segment]) -> bool:
 
 
 def _is_readable(text: str, shown: set[str]) -> bool:
-    """Returns whether no character is garbled: no rule finds nonsense in Latin letters.
+    """Returns whether no character is garbled. Nonsense in Latin letters is not detected.
 
     Args:
         text: Text of the policy.
-        shown: Characters of the question and the documents; other CJK ideographs are garble.
+        shown: Characters of the question and the documents; other CJK ideographs count as garbled.
     """
     return not any(
         character == "\ufffd"

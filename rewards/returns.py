@@ -1,12 +1,12 @@
 """EVO-RAG's returns: the reward of a step and all later ones, by component.
 
-Source: EVO-RAG section 3.3, R(x) = Σ_t w_t · r_t. Siblings compare w · r + G(child), undiscounted,
-where G of an inner node is the visit-weighted mean over its children of (w · r + G). Computed from
-stored trees alone, so that one set of trees serves every schedule and every subset of rewards.
+Source: EVO-RAG section 3.3, R(x) = Σ_t w_t · r_t. Siblings compare w · r + G(child), undiscounted.
+For an inner node, G is the visit-weighted mean over its children of (w · r + G). Returns need only
+the stored trees, so one set of trees serves every schedule and every subset of rewards.
 
-A component is stored twice for a node: under its name what this step alone earned (raw), and under
-`<name>_return` the raw rewards of this step and all that follow. Reward-model heads learn the
-second, which no schedule changes; a node's reward is the weighted sum.
+A node stores each component twice: the raw reward of this step under its name, and the sum of raw
+rewards of this step and all later ones under `<name>_return`. Reward-model heads learn the sum,
+which does not depend on the schedule. A node's reward is the weighted sum.
 """
 
 from collections import defaultdict
@@ -22,7 +22,7 @@ from rewards.settings import REWARDS, EvoRagSettings
 from storage.records import NO_PARENT, Component, TreeNode
 
 RETURN = "_return"
-"""Ending of the components that are sums over a step and all that follow."""
+"""Suffix of the components that are sums over a step and all later ones."""
 
 Parts = Mapping[str, float | None]
 
@@ -34,7 +34,7 @@ class EpisodeRewards:
     Attributes:
         horizon: T of p(t) = t / T, in policy calls.
         similarity: Similarity of sub-queries.
-        verified: Whether a verifier judges refusals, so that one without a verdict has no
+        verified: Whether a verifier judges refusals, so that a refusal without a verdict lacks a
             reward; otherwise the gold documents decide.
     """
 
@@ -56,7 +56,7 @@ class EpisodeRewards:
         )
 
     def weighted(self, raw: Rewards, t: int) -> dict[str, float | None]:
-        """w_k(t) · r_k of a step; t is its 0-based index."""
+        """Returns w_k(t) · r_k of a step; t is its 0-based index."""
         scale = weights(self.settings, t / self.horizon)
         return {name: _times(scale[name], raw[name]) for name in REWARDS}
 
@@ -64,7 +64,7 @@ class EpisodeRewards:
         """Returns Σ_t w_t · r_t of a whole trajectory and of each reward; None adds nothing.
 
         Args:
-            verdict: the verifier's on its last step.
+            verdict: Verdict of the verifier on the last step.
         """
         total = 0.0
         parts: dict[str, float] = dict.fromkeys(REWARDS, 0.0)
@@ -84,11 +84,11 @@ def label_returns(
 ) -> list[Label]:
     """Labels every node of one tree with its return.
 
-    A node is labelled if a finished trajectory runs through it: invalid actions, states that the
-    search left open and the root are unlabelled.
+    Nodes without a finished trajectory stay unlabelled: invalid actions, states that the search
+    left open, and the root.
 
     Args:
-        nodes: all nodes of the tree, in order of `node_id`.
+        nodes: All nodes of the tree, in order of `node_id`.
         states: States of the nodes, in the same order.
         gold: Gold answers and passages of the tree's question.
 
@@ -168,9 +168,7 @@ class _Returns:
 def _plus(
     own: float | None, after: Sequence[Parts], visits: Sequence[int], name: str
 ) -> float | None:
-    """Returns a step's own value and the visit-weighted mean of what followed; None if
-    either is.
-    """
+    """Returns the own value plus the visit-weighted mean of the later ones; None if either is."""
     if own is None or not after:
         return own
     known = [

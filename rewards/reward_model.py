@@ -1,8 +1,8 @@
 """A trained reward model: scores a step before its outcome is known.
 
 Source: EVO-RAG section 3.3; the score is Σ_k w_k(t) · head k, with the schedule's weights at the
-step's own time. A model's folder holds `heads.safetensors` and `training.json`, which says which
-encoder the heads sit on:
+step's own time. A model's folder contains `heads.safetensors`, and `training.json` with the encoder
+of the heads:
 
     {"kind": "reward-model", "encoder": "packaged", "encoder_digest": …, "heads_digest": …}
 
@@ -33,7 +33,7 @@ RECORD = "training.json"
 _NAMED = ("encoder", "encoder_digest", "heads_digest")
 
 DIGITS = 4
-"""Decimals of a score; later ones depend on batch neighbours and threads."""
+"""Decimals of a score; further ones depend on batch neighbours and threads."""
 
 Prompt = Callable[[State], Sequence[Message]]
 """State → messages of the prompt for its next step."""
@@ -54,11 +54,11 @@ class RewardModel:
         *,
         max_length: int,
     ) -> None:
-        """Puts it together.
+        """Combines heads and encoder.
 
         Args:
             weights: Weights of the heads, by the 0-based index of the policy call.
-            max_length: tokens of the longest step after its prompt.
+            max_length: Tokens of the longest step after its prompt.
         """
         self.digest = digest_of(heads.digest, encoder.digest)
         self._heads, self._encoder, self._max_length = heads, encoder, max_length
@@ -68,10 +68,10 @@ class RewardModel:
     def load(
         cls, folder: Path, weights: Callable[[int], Weights], log: Log | None = None
     ) -> "RewardModel":
-        """Returns the model that `branchwise train-rm` wrote; its encoder loads at the first step.
+        """Returns a model written by `branchwise train-rm`; its encoder loads at the first step.
 
         Raises:
-            ConfigError: If there is none, or its encoder is missing or has changed.
+            ConfigError: If the folder lacks a model, or the encoder is missing or has changed.
             StorageError: If its heads cannot be read, or belong to another training.
         """
         record = read_record(folder)
@@ -98,11 +98,11 @@ class RewardModel:
         """Returns a score per step; only comparisons of them are meaningful.
 
         Args:
-            prefixes: the steps.
+            prefixes: Steps with their prompts.
             t: 0-based index of the policy call that made each.
 
         Returns:
-            One score per step, of any sign; None for one longer than the model was trained on.
+            One score per step, of any sign; None for a step longer than the model was trained on.
         """
         tokens = self._encoder.tokens(prefixes)
         places = [i for i, one in enumerate(tokens) if len(one) <= self._max_length]
@@ -119,16 +119,16 @@ def prefix_of(state: State, prompt: Prompt) -> Prefix:
     """Returns the last step of `state`, after its prompt."""
     step = state.steps[-1]
     before = replace(state, stage=step.stage, steps=state.steps[:-1])
-    # As both are read back from a stored tree, which then has the same scores.
+    # Same form as from a stored tree, so that both get the same scores.
     asked = tuple(Message(m.role, storable(m.content)) for m in prompt(before))
     return Prefix(asked, storable(step.text))
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """`training.json` of a reward model's folder.
+    """Reads `training.json` of a reward model's folder.
 
     Raises:
-        ConfigError: If the folder does not hold a reward model.
+        ConfigError: If the folder does not contain a reward model.
     """
     path = folder / RECORD
     try:
@@ -147,11 +147,11 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def _check_complete(record: dict[str, Any]) -> None:
-    """Rejects an incomplete record.
+    """Checks that a record is complete.
 
     Raises:
-        KeyError: If something is missing.
-        ValueError: If an entry is missing or has the wrong type.
+        KeyError: If an entry is missing.
+        ValueError: If an entry has the wrong type.
     """
     if not all(isinstance(record[name], str) for name in _NAMED):
         raise ValueError(f"{', '.join(_NAMED)} have to be text")
@@ -161,22 +161,22 @@ def _check_complete(record: dict[str, Any]) -> None:
 
 
 def reward_model_digest(folder: Path) -> str:
-    """`RewardModel.digest` of a folder, without its encoder being looked for.
+    """Returns `RewardModel.digest` of a folder, without a check of its encoder.
 
     Raises:
-        ConfigError: If the folder does not hold a reward model.
+        ConfigError: If the folder does not contain a reward model.
     """
     record = read_record(folder)
     return digest_of(record["heads_digest"], record["encoder_digest"])
 
 
 def encoder_name(folder: Path, stored: str) -> str:
-    """Returns the encoder that `training.json` of `folder` names, for `FrozenEncoder`."""
+    """Returns the encoder in `training.json` of `folder`, as a name for `FrozenEncoder`."""
     return stored if _is_name(stored) else str(folder / stored)
 
 
 def stored_encoder(folder: Path, encoder: str) -> str:
-    """Returns the name of an encoder for `training.json` of `folder`."""
+    """Returns an encoder's name in the form that `training.json` of `folder` stores."""
     return encoder if _is_name(encoder) else os.path.relpath(encoder, folder)
 
 

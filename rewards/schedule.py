@@ -25,18 +25,19 @@ TABLE_1: Mapping[RewardName, Column] = {
     "step": Column(0.02, 0.05, 0.10),
     "answer": Column(0.05, 0.10, 1.00),
 }
-"""β, λ, γ, δ, ρ, η, κ. The retrieval action penalty falls as in the table, where a sentence of
-section 3.2 has it rise from 0.4 to 1.2."""
+"""β, λ, γ, δ, ρ, η, κ. The retrieval action penalty falls as in the table; a sentence of section
+3.2 contradicts it (a rise from 0.4 to 1.2).
+"""
 
 
 def weights(settings: EvoRagSettings, p: float) -> Weights:
-    """w_k at progress p: w_k(t) = (1 − p) w_early + p w_late (section 3.6).
+    """Returns w_k at progress p: w_k(t) = (1 − p) w_early + p w_late (section 3.6).
 
     Args:
         p: t / T, the share of the episode that is over; values above 1 count as 1.
 
     Returns:
-        All seven, ≥ 0; a reward that does not count weighs 0.
+        All seven, ≥ 0; a reward that does not count has weight 0.
     """
     counted = REWARDS if settings.components is None else settings.components
     return {name: _weight(name, settings, min(p, 1.0)) * (name in counted) for name in REWARDS}

@@ -110,7 +110,7 @@ class RewardScheme(ABC):
         return self.settings
 
     def problems(self) -> Iterator[str]:
-        """Yields why the recipe cannot work with this scheme, each with a remedy."""
+        """Yields the reasons that the recipe does not work with this scheme, each with a remedy."""
         search, protocol = self.recipe.mcts, self.recipe.agent.protocol
         name = self.settings.scheme
         if self.protocols and protocol not in self.protocols:
@@ -133,7 +133,7 @@ class RewardScheme(ABC):
             yield f"rewards.scheme: {name} does not label invalid steps; set pairs.invalid: drop"
 
     def inputs(self) -> dict[str, str]:
-        """Returns digests of everything outside the recipe that decides rewards."""
+        """Returns digests of everything outside the recipe that affects rewards."""
         return {}
 
     @abstractmethod

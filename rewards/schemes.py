@@ -1,4 +1,4 @@
-"""All reward schemes, by the name that `rewards: {scheme: …}` gives."""
+"""All reward schemes, by their name in `rewards: {scheme: …}`."""
 
 import difflib
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ SCHEMES: dict[str, type[RewardScheme]] = {
 }
 
 DEFAULT = "spre"
-"""Scheme of a `rewards:` block that names none."""
+"""Scheme of a `rewards:` block without a name."""
 
 
 def scheme_of(recipe: RecipeFacts, verifier: Engine | None = None) -> RewardScheme:
@@ -34,7 +34,7 @@ def scheme_of(recipe: RecipeFacts, verifier: Engine | None = None) -> RewardSche
 
 
 def naming(fits: Callable[[type[RewardScheme]], bool]) -> str:
-    """Names the schemes that fit, for the remedy of an error message."""
+    """Returns the names of the schemes that fit, for the remedy of an error message."""
     return " or ".join(name for name, scheme in SCHEMES.items() if fits(scheme))
 
 
@@ -61,5 +61,5 @@ def _validated(block: object) -> object:
 RewardSettings = Annotated[SchemeSettings, SerializeAsAny(), BeforeValidator(_validated)]
 """Type of a recipe's `rewards:`: the settings of any registered scheme.
 
-A union of pydantic would be closed; here a scheme that is registered later is valid, too.
+A pydantic union would have a fixed list; this type also accepts schemes registered later.
 """

@@ -6,13 +6,13 @@ from rewards.answers import normalise
 
 
 def similarity(one: str, other: str) -> float:
-    """Returns Jaccard similarity of two contents' normalised tokens, in [0, 1]."""
+    """Returns the Jaccard similarity of two contents' normalised tokens, in [0, 1]."""
     words, others = (set(normalise(content).split()) for content in (one, other))
     return len(words & others) / len(words | others) if words | others else 1.0
 
 
 def longest_common_run(one: Sequence[str], other: Sequence[str]) -> int:
-    """Returns the length of the longest run of tokens that occurs in both, in linear time."""
+    """Returns the length of the longest run of tokens in both sequences, in linear time."""
     # Suffix automaton of `other`. A state is a set of runs that end at the same places: `longest`
     # is the length of the longest of them, `shorter` the state of the longest that is missing.
     longest, shorter, following = [0], [-1], [dict[str, int]()]

@@ -1,20 +1,20 @@
 """Shortest Path Reward Estimation: the reward of every step of a search tree.
 
-Source: ReasonRAG eq. 1. An outcome is a completed trajectory; it is worth F1 · α^steps, with steps
-counted from the root. Labels are computed from the facts that a tree keeps (rollouts, judge
-scores, answers), so a tree can be relabelled with other settings and no model call.
+Source: ReasonRAG eq. 1. An outcome is a completed trajectory with the value F1 · α^steps, where
+steps count from the root. Labels are computed from the facts that a tree stores (rollouts, judge
+scores, answers), so a tree can be relabelled under other settings without a model call.
 
 Estimators:
 - `monte_carlo`: mean over all distinct outcomes through the node, tree leaves and evaluation
   rollouts equally;
-- `tree`: Σ N·r / Σ N over labelled children, a leaf being worth its own outcome (the published
+- `tree`: Σ N·r / Σ N over labelled children; the value of a leaf is its own outcome (the published
   data);
 - `rollout`: mean over the rollouts that started at the node (eq. 1 exactly);
-- `judge`: mean of judge scores · α^depth over the passes through the node, None if no answer
-  is below.
-A node with no answer at or below it is None. So is an invalid action. The evidence next to a
-reward (`n_outcomes`, components) is of the outcomes that its estimator used, weighed as it weighs
-them; for `judge` these are the answers that passes through the node ended in.
+- `judge`: mean of judge scores · α^depth over the passes through the node, None without an answer
+  below.
+The reward of a node without an answer at or below it is None; so is that of an invalid action. The
+evidence of a reward (`n_outcomes`, components) comes from the outcomes of its estimator, with the
+same weights. For `judge` these are the final answers of the passes through the node.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ from storage.records import NO_PARENT, Component, Question, Rollout, TreeNode
 
 @dataclass(frozen=True, slots=True)
 class RolloutOutcome:
-    """A finished trajectory: its answer, and its steps from the root."""
+    """A finished trajectory: its answer, and its number of steps from the root."""
 
     trajectory: str
     answer: str
@@ -47,9 +47,7 @@ Evidence = list[tuple[float, RolloutOutcome]]
 
 
 def trajectory_digest(actions: Iterable[tuple[str, str]]) -> str:
-    """Returns the digest of (action, content) from the root; equal for trajectories that say the
-    same.
-    """
+    """Returns the digest of (action, content) from the root; equal for equal texts."""
     said = "\x1f".join(f"{kind}\x1e{normalise(content)}" for kind, content in actions)
     return hashlib.blake2b(said.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
@@ -63,10 +61,10 @@ def label_tree(
     """Labels every node of one tree.
 
     Args:
-        nodes: all nodes of the tree, in order of `node_id`.
-        answers: the gold answers.
+        nodes: All nodes of the tree, in order of `node_id`.
+        answers: Gold answers.
         settings: α, forced answers, and how F1 is computed.
-        estimator: which of the four (see module).
+        estimator: One of the four estimators (see module).
 
     Returns:
         One label per node, in the same order.
@@ -77,7 +75,7 @@ def label_tree(
 
 @dataclass(frozen=True)
 class TreeFacts:
-    """A stored tree with the look-ups that the estimators need."""
+    """A stored tree with the look-up tables that the estimators need."""
 
     nodes: Sequence[TreeNode]
     answers: tuple[str, ...]
@@ -105,7 +103,7 @@ class TreeFacts:
         return self._by_visits[node.node_id] if estimator == "tree" else self._ended(node)
 
     def _collected(self, node_id: int) -> dict[str, RolloutOutcome]:
-        """Returns distinct outcomes at or below a node, of leaves and evaluation rollouts."""
+        """Returns the distinct outcomes at or below a node, of leaves and evaluation rollouts."""
         if node_id not in self._outcomes:
             node = self._by_id[node_id]
             found = {o.trajectory: o for o in (*self.started_at(node), *self._own(node))}
@@ -115,7 +113,7 @@ class TreeFacts:
         return self._outcomes[node_id]
 
     def started_at(self, node: TreeNode) -> list[RolloutOutcome]:
-        """Returns outcomes of the rollouts that started at `node`; a leaf's is its own answer."""
+        """Returns the outcomes of rollouts that started at `node`; a leaf's is its own answer."""
         if node.terminal:
             return self._own(node)
         return [
@@ -199,7 +197,7 @@ class TreeFacts:
         return node.judge_score * self.settings.alpha**node.depth
 
     def label(self, node: TreeNode, estimator: Estimator) -> Label:
-        """Returns the node's reward with its evidence; an invalid action has none."""
+        """Returns the node's reward with its evidence; the reward of an invalid action is None."""
         evidence = [] if node.action == "invalid" else self.evidence(node, estimator)
         if not evidence:
             return Label(None, 0)

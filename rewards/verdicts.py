@@ -18,7 +18,7 @@ VERDICTS: dict[str, Callable[[Question, AgentProtocol, State], Verdicts]] = {
     "search-r1": eval_rar_verdicts,
     "autorefine": eval_rar_verdicts,
 }
-"""Rules by protocol; the format of any other one is correct if no action is invalid."""
+"""Rules by protocol; for any other protocol, the format is correct if no action is invalid."""
 
 
 def verdicts_of(question: Question, protocol: AgentProtocol, state: State) -> Verdicts:

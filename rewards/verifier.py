@@ -1,8 +1,8 @@
 """The refusal verifier: does the evidence in context suffice to answer the question?
 
-Source: EVO-RAG section 3.2, where an external model inspects the evidence and returns
-`enough_evidence` yes or no. It sees the question and the passages that no BACKTRACK took away,
-never the gold; so a policy may rightly refuse a question that has an answer which it did not find.
+Source: EVO-RAG section 3.2: an external model inspects the evidence and returns `enough_evidence`
+yes or no. It sees the question and the passages that no BACKTRACK took away, never the gold. So a
+policy may rightly refuse an answerable question whose answer it did not find.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Verifier:
     ) -> tuple[bool | None, Usage]:
         """Returns the verdict on the evidence of `state`, and the call's cost.
 
-        None if the reply is not one of the two words: it is then no reward, of either sign.
+        The verdict is None if the reply is neither word; the refusal then earns no reward.
 
         Raises:
             EndpointError: If the verifier's endpoint failed.
