@@ -1,4 +1,4 @@
-"""The corpus: a union of passage files and documents, with identical content folded."""
+"""The corpus: a union of passage files and documents, with identical content merged."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ class Corpus:
 
     Attributes:
         passages: Passages in the order of the files.
-        aliases: id of a folded passage → id of the one that was kept.
+        aliases: Id of a merged passage → id of the passage that was kept.
         counts: Numbers of passages read, merged and skipped, by name.
     """
 
@@ -40,12 +40,12 @@ def load_corpus(paths: Sequence[str | Path], passage_words: int) -> Corpus:
     Args:
         paths: JSONL files (`.gz` too) of passages `{"id", "title", "text"}` (also FlashRAG's
             `{"id", "contents"}`) or of documents `{"text"}`; `.txt` and `.md` files; folders of
-            those.
-        passage_words: length of the passages that documents are cut into, at least 1.
+            such files.
+        passage_words: Words per passage when documents are cut, at least 1.
 
     Raises:
-        ConfigError: If paths that do not exist and faults in the other files (all of them up to 20,
-            with file and line), or no passages.
+        ConfigError: If a path does not exist, a file has faults, or the corpus is empty. Lists up
+            to 20 faults with file and line.
     """
     faults = Faults()
     passed_over: Counter[str] = Counter()
@@ -64,7 +64,7 @@ def load_corpus(paths: Sequence[str | Path], passage_words: int) -> Corpus:
 def corpus_of_paragraphs(questions: Iterable[tuple[str, Question]]) -> Corpus:
     """Returns the corpus of all paragraphs of `questions` (each with its place).
 
-    Paragraphs without text are skipped: some sets have them, and no search finds them.
+    Skips paragraphs without text: some sets have them, and a search cannot find them.
 
     Raises:
         ConfigError: If two paragraphs share an id and differ.
@@ -89,12 +89,12 @@ def _paragraph_passages(
 
 
 def paragraph_id(given: str | None, title: str, text: str) -> str:
-    """Returns the passage id of a paragraph: its own, or one made of its content."""
+    """Returns the passage id of a paragraph: its own, or a hash of its content."""
     return given or content_id(title, text)
 
 
 def unite(passages: Iterable[PlacedPassage], faults: Faults) -> Corpus:
-    """Folds passages that repeat an earlier one; one id with two contents is a fault."""
+    """Merges passages that repeat an earlier one; one id with two contents is a fault."""
     first: dict[str, PlacedPassage] = {}
     by_content: dict[tuple[str, str], str] = {}
     kept: list[Passage] = []

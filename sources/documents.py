@@ -17,8 +17,8 @@ _HEADING = re.compile(r"^#\s+(.+?)\s*#*\s*$", re.MULTILINE)
 def cut(name: str, title: str, text: str, passage_words: int) -> Iterator[Passage]:
     """Cuts a text into passages of `passage_words` words (the last may be shorter).
 
-    White space becomes single spaces; no word is lost or doubled. A document that is one passage
-    keeps its name as id; longer ones count from 0 ("name#0").
+    White space becomes single spaces; every word is kept once. If the document is one passage, its
+    id is its name; otherwise passages count from 0 ("name#0").
     """
     words = text.split()
     starts = range(0, len(words), passage_words)
@@ -30,7 +30,7 @@ def cut(name: str, title: str, text: str, passage_words: int) -> Iterator[Passag
 def document_files(folder: Path, passed_over: Counter[str]) -> list[Path]:
     """Returns the text files under `folder` (`.gz` too), by name.
 
-    Files of another ending are counted in `passed_over`; hidden ones are not even that.
+    Counts files with another ending in `passed_over`, except hidden ones.
     """
     found = []
     for path in folder.rglob("*"):

@@ -1,4 +1,4 @@
-"""Raw rows of a file, each with the place it came from, and the faults found on the way."""
+"""Raw rows of a file, each with its place, and the faults found while reading."""
 
 import csv
 import gzip
@@ -21,7 +21,9 @@ _ESCAPED_BYTE = re.compile("[\udc80-\udcff]")
 
 
 def existing(path: str | Path, setting: str, faults: Faults) -> Path | None:
-    """Returns `path` with `~` resolved; None and a fault of `setting` if it is missing."""
+    """Returns `path` with `~` resolved; if it is missing, adds a fault of `setting` and returns
+    None.
+    """
     found = Path(path).expanduser()
     if found.exists():
         return found
@@ -38,7 +40,7 @@ def read_rows(path: Path, faults: Faults) -> Iterator[Placed]:
     """Yields objects of a JSONL, JSON, CSV or TSV file (`.gz` too; other endings are read as
     JSONL).
 
-    Unreadable input becomes a fault: a torn line is skipped, a broken file ends there.
+    Unreadable input becomes a fault: a torn line is skipped, a broken file ends early.
     """
     kind = kind_of(path)
     reader = {".csv": _csv_rows, ".tsv": _csv_rows, ".json": _json_rows}.get(kind, _jsonl_rows)
@@ -50,18 +52,18 @@ def read_rows(path: Path, faults: Faults) -> Iterator[Placed]:
 
 
 def open_lossless(path: Path) -> TextIO:
-    """Opens text whose bytes that are not UTF-8 come through as lone surrogates.
+    """Opens text in which bytes that are not UTF-8 become lone surrogates.
 
-    A strict reader would stop a block before their line, and lose the following lines.
+    A strict reader would stop up to a block before such a line, and lose the following lines.
     """
     return open_text(path, errors="surrogateescape")
 
 
 def sound_lines(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[str]:
-    """`lines` of an `open_lossless` file until it breaks, which is a fault at that line.
+    """Yields the lines of an `open_lossless` file; if it breaks, that line becomes a fault.
 
-    So are bytes that are not UTF-8; their line continues with U+FFFD, so that whatever else is
-    wrong is found too.
+    Bytes that are not UTF-8 are faults too. They become U+FFFD, so that other faults of the line
+    are found as well.
     """
     number = 0
     iterator = iter(lines)
@@ -81,12 +83,13 @@ def sound_lines(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[st
 
 
 def parse_object(text: str) -> Raw:
-    """Returns one JSON object; lone surrogates become U+FFFD (no table can hold them).
+    """Returns one JSON object; lone surrogates become U+FFFD (tables cannot store them).
 
     Raises:
-        ValueError: If not JSON, not an object, or a number that JSON does not have.
+        ValueError: If the text is not JSON, not an object, or has a number that JSON does not
+        allow.
     """
-    # Without its line break a torn line is an unfinished string, not a forbidden character.
+    # Without its line break, the error of a torn line is "unfinished string".
     return as_object(parse_json(text.rstrip("\r\n")))
 
 

@@ -1,4 +1,4 @@
-"""FlashRAG's JSONL, one form for many sets."""
+"""FlashRAG's JSONL, one format for many sets."""
 
 from typing import Any, ClassVar
 
@@ -10,7 +10,7 @@ from storage.records import Question
 
 
 class Metadata(BaseModel):
-    """Keys that FlashRAG keeps of HotpotQA and 2WikiMultiHopQA; others are unchanged."""
+    """Metadata keys of HotpotQA and 2WikiMultiHopQA in FlashRAG; others stay unchanged."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -22,8 +22,8 @@ class Metadata(BaseModel):
 class FlashRow(Row):
     """`{"id", "question", "golden_answers", "metadata"}`.
 
-    FlashRAG numbers the questions of every set alike ("test_0"), so the id gets eight digits of
-    the question's hash: two sets can then be mixed.
+    FlashRAG uses the same ids in every set ("test_0"), so eight digits of the question's hash are
+    added to the id. This allows a mix of sets.
     """
 
     format: ClassVar[str] = "FlashRAG's JSONL"

@@ -1,9 +1,9 @@
-"""Gold documents D*: which passages of the corpus a question needs.
+"""Gold documents D*: the passages of the corpus that a question needs.
 
-Ids of the paragraphs marked supporting, as far as the corpus holds them; else passages with a
-supporting title that contain a gold answer as whole words (yes and no prove nothing), or failing
-that all with that title; else unknown.
-(Titles are ambiguous in MuSiQue, partly absent in PopQA, unknown in Bamboogle and NQ.)
+The first of these that exists: ids of the supporting paragraphs that are in the corpus; passages
+with a supporting title that contain a gold answer as whole words (yes and no do not count); all
+passages with that title. Otherwise, the gold documents are unknown. (Titles are ambiguous in
+MuSiQue, partly absent in PopQA, unknown in Bamboogle and NQ.)
 """
 
 from collections import defaultdict
@@ -20,16 +20,15 @@ def resolve_gold(
     passages: Sequence[Passage],
     aliases: Mapping[str, str] | None = None,
 ) -> list[Question]:
-    """Returns the questions with `supporting_ids` filled in by passages that the corpus holds.
+    """Returns the questions with `supporting_ids` set to passages of the corpus.
 
-    A gold document missing from the corpus is dropped (callers count them); what stays unknown
-    stays empty.
+    Drops gold documents that are not in the corpus (callers count them). Unknown ones stay empty.
 
     Args:
         questions: Questions with supporting ids, marked paragraphs or supporting titles, or
             none of them.
-        passages: the corpus.
-        aliases: ids of folded passages → the id that was kept.
+        passages: Passages of the corpus.
+        aliases: Ids of merged passages → the id that was kept.
     """
     known = {passage.id for passage in passages}
     by_title: dict[str, list[Passage]] = defaultdict(list)

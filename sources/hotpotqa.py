@@ -1,4 +1,4 @@
-"""HotpotQA and 2WikiMultiHopQA in their own formats (a JSON list), and as the hub has them."""
+"""HotpotQA and 2WikiMultiHopQA in their own formats (a JSON list) and in the hub's."""
 
 from typing import Annotated, Any, ClassVar
 
@@ -19,7 +19,7 @@ def _facts(value: Any) -> Any:
 
 
 def _context(value: Any) -> Any:
-    """`[[title, [sentence, …]], …]`, also from lists side by side (`sentences` or `content`)."""
+    """`[[title, [sentence, …]], …]`, also from parallel lists (`sentences` or `content`)."""
     if isinstance(value, dict):
         titles = value.get("title")
         texts = value.get("sentences", value.get("content"))
@@ -92,7 +92,7 @@ def hops_of(kind: str | None) -> int:
 def paragraphs_of(
     context: list[tuple[str, list[str]]], supporting: tuple[str, ...]
 ) -> tuple[Paragraph, ...]:
-    """Returns the context as paragraphs; the ones with a supporting title are marked."""
+    """Returns the context as paragraphs, and marks those with a supporting title."""
     return tuple(
         paragraph(title, joined(sentences), title in supporting) for title, sentences in context
     )

@@ -11,11 +11,11 @@ from storage.text import storable_values
 def hub_rows(name: str) -> Iterator[Placed]:
     """Yields the rows of "owner/name", "owner/name:config" or "owner/name:config:split".
 
-    Without a split, `train` is read, or the first one if there is no `train`.
+    Without a split, reads `train` if it exists, else the first one.
 
     Raises:
         ConfigError: If the package `datasets` is not installed, or the hub cannot be reached or
-            does not have it.
+            does not have the set.
     """
     path, _, rest = name.partition(":")
     config, _, split = rest.partition(":")

@@ -27,8 +27,8 @@ class ParagraphField(BaseModel):
 class QuestionLine(Row):
     """`{"id", "question", "answers", "type"?, "hops"?, "supporting_titles"?, "paragraphs"?}`.
 
-    Also taken: `answerable` (false allows no answers), `supporting_ids`, `licence`. The rest is
-    kept in `extra`.
+    Further fields: `answerable` (false allows no answers), `supporting_ids`, `licence`. All others
+    are kept in `extra`.
     """
 
     format: ClassVar[str] = "Branchwise's JSONL"
@@ -71,7 +71,7 @@ class QuestionLine(Row):
 def line_of(question: Question) -> str:
     """Returns the line of a question, which `QuestionLine` reads as the same question.
 
-    Its source is kept in `extra`, because a set has one source. The hash part is left out.
+    Stores its source in `extra`, because a set has one source, and leaves out its split.
     """
     own = question.model_dump(exclude={"source", "split", "extra"})
     line = storable_values({"source": question.source, **question.extra, **own})

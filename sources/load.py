@@ -1,4 +1,4 @@
-"""The questions and the corpus of a recipe: read, drawn, united, and counted."""
+"""The questions and the corpus of a recipe: reads, samples, merges and counts them."""
 
 import hashlib
 from collections import Counter
@@ -22,9 +22,9 @@ class Data:
     """Questions and corpus of a stage.
 
     Attributes:
-        questions: drawn as the recipe says, in an order that depends on the seed alone; `split`
-            is each one's hash part, `supporting_ids` are resolved against the corpus.
-        passages: the corpus, ids and contents distinct.
+        questions: Sampled questions, in an order that depends only on the seed. `split` is set by
+            hash, and `supporting_ids` are resolved against the corpus.
+        passages: Passages of the corpus, with distinct ids and contents.
         notes: Numbers read, dropped, merged or missing, by reason.
     """
 
@@ -35,7 +35,7 @@ class Data:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """One set: its drawn questions, and the passages that it brings itself."""
+    """One set: its sampled questions, and its own passages."""
 
     questions: tuple[PlacedQuestion, ...]
     corpus: Corpus
@@ -53,16 +53,16 @@ def unanswerable(question: Question) -> str | None:
 def load_data(settings: DataSettings, seed: int, *, unfit: Unfit = lambda _: None) -> Data:
     """Reads everything that `settings` names.
 
-    With `mix`, each of its sets is drawn on its own, and `settings.limit` caps the whole (the
-    other fields of a single set do not apply). A limit takes the first questions by a hash of
-    seed and id, so a smaller sample is part of a larger one and the file's order does not matter;
-    `settings.skip` leaves out as many of them first.
+    With `mix`, each set is sampled separately, and `settings.limit` caps the total (the other
+    fields of a single set do not apply). A limit takes the first questions by a hash of seed and
+    id, so a smaller sample is part of a larger one, and the file's order does not matter.
+    `settings.skip` leaves out questions at the front of that order.
 
     Args:
-        settings: sets, parts, limits and the corpus.
+        settings: Sets, splits, limits and the corpus.
         seed: Random seed of the sample, and of atlas's questions.
-        unfit: says why a question cannot be asked; such questions are left out before limits are
-            applied, and counted by reason.
+        unfit: Returns the reason to leave a question out, or None. Applies before limits; counted
+            by reason.
 
     Raises:
         ConfigError: If the files are faulty (lists all faults with file and line), no corpus, a
@@ -91,10 +91,9 @@ def load_data(settings: DataSettings, seed: int, *, unfit: Unfit = lambda _: Non
 
 
 def load_split(settings: DataSettings, split: Split, seed: int) -> tuple[Question, ...]:
-    """Returns all answerable questions of one split of the sets that `settings` names, whatever its
-    limits.
+    """Returns all answerable questions of one split of the sets in `settings`, without limits.
 
-    No corpus is read: gold passages are as the files know them.
+    Reads no corpus: gold passages stay as the files give them.
 
     Raises:
         ConfigError: If the files are faulty.
@@ -108,7 +107,7 @@ def load_split(settings: DataSettings, split: Split, seed: int) -> tuple[Questio
 
 @dataclass(frozen=True)
 class _Reading:
-    """Settings that all sets are read with."""
+    """Settings for reading any set."""
 
     settings: DataSettings
     seed: int
@@ -117,16 +116,14 @@ class _Reading:
 
 
 def _check_limits(settings: DataSettings) -> None:
-    """Checks limits; settings that were changed after validation may hold any."""
+    """Checks limits, because settings that changed after validation may have any."""
     for one in (settings, *settings.mix):
         if one.limit is not None and one.limit < 1:
             raise ConfigError(f"data.limit is {one.limit}: it must be at least 1, or null (all)")
 
 
 def _read_files(reading: _Reading) -> tuple[list[_Loaded], Corpus | None]:
-    """Returns all sets, and the corpus that the recipe names; what is wrong with any is raised
-    together.
-    """
+    """Returns all sets, and the corpus in the recipe; raises all their errors together."""
     settings = reading.settings
     loaded: list[_Loaded] = []
     named: Corpus | None = None
@@ -145,7 +142,7 @@ def _read_files(reading: _Reading) -> tuple[list[_Loaded], Corpus | None]:
 
 @contextmanager
 def _noted(problems: list[str]) -> Iterator[None]:
-    """Adds errors of the block to the list."""
+    """Adds a ConfigError of the block to the list."""
     try:
         yield
     except ConfigError as error:
@@ -173,7 +170,7 @@ def _drawn(
             notes[f"{one.source}: questions left out, {reason}"] += 1
         else:
             kept.append(placed)
-    # Atlas leaves them out itself, in the order in which it makes its questions.
+    # Atlas skips questions itself, in the order in which it makes them.
     skip = 0 if one.source == "atlas" else _skip(one)
     left = _sampled(kept, None, reading.seed)[skip:]
     notes[f"{one.source}: questions skipped"] += len(kept) - len(left)
@@ -208,7 +205,7 @@ def _sampled(
 
 
 def _own_corpus(loaded: Iterable[_Loaded], faults: Faults) -> Corpus:
-    """Returns the passages that the sets bring."""
+    """Returns the passages of the sets."""
     own = [one.corpus for one in loaded]
     whole = unite(
         ((f"{passage.id} ({passage.title})", passage) for one in own for passage in one.passages),
@@ -225,10 +222,11 @@ def _own_corpus(loaded: Iterable[_Loaded], faults: Faults) -> Corpus:
 def _with_paragraph_ids(
     questions: Iterable[Question], passages: Iterable[Passage]
 ) -> list[Question]:
-    """Returns questions with passage ids on those paragraphs that the corpus holds.
+    """Returns questions with passage ids on the paragraphs that are in the corpus.
 
-    A title may belong to several passages, so the content says more. Where some supporting
-    paragraph is not found, all stay as they are: gold passages then go by title, not by half.
+    Matches title and content, because several passages may share a title. If a supporting paragraph
+    is not found, the question stays unchanged, so that all its gold passages are found by title
+    instead of only some by id.
     """
     by_content = {(passage.title, passage.text): passage.id for passage in passages}
 
@@ -268,7 +266,7 @@ def _listed(notes: Notes) -> str:
 
 
 def _read(one: SetSettings, reading: _Reading) -> tuple[QuestionSet, Corpus]:
-    """Returns a set's questions (all of them) and its own passages."""
+    """Returns all questions of a set, and its own passages."""
     if one.source == "atlas":
         return _atlas(one, reading)
     found = read_set(one.source, one.questions)

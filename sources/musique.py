@@ -20,9 +20,7 @@ class MusiqueParagraph(BaseModel):
 
 
 class SubQuestion(BaseModel):
-    """A step of `question_decomposition`; `#1` in its question is a placeholder for the first
-    answer.
-    """
+    """A step of `question_decomposition`; `#1` in its question is the first answer's placeholder."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -34,9 +32,9 @@ class SubQuestion(BaseModel):
 class MusiqueRow(Row):
     """`{"id", "question", "answer", "answer_aliases", "answerable", "paragraphs", …}`.
 
-    MuSiQue-Full gives a question twice under one id, the second time without the passage that
-    answers it: that one has `answerable` false here, no answers (the answer stays in `extra`),
-    and an id of its own.
+    MuSiQue-Full has each question twice under one id, the second time without the passage that
+    answers it. Here the second one has `answerable` false, no answers (the answer stays in
+    `extra`), and its own id.
     """
 
     format: ClassVar[str] = "MuSiQue's own format"

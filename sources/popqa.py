@@ -10,7 +10,7 @@ from storage.records import Question
 
 
 def _json_list(value: Any) -> Any:
-    """Parses a column that holds a JSON list as text."""
+    """Parses a column that contains a JSON list as text."""
     if not isinstance(value, str):
         return value
     try:

@@ -1,4 +1,4 @@
-"""Which formats a source may come in, under which licence, and reading a set of it."""
+"""Formats and licence of each source, and a reader of its sets."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ LICENCES = {
     "bamboogle": "MIT",
     "nq": "CC BY-SA 3.0",
 }
-"""Licence by source, for sources that are one known set."""
+"""Licence by source, for sources that are a single set."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class PlacedQuestion:
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """The questions of one set, in the file's order, ids distinct.
+    """The questions of one set, in the file's order, with distinct ids.
 
     Attributes:
         questions: Questions of the files.
-        repeated: how many lines repeated an earlier one word for word and were folded.
+        repeated: Number of merged lines that repeated an earlier one word for word.
     """
 
     questions: tuple[PlacedQuestion, ...]
@@ -63,15 +63,15 @@ class QuestionSet:
 
 
 _GIVEN = set(Question.model_fields)
-"""Shared by all questions that are read."""
+"""Field names that all questions share."""
 
 
 def read_set(source: str, questions: str | None) -> QuestionSet:
     """Returns all questions of a set.
 
     Args:
-        source: a source of `FORMS`.
-        questions: the file, or the name on the hub.
+        source: Key of `FORMS`.
+        questions: File, or name on the hub.
 
     Raises:
         ConfigError: If the file is missing or faulty (lists up to 20 faults with file and line).
@@ -98,11 +98,11 @@ def _questions(rows: Iterable[Placed], source: str, faults: Faults) -> Iterator[
         except ValueError as error:
             faults.add(place, str(error))
             continue
-        # At once, so that no set is ever held in memory both with and without.
+        # Set here: a second pass would have the whole set in memory twice.
         split = question.split or split_of(folded_question(question.question))
         licence = question.licence or LICENCES.get(source)
         placed = {**dict(question), "split": split, "licence": licence}
-        # One shared set of field names: it would otherwise take a third of a question's memory.
+        # One shared set of field names; a separate one takes a third of a question's memory.
         known = Question.model_construct(_GIVEN, **placed)
         yield PlacedQuestion(place, known)
 
@@ -116,9 +116,9 @@ def form_of(raw: Raw, source: str) -> type[Row]:
 def fold(
     questions: Iterable[PlacedQuestion], faults: Faults
 ) -> tuple[tuple[PlacedQuestion, ...], int]:
-    """Returns questions with distinct ids, and how many repeated an earlier one.
+    """Returns questions with distinct ids, and the number of repetitions.
 
-    The same id with other content is a fault that names both places.
+    An id with two different contents is a fault that names both places.
     """
     first: dict[str, PlacedQuestion] = {}
     repeated = 0

@@ -1,4 +1,4 @@
-"""A question as a file holds it: checked by a model of the format, then turned into ours."""
+"""A question in a file: the format's model checks it and converts it to `Question`."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -28,11 +28,11 @@ def _no_blanks(texts: list[str]) -> list[str]:
 Text = Annotated[str, AfterValidator(_not_blank)]
 Identifier = Annotated[str, BeforeValidator(_number_as_text), AfterValidator(_not_blank)]
 Answers = Annotated[list[str], AfterValidator(_no_blanks)]
-"""Gold answers, verbatim; blank ones are dropped (any text would match them)."""
+"""Gold answers, verbatim; blank ones are dropped, because any text would match them."""
 
 
 class Row(BaseModel, ABC):
-    """Base of all formats. Fields that a format does not name go to `Question.extra`."""
+    """Base of all formats. Other fields than the format's go to `Question.extra`."""
 
     model_config = ConfigDict(extra="allow", strict=True, populate_by_name=True)
     format: ClassVar[str]
@@ -41,14 +41,14 @@ class Row(BaseModel, ABC):
     @classmethod
     @abstractmethod
     def recognises(cls, raw: dict[str, Any]) -> bool:
-        """Returns whether `raw` bears the marks of this format."""
+        """Returns whether `raw` has the typical fields of this format."""
 
     @classmethod
     def parse(cls, raw: dict[str, Any]) -> Self:
         """Returns the checked row.
 
         Raises:
-            ValueError: If everything that is wrong with it, in one line.
+            ValueError: If the row is faulty; lists all faults in one line.
         """
         try:
             return cls.model_validate(raw)
@@ -60,16 +60,16 @@ class Row(BaseModel, ABC):
         """Returns the question, under the name of its source.
 
         Raises:
-            ValueError: If it is answerable and lacks answers.
+            ValueError: If an answerable question lacks answers.
         """
 
     def others(self) -> dict[str, Any]:
-        """Returns the fields that the format does not name."""
+        """Returns the fields that are not part of the format."""
         return dict(self.model_extra or {})
 
 
 def distinct(texts: Iterable[str]) -> tuple[str, ...]:
-    """`texts` without repetitions, in order."""
+    """Returns `texts` without repetitions, in order."""
     return tuple(dict.fromkeys(texts))
 
 
@@ -77,7 +77,7 @@ def with_answers(answers: Sequence[str], answerable: bool = True) -> tuple[str, 
     """Returns the distinct answers.
 
     Raises:
-        ValueError: If they are missing, though the question is answerable.
+        ValueError: If an answerable question lacks answers.
     """
     if answerable and not answers:
         raise ValueError("has no answers")
@@ -91,9 +91,7 @@ def content_id(*texts: str) -> str:
 
 
 def joined(sentences: Sequence[str]) -> str:
-    """Returns one text; HotpotQA's sentences bring their leading spaces, 2WikiMultiHopQA's
-    do not.
-    """
+    """Returns one text. HotpotQA's sentences start with a space, 2WikiMultiHopQA's do not."""
     glue = "" if any(sentence.startswith(" ") for sentence in sentences[1:]) else " "
     return glue.join(sentences).strip()
 

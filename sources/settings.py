@@ -48,7 +48,7 @@ class DataSettings(SetSettings):
         corpus: One file or several; identical passages are merged. Defaults to the source's own:
             atlas's passages, or the questions' paragraphs.
         mix: Several sets instead of one; tables then count by source.
-        passage_words: Length in words of the passages that plain documents are cut into.
+        passage_words: Words per passage when plain documents are cut.
         cities: Number of atlas's cities with a passage, largest first. Unset: all.
         references: Paragraphs per atlas question, for protocols that show them: its supporting
             passages, and others of the same country or continent. 0: none.

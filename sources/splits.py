@@ -8,7 +8,7 @@ SHARES: dict[Split, int] = {"warm": 30, "train": 25, "dev": 15, "test": 30}
 
 
 def hashed(*parts: object) -> int:
-    """Returns a 64-bit number that depends on `parts` alone; seeds and choices come from it."""
+    """Returns a 64-bit number that depends only on `parts`, for seeds and choices."""
     return number_of("\x1f".join(map(str, parts)))
 
 

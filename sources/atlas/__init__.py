@@ -1,4 +1,4 @@
-"""The embedded source: GeoNames facts become a corpus and questions, deterministic from a seed."""
+"""The embedded source: GeoNames facts give a corpus and questions that depend only on a seed."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -17,12 +17,14 @@ DEFAULT_PER_PART = 2_000
 
 
 HOPELESS = 500
-"""Most consecutive questions that a protocol cannot take."""
+"""Most consecutive questions that are left out."""
 
 
 def build_corpus(cities: int | None = None) -> list[Passage]:
-    """Returns a passage a country (252) and a passage a city (`cities` largest; None for all
-    34,006).
+    """Returns one passage per country (252) and one per city.
+
+    Args:
+        cities: Number of cities, largest first; None for all 34,006.
     """
     return _corpus(load_facts(cities))
 
@@ -44,13 +46,13 @@ def build_questions(
 
     Args:
         split: warm, train, dev or test.
-        limit: how many; of every split, if `split` is not set.
+        limit: Number of questions, per split if `split` is None.
         seed: Random seed for places and wordings.
         types: single, bridge, comparison, compositional, unanswerable; None for all.
-        cities: size of the corpus; questions name only cities that are in it.
-        unfit: Returns the reason to leave a question out; the others stay the same, in order.
-        skip: how many to leave out first; of every split, if `split` is not set.
-        references: paragraphs of each question; 0 for none.
+        cities: Number of cities in the corpus; questions name only those.
+        unfit: Returns the reason to leave a question out; the others keep their order.
+        skip: Number of questions to leave out first, per split if `split` is None.
+        references: Paragraphs per question; 0 for none.
     """
     kinds = [kind for kind in MIX if types is None or kind.rstrip("3") in types]
     if not kinds:
@@ -73,7 +75,8 @@ def _fitting(
     """Yields the questions that are not left out.
 
     Raises:
-        ConfigError: If `HOPELESS` questions in a row cannot: the others would be the same.
+        ConfigError: If `HOPELESS` consecutive questions are left out, because the next ones would
+            be too.
     """
     refused = 0
     for question in asked:

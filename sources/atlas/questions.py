@@ -1,12 +1,13 @@
 """Questions over the atlas, by type, with gold answers, gold passages and the hops of a trace.
 
-The split of a question is the split of its country (all its countries are in one split), so
-names of cities, countries and capitals, and everything asked of them, are disjoint between splits.
-What countries share is not: continents, a few currencies (Euro, Dollar), dialling codes (+47) and
-time zones, round numbers, yes and no.
+The split of a question is the split of its country (all its countries are in one split). So names
+of cities, countries and capitals, and facts about them, are disjoint between splits. Values that
+countries share are not: continents, a few currencies (Euro, Dollar), dialling codes (+47) and time
+zones, round numbers, yes and no.
 
-A question of several hops whose answer is in an earlier passage is not asked: the time zone of
-a town often names the continent and the capital (Europe/Riga), and one search would do.
+A multi-hop question is left out if an earlier passage already contains the answer. For example, the
+time zone of a town often contains the continent and the capital (Europe/Riga), so one search would
+be enough.
 """
 
 import random
@@ -46,7 +47,7 @@ UNKNOWN = (
     "How high above the sea does {s} lie?",
 )
 GIVE_UP = 400
-"""Draws in a row without a new question after which a kind is taken to be used up."""
+"""Consecutive draws without a new question after which a kind counts as used up."""
 
 
 _WORD = re.compile(r"[.+]?[^\W_]+(?:[.,'’-][^\W_]+)*")
@@ -75,7 +76,7 @@ class Author:
 
     @cached_property
     def cities(self) -> dict[str, list[City]]:
-        """Cities whose name means one place only, by country."""
+        """Cities whose name means only one place, by country."""
         found: dict[str, list[City]] = {country.iso: [] for country in self.countries}
         for city in self.facts.cities:
             if city.iso in found and city.name in self.facts.unique:
@@ -200,7 +201,7 @@ class Author:
         self, pick: random.Random, first: tuple[City, Country], second: tuple[City, Country]
     ) -> Draft | None:
         (one, home), (two, other) = first, second
-        if pick.random() < 0.5:  # else nearly every answer is no
+        if pick.random() < 0.5:  # otherwise nearly every answer is "no"
             two, other = pick.choice(self.cities[home.iso]), home
         if one.id == two.id:
             return None
@@ -221,9 +222,9 @@ class Author:
 
 
 def _is_given_away(draft: Draft) -> bool:
-    """Returns whether the question, or a passage before the last, already holds the answer.
+    """Returns whether the question, or a passage before the last, contains the answer.
 
-    Comparisons name both sides; the order of their hops is free.
+    Comparisons name both sides, and their hops may come in any order, so they always pass.
     """
     if draft.type == "comparison":
         return False
@@ -236,8 +237,9 @@ def _is_given_away(draft: Draft) -> bool:
 
 
 def _words(text: str) -> str:
-    """Returns the words between spaces; ".is" and "+47" keep their sign, else Iceland's domain is
-    "is".
+    """Returns the words with spaces around them.
+
+    ".is" and "+47" keep their sign; otherwise Iceland's domain would be "is".
     """
     found = (word[: word[0] in ".+"] + folded(word) for word in _WORD.findall(text))
     return f" {' '.join(found)} "
@@ -246,9 +248,9 @@ def _words(text: str) -> str:
 def questions_of(
     facts: Facts, split: Split, seed: int, kinds: Sequence[str] = MIX
 ) -> Iterator[Question]:
-    """Yields questions of one split, kind after kind as in `kinds`; the same for a seed.
+    """Yields questions of one split, one kind after another as in `kinds`; the same for a seed.
 
-    A kind that is used up drops out; the questions end when all are.
+    A used-up kind drops out; the questions end when all kinds are used up.
     """
     author, seen, open_kinds = Author(facts, split), set[str](), set(kinds)
     for number in count():

@@ -1,4 +1,4 @@
-"""References of a question: its supporting passages, among others of the same neighbourhood."""
+"""References of a question: its supporting passages, among others from the same region."""
 
 import random
 from collections import defaultdict
@@ -13,7 +13,7 @@ from storage.records import Paragraph, Passage, Question
 
 @dataclass(frozen=True)
 class Shelf:
-    """Gives questions their references.
+    """Adds references to questions.
 
     Attributes:
         facts: Places of the corpus.
@@ -24,10 +24,10 @@ class Shelf:
     seed: int
 
     def with_references(self, question: Question, n: int) -> Question:
-        """Returns the question with `n` paragraphs in random order; all supporting ones are kept.
+        """Returns the question with `n` paragraphs in random order, all supporting ones among them.
 
-        The distractors are near the supporting places in turn: other cities of a city's country,
-        and other countries of a country's continent. Where there are no more, any country will do.
+        Distractors come from near each supporting place in turn: other cities of a city's country,
+        and other countries of a country's continent. If these run out, any country is taken.
         """
         pick = random.Random(hashed("references", self.seed, question.id))
         texts = {name: self._passage(self._places[name]) for name in question.supporting_ids}
