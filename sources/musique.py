@@ -20,7 +20,7 @@ class MusiqueParagraph(BaseModel):
 
 
 class SubQuestion(BaseModel):
-    """A step of `question_decomposition`; `#1` in its question is the first answer's placeholder."""
+    """A step of `question_decomposition`; `#1` in its question marks the first answer."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
