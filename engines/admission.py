@@ -97,9 +97,8 @@ class Admission:
         if not self._breaker.given_up:
             return None
         return EndpointError(
-            f"{self._breaker.fault}; nothing else came for {self._breaker.patience_s:.0f} s. What "
-            "was answered before is stored: rerun the same command, once the endpoint works, "
-            "to continue",
+            f"{self._breaker.fault}; every call has failed for {self._breaker.patience_s:.0f} s. "
+            "Earlier replies are stored. Once the endpoint works, rerun the same command to resume",
             fatal=True,
         )
 

@@ -158,7 +158,7 @@ class BatchingThread:
             if status == "FINISHED" and outputs:
                 _deliver(generation, outputs[0])
             else:
-                reason = f"OpenVINO gave a request up ({status}): too long for its cache?"
+                reason = f"OpenVINO dropped a request ({status}). It may be too long for the cache"
                 _fail(generation, EndpointError(reason))
 
     def _end(self, error: EndpointError | None) -> None:

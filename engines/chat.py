@@ -175,12 +175,12 @@ def read_ids_reply(
             fatal=True,
         )
     if read != list(prompt):
-        raise TokenDrift(
-            f"{url}: the server read other tokens than the {len(prompt)} of the prompt"
-        )
+        raise TokenDrift(f"{url}: the server did not read the {len(prompt)} prompt tokens as sent")
     most = request.sampling.max_new_tokens
     if len(ids) > most or len(text) > longest_text(most):
-        raise EndpointError(f"{url}: {len(ids)} tokens in a reply, where {most} were asked for")
+        raise EndpointError(
+            f"{url}: the reply ({len(ids)} tokens) exceeds the limit of the request ({most} tokens)"
+        )
     return Completion(
         text=storable(text),
         finish_reason=_FINISH.get(str(choice.get("finish_reason")), "unknown"),

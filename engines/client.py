@@ -53,7 +53,7 @@ def checked_url(settings: ModelSettings) -> str:
         settings.base_url,
         f"base_url of model {settings.model!r}",
         "http://127.0.0.1:8000/v1",
-        f"a key belongs into the environment variable {settings.api_key_env}",
+        f"put a key into the environment variable {settings.api_key_env}",
     )
 
 

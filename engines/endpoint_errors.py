@@ -17,7 +17,7 @@ _LONGEST_LOOKED_AT = 20_000
 _PASSING_STATUS = frozenset({408, 409, 425, 429})
 _OVERLOAD_STATUS = frozenset({429, 503, 529})
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
-_REDIRECT_REMEDY = "if prompts and key are meant to go there, set base_url to that address"
+_REDIRECT_REMEDY = "To send prompts and key there, set base_url to that address"
 _USER_IN_URL = re.compile(r"(?<=://)[^/\s]+@")
 
 
@@ -61,14 +61,14 @@ def in_words(fault: Exception, *, url: str, key: str | None, key_env: str) -> Ex
     if isinstance(fault, openai.APITimeoutError | TimeoutError | asyncio.TimeoutError):
         return PassingFault(EndpointError(f"{url} did not answer in time (limits.timeout_s)"))
     detail = redacted(f"{type(fault).__name__}: {fault}", key)
-    return PassingFault(EndpointError(f"{url} answered something unreadable ({detail})"))
+    return PassingFault(EndpointError(f"{url} sent an unreadable reply ({detail})"))
 
 
 def _unusable_in_words(fault: Exception, url: str, key: str | None) -> Exception | None:
     """Returns the error for a reply that a retry cannot improve; None for any other fault."""
     if isinstance(fault, Redirected):
         text = f"{url} answered {fault.status}, a redirect to {redacted(fault.target, key)}"
-        return EndpointError(f"{text}; none is followed: {_REDIRECT_REMEDY}", fatal=True)
+        return EndpointError(f"{text}. Redirects are not followed. {_REDIRECT_REMEDY}", fatal=True)
     if isinstance(fault, ReplyTooLarge):  # a retry would cost as much and fail too
         return EndpointError(f"{url} {fault}")
     return None
@@ -77,7 +77,7 @@ def _unusable_in_words(fault: Exception, url: str, key: str | None) -> Exception
 def _unconnected_in_words(fault: Exception, url: str) -> Exception | None:
     """Returns the error if no connection was established, else None."""
     if any(getattr(cause, "errno", None) in _NO_DESCRIPTORS for cause in _causes(fault)):
-        text = "this process may open no more files: raise `ulimit -n`"
+        text = "this process cannot open more files: raise `ulimit -n`"
         return EndpointError(f"{text}, or lower limits.max_concurrency", fatal=True)
     if _untrusted(fault):
         text = f"the TLS certificate of {url} is not trusted: set SSL_CERT_FILE, or use http"
@@ -86,8 +86,8 @@ def _unconnected_in_words(fault: Exception, url: str) -> Exception | None:
         text = f"nothing answers at {url}: start the server there, or correct base_url"
         if _at_proxy(fault):
             text = (
-                f"the proxy that the environment names for {url} does not answer: correct "
-                "HTTP_PROXY or HTTPS_PROXY, or name the host in NO_PROXY"
+                f"the proxy for {url} does not answer: correct HTTP_PROXY or HTTPS_PROXY, or add "
+                "the host to NO_PROXY"
             )
         return PassingFault(EndpointError(text, fatal=True), "refused")
     return None
@@ -99,7 +99,7 @@ def _status_in_words(fault: Exception, url: str, key: str | None, key_env: str) 
         state = f"the key in {key_env} is not valid" if key else f"{key_env} is not set"
         return EndpointError(f"{url} answered 401: {state} for this endpoint", fatal=True)
     if status == 403:
-        text = f"{url} answered 403: the key in {key_env} may not use this model or endpoint"
+        text = f"{url} answered 403: the key in {key_env} has no access to this model or endpoint"
         return EndpointError(text, fatal=True)
     detail = redacted(str(fault), key)
     if status == 402 or getattr(fault, "code", None) == "insufficient_quota":

@@ -99,8 +99,8 @@ class LedgeredEngine:
             identity = request.identity
             raise StorageError(
                 f"{self._ledger.path}: the call {identity.path!r} of question "
-                f"{identity.question_id!r} was stored without token ids. Start a new run, whose "
-                "calls keep them."
+                f"{identity.question_id!r} was stored without token ids. Start a new run, which "
+                "stores them."
             )
         self.hits += replayed
         self.misses += not replayed

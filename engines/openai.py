@@ -228,7 +228,7 @@ class OpenAIEngine:
         if self._on_event is not None:
             self._on_event(
                 f"{self._url} reports no usable token counts for {self._known_as}: {rests_on}; "
-                "limits and costs rest on that"
+                "limits and costs use these counts"
             )
 
     async def _posted(self, path: str, body: dict[str, Any]) -> Any:
@@ -284,7 +284,10 @@ class OpenAIEngine:
         elif asked in facts.models:
             text = f"{self._url} lists the model {asked!r} but answered 404 for it"
         else:
-            text = f"{self._url} has no model {asked!r}; it has: {facts.models_shown}"
+            text = (
+                f"{self._url} does not serve the model {asked!r}. "
+                f"Available models: {facts.models_shown}"
+            )
         return EndpointError(text, fatal=True)
 
     async def _form_of_server(self) -> StructuredForm:
@@ -313,7 +316,7 @@ class OpenAIEngine:
         """Rejects requests that this endpoint cannot serve."""
         can = self.capabilities
         if (request.tokens or request.prefix) and not can.token_ids:
-            text = f"{self._url} is not known to take and return token ids: use vLLM 0.11 or newer"
+            text = f"{self._url} may not accept and return token ids: use vLLM 0.11 or newer"
             raise EndpointError(
                 f"{text} (engine: vllm, or engine: openai with structured_output: vllm)", fatal=True
             )
@@ -321,7 +324,9 @@ class OpenAIEngine:
         if structure is None:
             return
         if not (can.structured_output if structure.kind == "regex" else can.json_schema):
-            text = f"{self._url} takes no {structure.kind} constraint: set structured_output"
+            text = (
+                f"{self._url} does not support {structure.kind} constraints. Set structured_output"
+            )
             raise EndpointError(text)
 
     def _connected(self) -> "AsyncOpenAI":
@@ -342,6 +347,6 @@ class OpenAIEngine:
         count, self._reader.repeating = self._reader.repeating, 0
         if count and self._on_event is not None:
             self._on_event(
-                f"warning: {count:,} replies of {self._url} name a key twice in one JSON object; "
-                "the last one counts, and another reader may have taken the first"
+                f"warning: {count:,} replies from {self._url} repeat a key in a JSON object; the "
+                "last value is used, but other readers may use the first"
             )

@@ -198,7 +198,8 @@ class OpenVINOEngine:
         if self._context and wanted > self._context:
             raise EndpointError(
                 f"a prompt of {prompt_tokens} tokens and {request.sampling.max_new_tokens} new "
-                f"ones exceed the {self._context} of {self.model}; show fewer or shorter passages"
+                f"ones exceed the context of {self.model} ({self._context} tokens). Show "
+                "fewer or shorter passages"
             )
 
     def _load(self) -> Any:
@@ -208,7 +209,9 @@ class OpenVINOEngine:
             self._gguf, "tokenizer.chat_template", "llama.context_length"
         )
         if not template:
-            raise ConfigError(f"{self._gguf} has no chat template; export it with one")
+            raise ConfigError(
+                f"{self._gguf}: the chat template is missing. Export the file with one"
+            )
         scheduler = genai.SchedulerConfig()
         scheduler.enable_prefix_caching = True
         scheduler.max_num_seqs = self._max_batch

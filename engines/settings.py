@@ -124,7 +124,7 @@ class ModelSettings(Settings):
         if code := sorted(RUNS_CODE & meant):
             raise ValueError(
                 f"{', '.join(code)}: runs code that a recipe or a model folder names; leave it "
-                "out, or start the server yourself and name its base_url"
+                "out, or start the server yourself and set base_url"
             )
         secret = sorted(flag for flag in meant if flag.startswith("--") and names_secret(flag))
         if secret:

@@ -149,7 +149,7 @@ class Traffic:
     def _answered(self) -> None:
         failed_for_s = self._breaker.answered(_now())
         if failed_for_s is not None:
-            self.on_event(f"{self._url} responds again after {failed_for_s:.0f} s; resuming")
+            self.on_event(f"{self._url} recovered after {failed_for_s:.0f} s; resuming")
 
     def _failed(self, slot: Slot, fault: PassingFault) -> None:
         self._hold(fault)
@@ -165,7 +165,10 @@ class Traffic:
         threshold = min(max(2 * self.limit.limit, _FEWEST_TO_OPEN), _MOST_TO_OPEN)
         if self._breaker.failed(fault, _now(), threshold, probe=probe):
             patience_s = self._settings.retry.patience_s
-            self.on_event(f"{fault}; all calls wait for it now, for up to {patience_s:.0f} s")
+            self.on_event(
+                f"{fault}; all calls are paused for up to {patience_s:.0f} s, until the endpoint "
+                "recovers"
+            )
 
     def _hold(self, fault: PassingFault) -> None:
         """Delays all calls until the server accepts them."""
@@ -174,7 +177,7 @@ class Traffic:
         now = _now()
         pause_s = min(fault.retry_after_s, self._settings.retry.longest_retry_after_s)
         if pause_s >= LONG_PAUSE_S and self.admission.held_until <= now:
-            self.on_event(f"{fault}; it asked for a pause; calls resume in {pause_s:.0f} s")
+            self.on_event(f"{fault}; the server requested a pause. Calls resume in {pause_s:.0f} s")
         # Up to 10% later, so that processes do not resume at the same time.
         until = now + pause_s * (1.0 + 0.1 * self._jitter.random())
         self.admission.held_until = max(self.admission.held_until, until)
@@ -182,7 +185,7 @@ class Traffic:
     def _overdue(self, call: _Call) -> EndpointError:
         last = call.last_fault or f"{self._url} did not answer in time"
         attempts = f", {call.attempts} attempts" if call.attempts > 1 else ""
-        text = f"{last} (limits.deadline_s of {self._settings.deadline_s:g} s is over{attempts})"
+        text = f"{last} (limits.deadline_s of {self._settings.deadline_s:g} s exceeded{attempts})"
         return EndpointError(text, attempts=call.attempts)
 
 

@@ -162,10 +162,10 @@ class Counting:
 
     def _rests_on(self) -> str:
         if self.counter.basis == "tokenizer":
-            return f"its tokens are counted here, with the tokenizer of {self._weights}"
+            return f"its tokens are counted locally with the tokenizer of {self._weights}"
         return (
-            "its tokens are estimated here from above, from the bytes of prompt and reply (name "
-            "the model's files as `weights` in its block of the recipe for closer counts)"
+            "its tokens are overestimated from the bytes of prompt and reply (for closer counts, "
+            "set `weights` in its block of the recipe to the model's files)"
         )
 
 

@@ -70,7 +70,7 @@ async def _ask(url: str, verb: str, body: dict[str, str]) -> None:
         fault = f"{reply.status}: {redacted(reply.body.decode('utf-8', 'replace'), key)}"
     raise EndpointError(
         f"{shown_url(url)}: the server did not {verb} the adapter {body} ({fault}). It needs "
-        f"{RUNTIME_ADAPTERS}=True in its environment, --enable-lora, a --max-lora-rank that is not "
-        "below the adapter's, and a disk with this folder",
+        f"{RUNTIME_ADAPTERS}=True in its environment, --enable-lora, a --max-lora-rank of at least "
+        "the adapter's rank, and access to this folder",
         fatal=True,
     )

@@ -109,11 +109,14 @@ def installed_vllm() -> Vllm:
         found = _vllm_of(python)
         if found is not None:
             return found
-    where = f"{VARIABLE} names {named}, which has no vLLM" if named else "vLLM is not installed"
+    where = (
+        f"vLLM is not installed in the environment of {named} ({VARIABLE})"
+        if named
+        else "vLLM is not installed"
+    )
     raise ConfigError(
-        f"{where}: install it into an environment of its own (`pip install vllm`; on a machine "
-        f"without a GPU `make {OWN_ENVIRONMENT.parts[0]}/done`) and name its interpreter, "
-        f"{VARIABLE}=ENV/bin/python"
+        f"{where}. Install it into its own environment (`pip install vllm`; without a GPU, "
+        f"`make {OWN_ENVIRONMENT.parts[0]}/done`) and set {VARIABLE}=ENV/bin/python"
     )
 
 

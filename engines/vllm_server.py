@@ -122,7 +122,7 @@ class VllmServer:
             ConfigError: If the port is taken.
             StorageError: If the log cannot be written.
         """
-        self._log(f"vLLM is started for {self.model}; it writes to {self.log_file}")
+        self._log(f"starting vLLM for {self.model}; its log is {self.log_file}")
         try:
             await self._live()
         except BaseException:
@@ -165,7 +165,7 @@ class VllmServer:
         try:
             self._given_up = await self._dead_for_good()
         except Exception as error:  # calls that wait for the server must fail, not hang
-            _log.exception("the vLLM server is no longer watched")
+            _log.exception("monitoring of the vLLM server failed")
             self._given_up = f"the vLLM server cannot be restarted: {error!r}"
         finally:
             self._settled.set()
@@ -180,7 +180,7 @@ class VllmServer:
             except BranchwiseError as error:
                 fault = str(error)
         times = f"{len(self._deaths)} times in {self._limit.within_s / 60:.0f} minutes"
-        return f"the vLLM server died {times} and is given up: {fault}"
+        return f"the vLLM server died {times} and will not be restarted: {fault}"
 
     def _may_restart(self) -> bool:
         """Counts a death; returns whether the limit allows a restart."""

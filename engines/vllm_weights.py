@@ -104,7 +104,7 @@ def ready_weights(
     files = served_files(settings.model)
     given = _room_for(rank) if rank else 0
     if given is None:
-        raise ConfigError(f"LoRA rank {rank}: vLLM serves none above {RANKS[-1]}. Choose a lower r")
+        raise ConfigError(f"LoRA rank {rank} exceeds vLLM's limit of {RANKS[-1]}. Choose a lower r")
     if files is None:
         return Served(settings.model, settings.model, rank=given)
     last = files.adapters[-1] if files.adapters and not given else None
@@ -152,6 +152,6 @@ def _safetensors(files: PolicyFiles, log: Log | None) -> Path:
 
 def _context(folder: Path) -> int | None:
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder} holds no config.json, which a server needs")
+        raise ConfigError(f"{folder}: config.json is missing. A vLLM server needs it")
     context = read_config(folder).get("max_position_embeddings")
     return context if isinstance(context, int) else None

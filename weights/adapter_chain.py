@@ -88,4 +88,4 @@ def load_adapter(model: Any, adapter: Path) -> None:
     except RuntimeError as error:
         raise ConfigError(f"adapter {adapter} does not fit training.grpo.lora: {error}") from error
     if unfit:
-        raise ConfigError(f"adapter {adapter} holds weights of other layers, such as {unfit[0]}")
+        raise ConfigError(f"adapter {adapter} has weights for other layers, such as {unfit[0]}")

@@ -36,8 +36,8 @@ def adapter_config(adapter: Path) -> dict[str, Any]:
         _reject_absurd(config)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{path}: cannot be used as the configuration of an adapter ({error}); restore it, or "
-            "train the adapter again"
+            f"{path}: cannot be used as the configuration of an adapter ({error}). Restore it, or "
+            "retrain the adapter"
         ) from error
     return config
 
@@ -54,8 +54,8 @@ def check_adapter(adapter: Path) -> None:
         rank = {"lora_A": shape[:1], "lora_B": shape[1:2]}.get(_side(name), ())
         if rank and len(shape) == 2 and ranks and rank[0] not in ranks:
             raise ConfigError(
-                f"{adapter}: {name} in {WEIGHTS} has rank {rank[0]}, and {ADAPTER_CONFIG} says "
-                f"{config.get('r')}: the two files are not of one training; restore them"
+                f"{adapter}: {name} in {WEIGHTS} has rank {rank[0]}, but {ADAPTER_CONFIG} has rank "
+                f"{config.get('r')}. The files are from different trainings. Restore them"
             )
 
 
@@ -72,17 +72,19 @@ def _reject_absurd(config: dict[str, Any]) -> None:
         ValueError: If the configuration has such a value.
     """
     if config.get("auto_map"):
-        raise ValueError("`auto_map` names code to run, which is never done")
+        raise ValueError("`auto_map` names code, which is never run")
     pattern = config.get("rank_pattern") or {}
     if not isinstance(pattern, dict):
         raise ValueError("`rank_pattern` is not an object")
     for rank in (config.get("r"), *pattern.values()):
         if rank is not None and (type(rank) is not int or not 1 <= rank <= HIGHEST_RANK):
-            raise ValueError(f"rank {str(rank)[:40]} is not a whole number up to {HIGHEST_RANK}")
+            raise ValueError(
+                f"rank {str(rank)[:40]} is not a whole number from 1 to {HIGHEST_RANK}"
+            )
     _check_layers(config.get("layer_replication") or [])
     for text in _patterns(config):
         if _NESTED.search(text) or sum(text.count(mark) for mark in "*+{") > _MOST_REPEATS:
-            raise ValueError(f"the pattern {text[:80]!r} may take for ever to match")
+            raise ValueError(f"matching the pattern {text[:80]!r} may take forever")
 
 
 def _check_layers(ranges: Any) -> None:
@@ -91,7 +93,7 @@ def _check_layers(ranges: Any) -> None:
     except (TypeError, ValueError):
         raise ValueError("`layer_replication` is not a list of ranges") from None
     if layers > MOST_LAYERS:
-        raise ValueError(f"`layer_replication` makes {layers} layers of the base's")
+        raise ValueError(f"`layer_replication` creates too many layers ({layers})")
 
 
 def _patterns(config: dict[str, Any]) -> list[str]:

@@ -80,8 +80,8 @@ def _plain(files: PolicyFiles) -> Any:
         raise ConfigError(f"cannot load the encoder {files.model}: {error}") from error
     if getattr(model.config, "is_encoder_decoder", False):
         raise ConfigError(
-            f"the encoder {files.model} ({model.config.model_type}) is an encoder and a decoder "
-            "in one; take a model that is only one of them"
+            f"the encoder {files.model} ({model.config.model_type}) also has a decoder. Choose an "
+            "encoder-only or decoder-only model"
         )
     return model
 

@@ -22,7 +22,7 @@ def rendered(template: str, messages: tuple[Message, ...], prefix: str = "") -> 
     try:
         text = str(_compiled(template).render(messages=turns, add_generation_prompt=True))
     except TemplateError as error:
-        raise ConfigError(f"the model's chat template refuses the messages: {error}") from error
+        raise ConfigError(f"the model's chat template rejects the messages: {error}") from error
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(
             f"the model's chat template cannot be used ({type(error).__name__}: {error})"

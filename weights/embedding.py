@@ -152,9 +152,9 @@ class FrozenEncoder:
     def _check_length(self, longest: int, limit: int | None) -> None:
         if limit is not None and longest > limit:
             raise ConfigError(
-                f"the encoder {self.model} reads at most {limit} tokens, and a step behind its "
-                f"prompt has {longest}; set training.reward_model.max_length to {limit} or less, "
-                "or take another training.reward_model.encoder"
+                f"the encoder {self.model} reads at most {limit} tokens, but a step with its "
+                f"prompt has {longest}. Set training.reward_model.max_length to {limit} or less, "
+                "or choose another training.reward_model.encoder"
             )
 
 

@@ -80,7 +80,9 @@ def open_gguf(path: Path) -> Any:
     except (MemoryError, ConfigError):
         raise
     except Exception as error:  # damaged bytes make its parser raise any error
-        raise ConfigError(f"{path} is not a readable GGUF file: {error}; copy it again") from error
+        raise ConfigError(
+            f"{path}: cannot be read as GGUF ({error}). Restore it from its source"
+        ) from error
 
 
 def gguf_metadata(path: Path, *keys: str) -> tuple[Any, ...]:
@@ -113,7 +115,7 @@ def _llama_tensors(model: Any, permute: bool) -> Iterator[tuple[str, np.ndarray]
         name = names.get_name(hf_name, try_suffixes=(".weight",))
         if name is None:
             raise ConfigError(
-                f"weight {hf_name} has no place in a Llama GGUF; merge adapters before the export"
+                f"a Llama GGUF cannot store the weight {hf_name}. Merge adapters before the export"
             )
         matrix = value.detach().float().cpu().numpy()
         projection = hf_name.split(".")[-2]

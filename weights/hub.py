@@ -44,8 +44,8 @@ def hub_folder(name: str, *, download: bool = True) -> Path:
         return fetched(local_files_only=False)
     except Exception as error:  # the hub's client raises many unrelated types
         raise ConfigError(
-            f"cannot load {name} from the Hugging Face hub ({type(error).__name__}: {error}); "
-            "without the network, name a folder that holds its safetensors and tokenizer"
+            f"cannot load {name} from the Hugging Face hub ({type(error).__name__}: {error}). "
+            "Without a network, name a folder with its safetensors and tokenizer"
         ) from error
 
 

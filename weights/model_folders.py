@@ -40,8 +40,8 @@ def reject_code(folder: Path, *, whole: bool = True) -> None:
     """
     if (folder / ADAPTER_CONFIG).exists():
         raise ConfigError(
-            f"{folder / ADAPTER_CONFIG}: lies beside merged weights, so that other weights would "
-            f"be loaded in their place; a policy folder keeps it in {folder.name}/adapter/"
+            f"{folder / ADAPTER_CONFIG}: next to merged weights, it would make libraries load "
+            f"other weights. Move it to {folder.name}/adapter/"
         )
     try:
         names = sorted(path.name for path in folder.iterdir()) if whole else ()
@@ -69,16 +69,18 @@ def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error}); copy it again") from error
+        raise ConfigError(
+            f"{path}: cannot be read ({error}). Restore it from its source"
+        ) from error
 
 
 def _reject_auto_map(path: Path, config: Any) -> None:
     values = config.values() if isinstance(config, dict) else config
     if isinstance(config, dict) and config.get("auto_map"):
         raise ConfigError(
-            f"{path}: `auto_map` names code of the model's own, and no code of a model folder ever "
-            "runs here; take a model that transformers knows, or a copy without `auto_map` if it "
-            "does know this one"
+            f"{path}: `auto_map` names code of the model, and code in model folders is never run. "
+            "Choose a model that transformers supports; if it supports this one, remove `auto_map` "
+            "from a copy"
         )
     for inner in values:
         if isinstance(inner, dict | list):

@@ -168,9 +168,9 @@ def _weight_files(folder: Path) -> list[Path]:
         shards = set(as_object(parse_json(read_named(index)))["weight_map"].values())
         lost = [name for name in shards if PurePath(name).name != name or "\0" in name]
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ConfigError(f"{index} is no index of safetensors shards: {error!r}") from error
+        raise ConfigError(f"{index} is not an index of safetensors shards: {error!r}") from error
     if lost:
-        raise ConfigError(f"{index}: {lost[0]!r} does not name a file of its folder")
+        raise ConfigError(f"{index}: {lost[0]!r} does not name a file in its folder")
     return [folder / name for name in sorted(shards)]
 
 
@@ -182,14 +182,18 @@ def _training_record(folder: Path, above: tuple[Path, ...], download: bool) -> P
         base, chain = str(record["base"]), [str(entry) for entry in record.get("chain", [])]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f'{path} must say what the adapter sits on, as {{"base": "packaged", "chain": []}}: '
+            f'{path} must name the base of the adapter, e.g. {{"base": "packaged", "chain": []}}: '
             f"{error}"
         ) from error
     here = folder.resolve()
     if here in above:
-        raise ConfigError(f"{path}: its base {base!r} leads back to this folder; name what it is")
+        raise ConfigError(
+            f"{path}: its base {base!r} leads back to this folder. Set `base` to the actual base"
+        )
     if len(above) + len(chain) >= MOST_ADAPTERS:
-        raise ConfigError(f"{path}: a chain of more than {MOST_ADAPTERS} adapters; merge some")
+        raise ConfigError(
+            f"{path}: more than {MOST_ADAPTERS} adapters in a chain. Merge some of them"
+        )
     adapters = tuple(folder / entry for entry in chain)
     for adapter in adapters:
         if not (adapter / _ADAPTER_WEIGHTS).is_file():

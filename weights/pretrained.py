@@ -44,8 +44,8 @@ def pretrained(kind: str, source: Path, **options: Any) -> Any:
         raise
     except Exception as error:  # untrusted bytes make parsers raise any error
         raise ConfigError(
-            f"{source}: cannot be loaded ({type(error).__name__}: {_first_line(error)}); copy the "
-            "files again from where they come"
+            f"{source}: cannot be loaded ({type(error).__name__}: {_first_line(error)}). Restore "
+            "it from its source"
         ) from error
 
 

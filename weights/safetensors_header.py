@@ -24,5 +24,5 @@ def tensor_shapes(path: Path) -> dict[str, Shape]:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise ConfigError(
-            f"{path}: cannot be read as safetensors ({error}); copy it again from where it comes"
+            f"{path}: cannot be read as safetensors ({error}). Restore it from its source"
         ) from error

@@ -37,11 +37,11 @@ def unfit_for_trees(model: Any) -> str | None:
     window = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
     layers = getattr(config, "layer_types", None) or [window]
     if set(layers) != {"full_attention"} or getattr(config, "alibi", False):
-        return "has layers that are no full attention over positions"
+        return "has layers without full attention, or uses ALiBi"
     if "position_ids" not in takes:
-        return "takes no position_ids"
+        return "does not accept position_ids"
     if config._attn_implementation not in ("sdpa", TREE_SDPA, "eager", "flex_attention"):
-        return f"runs with {config._attn_implementation}, which takes no mask"
+        return f"uses {config._attn_implementation}, which does not accept a mask"
     return None
 
 

@@ -171,7 +171,7 @@ async def test_a_server_that_encodes_the_prompt_again_is_caught() -> None:
         return ids_completion(asked, "Paris", prompt_token_ids=[*asked["prompt"][:-1], 1, 2])
 
     async with FakeEndpoint(drifting) as server, engine(server.base_url) as policy:
-        with pytest.raises(TokenDrift, match="read other tokens") as caught:
+        with pytest.raises(TokenDrift, match="did not read") as caught:
             await policy.sample(replace(REQUEST, tokens=True))
     assert len(server.requests) == 1 and not caught.value.fatal
 
@@ -291,9 +291,11 @@ async def test_an_echoed_key_is_redacted(monkeypatch: pytest.MonkeyPatch, paddin
 
 async def test_a_missing_model_is_named_with_those_there_are() -> None:
     async with FakeEndpoint(models=("llama", "qwen")) as server, engine(server.base_url) as policy:
-        with pytest.raises(EndpointError, match=r"no model 'policy'; it has: llama, qwen") as e:
+        with pytest.raises(
+            EndpointError, match=r"does not serve the model 'policy'. Available models: llama, qwen"
+        ) as e:
             await policy.check()
-        with pytest.raises(EndpointError, match="no model 'policy'"):
+        with pytest.raises(EndpointError, match="does not serve the model 'policy'"):
             await policy.sample(REQUEST)
     assert e.value.fatal
     assert len(server.requests) == 2

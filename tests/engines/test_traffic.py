@@ -113,7 +113,7 @@ def test_no_call_starts_before_the_server_wants_one(kind: FaultKind) -> None:
         starts = sorted({at for _, at in server.log})
         assert starts[1] - starts[0] >= 30
         assert starts[2] - starts[1] >= 30
-        assert any("asked for a pause" in line for line in said)
+        assert any("requested a pause" in line for line in said)
 
     in_virtual_time(run())
 
@@ -174,8 +174,8 @@ def test_an_outage_is_waited_out_with_few_probes() -> None:
         meanwhile = [at for _, at in server.log if 11 <= at < 300]
         assert len(meanwhile) <= 64 + 10, "those under way when it opened, then single probes"
         assert len(said) == 2
-        assert "all calls wait" in said[0]
-        assert "responds again after" in said[1]
+        assert "all calls are paused" in said[0]
+        assert "recovered after" in said[1]
 
     in_virtual_time(run())
 
@@ -192,7 +192,7 @@ def test_an_endpoint_that_never_comes_back_ends_the_run_and_fails_no_question() 
         errors = [error for error in ended if isinstance(error, EndpointError)]
         assert errors
         assert all(error.fatal for error in errors)
-        assert "500; nothing else came for 600 s" in str(errors[0])
+        assert "500; every call has failed for 600 s" in str(errors[0])
         assert now() < 10 + 600 + 130
 
     in_virtual_time(run())
@@ -256,7 +256,7 @@ def test_a_call_ends_at_its_deadline_whatever_it_waits_for() -> None:
 
         server, (through, _) = Server(unlucky), traffic(most=8, deadline_s=50.0)
         others = asyncio.gather(*(server.send(through, i) for i in range(400)))
-        with pytest.raises(EndpointError, match=r"429 \(limits.deadline_s of 50 s is over") as e:
+        with pytest.raises(EndpointError, match=r"429 \(limits.deadline_s of 50 s exceeded") as e:
             await server.send(through, "a")
         assert not e.value.fatal
         assert e.value.attempts > 1

@@ -89,7 +89,7 @@ def test_below_adapters_of_a_training_the_whole_policy_is_merged(chain: Path) ->
     served = ready_weights(settings, rank=12)
     assert (served.adapter, served.rank) == (None, 16)
     assert torch.equal(logits(served.weights), logits(str(chain / "dpo")))
-    with pytest.raises(ConfigError, match="LoRA rank 600: vLLM serves none above 512"):
+    with pytest.raises(ConfigError, match="LoRA rank 600 exceeds vLLM's limit of 512"):
         ready_weights(settings, rank=600)
 
 

@@ -251,8 +251,8 @@ async def test_an_endpoint_that_goes_away_and_comes_back_is_waited_for() -> None
         await server.listen()
         await calls
     assert "nothing answers at http://127.0.0.1" in said[0]
-    assert "all calls wait" in said[0]
-    assert "responds again" in said[1]
+    assert "all calls are paused" in said[0]
+    assert "recovered after" in said[1]
     assert len(said) == 2
     assert away <= 20 + 8
     assert max(Counter(map(echo, server.requests)).values()) == 2, "only what was cut is repeated"

@@ -91,17 +91,17 @@ def told(ended: Ended, *said: str) -> None:
         ({"base": "."}, "leads back to this folder"),
         ({"base": "../loop"}, "leads back to this folder"),
         ({"base": "./../policy/../policy"}, "leads back to this folder"),
-        ({"base": "packaged", "chain": ["adapter"] * 5000}, "a chain of more than 64 adapters"),
+        ({"base": "packaged", "chain": ["adapter"] * 5000}, "more than 64 adapters in a chain"),
         ({"base": "../nothing"}, "does not exist"),
         ({"base": "x" * 5000}, "cannot be read"),
         ({"base": "x\0y"}, ""),
         ({"base": "/dev/zero"}, "does not exist"),
-        ({"base": "packaged", "chain": 5}, "must say what the adapter sits on"),
+        ({"base": "packaged", "chain": 5}, "must name the base of the adapter"),
         ({"base": "packaged", "chain": ["x" * 5000]}, "cannot be read"),
-        ({"chain": []}, "must say what the adapter sits on"),
+        ({"chain": []}, "must name the base of the adapter"),
         ("[" * 100_000, "nested too deeply"),
         ('{"base": "packaged", "n": ' + "9" * 5000 + "}", "5000 digits"),
-        ("5", "must say what the adapter sits on"),
+        ("5", "must name the base of the adapter"),
     ],
 )
 def test_what_an_adapter_sits_on(record: Any, says: str, world: World, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_what_an_adapter_sits_on(record: Any, says: str, world: World, tmp_path:
 def test_a_long_line_of_folders(world: World, tmp_path: Path) -> None:
     for number in range(2000):
         policy(tmp_path / str(number), {"base": f"../{number + 1}"})
-    told(asked(world, tmp_path / "0"), "a chain of more than 64 adapters")
+    told(asked(world, tmp_path / "0"), "more than 64 adapters in a chain")
 
 
 @pytest.mark.parametrize("strange", NOT_FOLDERS.values(), ids=NOT_FOLDERS)
@@ -140,9 +140,9 @@ def test_a_record_that_no_memory_holds(name: str, base: Path, world: World, tmp_
         ({**LORA, "r": 4}, "has rank 2"),
         ({**LORA, "rank_pattern": {"q_proj": 10**9}}, "rank 1000000000"),
         ({**LORA, "auto_map": {"Lora": "evil.Lora"}}, "`auto_map` names code"),
-        ({**LORA, "target_modules": "(.*)*x"}, "may take for ever"),
-        ({**LORA, "rank_pattern": {".*" * 30 + "x": 2}}, "may take for ever"),
-        ({**LORA, "layer_replication": [[0, 2]] * 10_000}, "makes 20000 layers"),
+        ({**LORA, "target_modules": "(.*)*x"}, "may take forever"),
+        ({**LORA, "rank_pattern": {".*" * 30 + "x": 2}}, "may take forever"),
+        ({**LORA, "layer_replication": [[0, 2]] * 10_000}, "too many layers (20000)"),
     ],
 )
 def test_the_configuration_of_an_adapter(
@@ -177,7 +177,7 @@ def test_the_weights_of_an_adapter(
     damage: Callable[[bytes], bytes], base: Path, world: World, tmp_path: Path
 ) -> None:
     policy(tmp_path / "policy", weights=damage(lora()) or b"\0")
-    told(asked(world, tmp_path / "policy"), "adapter_model.safetensors: cannot be read", "again")
+    told(asked(world, tmp_path / "policy"), "adapter_model.safetensors: cannot be read", "Restore")
 
 
 def test_an_adapter_of_another_model_is_refused_before_it_is_trained_on(
@@ -232,7 +232,11 @@ def test_a_folder_that_brings_code(name: str, base: Path, world: World, tmp_path
     with_code(base, name, marker)
     (base / "tokenizer.json").write_text("{}")
     for model in (base, policy(tmp_path / "policy")):
-        told(asked(world, model), f"{name}: `auto_map` names code", "no code of a model folder")
+        told(
+            asked(world, model),
+            f"{name}: `auto_map` names code",
+            "code in model folders is never run",
+        )
     served = asked(world, base, "policy.engine=vllm", "policy.base_url=null")
     told(served, "`auto_map` names code")
     assert not marker.exists()
@@ -270,13 +274,13 @@ def test_a_dense_encoder_that_brings_code(base: Path, world: World, tmp_path: Pa
         (lambda b: (b / "config.json").write_text("[" * 100_000), "nested too deeply"),
         (lambda b: _changed(b / "config.json", num_hidden_layers=10**9), "`num_hidden_layers`"),
         (lambda b: (b / "tokenizer_config.json").write_text("[]"), "tokenizer_config.json"),
-        (lambda b: (b / "adapter_config.json").write_text("{}"), "lies beside merged weights"),
+        (lambda b: (b / "adapter_config.json").write_text("{}"), "next to merged weights"),
         (
             lambda b: (b / "model.safetensors").write_bytes(b"short"),
             "cannot be read as safetensors",
         ),
-        (lambda b: _indexed(b, "../elsewhere.safetensors"), "does not name a file of its folder"),
-        (lambda b: _indexed(b, 5), "no index of safetensors shards"),
+        (lambda b: _indexed(b, "../elsewhere.safetensors"), "does not name a file in its folder"),
+        (lambda b: _indexed(b, 5), "not an index of safetensors shards"),
     ],
 )
 def test_damaged_merged_weights(

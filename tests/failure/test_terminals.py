@@ -214,7 +214,7 @@ def test_names_that_a_server_gives_are_text(world: World, tmp_path: Path) -> Non
             stage, "--config", world.recipe, "--run", tmp_path / "run", "--set", "policy.model=none"
         )
         assert ended.code in {1, 2}, terminal.said
-        terminal.harmless("it has: ", "pwned")
+        terminal.harmless("models: ", "pwned")
 
 
 def test_an_error_of_an_endpoint_is_text(world: World, tmp_path: Path) -> None:

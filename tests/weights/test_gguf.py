@@ -239,7 +239,7 @@ def test_digest_follows_what_the_model_says_and_not_where_it_lies(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("record", "says"),
-    [("{}", "training.json must say"), ('{"base": "packaged", "chain": ["../no"]}', "missing")],
+    [("{}", "training.json must name"), ('{"base": "packaged", "chain": ["../no"]}', "missing")],
 )
 def test_adapter_without_its_ground_is_refused(tmp_path: Path, record: str, says: str) -> None:
     adapter(tmp_path, b"A")
