@@ -206,8 +206,8 @@ def require_token_ids(engine: Engine, protocol: AgentProtocol) -> None:
     """
     if not engine.capabilities.token_ids:
         raise EndpointError(
-            f"{engine.model} reports no token ids, without which agent.protocol "
-            f"`{protocol.name}` cannot continue a turn. Use engine: openvino, engine: "
-            "vllm, or engine: openai at a vLLM server",
+            f"{engine.model} does not report token ids, which agent.protocol `{protocol.name}` "
+            "needs to continue a turn. Use engine: openvino, engine: vllm, or engine: openai "
+            "with a vLLM server",
             fatal=True,
         )

@@ -48,7 +48,10 @@ def _after(
     parent: State, node: TreeNode, passages: Mapping[str, Passage], protocol: AgentProtocol
 ) -> State:
     if node.action not in ACTIONS:
-        raise StorageError(f"tree {node.tree_id}, node {node.node_id}: no action `{node.action}`")
+        raise StorageError(
+            f"tree {node.tree_id}, node {node.node_id}: unknown action `{node.action}`; "
+            "restore the run's trees (`branchwise verify`)"
+        )
     action = Action(node.action, node.content)
     step = Step(
         parent.stage,
@@ -77,6 +80,6 @@ def _found(
     if passage is None:
         raise StorageError(
             f"tree {node.tree_id}, node {node.node_id}: passage {passage_id} is not in the "
-            "corpus; give the run's own corpus"
+            "corpus; use the run's own corpus"
         )
     return RetrievedPassage(id=passage.id, title=passage.title, text=passage.text, score=score)

@@ -53,6 +53,6 @@ class AgentSettings(Settings):
         if name not in PROTOCOLS:
             known = ", ".join(PROTOCOLS)
             raise PydanticCustomError(
-                "unknown_protocol", "no such protocol; use one of {known}", {"known": known}
+                "unknown_protocol", "unknown protocol; use one of {known}", {"known": known}
             )
         return name

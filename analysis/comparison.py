@@ -138,7 +138,7 @@ def compare(
         ValueError: If `predictions` is empty.
     """
     if not predictions:
-        raise ValueError("no policy to compare")
+        raise ValueError("no policies to compare")
     failed = unanswered or {}
     scored: dict[str, list[Scored]] = {
         name: [*own, *failed.get(name, ())] for name, own in predictions.items()

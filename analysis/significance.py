@@ -132,7 +132,7 @@ def relative_saving(
     shape = _paired_difference(baseline, other).shape
     base, own = (np.broadcast_to(_columns(counts), shape) for counts in (baseline, other))
     if base.mean() <= 0:
-        raise ValueError("the baseline counts nothing, so nothing can be saved")
+        raise ValueError("the baseline's mean count is 0, so its saving is undefined")
     means = _crossed_means([base, own], resamples, np.random.default_rng(folded(seed)))
     whole, saved = means[:, 0], means[:, 0] - means[:, 1]
     shares = np.divide(saved, whole, out=np.zeros_like(whole), where=whole > 0)
@@ -214,10 +214,10 @@ def _paired_difference(baseline: ArrayLike, other: ArrayLike) -> np.ndarray:
     if base.ndim != 2 or own.ndim != 2 or len(base) != len(own) or len(columns) > 1:
         raise ValueError(f"cannot pair scores of shape {base.shape} with {own.shape}")
     if not base.size or not own.size:
-        raise ValueError(f"cannot pair scores of shape {base.shape} with {own.shape}: none")
+        raise ValueError(f"cannot pair scores of shape {base.shape} with {own.shape}: no scores")
     difference: np.ndarray = own - base
     if not np.isfinite(difference).all():
-        raise ValueError("a score is not a number; leave out what has none under either arm")
+        raise ValueError("a score is not a number; leave out items without a score in either arm")
     return difference
 
 

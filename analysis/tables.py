@@ -43,7 +43,7 @@ _TABLES: dict[str, tuple[tuple[str, str, Callable[[float | None], str]], ...]] =
         ("evaluated", "evaluated", percent),
         ("copied", "copied", percent),
     ),
-    "Policies (a question)": (
+    "Policies (per question)": (
         ("steps", "steps", number),
         ("searches", "searches", number),
         ("served", "retrievals", number),

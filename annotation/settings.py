@@ -13,7 +13,7 @@ def _known_action(kind: str) -> str:
     if kind not in ACTIONS:
         known = ", ".join(ACTIONS)
         raise PydanticCustomError(
-            "unknown_action", "no such action; use some of {known}", {"known": known}
+            "unknown_action", "unknown action; use some of {known}", {"known": known}
         )
     return kind
 

@@ -87,7 +87,7 @@ def _json_score(text: str) -> float:
     if not isinstance(found, dict) or "score" not in found:
         raise JudgeError("no score")
     if not found.keys() <= {"critique", "score"}:
-        raise JudgeError("unexpected keys beside the score")
+        raise JudgeError("unexpected keys next to the score")
     score = found["score"]
     if isinstance(score, bool) or not isinstance(score, int | float):
         raise JudgeError("the score is not a number")

@@ -128,7 +128,7 @@ def _labelled(
     label = arm.label or arm.name
     labelled = runner.branchwise("relabel", "--label", label, settings=arm.pairs, after=read)
     if (pairs := labelled.get("pairs", arm.fewest)) < arm.fewest:
-        raise TooFewPairs(f"{label}: {pairs} pairs, of {arm.fewest} at least")
+        raise TooFewPairs(f"{label}: only {pairs} of at least {arm.fewest} pairs")
     return ("--label", label), labelled
 
 

@@ -44,8 +44,8 @@ def two_steps(name: str, paper: str = "", *, schedule: str, **rewards: object) -
 
 
 IN_TWO_STEPS = (
-    "All arms but the start learn in two steps, one pass over the pairs of each; pairs, steps and "
-    "seconds are those of both, margin and accuracy of the second."
+    "All arms except the start learn in two steps, with one pass over the pairs of each. Pairs, "
+    "steps and seconds are sums over both steps; margin and accuracy are from the second."
 )
 """Note on `two_steps` for the table of arms."""
 
@@ -63,9 +63,9 @@ def about(recipe: Recipe, done: Sequence[EvaluatedArm]) -> str:
     """Describes the data of all tables of a study."""
     seeds = max(len(one.predictions) for one in done)
     return (
-        f"{trees_of(recipe)} Asked: the first {recipe.evaluation.limit} questions of the part "
-        f"test, greedy, in {recipe.policy.precision}; EM and F1 are over those that can be "
-        f"answered. Seeds: {seeds}. {OTHERS}"
+        f"{trees_of(recipe)} Evaluated on the first {recipe.evaluation.limit} questions of "
+        f"split test, greedily, in {recipe.policy.precision}; EM and F1 are means over answerable "
+        f"questions. Seeds: {seeds}. {OTHERS}"
     )
 
 
@@ -75,5 +75,5 @@ def trees_of(recipe: Recipe) -> str:
     return f"Trees of {recipe.data.limit} questions of split train, grown by {policy}."
 
 
-OTHERS = "Columns `paper` are of 8B models on HotpotQA: other models, other data, other budgets."
+OTHERS = "Columns `paper` show 8B models on HotpotQA: other models, other data, other budgets."
 """Note on the paper's results for readers of the tables."""

@@ -40,7 +40,7 @@ VARIANTS: Mapping[str, Mapping[str, str]] = {
 }
 PAPERS = {"total": "loss 0.62", "single": "loss 0.71"}
 
-AXIS = "siblings that the score orders as the total does, % (mean and range over splits)"
+AXIS = "sibling pairs in the same order by score and total, % (mean and range over splits)"
 
 TotalsByVariant = Mapping[str, Sequence[StageTotals]]
 """Totals of every split, by variant."""

@@ -148,7 +148,7 @@ def sibling_sheet(runner: StudyRunner) -> Sheet:
     rows = tuple(
         (kind, *(_told(column.get(kind)) for column in columns.values())) for kind in SIBLINGS
     )
-    title = "Siblings of the trees (all, pairs or not: kept, silenced, turned)"
+    title = "Siblings of the trees (with or without a pair: kept, silenced, turned)"
     return Sheet(title, ("better, worse", *columns), rows)
 
 

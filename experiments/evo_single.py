@@ -105,7 +105,7 @@ def preference(runner: StudyRunner, reward: RewardName, grown: StageTotals) -> P
     siblings = counted.get("heads", {}).get(TOTAL)
     if siblings is not None and siblings < FEWEST:
         runner.context.log(
-            f"{runner.title}: {reward} is left out: {siblings} siblings differ in it"
+            f"{runner.title}: {reward} is left out: only {siblings} siblings differ in it"
         )
         return Preference(reward, siblings)
     name = f"prefers-{reward}"
@@ -137,7 +137,7 @@ def _row(learned: Preference, agent: EvaluatedArm | None) -> tuple[str, ...]:
     rows = [row for asked in agent.predictions.values() for row in asked] if agent else []
     em = [row.em for row in rows if row.em is not None]
     searches = [row.searches for row in rows if isinstance(row, Prediction)]
-    too_few = f"{learned.siblings} siblings, of {FEWEST} at least"
+    too_few = f"only {learned.siblings} of at least {FEWEST} siblings"
     return (
         learned.reward,
         NONE if learned.siblings is None else str(learned.siblings),

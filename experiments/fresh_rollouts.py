@@ -44,7 +44,7 @@ def draw_fresh_rollouts(
         ended = Event(key, command, how, seconds=took, exit_code=rolled.exit_code)
         runner.journal.note(ended)
     if rolled.failed:
-        runner.context.log(f"study: trees left out, which failed: {dict(rolled.failed)}")
+        runner.context.log(f"study: left out trees that failed: {dict(rolled.failed)}")
     if rolled.pending:
         why = f"fresh rollouts: {rolled.reason}; rerun the same command to resume"
         raise StageStopped(why, rolled.exit_code)

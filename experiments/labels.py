@@ -76,7 +76,7 @@ def labels(runner: StudyRunner) -> None:
                 for row in survival_table(ordered, fresh, scheme.rollout_value, facet)
             ]
     sheets = [sheet(found, None), sheet(found, "outcomes"), sheet(found, "gap")]
-    axis = "pairs whose order survives, % of those that are not tied (95 % interval)"
+    axis = "pairs whose order survives, % of untied pairs (95 % interval)"
     draw(list(bars(found)), runner.folder / "labels.svg", axis, rest=0.5)
     write_sheets(runner, "labels", sheets)
 

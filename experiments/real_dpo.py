@@ -58,7 +58,7 @@ def check_same_start(runner: StudyRunner) -> None:
     if Path(named) != made:
         raise ConfigError(
             f"policy.model is {named}, but the warm start of this study will be {made}: add "
-            f"--set policy.model={made}, or leave --run out"
+            f"--set policy.model={made}, or omit --run"
         )
 
 

@@ -274,8 +274,8 @@ def size_of(
     error = (widest.high - widest.low) / 2 / _Z_LEVEL
     found = 100 * (_Z_LEVEL + _Z_POWER) * error
     return (
-        f"{widest.n} questions find a true {what} of {found:.1f} {unit} four times in five (by the "
-        "widest interval), and a smaller one less often."
+        f"{widest.n} questions detect a true {what} of {found:.1f} {unit} four times in five (by "
+        "the widest interval), and smaller ones less often."
     )
 
 

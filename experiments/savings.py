@@ -124,6 +124,6 @@ def saving_sheet(found: Sequence[Saving], counted: Counted = "searches") -> Shee
         for one in found
     )
     shares = [one.share for one in found if one.share]
-    title = f"{counted.capitalize()} (a question; intervals over {covered(shares)})"
+    title = f"{counted.capitalize()} (per question; intervals over {covered(shares)})"
     sheet = Sheet(title, head, rows, names=2)
     return sheet.with_column(PAPER, [one.claim.paper for one in found])

@@ -34,8 +34,8 @@ def trace_text(
     known = {(question.source, question.id): question for question in questions}
     shared = {key: rows for key, rows in _by_question(done).items() if key in known}
     parts = [
-        "Picked because the arms differ most on them, so not what is usual. "
-        f"Dup.: a search whose query is like an earlier one (cosine of {NEAR} or more).\n"
+        "Selected because the arms differ most on them, so they are not typical. "
+        f"Dup.: a search whose query nearly repeats an earlier one (cosine ≥ {NEAR}).\n"
     ]
     for key in telling(shared):
         question = known[key]

@@ -154,6 +154,6 @@ async def test_a_stored_tree_gives_the_same_states() -> None:
 
 def test_an_engine_without_token_ids_is_refused_before_any_call() -> None:
     engine = ScriptedEngine(lambda _: "(y)")
-    with pytest.raises(EndpointError, match="cannot continue a turn"):
+    with pytest.raises(EndpointError, match="needs to continue a turn"):
         world(engine)
     assert not engine.asked

@@ -235,7 +235,7 @@ def test_references_are_what_policies_are_held_against() -> None:
 
 
 def test_nothing_to_compare_is_refused() -> None:
-    with pytest.raises(ValueError, match="no policy"):
+    with pytest.raises(ValueError, match="no policies"):
         compare({})
 
 

@@ -209,7 +209,7 @@ def test_a_saving_is_resampled_over_questions_and_seeds() -> None:
 
 
 def test_nothing_is_saved_of_nothing() -> None:
-    with pytest.raises(ValueError, match="counts nothing"):
+    with pytest.raises(ValueError, match="mean count is 0"):
         relative_saving([0.0, 0.0], [1.0, 0.0])
     # A sample may happen to hold none of what the baseline counts.
     found = relative_saving([0.0] * 3 + [1.0], [0.0] * 4, resamples=200)

@@ -193,8 +193,8 @@ def test_a_second_step_has_no_divergence_from_the_policy_of_the_trees(
     assert (rows["best-2"]["KL"], rows["best-2"]["margin"]) == ("0.500", "0.200"), "one step"
     assert rows["best-2"]["pairs"] == "60"
     first = (own.folder / "evo-schedules.md").read_text().splitlines()[0]
-    assert "margin and accuracy of the second" in first
-    assert "over those that can be answered" in first
+    assert "margin and accuracy are from the second" in first
+    assert "EM and F1 are means over answerable questions" in first
 
 
 def test_savings_stand_beside_em_and_the_paper(runner: Pretended) -> None:
@@ -271,7 +271,7 @@ def test_a_schedule_without_pairs_is_a_row_that_says_so(tmp_path: Path, runner: 
     poor = shared(tmp_path, told=told)
     evo_combinations.evo_combinations(poor)
     by_arm = {row["arm"]: row for row in table(poor, "evo-combinations-arms")}
-    row = by_arm["efficiency (left out: efficiency: 3 pairs, of 20 at least)"]
+    row = by_arm["efficiency (left out: efficiency: only 3 of at least 20 pairs)"]
     assert (row["seeds"], row["EM"], row["searches"]) == ("0", "–", "–")
     assert "efficiency-0" not in {named(one) for one in trainings(poor)}
     differences = [row["difference"] for row in table(poor, "evo-combinations-claims")]
@@ -331,7 +331,7 @@ def test_single_rewards_have_a_row_each_those_left_out_too(
     rows = {row["reward"]: row for row in table(alone, "evo-single-single-rewards")}
     assert list(rows) == ["backtrack", "refusal", "retrieval", "step", "overlap"]
     none, refusal, step = rows["backtrack"], rows["refusal"], rows["step"]
-    assert none["left out"] == "9 siblings, of 50 at least"
+    assert none["left out"] == "only 9 of at least 50 siblings"
     assert (none["siblings in order"], none["agent's accuracy %"], none["EM"]) == ("9", "–", "–")
     assert none["paper (other models and data)"] == "70.3 %, loss 0.913"
     assert (refusal["model's accuracy %"], refusal["model's loss"]) == ("75.0", "0.500")
@@ -346,7 +346,7 @@ def test_single_rewards_have_a_row_each_those_left_out_too(
         "50.0",
         "2.00",
     )
-    assert step["left out"] == "only-step: 4 pairs, of 20 at least"
+    assert step["left out"] == "only-step: only 4 of at least 20 pairs"
     assert (step["model's loss"], step["agent's loss"]) == ("0.500", "–")
 
 

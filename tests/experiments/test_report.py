@@ -55,7 +55,9 @@ def test_one_training_an_arm_says_nothing_of_others() -> None:
 
 def test_a_table_says_how_small_a_difference_its_size_shows() -> None:
     narrow, wide = Interval(0.05, 0.04, 0.06, 180), Interval(0.0, -0.0686, 0.0686, 200)
-    assert size_of([narrow, wide]).startswith("200 questions find a true difference in EM of 9.8 p")
+    assert size_of([narrow, wide]).startswith(
+        "200 questions detect a true difference in EM of 9.8 p"
+    )
     assert "saving of steps of 1.4 % four times in five" in size_of(
         [narrow], "saving of steps", "%"
     )

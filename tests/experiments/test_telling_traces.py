@@ -55,7 +55,7 @@ def test_a_trace_says_what_was_searched_and_how_it_ended() -> None:
     assert "| 2 | search: Lyon → p | answer: Paris (right) |" in text
     assert "| 3 | search: France capital of (Dup.) → p |  |" in text
     assert "| 4 | answer: Rome (wrong) |  |" in text
-    assert "not what is usual" in text
+    assert "not typical" in text
 
 
 def test_distributions_are_of_all_seeds_and_arms(tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ def test_an_engine_that_cannot_continue_a_turn_is_refused(
         config = recipe(tmp_path, endpoint.base_url, difficulty={"policy": rater})
         run = tmp_path / "run"
         assert select(config, run) == 1
-        assert "`r1-searcher` cannot continue a turn" in capsys.readouterr().out
+        assert "`r1-searcher` needs to continue a turn" in capsys.readouterr().out
         assert endpoint.requests == []
         assert not run.exists(), "so that a mended recipe may use the folder"
 
