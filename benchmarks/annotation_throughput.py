@@ -101,11 +101,11 @@ def report(log: Occupancy, seconds: float, done: int, schedule: float) -> None:
         ),
         ("calls per question", f"{log.requests / done:.1f}", "≤ 70"),
         ("calls that repeat another", f"{log.requests - log.distinct}", "0"),
-        ("questions an hour, the whole stage", f"{hourly:,.0f}", ""),
-        ("questions an hour, published schedule", f"{schedule:,.0f}", ""),
+        ("questions per hour, whole stage", f"{hourly:,.0f}", ""),
+        ("questions per hour, published schedule", f"{schedule:,.0f}", ""),
         ("factor", f"{hourly / schedule:.1f}", "≥ 30"),
     )
-    print("| what | measured | wanted |\n|---|---|---|")
+    print("| quantity | measured | target |\n|---|---|---|")
     for what, measured, wanted in rows:
         print(f"| {what} | {measured} | {wanted} |")
     print(f"\n{done} questions, {log.requests} calls, {seconds:.0f} s", flush=True)

@@ -165,7 +165,7 @@ def pin(endpoint: Simulated) -> str:
     *others, own = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(endpoint.pid, others or {own})
     os.sched_setaffinity(0, {own})
-    return "one core, the endpoint on another" if others else "one core, the endpoint on it too"
+    return "one core, the endpoint on another" if others else "one core, shared with the endpoint"
 
 
 def best(measured: Callable[[], Coroutine[Any, Any, float]], rounds: int) -> float:
@@ -181,7 +181,7 @@ def compare_tokens(recipe: Recipe, questions: int, tokens: int, rounds: int) -> 
             rates[count].append(asyncio.run(in_process(recipe, questions, count)))
     without, kept = (median(rates[count]) for count in counts)
     show("in process, without token ids", without)
-    show(f"in process, {tokens} token ids a reply kept ({kept / without - 1:+.1%})", kept)
+    show(f"in process, {tokens} token ids stored per reply ({kept / without - 1:+.1%})", kept)
 
 
 def main() -> None:
@@ -196,8 +196,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, serving("--latency-s", "0") as endpoint:
         limits = {"max_concurrency": options.in_flight}
         recipe = load_recipe(write_run(Path(folder), endpoint.base_url, 1, {"limits": limits}))
-        print(f"calls a second, {pin(endpoint)}; {options.in_flight} in flight over HTTP\n")
-        print("| what calls | calls/s | µs a call |\n|---|---|---|")
+        print(f"calls per second, {pin(endpoint)}; {options.in_flight} in flight over HTTP\n")
+        print("| client | calls/s | µs per call |\n|---|---|---|")
         if options.tokens:
             compare_tokens(recipe, options.questions, options.tokens, options.rounds)
             return

@@ -136,7 +136,7 @@ def resumed(recipe: Path, run: Path, endpoint: Simulated) -> float:
             time.sleep(POLL_S)
         child.send_signal(signal.SIGTERM)
     if log.requests == before:
-        sys.exit("annotate made no call")
+        sys.exit("annotate ended without a call")
     return log.came[before] - start
 
 

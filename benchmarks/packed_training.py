@@ -122,7 +122,7 @@ def main() -> None:
         )
     stock, packed = best["stock"], best["packed"]
     print(f"factor: {stock.seconds / packed.seconds:.2f}")
-    print(f"bound that the tokens set: {stock.passes / packed.passes:.2f}")
+    print(f"bound from the tokens alone: {stock.passes / packed.passes:.2f}")
 
 
 if __name__ == "__main__":

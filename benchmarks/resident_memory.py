@@ -44,7 +44,7 @@ def main() -> None:
         "limits": {"max_concurrency": 64, "max_questions_in_flight": options.in_flight},
     }
     peaks = []
-    print("| questions | calls | seconds | peak MB | ledger MB | ledger bytes a call |")
+    print("| questions | calls | seconds | peak MB | ledger MB | ledger bytes per call |")
     print("|---|---|---|---|---|---|")
     for questions in (options.questions // 10, options.questions):
         seconds, peak_mb, calls, size = run(questions, changes)

@@ -78,7 +78,9 @@ def made_up(pairs: int) -> Material:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--pairs", type=int, default=10_000)
-    parser.add_argument("--width", type=int, default=576, help="of a vector; 4096 at 8B")
+    parser.add_argument(
+        "--width", type=int, default=576, help="width of a vector; 4096 for an 8B model"
+    )
     parser.add_argument("--epochs", type=int, default=RewardModelSettings().epochs)
     options = parser.parse_args()
     material = made_up(options.pairs)
@@ -100,9 +102,9 @@ def main() -> None:
             )
             seconds = time.perf_counter() - began
             print(
-                f"{target}: {options.pairs} cached pairs of {len(material.steps)} steps, width "
-                f"{options.width}, {options.epochs} epochs: {seconds:.1f} s, of which "
-                f"{report.seconds:.1f} s learning"
+                f"{target}: {options.pairs} cached pairs of {len(material.steps)} steps, "
+                f"width {options.width}, {options.epochs} epochs: {seconds:.1f} s in all, "
+                f"{report.seconds:.1f} s of learning"
             )
 
 

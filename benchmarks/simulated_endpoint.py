@@ -130,7 +130,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--slots", type=int, default=256)
     parser.add_argument("--latency-s", type=float, default=2.0)
-    parser.add_argument("--tokens-per-s", type=float, default=0.0, help="a slot; 0: no limit")
+    parser.add_argument(
+        "--tokens-per-s", type=float, default=0.0, help="tokens per second and slot; 0: no limit"
+    )
     parser.add_argument("--reject", action="store_true", help="429 instead of a queue")
     parser.add_argument("--retry-after-s", type=float, default=1.0)
     asyncio.run(_serve(parser.parse_args()))

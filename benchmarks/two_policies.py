@@ -73,17 +73,22 @@ def in_common(runs: Sequence[Path]) -> str:
     )
     turned = {(tree, rejected, chosen) for tree, chosen, rejected in other}
     sizes = f"{len(one)} and {len(other)} pairs"
-    return f"{sizes}: {len(one & other)} the same, {len(one & turned)} turned"
+    return f"{sizes}: {len(one & other)} equal, {len(one & turned)} reversed"
 
 
 def main() -> None:
     """Prints both policies' comparison."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--run", type=Path, required=True, help="run folder of the evaluation")
-    parser.add_argument("--policy", required=True, help="its name in the evaluation")
-    parser.add_argument("--against", required=True, help="the other's name")
-    parser.add_argument("--evaluation", help="such as atlas-test-6f6ac9, where there are several")
-    parser.add_argument("--pairs", type=Path, nargs=2, metavar="RUN", help="runs trained on")
+    parser.add_argument("--policy", required=True, help="name of the policy in the evaluation")
+    parser.add_argument("--against", required=True, help="name of the policy to compare it with")
+    parser.add_argument(
+        "--evaluation",
+        help="name of the evaluation if there are several, such as atlas-test-6f6ac9",
+    )
+    parser.add_argument(
+        "--pairs", type=Path, nargs=2, metavar="RUN", help="two runs whose pairs to compare"
+    )
     asked = parser.parse_args()
     names = (asked.policy, asked.against)
     own, base = (predictions(asked.run, name, asked.evaluation) for name in names)

@@ -61,7 +61,7 @@ def main() -> None:
     for folder in (RUN, MODELS):
         shutil.rmtree(folder, ignore_errors=True)
     print(f"branchwise --help: {measured([str(BRANCHWISE), '--help'])[0]:.2f} s")
-    print(f"make setup, everything there: {measured(['make', '--silent', 'setup'])[0]:.2f} s")
+    print(f"make setup, already installed: {measured(['make', '--silent', 'setup'])[0]:.2f} s")
     total = 0.0
     for stage in options.stages:
         command = [str(BRANCHWISE), stage, "--config", options.config, "--run", str(RUN)]

@@ -98,7 +98,7 @@ def arena_outcome(
         accuracy = f1(answer, golds)
     elif answer and settings.accuracy == "judge":
         if judged is None:
-            raise ValueError("arena: no verdict of the judge. Discard the rollout and count it.")
+            raise ValueError("arena: the judge gave no verdict. Discard the rollout and count it.")
         accuracy = float(judged)
     cited = _numbers(section(text, "relevance"))
     relevance = _relevance(cited, supporting, settings.partial_relevance)
@@ -194,8 +194,8 @@ class Arena(OutcomeScheme):
         yield from super().problems()
         if self.settings.accuracy == "judge":
             yield (
-                "rewards.accuracy: `judge` needs a judge's word on every reply, which trees do not "
-                "ask for; use em or f1"
+                "rewards.accuracy: `judge` needs a verdict on every reply, which trees do "
+                "not have; use em or f1"
             )
 
     def outcome(self, state: State, question: Question) -> Outcome:

@@ -48,8 +48,8 @@ class EvoRag(RewardScheme):
         counted = self.settings.components or ("answer",)
         if self.settings.schedule == "answer-only" and "answer" not in counted:
             yield (
-                "rewards.schedule is `answer-only`, but `answer` is not among rewards.components, "
-                "so that nothing counts; name it there, or leave rewards.components out"
+                "rewards.schedule is `answer-only`, but rewards.components lacks `answer`, "
+                "so every weight is 0; add it, or remove rewards.components"
             )
 
     def inputs(self) -> dict[str, str]:

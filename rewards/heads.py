@@ -120,8 +120,8 @@ class Heads:
                 return cls(names=_names(about["names"], arrays), learned=learned, **arrays)
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise StorageError(
-                f"{path}: cannot be read as the heads of a reward model ({error}); train it again "
-                "with `branchwise train-rm`"
+                f"{path}: cannot read the heads of a reward model ({error}); retrain it with "
+                "`branchwise train-rm`"
             ) from error
 
 
@@ -136,7 +136,7 @@ def _names(named: Any, arrays: Mapping[str, Array]) -> tuple[str, ...]:
     shapes = {"weight": (len(names), *width), "mean": width, "sd": width}
     shapes |= dict.fromkeys(("output_mean", "output_sd"), (len(names),))
     if names not in (REWARDS, (TOTAL,)):
-        raise ValueError(f"its heads are {str(named)[:80]}")
+        raise ValueError(f"unexpected names of heads: {str(named)[:80]}")
     if any(arrays[name].shape != shape for name, shape in shapes.items()):
-        raise ValueError("its arrays are not of one shape")
+        raise ValueError("the shapes of its arrays do not match")
     return names

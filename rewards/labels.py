@@ -29,7 +29,7 @@ def gap(one: Label, other: Label) -> float:
     reason to prefer the other side.
     """
     if one.reward is None or other.reward is None:
-        raise ValueError("a label without a reward is compared with nothing")
+        raise ValueError("cannot compare a label without a reward")
     if not one.weighted:
         return one.reward - other.reward
     shared = [

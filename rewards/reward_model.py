@@ -78,8 +78,8 @@ class RewardModel:
         heads = Heads.load(folder / HEADS)
         if heads.digest != record["heads_digest"]:
             raise ConfigError(
-                f"{folder}: {HEADS} is not of the training that {RECORD} tells of; train it again "
-                "with `branchwise train-rm`"
+                f"{folder}: {HEADS} and {RECORD} are from different trainings; retrain with "
+                "`branchwise train-rm`"
             )
         encoder = FrozenEncoder(
             encoder_name(folder, record["encoder"]),
@@ -88,8 +88,8 @@ class RewardModel:
         )
         if encoder.digest != record["encoder_digest"]:
             raise ConfigError(
-                f"{folder}: its encoder {encoder.model} has other weights than it was trained on; "
-                "put them back, or train it again with `branchwise train-rm`"
+                f"{folder}: the weights of its encoder {encoder.model} have changed since "
+                "the training; restore them, or retrain with `branchwise train-rm`"
             )
         longest = int(record["settings"]["max_length"])
         return cls(heads, encoder, weights, max_length=longest)
@@ -142,7 +142,7 @@ def read_record(folder: Path) -> dict[str, Any]:
             "name its folder in `reward_model:`"
         ) from error
     if not is_ours:
-        raise ConfigError(f"{path}: tells of a `{record['kind']}`, not of a {KIND}")
+        raise ConfigError(f"{path}: describes a `{record['kind']}`, not a {KIND}")
     return record
 
 
@@ -154,10 +154,12 @@ def _check_complete(record: dict[str, Any]) -> None:
         ValueError: If an entry has the wrong type.
     """
     if not all(isinstance(record[name], str) for name in _NAMED):
-        raise ValueError(f"{', '.join(_NAMED)} have to be text")
+        raise ValueError(f"{', '.join(_NAMED)} must be text")
     sizes = (record["settings"][name] for name in ("batch_tokens", "max_length"))
     if not all(type(size) is int and size > 0 for size in sizes):
-        raise ValueError("settings.batch_tokens and settings.max_length have to be numbers")
+        raise ValueError(
+            "settings.batch_tokens and settings.max_length must be whole numbers above 0"
+        )
 
 
 def reward_model_digest(folder: Path) -> str:

@@ -123,12 +123,12 @@ class RewardScheme(ABC):
             return
         if search.kind == "tree" and search.evaluator not in {"playout", "reward_model"}:
             yield (
-                f"rewards.scheme: {name} rewards every step of a trajectory, but mcts.evaluator is "
-                f"`{search.evaluator}`, which keeps none of its steps; set mcts.evaluator: "
-                "playout, or mcts.kind: chains"
+                f"rewards.scheme: {name} rewards every step of a trajectory, but "
+                f"mcts.evaluator is `{search.evaluator}`, which stores no steps; set "
+                "mcts.evaluator: playout, or mcts.kind: chains"
             )
         if search.kind == "tree" and not search.normalise:
-            yield f"rewards.scheme: {name} is not in [0, 1]; set mcts.normalise: true"
+            yield f"rewards.scheme: {name} gives values outside [0, 1]; set mcts.normalise: true"
         if self.recipe.pairs.invalid == "rejected":
             yield f"rewards.scheme: {name} does not label invalid steps; set pairs.invalid: drop"
 

@@ -236,13 +236,14 @@ class Spre(RewardScheme):
             return
         if search.kind == "chains":
             yield (
-                f"rewards.estimator is `{estimator}` but mcts.kind is `chains`, so that only "
-                "answers are scored; use tree or monte_carlo, or let mcts.kind be tree"
+                f"rewards.estimator is `{estimator}` but mcts.kind is `chains`, which scores "
+                "only answers; use tree or monte_carlo, or set mcts.kind: tree"
             )
         elif estimator != search.evaluator:
             yield (
-                f"rewards.estimator is `{estimator}` but mcts.evaluator is `{search.evaluator}`, "
-                f"so no node has {facts}; use tree or monte_carlo, or mcts.evaluator: {estimator}"
+                f"rewards.estimator is `{estimator}` but mcts.evaluator is "
+                f"`{search.evaluator}`, so nodes lack {facts}; use tree or monte_carlo, or "
+                f"mcts.evaluator: {estimator}"
             )
 
     def describe(self) -> str:

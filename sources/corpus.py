@@ -57,7 +57,7 @@ def load_corpus(paths: Sequence[str | Path], passage_words: int) -> Corpus:
     faults.raise_any()
     if not corpus.passages:
         seen = "".join(f"; {what}: {count}" for what, count in passed_over.items())
-        raise ConfigError(f"the corpus has no passages: {', '.join(map(str, files))}{seen}")
+        raise ConfigError(f"the corpus is empty: {', '.join(map(str, files))}{seen}")
     return replace(corpus, counts={**corpus.counts, **passed_over})
 
 
@@ -82,7 +82,7 @@ def _paragraph_passages(
     for place, question in questions:
         for item in question.paragraphs:
             if not item.text.strip():
-                passed_over["paragraphs passed over, without text"] += 1
+                passed_over["paragraphs skipped, without text"] += 1
                 continue
             name = paragraph_id(item.id, item.title, item.text)
             yield place, Passage(id=name, title=item.title, text=item.text)
@@ -105,10 +105,10 @@ def unite(passages: Iterable[PlacedPassage], faults: Faults) -> Corpus:
         earlier_place, earlier = first.setdefault(passage.id, (place, passage))
         if earlier is not passage:
             if earlier == passage:
-                counts["passages folded: same id and content"] += 1
+                counts["passages merged: same id and content"] += 1
             else:
                 faults.add(
-                    place, f"passage {passage.id!r} stands at {earlier_place} with other content"
+                    place, f"passage {passage.id!r} is also at {earlier_place}, with other content"
                 )
             continue
         same = by_content.setdefault((passage.title, passage.text), passage.id)
@@ -116,7 +116,7 @@ def unite(passages: Iterable[PlacedPassage], faults: Faults) -> Corpus:
             kept.append(passage)
         else:
             aliases[passage.id] = same
-            counts["passages folded: same content, another id"] += 1
+            counts["passages merged: same content, another id"] += 1
     return Corpus(tuple(kept), aliases, dict(counts))
 
 
@@ -131,7 +131,7 @@ def _read(
         name = (Path(path.name) / file.relative_to(path)).as_posix()
         passages = read_document(file, name, passage_words, faults)
         if not passages:
-            passed_over["corpus documents passed over, without text"] += 1
+            passed_over["corpus documents skipped, without text"] += 1
         for passage in passages:
             yield str(file), passage
 
@@ -178,7 +178,7 @@ def _text(raw: Raw, key: str) -> str:
     if key == "id" and isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if key not in raw:
-        raise ValueError(f"has no field {key!r}")
+        raise ValueError(f"lacks the field {key!r}")
     if not isinstance(value, str):
         raise ValueError(f"{key!r} must be text, not {kind_in_words(value)}")
     if not value.strip():

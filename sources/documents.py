@@ -39,7 +39,7 @@ def document_files(folder: Path, passed_over: Counter[str]) -> list[Path]:
         if kind_of(path) in ENDINGS:
             found.append(path)
         else:
-            passed_over[f"corpus files passed over, {kind_of(path) or 'no ending'}"] += 1
+            passed_over[f"corpus files skipped, {kind_of(path) or 'no ending'}"] += 1
     return sorted(found)
 
 

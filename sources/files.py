@@ -27,7 +27,7 @@ def existing(path: str | Path, setting: str, faults: Faults) -> Path | None:
     found = Path(path).expanduser()
     if found.exists():
         return found
-    faults.add(setting, f"there is no file {path} (from {Path.cwd()})")
+    faults.add(setting, f"{path} does not exist (current folder: {Path.cwd()})")
     return None
 
 
@@ -74,7 +74,7 @@ def sound_lines(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[st
         except StopIteration:
             return
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            faults.add(f"{path}:{number}", f"the gzip data is broken ({error}); copy it again")
+            faults.add(f"{path}:{number}", f"the gzip data is damaged ({error}); replace the file")
             return
         if not line.isascii() and (bad := _ESCAPED_BYTE.search(line)):
             where = f"byte 0x{ord(bad[0]) & 0xFF:02x} at character {bad.start() + 1}"
@@ -140,6 +140,8 @@ def _csv_rows(path: Path, file: TextIO, faults: Faults) -> Iterator[Placed]:
             return
         place = f"{path}:{reader.line_num}"
         if None in row or None in row.values():
-            faults.add(place, f"has not the {len(reader.fieldnames or ())} columns of the header")
+            faults.add(
+                place, f"does not have the {len(reader.fieldnames or ())} columns of the header"
+            )
         else:
             yield place, row

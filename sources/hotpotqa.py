@@ -32,7 +32,7 @@ def _context(value: Any) -> Any:
 def _paired(titles: list[Any], others: list[Any]) -> list[tuple[Any, Any]]:
     if len(titles) != len(others):
         raise ValueError(
-            f"the lists have {len(titles)} and {len(others)} entries, where each needs its partner"
+            f"the lists have {len(titles)} and {len(others)} entries, but need the same number"
         )
     return list(zip(titles, others, strict=True))
 

@@ -22,7 +22,9 @@ def hub_rows(name: str) -> Iterator[Placed]:
     table = _load(path, config or None)
     chosen = split or ("train" if "train" in table else next(iter(table)))
     if chosen not in table:
-        raise ConfigError(f"{path} has no split {chosen!r}; it has {', '.join(sorted(table))}")
+        raise ConfigError(
+            f"{path}: unknown split {chosen!r}; use one of {', '.join(sorted(table))}"
+        )
     for number, row in enumerate(table[chosen], start=1):
         yield f"{name} ({chosen}): row {number}", storable_values(dict(row))
 
@@ -39,8 +41,8 @@ def _load(path: str, config: str | None) -> Any:
         return load_dataset(path, config)
     except Exception as error:  # the hub's client raises a dozen unrelated types
         raise ConfigError(
-            f"cannot load {path} from the Hugging Face hub ({type(error).__name__}: {error}). "
-            "Without the network, download the set's file elsewhere and name it: data.source "
-            "hotpotqa, 2wiki, musique, popqa, bamboogle, nq, flashrag or jsonl, and "
-            "data.questions the path"
+            f"cannot load {path} from the Hugging Face hub ({type(error).__name__}: "
+            f"{error}). Without network access, download the file elsewhere. Then set "
+            "data.source to hotpotqa, 2wiki, musique, popqa, bamboogle, nq, flashrag or "
+            "jsonl, and data.questions to the file"
         ) from error

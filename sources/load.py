@@ -77,13 +77,13 @@ def load_data(settings: DataSettings, seed: int, *, unfit: Unfit = lambda _: Non
     faults.raise_any()
     if not corpus.passages:
         raise ConfigError(
-            "data.corpus is not set, and the questions bring no paragraphs with text: name the "
-            "corpus's file"
+            "data.corpus is not set, and the questions lack paragraphs with text; set "
+            "data.corpus to a file"
         )
     notes.update(corpus.counts)
     drawn = _of_mix(placed, settings, seed, notes) if settings.mix else _sampled(placed, None, seed)
     if not drawn:
-        raise ConfigError(f"no questions are left to work on: {_listed(notes)}")
+        raise ConfigError(f"no questions are left: {_listed(notes)}")
     cited = _with_paragraph_ids([one.question for one in drawn], corpus.passages)
     questions = resolve_gold(cited, corpus.passages, corpus.aliases)
     _note_missing(cited, questions, corpus, notes)
@@ -119,7 +119,9 @@ def _check_limits(settings: DataSettings) -> None:
     """Checks limits, because settings that changed after validation may have any."""
     for one in (settings, *settings.mix):
         if one.limit is not None and one.limit < 1:
-            raise ConfigError(f"data.limit is {one.limit}: it must be at least 1, or null (all)")
+            raise ConfigError(
+                f"data.limit is {one.limit}; use at least 1, or `limit: null` for all"
+            )
 
 
 def _read_files(reading: _Reading) -> tuple[list[_Loaded], Corpus | None]:
@@ -152,7 +154,7 @@ def _noted(problems: list[str]) -> Iterator[None]:
 def _load_set(one: SetSettings, reading: _Reading) -> _Loaded:
     found, own = _read(one, reading)
     reading.notes[f"{one.source}: questions read"] += len(found.questions)
-    reading.notes[f"{one.source}: questions folded, repeated word for word"] += found.repeated
+    reading.notes[f"{one.source}: questions merged, repeated word for word"] += found.repeated
     return _Loaded(_drawn(one, found.questions, reading), own)
 
 
@@ -163,7 +165,7 @@ def _drawn(
     kept, notes = [], reading.notes
     for placed in questions:
         if one.types is not None and placed.question.type not in one.types:
-            notes[f"{one.source}: questions dropped, of another type"] += 1
+            notes[f"{one.source}: questions of another type"] += 1
         elif one.split is not None and placed.question.split != one.split:
             notes[f"{one.source}: questions of another split"] += 1
         elif reason := reading.unfit(placed.question):
@@ -190,7 +192,7 @@ def _of_mix(
     placed = _sampled(questions, None, seed)
     left = placed[settings.skip :]
     notes["questions skipped"] += len(placed) - len(left)
-    notes["questions dropped: over the limit of the mix"] += len(left) - len(left[: settings.limit])
+    notes["questions left out by the limit of the mix"] += len(left) - len(left[: settings.limit])
     return left[: settings.limit]
 
 

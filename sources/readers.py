@@ -77,7 +77,10 @@ def read_set(source: str, questions: str | None) -> QuestionSet:
         ConfigError: If the file is missing or faulty (lists up to 20 faults with file and line).
     """
     if questions is None:
-        raise ConfigError(f"data.source is {source} but data.questions is not set: name the file")
+        raise ConfigError(
+            f"data.source is {source}, but data.questions is not set; set it to the file of the "
+            "questions"
+        )
     faults = Faults()
     if source == "hub":
         rows: Iterable[Placed] = hub_rows(questions)
@@ -87,7 +90,7 @@ def read_set(source: str, questions: str | None) -> QuestionSet:
     found, repeated = fold(_questions(rows, source, faults), faults)
     faults.raise_any()
     if not found:
-        raise ConfigError(f"{questions}: has no questions")
+        raise ConfigError(f"{questions}: contains no questions")
     return QuestionSet(found, repeated)
 
 
@@ -130,5 +133,5 @@ def fold(
         if earlier.question == placed.question:
             repeated += 1
         else:
-            faults.add(placed.place, f"id {name!r} stands at {earlier.place} with other content")
+            faults.add(placed.place, f"id {name!r} is also at {earlier.place}, with other content")
     return tuple(first.values()), repeated

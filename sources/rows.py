@@ -80,7 +80,7 @@ def with_answers(answers: Sequence[str], answerable: bool = True) -> tuple[str, 
         ValueError: If an answerable question lacks answers.
     """
     if answerable and not answers:
-        raise ValueError("has no answers")
+        raise ValueError("lacks answers")
     return distinct(answers)
 
 

@@ -37,7 +37,7 @@ class SetSettings(Settings):
         """Rejects an empty path, which would be the current folder."""
         paths = value if isinstance(value, tuple) else (value,)
         if not paths or any(isinstance(path, str) and not path.strip() for path in paths):
-            raise PydanticCustomError("blank_path", "names no file; leave the setting out for none")
+            raise PydanticCustomError("blank_path", "is empty; name a file, or remove the setting")
         return value
 
 

@@ -107,7 +107,9 @@ def _check_present(reporters: tuple[str, ...]) -> None:
 
     for name in reporters:
         if find_spec(name) is None:
-            raise ConfigError(f"training.report_to names {name}: pip install {name}")
+            raise ConfigError(
+                f"training.report_to: {name} is not installed. Run `pip install {name}`"
+            )
 
 
 def one_device(configuration: Any) -> None:

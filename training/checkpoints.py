@@ -41,15 +41,15 @@ def latest_checkpoint(folder: Path, run: str) -> Path | None:
         return None
     if listed["run"] != run:
         raise StorageError(
-            f"{folder} holds the checkpoints of another training (its data, start, settings or "
-            "seed differ); train without --resume, which removes them"
+            f"{folder} has checkpoints of another training (its data, start, settings or "
+            "seed differ); to replace them, train without --resume"
         )
     newest = max(names, key=lambda name: int(name.rpartition("-")[2]))
     checkpoint = folder / newest
     if _hashes(checkpoint) != listing[newest]:
         raise StorageError(
-            f"{checkpoint} is not as this run wrote it, so it is not loaded; remove the folder to "
-            "resume from an earlier checkpoint, or train without --resume"
+            f"{checkpoint} has changed since this run wrote it, so it is not loaded; remove "
+            "the folder to resume from an earlier checkpoint, or train without --resume"
         )
     return checkpoint
 
@@ -68,8 +68,8 @@ def _listed(folder: Path) -> dict[str, Any]:
         return {}
     except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
         raise StorageError(
-            f"{folder / LISTING}: not a listing of checkpoints ({error}); train without --resume, "
-            "which removes them"
+            f"{folder / LISTING}: cannot read the list of checkpoints ({error}); to replace "
+            "them, train without --resume"
         ) from error
 
 

@@ -91,8 +91,8 @@ def read_metrics(target: Path) -> list[dict[str, Any]]:
         return []
     except (OSError, ValueError) as error:
         raise StorageError(
-            f"{target / METRICS}: cannot be read as the curve of a training ({error}); remove it, "
-            "or train again"
+            f"{target / METRICS}: cannot read the curve of the training ({error}); remove "
+            "the file, or retrain"
         ) from error
 
 
@@ -105,5 +105,5 @@ def _read_line(text: bytes) -> dict[str, Any]:
     line = as_object(parse_json(text, constants=True))
     sound = all(isinstance(x, float) or type(x) is int for x in line.values() if x is not None)
     if not sound or not isinstance(line.get("step"), int):
-        raise ValueError("a line is not a step with its numbers")
+        raise ValueError("a line lacks its step or has values that are not numbers")
     return line

@@ -69,7 +69,7 @@ def train_dpo(
         StorageError: If `resume` is set and the target's checkpoints belong to another training.
     """
     if not pairs:
-        raise ConfigError("there is no pair to train on")
+        raise ConfigError("the list of training pairs is empty; annotate more questions")
     course = TrainingRun("dpo", settings, start, target, seed, resume, log, data)
     model, tokenizer = course.load_start()
     tokens = tokenise_pairs(pairs, tokenizer, stops)
@@ -81,7 +81,10 @@ def train_dpo(
     reference = _reference(trainer, [*(trained if asked else []), *out], course)
     kept = undecided_pairs(trained, reference, settings.max_start_margin)
     if len(kept) < len(trained):
-        log(f"dpo: {len(trained) - len(kept)} pairs left out, which the start has decided already")
+        log(
+            f"dpo: {len(trained) - len(kept)} pairs left out, because the start decides them "
+            "already"
+        )
         trained = [trained[place] for place in kept]
         trainer.train_dataset = trainer.train_dataset.select(kept)
     if settings.packed:

@@ -114,7 +114,7 @@ def export_policy(
     quiet()
     files = policy_files(model_folder)
     if not files.adapters:
-        raise ConfigError(f"{model_folder} has no adapter: nothing was trained that is not merged")
+        raise ConfigError(f"{model_folder}: nothing to export, because the folder lacks an adapter")
     target = Path(model_folder) if target is None else target
     below, tokenizer = load_policy(PolicyFiles(files.model, files.base, files.adapters[:-1]))
     prompts = proof_prompts(tokenizer, protocol or ReasonRAG())

@@ -419,13 +419,13 @@ def _trainer_class() -> Any:
             self.lost += 1
             self.measured["lost_updates"] = self.measured.get("lost_updates", 0) + 1
             self.print_line(
-                f"step {self.state.global_step + 1}: loss or gradient is not finite; the update "
-                "was left out"
+                f"step {self.state.global_step + 1}: loss or gradient is not finite; this "
+                "update is left out"
             )
             if self.lost >= MOST_LOST:
                 raise TrainingError(
                     f"loss or gradient was not finite in {MOST_LOST} updates in a row. Lower "
-                    "training.grpo.lr; the same command goes on from the last checkpoint"
+                    "training.grpo.lr; the same command resumes from the last checkpoint"
                 )
 
         def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:

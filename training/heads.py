@@ -40,8 +40,8 @@ def fit_heads(
     signs = orders(comparisons, settings)
     if not signs.any():
         raise ConfigError(
-            f"none of {len(comparisons)} pairs orders any head: all their labels are ties or not "
-            "known; grow more trees, or lower training.reward_model.min_gap"
+            f"none of {len(comparisons)} pairs orders any head, because all labels are ties "
+            "or unknown; grow more trees, or lower training.reward_model.min_gap"
         )
     sides = places(comparisons)
     used = np.unique(np.concatenate(sides))

@@ -41,7 +41,7 @@ def within(
     if report.too_long > max_dropped_share * len(lengths) or not kept:
         raise ConfigError(
             f"{report.too_long} of {len(lengths)} examples are longer than max_length "
-            f"{max_length} tokens (longest {report.longest}); raise max_length, shorten the "
-            f"passages or top_k, or allow it with max_dropped_share"
+            f"{max_length} tokens (longest {report.longest}); raise max_length, use shorter "
+            "or fewer passages, or raise max_dropped_share"
         )
     return kept, report

@@ -19,7 +19,7 @@ async def walk_reasonrag(walk: Walk) -> None:
     """
     for hop in walk.hops:
         if not await _take(walk, hop):
-            walk.problem = walk.problem or "no query wording brings the passage"
+            walk.problem = walk.problem or "no query wording finds the passage"
             return
     walk.answer()
 

@@ -44,7 +44,7 @@ def reference_logps(
         nonlocal how
         found = compute(ordered)
         np.save(new / _LOGPS, np.array([found[row] for row in ordered], dtype=np.float64))
-        how = "computed, kept in"
+        how = "computed, stored in"
 
     entry = open_entry(cache_room("reference") / _key(ordered, start), build, log)
     log(f"reference: {len(ordered)} steps {how} {entry}")

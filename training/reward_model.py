@@ -145,7 +145,7 @@ def _embedded(
     tokens = encoder.tokens(material.steps)
     limit, share = settings.max_length, settings.max_dropped_share
     fit, lengths = within([len(one) for one in tokens], limit, share)
-    log(f"{KIND}: steps behind their prompts: {lengths}")
+    log(f"{KIND}: steps with their prompts: {lengths}")
     fits = frozenset(fit)
     fitting = [one for one in material.comparisons if {one.better, one.worse} <= fits]
     wanted = sorted({place for one in fitting for place in (one.better, one.worse)})

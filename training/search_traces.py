@@ -55,7 +55,7 @@ class _Turn:
         for number, hop in enumerate(walk.hops, start=1):
             found = await self._find(hop)
             if found is None:
-                walk.problem = walk.problem or "no query wording brings the passage"
+                walk.problem = walk.problem or "no query wording finds the passage"
                 return
             self._known = cited(walk.rng, hop)
             spare = walk.steps_left - (len(walk.hops) - number) - 1

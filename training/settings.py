@@ -233,13 +233,13 @@ class GrpoSettings(OptimiserSettings):
     def _estimators_fit(self) -> Self:
         if self.kl_in == "loss" and self.kl == "k1":
             raise ValueError(
-                "kl: the expected gradient of k1 in the loss is 0, so it holds nothing back. Use "
-                "k2 or k3, or set kl_in: reward"
+                "kl: the expected gradient of k1 in the loss is 0, so it does not limit the "
+                "divergence. Use k2 or k3, or set kl_in: reward"
             )
         if self.kl_in == "reward" and self.kl != "k1":
             raise ValueError(f"kl: {self.kl} is a loss term. Use k1 in the reward, or kl_in: loss")
         if self.updates > self.batch_questions * self.group_size:
-            raise ValueError("updates: there are fewer rollouts in a batch than updates")
+            raise ValueError("updates: a batch has fewer rollouts than updates")
         return self
 
 

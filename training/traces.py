@@ -90,7 +90,7 @@ async def build_traces(
         else:
             await WALKS[protocol.name](walk)
         if walk.problem:
-            traces.counts[f"put aside: {walk.problem}"] += 1
+            traces.counts[f"skipped: {walk.problem}"] += 1
         else:
             traces.counts["traces"] += 1
             traces.counts.update(walk.counts)

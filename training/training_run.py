@@ -154,10 +154,10 @@ class TrainingRun:
         except StorageError as error:
             if self.resume:
                 raise
-            self.log(f"{self.kind}: from the start ({error})")
+            self.log(f"{self.kind}: starts at step 0 ({error})")
             checkpoint = None
         if checkpoint:
-            self.log(f"{self.kind}: continues from {checkpoint}")
+            self.log(f"{self.kind}: resumes from {checkpoint}")
         else:
             forget_checkpoints(self.checkpoints)
         return checkpoint

@@ -330,7 +330,7 @@ def test_a_damaged_tokenizer(text: str, base: Path) -> None:
     [
         ({"kind": "reward-model"}, "no reward model here"),
         ({"kind": "reward-model", "encoder": 5, "encoder_digest": "", "heads_digest": ""}, "text"),
-        ({"kind": "dpo"}, "tells of a `dpo`"),
+        ({"kind": "dpo"}, "describes a `dpo`"),
         ("[" * 100_000, "nested too deeply"),
         ('{"kind": ' + "9" * 5000 + "}", "5000 digits"),
     ],

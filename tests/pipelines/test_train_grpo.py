@@ -207,7 +207,7 @@ def test_whatever_kills_it_the_training_becomes_the_same(desk: Desk) -> None:
     before = killed.stored()
     resumed = killed.run("--resume")
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
-    assert "continues from" in resumed.stdout
+    assert "resumes from" in resumed.stdout
     assert not before & set(killed.calls())
     assert killed.stored() == whole.stored()
     assert killed.curve() == curve

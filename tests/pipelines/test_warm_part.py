@@ -30,7 +30,7 @@ def test_a_question_without_an_answer_makes_a_trace_where_a_policy_can_refuse(
     call = StageContext(settings, tmp_path / "run", dry_run=True, limit=40)
     counts = warm_start(call).totals["counts"]
     assert counts.get("refusals: unanswerable", 0) == refusals
-    aside = sum(n for name, n in counts.items() if name.startswith("put aside"))
+    aside = sum(n for name, n in counts.items() if name.startswith("skipped"))
     assert counts["traces"] + aside == 36 + refusals, "one question in ten has no answer"
 
 
@@ -38,7 +38,7 @@ def test_a_question_without_an_answer_makes_a_trace_where_a_policy_can_refuse(
     ("recipe", "setting", "problem"),
     [
         ("arena", "data.references=0", "no question gives a trace"),
-        ("atlas", "agent.protocol=reading", "no traces of `reading`"),
+        ("atlas", "agent.protocol=reading", "cannot write traces of `reading`"),
     ],
 )
 def test_what_gives_no_trace_is_refused_before_training(

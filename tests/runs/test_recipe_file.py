@@ -101,8 +101,8 @@ def test_all_mistakes_are_named_with_line_and_nearest_key(tmp_path: Path) -> Non
         ),
         ("name: x\nmcts: {kind: chains, iterations: 1}\n", "no step has a sibling"),
         ("name: x\nmcts: {kind: chains, evaluator: judge}\njudge: {}\n", "leave the evaluator"),
-        ("name: x\nmcts: {kind: chains}\nrewards: {estimator: rollout}\n", "only answers are"),
-        ("name: x\nmcts: {kind: chains}\nrewards: {estimator: judge}\n", "only answers are"),
+        ("name: x\nmcts: {kind: chains}\nrewards: {estimator: rollout}\n", "scores only answers"),
+        ("name: x\nmcts: {kind: chains}\nrewards: {estimator: judge}\n", "scores only answers"),
         ("name: x\nmcts: {max_output_tokens: 0}\n", "mcts.max_output_tokens"),
         (
             "name: x\nmcts: {rollout_temperature: 0, rollouts: 2}\n",
@@ -113,7 +113,7 @@ def test_all_mistakes_are_named_with_line_and_nearest_key(tmp_path: Path) -> Non
             "set agent.protocol: evo-rag",
         ),
         (f"{EVO}\n", "set mcts.evaluator: playout, or mcts.kind: chains"),
-        (f"{EVO}\nmcts: {{evaluator: judge}}\njudge: {{}}\n", "keeps none of its steps"),
+        (f"{EVO}\nmcts: {{evaluator: judge}}\njudge: {{}}\n", "stores no steps"),
         (f"{EVO}\nmcts: {{evaluator: playout}}\n", "set mcts.normalise: true"),
         (f"{EVO}\nmcts: {{kind: chains}}\npairs: {{invalid: rejected}}\n", "pairs.invalid: drop"),
         (f"{EVO}\nmcts: {{kind: chains, iterations: 1}}\n", "no step has a sibling"),
@@ -132,12 +132,12 @@ def test_all_mistakes_are_named_with_line_and_nearest_key(tmp_path: Path) -> Non
         ("name: x\nverifier: {}\n", "the reward scheme `spre` asks none"),
         (
             "name: x\nmcts: {evaluator: playout}\nrewards: {estimator: rollout}\n",
-            "so no node has rollouts",
+            "so nodes lack rollouts",
         ),
         (
             "name: x\nagent: {protocol: evo-rag}\nmcts: {kind: chains}\n"
             "rewards: {scheme: evo-rag, schedule: answer-only, components: [step]}\n",
-            "so that nothing counts",
+            "so every weight is 0",
         ),
         ("name: x\nrewards: {scheme: evo-rag, components: []}\n", "rewards.components"),
         ("name: x\nrewards: {scheme: evo-rag, components: [a]}\n", "rewards.components.0"),

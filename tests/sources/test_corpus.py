@@ -34,15 +34,15 @@ def test_a_union_folds_what_is_identical(tmp_path: Path) -> None:
     assert corpus.aliases == {"c": "b"}
     assert corpus.counts == {
         "passages read": 5,
-        "passages folded: same id and content": 1,
-        "passages folded: same content, another id": 1,
+        "passages merged: same id and content": 1,
+        "passages merged: same content, another id": 1,
     }
 
 
 def test_one_id_with_two_contents_names_both_places(tmp_path: Path) -> None:
     one = write(tmp_path / "1.jsonl", passage("z", "x"), passage("a", "x2"))
     two = write(tmp_path / "2.jsonl", passage("a", "y"))
-    with pytest.raises(ConfigError, match=r"2.jsonl:1: passage 'a' stands at .*1.jsonl:2 with"):
+    with pytest.raises(ConfigError, match=r"2.jsonl:1: passage 'a' is also at .*1.jsonl:2, with"):
         load_corpus([one, two], 100)
 
 
@@ -89,15 +89,15 @@ def test_faults_of_a_corpus(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         load_corpus([path], 100)
     assert [line.partition("c.jsonl")[2] for line in str(raised.value).splitlines()] == [
-        ":1: has no field 'text'",
+        ":1: lacks the field 'text'",
         ":2: 'title' must be text, not a number",
         ":3: 'text' is empty",
-        ":4: has no field 'text'",
+        ":4: lacks the field 'text'",
     ]
-    with pytest.raises(ConfigError, match=r"data\.corpus: there is no file"):
+    with pytest.raises(ConfigError, match=r"data\.corpus: .* does not exist"):
         load_corpus([tmp_path / "absent"], 100)
     (tmp_path / "bare").mkdir()
-    with pytest.raises(ConfigError, match="no passages"):
+    with pytest.raises(ConfigError, match="the corpus is empty"):
         load_corpus([tmp_path / "bare"], 100)
 
 
@@ -111,10 +111,10 @@ def test_what_a_folder_holds_besides_documents_is_counted(tmp_path: Path) -> Non
     assert [found.text for found in corpus.passages] == ["a note"]
     assert corpus.counts == {
         "passages read": 1,
-        "corpus files passed over, .pdf": 2,
-        "corpus files passed over, .jsonl": 1,
-        "corpus files passed over, no ending": 1,
-        "corpus documents passed over, without text": 1,
+        "corpus files skipped, .pdf": 2,
+        "corpus files skipped, .jsonl": 1,
+        "corpus files skipped, no ending": 1,
+        "corpus documents skipped, without text": 1,
     }
 
 
@@ -137,7 +137,7 @@ def test_a_paragraph_without_text_is_no_passage() -> None:
     question = Question(id="q", source="s", question="?", answers=("x",), paragraphs=paragraphs)
     corpus = corpus_of_paragraphs([("f:1", question)])
     assert [found.text for found in corpus.passages] == ["a"]
-    assert corpus.counts == {"passages read": 1, "paragraphs passed over, without text": 2}
+    assert corpus.counts == {"passages read": 1, "paragraphs skipped, without text": 2}
 
 
 @given(text=st.text(), passage_words=st.integers(1, 7))

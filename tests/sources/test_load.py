@@ -70,8 +70,8 @@ def test_the_corpus_of_paragraphs_serves_every_part(tmp_path: Path) -> None:
     path = write(tmp_path / "q.jsonl", rows("a", 30))
     data = load(path, split=None, types=["odd"], limit=3)
     assert len(data.passages) == 31
-    assert data.notes["passages folded: same id and content"] == 29
-    assert data.notes["jsonl: questions dropped, of another type"] == 15
+    assert data.notes["passages merged: same id and content"] == 29
+    assert data.notes["jsonl: questions of another type"] == 15
     by_id = {passage.id: passage for passage in data.passages}
     for question in data.questions:
         assert [by_id[name].title for name in question.supporting_ids] == [question.id]
@@ -106,7 +106,7 @@ def test_what_is_skipped_is_what_a_shorter_sample_holds(tmp_path: Path) -> None:
         )
         assert (len(first), len(second)) == (5, 7)
         assert sorted(first + second) == sorted(both), "nothing twice, nothing between"
-    with pytest.raises(ConfigError, match=r"no questions are left .*jsonl: questions skipped: 40"):
+    with pytest.raises(ConfigError, match=r"no questions are left: .*jsonl: questions skipped: 40"):
         load(path, split=None, skip=40)
 
 
@@ -115,7 +115,7 @@ def test_one_id_in_two_sets_is_refused_naming_both(tmp_path: Path) -> None:
     same = [SetSettings(source="jsonl", questions=path, split=None) for path in paths]
     assert len(load_data(DataSettings(mix=tuple(same), limit=None), 0).questions) == 3
     other = SetSettings(source="nq", questions=paths[1], split=None)
-    with pytest.raises(ConfigError, match=r"id 'a\d' stands at .*1.jsonl:\d with other content"):
+    with pytest.raises(ConfigError, match=r"id 'a\d' is also at .*1.jsonl:\d, with other content"):
         load_data(DataSettings(mix=(same[0], other), limit=None), 0)
 
 
@@ -192,13 +192,13 @@ def test_faults_of_questions_and_corpus_come_together(tmp_path: Path) -> None:
         load(str(tmp_path / "q.jsonl"), corpus=corpus)
     torn, absent, repeated = str(raised.value).splitlines()
     assert "q.jsonl:1: is not JSON" in torn
-    assert absent.startswith("data.corpus: there is no file absent.jsonl")
-    assert "c.jsonl:2: passage 'a' stands at" in repeated
+    assert absent.startswith("data.corpus: absent.jsonl does not exist")
+    assert "c.jsonl:2: passage 'a' is also at" in repeated
 
 
 @pytest.mark.parametrize("change", [{"questions": ""}, {"corpus": " "}, {"corpus": ["c", ""]}])
 def test_a_blank_path_is_not_the_working_folder(change: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match="names no file"):
+    with pytest.raises(ValidationError, match="is empty; name a file"):
         DataSettings(source="jsonl", **change)
 
 
@@ -206,7 +206,7 @@ def test_a_blank_path_is_not_the_working_folder(change: dict[str, Any]) -> None:
 def test_a_limit_below_one_is_refused_and_not_a_slice(tmp_path: Path, limit: int) -> None:
     path = write(tmp_path / "q.jsonl", rows("a", 3))
     settings = DataSettings(source="jsonl", questions=path, split=None)
-    with pytest.raises(ConfigError, match=f"limit is {limit}: it must be at least 1"):
+    with pytest.raises(ConfigError, match=f"limit is {limit}; use at least 1"):
         load_data(settings.model_copy(update={"limit": limit}), 0)
 
 

@@ -187,5 +187,5 @@ def test_heads_are_no_pipe(tmp_path: Path) -> None:
 )
 def test_a_curve_from_elsewhere_is_one_or_is_refused(line: str, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1, "loss": NaN}}\n{line}\n')
-    with pytest.raises(StorageError, match="cannot be read as the curve of a training"):
+    with pytest.raises(StorageError, match="cannot read the curve of the training"):
         read_metrics(tmp_path)

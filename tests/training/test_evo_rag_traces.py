@@ -174,12 +174,12 @@ async def test_what_cannot_be_traced_is_put_aside(shelf: Retriever) -> None:
     )
     assert made.examples == []
     assert dict(made.counts) == {
-        "put aside: supporting passages are not in the corpus": 1,
-        "put aside: a step does not fit the protocol's form": 1,
-        "put aside: no query": 1,
+        "skipped: supporting passages are not in the corpus": 1,
+        "skipped: a step does not fit the protocol's form": 1,
+        "skipped: no query": 1,
     }
     short = await traces_of(shelf, two_hops(), max_steps=2)
-    assert short.counts["put aside: longer than max_steps"] == 1
+    assert short.counts["skipped: longer than max_steps"] == 1
 
 
 async def test_a_question_keeps_its_trace_whatever_else_is_asked(shelf: Retriever) -> None:

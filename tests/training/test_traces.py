@@ -80,15 +80,15 @@ async def test_what_cannot_be_traced_is_put_aside_and_counted() -> None:
         two_hops(id="c", answers=("a\nb",)),
     )
     assert made.examples == []
-    assert {k: n for k, n in made.counts.items() if k.startswith("put aside")} == Counter(
+    assert {k: n for k, n in made.counts.items() if k.startswith("skipped")} == Counter(
         {
-            "put aside: no query wording brings the passage": 1,
-            "put aside: supporting passages are not in the corpus": 1,
-            "put aside: a step does not fit the protocol's form": 1,
+            "skipped: no query wording finds the passage": 1,
+            "skipped: supporting passages are not in the corpus": 1,
+            "skipped: a step does not fit the protocol's form": 1,
         }
     )
     short = await traces_of(two_hops(), max_steps=4)
-    assert short.counts["put aside: longer than max_steps"] == 1
+    assert short.counts["skipped: longer than max_steps"] == 1
 
 
 async def test_a_question_keeps_its_trace_whatever_else_is_asked() -> None:

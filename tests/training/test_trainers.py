@@ -173,7 +173,7 @@ def _refuses_to_resume_what_is_not_its_own(settings: WarmStartSettings, target: 
         warm_start(steps(7), settings, target=target, seed=0, resume=True)
     newest = max((target / "checkpoints").glob("checkpoint-*"), key=lambda p: p.stat().st_mtime)
     (newest / "optimizer.pt").write_bytes(b"a pickle from elsewhere")
-    with pytest.raises(StorageError, match="not as this run wrote it"):
+    with pytest.raises(StorageError, match="has changed since this run wrote it"):
         warm_start(steps(8), settings, target=target, seed=0, resume=True)
     warm_start(steps(8), settings, target=target, seed=0)
     assert len(read_metrics(target)) == 6, "without `resume` it starts anew, with a curve anew"

@@ -145,10 +145,10 @@ async def test_what_a_policy_cannot_be_shown_is_put_aside(atlas: Atlas) -> None:
     two_hops = next(q for q in questions.values() if q.hops == 2)
     one = two_hops.model_copy(update={"paragraphs": two_hops.paragraphs[:1]})
     made = await build_traces([one], corpus, protocol("arena"), retriever, 0, TOP_K)
-    assert made.counts == {"put aside: a supporting passage is not among the references": 1}
+    assert made.counts == {"skipped: a supporting passage is not among the references": 1}
     short = protocol("eval-rar", max_steps=2)
     made = await build_traces([two_hops], corpus, short, retriever, 0, TOP_K)
-    assert made.counts["put aside: longer than max_steps"] == 1
+    assert made.counts["skipped: longer than max_steps"] == 1
 
 
 @pytest.mark.parametrize("name", ["arena", "r1-searcher", "eval-rar", "search-r1"])
