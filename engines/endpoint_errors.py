@@ -99,7 +99,7 @@ def _status_in_words(fault: Exception, url: str, key: str | None, key_env: str) 
         state = f"the key in {key_env} is not valid" if key else f"{key_env} is not set"
         return EndpointError(f"{url} answered 401: {state} for this endpoint", fatal=True)
     if status == 403:
-        text = f"{url} answered 403: the key in {key_env} has no access to this model or endpoint"
+        text = f"{url} answered 403: the key in {key_env} cannot access this model or endpoint"
         return EndpointError(text, fatal=True)
     detail = redacted(str(fault), key)
     if status == 402 or getattr(fault, "code", None) == "insufficient_quota":

@@ -46,7 +46,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise StorageError(
-            f"cannot write {path}: {reason}; no torn file was left. "
+            f"cannot write {path}: {reason}; no partial file was left. "
             "Free disk space or fix the permissions, then rerun the same command"
         ) from error
 
@@ -61,7 +61,7 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(
-            f"cannot make the folder {folder}: {error.strerror or error}. Free disk space or fix "
+            f"cannot create the folder {folder}: {error.strerror or error}. Free disk space or fix "
             "the permissions, then rerun the same command"
         ) from error
 

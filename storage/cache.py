@@ -81,15 +81,15 @@ def _check_not_shared(folder: Path) -> None:
         raise _storage_error(folder, error) from error
     why = None
     if stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), 0):
-        why = f"is a link that {_user(link.st_uid)} made"
+        why = f"is a link created by {_user(link.st_uid)}"
     elif found.st_uid != os.geteuid():
         why = f"belongs to {_user(found.st_uid)}"
     elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        why = "can be written by others (`chmod go-w` takes that from them)"
+        why = "can be written by others (fix this with `chmod go-w`)"
     if why is not None:
         raise ConfigError(
-            f"the cache folder {folder} {why}. A cache that others can change is not used: they "
-            f"would decide what a search finds. Fix that, or {_ELSEWHERE} of your own"
+            f"the cache folder {folder} {why}. A cache that others can change is not used, because "
+            f"they could change search results. Fix this, or {_ELSEWHERE} of your own"
         )
 
 
@@ -176,8 +176,8 @@ def _temporary_beside(path: Path) -> Path:
 
 def _storage_error(path: Path, error: OSError) -> StorageError:
     return StorageError(
-        f"cannot make {path} ({error}): free disk space, fix the permissions, or {_ELSEWHERE} that "
-        "can be written"
+        f"cannot create {path} ({error}): free disk space, fix the permissions, or {_ELSEWHERE} "
+        "that you can write"
     )
 
 

@@ -122,13 +122,13 @@ def _compare(
         if name not in files:
             raise _Broken(f"{name} is missing")
         if name not in sealed:
-            raise _Broken(f"{name!r} was not there when it was made")
+            raise _Broken(f"{name!r} was added later")
         size = files[name].st_size
         if size != sealed[name][0]:
-            raise _Broken(f"{name} has {size:,} bytes and had {sealed[name][0]:,}")
+            raise _Broken(f"{name} has {size:,} bytes, but had {sealed[name][0]:,}")
     for name, expected in sealed.items():  # all sizes first: hashing takes longer
         if _hash_file(folder / name, expected[0]) != expected:
-            raise _Broken(f"{name} has other content than was written")
+            raise _Broken(f"the content of {name} changed")
 
 
 def _read_seal(path: Path, name: str) -> dict[str, list[Any]]:
@@ -143,7 +143,7 @@ def _read_seal(path: Path, name: str) -> dict[str, list[Any]]:
             return files
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         pass
-    raise _Broken(f"{path.name} is not the seal of it")
+    raise _Broken(f"{path.name} is not its seal")
 
 
 def _regular_files(folder: Path) -> dict[str, os.stat_result]:

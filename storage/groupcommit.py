@@ -45,11 +45,11 @@ def refused(doing: str, path: Path, fault: Exception) -> StorageError:
     code = getattr(fault, "sqlite_errorcode", 0) & 0xFF  # without SQLite's extended code
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return StorageError(
-            f"cannot {doing} {path}: {fault}. Put it back from a copy of the run, or move "
-            f"{path.name}* away: its calls are then paid again"
+            f"cannot {doing} {path}: {fault}. Restore it from a copy of the run, or move "
+            f"{path.name}* away; its calls will then be repeated and paid for"
         )
     return StorageError(
-        f"cannot {doing} {path}: {fault}; what was stored before is safe. "
+        f"cannot {doing} {path}: {fault}; earlier rows are safe. "
         "Free disk space or fix the disk, then rerun the same command to resume"
     )
 
@@ -103,7 +103,7 @@ class GroupCommit:
         # Hold the gate, or an entry could be queued after the closing mark and wait forever.
         with self._gate:
             if self._closed:
-                raise StorageError(f"{self._path} is closed; open it again to write to it")
+                raise StorageError(f"{self._path} is closed. Reopen it before writing")
             self._queue.put((entry, waiter))
 
     def _run(self) -> None:

@@ -214,18 +214,18 @@ def checked_address(url: str | None, setting: str, example: str, remedy: str) ->
         parts.port  # noqa: B018  (refused only when it is read)
     except ValueError:  # the message may hold a part of a password
         raise ConfigError(
-            f"{setting} is malformed (an open bracket, or a port that is no number up to 65535): "
-            f"it should look like {example}"
+            f"{setting} is malformed (an open bracket, or a port that is not a number from 1 to "
+            f"65535): it should look like {example}"
         ) from None
     if parts.username or parts.password:
-        raise ConfigError(f"{setting} holds credentials before the @: leave them out; {remedy}")
+        raise ConfigError(f"{setting} contains credentials before the @. Remove them; {remedy}")
     if "?" in url or "#" in url:
         raise ConfigError(
-            f"{setting} holds a query (what follows `?` or `#`), which would be written to the "
-            f"run's config.yaml: leave it out; {remedy}"
+            f"{setting} contains a query or fragment (`?` or `#`), which would be written to the "
+            f"run's config.yaml. Remove it; {remedy}"
         )
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
-        shown = "holds an @" if "@" in url else f"is {shown_url(url) or 'missing'}"
+        shown = "contains an @" if "@" in url else f"is {shown_url(url) or 'missing'}"
         raise ConfigError(f"{setting} {shown}: give an http or https address, such as {example}")
     if (whole := _spelt_out(parts.hostname)) is not None:
         raise ConfigError(f"{setting} has the short host {parts.hostname}: write {whole}")
@@ -291,7 +291,7 @@ def proxy_for(url: str) -> Proxy | None:
     if not usable:
         raise ConfigError(
             f"the proxy for {shown_url(url)} in the environment ({parts.scheme.upper()}_PROXY or "
-            "ALL_PROXY) is not the address of an HTTP proxy: correct it, or name the host in "
+            "ALL_PROXY) is not the address of an HTTP proxy: correct it, or add the host to "
             "NO_PROXY"
         )
     address = f"{proxy.scheme}://{proxy.netloc.rpartition('@')[2]}"

@@ -232,7 +232,7 @@ class Ledger:
         rows = self._rows(GET_QUESTIONS)
         for row in rows:
             if not sound(row):
-                raise damaged(self.path, f"where question {row[0]!r} stands")
+                raise damaged(self.path, f"the status of question {row[0]!r}")
         return [QuestionRow(*row[:-1]) for row in rows]
 
     def counts(self) -> dict[QuestionStatus, int]:
@@ -323,11 +323,13 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
-        raise StorageError(f"{path}: this file system has no write-ahead log; use a local disk")
+        raise StorageError(
+            f"{path}: this file system does not support SQLite's write-ahead log; use a local disk"
+        )
     connection.execute("PRAGMA synchronous = FULL")
     if connection.execute(_PROGRAMS).fetchone():
         raise StorageError(
-            f"{path}: is not a ledger that Branchwise wrote: it holds views or triggers, which "
+            f"{path}: is not a ledger that Branchwise wrote: it contains views or triggers, which "
             "would run with every query"
         )
     if check_version(connection, path):

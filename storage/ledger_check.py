@@ -15,9 +15,9 @@ from storage.groupcommit import refused
 LEDGER_VERSION = 4
 """`PRAGMA user_version` of the database."""
 REMEDY = (
-    "Put the ledger back from a copy of the run. Where there is none, `branchwise verify --run DIR "
-    "--drop-damaged` takes such rows out, and the next `branchwise annotate` or `branchwise eval` "
-    "makes, and pays for, what it needs of them"
+    "Restore the ledger from a copy of the run. Without a copy, `branchwise verify --run DIR "
+    "--drop-damaged` removes these rows; the next `branchwise annotate` or `branchwise eval` "
+    "repeats and pays for the calls it needs"
 )
 """Advice for a damaged ledger."""
 _FAULTS_TOLD = 20
@@ -26,8 +26,8 @@ _FAULTS_TOLD = 20
 def damaged(path: Path, what: str) -> StorageError:
     """Returns the error for a damaged row, which was neither used nor paid for twice."""
     return StorageError(
-        f"{path}: {what} is not as it was stored (its checksum does not fit), so it was neither "
-        f"used nor paid for again. {REMEDY}"
+        f"{path}: {what} is damaged (checksum mismatch). It was not used, and no call was "
+        f"repeated. {REMEDY}"
     )
 
 
@@ -127,8 +127,9 @@ def check_version(connection: sqlite3.Connection, path: Path) -> bool:
         )
     if version or connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
         raise StorageError(
-            f"{path}: ledger version {version}, this Branchwise reads {LEDGER_VERSION}: use "
-            f"the version that wrote it, or move {path.name}* away; its calls are then paid again"
+            f"{path}: ledger version {version}, this Branchwise reads {LEDGER_VERSION}: use the "
+            f"version that wrote it, or move {path.name}* away; its calls will then be repeated "
+            "and paid for"
         )
     return True
 

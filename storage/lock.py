@@ -82,6 +82,4 @@ def _reject_foreign(path: Path, descriptor: int) -> None:
         if not held or (held.isdigit() and len(held) <= _LONGEST):
             return
     reject_irregular_files(path)
-    raise ConfigError(
-        f"{path}: is not a lock of Branchwise (it holds something else); move it away"
-    )
+    raise ConfigError(f"{path}: is not a Branchwise lock file (it has other content). Move it away")

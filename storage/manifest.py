@@ -21,8 +21,8 @@ from storage.text import digest_of
 
 MANIFEST = "manifest.json"
 DAMAGED = (
-    "The manifest names what was committed; it was damaged or removed afterwards. "
-    "`branchwise verify --run DIR` makes the part again from the ledger"
+    "The part was damaged or removed after it was committed. "
+    "`branchwise verify --run DIR` rebuilds the part from the ledger"
 )
 """Message for a damaged part."""
 
@@ -30,7 +30,7 @@ DAMAGED = (
 def _inside(path: str) -> str:
     parts = PurePosixPath(path).parts
     if PurePosixPath(path).is_absolute() or ".." in parts or "\0" in path or not parts:
-        raise ValueError("a part lies inside its run folder")
+        raise ValueError("the part's path must be inside the run folder")
     return path
 
 
@@ -126,8 +126,8 @@ def load_manifest(run: Path) -> Manifest:
 
 def _not_a_manifest(path: Path, why: str) -> StorageError:
     return StorageError(
-        f"{path}: not a manifest ({why}). Put it back from a copy of the run, or remove it and run "
-        "the same stages again: the ledger replays what was paid"
+        f"{path}: not a manifest ({why}). Restore it from a copy of the run, or remove it and "
+        "rerun the same stages; the ledger replays paid calls"
     )
 
 
@@ -206,4 +206,4 @@ def problem_of(run: Path, part: PartInfo) -> str | None:
         return "missing"
     except (OSError, ArrowException) as error:
         return f"unreadable ({error})"
-    return None if rows == part.rows else f"has {rows} rows, {part.rows} were committed"
+    return None if rows == part.rows else f"has {rows} rows, but {part.rows} were committed"

@@ -26,9 +26,9 @@ LOCAL = (RuntimeError, OSError, ImportError, SystemError)
 NOT_MEANT = "static TLS"
 """The loader lacks room for a library's thread variables, which is not a lack of memory."""
 ADVICE = (
-    "Free some memory, or ask for less at once: limits.max_questions_in_flight, limits.cache_gib "
-    "(the embedded engine), fewer --workers, training.dpo.micro_batch. Then rerun the same "
-    "command to resume"
+    "Free some memory, or reduce one of these: limits.max_questions_in_flight, limits.cache_gib "
+    "(the embedded engine), --workers, training.dpo.micro_batch. Then rerun the same command to "
+    "resume"
 )
 
 

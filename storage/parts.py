@@ -108,8 +108,8 @@ class _Questions(dict[str, Question]):
 
     def __missing__(self, identity: str) -> Question:
         raise StorageError(
-            f"{self.run}: a tree is of the question {identity!r}, which is not among the run's "
-            "questions; restore questions.parquet and trees/ from the same copy of the run"
+            f"{self.run}: a tree belongs to question {identity!r}, which is not in the run's "
+            "questions. Restore questions.parquet and trees/ from the same copy of the run"
         )
 
 
@@ -170,8 +170,8 @@ def _check_columns(path: Path, table: str, found: pa.Schema) -> None:
         known = pa.schema([found.field(name) for name in schema.names if name in found.names])
         pa.unify_schemas([schema, known], promote_options="permissive")
         if "question_id" in set(schema.names) - set(found.names):
-            raise pa.ArrowInvalid("there is no column question_id")
+            raise pa.ArrowInvalid("column question_id is missing")
     except pa.ArrowException as error:
         raise StorageError(
-            f"{path}: its columns are not those of the table {table} ({error}). {DAMAGED}"
+            f"{path}: its columns do not match table {table} ({error}). {DAMAGED}"
         ) from error

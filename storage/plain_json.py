@@ -80,7 +80,9 @@ def whole_number(digits: str) -> int:
     try:
         return int(digits)
     except ValueError as error:
-        raise ValueError(f"has a number of {len(digits.lstrip('-'))} digits, too long") from error
+        raise ValueError(
+            f"has a number with too many digits ({len(digits.lstrip('-'))})"
+        ) from error
 
 
 def _no_constant(name: str) -> Any:

@@ -72,7 +72,7 @@ def parse_settings(text: str, place: str) -> dict[str, Any]:
     for key, line in document.repeated:
         raise ConfigError(f"{place}:{line}: `{key}` is repeated; remove one")
     if not isinstance(document.value, dict):
-        raise ConfigError(f"{place} holds no settings")
+        raise ConfigError(f"{place} is not a mapping of settings")
     return document.value
 
 
@@ -87,8 +87,8 @@ def _check_no_references(text: str, place: str) -> None:
         here = f"{place}:{event.start_mark.line + 1 if event.start_mark else 1}"
         if isinstance(event, yaml.NodeEvent) and event.anchor is not None:
             raise ConfigError(
-                f"{here}: `{event.anchor}` is an anchor or alias (& or *), which no settings have; "
-                "write the value out, or put text that begins so in quotes"
+                f"{here}: `{event.anchor}` is an anchor or alias (& or *), which settings do not "
+                "support. Write the value out, or quote text that starts with & or *"
             )
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
@@ -116,7 +116,7 @@ class _Plain:
             return [self._item(inner, (*at, str(n))) for n, inner in enumerate(node.value)]
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node)
-        raise self._fault(node, f"has the tag {node.tag}, which no setting has")
+        raise self._fault(node, f"has the tag {node.tag}, which settings do not support")
 
     def _item(self, node: yaml.Node, at: Key) -> Any:
         self.document.lines[at] = node.start_mark.line + 1
@@ -138,7 +138,7 @@ class _Plain:
         if node.tag == _TEXT:
             return node.value
         if node.tag in _NUMBERS and len(node.value) > LONGEST_NUMBER:
-            raise self._fault(node, f"is a number of {len(node.value)} characters, too long")
+            raise self._fault(node, f"is a number with too many characters ({len(node.value)})")
         try:
             found = self.loader.construct_object(node)
         except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:

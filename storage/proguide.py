@@ -35,7 +35,7 @@ _OTHER = "Other"
 _OURS = {published: ours for ours, published in _PUBLISHED.items()}
 _QUESTION_MARK = "Question:"
 _PREFERRED = ("answer", "query", "search", "evidence")
-_EQUAL = "chosen and rejected are the same text, which prefers nothing: remove the record"
+_EQUAL = "chosen and rejected are identical, so neither is preferred: remove the record"
 _TAG = re.compile(r"<(answer|query|search|evidence)>(.*?)</\1>", re.DOTALL)
 
 
@@ -66,8 +66,8 @@ def to_proguide(pair: Pair) -> ProGuideRecord:
     roles = tuple(message.role for message in pair.prompt)
     if roles != ("system", "user") or len(pair.chosen) != 1 or len(pair.rejected) != 1:
         raise ConfigError(
-            f"pair {pair.pair_id}: RAG-ProGuide holds one system turn, one user turn and one "
-            f"reply a side; this prompt has turns {', '.join(roles) or '(none)'}"
+            f"pair {pair.pair_id}: a pair of RAG-ProGuide has one system turn, one user turn and "
+            f"one reply per side; this prompt has turns {', '.join(roles) or '(none)'}"
         )
     system, user = (storable(message.content) for message in pair.prompt)
     chosen, rejected = storable(pair.chosen[0].content), storable(pair.rejected[0].content)

@@ -118,7 +118,7 @@ def open_named(path: Path, most: int | None = None) -> BufferedReader:
         reject_irregular_files(path.resolve())
         raise
     except ValueError as error:  # a NUL in the name
-        raise ConfigError(f"{os.fspath(path)!r}: cannot be the name of a file") from error
+        raise ConfigError(f"{os.fspath(path)!r}: is not a valid file name") from error
     return _checked(descriptor, path, most)
 
 
@@ -135,7 +135,7 @@ def read_named(path: Path, most: int = RECORD_BYTES) -> bytes:
     with path.open("rb") as stream:
         content = stream.read(most + 1)
     if len(content) > most:
-        raise ConfigError(f"{path}: gives more than the {most:,} bytes that are read of it")
+        raise ConfigError(f"{path}: is longer than the limit of {most:,} bytes")
     return content
 
 
@@ -166,8 +166,8 @@ def _checked(descriptor: int, path: Path, most: int | None) -> BufferedReader:
             raise _strange(path, status.st_mode)
         if most is not None and status.st_size > most:
             raise ConfigError(
-                f"{path}: has {status.st_size:,} bytes, and a file of its kind at most {most:,}; "
-                "restore the right one"
+                f"{path}: has {status.st_size:,} bytes, but such a file has at most {most:,}. "
+                "Restore the correct file"
             )
         os.set_blocking(descriptor, True)
         return os.fdopen(descriptor, "rb")
@@ -187,8 +187,8 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
 def _strange(path: Path, mode: int) -> ConfigError:
     if stat.S_ISLNK(mode):
         return ConfigError(
-            f"{path}: is a symbolic link, which is not followed inside the folder of a run or a "
-            "model; put the file or folder itself there, or link the whole folder"
+            f"{path}: is a symbolic link, which is not followed inside a run or model folder. "
+            "Put the file or folder itself there, or link the whole folder"
         )
     return ConfigError(f"{path}: is {_kind(mode)}, not a regular file; remove it, or restore it")
 

@@ -101,7 +101,7 @@ def schema_of(table: str) -> pa.Schema:
     """
     kind = table.rpartition("/")[2]
     if kind not in SCHEMAS:
-        raise StorageError(f"no table is called {table!r}; the tables are {', '.join(SCHEMAS)}")
+        raise StorageError(f"unknown table {table!r}; the tables are {', '.join(SCHEMAS)}")
     return SCHEMAS[kind]
 
 
@@ -122,7 +122,7 @@ def _chunk(records: Sequence[Record], schema: pa.Schema, run_id: str) -> pa.Tabl
     provenance = {"schema_version": SCHEMA_VERSION, "run_id": run_id}
     rows = [{**provenance, **_row(record)} for record in records]
     if rows and (unknown := rows[0].keys() - set(schema.names)):
-        raise StorageError(f"no column for {sorted(unknown)}: the records are of another table")
+        raise StorageError(f"no column for {sorted(unknown)}: the records belong to another table")
     try:
         return pa.Table.from_pylist(rows, schema=schema)
     except UnicodeEncodeError:

@@ -22,7 +22,9 @@ class Settings(BaseModel):
     def _check_whole(cls, value: Any) -> Any:
         r"""Rejects lone surrogates (YAML's "\ud800"), which no file, hash or request can hold."""
         if any(storable(text) != text for text in _texts_in(value)):
-            raise ValueError("holds half of a character (a lone surrogate); write it whole")
+            raise ValueError(
+                "contains half a character (a lone surrogate). Write the whole character"
+            )
         return value
 
     @field_validator("*")

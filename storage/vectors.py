@@ -62,9 +62,7 @@ class VectorCache:
             if isinstance(vector, bytes) and told == _hash(key, vector)  # damage can change types
         ]
         if len(sound) < len(rows):
-            self._log(
-                f"{self._path}: {len(rows) - len(sound)} vectors are damaged and computed again"
-            )
+            self._log(f"{self._path}: recomputing {len(rows) - len(sound)} damaged vectors")
         return {key: np.frombuffer(vector, np.float32) for key, vector in sound}
 
     def put(self, vectors: Mapping[bytes, Vector]) -> None:
@@ -98,7 +96,7 @@ class VectorCache:
                     f"{self._path}: {error}. Free disk space, fix the permissions, delete this "
                     "file, or set BRANCHWISE_CACHE to a folder on a local disk; then rerun"
                 ) from error
-            self._log(f"{self._path}: damaged ({error}); its vectors are computed again")
+            self._log(f"{self._path}: damaged ({error}). Its vectors will be recomputed")
         self.close()
         with file_lock(self._lock):
             for suffix in ("", "-wal", "-shm"):

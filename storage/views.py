@@ -30,8 +30,8 @@ _SEALED: dict[str, str | bool | int | float | list[str]] = {
     "lock_configuration": True,
 }
 _RULES = (
-    f"A query reads the views {', '.join(VIEWS)}, and writes no file: to keep a result, redirect "
-    'the output (make -s inspect SQL="…" > FILE)'
+    f"A query can read the views {', '.join(VIEWS)}, but cannot write files. To save a result, "
+    'redirect the output (make -s inspect SQL="…" > FILE)'
 )
 
 
@@ -72,7 +72,7 @@ def run_sql(run: Path, sql: str) -> QueryResult:
         try:
             cursor = connection.execute(sql)
             if cursor is None:  # despite the stubs: only comments or semicolons
-                raise ConfigError(f"SQL: there is no query in it. {_RULES}")
+                raise ConfigError(f"SQL: the query is empty. {_RULES}")
             columns = tuple(column[0] for column in cursor.description or ())
             return QueryResult(columns, tuple(cursor.fetchall()) if columns else ())
         # Arrow could not read, or DuckDB's message quotes bytes that are not UTF-8.
@@ -99,7 +99,7 @@ def canned_queries() -> list[tuple[str, str]]:
     """
     files = sorted(sql_folder().glob("*.sql"), key=lambda file: (file.stem != _FIRST, file.stem))
     if not files:
-        raise StorageError(f"{sql_folder()}: no queries here; run from a checkout, or use SQL=…")
+        raise StorageError(f"{sql_folder()}: has no queries. Run from a checkout, or use SQL=…")
     return [_titled(file.read_text(encoding="utf-8")) for file in files]
 
 

@@ -128,6 +128,6 @@ def test_annotate_neither_uses_nor_buys_again_what_is_damaged(world: World, run:
     before = len(world.seeds)
     ended = world.annotate(run)
     assert ended.code == 1, ended.said
-    assert "is not as it was stored" in ended.said
+    assert "is damaged (checksum mismatch)" in ended.said
     assert "question 'q" in ended.said
     assert len(world.seeds) == before

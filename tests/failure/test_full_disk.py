@@ -81,5 +81,5 @@ def committed(run: Path) -> tuple[set[str], set[int]]:
 def refused(ended: Ended, run: Path) -> None:
     """The message names what could not be written and what to do, without a traceback."""
     assert ended.code == 1, ended.said
-    assert re.search(rf"(cannot write|cannot make).* {run}/\w", ended.said), ended.said
+    assert re.search(rf"(cannot write|cannot create).* {run}/\w", ended.said), ended.said
     assert "Traceback" not in ended.said

@@ -30,9 +30,15 @@ RECIPES = {
         ":2: nested more than 40 levels deep",
     ),
     "deep blocks": ("".join(" " * n + "a:\n" for n in range(300)), "levels deep"),
-    "an integer": (f"name: x\nseed: {DIGITS}", ":2: is a number of 5000 characters"),
-    "a hexadecimal": ("name: x\nseed: 0x" + "f" * 100_000, ":2: is a number of"),
-    "sexagesimals": ("name: x\nseed: " + "59:" * 5000 + "59", ":2: is a number of"),
+    "an integer": (f"name: x\nseed: {DIGITS}", ":2: is a number with too many characters (5000)"),
+    "a hexadecimal": (
+        "name: x\nseed: 0x" + "f" * 100_000,
+        ":2: is a number with too many characters",
+    ),
+    "sexagesimals": (
+        "name: x\nseed: " + "59:" * 5000 + "59",
+        ":2: is a number with too many characters",
+    ),
     "an integer past every bound": ("name: x\nmcts: {c: " + "9" * 99 + "x}", "mcts.c"),
     "not a number": ("name: x\nmcts: {c: .nan}", "mcts.c"),
     "infinity": ("name: x\nmcts: {c: 1.0e+999}", "mcts.c"),
@@ -137,8 +143,8 @@ def test_the_manifest(text: str, world: World, run: Path) -> None:
     [
         RECIPES["an anchor"],
         RECIPES["deep lists"],
-        ("seed: " + DIGITS, "is a number of 5000 characters"),
-        ("[]", "holds no settings"),
+        ("seed: " + DIGITS, "is a number with too many characters (5000)"),
+        ("[]", "is not a mapping of settings"),
         ("rewards: [1]", "rewards"),
         ("rewards: {alpha: 1}\nrewards: {}", "is repeated"),
     ],
@@ -155,7 +161,10 @@ def test_the_settings_of_a_relabelling(text: str, says: str, world: World, run: 
     [
         ("[" * DEEP, "is nested too deeply"),
         ('{"id": "b", "extra": ' + '{"a": ' * DEEP, "is nested too deeply"),
-        (f'{{"id": "b", "question": "Who?", "answers": ["I"], "hops": {DIGITS}}}', "5000 digits"),
+        (
+            f'{{"id": "b", "question": "Who?", "answers": ["I"], "hops": {DIGITS}}}',
+            "too many digits (5000)",
+        ),
         ('{"id": "b", "question": "Who?", "answers": [NaN]}', "has NaN"),
     ],
 )

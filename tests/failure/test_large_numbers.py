@@ -21,7 +21,7 @@ FITS = "fit into 64 bits"
     [
         (f"seed={MOST + 1}", FITS),
         (f"seed={-MOST - 2}", FITS),
-        (f"seed=0x{'f' * 5000}", "a number of 5002 characters, too long"),
+        (f"seed=0x{'f' * 5000}", "a number with too many characters (5002)"),
         (f"data.limit={2**64}", FITS),
         (f"data.skip={2**64}", FITS),
         (f"evaluation.draw={2**63}", FITS),

@@ -121,7 +121,7 @@ def test_a_sound_run_over_a_damaged_ledger_is_told(
     told = capsys.readouterr()
     assert json.loads(told.out.splitlines()[-1])["ledger"]["damaged"] == rows
     assert "('q3', 'tree/" in told.err
-    assert "back from a copy" in told.err
+    assert "Restore the ledger from a copy" in told.err
 
 
 def test_what_the_ledger_lost_is_owed(

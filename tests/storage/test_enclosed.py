@@ -94,7 +94,7 @@ def test_a_lock_empties_nothing_but_locks(tmp_path: Path) -> None:
         RunLock(lock)
     lock.unlink()
     os.link(letters, lock)
-    with pytest.raises(ConfigError, match="is not a lock"):
+    with pytest.raises(ConfigError, match="is not a Branchwise lock file"):
         RunLock(lock)
     assert letters.read_text() == "Dear friend"
     lock.unlink()
@@ -110,7 +110,7 @@ def test_a_name_stays_inside_its_folder(name: str, run: Path, tmp_path: Path) ->
         open_inside(run, name)
     parts = [{"table": "trees", "path": name, "rows": 1, "sha256": "0"}]
     (run / "manifest.json").write_text(json.dumps({"parts": parts}))
-    with pytest.raises(StorageError, match="a part lies inside its run folder"):
+    with pytest.raises(StorageError, match="must be inside the run folder"):
         load_manifest(run)
 
 

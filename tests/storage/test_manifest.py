@@ -67,7 +67,9 @@ def test_damage_is_found_and_named(tmp_path: Path) -> None:
     assert [p.partition(": ")[0] for p in problems] == [
         str(tmp_path / part.path) for part in (parts[1], parts[2], parts[3])
     ]
-    for problem, words in zip(problems, ("content changed", "missing", "1 rows, 2"), strict=True):
+    for problem, words in zip(
+        problems, ("content changed", "missing", "1 rows, but 2"), strict=True
+    ):
         assert words in problem
     with pytest.raises(StorageError, match=r"part-0000[12]\.parquet"):
         read_parts(tmp_path, "trees")

@@ -163,7 +163,7 @@ def test_a_pair_of_equal_sides_is_refused(tmp_path: Path) -> None:
         read_proguide(tmp_path / "pairs.jsonl")
     faults = str(told.value).splitlines()
     place = f"{tmp_path}/pairs.jsonl"
-    assert [fault.partition(": c")[0] for fault in faults if "same text" in fault] == [
+    assert [fault.partition(": c")[0] for fault in faults if "are identical" in fault] == [
         f"{place}:2",
         f"{place}:4",
     ]

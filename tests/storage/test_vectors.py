@@ -65,7 +65,7 @@ def test_a_vector_that_changed_on_disk_counts_as_missing(tmp_path: Path) -> None
     connection.close()
     said: list[str] = []
     assert sorted(kept(path, list(put), said)) == [b"key 0", b"key 2"]
-    assert "1 vectors are damaged" in said[0]
+    assert "recomputing 1 damaged vectors" in said[0]
 
 
 def test_bits_that_flip_anywhere_change_no_vector(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_errors_say_what_to_mend(run: Path) -> None:
     with pytest.raises(ConfigError, match="nodez"):
         run_sql(run, "SELECT * FROM nodez")
     for nothing in ("-- nothing", ";"):
-        with pytest.raises(ConfigError, match=r"no query in it.* views pairs, nodes"):
+        with pytest.raises(ConfigError, match=r"the query is empty.* views pairs, nodes"):
             run_sql(run, nothing)
     # The run's name, read as a pattern, would find this other run's part instead.
     shutil.copytree(run, run.with_name("it's a r k=v"))
