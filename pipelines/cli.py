@@ -12,13 +12,14 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from storage.memory import exhausted, told
 from storage.seeds import LEAST, MOST, fits
 from storage.terminal_escape import guard_streams, inert, inert_json
-from storage.text import storable
+from storage.text import did_you_mean, storable
 
 if TYPE_CHECKING:
     from runs.terminal import Terminal
@@ -103,7 +104,7 @@ class Arguments(argparse.ArgumentParser):
     """A parser with one-line error messages."""
 
     def error(self, message: str) -> NoReturn:
-        """Complain, and exit with code 2."""
+        """Prints the message and exits with code 2."""
         super().error(inert(message))
 
 
@@ -114,7 +115,8 @@ def parser() -> argparse.ArgumentParser:
         description="Grow reasoning trees over your documents, prune them into process "
         "preferences, train a search-and-answer policy.",
     )
-    stages = top.add_subparsers(dest="stage", required=True, metavar="STAGE")
+    top.add_argument("--version", action="version", version=f"branchwise {version('branchwise')}")
+    stages = top.add_subparsers(dest="stage", metavar="STAGE")
     for name, stage in STAGES.items():
         one = stages.add_parser(name, help=stage.does, description=stage.does)
         one.add_argument(
@@ -139,7 +141,9 @@ def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
         one.add_argument("--limit", type=_count, metavar="N", help="at most N questions")
     if name in {"annotate", "all"}:
         one.add_argument("--workers", type=_count, metavar="N", help="processes at an endpoint")
-    if name in {"relabel", "diagnose", "train-sft", "train-dpo", "train-grpo"}:
+    if name == "inspect":
+        one.add_argument("--format", choices=("table", "csv", "json", "md"), default="table")
+    if name in {"relabel", "diagnose", "inspect", "train-sft", "train-dpo", "train-grpo"}:
         one.add_argument("--label", default=None, help="name of the relabelling")
     if name == "verify":
         one.add_argument(
@@ -160,6 +164,11 @@ def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
     if name == "study":
         one.add_argument("--name", required=True, help="which: atlas-dpo, …; see docs/studies.md")
         one.add_argument("--seeds", type=_seed, nargs="+", default=None, help="of the trainings")
+    _model_arguments(name, one)
+
+
+def _model_arguments(name: str, one: argparse.ArgumentParser) -> None:
+    """Adds the arguments that name a model."""
     if name == "export":
         one.add_argument("--model", default=None, help="model folder; default models/<run>/dpo")
     if name == "serve":
@@ -191,7 +200,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     top = parser()
     _reject_undecodable(top, words)
+    if words and words[0] not in STAGES and not words[0].startswith("-"):
+        top.error(f"no stage is named {words[0]!r}{did_you_mean(words[0], STAGES)}")
     options = top.parse_args(words)
+    if options.stage is None:
+        top.print_help()
+        return
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")

@@ -39,11 +39,11 @@ from runs.diagnosis_rules import (
     of_trees,
 )
 from runs.factories import model_folder
-from runs.folder import Run, existing_run
+from runs.folder import existing_run
 from runs.fresh_rollouts import Rolled, roll_fresh
 from runs.labelling import labelling_of
 from runs.stage import DONE, TOO_MANY_FAILURES, StageContext, StageResult
-from runs.stored_pairs import pairs_table
+from runs.stored_pairs import check_relabelling, pairs_table
 from runs.stored_trees import stored_trees
 from storage.atomic import atomic_write_json, atomic_write_text
 from storage.errors import ConfigError, StorageError
@@ -79,7 +79,7 @@ def diagnose(context: StageContext) -> StageResult:
     run = existing_run(context.run)
     label = context.options.get("label")
     table = pairs_table(label)
-    _check_exists(run, table, label)
+    check_relabelling(run, label)
     pairs = table_to_records(read_parts(run.folder, table), Pair)
     scheme = labelling_of(run, label).scheme
     labels = f"relabelled/{label}/labels" if label else "trees"
@@ -108,14 +108,6 @@ def diagnose(context: StageContext) -> StageResult:
     found.findings += _training(context, found)
     _report(context, found, run.folder / Path(table).parent)
     return StageResult(found.totals(), _exit_code(context, sample, rolled))
-
-
-def _check_exists(run: Run, table: str, label: str | None) -> None:
-    if label and not load_manifest(run.folder).of(table):
-        raise ConfigError(
-            f"{run.folder}: no relabelling is called {label!r}; make it with "
-            f"`branchwise relabel --label {label}`, or leave --label out"
-        )
 
 
 def _sample(context: StageContext, pairs: Sequence[Pair]) -> list[Pair]:

@@ -47,7 +47,7 @@ def show(context: StageContext) -> StageResult:
         return _list(context, found)
     (question,) = found
     identity = question["question_id"]
-    nodes = rows(run.folder, "SELECT * FROM nodes WHERE question_id = ? ORDER BY node_id", identity)
+    nodes = rows(run.folder, "SELECT * FROM trees WHERE question_id = ? ORDER BY node_id", identity)
     pairs = rows(run.folder, "SELECT * FROM pairs WHERE question_id = ?", identity)
     if step:
         if int(step) >= len(nodes):
@@ -61,7 +61,7 @@ def show(context: StageContext) -> StageResult:
 _QUESTIONS = """
     SELECT question_id, question, answers,
            (SELECT count(*) FROM pairs WHERE pairs.question_id = questions.question_id) AS pairs
-    FROM questions WHERE question_id IN (SELECT question_id FROM nodes)"""
+    FROM questions WHERE question_id IN (SELECT question_id FROM trees)"""
 
 
 def rows(run: Path, sql: str, *values: str) -> list[dict[str, Any]]:

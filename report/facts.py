@@ -24,7 +24,7 @@ from training.curves import METRICS, read_metrics
 
 DISTRIBUTIONS = {
     "depth": """
-        SELECT action, depth, count(*) AS nodes FROM nodes WHERE depth > 0
+        SELECT action, depth, count(*) AS nodes FROM trees WHERE depth > 0
         GROUP BY ALL ORDER BY depth, action""",
     "actions": """
         SELECT chosen_action AS chosen, rejected_action AS rejected, count(*) AS pairs
@@ -46,14 +46,14 @@ DISTRIBUTIONS = {
         SELECT depth, count(*) AS nodes, min(reward) AS least, quantile_cont(reward, 0.25) AS low,
                median(reward) AS median, quantile_cont(reward, 0.75) AS high,
                max(reward) AS most
-        FROM nodes WHERE reward IS NOT NULL AND depth > 0 GROUP BY depth ORDER BY depth""",
+        FROM trees WHERE reward IS NOT NULL AND depth > 0 GROUP BY depth ORDER BY depth""",
     "judge": """
         SELECT least(floor(judge_score * 10), 9) / 10 AS low,
                least(floor(judge_score * 10), 9) / 10 + 0.1 AS high, count(*) AS nodes,
                avg(coalesce(em, list_avg([r.em for r in rollouts]))) AS em
-        FROM nodes WHERE judge_score IS NOT NULL GROUP BY ALL ORDER BY low""",
+        FROM trees WHERE judge_score IS NOT NULL GROUP BY ALL ORDER BY low""",
     "components": """
-        WITH each AS (SELECT unnest(components, recursive := true) FROM nodes),
+        WITH each AS (SELECT unnest(components, recursive := true) FROM trees),
         edge AS (SELECT name, min(value) AS least, greatest(max(value) - min(value), 1e-9) / 12
                         AS width FROM each WHERE value IS NOT NULL GROUP BY name)
         SELECT name, least + least(floor((value - least) / width), 11) * width AS low,
@@ -82,9 +82,9 @@ def yields(run: Path) -> list[dict[str, Any]]:
     """Returns the run's yield, from questions to pairs: `name` and `n` of each."""
     sql = """
         SELECT (SELECT count(*) FROM questions) AS questions,
-               (SELECT count(DISTINCT tree_id) FROM nodes) AS trees,
-               (SELECT count(*) FROM nodes WHERE depth > 0) AS steps,
-               (SELECT count(*) FROM nodes WHERE terminal) AS "finished trajectories",
+               (SELECT count(DISTINCT tree_id) FROM trees) AS trees,
+               (SELECT count(*) FROM trees WHERE depth > 0) AS steps,
+               (SELECT count(*) FROM trees WHERE terminal) AS "finished trajectories",
                (SELECT count(*) FROM pairs) AS pairs,
                (SELECT count(DISTINCT question_id) FROM pairs) AS "questions with a pair"
     """

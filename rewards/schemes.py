@@ -1,6 +1,5 @@
 """All reward schemes, by their name in `rewards: {scheme: …}`."""
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
@@ -15,6 +14,7 @@ from rewards.r1_searcher import R1Searcher
 from rewards.scheme import RecipeFacts, RewardScheme
 from rewards.settings import SchemeSettings
 from rewards.spre import Spre
+from storage.text import did_you_mean
 
 SCHEMES: dict[str, type[RewardScheme]] = {
     "spre": Spre,
@@ -47,9 +47,8 @@ def settings_class(block: Mapping[str, Any]) -> type[SchemeSettings]:
     name = block.get("scheme", DEFAULT)
     if isinstance(name, str) and name in SCHEMES:
         return SCHEMES[name].settings_class
-    near = difflib.get_close_matches(str(name), SCHEMES, n=1)
-    hint = f"did you mean `{near[0]}`?" if near else f"use {' or '.join(SCHEMES)}"
-    unknown = PydanticCustomError("unknown_scheme", "no such reward scheme; {hint}", {"hint": hint})
+    hint = did_you_mean(str(name), SCHEMES) or f"; use {' or '.join(SCHEMES)}"
+    unknown = PydanticCustomError("unknown_scheme", "no such reward scheme{hint}", {"hint": hint})
     fault = InitErrorDetails(type=unknown, loc=("scheme",), input=name)
     raise ValidationError.from_exception_data("rewards", [fault])
 

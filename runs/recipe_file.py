@@ -3,7 +3,6 @@
 Applies `--set`, and reports all mistakes at once, each with its line and the nearest valid key.
 """
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from storage.plain_yaml import DEEPEST, parse_yaml
 from storage.safe_files import read_named
 from storage.secret_names import REDACTED, names_secret, redacted_setting
 from storage.terminal_escape import inert
+from storage.text import did_you_mean
 
 _MAY_HOLD_KEYS = frozenset({"api_key_env", "base_url", "server_args", "url"})
 """Settings whose value messages do not repeat, because users put keys there by mistake."""
@@ -125,10 +125,7 @@ def _explain(
         place = f"--set {'.'.join(min(overriding))}"
     key = ".".join(location)
     if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(
-            location[-1], _valid_keys(location[:-1], values), n=1, cutoff=0.5
-        )
-        hint = f"; did you mean `{near[0]}`?" if near else ""
+        hint = did_you_mean(location[-1], _valid_keys(location[:-1], values), cutoff=0.5)
         return f"{place}: `{key}` is not a setting{hint}"
     if error["type"] == "missing":
         return f"{path}: `{key}` is missing"

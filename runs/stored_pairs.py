@@ -14,6 +14,15 @@ def pairs_table(label: str | None = None) -> str:
     return f"relabelled/{checked_name(label)}/pairs" if label else "pairs"
 
 
+def check_relabelling(run: Run, label: str | None) -> None:
+    """Raises ConfigError if the run lacks a relabelling of this name."""
+    if label and not load_manifest(run.folder).of(pairs_table(label)):
+        raise ConfigError(
+            f"--label {label}: {run.folder} has no such relabelling. Make it with "
+            f"`branchwise relabel --label {label}`, or leave --label out"
+        )
+
+
 def pairs_of(run: Run, table: str) -> list[Pair]:
     """Returns the pairs of a run.
 

@@ -1,5 +1,6 @@
 """Text that every format can hold (no lone surrogates), hashes of it, and phrases in it."""
 
+import difflib
 import hashlib
 import re
 from collections.abc import Callable, Iterable
@@ -18,6 +19,12 @@ def storable(text: str) -> str:
     always the same, so two rows built from one reply are equal.
     """
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
+
+
+def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Returns "; did you mean `x`?" for the known word that is most similar, or ""."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    return f"; did you mean `{near[0]}`?" if near else ""
 
 
 def digest_of(*parts: str) -> str:

@@ -11,15 +11,8 @@ from storage.errors import ConfigError, StorageError
 from storage.manifest import DAMAGED, Manifest, load_manifest, problem_of, verify_manifest
 from storage.schemas import SCHEMAS
 
-VIEWS = {
-    "pairs": "pairs",
-    "nodes": "trees",
-    "questions": "questions",
-    "failures": "failures",
-    "predictions": "predictions",
-    "difficulty": "difficulty",
-}
-"""Views, and the tables they show."""
+VIEWS = ("pairs", "trees", "questions", "failures", "predictions", "difficulty", "survival")
+"""Names of the views: those of the tables (docs/tables.md)."""
 
 _FIRST = "overview"
 _SEALED: dict[str, str | bool | int | float | list[str]] = {
@@ -43,45 +36,54 @@ class QueryResult:
     rows: tuple[tuple[Any, ...], ...]
 
 
-def connect(run: Path) -> duckdb.DuckDBPyConnection:
+def connect(run: Path, label: str | None = None) -> duckdb.DuckDBPyConnection:
     """Returns an in-memory database with the views of `VIEWS`, without access to files or network.
 
     Arrow reads the parts, so a query can neither write nor read a file by itself. A view has all
     columns of its schema, even if a run lacks parts or has older ones. Only files in the manifest
-    are read. Relabelled tables are not shown. `predictions` combines all policies and evaluations.
+    are read. `predictions` combines all policies and evaluations.
+
+    Args:
+        run: Run folder.
+        label: Name of a relabelling, whose labels and pairs `trees` and `pairs` then show.
 
     Raises:
         StorageError: If the run's manifest cannot be read, or a part is missing or damaged.
     """
     manifest = load_manifest(run)
-    parts = {view: _parts(run, manifest, table) for view, table in VIEWS.items()}
+    parts = {view: _parts(run, manifest, view, label) for view in VIEWS}
     connection = duckdb.connect(":memory:", config=_SEALED)
     for view, rows in parts.items():
         connection.register(view, rows)
     return connection
 
 
-def run_sql(run: Path, sql: str) -> QueryResult:
-    """Runs one query on a run's views.
+def run_sql(run: Path, sql: str, label: str | None = None) -> QueryResult:
+    """Runs one query on a run's views (see `connect`).
 
     Raises:
         ConfigError: If the query is empty, or DuckDB refused it; the message gives the position.
         StorageError: See `connect`.
     """
-    with connect(run) as connection:
-        try:
-            cursor = connection.execute(sql)
-            if cursor is None:  # despite the stubs: only comments or semicolons
-                raise ConfigError(f"SQL: the query is empty. {_RULES}")
-            columns = tuple(column[0] for column in cursor.description or ())
-            return QueryResult(columns, tuple(cursor.fetchall()) if columns else ())
-        # Arrow could not read, or DuckDB's message quotes bytes that are not UTF-8.
-        except (duckdb.InvalidInputException, UnicodeDecodeError) as error:
-            if problems := verify_manifest(run):
-                raise StorageError("\n".join([*problems, DAMAGED])) from error
-            raise ConfigError(f"SQL: {error}\n{_RULES}") from error
-        except duckdb.Error as error:
-            raise ConfigError(f"SQL: {error}\n{_RULES}") from error
+    with connect(run, label) as connection:
+        return query(connection, run, sql)
+
+
+def query(connection: duckdb.DuckDBPyConnection, run: Path, sql: str) -> QueryResult:
+    """Runs one query on an open connection to the run's views. Raises as `run_sql`."""
+    try:
+        cursor = connection.execute(sql)
+        if cursor is None:  # despite the stubs: only comments or semicolons
+            raise ConfigError(f"SQL: the query is empty. {_RULES}")
+        columns = tuple(column[0] for column in cursor.description or ())
+        return QueryResult(columns, tuple(cursor.fetchall()) if columns else ())
+    # Arrow could not read, or DuckDB's message quotes bytes that are not UTF-8.
+    except (duckdb.InvalidInputException, UnicodeDecodeError) as error:
+        if problems := verify_manifest(run):
+            raise StorageError("\n".join([*problems, DAMAGED])) from error
+        raise ConfigError(f"SQL: {error}\n{_RULES}") from error
+    except duckdb.Error as error:
+        raise ConfigError(f"SQL: {error}\n{_RULES}") from error
 
 
 def sql_folder() -> Path:
@@ -107,14 +109,18 @@ def _titled(sql: str) -> tuple[str, str]:
     return sql.partition("\n")[0].removeprefix("--").strip(), sql
 
 
-def _parts(run: Path, manifest: Manifest, table: str) -> ds.Dataset:
-    """Returns the rows of all parts of a table, read lazily."""
-    schema = SCHEMAS[table]
-    shown = [
-        part
-        for part in manifest.parts
-        if part.table.rpartition("/")[2] == table and not part.table.startswith("relabelled/")
-    ]
+def _parts(run: Path, manifest: Manifest, view: str, label: str | None) -> ds.Dataset:
+    """Returns the rows of all parts of a view, read lazily."""
+    schema = SCHEMAS[view]
+    relabelled = {"pairs": f"relabelled/{label}/pairs", "trees": f"relabelled/{label}/labels"}
+    if label and view in relabelled:
+        shown = list(manifest.of(relabelled[view]))
+    else:
+        shown = [
+            part
+            for part in manifest.parts
+            if part.table.rpartition("/")[2] == view and not part.table.startswith("relabelled/")
+        ]
     if not shown:
         return ds.dataset(schema.empty_table())
     for part in shown:

@@ -16,7 +16,7 @@ sides AS (
     SELECT tree_id, rejected_node AS node_id FROM pairs
 ),
 tokens AS (
-    SELECT nodes.output_tokens AS n FROM sides JOIN nodes USING (tree_id, node_id)
+    SELECT trees.output_tokens AS n FROM sides JOIN trees USING (tree_id, node_id)
 ),
 page AS (
     SELECT 1 AS part, 'Questions' AS statistic, sum(n)::DOUBLE AS number, NULL AS share FROM asked

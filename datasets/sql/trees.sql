@@ -9,7 +9,7 @@ SELECT
     round(avg(f1), 3) AS f1,
     round(avg(n_outcomes), 1) AS outcomes,
     round(avg(output_tokens), 1) AS tokens
-FROM nodes
+FROM trees
 WHERE parent_id >= 0
 GROUP BY action
 ORDER BY nodes DESC, action;

@@ -184,7 +184,7 @@ def test_a_score_is_what_the_judge_said_or_nothing(run: Path) -> None:
 
 
 def test_readers_show_it_as_text(run: Path, world: World, tmp_path: Path) -> None:
-    sql = {"SQL": "select question_id, text, passages from nodes where len(text) < 200"}
+    sql = {"SQL": "select question_id, text, passages from trees where len(text) < 200"}
     for more in ({}, sql):
         shown = world.stages.run("inspect", "--run", run, environment=more)
         assert shown.code == 0, shown.said

@@ -64,7 +64,7 @@ def test_a_run_holds_trees_pairs_and_a_card(tmp_path: Path, endpoint: FakeEndpoi
         assert pair.chosen[0].content == chosen.text != rejected.text
         assert pair.prompt[-1].content.startswith("Question: ")
     assert verify_manifest(run) == []
-    assert run_sql(run, "select count(*) from nodes").rows == ((len(nodes),),)
+    assert run_sql(run, "select count(*) from trees").rows == ((len(nodes),),)
     assert "test-key" not in "".join(
         p.read_text(errors="ignore") for p in run.rglob("*") if p.is_file()
     )

@@ -56,7 +56,7 @@ def test_they_are_drawn_asked_and_counted_where_a_policy_can_refuse(
         run, exam = tmp_path / "run", tmp_path / "exam"
         assert branchwise("annotate", config, run) == 0
         assert branchwise("eval", config, exam) == 0
-    grown = "select count(distinct question_id) from nodes where question_id like 'u%'"
+    grown = "select count(distinct question_id) from trees where question_id like 'u%'"
     assert run_sql(run, grown).rows[0][0] == (2 if can_refuse else 0)
     (table,) = (exam / "eval").glob("*.md")
     lines = table.read_text().splitlines()

@@ -46,7 +46,7 @@ def test_every_tree_and_pair_is_in_the_report(run: Path) -> None:
     assert len(json_of(page, "pair-index")) == manifest.rows("pairs")
     ((right,),) = run_sql(
         run,
-        "select count(distinct question_id) from nodes "
+        "select count(distinct question_id) from trees "
         "where em = 1 or list_max([r.em for r in rollouts]) = 1",
     ).rows
     assert sum(row["right"] for row in index) == right

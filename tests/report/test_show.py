@@ -23,7 +23,7 @@ def test_a_tree_has_a_line_per_step(run: Path, capsys: pytest.CaptureFixture[str
     (row,) = run_sql(run, "select question_id, count(*) from pairs group by 1 limit 1").rows
     told = shown(capsys, run, row[0])
     ((steps,),) = run_sql(
-        run, f"select count(*) from nodes where depth > 0 and question_id = '{row[0]}'"
+        run, f"select count(*) from trees where depth > 0 and question_id = '{row[0]}'"
     ).rows
     assert sum(line.lstrip("│ ").startswith(("├─", "└─")) for line in told.splitlines()) == steps
     assert "✓ chosen" in told
@@ -40,7 +40,7 @@ def test_a_pair_shows_both_sides(run: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_a_step_shows_its_passages(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sql = (
-        "select question_id, node_id, passages[1].title from nodes where len(passages) > 0 limit 1"
+        "select question_id, node_id, passages[1].title from trees where len(passages) > 0 limit 1"
     )
     ((question, node, title),) = run_sql(run, sql).rows
     told = shown(capsys, run, f"{question}:{node}")

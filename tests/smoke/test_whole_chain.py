@@ -71,7 +71,7 @@ def test_from_questions_to_a_table(tmp_path: Path) -> None:
     assert again["calls"] == annotated["calls"], "a finished run makes no call"
 
     assert branchwise(tmp_path, "relabel", run)["pairs"] == len(pairs)
-    counted = branchwise(tmp_path, "inspect", run, SQL="select count(*) from nodes")
+    counted = branchwise(tmp_path, "inspect", run, SQL="select count(*) from trees")
     assert counted["rows"] == 1
 
     branchwise(tmp_path, "train-dpo", run)

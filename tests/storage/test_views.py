@@ -38,8 +38,8 @@ def test_views_show_what_was_committed(run: Path) -> None:
     assert run_sql(run, "SELECT pair_id, chosen_components[1].value FROM pairs").rows == (
         ("p1", 0.75),
     )
-    assert run_sql(run, "SELECT count(*) FROM nodes").rows == ((3,),)
-    columns = run_sql(run, "SELECT * FROM nodes").columns
+    assert run_sql(run, "SELECT count(*) FROM trees").rows == ((3,),)
+    columns = run_sql(run, "SELECT * FROM trees").columns
     assert columns == tuple(TREES.names)  # no column from the folder's name
     assert run_sql(run, "SELECT extra->>'k' FROM questions ORDER BY 1").rows == (("1",), (None,))
 
@@ -78,7 +78,7 @@ def test_errors_say_what_to_mend(run: Path) -> None:
     with pytest.raises(ConfigError, match="nodez"):
         run_sql(run, "SELECT * FROM nodez")
     for nothing in ("-- nothing", ";"):
-        with pytest.raises(ConfigError, match=r"the query is empty.* views pairs, nodes"):
+        with pytest.raises(ConfigError, match=r"the query is empty.* views pairs, trees"):
             run_sql(run, nothing)
     # The run's name, read as a pattern, would find this other run's part instead.
     shutil.copytree(run, run.with_name("it's a r k=v"))
@@ -91,7 +91,7 @@ def test_damage_behind_a_sound_footer_is_no_fault_of_the_query(run: Path) -> Non
     part = run / "trees" / "part-00000.parquet"
     part.write_bytes(part.read_bytes()[:4] + b"\xff" * 600 + part.read_bytes()[604:])
     with pytest.raises(StorageError, match=r"part-00000\.parquet: its content changed"):
-        run_sql(run, "SELECT * FROM nodes")
+        run_sql(run, "SELECT * FROM trees")
 
 
 @pytest.mark.parametrize(

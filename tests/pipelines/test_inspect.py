@@ -1,0 +1,146 @@
+"""`inspect`: all formats hold the whole result, and a terminal without SQL gets a prompt."""
+
+import csv
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+import threading
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from loopback import serving
+from tiny_dataset import policy, recipe
+
+from pipelines.cli import main
+from storage.parts import read_parts
+from storage.records import Pair
+from storage.schemas import table_to_records
+
+BRANCHWISE = (sys.executable, "-m", "pipelines.cli")
+
+LONG = "a | long\n\x1b[31mred\x1b[0m 東京 " + "text " * 100
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A grown run, and its relabelling `half`, under which every reward differs."""
+    folder = tmp_path_factory.mktemp("inspect")
+    run = folder / "run"
+    with serving(policy) as endpoint:
+        config = recipe(folder, endpoint.base_url)
+        environment = {"BRANCHWISE_CACHE": str(folder / "cache"), "OPENAI_API_KEY": "test-key"}
+        for stage in (
+            ("annotate", "--config", str(config)),
+            ("relabel", "--label", "half", "--set", "rewards.alpha=0.5"),
+        ):
+            subprocess.run(
+                [*BRANCHWISE, *stage, "--run", str(run)],
+                env=os.environ | environment,
+                stdout=subprocess.PIPE,
+                check=True,
+            )
+    return run
+
+
+def output(run: Path, *more: str, sql: str = "", code: int = 0) -> str:
+    """Returns what `branchwise inspect` prints to a pipe."""
+    ended = subprocess.run(
+        [*BRANCHWISE, "inspect", "--run", str(run), *more],
+        env=os.environ | {"SQL": sql},
+        stdout=subprocess.PIPE,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    assert ended.returncode == code, ended.stdout
+    return ended.stdout
+
+
+QUOTED = "'" + LONG.replace("'", "''") + "'"
+ROW = f"select {QUOTED} as question, chosen, reward_gap, null as nothing from pairs limit 1"
+
+
+def test_csv_and_json_hold_the_stored_values(run: Path) -> None:
+    (pair,) = table_to_records(read_parts(run, "pairs").slice(0, 1), Pair)
+    (row,) = csv.DictReader(io.StringIO(output(run, "--format", "csv", sql=ROW)))
+    assert row["question"] == LONG
+    assert json.loads(row["chosen"]) == [asdict(message) for message in pair.chosen]
+    assert (float(row["reward_gap"]), row["nothing"]) == (pytest.approx(pair.reward_gap), "")
+    (parsed,) = json.loads(output(run, "--format", "json", sql=ROW))
+    assert parsed["question"] == LONG
+    assert parsed["nothing"] is None
+    assert parsed["chosen"] == json.loads(row["chosen"])
+
+
+def test_a_redirected_table_cuts_no_cell(run: Path) -> None:
+    text = output(run, sql=f"select {', '.join(f'{QUOTED} as c{n}' for n in range(4))}")
+    assert text.count("text " * 99) == 4
+    assert "\x1b" not in text
+
+
+def test_markdown_has_a_line_per_row(run: Path) -> None:
+    head, rule, row = output(run, "--format", "md", sql=ROW).splitlines()
+    assert head == "| question | chosen | reward_gap | nothing |"
+    assert rule == "|---|---|---|---|"
+    assert row.startswith(r"| a \| long ")
+
+
+def test_a_relabelling_replaces_trees_and_pairs(run: Path) -> None:
+    sql = "select * from pairs"
+    for table, more in (("pairs", ()), ("relabelled/half/pairs", ("--label", "half"))):
+        shown = json.loads(output(run, "--format", "json", *more, sql=sql))
+        assert [row["pair_id"] for row in shown] == read_parts(run, table)["pair_id"].to_pylist()
+    sql = "select * from trees"
+    for table, more in (("trees", ()), ("relabelled/half/labels", ("--label", "half"))):
+        shown = json.loads(output(run, "--format", "json", *more, sql=sql))
+        assert [row["reward"] for row in shown] == read_parts(run, table)["reward"].to_pylist()
+    assert "--label loose: " in output(run, "--label", "loose", sql=sql, code=2)
+
+
+def test_csv_of_several_tables_is_refused(run: Path) -> None:
+    assert "needs a query" in output(run, "--format", "csv", code=2)
+
+
+def test_a_terminal_without_sql_gets_a_prompt(run: Path) -> None:
+    """A query over two lines, a wrong one with DuckDB's suggestion, and Ctrl-D."""
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen(
+        [*BRANCHWISE, "inspect", "--run", str(run)],
+        env=os.environ | {"SQL": "", "TERM": "xterm", "COLUMNS": "80"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    hung = threading.Timer(120, child.kill)
+    hung.start()
+    for typed, answer in (
+        (None, b"Ctrl-D quits"),
+        (b"select 'forty' || \n'two' as n;\n", b"fortytwo"),
+        (b"select x from pears;\n", b'Did you mean "pairs"'),
+    ):
+        if typed:
+            os.write(ours, typed)
+        shown = b""
+        while answer not in shown or not shown.rstrip().endswith(b"D>"):
+            shown += os.read(ours, 4096)  # raises once the child has ended
+    os.write(ours, b"\x04")
+    assert child.wait() == 0
+    hung.cancel()
+    os.close(ours)
+
+
+def test_a_misspelt_stage_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["anotate"])
+    assert ended.value.code == 2
+    assert "'anotate'; did you mean `annotate`?" in capsys.readouterr().err
+
+
+def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    main([])
+    assert "grow trees" in capsys.readouterr().out
