@@ -261,7 +261,7 @@ def filled(world: World, run: Path) -> Path:
     for name in ("config.yaml", "provenance.json"):
         (folder / name).write_bytes((run / name).read_bytes())
     begun = json.loads((run / "provenance.json").read_text("utf-8"))["seal"]["digest"]
-    for table in VIEWS.values():
+    for table in VIEWS:
         schema = SCHEMAS[table]
         row = {field.name: hostile_value(field.type) for field in schema}
         at = f"eval/p/{NAME}/predictions" if table == "predictions" else table

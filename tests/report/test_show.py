@@ -58,7 +58,7 @@ def test_words_find_a_question_and_several_are_listed(
 
 
 @pytest.mark.parametrize(
-    ("what", "error"), [("nothing", "no tree, step or pair"), ("q2:999", "no step")]
+    ("what", "error"), [("nothing", "found no question, step or pair"), ("q2:999", "no step")]
 )
 def test_what_is_not_there(
     run: Path, capsys: pytest.CaptureFixture[str], what: str, error: str
