@@ -42,8 +42,7 @@ def annotated(options: argparse.Namespace, endpoint: Simulated, folder: Path) ->
     changes = {
         "mcts": {"iterations": options.iterations},
         "limits": {
-            # One call per question: calls wait at the endpoint for a slot, so every slot stays
-            #     busy.
+            # One call per question: calls queue at the endpoint, so every slot stays busy.
             "max_concurrency": options.questions,
             "max_questions_in_flight": options.questions,
             "timeout_s": max(120.0, 20 * options.latency_s),

@@ -7,10 +7,10 @@ Both train the same LoRA in float32 on the same rollouts, with one update per ba
 and 8 rollouts each. TRL's `GRPOTrainer` receives one row per rollout through its `rollout_func`:
 the prompt and the whole turn, with a mask over environment text. So the protocol must only append.
 The rollouts come from a run's ledger, or are random tokens with the recipes' lengths on atlas
-(`SHAPES`). Rewards are random, so every group has spread: TRL also computes groups without, we skip
-them. Each training runs in its own process, one after the other; the fastest step counts. Prints
-steps per second, tokens through the layers per step, peak memory, and the relative distance of the
-first step's gradients.
+(`SHAPES`). Rewards are random, so that every group has spread: TRL also computes groups without
+spread, but we skip them. Each training runs in its own process, one after the other; the fastest
+step counts. Prints steps per second, tokens through the layers per step, peak memory, and the
+relative distance of the first step's gradients.
 """
 
 import argparse

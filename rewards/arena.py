@@ -88,7 +88,7 @@ def arena_outcome(
         judged: The judge's verdict on the answer, for `accuracy: judge`.
 
     Raises:
-        ValueError: If the settings need a judge and a readable answer has no verdict.
+        ValueError: If the settings need a judge and a readable answer lacks a verdict.
     """
     text = policy_text(segments)
     answer = (section(text, "answer") or "").strip()

@@ -45,8 +45,8 @@ class EvoRagSettings(SchemeSettings):
     Attributes:
         schedule: `time-dynamic` interpolates between the two columns of the stage (table 1);
             `two-stage` uses Start in Discovery and End in Refinement; `static` uses Mid;
-            `answer-only` has weight 1 on the answer alone; `none` weights nothing and gives no
-            pairs.
+            `answer-only` has weight 1 on the answer alone; `none` sets all weights to 0 and
+            gives no pairs.
         stage: Curriculum stage.
         components: Names of the rewards that count. Unset: all seven.
         horizon: T of the progress t / T, in policy calls. Defaults to `agent.max_steps`, so that

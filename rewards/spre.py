@@ -1,7 +1,7 @@
 """Shortest Path Reward Estimation: the reward of every step of a search tree.
 
-Source: ReasonRAG eq. 1. An outcome is a completed trajectory with the value F1 · α^steps, where
-steps count from the root. Labels are computed from the facts that a tree stores (rollouts, judge
+Source: ReasonRAG eq. 1. An outcome is a completed trajectory; its value is F1 · α^steps, with
+steps counted from the root. Labels are computed from the facts that a tree stores (rollouts, judge
 scores, answers), so a tree can be relabelled under other settings without a model call.
 
 Estimators:

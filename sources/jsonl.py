@@ -37,7 +37,7 @@ class QuestionLine(Row):
     question: Text
     answers: Answers = Field(default_factory=list)
     type: str | None = None
-    hops: int | None = Field(default=None, ge=1, le=32_767)  # as an int16 column holds
+    hops: int | None = Field(default=None, ge=1, le=32_767)  # limit of an int16 column
     answerable: bool = True
     supporting_titles: list[str] = Field(default_factory=list)
     supporting_ids: list[str] = Field(default_factory=list)

@@ -146,7 +146,7 @@ def grpo_trainer(
     return _trainer_class()(
         model=policy,
         args=configuration,
-        train_dataset=[{"step": step} for step in range(steps)],  # the rollouts come later
+        train_dataset=[{"step": step} for step in range(steps)],  # collect() draws the rollouts
         processing_class=tokenizer,
         data_collator=lambda steps: steps[0],
         source=source,
@@ -328,7 +328,7 @@ def _trainer_class() -> Any:
                     row.tokens: row.logprobs for part in parts for row in part if row.logprobs
                 }
             elif settings.rollouts == "trees":
-                before = self._start_logps(asked)  # which drew all of them
+                before = self._start_logps(asked)  # the start drew all trees
             elif settings.updates > 1:
                 before = self._logps(asked)
             if settings.beta and settings.kl_in == "loss":

@@ -34,7 +34,7 @@ def padded_batch(rows: Sequence[StepTokens], pad: int) -> dict[str, Any]:
 def packed_batch(rows: Sequence[StepTokens], pad: int) -> dict[str, Any]:
     """Returns the rows as their steps, and one tree of their prefixes (see module)."""
     #   prompt p0 p1 p2, step s0 s1 s2
-    #   tree holds    p0 p1 p2 s0 s1          s2 predicts nothing, so it is not in the tree
+    #   tree holds    p0 p1 p2 s0 s1          s2 predicts nothing, so the tree omits it
     #   input_ids           p2 s0 s1 s2       completion_mask  0 1 1 1
     #   tree_rows            2  3  4  0       hidden state at p2 predicts s0, ..., 0 is padding
     import torch

@@ -130,7 +130,7 @@ class DpoSettings(ExampleSettings):
             that its own probability does not fall (Pang et al. 2024, "Iterative reasoning
             preference optimization", eq. 1; there 1).
         max_start_margin: Largest margin of the chosen over the rejected step under the start, in
-            nats; pairs above it are left out (`training.margin_filter`). Unset: none are.
+            nats; pairs above it are left out (`training.margin_filter`). Unset: keeps all.
         holdout: Share of the questions whose pairs are scored after the training instead of used
             for it.
         off_policy: Whether pairs of another policy may be trained on, as in a second training on
@@ -196,8 +196,8 @@ class GrpoSettings(OptimiserSettings):
         micro_tokens: Distinct tokens in memory at once.
         eval_every: Batches between greedy evaluations on `dev`; 0: never.
         eval_questions: Questions per such evaluation.
-        rollouts: `fresh` ones, or the `trees` of `annotate`, where each step is compared with its
-            siblings (`runs.tree_groups`).
+        rollouts: `fresh` ones, or the `trees` of `annotate`, whose steps are compared with
+            their siblings (`runs.tree_groups`).
         stages: Trainings in a row instead of one, each with a new optimiser; the reference stays
             the start of the first.
     """

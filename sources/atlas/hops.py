@@ -1,7 +1,7 @@
 """One hop of a trace: alternative queries, the passage, alternative evidence.
 
-One of the queries is weak on purpose (the bare name), so that a policy that copies traces can still
-learn from a search tree. There are few wordings, because a small policy that sees many learns none
+One of the queries is weak on purpose (the bare name), so that a search tree can still teach a
+policy that copies traces. There are few wordings, because a small policy that sees many learns none
 of them.
 """
 
