@@ -43,8 +43,8 @@ def in_words(ledger: Ledger, limits: LimitSettings) -> Iterator[str]:
     if estimated := estimates(ledger):
         how = ", ".join(f"{n:,} {words}" for words, n in sorted(estimated.items()))
         yield (
-            f"token counts of {spent.estimated:,} of {spent.calls:,} calls are ours, because the "
-            f"endpoint reported none that can be used: {how}; limits and costs rest on them"
+            f"the endpoint reported no usable token counts for {spent.estimated:,} of "
+            f"{spent.calls:,} calls, so limits and costs use ours: {how}"
         )
     if limits.max_usd is not None and spent.unpriced:
         yield f"limits.max_usd does not count {spent.unpriced:,} calls of models without a price"

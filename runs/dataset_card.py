@@ -51,7 +51,7 @@ def described(search: SearchSettings) -> str:
     most = search.max_output_tokens
     until = f", until {most:,} tokens are generated" if most is not None else ""
     if search.kind == "chains":
-        branches = f", {search.branches} branches a state" if search.branches > 1 else ""
+        branches = f", {search.branches} branches per state" if search.branches > 1 else ""
         return f"{search.iterations} independent chains{branches}{until}"
     return (
         f"{search.iterations} iterations, up to {search.max_children} children, "

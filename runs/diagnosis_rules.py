@@ -67,9 +67,9 @@ def conclusion(findings: Sequence[Finding]) -> str:
         for verdict in ("bad", "watch")
     }
     if told["bad"]:
-        return f"this run is not likely to teach; first: {told['bad']}"
+        return f"training on this run is unlikely to help; fix first: {told['bad']}"
     if told["watch"]:
-        return f"this run can teach; look at: {told['watch']}"
+        return f"this run can be trained on; check: {told['watch']}"
     return "no problem found: this run can be trained on"
 
 
@@ -96,7 +96,7 @@ def of_pairs(pairs: PairFigures | None) -> Iterator[Finding]:
         n < FEW_PAIRS,
         "pairs",
         f"{n} of {pairs.questions} questions",
-        f"expect no measurable gain below some {FEW_PAIRS}: annotate more questions",
+        f"expect no measurable gain below about {FEW_PAIRS}: annotate more questions",
         f"{FEW_PAIRS} or more is usual",
     )
     yield from _of_labels(pairs)
@@ -106,7 +106,7 @@ def of_pairs(pairs: PairFigures | None) -> Iterator[Finding]:
         pairs.near_duplicates > MANY_NEAR,
         "near-duplicates",
         f"{pairs.near_duplicates:.0%} compare nearly the same words",
-        "a higher mcts.temperature draws siblings that differ",
+        "raise mcts.temperature to draw more distinct siblings",
         f"under {MANY_NEAR:.0%} is usual",
     )
     yield _graded(
@@ -114,16 +114,15 @@ def of_pairs(pairs: PairFigures | None) -> Iterator[Finding]:
         pairs.repeated > MUCH_REPEATED or pairs.contradicted > MUCH_CONTRADICTED,
         "repeated pairs",
         f"{pairs.repeated:.0%}; {pairs.contradicted:.0%} also occur with sides swapped",
-        "labels differ between trees of one question: more iterations, a higher pairs.min_gap",
+        "labels differ between trees of one question: raise mcts.iterations or pairs.min_gap",
         "next to none is usual",
     )
     yield _graded(
         False,
         pairs.guessable > MANY_GUESSABLE,
         "guessable questions",
-        f"{pairs.guessable:.0%} are of questions whose answer is yes, no or named in them",
-        "right by luck counts as right there; pairs.guessable=drop (`branchwise relabel`) leaves "
-        "them out",
+        f"{pairs.guessable:.0%} have a question whose answer is yes, no or part of the question",
+        "a lucky guess counts as right; pairs.guessable=drop (`branchwise relabel`) drops them",
         f"under {MANY_GUESSABLE:.0%} is usual",
     )
     yield _of_actions(pairs)
@@ -138,8 +137,8 @@ def _of_labels(pairs: PairFigures) -> Iterator[Finding]:
         pairs.one_outcome > MUCH_ONE_OUTCOME and median <= LARGE_GAP,
         "one-outcome pairs",
         f"{pairs.one_outcome:.0%} have one outcome per side",
-        "a higher pairs.min_gap (`branchwise relabel`), or mcts.rollout_temperature 0: "
-        f"below gaps of {LARGE_GAP} barely half of the sampled orders hold",
+        "raise pairs.min_gap (`branchwise relabel`), or set mcts.rollout_temperature=0: "
+        f"at gaps below {LARGE_GAP}, only about half of the sampled orders hold",
         f"under {MUCH_ONE_OUTCOME:.0%}, or gaps above {LARGE_GAP}, are usual",
     )
     yield _graded(
@@ -147,7 +146,7 @@ def _of_labels(pairs: PairFigures) -> Iterator[Finding]:
         median <= SMALL_GAP,
         "reward gap",
         f"median {median:.2f} (10–90 %: {low:.2f}–{high:.2f})",
-        "a higher pairs.min_gap (`branchwise relabel`) leaves out what is a step's price or noise",
+        "raise pairs.min_gap (`branchwise relabel`) to drop gaps due to path length or noise",
         f"a median above {SMALL_GAP} is usual",
     )
 
@@ -164,7 +163,7 @@ def _of_length(pairs: PairFigures) -> Finding:
         f"chosen is longer in {share:.0%} {_between(interval)}, "
         f"by {pairs.length_difference:+.1f} characters on average",
         "the policy may learn the length: compare with a training on pairs of equal lengths",
-        "a half, within its interval, is usual",
+        "an interval that includes 50% is usual",
     )
 
 
@@ -179,8 +178,8 @@ def _of_actions(pairs: PairFigures) -> Finding:
         most[0][1] > ONE_KIND * pairs.pairs,
         "action mix",
         figure,
-        "only this choice is taught; more mcts.iterations reach later steps, and when to answer",
-        "what is not compared is not taught",
+        "the policy learns only this choice; more mcts.iterations also compare later steps",
+        "the policy learns only choices that are compared",
     )
 
 
@@ -193,7 +192,7 @@ def of_trees(
         returns: Whether labels are EVO-RAG's, which can prefer a step regardless of the answer.
     """
     if trees is None:
-        yield Finding("trees", "none", "–", "an imported run: its labels cannot be looked into")
+        yield Finding("trees", "none", "–", "an imported run: its labels cannot be checked")
         return
     yield _graded(
         trees.silent > MANY_SILENT and not returns,
@@ -201,9 +200,9 @@ def of_trees(
         "silent questions",
         f"{trees.right:.0%} always right, {trees.wrong:.0%} always wrong, "
         f"of {trees.questions}; {questions_with_pair / trees.questions:.0%} give a pair",
-        "draw questions at the edge of what the policy can do: harder ones for always right, "
-        "easier ones or a better start for always wrong",
-        "their steps still differ in what they earn"
+        "choose questions at the edge of the policy's ability: harder ones if always right, "
+        "easier ones or a better start policy if always wrong",
+        "their steps still earn different rewards"
         if returns
         else f"under {SOME_SILENT:.0%} together is usual",
     )
@@ -212,17 +211,17 @@ def of_trees(
             "label spread",
             "no state has two labelled children",
             "bad",
-            "more mcts.iterations or mcts.max_children",
+            "raise mcts.iterations or mcts.max_children",
         )
     else:
         yield _graded(
             False,
             trees.flat > MANY_FLAT,
             "label spread",
-            f"standard deviation {trees.spread:.2f} among siblings; none in {trees.flat:.0%} "
+            f"standard deviation {trees.spread:.2f} among siblings; zero in {trees.flat:.0%} "
             f"of {trees.states} states",
-            "more mcts.iterations or mcts.rollouts, a higher mcts.temperature",
-            f"none in under {MANY_FLAT:.0%} is usual",
+            "raise mcts.iterations, mcts.rollouts or mcts.temperature",
+            f"zero in under {MANY_FLAT:.0%} is usual",
         )
     ends = "" if trees.invalid_rollouts is None else f", {trees.invalid_rollouts:.1%} of rollouts"
     yield _graded(
@@ -230,16 +229,16 @@ def of_trees(
         max(trees.invalid_actions, trees.invalid_rollouts or 0.0) > MUCH_INVALID,
         "invalid actions",
         f"{trees.invalid_actions:.1%} of steps{ends}",
-        "a longer warm start, or agent.structured=true where the server can",
+        "train a longer warm start, or set agent.structured=true if the server supports it",
         "next to none is usual",
     )
 
 
 UNROLLED = Finding(
     "label survival",
-    "not looked at",
+    "not checked",
     "–",
-    "labels are returns of steps, and fresh rollouts say no more than which answers are right",
+    "labels are returns of steps, but fresh rollouts only check which answers are right",
 )
 """Finding on label survival for a run labelled with EVO-RAG's rewards."""
 
@@ -248,34 +247,34 @@ def of_survival(row: SurvivalRow | None, asked: int) -> Finding:
     """Returns the finding on label survival; `row` is None if no pair could be judged."""
     if row is None or row.decided is None or row.decided_interval is None:
         figure = f"none of {asked} pairs was decided"
-        return Finding("label survival", figure, "watch", "give a larger --sample, or --rollouts")
+        return Finding("label survival", figure, "watch", "raise --sample or --rollouts")
     unsure = row.decided_interval[0] <= 0.5
     poor = row.decided < LEAST_SURVIVAL
     unreal = row.fresh_gap < LEAST_REAL * row.label_gap
     if unsure and not poor:
-        advice = "the sample does not tell it from luck: give a larger --sample"
+        advice = "the sample is too small to exclude luck: raise --sample"
     elif row.tied > MANY_TIED and not poor:
-        advice = "most differences change no outcome: a higher pairs.min_gap"
+        advice = "most differences do not change the outcome: raise pairs.min_gap"
     elif unreal and row.decided >= GOOD_SURVIVAL:
         advice = (
             "the fresh gap is less than half of the labels' gap: answers depend more on luck "
-            "more than on the step; a better start or a larger base comes first"
+            "than on the step; first use a better start policy or a larger base"
         )
     else:
         advice = (
-            "labels are partly noise: a higher pairs.min_gap, greedy rollouts "
-            "(mcts.rollout_temperature=0), or more mcts.rollouts"
+            "labels are partly noise: raise pairs.min_gap, use greedy rollouts "
+            "(mcts.rollout_temperature=0), or raise mcts.rollouts"
         )
     return _graded(
         poor and row.decided_interval[1] < GOOD_SURVIVAL,
         poor or unsure or unreal or row.tied > MANY_TIED or row.decided < GOOD_SURVIVAL,
         "label survival",
-        f"{row.decided:.0%} {_between(row.decided_interval)} of the decided keep their order; of "
-        f"{row.pairs}: {row.kept:.0%} kept (luck {row.luck:.0%}), {row.reversed:.0%} reversed, "
-        f"{row.tied:.0%} tied; mean gap {row.label_gap:.2f}, afresh {row.fresh_gap:.2f} "
+        f"{row.decided:.0%} {_between(row.decided_interval)} of decided pairs keep their order; of "
+        f"all {row.pairs}: {row.kept:.0%} kept (by luck {row.luck:.0%}), {row.reversed:.0%} "
+        f"reversed, {row.tied:.0%} tied; mean gap {row.label_gap:.2f}, fresh {row.fresh_gap:.2f} "
         f"({row.fresh_gap_interval[0]:.2f} to {row.fresh_gap_interval[1]:.2f})",
         advice,
-        f"{GOOD_SURVIVAL:.0%} or more, and half of the gap afresh, are usual",
+        f"{GOOD_SURVIVAL:.0%} or more, with a fresh gap of at least half, is usual",
     )
 
 
@@ -289,7 +288,7 @@ def of_training(moved: Movement) -> Iterator[Finding]:
         stuck,
         "training loss",
         loss,
-        "it did not fall, which may be the pairs that came last: look at margin and accuracy",
+        "it did not fall, perhaps because of the last pairs: check margin and accuracy",
         "a fall is usual",
     )
     if kl is not None:
@@ -300,9 +299,9 @@ def of_training(moved: Movement) -> Iterator[Finding]:
             kl > FAR_KL,
             "KL to the start",
             f"{kl:.3f} nats per step",
-            "the policy did not move: a higher training.dpo.lr or more epochs"
+            "the policy did not move: raise training.dpo.lr or train more epochs"
             if unmoved
-            else "the policy moved far: a lower training.dpo.lr, fewer epochs, a higher beta",
+            else "the policy moved far: lower training.dpo.lr, train fewer epochs or raise beta",
             f"up to {FAR_KL:.0f} is usual",
         )
     if margin is not None and accuracy is not None:
@@ -311,10 +310,10 @@ def of_training(moved: Movement) -> Iterator[Finding]:
             accuracy < LOW_ACCURACY or accuracy > MEMORISED,
             "margin, accuracy",
             f"{margin:.2f}, {accuracy:.0%}",
-            "the pairs are known by heart: fewer epochs"
+            "the policy memorised the pairs: train fewer epochs"
             if accuracy > MEMORISED
-            else "the pairs were hardly fitted: more epochs, or labels that survive",
-            f"{LOW_ACCURACY:.0%} to {MEMORISED:.0%} on the pairs trained on is usual",
+            else "the policy did not learn the pairs: train more epochs, or improve the labels",
+            f"{LOW_ACCURACY:.0%} to {MEMORISED:.0%} on the training pairs is usual",
         )
 
 

@@ -123,9 +123,9 @@ def check_no_overlap(run: Path, policies: Iterable[Recipe], asked: Sequence[Ques
         seen = [q for q in asked if (q.source, q.id) in ids or folded_question(q.question) in texts]
         if seen:
             raise ConfigError(
-                f"{len(seen)} of {len(asked)} evaluation questions are questions that {folder} was "
-                f"annotated with, such as {seen[0].question!r}: draw data.split and the "
-                "evaluation's set from different parts"
+                f"{len(seen)} of {len(asked)} evaluation questions were annotated in {folder}, "
+                f"such as {seen[0].question!r}: draw data.split and the evaluation's set from "
+                "different splits"
             )
 
 

@@ -333,8 +333,8 @@ def check_unchanged(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]
     """
     if changed := changes(old, new):
         raise ConfigError(
-            f"{folder} holds a run made of something else, and its rows would be mixed with "
-            "others: give a new --run folder, or restore what was:\n" + "\n".join(changed)
+            f"{folder} holds a run with other settings or inputs, and rows must not be mixed: "
+            "give a new --run folder, or restore these:\n" + "\n".join(changed)
         )
 
 
@@ -344,14 +344,14 @@ def _provenance(folder: Path) -> dict[str, Any]:
         noted = object_inside(folder, PROVENANCE)
         inputs = noted.get(INPUTS, {})
         if not isinstance(inputs, dict) or not all(isinstance(x, str) for x in inputs.values()):
-            raise ValueError(f"`{INPUTS}` in it does not name digests")
+            raise ValueError(f"its `{INPUTS}` are not digests")
         return noted
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{folder / PROVENANCE}: cannot be read ({error}), so nothing says what the run was "
-            "made of; restore it"
+            f"{folder / PROVENANCE}: cannot be read ({error}), so the inputs of the run are "
+            "unknown; restore it"
         ) from error
 
 

@@ -140,8 +140,7 @@ def _check_same_policy(recipe: Recipe, policies: Collection[str]) -> None:
     if others := set(policies) - {digest}:
         raise ConfigError(
             f"the trees were grown by policy {', '.join(sorted(others))}, and "
-            f"{recipe.policy.model} is now {digest}: put the weights back, or leave the model out "
-            "(--no-model)"
+            f"{recipe.policy.model} is now {digest}: restore the weights, or use --no-model"
         )
 
 

@@ -74,7 +74,7 @@ class AnswerJudging:
         asked = list(dict.fromkeys(filter(None, map(self._asked, rows))))
         context.log(
             f"judge: {len(rows)} answers, at most {len(asked)} calls of {self.model.model} "
-            "(none for a reply that is stored)"
+            "(stored replies need none)"
         )
         verdicts: dict[Asked, bool | str] = {}
         if asked:
@@ -85,7 +85,7 @@ class AnswerJudging:
             return None
         if why := Counter(verdict for verdict in verdicts.values() if isinstance(verdict, str)):
             told = ", ".join(f"{reason} {count}" for reason, count in sorted(why.items()))
-            context.log(f"judge: {why.total()} of {len(asked)} calls give no verdict: {told}")
+            context.log(f"judge: {why.total()} of {len(asked)} calls returned no verdict: {told}")
         return {name: self._with_verdicts(one, verdicts) for name, one in done.items()}
 
     async def _ask(

@@ -70,14 +70,13 @@ def labelling_of(run: Run, label: str | None) -> Recipe:
     except (OSError, ValueError, ConfigError) as error:
         raise ConfigError(
             f"{run.folder / _name(label)}: cannot be read as the settings of a relabelling "
-            f"({error}); make it again with `branchwise relabel --label {label}` and its settings, "
-            "which asks no model"
+            f"({error}); rerun `branchwise relabel --label {label}` with its settings, which calls "
+            "no model"
         ) from error
     if digest != recipe.digest(*LABELLING):
         raise ConfigError(
             f"{run.folder / _name(label)}: was changed after the relabelling was made: restore it, "
-            f"or make it again with `branchwise relabel --label {label}` and its settings, "
-            "which asks no model"
+            f"or rerun `branchwise relabel --label {label}` with its settings, which calls no model"
         )
     return recipe
 

@@ -151,6 +151,6 @@ def check_servable(policy: ModelSettings) -> None:
     """
     if policy.engine == "openai":
         raise ConfigError(
-            "policy.engine: openai cannot be given the weights of a policy in training. Use "
-            "engine: openvino or engine: vllm, which may have a base_url, too"
+            "policy.engine: openai cannot load the weights of a policy in training. Use "
+            "engine: openvino or engine: vllm (with or without a base_url)"
         )

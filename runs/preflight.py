@@ -97,13 +97,13 @@ def cannot_be_asked(policy: ModelSettings) -> str | None:
     """
     if policy.engine == "openai":
         return (
-            "policy.engine is `openai`, whose server would not get the policies that are trained: "
-            "use openvino or vllm"
+            "policy.engine is `openai`, whose server cannot load the trained policies: use "
+            "openvino or vllm"
         )
     if policy.engine == "vllm" and policy.base_url is not None:
         return (
-            "policy.base_url names a server that is there, which would not get the policies that "
-            "are trained: set it to null, so that every stage starts a server of its own"
+            "policy.base_url names a running server, which cannot load the trained policies: "
+            "remove it, so that every stage starts its own server"
         )
     return None
 
@@ -158,7 +158,7 @@ def _overheard(setting: str, url: str | None, seen: str) -> Iterator[str]:
             yield (
                 f"{setting}: {shown_url(url)} is reached through the proxy {proxy.address} of the "
                 f"environment, which can read every {seen} because the address is http: use "
-                "https, or name the host in NO_PROXY"
+                "https, or add the host to NO_PROXY"
             )
 
 

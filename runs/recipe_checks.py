@@ -30,7 +30,7 @@ def _rewards(recipe: Recipe) -> Iterator[str]:
     if recipe.verifier is not None and not scheme.asks_verifier:
         asking = naming(lambda one: one.asks_verifier)
         yield (
-            f"verifier: the reward scheme `{name}` asks none; leave it out, or set "
+            f"verifier: the reward scheme `{name}` does not use one; remove it, or set "
             f"rewards.scheme: {asking}"
         )
     if "dense" in scheme.extras and _said(require_dense_extra):
@@ -43,7 +43,7 @@ def _rewards(recipe: Recipe) -> Iterator[str]:
 
 def _evaluator(recipe: Recipe) -> Iterator[str]:
     if recipe.mcts.evaluator == "judge" and recipe.judge is None:
-        yield "mcts.evaluator is `judge` but there is no `judge:`; name one, or use rollout"
+        yield "mcts.evaluator is `judge` but `judge:` is not set; set it, or use rollout"
 
 
 def _reward_model(recipe: Recipe) -> Iterator[str]:
@@ -58,8 +58,8 @@ def _reward_model(recipe: Recipe) -> Iterator[str]:
     for one in asking:
         if recipe.reward_model is None:
             yield (
-                f"{one} but there is no `reward_model:`; train one with `branchwise train-rm` and "
-                "name its folder there"
+                f"{one} but `reward_model:` is not set; train one with `branchwise train-rm` and "
+                "set its folder"
             )
         if not recipe.scheme.learnable:
             yield (
@@ -72,22 +72,22 @@ def _rollouts(recipe: Recipe) -> Iterator[str]:
     search = recipe.mcts
     if search.rollout_temperature == 0 and search.rollouts > 1:
         yield (
-            f"mcts.rollout_temperature is 0, so all {search.rollouts} rollouts of a node are one; "
-            "set mcts.rollouts: 1"
+            f"mcts.rollout_temperature is 0, so all {search.rollouts} rollouts of a node are the "
+            "same; set mcts.rollouts: 1"
         )
 
 
 def _chains(recipe: Recipe) -> Iterator[str]:
     if recipe.mcts.kind == "chains" and recipe.mcts.evaluator in {"judge", "reward_model"}:
         yield (
-            "mcts.kind is `chains`, which evaluates no step on the way, but mcts.evaluator is "
-            f"`{recipe.mcts.evaluator}`; leave the evaluator out, or let mcts.kind be tree"
+            "mcts.kind is `chains`, which does not evaluate inner steps, but mcts.evaluator is "
+            f"`{recipe.mcts.evaluator}`; remove the evaluator, or set mcts.kind: tree"
         )
 
 
 def _pairs(recipe: Recipe) -> Iterator[str]:
     search, chains = recipe.mcts, recipe.mcts.kind == "chains"
-    alone = "no step has a sibling, so there is no pair; allow 2 or more"
+    alone = "steps without siblings cannot form pairs; allow 2 or more"
     if search.max_children < 2 and not chains:
         yield f"mcts.max_children is 1: {alone}"
     if search.iterations < 2 and search.branches < 2 and chains:
@@ -124,13 +124,13 @@ def _traces(recipe: Recipe) -> Iterator[str]:
     habits = asked.model_copy(update={"answer_only": False})
     if protocol != "evo-rag" and habits != TraceSettings():
         yield (
-            "training.warm_start.traces: what traces of the protocol evo-rag do beside what is "
-            f"needed, but agent.protocol is `{protocol}`; leave it out"
+            "training.warm_start.traces applies only to the protocol evo-rag, but agent.protocol "
+            f"is `{protocol}`; remove it"
         )
     if asked.answer_only and protocol != "arena":
         yield (
-            "training.warm_start.traces.answer_only leaves sections of the protocol arena out, but "
-            f"agent.protocol is `{protocol}`; leave it out"
+            "training.warm_start.traces.answer_only applies only to the protocol arena, but "
+            f"agent.protocol is `{protocol}`; remove it"
         )
 
 
@@ -194,9 +194,9 @@ def _prices(recipe: Recipe) -> Iterator[str]:
         named = price.model_fields_set if price is not None else set()
         if missing := [name for name in ("input", "output") if name not in named]:
             yield (
-                f"limits.max_usd is set, but {role}.price_per_million names no price of "
-                f"{' and '.join(missing)}, which would count as free; name it (0 for an endpoint "
-                "of your own), or use limits.max_tokens"
+                f"limits.max_usd is set, but {role}.price_per_million does not set "
+                f"{' and '.join(missing)}, which would count as free; set it (0 for your own "
+                "endpoint), or use limits.max_tokens"
             )
 
 
@@ -206,28 +206,28 @@ def _sources(recipe: Recipe) -> Iterator[str]:
         if one.source != "atlas" and not one.questions:
             yield f"data.source is `{one.source}` but its `questions` file is not set"
         if one.source == "atlas" and one.questions:
-            yield "data.source is `atlas`, which makes its own questions: leave `questions` out"
+            yield "data.source is `atlas`, which makes its own questions: remove `questions`"
     if data.mix and data.questions:
-        yield "data.mix names the question sets: leave data.questions out"
+        yield "data.mix names the question sets: remove data.questions"
     if data.corpus is None and any(one.source == "flashrag" for one in data.mix or (data,)):
-        yield "data.source is `flashrag`, which brings no passages: set data.corpus"
+        yield "data.source is `flashrag`, which does not include passages: set data.corpus"
 
 
 def _evaluation(recipe: Recipe) -> Iterator[str]:
     evaluation = recipe.evaluation
     judge = evaluation.judge
     if judge is not None and recipe.judge is None and "model" not in judge.model_fields_set:
-        yield "evaluation.judge names no model, and there is no `judge:`; name one in either block"
+        yield "evaluation.judge does not set a model, and neither does `judge:`; set one"
     for name in evaluation.baselines:
         if name in evaluation.policies:
             yield (
-                f"evaluation.policies.{name} has the name of a baseline of the same evaluation; "
-                "give the policy another one"
+                f"evaluation.policies.{name} has the same name as a baseline of this evaluation; "
+                "rename the policy"
             )
     for policy in filter(names_secret, evaluation.policies):
         yield (
-            f"evaluation.policies.{policy} has the name of a secret, and a run's config.yaml holds "
-            "none: give the policy another one"
+            f"evaluation.policies.{policy} looks like the name of a secret, which config.yaml must "
+            "not contain: rename the policy"
         )
 
 
@@ -242,13 +242,13 @@ def _difficulty(recipe: Recipe) -> Iterator[str]:
     easy, medium, most = difficulty.easy, difficulty.medium, difficulty.rollouts
     if not easy < medium < most:
         yield (
-            f"difficulty.easy, medium, rollouts: a label stands for no rollout ({easy}, {medium}, "
+            f"difficulty.easy, medium, rollouts: a label would never be used ({easy}, {medium}, "
             f"{most}). Make each larger than the one before"
         )
     if recipe.rater_recipe(recipe.name).evaluation.temperature == 0:
         yield (
             f"difficulty.policy.temperature: all {most} rollouts of a question are the same (0). "
-            "Leave it out"
+            "Remove it"
         )
 
 

@@ -97,8 +97,8 @@ def _override(values: dict[str, Any], item: str) -> str | None:
         value = parse_yaml(raw, "value").value
     except ConfigError as error:
         if redacted_setting(item) != item:
-            return f"--set {redacted_setting(item)}: the value cannot be a setting's; quote it"
-        return f"--set {key}: the value cannot be a setting's ({error}); quote it"
+            return f"--set {redacted_setting(item)}: cannot parse the value; quote it"
+        return f"--set {key}: cannot parse the value ({error}); quote it"
     *sections, last = key.split(".")
     for section in sections:
         inner = values.get(section)

@@ -24,9 +24,7 @@ def encoder_of(recipe: Recipe) -> str:
     try:
         return base_of(recipe.policy.trainable)
     except ConfigError as error:
-        raise ConfigError(
-            f"{error}; or say what is to read the steps: training.reward_model.encoder"
-        ) from error
+        raise ConfigError(f"{error}; or set training.reward_model.encoder") from error
 
 
 def other_total(recipe: Recipe) -> str | None:
@@ -45,8 +43,8 @@ def other_total(recipe: Recipe) -> str | None:
     if not others:
         return None
     return (
-        f"reward model {recipe.asked_reward_model}: it learned the total of other rewards, and "
-        f"orders by that, whatever `rewards:` says now ({', '.join(others)})"
+        f"reward model {recipe.asked_reward_model}: it learned the total of other rewards and "
+        f"orders by it, not by the current `rewards:` (changed: {', '.join(others)})"
     )
 
 

@@ -22,7 +22,8 @@ def settings_of(recipe: Recipe) -> ByStage:
     rewards = recipe.rewards
     if not isinstance(rewards, EvoRagSettings):
         raise ConfigError(
-            f"rewards.scheme is `{rewards.scheme}`, which has no schedule; see configs/evo-rag.yaml"
+            f"rewards.scheme is `{rewards.scheme}`, which does not have a schedule; see "
+            "configs/evo-rag.yaml"
         )
     return {stage: rewards.model_copy(update={"stage": stage}) for stage in STAGES}
 

@@ -149,17 +149,17 @@ def _strangers(folder: Path, given: Mapping[str, str]) -> str:
     (most, times), *_ = Counter(given.values()).most_common(1)
     if times == 1:
         told = " and ".join(f"{name} ({digest})" for name, digest in given.items())
-        return f"{folder}: {told} are of different runs"
+        return f"{folder}: {told} belong to different runs"
     name, digest = next((name, digest) for name, digest in given.items() if digest != most)
-    return f"{folder / name}: is of another run ({digest}; the other files are of {most})"
+    return f"{folder / name}: belongs to another run ({digest}; the other files: {most})"
 
 
 def _check_unedited(folder: Path, seal: Seal, kept: Mapping[str, Any]) -> None:
     begun, now = completed(seal.settings), completed(decisive(kept))
     if changed := changes(flat(begun), flat(now)):
         raise ConfigError(
-            f"{folder / CONFIG}: was changed after the run was started, so that its rows would be "
-            "mixed with others: restore it, or give a new --run folder:\n" + "\n".join(changed)
+            f"{folder / CONFIG}: was changed after the run was started, and rows must not be "
+            "mixed: restore it, or give a new --run folder:\n" + "\n".join(changed)
         )
 
 

@@ -27,7 +27,9 @@ def checked_name(name: str) -> str:
         ConfigError: If it is not.
     """
     if not re.fullmatch(NAME_PATTERN, name):
-        raise ConfigError(f"{name!r} names a folder: use letters, digits, `.`, `_` and `-`")
+        raise ConfigError(
+            f"{name!r} is not a valid folder name: use letters, digits, `.`, `_` and `-`"
+        )
     return name
 
 

@@ -51,6 +51,6 @@ def _check_relabelling_current(run: Run, table: str) -> None:
     since = question_ids(run.folder, "trees") - question_ids(run.folder, f"{folder}/labels")
     if since:
         raise ConfigError(
-            f"{run.folder}: {len(since)} questions were grown since {folder} was made; run "
-            f"`branchwise relabel --label {folder.rpartition('/')[2]}` again, with its settings"
+            f"{run.folder}: {len(since)} questions were annotated after {folder} was made; rerun "
+            f"`branchwise relabel --label {folder.rpartition('/')[2]}` with its settings"
         )

@@ -145,7 +145,7 @@ class StudyRunner:
         product = product_of(stage, self.context.run, kept)
         if product is not None and product == kept.get(PRODUCT):
             return kept
-        self.context.log(f"{self.title}: what {stage} made is missing or has changed; rerunning it")
+        self.context.log(f"{self.title}: output of {stage} is missing or has changed; rerunning it")
         return None
 
     def _product(self, stage: str, ended: "Ended") -> str | None:

@@ -33,5 +33,5 @@ def run_sheet(runner: StudyRunner) -> Sheet:
         )
         for one in runner.journal.started()
     )
-    title = "All runs started (by whatever study keeps this journal)"
+    title = "All runs started (by all studies with this journal)"
     return Sheet(title, ("command", "attempts", "seconds", "exit code"), rows)

@@ -43,12 +43,12 @@ def checked_start(context: StageContext, run: Run, table: str, *, off_policy: bo
     drawn = set(read_parts(run.folder, table, ["policy_digest"])["policy_digest"].to_pylist())
     if "" in drawn:
         context.log(
-            f"imported rows do not say which policy drew them; training starts from {start}"
+            f"the policy that drew the imported rows is unknown; training starts from {start}"
         )
     elif _is_only_named(run.recipe.policy):
         context.log(
-            f"an endpoint served {run.recipe.policy.model}, which drew the rows; that {start} "
-            "holds its weights cannot be checked"
+            f"an endpoint served {run.recipe.policy.model}, which drew the rows; whether {start} "
+            "has the same weights cannot be checked"
         )
     elif others := _other_policies(run, start, drawn):
         if not off_policy:
@@ -104,8 +104,8 @@ def trained_folder(context: StageContext, kind: str) -> Path:
     held = _kind_in(target)
     if held is not None and (held == REWARD_MODEL) != (kind == REWARD_MODEL):
         raise ConfigError(
-            f"{target} holds what a training of the kind {held} left, and one of the kind {kind} "
-            "would write over it: give another --name, or remove the folder"
+            f"{target}: holds a training of kind {held}, which one of kind {kind} would overwrite. "
+            "Give another --name, or remove the folder"
         )
     reject_special_files(target, linked=False)
     return target

@@ -82,9 +82,9 @@ def check_workers_allowed(recipe: Recipe, workers: int) -> None:
     local = [model for model in asked if model is not None and model.base_url is None]
     if workers > 1 and local:
         raise ConfigError(
-            f"--workers {workers}: {local[0].engine}:{local[0].model} would be started once a "
+            f"--workers {workers}: {local[0].engine}:{local[0].model} would be started once per "
             "worker and already uses every core; workers need models with a base_url (an endpoint, "
-            "or what `branchwise serve` started)"
+            "or a server from `branchwise serve`)"
         )
 
 

@@ -71,31 +71,31 @@ def _faults(recipe: Recipe) -> Iterator[str]:
     scheme = recipe.scheme
     if not scheme.stages:
         yield (
-            f"curriculum: the reward scheme `{recipe.rewards.scheme}` has no stages to go through; "
-            f"set rewards.scheme: {naming(lambda one: bool(one.stages))}"
+            f"curriculum: the reward scheme `{recipe.rewards.scheme}` does not have stages; set "
+            f"rewards.scheme: {naming(lambda one: bool(one.stages))}"
         )
     elif not any(scheme.weights(0).values()):
         yield (
-            "curriculum: all weights of the rewards are 0, which leaves no pair to learn from: "
-            "choose another rewards.schedule"
+            "curriculum: all reward weights are 0, so there would be no pairs to train on: choose "
+            "another rewards.schedule"
         )
     if recipe.pairs.score == "reward_model" and not recipe.curriculum.reward_model:
         yield (
-            "pairs.score is `reward_model`, each cycle's own, but curriculum.reward_model is "
-            "false: set it to true, or pairs.score to labels"
+            "pairs.score is `reward_model`, which each cycle must train, but "
+            "curriculum.reward_model is false: set it to true, or pairs.score to labels"
         )
     if fault := cannot_be_asked(recipe.policy):
         yield fault
     if not questions_of(recipe):
         yield (
-            "curriculum.questions and data.limit are not set, so the first cycle would take all "
-            "questions: say the number per cycle"
+            "curriculum.questions and data.limit are not set, so the first cycle would use all "
+            "questions: set curriculum.questions"
         )
     for one in recipe.data.mix or (recipe.data,):
         if one.split not in {"train", "warm"}:
             yield (
-                f"data.split of {one.source} is {one.split or 'not set'}, so cycles would learn "
-                "from questions that choose or judge their policies: set it to train"
+                f"data.split of {one.source} is {one.split or 'not set'}, so cycles would train on "
+                "questions for dev or test: set it to train"
             )
 
 
@@ -111,6 +111,6 @@ def _require_questions(recipe: Recipe) -> None:
     found = len(open_data(recipe, all_of_them).questions)
     if found < cycles * each:
         raise ConfigError(
-            f"curriculum: {cycles} cycles of {each} questions each, but there are {found}: lower "
+            f"curriculum: {cycles} cycles need {each} questions each, but there are {found}: lower "
             "curriculum.questions or curriculum.cycles"
         )

@@ -119,7 +119,7 @@ def _pairs(
         why = stopped.totals.get(UNTAUGHT)
         if why is None or scored or recipe.mcts.evaluator == "reward_model":
             raise
-        own.context.log(f"{own.title}: goes on without a reward model of this cycle: {why}")
+        own.context.log(f"{own.title}: continues without a reward model for this cycle: {why}")
         return grown, (), None
     model = str(model_folder(own.context.run, REWARD_MODEL))
     if not scored:

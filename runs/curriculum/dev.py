@@ -108,7 +108,7 @@ def evaluate_on_dev(
     (row,) = totals["policies"]
     if row["em"] is None:
         raise ConfigError(
-            f"none of the {row['n']} questions of split dev can be answered, so that no EM "
-            "tells policies apart: raise curriculum.dev_questions, or check data.types"
+            f"none of the {row['n']} questions of split dev is answerable, so EM cannot compare "
+            "policies: raise curriculum.dev_questions, or check data.types"
         )
     return DevResult(name, model, questions=row["n"], **{field: row[field] for field in TOLD})

@@ -17,7 +17,7 @@ HEAD = (
 
 PANELS: Mapping[str, Mapping[str, str]] = {
     "per cent": {"EM": "em", "F1": "f1"},
-    "a question": {"searches": "searches", "backtracks": "backtracks"},
+    "per question": {"searches": "searches", "backtracks": "backtracks"},
     "per cent of the questions": {"refused": "refused"},
 }
 """Axes of the plot, each with its lines: label and field."""

@@ -42,7 +42,7 @@ def test_a_server_that_is_there_would_not_get_what_a_study_trains(
 ) -> None:
     there = "policy={engine: vllm, model: smollm2, base_url: http://localhost:1}"
     assert study(tmp_path / "run", "--set", there) == 2
-    assert "study little: policy.base_url names a server that is there" in capsys.readouterr().out
+    assert "study little: policy.base_url names a running server" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
 
 

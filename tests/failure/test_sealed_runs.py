@@ -206,7 +206,7 @@ def test_a_copy_that_was_sealed_again_is_told(world: World, half: Path) -> None:
     edited(half / "provenance.json", resealed)
     refused = goes_on(world, half)
     assert refused.code == 2, refused.said
-    assert f"{half / 'provenance.json'}: is of another run" in refused.said
+    assert f"{half / 'provenance.json'}: belongs to another run" in refused.said
 
 
 @pytest.mark.parametrize("of", ["other settings", "the same settings"])
@@ -221,11 +221,11 @@ def test_a_file_of_another_run_is_told(
     before = {path: path.read_bytes() for path in half.rglob("*.parquet")}
     refused = goes_on(world, half)
     assert refused.code == 2, refused.said
-    assert f"{half / name}: is of another run" in refused.said
+    assert f"{half / name}: belongs to another run" in refused.said
     for stage in ("inspect", "verify", "relabel"):
         refused = world.stages.run(stage, "--run", half)
         assert refused.code == 2, refused.said
-        assert f"{half / name}: is of another run" in refused.said
+        assert f"{half / name}: belongs to another run" in refused.said
     assert before == {path: path.read_bytes() for path in half.rglob("*.parquet")}
 
 

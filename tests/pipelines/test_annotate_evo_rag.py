@@ -220,8 +220,8 @@ def test_a_diagnosis_does_not_hold_returns_against_the_answers_of_rollouts(
     assert len(endpoint.requests) == made
     found = json.loads((run / "diagnosis.json").read_text())
     told = {one["what"]: (one["figure"], one["advice"]) for one in found["findings"]}
-    assert told["label survival"][0] == "not looked at"
-    assert "differ in what they earn" in told["silent questions"][1]
+    assert told["label survival"][0] == "not checked"
+    assert "earn different rewards" in told["silent questions"][1]
     # The same trees under ReasonRAG's labels are asked again.
     spre = (
         "--set",

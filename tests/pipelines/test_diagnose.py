@@ -211,7 +211,7 @@ def test_fresh_rollouts_are_worth_what_the_labels_own_rewards_make_of_them(
     (run / "relabelled" / "halved" / "labelling.yaml").unlink()
     capsys.readouterr()
     assert branchwise("diagnose", run, *sampled) == 2
-    assert "make it again with `branchwise relabel --label halved`" in capsys.readouterr().out
+    assert "rerun `branchwise relabel --label halved`" in capsys.readouterr().out
 
 
 def test_a_run_without_pairs_is_told_why_it_cannot_teach(
@@ -222,7 +222,7 @@ def test_a_run_without_pairs_is_told_why_it_cannot_teach(
     assert branchwise("diagnose", run, "--label", "none") == 0
     assert "nothing to train on" in capsys.readouterr().out
     assert len(endpoint.requests) == made
-    assert diagnosis(run / "relabelled" / "none")["conclusion"].startswith("this run is not likely")
+    assert diagnosis(run / "relabelled" / "none")["conclusion"].startswith("training on this run")
 
 
 def test_an_imported_run_is_judged_by_its_texts(
@@ -233,7 +233,7 @@ def test_an_imported_run_is_judged_by_its_texts(
     write_proguide(tmp_path / "pairs.json", [a_pair(prompt=prompt)])
     branchwise("import-pairs", run, "--config", config, "--file", tmp_path / "pairs.json")
     assert branchwise("diagnose", run) == 0
-    assert "an imported run: its labels cannot be looked into" in capsys.readouterr().out
+    assert "an imported run: its labels cannot be checked" in capsys.readouterr().out
     told = {one["what"] for one in diagnosis(run)["findings"]}
     assert "length bias" in told
     assert not told & {"reward gap", "one-outcome pairs", "label survival"}
@@ -345,7 +345,7 @@ def test_a_question_always_answered_alike_is_silent_only_where_answers_alone_cou
 def test_the_worst_finding_is_the_conclusion() -> None:
     many = [a_pair(question_id=f"q{n}", pair_id=f"p{n}") for n in range(FEW_PAIRS)]
     findings = list(of_pairs(pair_figures(many[:3])))
-    assert conclusion(findings).startswith("this run is not likely to teach")
+    assert conclusion(findings).startswith("training on this run is unlikely to help")
     assert next(of_pairs(pair_figures(many))).verdict == "good"
 
 

@@ -121,7 +121,7 @@ def test_replies_of_another_word_are_no_verdict(
     assert {row.judge for row in rows if row.prediction in WORDS} == {None}
     assert {row.judge for row in rows if row.prediction == "Paris"} == {1.0}
     told = capsys.readouterr().out
-    assert "judge: 4 of 10 calls give no verdict: EndpointError 2, neither word 2" in told
+    assert "judge: 4 of 10 calls returned no verdict: EndpointError 2, neither word 2" in told
     assert "judge: 4 of 12 answers lack a readable verdict" in told
     made = len(judge_calls(endpoint))
     WORDS["Yen"] = "no"
@@ -201,7 +201,7 @@ def test_a_judge_takes_over_what_it_does_not_say(config: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ((JUDGED, "judge=null"), "evaluation.judge names no model"),
+        ((JUDGED, "judge=null"), "evaluation.judge does not set a model"),
         (("evaluation.judge={prompt: maybe}",), "evaluation.judge.prompt"),
         (
             ("judge=null", "evaluation.judge={engine: openai, model: x}"),
@@ -209,7 +209,7 @@ def test_a_judge_takes_over_what_it_does_not_say(config: Path) -> None:
         ),
         (
             (JUDGED, "limits.max_usd=1", "policy.price_per_million={input: 1, output: 1}"),
-            "evaluation.judge.price_per_million names no price",
+            "evaluation.judge.price_per_million does not set",
         ),
     ],
 )

@@ -191,7 +191,7 @@ def test_an_endpoint_without_an_address_is_refused(tmp_path: Path) -> None:
 def test_an_endpoint_of_its_own_has_a_price_of_its_own(config: Path) -> None:
     price = {"input": 1, "output": 1}
     more = ["limits.max_usd=1", f"policy.price_per_million={price}"]
-    with pytest.raises(ConfigError, match=r"policies\.second\.price_per_million names no price"):
+    with pytest.raises(ConfigError, match=r"policies\.second\.price_per_million does not set"):
         load_recipe(config, more)
     assert load_recipe(config, [*more, f"evaluation.policies.second.price_per_million={price}"])
 
@@ -205,7 +205,7 @@ def test_questions_that_a_policy_was_trained_on_are_no_test(
     (tmp_path / "dpo" / "training.json").write_text('{"data": {"run": "grown"}}')
     mine = f"evaluation.policies={{mine: {tmp_path}/dpo}}"
     assert evaluated(config, tmp_path / "run", mine) == 2
-    assert f"are questions that {tmp_path}/grown was" in capsys.readouterr().out
+    assert f"were annotated in {tmp_path}/grown" in capsys.readouterr().out
 
 
 def test_weights_that_are_missing_are_named_before_any_call(

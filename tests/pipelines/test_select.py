@@ -217,7 +217,7 @@ def test_an_empty_stage_is_told_and_leaves_no_file(
     ("changes", "says"),
     [
         ({"difficulty": {"policy": READER}}, "without paragraphs"),
-        ({"difficulty": {"easy": 20}}, "a label stands for no rollout (20, 20, 32)"),
+        ({"difficulty": {"easy": 20}}, "a label would never be used (20, 20, 32)"),
         ({"difficulty": {"policy": {"model": "policy", "temperature": 0}}}, "are the same (0)"),
         ({"difficulty": {"stages": {"1": {"hard": 3}}}}, "no such label (hard)"),
         ({"difficulty": {"policy": "models/none"}, "policy": {}}, "models/none"),

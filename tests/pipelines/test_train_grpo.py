@@ -119,7 +119,7 @@ def test_an_endpoint_that_cannot_be_given_weights_is_refused(
     desk.policy = {"engine": "openai", "model": "p", "base_url": "http://127.0.0.1:9/v1"}
     desk.policy["weights"] = "packaged"
     assert desk.code(*more) == 2
-    assert "policy.engine: openai cannot be given the weights" in capsys.readouterr().out
+    assert "policy.engine: openai cannot load the weights" in capsys.readouterr().out
     assert not (desk.folder / "run").exists()
 
 

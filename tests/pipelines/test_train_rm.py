@@ -164,7 +164,7 @@ def test_a_model_of_another_total_says_so(
     assert branchwise("annotate", config, run) == 0
     scored = ("--set", "pairs.score=reward_model", "--set", f"reward_model={folder}")
     other = ("--set", "rewards.schedule=answer-only", "--set", "rewards.stage=refinement")
-    told = "it learned the total of other rewards, and orders by that"
+    told = "it learned the total of other rewards and orders by it"
 
     def said(*settings: str) -> str:
         assert branchwise("relabel", config, run, "--label", "x", *scored, *settings) == 0
@@ -233,7 +233,7 @@ def key(node: TreeNode) -> tuple[str, int]:
             "cannot learn the reward scheme `spre`; grow the trees with rewards.scheme: evo-rag",
         ),
         ({"training": {}}, "training.reward_model.encoder"),
-        ({"pairs": {"score": "reward_model"}}, "there is no `reward_model:`"),
+        ({"pairs": {"score": "reward_model"}}, "`reward_model:` is not set"),
         (
             {"pairs": {"score": "reward_model"}, "reward_model": "nowhere"},
             "nowhere: no reward model here",
@@ -259,7 +259,7 @@ def test_what_is_missing_is_named(
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"mcts": {"evaluator": "reward_model", "normalise": True}}, "there is no `reward_model:`"),
+        ({"mcts": {"evaluator": "reward_model", "normalise": True}}, "`reward_model:` is not set"),
         (
             {"pairs": {"score": "reward_model"}, "reward_model": "rm", "rewards": {}},
             "cannot learn the reward scheme `spre`; set rewards.scheme: evo-rag",

@@ -161,7 +161,7 @@ def test_a_source_without_other_questions_has_no_majority(
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ("evaluation.policies={oracle: policy}", "has the name of a baseline"),
+        ("evaluation.policies={oracle: policy}", "has the same name as a baseline"),
         ("evaluation.baselines=[oracle, oracle]", "names a baseline twice"),
         ("evaluation.baselines=[random]", "known are closed-book, majority, one-shot, oracle"),
         ("evaluation.draw=-1", "evaluation.draw"),

@@ -139,7 +139,7 @@ def test_a_relabelling_that_the_run_has_outgrown_is_not_trained_on(
     table = pairs_table("other")
     few = pairs_of(existing_run(run), table)
     assert branchwise("annotate", config, run) == 0
-    with pytest.raises(ConfigError, match=r"2 questions were grown since .*relabel --label other"):
+    with pytest.raises(ConfigError, match=r"2 questions were annotated .*relabel --label other"):
         pairs_of(existing_run(run), table)
     assert branchwise("relabel", config, run, "--label", "other") == 0
     assert len(pairs_of(existing_run(run), table)) > len(few)

@@ -194,5 +194,5 @@ def test_an_adapter_that_a_killed_training_left_on_a_server_is_used(
 
 def test_an_endpoint_that_cannot_be_given_weights_is_refused(fake: Path) -> None:
     policy = ModelSettings(engine="openai", base_url="http://127.0.0.1:1/v1")
-    with pytest.raises(ConfigError, match="openai cannot be given the weights"):
+    with pytest.raises(ConfigError, match="openai cannot load the weights"):
         check_servable(policy)

@@ -71,7 +71,7 @@ def test_all_mistakes_are_named_with_line_and_nearest_key(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("name: x\nmcts: {evaluator: judge}\n", "no `judge:`"),
+        ("name: x\nmcts: {evaluator: judge}\n", "`judge:` is not set"),
         ("name: x\nrewards: {estimator: judge}\njudge: {}\n", "rewards.estimator is `judge`"),
         (
             "name: x\nmcts: {evaluator: judge}\njudge: {}\nrewards: {estimator: rollout}\n",
@@ -82,25 +82,25 @@ def test_all_mistakes_are_named_with_line_and_nearest_key(tmp_path: Path) -> Non
         ("name: x\ndata: {source: hotpotqa}\n", "questions"),
         (
             "name: x\nlimits: {max_usd: 1}\npolicy: {engine: openai, model: m, base_url: u}\n",
-            "policy.price_per_million names no price of input and output",
+            "policy.price_per_million does not set input and output",
         ),
         (
             "name: x\nlimits: {max_usd: 1}\npolicy: {engine: vllm, model: m/m, base_url: u}\n",
-            "policy.price_per_million names no price of input and output",
+            "policy.price_per_million does not set input and output",
         ),
         (
             "name: x\nlimits: {max_usd: 1}\njudge: {engine: openai, model: m, base_url: u, "
             "price_per_million: {input: 1}}\nmcts: {evaluator: judge}\n",
-            "judge.price_per_million names no price of output",
+            "judge.price_per_million does not set output",
         ),
-        ("name: x\nmcts: {max_children: 1}\n", "no step has a sibling"),
+        ("name: x\nmcts: {max_children: 1}\n", "steps without siblings"),
         ("name: x\nmcts: {iterations: 4}\npairs: {min_outcomes: 5}\n", "at most 4 outcomes"),
         (
             "name: x\nmcts: {iterations: 4, kind: chains, rollouts: 3}\npairs: {min_outcomes: 5}\n",
             "at most 4 outcomes",
         ),
-        ("name: x\nmcts: {kind: chains, iterations: 1}\n", "no step has a sibling"),
-        ("name: x\nmcts: {kind: chains, evaluator: judge}\njudge: {}\n", "leave the evaluator"),
+        ("name: x\nmcts: {kind: chains, iterations: 1}\n", "steps without siblings"),
+        ("name: x\nmcts: {kind: chains, evaluator: judge}\njudge: {}\n", "remove the evaluator"),
         ("name: x\nmcts: {kind: chains}\nrewards: {estimator: rollout}\n", "scores only answers"),
         ("name: x\nmcts: {kind: chains}\nrewards: {estimator: judge}\n", "scores only answers"),
         ("name: x\nmcts: {max_output_tokens: 0}\n", "mcts.max_output_tokens"),
@@ -116,7 +116,7 @@ def test_all_mistakes_are_named_with_line_and_nearest_key(tmp_path: Path) -> Non
         (f"{EVO}\nmcts: {{evaluator: judge}}\njudge: {{}}\n", "stores no steps"),
         (f"{EVO}\nmcts: {{evaluator: playout}}\n", "set mcts.normalise: true"),
         (f"{EVO}\nmcts: {{kind: chains}}\npairs: {{invalid: rejected}}\n", "pairs.invalid: drop"),
-        (f"{EVO}\nmcts: {{kind: chains, iterations: 1}}\n", "no step has a sibling"),
+        (f"{EVO}\nmcts: {{kind: chains, iterations: 1}}\n", "steps without siblings"),
         (
             # Each of two chains, and three more draws at each of its ten states at the most.
             f"{EVO}\nmcts: {{kind: chains, iterations: 2, branches: 2}}\n"
@@ -129,7 +129,7 @@ def test_all_mistakes_are_named_with_line_and_nearest_key(tmp_path: Path) -> Non
             "verifier: {engine: openai, base_url: u}\n",
             "verifier.price_per_million",
         ),
-        ("name: x\nverifier: {}\n", "the reward scheme `spre` asks none"),
+        ("name: x\nverifier: {}\n", "the reward scheme `spre` does not use one"),
         (
             "name: x\nmcts: {evaluator: playout}\nrewards: {estimator: rollout}\n",
             "so nodes lack rollouts",
@@ -152,8 +152,8 @@ def test_all_mistakes_are_named_with_line_and_nearest_key(tmp_path: Path) -> Non
         ("name: x\npairs: {actions: []}\n", "pairs.actions"),
         ("name: x\npairs: {max_length_ratio: 0.5}\n", "pairs.max_length_ratio"),
         ("name: x\ntraining: {dpo: {batch_size: 8, micro_batch: 3}}\n", "training.dpo"),
-        ("name: x\ntraining: {warm_start: {traces: {detour: 0.1}}}\n", "is `reasonrag`; leave it"),
-        ("name: x\ndata: {questions: q.jsonl}\n", "leave `questions` out"),
+        ("name: x\ntraining: {warm_start: {traces: {detour: 0.1}}}\n", "is `reasonrag`; remove it"),
+        ("name: x\ndata: {questions: q.jsonl}\n", "remove `questions`"),
         ("name: ../../etc\n", "`name`"),
         ("name: x\nseed: 1\nseed: 2\n", "recipe.yaml:3: `seed` is repeated; remove one"),
         ("seed: 3\n", "`name` is missing"),
@@ -177,7 +177,7 @@ def test_a_mistake_of_form_hides_no_contradiction(tmp_path: Path) -> None:
     assert "retrieval.top_k" in told
     assert "policy.top_p" in told
     assert "`foo` is not a setting" in told
-    assert "no `judge:`" in told
+    assert "`judge:` is not set" in told
     assert "retrieval.url" not in told, "a block that is at fault says nothing more"
     assert "price_per_million" not in told
 

@@ -103,7 +103,7 @@ def test_where_nobody_can_know_it_is_said(
     drawn_by(tmp_path / "run", "served", digest, engine)
     assert trained(tmp_path / "run", models[0], "train-dpo") == 0
     told = capsys.readouterr().out
-    assert ("cannot be checked" if digest else "do not say which policy") in told
+    assert ("cannot be checked" if digest else "imported rows is unknown") in told
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_where_nobody_can_know_it_is_said(
     [
         (None, "models/run/{kind}", 0),
         ("arm-2", "models/run/arm-2", 0),
-        ("../elsewhere", "names a folder", 2),
+        ("../elsewhere", "not a valid folder name", 2),
         ("warm-start", "choose another", 2),
     ],
 )
@@ -164,7 +164,7 @@ def test_a_policy_and_a_reward_model_do_not_share_a_folder(
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "training.json").write_text(json.dumps({"kind": held}))
     assert trained(tmp_path / "run", models[0], stage, "--name", "taken") == code
-    assert ("taken holds" in capsys.readouterr().out) == (code == 2)
+    assert ("taken: holds" in capsys.readouterr().out) == (code == 2)
 
 
 def test_a_training_writes_through_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,4 +117,4 @@ def test_workers_are_for_endpoints(tmp_path: Path, capsys: pytest.CaptureFixture
     verified = {**EVO, "verifier": local}
     config = recipe(tmp_path, "http://127.0.0.1:1/v1", **verified)
     assert annotate(config, tmp_path / "run", "--workers", "2") == 2
-    assert "openvino:packaged would be started once a worker" in capsys.readouterr().out
+    assert "openvino:packaged would be started once per worker" in capsys.readouterr().out

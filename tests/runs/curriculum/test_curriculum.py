@@ -250,7 +250,7 @@ def test_a_reward_model_that_nothing_asks_may_have_nothing_to_learn(tmp_path: Pa
     runner = Poor(plain.context, (0,), plain.kept_in, scored=dev_row)
     carried_out(runner)
     assert runner.asked("dev") == ["start", "discovery-1", "refinement-1"]
-    assert "goes on without a reward model of this cycle: no pair is left" in said(runner)
+    assert "continues without a reward model for this cycle: no pair is left" in said(runner)
     with pytest.raises(StageStopped, match="exit code 2"):
         CurriculumState(
             Poor(plain.context, (0,), plain.kept_in, scored=dev_row, untaught=False)
@@ -271,15 +271,15 @@ def test_dev_without_an_answerable_question_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (("rewards={scheme: spre}",), "`spre` has no stages to go through"),
-        (("rewards.schedule=none",), "all weights of the rewards are 0"),
+        (("rewards={scheme: spre}",), "`spre` does not have stages"),
+        (("rewards.schedule=none",), "all reward weights are 0"),
         ((*SCORED[1:], "curriculum.reward_model=false"), "curriculum.reward_model is false"),
         (("training.reward_model.encoder=nowhere",), "nowhere"),
-        (("data.limit=null",), "questions: say the number per cycle"),
+        (("data.limit=null",), "questions: set curriculum.questions"),
         (("data.split=null",), "data.split of atlas is not set"),
         (("data.split=dev",), "data.split of atlas is dev"),
-        (("policy={engine: openai, base_url: http://x, model: m}",), "would not get the policies"),
-        (("policy={engine: vllm, base_url: http://x}",), "base_url names a server that is there"),
+        (("policy={engine: openai, base_url: http://x, model: m}",), "cannot load the trained"),
+        (("policy={engine: vllm, base_url: http://x}",), "base_url names a running server"),
         (("data.limit=800", "data.types=[unanswerable]"), r"800 questions each, but there are \d"),
     ],
 )
@@ -319,7 +319,7 @@ def test_there_are_just_as_many_questions_as_the_cycles_need(
     for each, enough in ((20, True), (21, False)):
         more = ("policy.model=packaged", f"curriculum.questions={each}")
         call = pretended("evo-rag", tmp_path / "evo", *more).context
-        with nullcontext() if enough else pytest.raises(ConfigError, match="2 cycles of 21"):
+        with nullcontext() if enough else pytest.raises(ConfigError, match="2 cycles need 21"):
             check_curriculum(call)
 
 
