@@ -182,7 +182,7 @@ def test_a_model_of_another_total_says_so(
         assert told not in said("--set", "rewards.horizon=6"), "as many as agent.max_steps"
         longer = said("--set", "rewards.horizon=20")
         assert (told not in longer) == knows_weights
-        assert knows_weights or "(horizon)" in longer
+        assert knows_weights or "(changed: horizon)" in longer
 
 
 def nodes_of(run: Path) -> list[TreeNode]:
@@ -266,7 +266,7 @@ def test_what_is_missing_is_named(
         ),
         (
             {"mcts": {"evaluator": "reward_model", "kind": "chains"}, "reward_model": "rm"},
-            "evaluates no step on the way",
+            "does not evaluate inner steps",
         ),
     ],
 )
