@@ -63,15 +63,24 @@ _COUNTED = {
     "copied",
 }
 """Means that may cover only some of the questions; then the count follows in brackets."""
-_DIFFERENCE_HEAD = ("policies", "questions", "n", "EM [95 %]", "F1 [95 %]")
-_NAMES = 2
-"""Leading columns that hold names."""
-
 Cells = tuple[str, ...]
+_DIFFERENCE_HEAD: Cells = ("policies", "questions", "n", "EM [95 %]", "F1 [95 %]")
 
 
-def render_table(comparison: PolicyComparison) -> Group:
-    """Returns all tables for `console.print`; after the first, only rows on all questions."""
+def render_table(comparison: PolicyComparison, *, by_type: bool = False) -> Group:
+    """Returns the tables for `console.print`.
+
+    Args:
+        comparison: Rows and differences.
+        by_type: Also show rows by source, type, hops and guessability, in the first table and in
+            that of differences.
+    """
+    if not by_type:
+        comparison = replace(
+            comparison,
+            rows=tuple(row for row in comparison.rows if row.stratum == EVERYTHING),
+            differences=tuple(d for d in comparison.differences if d.stratum == EVERYTHING),
+        )
     return Group(*(sheet.text() for sheet in _sheets(comparison, is_brief=True)))
 
 
@@ -89,7 +98,8 @@ def interval(of: Interval) -> str:
 def _sheets(comparison: PolicyComparison, *, is_brief: bool = False) -> list[Sheet]:
     rows = comparison.rows
     whole = [row for row in rows if row.stratum == EVERYTHING]
-    sheets = [sheet for title in _TABLES for sheet in _policy_sheets(title, rows)]
+    has_strata = not is_brief or len(whole) < len(rows)
+    sheets = [sheet for title in _TABLES for sheet in _policy_sheets(title, rows, has_strata)]
     protocols = [row.protocol or "" for row in rows]
     if len(set(protocols) - {""}) > 1:
         sheets[-1] = sheets[-1].with_column("protocol", protocols)
@@ -98,19 +108,20 @@ def _sheets(comparison: PolicyComparison, *, is_brief: bool = False) -> list[She
     broken = [(row.policy, rule, percent(n)) for row in whole for rule, n in row.broken.items()]
     if broken:
         head = ("policy", "broken rule", "replies")
-        sheets.append(Sheet("Format (%)", head, tuple(broken), _NAMES))
+        sheets.append(Sheet("Format (%)", head, tuple(broken), names=2))
     if comparison.differences:
-        differences = _difference_rows(comparison.differences)
-        sheets.append(Sheet("Differences (points)", _DIFFERENCE_HEAD, differences, _NAMES))
+        cells, names = (_DIFFERENCE_HEAD, *_difference_rows(comparison.differences)), 2
+        if not has_strata:
+            cells, names = tuple((row[0], *row[2:]) for row in cells), 1
+        sheets.append(Sheet("Differences (points)", cells[0], cells[1:], names))
     return sheets
 
 
-def _policy_sheets(title: str, rows: Sequence[PolicyRow]) -> Iterator[Sheet]:
+def _policy_sheets(title: str, rows: Sequence[PolicyRow], has_strata: bool) -> Iterator[Sheet]:
     """Yields one of `_TABLES` in narrow parts, without empty columns."""
-    names = {
-        "policy": [row.policy for row in rows],
-        "questions": [row.stratum for row in rows],
-    }
+    names = {"policy": [row.policy for row in rows]}
+    if has_strata:
+        names["questions"] = [row.stratum for row in rows]
     start = 1 + sum(min(_width(*column), _NAME_WIDTH + 3) for column in names.items())
     part, width = dict(names), start
     for head, name, form in _TABLES[title]:
@@ -119,11 +130,11 @@ def _policy_sheets(title: str, rows: Sequence[PolicyRow]) -> Iterator[Sheet]:
             continue
         cells = [form(value) + _count(row, name) for row, value in zip(rows, values, strict=True)]
         if part != names and width + _width(head, cells) > _WIDTH:
-            yield _sheet(title, part)
+            yield _sheet(title, part, len(names))
             part, width = dict(names), start
         part[head] = cells
         width += _width(head, cells)
-    yield _sheet(title, part)
+    yield _sheet(title, part, len(names))
 
 
 def _width(head: str, cells: Sequence[str]) -> int:
@@ -131,8 +142,8 @@ def _width(head: str, cells: Sequence[str]) -> int:
     return 3 + max(map(len, (head, *cells)))
 
 
-def _sheet(title: str, columns: Mapping[str, Sequence[str]]) -> Sheet:
-    return Sheet(title, tuple(columns), tuple(zip(*columns.values(), strict=True)), _NAMES)
+def _sheet(title: str, columns: Mapping[str, Sequence[str]], names: int) -> Sheet:
+    return Sheet(title, tuple(columns), tuple(zip(*columns.values(), strict=True)), names)
 
 
 def _count(row: PolicyRow, name: str) -> str:

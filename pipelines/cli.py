@@ -139,6 +139,8 @@ def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
         one.add_argument("--dry-run", action="store_true", help="show plan and cost, then stop")
     if name in LIMITED:
         one.add_argument("--limit", type=_count, metavar="N", help="at most N questions")
+    if name in {"eval", "all"}:
+        one.add_argument("--by-type", action="store_true", help="also print rows by question type")
     if name in {"annotate", "all"}:
         one.add_argument("--workers", type=_count, metavar="N", help="processes at an endpoint")
     if name == "inspect":

@@ -136,13 +136,15 @@ def _report(
         resamples=run.recipe.evaluation.bootstrap,
         seed=run.recipe.seed,
     )
-    context.console.print(render_table(comparison))
+    by_type = bool(context.options.get("by_type"))
+    context.console.print(render_table(comparison, by_type=by_type))
     rows = [asdict(row) for row in comparison.rows if row.stratum == EVERYTHING]
     for row in rows:
         folder = run.folder / "eval" / row["policy"] / name
         atomic_write_json(folder / "metrics.json", row)
     atomic_write_text(run.folder / "eval" / f"{name}.md", render_markdown(comparison))
-    context.log(f"kept in {run.folder / 'eval'} as {name}")
+    more = "" if by_type else ", also by type, hops and guessability"
+    context.log(f"wrote {run.folder / 'eval' / name}.md{more}")
     return {"set": name, "policies": rows}
 
 
