@@ -16,7 +16,7 @@ from storage.terminal_escape import inert
 
 
 def write_card(run: Run) -> None:
-    """Writes `README.md` of a run that has been annotated."""
+    """Writes `README.md` of an annotated run."""
     recipe, manifest = run.recipe, load_manifest(run.folder)
     # Only two columns, because a large run's questions must not be in memory twice.
     licences = read_parts(run.folder, "questions", ["source", "licence"])

@@ -87,7 +87,7 @@ def of_pairs(pairs: PairFigures | None) -> Iterator[Finding]:
             "none",
             "bad",
             "nothing to train on: annotate more questions, lower pairs.min_outcomes or min_gap "
-            "(`branchwise relabel`), or draw with a higher mcts.temperature",
+            "(`branchwise relabel`), or raise mcts.temperature in a new run",
         )
         return
     n = pairs.pairs

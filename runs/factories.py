@@ -53,7 +53,7 @@ def engine_for(
     """Returns the engine of a `policy:` or `judge:` block; enter it before use.
 
     Args:
-        model: The block.
+        model: Settings of the model.
         recipe: Recipe; its limits apply.
         logs: Folder for the log of a server that the engine starts; defaults to the cache's.
         before_call: Called before every attempt at an endpoint (see `engines.ledgered`).

@@ -139,7 +139,7 @@ def _check_same_policy(recipe: Recipe, policies: Collection[str]) -> None:
     digest = model_digest(recipe.policy, recipe)
     if others := set(policies) - {digest}:
         raise ConfigError(
-            f"the trees were grown by policy {', '.join(sorted(others))}, and "
+            f"the trees were grown by policy {', '.join(sorted(others))}, but "
             f"{recipe.policy.model} is now {digest}: restore the weights, or use --no-model"
         )
 

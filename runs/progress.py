@@ -25,7 +25,7 @@ class Progress:
 
     Attributes:
         grows: Whether questions give pairs and rewards, which are then shown.
-        spent: Returns the run's totals; only spending since the start of this attempt is shown.
+        spent: Callback that returns the run's totals; only this attempt's spending is shown.
     """
 
     stage: str

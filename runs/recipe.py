@@ -265,7 +265,7 @@ class Recipe(Settings):
         return _with_own(self.judge or JudgeSettings(), own)
 
     def own_endpoints(self) -> dict[str, ModelSettings]:
-        """Returns the models at other endpoints than the recipe's policy, by setting."""
+        """Returns models at other endpoints than the policy's, and the answer judge, by setting."""
         here = (self.policy.engine, self.policy.base_url)
         policies = self.policy_recipes(self.name).items()
         asked = {f"evaluation.policies.{name}": one.policy for name, one in policies}

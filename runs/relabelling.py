@@ -21,7 +21,7 @@ from storage.records import Pair, TreeNode
 
 @dataclass
 class Relabeller:
-    """Labels stored trees under a recipe's rewards and `pairs`."""
+    """Labels stored trees under a recipe's `rewards:` and `pairs:`."""
 
     recipe: Recipe
     fresh: Fresh = field(default_factory=dict)

@@ -87,7 +87,7 @@ class Gate:
     Attributes:
         limits: Limits. Tokens and dollars include the run's earlier attempts and stages; hours
             count this attempt only.
-        spent: Returns the totals of the run's ledger.
+        spent: Callback that returns the totals of the run's ledger.
         reason: Reason that the gate closed; None while it is open.
     """
 

@@ -94,8 +94,8 @@ def _faults(recipe: Recipe) -> Iterator[str]:
     for one in recipe.data.mix or (recipe.data,):
         if one.split not in {"train", "warm"}:
             yield (
-                f"data.split of {one.source} is {one.split or 'not set'}, so cycles would train on "
-                "questions for dev or test: set it to train"
+                f"data.split of {one.source} is {one.split or 'not set'}, so cycles could train on "
+                "questions of dev or test: set it to train"
             )
 
 

@@ -173,7 +173,7 @@ STAGES = {
     "export to": (of_the_run("export-pairs", "--file", f"FOLDER/no/{NAME}.json"), "pwned"),
     "inspect": (of_the_run("inspect"), "pwned"),
     "changed": (of_the_run("annotate", "--set", f"policy.model='{NAME}'"), "unacceptable"),
-    "schedule": (of_the_run("schedule", "--dry-run"), "has no schedule"),
+    "schedule": (of_the_run("schedule", "--dry-run"), "does not have a schedule"),
     "warm-start": (of_the_run("warm-start", "--dry-run"), "pwned"),
     "train-sft": (of_the_run("train-sft", "--dry-run"), "pwned"),
     "train-dpo": (of_the_run("train-dpo", "--dry-run"), "pwned"),

@@ -61,4 +61,4 @@ def test_a_recipe_without_the_rewards_has_no_schedule(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert schedule(tmp_path / "run", "--config", "configs/atlas.yaml") == 2
-    assert "has no schedule" in capsys.readouterr().out
+    assert "does not have a schedule" in capsys.readouterr().out

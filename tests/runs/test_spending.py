@@ -106,7 +106,7 @@ def test_a_limit_in_dollars_holds_without_usage(
     assert stage("annotate", config, run) == 3
     totals, told = ended(capsys)
     assert 1.0 <= totals["cost_usd"] < 1.5
-    assert f"{totals['calls']} of {totals['calls']} calls are ours" in told
+    assert f"{totals['calls']} of {totals['calls']} calls, so limits and costs use ours" in told
     assert "estimated from above, from bytes" in told
     assert told.count("reports no usable token counts") == 1
     assert totals["counts"]["tokens estimated from above, from bytes"] == totals["calls"]
@@ -127,7 +127,7 @@ def test_an_evaluation_counts_and_tells_likewise(
     agree(totals, run)
     assert stage("eval", config, run) == 0
     totals, told = ended(capsys)
-    assert "calls are ours" in told
+    assert "calls, so limits and costs use ours" in told
     agree(totals, run)
 
 
