@@ -17,7 +17,7 @@ from storage.records import Message, Question, RetrievedPassage
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class StepResult:
     """One policy call.
 
     Attributes:
@@ -49,7 +49,7 @@ class Trajectory:
     """
 
     state: State
-    moves: tuple[Move, ...]
+    moves: tuple[StepResult, ...]
     stop_reason: str
 
     @property
@@ -102,7 +102,7 @@ class Environment:
 
     async def act(
         self, state: State, sampling: Sampling, *, question_id: str, path: str, draw: int = 0
-    ) -> Move:
+    ) -> StepResult:
         """Takes one step from a state that has not ended.
 
         Args:
@@ -136,13 +136,13 @@ class Environment:
         stage = TERMINAL if ended else protocol.next_stage(state, action, last=last)
         if stage != TERMINAL:  # the result of a last search would not be read
             step = await self._answered(state, step)
-        return Move(state.after(step, stage), completion)
+        return StepResult(state.after(step, stage), completion)
 
     async def trajectory(
         self, state: State, sampling: Sampling, *, question_id: str, path: str, draw: int = 0
     ) -> Trajectory:
         """Follows `state` to its end, at most `agent.max_steps` steps from the root."""
-        moves: list[Move] = []
+        moves: list[StepResult] = []
         while not state.terminal:
             move = await self.act(
                 state, sampling, question_id=question_id, path=f"{path}+{state.depth}", draw=draw

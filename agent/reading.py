@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from agent.protocol import AgentProtocol
 from agent.state import Action, State
-from agent.tags import fenced, one_tag, tag_structure
+from agent.tags import fenced, parse_tag, tag_structure
 from engines.sampling import Structure
 from storage.records import Message
 
@@ -41,7 +41,7 @@ class Reading(AgentProtocol):
         return tag_structure(("answer",))
 
     def parse(self, state: State, text: str, *, last: bool) -> Action:
-        return one_tag(text, ("answer",))
+        return parse_tag(text, ("answer",))
 
     def render(self, action: Action) -> str:
         return f"<answer>{action.content}</answer>"

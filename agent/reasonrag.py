@@ -7,7 +7,7 @@ in Grounding; Reasoning sees the queries and the evidence. The prompt begins wit
 
 from agent.protocol import AgentProtocol
 from agent.state import TERMINAL, Action, State, Step
-from agent.tags import fenced, one_tag, tag_structure
+from agent.tags import fenced, parse_tag, tag_structure
 from engines.sampling import Structure
 from storage.records import Message
 
@@ -37,7 +37,7 @@ class ReasonRAG(AgentProtocol):
         return tag_structure(_allowed(state, last))
 
     def parse(self, state: State, text: str, *, last: bool) -> Action:
-        return one_tag(text, _allowed(state, last))
+        return parse_tag(text, _allowed(state, last))
 
     def next_stage(self, state: State, action: Action, *, last: bool = False) -> str:
         return _NEXT.get(action.kind, TERMINAL)

@@ -12,7 +12,7 @@ MAX_CONTENT_CHARS = 300
 _TAG = re.compile(r"<(/?)(query|evidence|answer)>")
 
 
-def one_tag(text: str, allowed: tuple[str, ...]) -> Action:
+def parse_tag(text: str, allowed: tuple[str, ...]) -> Action:
     """Reads exactly one well-formed tag of an allowed kind; its content must not be empty."""
     # Read tag by tag: a regex for a whole pair takes hours over a megabyte of opened tags.
     tags = list(islice(_TAG.finditer(text), 3))

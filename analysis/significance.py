@@ -248,14 +248,14 @@ def _crossed_means(
     #   ...        column means after step 1     2. draw seeds (columns) with replacement from those
     # Drawing (question, seed) cells instead would treat one training's luck as independent noise.
     seeds = blocks[0].shape[1]
-    spread = np.concatenate([_stretched(block) for block in blocks], axis=1)
+    spread = np.concatenate([_scale_seed_deviations(block) for block in blocks], axis=1)
     by_seed = _resampled_means(spread, resamples, rng).reshape(resamples, len(blocks), seeds)
     drawn = rng.integers(0, seeds, size=(resamples, 1, seeds))
     means: np.ndarray = np.take_along_axis(by_seed, drawn, axis=2).mean(axis=2)
     return means
 
 
-def _stretched(scores: np.ndarray) -> np.ndarray:
+def _scale_seed_deviations(scores: np.ndarray) -> np.ndarray:
     """Scales the deviations of the seeds by √(s / (s − 1)) (see `crossed_bootstrap`)."""
     seeds = scores.shape[1]
     if seeds == 1:

@@ -51,7 +51,7 @@ def fresh_gap(pair: Pair, fresh: Fresh, worth: Worth) -> float | None:
     return None if chosen is None or rejected is None else chosen - rejected
 
 
-def survives(pair: Pair, fresh: Fresh, worth: Worth) -> OrderVerdict | None:
+def order_verdict(pair: Pair, fresh: Fresh, worth: Worth) -> OrderVerdict | None:
     """Returns the verdict of fresh rollouts on a pair's order; None without one (`fresh_gap`)."""
     gap = fresh_gap(pair, fresh, worth)
     return None if gap is None else _verdict(gap)

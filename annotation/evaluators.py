@@ -1,7 +1,7 @@
 """Values of new nodes for the search: a rollout (ReasonRAG eq. 1) or a judge (eq. 6).
 
-Both return a `NodeFacts`: the value that the search backs up, and the facts from which labels are
-computed later.
+Both return a `NodeEvaluation`: the value that the search backs up, and the facts from which labels
+are computed later.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from agent.state import State
 from annotation.judge import Judge
 from engines.sampling import Sampling, Usage
 from rewards.outcome import AnswerScores
-from rewards.scheme import NodeFacts, RewardScheme
+from rewards.scheme import NodeEvaluation, RewardScheme
 from rewards.spre import trajectory_digest
 from storage.errors import BudgetExceeded
 from storage.records import Question, Rollout
@@ -27,7 +27,7 @@ ROLLOUTS = "rollout"
 class Evaluator(Protocol):
     """Values non-terminal states."""
 
-    async def evaluate(self, question: Question, state: State, path: str) -> NodeFacts:
+    async def evaluate(self, question: Question, state: State, path: str) -> NodeEvaluation:
         """Values `state`; `path` names the node in the ledger."""
         ...
 
@@ -45,12 +45,12 @@ class RolloutEvaluator:
     draws: int
     scheme: RewardScheme
 
-    async def evaluate(self, question: Question, state: State, path: str) -> NodeFacts:
+    async def evaluate(self, question: Question, state: State, path: str) -> NodeEvaluation:
         trajectories = await draw_rollouts(
             self.environment, self.sampling, question, state, f"{ROLLOUTS}/{path}", self.draws
         )
         outcomes = [self.scheme.outcome(t.state, question) for t in trajectories]
-        return NodeFacts(
+        return NodeEvaluation(
             value=fmean(outcome.total or 0.0 for outcome in outcomes),
             rollouts=rollout_rows(question, trajectories),
             usage=sum((t.usage for t in trajectories), Usage()),
@@ -85,7 +85,7 @@ async def draw_rollouts(
     except BaseExceptionGroup as failed:
         first = failed.exceptions[0]
         raise first from first.__cause__
-    return [_finished(task.result()) for task in tasks]
+    return [_raise_if_stopped(task.result()) for task in tasks]
 
 
 def rollout_rows(question: Question, trajectories: Sequence[Trajectory]) -> tuple[Rollout, ...]:
@@ -109,7 +109,7 @@ def _row(question: Question, trajectory: Trajectory, draw: int) -> Rollout:
     )
 
 
-def _finished(drawn: Trajectory | BudgetExceeded) -> Trajectory:
+def _raise_if_stopped(drawn: Trajectory | BudgetExceeded) -> Trajectory:
     if isinstance(drawn, BudgetExceeded):
         raise drawn
     return drawn
@@ -122,9 +122,9 @@ class JudgeEvaluator:
     judge: Judge
     scheme: RewardScheme
 
-    async def evaluate(self, question: Question, state: State, path: str) -> NodeFacts:
+    async def evaluate(self, question: Question, state: State, path: str) -> NodeEvaluation:
         verdict = await self.judge.score(question, state, f"judge/{path}")
-        facts = NodeFacts(
+        facts = NodeEvaluation(
             value=None,
             judge_score=verdict.score,
             judge_text=verdict.text,

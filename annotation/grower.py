@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass, field
 
-from agent.environment import Environment, Move
+from agent.environment import Environment, StepResult
 from agent.state import State
 from annotation.evaluators import Evaluator
 from annotation.scoring import RewardModelEvaluator
 from engines.sampling import Sampling, Usage
 from mcts import Expansion, Node, SearchSettings, Tree, sample_chains, search
 from rewards.answers import normalise
-from rewards.scheme import NodeFacts, RewardScheme
+from rewards.scheme import NodeEvaluation, RewardScheme
 from storage.records import Question
 
 CHILDREN = "tree"
@@ -27,8 +27,8 @@ class GrownTree:
     """
 
     tree: Tree[State]
-    moves: dict[str, Move] = field(default_factory=dict)
-    facts: dict[int, NodeFacts] = field(default_factory=dict)
+    moves: dict[str, StepResult] = field(default_factory=dict)
+    facts: dict[int, NodeEvaluation] = field(default_factory=dict)
     stopped: bool = False
 
     @property

@@ -16,7 +16,7 @@ from rewards.answers import normalise
 from rewards.labels import Label, gap
 from rewards.similarity import similarity
 from storage.records import NO_PARENT, Component, TreeNode
-from storage.text import digest_of, storable
+from storage.text import digest_of, replace_surrogates
 
 SHUFFLED = "shuffled pairs"
 """Hash salt of the shuffle of `pairs.order: shuffled`."""
@@ -150,8 +150,8 @@ def _falls_other_way(pair: SiblingPair) -> bool:
         SHUFFLED,
         pair.chosen.question_id,
         str(pair.chosen.parent_id),
-        storable(earlier.text),  # as it is read back from a stored tree
-        storable(later.text),
+        replace_surrogates(earlier.text),  # as it is read back from a stored tree
+        replace_surrogates(later.text),
     )
     preferred = later if int(tossed, 16) % 2 else earlier
     return preferred is not pair.chosen
@@ -210,7 +210,7 @@ def _left_out(chosen: TreeNode, rejected: TreeNode, settings: PairSettings) -> s
         return "other_action"
     if settings.same_action and chosen.action != rejected.action:
         return "unlike_actions"
-    if ratio is not None and not _alike(chosen, rejected, ratio):
+    if ratio is not None and not _is_similar(chosen, rejected, ratio):
         return "unlike_lengths"
     if most_alike is not None and chosen.action == rejected.action:
         return "same_words" if similarity(chosen.content, rejected.content) > most_alike else None
@@ -225,7 +225,7 @@ def _enough(node: TreeNode, label: Label, settings: PairSettings) -> bool:
     return node.terminal or label.n_outcomes >= settings.min_outcomes
 
 
-def _alike(one: TreeNode, other: TreeNode, max_ratio: float) -> bool:
+def _is_similar(one: TreeNode, other: TreeNode, max_ratio: float) -> bool:
     """Returns whether neither reply has more than `max_ratio` times the other's characters."""
     shorter, longer = sorted((len(one.text), len(other.text)))
     return longer <= max_ratio * shorter

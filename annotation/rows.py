@@ -10,7 +10,7 @@ from engines.sampling import Usage
 from mcts import Node
 from rewards.labels import Label
 from rewards.outcome import AnswerScores
-from rewards.scheme import NodeFacts
+from rewards.scheme import NodeEvaluation
 from storage.records import Message, Pair, PassageRef, Question, TreeNode, pair_id
 from storage.text import digest_of
 
@@ -62,7 +62,7 @@ def _tree_row(
     provenance: Provenance,
 ) -> TreeNode:
     step = node.state.steps[-1] if node.state.steps else None
-    facts = grown.facts.get(node.id, NodeFacts(None))
+    facts = grown.facts.get(node.id, NodeEvaluation(None))
     usage = grown.moves[node.path].usage if step else Usage()
     scores = AnswerScores.of(node.state.answer, question.answers)
     return TreeNode(

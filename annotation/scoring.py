@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from agent.state import State
 from rewards.reward_model import Prompt, RewardModel, prefix_of
-from rewards.scheme import NodeFacts
+from rewards.scheme import NodeEvaluation
 from storage.records import Question, TreeNode
 
 
@@ -30,16 +30,16 @@ class RewardModelEvaluator:
     prompt: Prompt
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def evaluate(self, question: Question, state: State, path: str) -> NodeFacts:
+    async def evaluate(self, question: Question, state: State, path: str) -> NodeEvaluation:
         step, t = prefix_of(state, self.prompt), state.depth - 1
         async with self._turn:
             [score] = await asyncio.to_thread(self.model.score, [step], [t])
         too_long = "longer than the reward model reads" if score is None else None
-        return NodeFacts(score, unscored=too_long)
+        return NodeEvaluation(score, unscored=too_long)
 
     async def rescored(
-        self, facts: NodeFacts, question: Question, state: State, path: str
-    ) -> NodeFacts:
+        self, facts: NodeEvaluation, question: Question, state: State, path: str
+    ) -> NodeEvaluation:
         """Replaces the value of a finished trajectory with the model's score."""
         own = await self.evaluate(question, state, path)
         return replace(facts, value=own.value, unscored=own.unscored)

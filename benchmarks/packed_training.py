@@ -24,7 +24,7 @@ from storage.records import Pair
 from storage.schemas import table_to_records
 from training.arguments import example_arguments, quiet, shared_arguments
 from training.likelihood import step_logps
-from training.pair_trainer import give_reference, pair_trainer
+from training.pair_trainer import pair_trainer, set_reference_logps
 from training.preferences import PreferenceTokens, describe_lengths, tokenise_pairs
 from training.settings import DpoSettings
 from weights.policy_files import load_policy, policy_files
@@ -64,7 +64,7 @@ def train_once(start: str, pairs: Sequence[PreferenceTokens], settings: DpoSetti
         if settings.packed:
             rows = [row for pair in pairs for row in pair.rows]
             with trainer.model.disable_adapter():
-                give_reference(trainer, pairs, step_logps(trainer, rows, packed=True))
+                set_reference_logps(trainer, pairs, step_logps(trainer, rows, packed=True))
         trainer.train()
         measured.seconds = time.perf_counter() - began
     return measured

@@ -84,7 +84,7 @@ class Admission:
                 elif self._may_start():
                     waiter.set_result(self._take())
                 else:
-                    self._look_again()
+                    self._schedule_recheck()
                     return
             heapq.heappop(self._waiting)
 
@@ -113,7 +113,7 @@ class Admission:
     def _opens_at(self) -> float:
         return max(self.held_until, self._breaker.probe_at)
 
-    def _look_again(self) -> None:
+    def _schedule_recheck(self) -> None:
         """Sets a timer if the passage of time alone will let a call start."""
         now = _now()
         if self._opens_at() > now:

@@ -14,7 +14,7 @@ from engines.sampling import (
 )
 from engines.usage import TokenCounter, cached_tokens, usage_of
 from storage.errors import EndpointError, TokenDrift
-from storage.text import storable
+from storage.text import replace_surrogates
 
 StructuredForm = Literal["vllm", "json_schema", "none"]
 """Format in which an endpoint takes a constraint; `vllm` is vLLM's own since 0.11."""
@@ -96,12 +96,14 @@ def prompt_parts(request: SampleRequest, model: str) -> list[dict[str, Any] | tu
     first, parts = begun_turn(request)
     turns, how = _turns(request), {"add_generation_prompt": True}
     if first:
-        turns.append({"role": "assistant", "content": storable(first)})
+        turns.append({"role": "assistant", "content": replace_surrogates(first)})
         how = {"add_generation_prompt": False, "continue_final_message": True}
     bare = {"model": model, "add_special_tokens": False}
     encoded: list[dict[str, Any] | tuple[int, ...]] = [{"messages": turns} | bare | how]
     for part in parts:
-        encoded.append({"prompt": storable(part)} | bare if isinstance(part, str) else part)
+        encoded.append(
+            {"prompt": replace_surrogates(part)} | bare if isinstance(part, str) else part
+        )
     return encoded
 
 
@@ -137,7 +139,7 @@ def read_reply(
     if not message or not isinstance(content, str | None):
         raise UnreadableReply(f"no choice with a text in {reply or type(reply).__name__!r}")
     refused = bool(message.get("refusal"))
-    text = storable(content) if content and not refused else ""
+    text = replace_surrogates(content) if content and not refused else ""
     said = "content_filter" if refused else _FINISH.get(str(choice.get("finish_reason")), "unknown")
     usage = usage_of(reply.get("usage"), request, text, said, counter)
     if len(text) > longest:
@@ -182,7 +184,7 @@ def read_ids_reply(
             f"{url}: the reply ({len(ids)} tokens) exceeds the limit of the request ({most} tokens)"
         )
     return Completion(
-        text=storable(text),
+        text=replace_surrogates(text),
         finish_reason=_FINISH.get(str(choice.get("finish_reason")), "unknown"),
         usage=Usage(len(prompt), cached_tokens(reply.get("usage"), len(prompt)), len(ids)),
         model=_label(reply.get("model") or model),
@@ -205,7 +207,7 @@ def _are_logprobs(value: Any) -> TypeGuard[list[float]]:
 
 
 def _turns(request: SampleRequest) -> list[dict[str, str]]:
-    return [{"role": m.role, "content": storable(m.content)} for m in request.messages]
+    return [{"role": m.role, "content": replace_surrogates(m.content)} for m in request.messages]
 
 
 def _how_to_draw(
@@ -259,4 +261,4 @@ def _stop_reason(choice: dict[str, Any], *, refused: bool) -> str | None:
 def _label(value: Any) -> str:
     """Returns a name to store with the completion; truncates very long names."""
     text = str(value)
-    return storable(text if len(text) <= _LONGEST_LABEL else text[:_LONGEST_LABEL] + "…")
+    return replace_surrogates(text if len(text) <= _LONGEST_LABEL else text[:_LONGEST_LABEL] + "…")

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 
-from engines.retry import FaultKind, PassingFault
+from engines.retry import FaultKind, TransientError
 from engines.retry_after import epoch_s, retry_after_s
 from storage.errors import EndpointError
 from storage.http import Redirected, ReplyTooLarge
@@ -28,13 +28,13 @@ def redacted(text: str, key: str | None) -> str:
     """
     text = text[:_LONGEST_LOOKED_AT]
     if key:
-        text = re.sub(_anyhow(key), "[key]", text)
+        text = re.sub(_key_pattern(key), "[key]", text)
     text = _USER_IN_URL.sub("[user]@", text)
     line = one_line(text)
     return line if len(line) <= _LONGEST_DETAIL else line[:_LONGEST_DETAIL] + "…"
 
 
-def _anyhow(key: str) -> str:
+def _key_pattern(key: str) -> str:
     """Returns a pattern for `key` as servers repeat it: verbatim or escaped (URL, JSON, Python)."""
     return "".join(rf"\\{{0,8}}(?:{re.escape(c)}|{_in_url(c)}|(?i:u{ord(c):04x}))" for c in key)
 
@@ -44,7 +44,7 @@ def _in_url(character: str) -> str:
 
 
 def in_words(fault: Exception, *, url: str, key: str | None, key_env: str) -> Exception:
-    """Returns `fault` as an `EndpointError`, or as a `PassingFault` around one.
+    """Returns `fault` as an `EndpointError`, or as a `TransientError` around one.
 
     A refused connection, a redirect, 401, 403 and an exhausted account are fatal. Messages for 401
     and 403 omit the server's text, because servers often repeat the key there.
@@ -57,11 +57,11 @@ def in_words(fault: Exception, *, url: str, key: str | None, key_env: str) -> Ex
     if lasting is not None:
         return lasting
     if (cause := _broken(fault)) is not None:
-        return PassingFault(EndpointError(f"the connection to {url} broke ({cause})"))
+        return TransientError(EndpointError(f"the connection to {url} broke ({cause})"))
     if isinstance(fault, openai.APITimeoutError | TimeoutError | asyncio.TimeoutError):
-        return PassingFault(EndpointError(f"{url} did not answer in time (limits.timeout_s)"))
+        return TransientError(EndpointError(f"{url} did not answer in time (limits.timeout_s)"))
     detail = redacted(f"{type(fault).__name__}: {fault}", key)
-    return PassingFault(EndpointError(f"{url} sent an unreadable reply ({detail})"))
+    return TransientError(EndpointError(f"{url} sent an unreadable reply ({detail})"))
 
 
 def _unusable_in_words(fault: Exception, url: str, key: str | None) -> Exception | None:
@@ -89,7 +89,7 @@ def _unconnected_in_words(fault: Exception, url: str) -> Exception | None:
                 f"the proxy for {url} does not answer: correct HTTP_PROXY or HTTPS_PROXY, or add "
                 "the host to NO_PROXY"
             )
-        return PassingFault(EndpointError(text, fatal=True), "refused")
+        return TransientError(EndpointError(text, fatal=True), "refused")
     return None
 
 
@@ -108,7 +108,7 @@ def _status_in_words(fault: Exception, url: str, key: str | None, key_env: str) 
     if status not in _PASSING_STATUS and status < 500:
         return error
     kind: FaultKind = "overload" if status in _OVERLOAD_STATUS else "trouble"
-    return PassingFault(error, kind, _asked_pause_s(fault))
+    return TransientError(error, kind, _asked_pause_s(fault))
 
 
 def _asked_pause_s(fault: Exception) -> float | None:

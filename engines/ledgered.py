@@ -22,7 +22,7 @@ from engines.settings import Price
 from storage.calls import Call, packed, unpacked
 from storage.errors import EndpointError, StorageError
 from storage.ledger import Ledger
-from storage.text import storable
+from storage.text import replace_surrogates
 
 BeforeCall = Callable[[], None]
 """Called before every new call; raises `BudgetExceeded` if no more are allowed."""
@@ -85,7 +85,7 @@ class LedgeredEngine:
                 return self._reply(request, _completion(stored), replayed=True)
             under_way = self._under_way.get(key)
             if under_way is None:
-                return self._reply(request, await self._lead(key, request), replayed=False)
+                return self._reply(request, await self._single_flight(key, request), replayed=False)
             await asyncio.wait([under_way])
             # If the task that made the call was cancelled, this task makes the call.
             if not under_way.cancelled():
@@ -106,7 +106,7 @@ class LedgeredEngine:
         self.misses += not replayed
         return completion
 
-    async def _lead(self, key: str, request: SampleRequest) -> Completion:
+    async def _single_flight(self, key: str, request: SampleRequest) -> Completion:
         """Makes the call for all requests of this key (single flight)."""
         shared: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._under_way[key] = shared
@@ -184,9 +184,9 @@ def _as_replayed(drawn: Completion, call: Call) -> Completion:
     kept = _NOTHING if call.token_ids is None else drawn
     return replace(
         drawn,
-        text=storable(call.text),
-        stop_reason=None if call.stop_reason is None else storable(call.stop_reason),
-        model=storable(call.model),
+        text=replace_surrogates(call.text),
+        stop_reason=None if call.stop_reason is None else replace_surrogates(call.stop_reason),
+        model=replace_surrogates(call.model),
         prompt_ids=kept.prompt_ids,
         token_ids=kept.token_ids,
         logprobs=unpacked("f", call.logprobs),

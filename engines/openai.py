@@ -39,8 +39,8 @@ from engines.sampling import (
 )
 from engines.server import ServerFacts, read_models
 from engines.settings import ModelSettings
-from engines.traffic import Traffic, TrafficSettings, traffic_to
-from engines.usage import Counting
+from engines.traffic import RequestScheduler, TrafficSettings, traffic_to
+from engines.usage import LazyTokenCounter
 from storage.errors import EndpointError
 from storage.http import Redirected, ReplyTooLarge, shown_url
 from storage.records import Message
@@ -104,9 +104,9 @@ class OpenAIEngine:
         asked = settings.structured_output
         self._form: StructuredForm = "none" if asked == "auto" else asked
         self._reader = ReplyReader()
-        self._counting = Counting(settings.weights)
+        self._counting = LazyTokenCounter(settings.weights)
         self._client: AsyncOpenAI | None = None
-        self._traffic: Traffic | None = None
+        self._traffic: RequestScheduler | None = None
         self._known_as = known_as or settings.model
         named = f"{self._url}\n{settings.model}".encode()
         self._digest = digest or blake2b(named, digest_size=8).hexdigest()
@@ -180,7 +180,7 @@ class OpenAIEngine:
             return await self._continue(request, seed)
         body = chat_body(request, model=self._settings.model, seed=seed, form=self._form)
         begin = time.perf_counter()
-        reply = await self._asked(self._posted("/chat/completions", body))
+        reply = await self._with_timeout(self._posted("/chat/completions", body))
         latency_s = time.perf_counter() - begin
         said = self._read(reply, request, latency_s)
         if said.usage.basis != "reported" and not self._counting.settled:
@@ -192,11 +192,13 @@ class OpenAIEngine:
         """Draws by token ids; the server encodes the texts first."""
         prompt: list[int] = []
         for part in prompt_parts(request, self._settings.model):
-            prompt += await self._asked(self._encoded(part)) if isinstance(part, dict) else part
+            prompt += (
+                await self._with_timeout(self._encoded(part)) if isinstance(part, dict) else part
+            )
         model, url = self._settings.model, self._url
         body = ids_body(request, prompt, model=model, seed=seed, form=self._form)
         begin = time.perf_counter()
-        reply = await self._asked(self._posted("/completions", body))
+        reply = await self._with_timeout(self._posted("/completions", body))
         latency_s = time.perf_counter() - begin
         try:
             drawn = read_ids_reply(reply, request, tuple(prompt), url=url, model=model)
@@ -242,7 +244,7 @@ class OpenAIEngine:
         response = await self._connected().post(path, body=body, cast_to=httpx2.Response)
         return self._reader.read(response.content)
 
-    async def _asked(self, call: Any, timeout_s: float | None = None) -> Any:
+    async def _with_timeout(self, call: Any, timeout_s: float | None = None) -> Any:
         """Awaits one call to the endpoint under the time limit; converts faults into our errors."""
         import aiohttp
         import openai
@@ -310,7 +312,7 @@ class OpenAIEngine:
                 return None
             return self._reader.read(page.content)
 
-        return await self._asked(fetched(), min(self._timeout_s, _PREFLIGHT_TIMEOUT_S))
+        return await self._with_timeout(fetched(), min(self._timeout_s, _PREFLIGHT_TIMEOUT_S))
 
     def _require(self, request: SampleRequest) -> None:
         """Rejects requests that this endpoint cannot serve."""

@@ -26,13 +26,13 @@ from engines.sampling import (
     derived_seed,
 )
 from engines.settings import ModelSettings
-from engines.structure import relaxed, within_bounds
+from engines.structure import drop_wide_bounds, truncate_to_bounds
 from storage.errors import ConfigError, EndpointError
-from storage.text import Log, storable
+from storage.text import Log, replace_surrogates
 from weights.chat_template import rendered
 from weights.gguf import gguf_metadata
 from weights.policy_files import policy_digest, policy_files
-from weights.policy_gguf import ready_gguf
+from weights.policy_gguf import ensure_gguf
 
 BATCHED_TOKENS = 256
 """Limit on tokens (prefill and decode together) per step."""
@@ -62,7 +62,7 @@ def embedded_engine(
         StorageError: If the cache cannot be written.
     """
     files = policy_files(settings.model)
-    gguf = ready_gguf(files, settings.precision, log)
+    gguf = ensure_gguf(files, settings.precision, log)
     return OpenVINOEngine(
         gguf,
         model=settings.model,
@@ -148,7 +148,9 @@ class OpenVINOEngine:
         return ids
 
     def _encoded(self, text: str) -> list[int]:
-        encoded = self._tokenizer.encode(storable(text), add_special_tokens=False).input_ids.data[0]
+        encoded = self._tokenizer.encode(
+            replace_surrogates(text), add_special_tokens=False
+        ).input_ids.data[0]
         ids: list[int] = encoded.tolist()
         return ids
 
@@ -175,7 +177,7 @@ class OpenVINOEngine:
         if stop is not None:
             text = text.partition(stop)[0]
         if request.structure is not None and request.structure.kind == "regex":
-            text = within_bounds(request.structure.value, text)
+            text = truncate_to_bounds(request.structure.value, text)
             if text != written:  # cut at the bound, so the model's tokens no longer match
                 ids = [*self._encoded(text), int(self._tokenizer.get_eos_token_id())]
                 logprobs, finish = None, "stop"
@@ -257,7 +259,9 @@ def _config(request: SampleRequest, seed: int) -> Any:
         config.include_stop_str_in_output = True  # `_completion` searches for it
     if request.structure is not None:
         form, value = request.structure.kind, request.structure.value
-        constraint = {"regex": relaxed(value)} if form == "regex" else {"json_schema": value}
+        constraint = (
+            {"regex": drop_wide_bounds(value)} if form == "regex" else {"json_schema": value}
+        )
         config.structured_output_config = genai.StructuredOutputConfig(**constraint)
     return config
 

@@ -74,7 +74,7 @@ class RetryBudget:
         return max(0.0, -self._tokens / self._policy.budget_per_s)
 
 
-class PassingFault(Exception):
+class TransientError(Exception):
     """A temporary fault: another attempt may succeed.
 
     Attributes:
@@ -103,5 +103,5 @@ async def once(attempt: Callable[[], Awaitable[T]]) -> T:
     """
     try:
         return await attempt()
-    except PassingFault as fault:
+    except TransientError as fault:
         raise fault.error from None

@@ -11,7 +11,7 @@ from storage.settings import Settings
 Precision = Literal["f16", "q8_0"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 """Number formats of weights in the embedded engine."""
-OURS = frozenset(
+RESERVED_VLLM_ARGS = frozenset(
     {
         "--api-key",
         "--dtype",
@@ -29,7 +29,7 @@ OURS = frozenset(
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEY = re.compile(r"(?i:sk|pk|rk|gsk|hf|ghp)_(?=.*[a-z0-9])[A-Za-z0-9]{16,}")
 """A vendor's key that looks like the name of a variable."""
-RUNS_CODE = frozenset(
+CODE_LOADING_VLLM_ARGS = frozenset(
     {
         "--config",
         "--hf-overrides",
@@ -53,7 +53,14 @@ def _options_of(word: str) -> set[str]:
     name = word.partition("=")[0].partition(".")[0].replace("_", "-")
     if not name.startswith("--") or len(name) < 4:
         return {name}
-    return {name, *(option for option in OURS | RUNS_CODE if option.startswith(name))}
+    return {
+        name,
+        *(
+            option
+            for option in RESERVED_VLLM_ARGS | CODE_LOADING_VLLM_ARGS
+            if option.startswith(name)
+        ),
+    }
 
 
 class Price(Settings):
@@ -119,9 +126,9 @@ class ModelSettings(Settings):
     @classmethod
     def _reject_reserved(cls, words: tuple[str, ...]) -> tuple[str, ...]:
         meant = {option for word in words for option in _options_of(word)}
-        if taken := sorted(OURS & meant):
+        if taken := sorted(RESERVED_VLLM_ARGS & meant):
             raise ValueError(f"{', '.join(taken)}: set by Branchwise itself; leave it out")
-        if code := sorted(RUNS_CODE & meant):
+        if code := sorted(CODE_LOADING_VLLM_ARGS & meant):
             raise ValueError(
                 f"{', '.join(code)}: runs code that a recipe or a model folder names; leave it "
                 "out, or start the server yourself and set base_url"

@@ -16,7 +16,7 @@ _LITERAL_END = re.compile(r"(?:\\.|[^\\\[\](){}.*+?|^$])*$")
 _ESCAPE = re.compile(r"\\(.)")
 
 
-def relaxed(regex: str) -> str:
+def drop_wide_bounds(regex: str) -> str:
     """Returns `regex` without wide upper bounds; it accepts the same texts, and longer ones."""
 
     def open_end(bound: re.Match[str]) -> str:
@@ -28,8 +28,8 @@ def relaxed(regex: str) -> str:
     return _BOUND.sub(open_end, regex)
 
 
-def within_bounds(regex: str, text: str) -> str:
-    """Returns `text` (generated under `relaxed(regex)`), cut to the bounds of `regex`.
+def truncate_to_bounds(regex: str, text: str) -> str:
+    """Returns `text` (generated under `drop_wide_bounds(regex)`), cut to the bounds of `regex`.
 
     The text stays unchanged if `regex` accepts it, or if it ended before any bound. Text beyond a
     bound is cut there and closed with the literal end of the alternative.
@@ -51,7 +51,7 @@ def _longest_closed(alternative: str, text: str, end: str) -> str | None:
     # Accept the longest prefix that the end completes, but only if one more character would satisfy
     # the relaxed regex and not the bounded one. Otherwise the text ended for another reason.
     try:
-        pattern, open_pattern = re.compile(alternative), re.compile(relaxed(alternative))
+        pattern, open_pattern = re.compile(alternative), re.compile(drop_wide_bounds(alternative))
     except re.error:  # a `|` inside a group: such an expression cannot be cut this way
         return None
     for cut in range(len(text) - 1, 0, -1):

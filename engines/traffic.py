@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 from engines.admission import Admission
 from engines.breaker import CircuitBreaker
 from engines.concurrency import AdaptiveLimit, Slot
-from engines.retry import PassingFault, RetryBudget, RetryPolicy
+from engines.retry import RetryBudget, RetryPolicy, TransientError
 from storage.errors import EndpointError
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class _Call:
     last_fault: str = ""
 
 
-class Traffic:
+class RequestScheduler:
     """The calls to one endpoint; `send` makes one.
 
     Calls start in order of arrival. A retry first releases its slot, then starts before calls that
@@ -70,7 +70,7 @@ class Traffic:
     def __init__(self, url: str, settings: TrafficSettings) -> None:
         retry = settings.retry
         self.reached = False
-        self.on_event: Callable[[str], None] = _unheard
+        self.on_event: Callable[[str], None] = _ignore_event
         self.limit = AdaptiveLimit(settings.max_concurrency)
         self._breaker = CircuitBreaker(retry.first_probe_s, retry.longest_probe_s, retry.patience_s)
         self.admission = Admission(self.limit, self._breaker)
@@ -105,7 +105,7 @@ class Traffic:
             call.attempts += 1
             try:
                 reply = await attempt()
-            except PassingFault as fault:
+            except TransientError as fault:
                 self._failed(slot, fault)
                 pause_s = self._pause_s(call, slot, fault)
             except EndpointError:
@@ -121,7 +121,7 @@ class Traffic:
             await self.admission.pause(pause_s)
             slot = await self.admission.enter(call.order)
 
-    def _pause_s(self, call: _Call, slot: Slot, fault: PassingFault) -> float:
+    def _pause_s(self, call: _Call, slot: Slot, fault: TransientError) -> float:
         """Returns the seconds until the next attempt; raises the error after the last attempt."""
         #                attempts  faults (backoff)  failures (max `retry.attempts`)  budget
         #   overload        +1           +1                  -                         -
@@ -143,7 +143,7 @@ class Traffic:
             return pause_s
         call.failures += 1
         if call.failures >= retry.attempts:
-            raise _worded(fault.error, call.attempts) from None
+            raise _with_attempts(fault.error, call.attempts) from None
         return max(pause_s, self._budget.take(_now()))
 
     def _answered(self) -> None:
@@ -151,7 +151,7 @@ class Traffic:
         if failed_for_s is not None:
             self.on_event(f"{self._url} recovered after {failed_for_s:.0f} s; resuming")
 
-    def _failed(self, slot: Slot, fault: PassingFault) -> None:
+    def _failed(self, slot: Slot, fault: TransientError) -> None:
         self._hold(fault)
         if fault.kind == "overload":
             # Ignore further rejections of the same episode.
@@ -170,7 +170,7 @@ class Traffic:
                 "recovers"
             )
 
-    def _hold(self, fault: PassingFault) -> None:
+    def _hold(self, fault: TransientError) -> None:
         """Delays all calls until the server accepts them."""
         if not fault.retry_after_s:
             return
@@ -189,7 +189,7 @@ class Traffic:
         return EndpointError(text, attempts=call.attempts)
 
 
-def traffic_to(url: str, settings: TrafficSettings) -> Traffic:
+def traffic_to(url: str, settings: TrafficSettings) -> RequestScheduler:
     """Returns the traffic to `url`, shared by all its current users in the same event loop.
 
     So policy and judge at one endpoint share its limit, pauses and breaker.
@@ -197,23 +197,23 @@ def traffic_to(url: str, settings: TrafficSettings) -> Traffic:
     key = (asyncio.get_running_loop(), url, settings)
     traffic = _shared.get(key)
     if traffic is None:
-        traffic = _shared[key] = Traffic(url, settings)
+        traffic = _shared[key] = RequestScheduler(url, settings)
     return traffic
 
 
 _Key = tuple[asyncio.AbstractEventLoop, str, TrafficSettings]
-_shared: WeakValueDictionary[_Key, Traffic] = WeakValueDictionary()
+_shared: WeakValueDictionary[_Key, RequestScheduler] = WeakValueDictionary()
 
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _unheard(_: str) -> None:
+def _ignore_event(_: str) -> None:
     """Ignores an event."""
 
 
-def _worded(error: EndpointError, attempts: int) -> EndpointError:
+def _with_attempts(error: EndpointError, attempts: int) -> EndpointError:
     if attempts == 1:
         return error
     return EndpointError(f"{error} ({attempts} attempts)", fatal=error.fatal)

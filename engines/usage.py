@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from engines.sampling import FinishReason, SampleRequest, Usage, UsageBasis
 from storage.records import Message
-from storage.text import storable
+from storage.text import replace_surrogates
 from weights.chat_template import rendered
 from weights.policy_files import policy_files, tokenizer_of
 
@@ -127,11 +127,13 @@ class TokenizerCount:
 
     def _tokens(self, text: str) -> int:
         return len(
-            self.tokenizer(storable(text), add_special_tokens=False, verbose=False)["input_ids"]
+            self.tokenizer(replace_surrogates(text), add_special_tokens=False, verbose=False)[
+                "input_ids"
+            ]
         )
 
 
-class Counting:
+class LazyTokenCounter:
     """The counter of an engine: an upper estimate until a tokenizer is needed and found.
 
     Attributes:
@@ -187,4 +189,4 @@ def _role_and_content(message: Message) -> str:
 
 
 def _bytes(text: str) -> int:
-    return len(storable(text).encode())
+    return len(replace_surrogates(text).encode())

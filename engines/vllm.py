@@ -16,7 +16,7 @@ from engines.sampling import Capabilities, Completion, Engine, SampleRequest
 from engines.settings import ModelSettings
 from engines.vllm_command import Served, Vllm, installed_vllm, server_command, server_environment
 from engines.vllm_server import VllmServer
-from engines.vllm_weights import ready_weights, served_digest, served_name
+from engines.vllm_weights import prepare_weights, served_digest, served_name
 from storage.errors import EndpointError
 from storage.text import Log
 
@@ -55,7 +55,7 @@ def server_for(
         ConfigError: If vLLM, the weights or a package are missing.
         StorageError: If the cache cannot be written.
     """
-    vllm, served = installed_vllm(), ready_weights(settings, log, rank)
+    vllm, served = installed_vllm(), prepare_weights(settings, log, rank)
     return VllmServer(
         partial(_command, vllm, served, settings),
         server_environment(vllm, served, os.environ),
@@ -154,7 +154,7 @@ class VllmEngine:
         if server is None:
             return self._named(await endpoint.sample(request), 0)
         while True:
-            drawn = await _outliving(server, endpoint, request)
+            drawn = await _sample_unless_server_dies(server, endpoint, request)
             if drawn is not None:
                 return self._named(drawn, lost)
             lost += 1
@@ -178,7 +178,7 @@ class VllmEngine:
         )
 
 
-async def _outliving(
+async def _sample_unless_server_dies(
     server: VllmServer, endpoint: Engine, request: SampleRequest
 ) -> Completion | None:
     """Draws from `endpoint`; returns None if the server died first.

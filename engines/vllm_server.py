@@ -48,7 +48,7 @@ class RestartLimit:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Life:
+class ServerProcess:
     """One process of a server; `ended` returns the reason when the process exits."""
 
     number: int
@@ -111,7 +111,7 @@ class VllmServer:
         self.log_file = log_file
         self.model = model
         self.base_url = f"http://127.0.0.1:{self._port}/v1"
-        self.life: Life | None = None
+        self.life: ServerProcess | None = None
         self.adapters: dict[str, Path] = {}
 
     async def __aenter__(self) -> Self:
@@ -128,7 +128,7 @@ class VllmServer:
         except BaseException:
             await self._end()
             raise
-        self._keeper = asyncio.create_task(self._keep())
+        self._keeper = asyncio.create_task(self._supervise())
         return self
 
     async def __aexit__(self, *exception: object) -> None:
@@ -137,7 +137,7 @@ class VllmServer:
             await asyncio.gather(self._keeper, return_exceptions=True)
         await self._end()
 
-    async def healthy(self) -> Life:
+    async def healthy(self) -> ServerProcess:
         """Waits until the server answers; returns the process that does.
 
         Raises:
@@ -148,7 +148,7 @@ class VllmServer:
             raise EndpointError(self._given_up or "the vLLM server was not started", fatal=True)
         return self.life
 
-    async def outlived(self, life: Life) -> bool:
+    async def outlived(self, life: ServerProcess) -> bool:
         """Returns whether the process behind a failed call has ended; waits for a dying process."""
         if not life.ended.done() and not await self._answers():
             await asyncio.wait([life.ended], timeout=DYING_S)
@@ -160,7 +160,7 @@ class VllmServer:
             await asyncio.wait([self._keeper])
         return self._given_up or "stopped"
 
-    async def _keep(self) -> None:
+    async def _supervise(self) -> None:
         """Restarts the server after every crash, until it crashes too often."""
         try:
             self._given_up = await self._dead_for_good()
@@ -171,12 +171,12 @@ class VllmServer:
             self._settled.set()
 
     async def _dead_for_good(self) -> str:
-        fault = await self._told()
+        fault = await self._exit_reason()
         while self._may_restart():
             self._log(f"{fault.partition('; from its log')[0]}; restarting it")
             try:
                 await self._live()
-                fault = await self._told()
+                fault = await self._exit_reason()
             except BranchwiseError as error:
                 fault = str(error)
         times = f"{len(self._deaths)} times in {self._limit.within_s / 60:.0f} minutes"
@@ -190,7 +190,7 @@ class VllmServer:
             self._deaths.popleft()
         return len(self._deaths) <= self._limit.deaths
 
-    async def _told(self) -> str:
+    async def _exit_reason(self) -> str:
         """Waits for the process to exit and returns the reason."""
         assert self.life is not None
         return await asyncio.shield(self.life.ended)
@@ -205,13 +205,13 @@ class VllmServer:
                 raise EndpointError(life.ended.result(), fatal=True)
             if time.monotonic() > deadline:
                 late = f"the vLLM server was not healthy after {START_LIMIT_S / 60:.0f} minutes"
-                raise EndpointError(late + self._last_words(), fatal=True)
+                raise EndpointError(late + self._log_tail(), fatal=True)
             await asyncio.wait([life.ended], timeout=LOOK_EVERY_S)
         if not life.ended.done():
             self._settled.set()
             self._log(f"vLLM answers at {self.base_url}")
 
-    async def _started(self, number: int) -> Life:
+    async def _started(self, number: int) -> ServerProcess:
         _check_free(self._port)
         theirs, self._hold = os.pipe()
         loras = [f"{name}={folder}" for name, folder in self.adapters.items()]
@@ -236,7 +236,7 @@ class VllmServer:
             os.close(theirs)
         assert process.stdout is not None
         pid = int(await process.stdout.readline() or 0)
-        return Life(number, pid, process, asyncio.create_task(self._ended(process, pid)))
+        return ServerProcess(number, pid, process, asyncio.create_task(self._ended(process, pid)))
 
     async def _ended(self, process: asyncio.subprocess.Process, pid: int) -> str:
         code = await process.wait()
@@ -245,7 +245,7 @@ class VllmServer:
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
         how = f"signal {code - 128}" if 128 < code < 160 else f"exit code {code}"
-        return f"the vLLM server at {self.base_url} ended ({how}){self._last_words()}"
+        return f"the vLLM server at {self.base_url} ended ({how}){self._log_tail()}"
 
     async def _end(self) -> None:
         """Closes the pipe that ties the server to us; returns when the process has ended."""
@@ -253,7 +253,7 @@ class VllmServer:
             os.close(self._hold)
             self._hold = None
         if self.life is not None:
-            await self._told()
+            await self._exit_reason()
 
     async def _answers(self) -> bool:
         """Returns whether the server reports that it is healthy."""
@@ -266,7 +266,7 @@ class VllmServer:
         except (aiohttp.ClientError, OSError, Redirected, ReplyTooLarge):
             return False
 
-    def _last_words(self) -> str:
+    def _log_tail(self) -> str:
         """Returns the end of the log and earlier errors; the last line is rarely the cause."""
         try:
             with self.log_file.open("rb") as file:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from engines.settings import ModelSettings
 from engines.vllm_command import Served
-from storage.cache import cache_room, open_entry
+from storage.cache import cache_section, get_or_build
 from storage.errors import ConfigError
 from storage.text import Log, digest_of
 from weights.adapters import adapter_config, check_adapter
@@ -86,7 +86,7 @@ def served_files(model: str) -> PolicyFiles | None:
     return policy_files(model) if ours or lost else None
 
 
-def ready_weights(
+def prepare_weights(
     settings: ModelSettings, log: Log | None = None, rank: int | None = None
 ) -> Served:
     """Prepares the weights to serve; may take minutes the first time.
@@ -147,7 +147,7 @@ def _safetensors(files: PolicyFiles, log: Log | None) -> Path:
         tokenizer.save_pretrained(str(new))
         model.save_pretrained(str(new))
 
-    return open_entry(cache_room("safetensors") / policy_digest(files, _CACHED_AS), build, log)
+    return get_or_build(cache_section("safetensors") / policy_digest(files, _CACHED_AS), build, log)
 
 
 def _context(folder: Path) -> int | None:

@@ -77,7 +77,7 @@ async def evaluate(
     Raises:
         EndpointError: If a fatal one; a fault of a single question is a `Failure`.
     """
-    exam = _Exam(environment, policy, sampling, begin or environment.root, path, draw)
+    exam = _EvaluationRun(environment, policy, sampling, begin or environment.root, path, draw)
     asked, skipped = askable(questions, environment.protocol)
 
     async def answered(place: int) -> tuple[int, Prediction | Failure]:
@@ -105,7 +105,7 @@ async def evaluate(
 
 
 @dataclass(frozen=True, slots=True)
-class _Exam:
+class _EvaluationRun:
     """How one policy answers; the arguments of `evaluate`."""
 
     environment: Environment

@@ -174,11 +174,11 @@ def evaluate_arms(
     for seed in runner.seeds:
         for one in found:
             if one.arm.trainer or not one.predictions:
-                _examine(runner, one, seed, asked, trees)
+                _run_arm(runner, one, seed, asked, trees)
         yield found
 
 
-def _examine(
+def _run_arm(
     runner: StudyRunner,
     done: EvaluatedArm,
     seed: int,

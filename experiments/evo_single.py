@@ -15,7 +15,8 @@ differ in a reward, its row reports it as left out.
 
 An agent's pairs are the best and the worst step of a state by the model's score, at most three per
 question, with the widest gaps. They may differ only in their actions; then every agent orders all
-of them. Read an agent's accuracy next to that of a rule on actions (`labellings.by_actions`).
+of them. Read an agent's accuracy next to that of a rule on actions
+(`labellings.action_rule_accuracy`).
 
 Time on two cores: 10 minutes for the trees, which all studies share, then 54 minutes with one seed,
 the default: 5 for the reward models, 8 to score all steps, and 4 for each of five trainings of

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from runs.folder import Run
-from runs.fresh_rollouts import Rolled, roll_fresh
+from runs.fresh_rollouts import FreshRolloutResult, roll_fresh
 from runs.journal import Event, command_key
 from runs.study_runner import StageStopped, StudyRunner
 from storage.records import Pair
@@ -17,7 +17,7 @@ def draw_fresh_rollouts(
     pairs: Sequence[Pair],
     rollouts: int = 8,
     temperature: float | None = None,
-) -> Rolled:
+) -> FreshRolloutResult:
     """Returns fresh rollouts of both sides of every pair, reusing those already stored.
 
     The journal gets no second entry if it already has this draw as done.

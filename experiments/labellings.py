@@ -37,7 +37,7 @@ class Labelling:
     orders: frozenset[PairOrder]
     to_stop: int
     to_go_on: int
-    by_actions: float | None
+    action_rule_accuracy: float | None
 
 
 def labelling(run: Path, name: str) -> Labelling:
@@ -50,11 +50,13 @@ def labelling(run: Path, name: str) -> Labelling:
         frozenset((row["tree_id"], row["chosen_node"], row["rejected_node"]) for row in rows),
         to_stop=ends.count((True, False)),
         to_go_on=ends.count((False, True)),
-        by_actions=by_actions([(row["chosen_action"], row["rejected_action"]) for row in rows]),
+        action_rule_accuracy=action_rule_accuracy(
+            [(row["chosen_action"], row["rejected_action"]) for row in rows]
+        ),
     )
 
 
-def by_actions(pairs: Sequence[tuple[str, str]]) -> float | None:
+def action_rule_accuracy(pairs: Sequence[tuple[str, str]]) -> float | None:
     """Returns the share of pairs that the best rule on actions alone orders correctly.
 
     The rule is fitted to these same pairs. It prefers the action that is chosen more often against
@@ -91,7 +93,7 @@ def leaning_sheet(run: Path, arms: Iterable[Arm]) -> Sheet:
             str(one.to_stop),
             str(one.to_go_on),
             str(len(one.orders) - one.to_stop - one.to_go_on),
-            percent(one.by_actions),
+            percent(one.action_rule_accuracy),
         )
         for one in found
     )

@@ -26,7 +26,7 @@ DEV = {"evaluation.split": "dev", "evaluation.limit": 400}
 FRESH = 4
 """Fresh rollouts per side that must confirm an order."""
 
-AS_IT_IS = replace(DPO, name="as-it-is", label=DPO.name, models=DPO.name)
+BASELINE_ARM = replace(DPO, name="as-it-is", label=DPO.name, models=DPO.name)
 
 
 def variation(
@@ -56,8 +56,8 @@ SECOND_ROUND = "second-round"
 TRIED = (*(arm.name for arm in VARIATIONS), CONFIRMED.name, SECOND_ROUND)
 CLAIMS = tuple(
     Claim(arm, base)
-    for base in (START, AS_IT_IS.name)
-    for arm in (AS_IT_IS.name, *TRIED)
+    for base in (START, BASELINE_ARM.name)
+    for arm in (BASELINE_ARM.name, *TRIED)
     if arm != base
 )
 STRATA = (
@@ -77,11 +77,11 @@ def recipes(runner: StudyRunner) -> None:
 def tried(runner: StudyRunner) -> Iterator[EvaluatedArm]:
     """Yields every arm, the cheap ones first."""
     found = []
-    for arm in (Arm(START), AS_IT_IS, *VARIATIONS):
+    for arm in (Arm(START), BASELINE_ARM, *VARIATIONS):
         found.append(asked(runner, arm))
         yield found[-1]
     if not runner.context.dry_run:
-        look_again(runner)
+        draw_confirming_rollouts(runner)
     found.append(asked(runner, CONFIRMED))
     yield found[-1]
     yield second_round(runner, max(found[1:], key=dev_em).arm)
@@ -99,7 +99,7 @@ def dev_em(done: EvaluatedArm) -> float:
     return sum(every) / len(every) if every else -1.0
 
 
-def look_again(runner: StudyRunner) -> None:
+def draw_confirming_rollouts(runner: StudyRunner) -> None:
     """Draws fresh rollouts for both sides of the recipe's pairs; stored rollouts are reused.
 
     Raises:
@@ -117,4 +117,4 @@ def second_round(runner: StudyRunner, best: Arm) -> EvaluatedArm:
         grown_by = {"policy.model": folder, "policy.weights": None}
         own = replace(own, context=replace(own.context, recipe=runner.recipe_with(grown_by)))
     trees = own.branchwise("annotate", after=totals)
-    return asked(own, replace(AS_IT_IS, name=SECOND_ROUND), trees)
+    return asked(own, replace(BASELINE_ARM, name=SECOND_ROUND), trees)

@@ -98,10 +98,13 @@ def write_report(
     sheets = [arm_sheet(done), claim_sheet(found)]
     if strata:
         sheets.append(stratum_sheet(done, strata))
-    axis = f"EM, points (95 % interval over {covered([one.em for one in found])})"
+    axis = f"EM, points (95 % interval over {interval_scope([one.em for one in found])})"
     draw(claim_bars(found), runner.folder / f"{name}.svg", axis)
     write_sheets(
-        runner, name, [*sheets, *more], f"{about} {size_of([one.em for one in found])}".strip()
+        runner,
+        name,
+        [*sheets, *more],
+        f"{about} {minimum_detectable_effect([one.em for one in found])}".strip(),
     )
 
 
@@ -248,14 +251,14 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-def covered(intervals: Iterable[Interval]) -> str:
+def interval_scope(intervals: Iterable[Interval]) -> str:
     """Describes the scope of a table's intervals."""
     if max((one.seeds for one in intervals), default=1) > 1:
         return "questions and seeds"
     return "questions; one training per arm, so training variance is not included"
 
 
-def size_of(
+def minimum_detectable_effect(
     intervals: Sequence[Interval], what: str = "difference in EM", unit: str = "points"
 ) -> str:
     """Describes the effect that a table of this size detects four times in five.
@@ -297,7 +300,7 @@ def claim_sheet(found: Sequence[MeasuredClaim]) -> Sheet:
         )
         for one in found
     )
-    title = f"Claims (points; intervals over {covered([one.em for one in found])})"
+    title = f"Claims (points; intervals over {interval_scope([one.em for one in found])})"
     sheet = Sheet(title, head, rows)
     return sheet.with_column(PAPER, [one.claim.paper for one in found])
 

@@ -18,7 +18,15 @@ from analysis.significance import (
 from analysis.table import NONE, Sheet, number, percent
 from analysis.tables import interval
 from experiments.arms import EvaluatedArm
-from experiments.report import PAPER, Claim, Key, covered, scores, shared_questions, size_of
+from experiments.report import (
+    PAPER,
+    Claim,
+    Key,
+    interval_scope,
+    minimum_detectable_effect,
+    scores,
+    shared_questions,
+)
 from storage.records import Prediction
 
 MARGIN = 0.02
@@ -47,7 +55,7 @@ class Saving:
     em: Interval
 
     @property
-    def no_lower(self) -> str:
+    def non_inferiority(self) -> str:
         """Whether EM is lower by at most `MARGIN`: "yes", "no", or "not shown"."""
         if self.em.low > -MARGIN:
             return "yes"
@@ -99,7 +107,7 @@ def answered_questions(done: Sequence[EvaluatedArm]) -> set[Key]:
 def saving_size(found: Sequence[Saving], counted: Counted = "searches") -> str:
     """Describes the effect that a table of savings can detect."""
     shares = [one.share for one in found if one.share]
-    return size_of(shares, f"saving of {counted}", "%")
+    return minimum_detectable_effect(shares, f"saving of {counted}", "%")
 
 
 def saving_sheet(found: Sequence[Saving], counted: Counted = "searches") -> Sheet:
@@ -117,13 +125,13 @@ def saving_sheet(found: Sequence[Saving], counted: Counted = "searches") -> Shee
             interval(one.share) if one.share else NONE,
             f"{one.p:.4f}" if one.share else NONE,
             interval(one.em),
-            one.no_lower,
+            one.non_inferiority,
             str(one.share.n if one.share else 0),
             str(one.em.n),
         )
         for one in found
     )
     shares = [one.share for one in found if one.share]
-    title = f"{counted.capitalize()} (per question; intervals over {covered(shares)})"
+    title = f"{counted.capitalize()} (per question; intervals over {interval_scope(shares)})"
     sheet = Sheet(title, head, rows, names=2)
     return sheet.with_column(PAPER, [one.claim.paper for one in found])

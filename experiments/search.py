@@ -19,9 +19,9 @@ from experiments.report import (
     arm_sheet,
     claim_bars,
     claim_sheet,
-    covered,
     draw,
     findings,
+    interval_scope,
 )
 from runs.folder import existing_run
 from runs.stored_pairs import pairs_of
@@ -63,7 +63,7 @@ def search(runner: StudyRunner) -> None:
         Claim("dpo-chains", START),
     )
     found = findings(arms, claims, runner.recipe.seed)
-    axis = f"EM, points (95 % interval over {covered([one.em for one in found])})"
+    axis = f"EM, points (95 % interval over {interval_scope([one.em for one in found])})"
     draw(claim_bars(found), runner.folder / "search.svg", axis)
     write_sheets(runner, "search", [sheet, arm_sheet(list(arms.values())), claim_sheet(found)])
 

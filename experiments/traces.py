@@ -37,7 +37,7 @@ def trace_text(
         "Selected because the arms differ most on them, so they are not typical. "
         f"Dup.: a search whose query nearly repeats an earlier one (cosine ≥ {NEAR}).\n"
     ]
-    for key in telling(shared):
+    for key in most_different_questions(shared):
         question = known[key]
         gold = "; ".join(question.answers) if question.answerable else "cannot be answered"
         parts.append(f"### {inert(question.question)}\n\nGold: {inert(gold)}\n")
@@ -57,7 +57,7 @@ def _first(done: EvaluatedArm) -> dict[Key, Prediction]:
     return {(row.source, row.question_id): row for row in rows if isinstance(row, Prediction)}
 
 
-def telling(shared: Mapping[Key, ArmPredictions]) -> list[Key]:
+def most_different_questions(shared: Mapping[Key, ArmPredictions]) -> list[Key]:
     """Returns the questions to show, sorted by number of different ends, then by search counts."""
 
     def difference(key: Key) -> tuple[int, int]:

@@ -25,9 +25,9 @@ from mcts.search import (
     Expand,
     KeepGoing,
     always,
-    finished_alone,
     follow,
     take_step,
+    terminal_only,
 )
 from mcts.settings import SearchSettings
 from mcts.tree import Node, StateT, Tree
@@ -55,13 +55,13 @@ async def sample_chains(
         joined one of its children, so its draws are its children and its duplicates, and the
         visits of its children.
     """
-    tree, worth = Tree.grow_from(root), finished_alone(evaluate)
+    tree, worth = Tree.grow_from(root), terminal_only(evaluate)
     for iteration in range(1, settings.iterations + 1):
         if not keep_going():
             return tree
         tree.back_up(await follow(tree, tree.root, expand, worth, iteration))
     for node in [node for node in tree.nodes if not node.terminal]:
-        while wants_branch(node, settings.branches):
+        while needs_branch(node, settings.branches):
             if not keep_going():
                 return tree
             step = await take_step(tree, node, expand, worth, iteration + 1)
@@ -70,7 +70,7 @@ async def sample_chains(
     return tree
 
 
-def wants_branch(node: Node[StateT], branches: int) -> bool:
+def needs_branch(node: Node[StateT], branches: int) -> bool:
     """Returns whether a visited state gets another draw.
 
     It has too few children; one that gives the same over and over is left alone.

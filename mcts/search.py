@@ -69,7 +69,7 @@ async def search(
     """
     tree = Tree.grow_from(root)
     score = SCORES[settings.selection]
-    worth = finished_alone(evaluate) if settings.evaluator == "playout" else evaluate
+    worth = terminal_only(evaluate) if settings.evaluator == "playout" else evaluate
     for iteration in range(1, settings.iterations + 1):
         if exhausted(tree, tree.root, settings.max_children) or not keep_going():
             break
@@ -147,7 +147,7 @@ async def take_step(
     return child
 
 
-def finished_alone(evaluate: Evaluate[StateT]) -> Evaluate[StateT]:
+def terminal_only(evaluate: Evaluate[StateT]) -> Evaluate[StateT]:
     """Asks `evaluate` of terminal nodes only; the others stay unscored."""
 
     async def worth(node: Node[StateT]) -> float | None:

@@ -22,14 +22,14 @@ from runs.costs import in_words
 from runs.dataset_card import described, write_card
 from runs.factories import open_data, open_index
 from runs.folder import Run, check_run_folder, open_run
-from runs.inputs import asks_more, inputs_of
-from runs.preflight import overheard, require, servers, weights
+from runs.inputs import adds_questions, inputs_of
+from runs.preflight import plaintext_proxy_warnings, require, servers, weights
 from runs.progress import Progress
 from runs.recipe import Recipe
-from runs.reward_model import other_total
+from runs.reward_model import outdated_weights_warning
 from runs.stage import DONE, TOO_MANY_FAILURES, Gate, StageContext, StageResult
 from runs.tree_growing import grow_questions
-from runs.workers import Workforce, WorkOrder, check_workers_allowed, share_of
+from runs.workers import WorkerPool, WorkerTask, check_workers_allowed, share_of
 from sources.load import Data
 from storage.errors import ConfigError, StorageError
 from storage.ledger import Ledger
@@ -37,7 +37,7 @@ from storage.parts import question_ids, read_parts
 from storage.records import Question
 from storage.terminal_escape import inert
 
-OFF_PROTOCOL_SHARE = 0.9
+INVALID_REPLY_WARNING_SHARE = 0.9
 """Share of invalid replies from which the model is the reason for missing pairs."""
 
 
@@ -51,7 +51,7 @@ def annotate(context: StageContext) -> StageResult:
     # Before the run folder has a recipe in it, which the fixed command would not be let change.
     check_run_folder(context.run)
     require(weights(recipe))
-    if told := other_total(recipe):
+    if told := outdated_weights_warning(recipe):
         context.log(told)
     if context.dry_run:
         return StageResult({"questions": len(data.questions), "dry_run": True})
@@ -59,7 +59,7 @@ def annotate(context: StageContext) -> StageResult:
         require(servers(recipe))
     retriever = open_index(recipe, data.passages, context.log)
     inputs = inputs_of(recipe, data, retriever)
-    grown = ("questions",) if asks_more(context.run, data.questions) else ()
+    grown = ("questions",) if adds_questions(context.run, data.questions) else ()
     run = open_run(context.run, recipe, {"data": data.notes}, inputs, grown)
     return asyncio.run(_annotate(context, run, data, retriever))
 
@@ -87,7 +87,7 @@ def announce(context: StageContext, recipe: Recipe, data: Data) -> None:
     context.log(f"policy {policy}; run folder {inert(str(context.run))}")
     for note, count in sorted(data.notes.items()):
         context.log(f"data: {note}: {count}")
-    for line in overheard(recipe):
+    for line in plaintext_proxy_warnings(recipe):
         context.log(f"note: {line}")
 
 
@@ -104,7 +104,7 @@ async def _annotate(
     with run.open_ledger() as ledger:
         committer = Committer(run, ledger, data.questions, data.notes)
         pending = committer.pending()
-        workforce = _workforce(context, run, pending, ledger)
+        workforce = _make_worker_pool(context, run, pending, ledger)
         spent = workforce.spent if workforce else ledger.totals
         gate = Gate(recipe.limits, spent)
         progress = Progress("annotate", len(data.questions), grows=True, spent=spent)
@@ -129,15 +129,15 @@ async def _annotate(
     return _close(context, recipe, progress, gate, totals, spent_in_words)
 
 
-def _workforce(
+def _make_worker_pool(
     context: StageContext, run: Run, pending: Sequence[Question], ledger: Ledger
-) -> Workforce | None:
+) -> WorkerPool | None:
     """Returns the workers of `--workers`; None for a single process."""
     workers = min(context.options.get("workers") or 1, len(pending))
     if workers < 2:
         return None
-    order = WorkOrder(run.ledger, share_of(run.recipe, workers), tuple(q.id for q in pending))
-    return Workforce(order, workers, ledger)
+    order = WorkerTask(run.ledger, share_of(run.recipe, workers), tuple(q.id for q in pending))
+    return WorkerPool(order, workers, ledger)
 
 
 async def _commit(
@@ -169,7 +169,7 @@ def _close(
     )
     for line in spent_in_words[1:]:
         context.log(line)
-    if not totals["pairs"] and (complaint := off_protocol(context.run, recipe.policy.model)):
+    if not totals["pairs"] and (complaint := protocol_warning(context.run, recipe.policy.model)):
         context.log(complaint)
     if gate.reason:
         context.log(f"stopped: {gate.reason}; rerun the same command to resume")
@@ -181,11 +181,11 @@ def _close(
     return StageResult(totals, DONE)
 
 
-def off_protocol(run: Path, model: str) -> str | None:
+def protocol_warning(run: Path, model: str) -> str | None:
     """Returns a warning if almost no reply was a valid action, else None."""
     replies = read_parts(run, "trees", ["depth", "action", "text"]).filter(pc.field("depth") > 0)
     invalid = replies.filter(pc.field("action") == "invalid")["text"]
-    if not len(invalid) or len(invalid) < OFF_PROTOCOL_SHARE * len(replies):
+    if not len(invalid) or len(invalid) < INVALID_REPLY_WARNING_SHARE * len(replies):
         return None
     first = inert(invalid[0].as_py()[:200])
     return (

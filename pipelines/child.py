@@ -15,7 +15,7 @@ PR_SET_PDEATHSIG = 1
 """Option of prctl(2)."""
 
 
-def end_with(parent: int) -> None:
+def exit_with_parent(parent: int) -> None:
     """Have SIGTERM sent here as soon as the parent is gone, or two would train in one folder."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux only
     if prctl is not None:
@@ -25,5 +25,5 @@ def end_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    end_with(int(sys.argv[1]))
+    exit_with_parent(int(sys.argv[1]))
     main(sys.argv[2:])

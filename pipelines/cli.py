@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from storage.memory import exhausted, told
 from storage.seeds import LEAST, MOST, fits
 from storage.terminal_escape import guard_streams, inert, inert_json
-from storage.text import did_you_mean, storable
+from storage.text import did_you_mean, replace_surrogates
 
 if TYPE_CHECKING:
     from runs.terminal import Terminal
 
-QUIET = {
+QUIET_ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
@@ -87,16 +87,16 @@ STAGES = {
     "study": StageEntry("pipelines.study", "study", "a recorded experiment, resumable"),
     "all": StageEntry("pipelines.all", "all_stages", "the recipe's stages, one after the other"),
 }
-LIMITED = frozenset({"warm-start", "select", "annotate", "train-grpo", "eval", "all"})
+STAGES_WITH_LIMIT = frozenset({"warm-start", "select", "annotate", "train-grpo", "eval", "all"})
 """Stages that work through questions."""
-NAMED = {
+STAGES_WITH_NAME = {
     "train-sft": "sft",
     "train-dpo": "dpo",
     "train-grpo": "grpo",
     "train-rm": "reward-model",
 }
 """Stages whose model may be given another name than this one."""
-READ_ONLY = frozenset({"doctor", "settings", "data", "inspect", "report", "show"})
+READ_ONLY_STAGES = frozenset({"doctor", "settings", "data", "inspect", "report", "show"})
 """Stages that write nothing, so `--dry-run` does not apply."""
 
 
@@ -128,21 +128,23 @@ def parser() -> argparse.ArgumentParser:
             "--resume", action="store_true", help="never replace another training's checkpoints"
         )
         one.add_argument("--json", action="store_true", help="totals as JSON on the last line")
-        _own_arguments(name, one)
+        _add_stage_arguments(name, one)
     return top
 
 
-def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
+def _add_stage_arguments(name: str, one: argparse.ArgumentParser) -> None:
     """Adds the arguments that only some stages take."""
     one.set_defaults(dry_run=False, limit=None)
-    if name not in READ_ONLY:
+    if name not in READ_ONLY_STAGES:
         one.add_argument("--dry-run", action="store_true", help="show plan and cost, then stop")
-    if name in LIMITED:
-        one.add_argument("--limit", type=_count, metavar="N", help="at most N questions")
+    if name in STAGES_WITH_LIMIT:
+        one.add_argument("--limit", type=_positive_int, metavar="N", help="at most N questions")
     if name in {"eval", "all"}:
         one.add_argument("--by-type", action="store_true", help="also print rows by question type")
     if name in {"annotate", "all"}:
-        one.add_argument("--workers", type=_count, metavar="N", help="processes at an endpoint")
+        one.add_argument(
+            "--workers", type=_positive_int, metavar="N", help="processes at an endpoint"
+        )
     if name == "inspect":
         one.add_argument("--format", choices=("table", "csv", "json", "md"), default="table")
     if name in {"relabel", "diagnose", "inspect", "train-sft", "train-dpo", "train-grpo"}:
@@ -154,8 +156,12 @@ def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
             help="remove damaged rows from the ledger; their calls will be paid for a second time",
         )
     if name == "diagnose":
-        one.add_argument("--sample", type=_count, default=40, metavar="N", help="pairs rolled out")
-        one.add_argument("--rollouts", type=_count, default=8, metavar="N", help="a side of a pair")
+        one.add_argument(
+            "--sample", type=_positive_int, default=40, metavar="N", help="pairs rolled out"
+        )
+        one.add_argument(
+            "--rollouts", type=_positive_int, default=8, metavar="N", help="a side of a pair"
+        )
         one.add_argument("--no-model", action="store_true", help="use no model, parquet only")
         one.add_argument("--model", default=None, help="trained; default models/<run>/dpo")
         one.add_argument("--export", action="store_true", help="also compare it with its export")
@@ -166,21 +172,25 @@ def _own_arguments(name: str, one: argparse.ArgumentParser) -> None:
     if name == "study":
         one.add_argument("--name", required=True, help="which: atlas-dpo, …; see docs/studies.md")
         one.add_argument("--seeds", type=_seed, nargs="+", default=None, help="of the trainings")
-    _model_arguments(name, one)
+    _add_model_arguments(name, one)
 
 
-def _model_arguments(name: str, one: argparse.ArgumentParser) -> None:
+def _add_model_arguments(name: str, one: argparse.ArgumentParser) -> None:
     """Adds the arguments that name a model."""
     if name == "export":
         one.add_argument("--model", default=None, help="model folder; default models/<run>/dpo")
     if name == "serve":
         one.add_argument("--role", choices=("policy", "judge", "verifier"), default="policy")
-        one.add_argument("--port", type=_count, metavar="N", help="default: one that is free")
-    if name in NAMED:
-        one.add_argument("--name", default=None, help=f"of the model; default {NAMED[name]}")
+        one.add_argument(
+            "--port", type=_positive_int, metavar="N", help="default: one that is free"
+        )
+    if name in STAGES_WITH_NAME:
+        one.add_argument(
+            "--name", default=None, help=f"of the model; default {STAGES_WITH_NAME[name]}"
+        )
 
 
-def _count(text: str) -> int:
+def _positive_int(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= MOST:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
     return int(text)
@@ -208,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.stage is None:
         top.print_help()
         return
-    for name, value in QUIET.items():
+    for name, value in QUIET_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     sys.exit(run_stage(options))
@@ -217,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _reject_undecodable(top: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """Rejects arguments that are not text: tables, hashes and requests need text."""
     for word in words:
-        if storable(word) != word:
+        if replace_surrogates(word) != word:
             shown = os.fsencode(word).decode(errors="backslashreplace")
             top.error(
                 f"{shown}: is not text in the encoding of this locale "
@@ -232,7 +242,7 @@ def run_stage(options: argparse.Namespace) -> int:
 
     console = Terminal(stderr=options.json)
     try:
-        return _carried_out(options, console)
+        return _call_stage(options, console)
     except KeyboardInterrupt:
         console.print_line("interrupted; rerun the same command to resume")
         return 130
@@ -252,7 +262,7 @@ def run_stage(options: argparse.Namespace) -> int:
         raise
 
 
-def _carried_out(options: argparse.Namespace, console: "Terminal") -> int:
+def _call_stage(options: argparse.Namespace, console: "Terminal") -> int:
     from runs.recipe_file import load_recipe
     from runs.stage import StageContext
     from storage.safe_files import reject_special_files

@@ -22,7 +22,7 @@ from typing import Any
 from runs.curriculum.checks import BEGUN, FITS, FOLDER, check_curriculum, planned, questions_of
 from runs.curriculum.cycle import Cycle, carry_out
 from runs.curriculum.dev import STAGES, START, DevResult, StageName, best, evaluate_on_dev, stalled
-from runs.curriculum.report import write_course
+from runs.curriculum.report import write_curriculum_report
 from runs.folder import check_unchanged, dump_recipe, open_run
 from runs.inputs import model_digest
 from runs.recipe import Recipe
@@ -33,7 +33,7 @@ from storage.errors import ConfigError
 from storage.lock import RunLock
 from storage.plain_json import object_inside
 
-BEGINNING = "start.json"
+START_POLICY_FILE = "start.json"
 """Which weights the curriculum was started with, next to its journal."""
 
 
@@ -52,26 +52,26 @@ def curriculum(context: StageContext) -> StageResult:
     course.runner.folder.mkdir(exist_ok=True)
     try:
         with RunLock(course.runner.folder / "curriculum.lock"):
-            keep_beginning(course.runner.folder, recipe, model_digest(recipe.policy, recipe))
+            record_start_policy(course.runner.folder, recipe, model_digest(recipe.policy, recipe))
             final = course.run()
     except StageStopped as stopped:
         context.log(f"curriculum: {stopped}")
         return StageResult({**course.totals(), "stopped": str(stopped)}, stopped.exit_code)
     context.log(f"curriculum: its policy is {final.model} ({final.name})")
     if final.name != START:
-        context.log(f"evaluate it on test: {exam_command(context, final)}")
+        context.log(f"evaluate it on test: {final_eval_command(context, final)}")
         context.log(f"take it away:    branchwise export --model {final.model}")
     return StageResult({**course.totals(), "final": asdict(final)})
 
 
-def exam_command(context: StageContext, final: DevResult) -> str:
+def final_eval_command(context: StageContext, final: DevResult) -> str:
     """Returns the command that evaluates the start and the final policy on test."""
     policies = {START: context.recipe.policy.trainable, final.name: final.model}
     asked = overrides({"evaluation.policies": policies})
     return shlex.join(("branchwise", "eval", "--run", f"{context.run}-{final.name}", *asked))
 
 
-def keep_beginning(folder: Path, recipe: Recipe, digest: str) -> None:
+def record_start_policy(folder: Path, recipe: Recipe, digest: str) -> None:
     """Records the recipe, and the start policy of all cycles.
 
     The record is next to the journal, because the run folder's record belongs to `annotate`, which
@@ -87,13 +87,13 @@ def keep_beginning(folder: Path, recipe: Recipe, digest: str) -> None:
     """
     begins = {"policy": digest}
     try:
-        check_unchanged(folder, object_inside(folder, BEGINNING), begins)
+        check_unchanged(folder, object_inside(folder, START_POLICY_FILE), begins)
     except FileNotFoundError:
-        atomic_write_json(folder / BEGINNING, begins)
+        atomic_write_json(folder / START_POLICY_FILE, begins)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{folder / BEGINNING}: cannot be read ({error}), so the policy is unknown that the "
-            "curriculum was started with; restore it"
+            f"{folder / START_POLICY_FILE}: cannot be read ({error}), so the start policy of the "
+            "curriculum is unknown. Restore the file"
         ) from error
     if not (folder / BEGUN).exists():
         atomic_write_text(folder / BEGUN, dump_recipe(recipe))
@@ -145,7 +145,7 @@ class CurriculumState:
     def _best_of(self, stage: StageName, begins: DevResult) -> DevResult:
         settings, results = self.runner.recipe.curriculum, [begins]
         for number in range(1, getattr(settings.cycles, stage) + 1):
-            if self._ends(stage, results):
+            if self._should_stop(stage, results):
                 break
             result = self._cycle(stage, number, results[-1])
             if result is None:
@@ -156,7 +156,7 @@ class CurriculumState:
         # A dry run has only results without metrics.
         return results[-1] if self.runner.context.dry_run else best(results)
 
-    def _ends(self, stage: StageName, results: list[DevResult]) -> bool:
+    def _should_stop(self, stage: StageName, results: list[DevResult]) -> bool:
         patience = self.runner.recipe.curriculum.patience
         if self.runner.context.dry_run or not stalled(results, patience):
             return False
@@ -181,7 +181,7 @@ class CurriculumState:
     def _note(self, result: DevResult) -> None:
         self.results.append(result)
         if not self.runner.context.dry_run:
-            write_course(self.runner, self.results, self.chosen)
+            write_curriculum_report(self.runner, self.results, self.chosen)
 
     def totals(self) -> dict[str, Any]:
         """Returns the totals for the JSON line."""

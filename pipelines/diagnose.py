@@ -29,18 +29,18 @@ from analysis.survival import (
 )
 from analysis.table import markdown_cell
 from runs.diagnosis_rules import (
-    UNROLLED,
+    SURVIVAL_NOT_APPLICABLE,
     Finding,
     conclusion,
     of_export,
-    of_pairs,
     of_survival,
     of_training,
-    of_trees,
+    pair_findings,
+    tree_findings,
 )
 from runs.factories import model_folder
 from runs.folder import existing_run
-from runs.fresh_rollouts import Rolled, roll_fresh
+from runs.fresh_rollouts import FreshRolloutResult, roll_fresh
 from runs.labelling import labelling_of
 from runs.stage import DONE, TOO_MANY_FAILURES, StageContext, StageResult
 from runs.stored_pairs import check_relabelling, pairs_table
@@ -52,7 +52,7 @@ from storage.parts import read_parts
 from storage.records import Pair
 from storage.schemas import table_to_records
 from storage.terminal_escape import inert
-from training.policy_shift import Movement, movement_of
+from training.policy_shift import PolicyShift, movement_of
 
 STYLES = {"good": "green", "watch": "yellow", "bad": "red"}
 
@@ -66,7 +66,7 @@ class Diagnosis:
     pairs: PairFigures | None
     trees: TreeFigures | None
     survival: dict[str, list[SurvivalRow]] = field(default_factory=dict)
-    training: Movement | None = None
+    training: PolicyShift | None = None
     export: dict[str, Any] | None = None
     findings: list[Finding] = field(default_factory=list)
 
@@ -98,13 +98,13 @@ def diagnose(context: StageContext) -> StageResult:
         return StageResult({"pending": rolled.pending}, rolled.exit_code)
     trees = tree_figures(tree.nodes for tree in stored_trees(run, labels))
     found = Diagnosis(run.folder.name, label, pair_figures(pairs), trees)
-    found.findings += of_pairs(found.pairs)
+    found.findings += pair_findings(found.pairs)
     questions = found.pairs.questions if found.pairs else 0
-    found.findings += of_trees(found.trees, questions, returns=returns)
+    found.findings += tree_findings(found.trees, questions, returns=returns)
     if returns:
-        found.findings.append(UNROLLED)
+        found.findings.append(SURVIVAL_NOT_APPLICABLE)
     if rolled is not None:
-        _judge_labels(found, sample, rolled.fresh, scheme.rollout_value)
+        _add_label_survival(found, sample, rolled.fresh, scheme.rollout_value)
     found.findings += _training(context, found)
     _report(context, found, run.folder / Path(table).parent)
     return StageResult(found.totals(), _exit_code(context, sample, rolled))
@@ -114,7 +114,9 @@ def _sample(context: StageContext, pairs: Sequence[Pair]) -> list[Pair]:
     return sample_pairs(pairs, context.options["sample"], context.recipe.seed)
 
 
-def _judge_labels(found: Diagnosis, sample: Sequence[Pair], fresh: Fresh, worth: Worth) -> None:
+def _add_label_survival(
+    found: Diagnosis, sample: Sequence[Pair], fresh: Fresh, worth: Worth
+) -> None:
     """Adds the survival of the sampled labels, overall and by facet."""
     for name in (None, *FACETS):
         found.survival[name or "all"] = survival_table(sample, fresh, worth, name)
@@ -206,7 +208,9 @@ def _survival_line(by: str, row: SurvivalRow) -> str:
     )
 
 
-def _exit_code(context: StageContext, sample: Sequence[Pair], rolled: Rolled | None) -> int:
+def _exit_code(
+    context: StageContext, sample: Sequence[Pair], rolled: FreshRolloutResult | None
+) -> int:
     """Logs failures by kind; too many give exit code 4."""
     if rolled is None or not rolled.failed:
         return DONE

@@ -19,7 +19,7 @@ from runs.preflight import (
     Check,
     data_files,
     evaluated,
-    overheard,
+    plaintext_proxy_warnings,
     problems,
     servers,
     weights,
@@ -51,7 +51,7 @@ def doctor(context: StageContext) -> StageResult:
     found = list(problems_of(context.recipe, context.run))
     for problem in found:
         context.log(f"problem: {problem}")
-    for line in overheard(context.recipe):
+    for line in plaintext_proxy_warnings(context.recipe):
         context.log(f"note: {line}")
     context.log("the recipe can run here" if not found else "fix these problems first")
     return StageResult({"problems": found}, BAD_INPUT if found else DONE)

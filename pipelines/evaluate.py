@@ -23,15 +23,15 @@ from runs.costs import in_words, spending
 from runs.evaluation import PolicyEvaluation
 from runs.evaluation_set import (
     check_no_overlap,
-    deciding_settings,
     evaluation_data,
-    name_apart,
+    evaluation_identity,
     set_name,
+    unique_name,
 )
 from runs.factories import open_index
-from runs.folder import Run, check_run_folder, open_run, run_with
+from runs.folder import Run, check_run_folder, open_run, open_run_if_exists
 from runs.judging import AnswerJudging, stored_answers
-from runs.preflight import overheard
+from runs.preflight import plaintext_proxy_warnings
 from runs.stage import DONE, TOO_MANY_FAILURES, Gate, StageContext, StageResult
 from storage.atomic import atomic_write_json, atomic_write_text
 from storage.ledger import Ledger
@@ -53,7 +53,7 @@ def evaluate(context: StageContext) -> StageResult:
     for note, count in data.notes.items():
         if "left out, " in note:
             context.log(f"{note}: {count}")
-    for line in overheard(recipe):
+    for line in plaintext_proxy_warnings(recipe):
         context.log(f"note: {line}")
     if recipe.answer_judge is not None:
         most = len(data.questions) * (len(policies) + len(recipe.evaluation.baselines))
@@ -62,12 +62,12 @@ def evaluate(context: StageContext) -> StageResult:
         return StageResult({"questions": len(data.questions), "dry_run": True})
     check_no_overlap(context.run, policies.values(), data.questions)
     retriever = open_index(recipe, data.passages, context.log)
-    run = evaluated_run(context, retriever)
+    run = open_evaluation_run(context, retriever)
     candidates = list(policy_candidates(recipe, policies, data))
     candidates += baseline_candidates(recipe, context.run, data, retriever, context.log)
     deciding = {one.name: one.deciding for one in candidates}
-    settings = deciding_settings(recipe, context.limit, deciding, data, retriever)
-    name = name_apart(recipe, settings)
+    settings = evaluation_identity(recipe, context.limit, deciding, data, retriever)
+    name = unique_name(recipe, settings)
     judging = AnswerJudging.of(recipe)
     about = settings if judging is None else {**settings, "judge": judging.deciding}
     with run.open_ledger() as ledger:
@@ -106,11 +106,11 @@ def _spent(context: StageContext, ledger: Ledger) -> dict[str, Any]:
     return spending(ledger.totals())
 
 
-def evaluated_run(context: StageContext, retriever: Retriever) -> Run:
+def open_evaluation_run(context: StageContext, retriever: Retriever) -> Run:
     """Returns the run, which may have other questions than the evaluation. Creates its folder if
     it is missing.
     """
-    begun = run_with(context.run, context.recipe)
+    begun = open_run_if_exists(context.run, context.recipe)
     return begun or open_run(context.run, context.recipe, {"index_digest": retriever.digest})
 
 

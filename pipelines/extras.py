@@ -17,7 +17,7 @@ from io import StringIO
 
 from pipelines.cli import parser, recipe_file
 from runs.recipe import Recipe
-from runs.recipe_file import outline
+from runs.recipe_file import load_recipe_leniently
 from storage.errors import ConfigError
 
 
@@ -28,7 +28,7 @@ def extras_of(recipe: Recipe) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*dense, *plots, *recipe.scheme.extras)))
 
 
-def needed(given: Sequence[str], shell_words: str = "") -> tuple[str, ...]:
+def required_extras(given: Sequence[str], shell_words: str = "") -> tuple[str, ...]:
     """Returns the extras for a command line of `branchwise`, or none if it or its recipe is wrong.
 
     Args:
@@ -39,7 +39,7 @@ def needed(given: Sequence[str], shell_words: str = "") -> tuple[str, ...]:
     if options is None:
         return ()
     try:
-        return extras_of(outline(recipe_file(options), options.overrides))
+        return extras_of(load_recipe_leniently(recipe_file(options), options.overrides))
     except ConfigError:
         return ()
 
@@ -60,4 +60,4 @@ def _options(words: Sequence[str]) -> Namespace | None:
 
 
 if __name__ == "__main__":
-    print(*needed(sys.argv[1:], os.environ.get("ARGS", "")), sep="\n")
+    print(*required_extras(sys.argv[1:], os.environ.get("ARGS", "")), sep="\n")

@@ -27,7 +27,7 @@ from runs.stored_pairs import check_relabelling
 from runs.terminal import Terminal
 from storage.errors import ConfigError
 from storage.terminal_escape import bare, inert, inert_lines
-from storage.text import storable
+from storage.text import replace_surrogates
 from storage.views import VIEWS, QueryResult, canned_queries, connect, query, run_sql
 
 
@@ -36,7 +36,7 @@ def inspect(context: StageContext) -> StageResult:
     run, label = existing_run(context.run), context.options["label"]
     check_relabelling(run, label)
     form = context.options["format"]
-    sql = storable(os.environ.get("SQL", "")).strip()
+    sql = replace_surrogates(os.environ.get("SQL", "")).strip()
     if sql:
         result = run_sql(run.folder, sql, label)
         show(context.console, result, form)
@@ -130,7 +130,7 @@ def _prompt(console: Terminal, run: Run, label: str | None) -> None:
         lines: list[str] = []
         while True:
             try:
-                lines.append(storable(input("   " if lines else "D> ")))
+                lines.append(replace_surrogates(input("   " if lines else "D> ")))
                 if not lines[-1].rstrip().endswith(";"):
                     continue
                 console.print(as_table(query(connection, run.folder, "\n".join(lines))))

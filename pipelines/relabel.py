@@ -13,10 +13,10 @@ from itertools import groupby
 from analysis.survival import Fresh
 from runs.folder import Run, existing_run
 from runs.fresh_rollouts import stored_fresh
-from runs.labelling import keep_labelling, labelled_by
+from runs.labelling import keep_labelling, with_label_settings
 from runs.recipe import Recipe
 from runs.relabelling import Relabeller
-from runs.reward_model import other_total
+from runs.reward_model import outdated_weights_warning
 from runs.stage import StageContext, StageResult, checked_name
 from runs.stored_trees import stored_trees
 from runs.tree_growing import LABELLING
@@ -35,10 +35,12 @@ def relabel(context: StageContext) -> StageResult:
 
 
 def _relabel(context: StageContext, run: Run) -> StageResult:
-    recipe = labelled_by(run, context.recipe)
+    recipe = with_label_settings(run, context.recipe)
     label = checked_name(context.options.get("label") or recipe.digest(*LABELLING))
-    relabeller = Relabeller(recipe, fresh_for(run, recipe) if recipe.pairs.confirmed else {})
-    if told := other_total(recipe):
+    relabeller = Relabeller(
+        recipe, required_fresh_rollouts(run, recipe) if recipe.pairs.confirmed else {}
+    )
+    if told := outdated_weights_warning(recipe):
         context.log(told)
     labels, pairs = f"relabelled/{label}/labels", f"relabelled/{label}/pairs"
     parts: list[PartInfo] = []
@@ -64,7 +66,7 @@ def _relabel(context: StageContext, run: Run) -> StageResult:
     return StageResult({"label": label, "pairs": counted[pairs], "dropped": dropped})
 
 
-def fresh_for(run: Run, recipe: Recipe) -> Fresh:
+def required_fresh_rollouts(run: Run, recipe: Recipe) -> Fresh:
     """Returns the fresh rollouts that `pairs.confirmed` needs.
 
     Raises:

@@ -19,7 +19,7 @@ from analysis.difficulty import LABELS, UNSOLVED, difficulty_of, draw_stages
 from runs.costs import in_words, spending
 from runs.factories import open_index
 from runs.folder import Run, check_run_folder, open_run
-from runs.preflight import model_files, overheard, require, servers
+from runs.preflight import model_files, plaintext_proxy_warnings, require, servers
 from runs.progress import Progress
 from runs.rating import deciding_digest, rate_questions, row_digest
 from runs.recipe import Recipe
@@ -95,7 +95,7 @@ def _announce(context: StageContext, rater: Recipe, data: Data) -> dict[str, int
     )
     for note, count in sorted(data.notes.items()):
         context.log(f"data: {note}: {count}")
-    for line in overheard(rater):
+    for line in plaintext_proxy_warnings(rater):
         context.log(f"note: {line}")
     return {"questions": len(data.questions), "most_calls": most_calls}
 

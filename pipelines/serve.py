@@ -15,7 +15,7 @@ from engines.vllm import server_for
 from engines.vllm_server import VllmServer
 from runs.factories import server_logs
 from runs.recipe import Recipe
-from runs.signals import asked_by
+from runs.signals import on_stop_signal
 from runs.stage import StageContext, StageResult
 from storage.errors import ConfigError, EndpointError
 
@@ -27,7 +27,7 @@ def serve(context: StageContext) -> StageResult:
     if context.dry_run:
         return StageResult({"model": settings.model, "dry_run": True})
     server = server_for(settings, server_logs(), context.options["port"], context.log)
-    return StageResult(asyncio.run(_served(context, settings, server)))
+    return StageResult(asyncio.run(_run_server(context, settings, server)))
 
 
 def served_settings(recipe: Recipe, role: str) -> ModelSettings:
@@ -45,7 +45,7 @@ def served_settings(recipe: Recipe, role: str) -> ModelSettings:
     return block.model_copy(update={"model": block.trainable}) if is_remote else block
 
 
-async def _served(
+async def _run_server(
     context: StageContext, settings: ModelSettings, server: VllmServer
 ) -> dict[str, Any]:
     """Runs the server until a stop signal; returns the stage's totals.
@@ -54,8 +54,8 @@ async def _served(
         EndpointError: If it did not start, or crashed too often.
     """
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
-    with asked_by(lambda _: loop.call_soon_threadsafe(stopped.set)):
-        await _until(stopped, context, settings, server)
+    with on_stop_signal(lambda _: loop.call_soon_threadsafe(stopped.set)):
+        await _wait_for_stop(stopped, context, settings, server)
     return {
         "base_url": server.base_url,
         "model": server.model,
@@ -63,7 +63,7 @@ async def _served(
     }
 
 
-async def _until(
+async def _wait_for_stop(
     stopped: asyncio.Event, context: StageContext, settings: ModelSettings, server: VllmServer
 ) -> None:
     stopping = asyncio.create_task(stopped.wait())

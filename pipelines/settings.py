@@ -54,7 +54,7 @@ class Block:
     def own(self) -> dict[str, FieldInfo]:
         """Returns the settings that are not blocks."""
         fields = type(self.defaults).model_fields
-        return {name: one for name, one in fields.items() if _within(one) is None}
+        return {name: one for name, one in fields.items() if _nested_settings_class(one) is None}
 
 
 def settings_page(context: StageContext) -> StageResult:
@@ -88,7 +88,7 @@ def blocks() -> list[Block]:
 def _walk(block: Block) -> Iterator[Block]:
     yield block
     for name, one in type(block.defaults).model_fields.items():
-        kind, value = _within(one), getattr(block.defaults, name)
+        kind, value = _nested_settings_class(one), getattr(block.defaults, name)
         at = f"{block.names[0]}.{name}".lstrip(".")
         if isinstance(value, SchemeSettings):
             schemes = (scheme.settings_class for scheme in SCHEMES.values())
@@ -102,7 +102,7 @@ def _walk(block: Block) -> Iterator[Block]:
             yield from _walk(Block((at,), defaults, value is not None))
 
 
-def _within(one: FieldInfo) -> type[BaseModel] | None:
+def _nested_settings_class(one: FieldInfo) -> type[BaseModel] | None:
     """Returns the class of a setting that is a block; None for a value, or for several blocks."""
     if get_origin(one.annotation) in (tuple, dict):
         return None
@@ -121,7 +121,7 @@ def _section(block: Block, earlier: Sequence[Block]) -> str:
     title = ", ".join(f"`{name}`" for name in block.names) if block.names != ("",) else "The recipe"
     if isinstance(block.defaults, SchemeSettings):
         title += f", scheme `{block.defaults.scheme}`"
-    meanings = meanings_of(kind)
+    meanings = attribute_docs(kind)
     rows = [
         f"| `{name}` | {_default(one, block.defaults, name)} | {_values(one)} | {meanings[name]} |"
         for name, one in block.own.items()
@@ -135,7 +135,7 @@ def _section(block: Block, earlier: Sequence[Block]) -> str:
     return "\n".join((f"## {title}", "", " ".join(about), "", *table, ""))
 
 
-def meanings_of(kind: type[BaseModel]) -> dict[str, str]:
+def attribute_docs(kind: type[BaseModel]) -> dict[str, str]:
     """Returns the attribute docs of a class and its bases, by setting."""
     found: dict[str, str] = {}
     for one in reversed(kind.__mro__):
@@ -189,14 +189,14 @@ def _kind(annotation: Any) -> str:
     return _KINDS[annotation]
 
 
-def _either(kinds: Sequence[Any]) -> str:
+def _union_type_name(kinds: Sequence[Any]) -> str:
     return " or ".join(dict.fromkeys(map(_kind, kinds)))
 
 
 _SHAPES: dict[Any, Callable[[Sequence[Any]], str]] = {
     Literal: lambda values: ", ".join(f"`{value}`" for value in values),
-    Union: _either,
-    UnionType: _either,
+    Union: _union_type_name,
+    UnionType: _union_type_name,
     Annotated: lambda inner: _kind(inner[0]),
     tuple: lambda inner: f"list of {_kind(inner[0])}",
     dict: lambda inner: f"{_kind(inner[0])}: {_kind(inner[1])}",

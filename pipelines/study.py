@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 
 from runs.folder import STUDY, check_run_folder, existing_run
-from runs.preflight import cannot_be_asked, require_matplotlib
+from runs.preflight import cannot_serve_trained_reason, require_matplotlib
 from runs.stage import StageContext, StageResult
 from runs.study_runner import StageStopped, StudyRunner
 from storage.errors import ConfigError
@@ -54,10 +54,10 @@ SEEDS = {
 }
 """Default seeds of studies, if not three, so that two cores finish in reasonable time."""
 
-ASKS_NO_TRAINED_POLICY = frozenset({"labels", "evo-heads"})
+STUDIES_WITHOUT_TRAINING = frozenset({"labels", "evo-heads"})
 """Studies whose policy may be served by an endpoint."""
 
-LOOKS_AT_A_RUN = frozenset({"labels", "recipes"})
+STUDIES_OF_EXISTING_RUN = frozenset({"labels", "recipes"})
 """Studies of the trees of a run that is there."""
 
 
@@ -66,10 +66,14 @@ def study(context: StageContext) -> StageResult:
     name = context.options.get("name")
     carry_out = study_named(name)
     check_run_folder(context.run)
-    if name in LOOKS_AT_A_RUN:
+    if name in STUDIES_OF_EXISTING_RUN:
         existing_run(context.run)
     require_matplotlib()
-    fault = None if name in ASKS_NO_TRAINED_POLICY else cannot_be_asked(context.recipe.policy)
+    fault = (
+        None
+        if name in STUDIES_WITHOUT_TRAINING
+        else cannot_serve_trained_reason(context.recipe.policy)
+    )
     if fault:
         raise ConfigError(f"study {name}: {fault}")
     kept_in = context.run / STUDY / name if name in SHARED else None

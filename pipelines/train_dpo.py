@@ -11,7 +11,7 @@ from agent.protocols import protocol_of
 from runs.folder import existing_run
 from runs.stage import StageContext, StageResult
 from runs.stored_pairs import pairs_of, pairs_table
-from runs.training_start import checked_start, rows_trained_on, trained_folder
+from runs.training_start import trained_folder, training_data_provenance, validated_start_policy
 from training.dpo import train_dpo as train
 
 
@@ -20,7 +20,7 @@ def train_dpo(context: StageContext) -> StageResult:
     recipe, run = context.recipe, existing_run(context.run)
     table = pairs_table(context.options.get("label"))
     pairs = pairs_of(run, table)
-    start = checked_start(context, run, table, off_policy=recipe.training.dpo.off_policy)
+    start = validated_start_policy(context, run, table, off_policy=recipe.training.dpo.off_policy)
     target = trained_folder(context, "dpo")
     context.log(f"train-dpo: {len(pairs)} pairs, start {start} → {target}")
     if context.dry_run:
@@ -33,7 +33,7 @@ def train_dpo(context: StageContext) -> StageResult:
         seed=recipe.seed,
         stops=protocol_of(run.recipe.agent).stops,
         resume=context.resume,
-        data=rows_trained_on(run, table),
+        data=training_data_provenance(run, table),
         log=context.log,
     )
     context.log(f"wrote {target}: {report.summary()}")

@@ -29,15 +29,15 @@ from runs.costs import in_words, spending
 from runs.curve_plots import plot_curves
 from runs.evaluation_set import answering, data_settings
 from runs.factories import open_data, open_index
-from runs.folder import check_run_folder, existing_run, open_run, run_with
+from runs.folder import check_run_folder, existing_run, open_run, open_run_if_exists
 from runs.inputs import questions_digest
 from runs.policy_serving import check_servable, serving_for
-from runs.preflight import model_files, overheard, require
+from runs.preflight import model_files, plaintext_proxy_warnings, require
 from runs.recipe import Recipe
 from runs.rollouts import Rollouts
 from runs.stage import Gate, StageContext, StageResult
 from runs.stored_pairs import pairs_table
-from runs.training_start import checked_start, rows_trained_on, trained_folder
+from runs.training_start import trained_folder, training_data_provenance, validated_start_policy
 from runs.tree_groups import TreeGroups, tree_groups
 from sources.load import load_data
 from storage.errors import BudgetExceeded, ConfigError
@@ -89,7 +89,7 @@ def _on_rollouts(context: StageContext) -> StageResult:
     _announce(context, trainings)
     for note, count in sorted(data.notes.items()):
         context.log(f"data: {note}: {count}")
-    for line in overheard(recipe):
+    for line in plaintext_proxy_warnings(recipe):
         context.log(f"note: {line}")
     if context.dry_run:
         return StageResult({"questions": len(data.questions), "dry_run": True})
@@ -97,7 +97,7 @@ def _on_rollouts(context: StageContext) -> StageResult:
         installed_vllm()  # a dry run does without
     retriever = open_index(recipe, data.passages, context.log)
     facts = {"index_digest": retriever.digest}
-    run = run_with(context.run, recipe) or open_run(context.run, recipe, facts)
+    run = open_run_if_exists(context.run, recipe) or open_run(context.run, recipe, facts)
     with run.open_ledger() as ledger:
         gate = Gate(recipe.limits, ledger.totals)
         before: Path | None = None
@@ -133,7 +133,7 @@ def _on_trees(context: StageContext) -> StageResult:
     recipe, run = context.recipe, existing_run(context.run)
     settings, label = recipe.training.grpo, context.options.get("label")
     table = f"{pairs_table(label).rpartition('/')[0]}/labels" if label else "trees"
-    start = checked_start(context, run, table)
+    start = validated_start_policy(context, run, table)
     target = trained_folder(context, "grpo")
     trees = tree_groups(run, table, tokenizer_of(policy_files(start).base))
     groups = sum(len(groups) for _, groups in trees)
@@ -149,7 +149,7 @@ def _on_trees(context: StageContext) -> StageResult:
         _Training(recipe, target, [question for question, _ in trees]),
         source,
         deciding=(run.id, table),
-        data=rows_trained_on(run, table),
+        data=training_data_provenance(run, table),
     )
     return StageResult({"model": str(target), "groups": groups, **report.totals()})
 

@@ -22,12 +22,12 @@ from annotation.settings import PairSettings
 from rewards.reward_model import KIND, prefix_of
 from rewards.schemes import naming
 from runs.folder import Run, existing_run
-from runs.labelling import labelled_by
+from runs.labelling import with_label_settings
 from runs.recipe import Recipe
 from runs.reward_model import UNTAUGHT, encoder_of
 from runs.stage import BAD_INPUT, StageContext, StageResult
 from runs.stored_trees import stored_trees
-from runs.training_start import rows_trained_on, trained_folder
+from runs.training_start import trained_folder, training_data_provenance
 from storage.errors import ConfigError
 from training.comparisons import SiblingComparison, head_names, orders, return_gaps
 from training.head_metrics import HeadMetrics, ModelMetrics
@@ -44,7 +44,7 @@ from weights.embedding import FrozenEncoder, Prefix
 def train_rm(context: StageContext) -> StageResult:
     """Runs the stage (see module)."""
     settings, run = context.recipe.training.reward_model, existing_run(context.run)
-    material, dropped = material_of(run, labels_of(context, run), settings)
+    material, dropped = build_comparisons(run, labels_of(context, run), settings)
     target, encoder = trained_folder(context, KIND), encoder_of(context.recipe)
     pairs, heads = len(material.comparisons), pairs_by_head(material, settings)
     context.log(
@@ -62,7 +62,7 @@ def train_rm(context: StageContext) -> StageResult:
             target=target,
             seed=context.recipe.seed,
             log=context.log,
-            data=rows_trained_on(run, "trees"),
+            data=training_data_provenance(run, "trees"),
         )
     except NothingToLearn as nothing:
         context.log(f"train-rm: {nothing}")
@@ -83,10 +83,10 @@ def labels_of(context: StageContext, run: Run) -> Recipe:
             f"`{context.recipe.rewards.scheme}`; grow the trees with rewards.scheme: "
             f"{naming(lambda scheme: scheme.learnable)}"
         )
-    return labelled_by(run, context.recipe, ("rewards",))
+    return with_label_settings(run, context.recipe, ("rewards",))
 
 
-def material_of(
+def build_comparisons(
     run: Run, recipe: Recipe, settings: RewardModelSettings
 ) -> tuple[Material, Counter[str]]:
     """Builds the comparisons of a run's trees under some rewards; counts dropped pairs.

@@ -11,7 +11,7 @@ from runs.folder import Run, existing_run
 from runs.stage import StageContext, StageResult
 from runs.stored_pairs import pairs_of, pairs_table
 from runs.stored_trees import stored_trees
-from runs.training_start import checked_start, rows_trained_on, trained_folder
+from runs.training_start import trained_folder, training_data_provenance, validated_start_policy
 from storage.errors import ConfigError
 from training.examples import StepExample
 from training.sft import train_on_steps
@@ -24,7 +24,7 @@ def train_sft(context: StageContext) -> StageResult:
     run, chosen = existing_run(context.run), settings.examples == "chosen"
     table = pairs_table(context.options.get("label")) if chosen else "trees"
     examples = chosen_steps(pairs_of(run, table)) if chosen else right_steps(run)
-    start = checked_start(context, run, table)
+    start = validated_start_policy(context, run, table)
     target = trained_folder(context, "sft")
     context.log(f"train-sft: {len(examples)} {settings.examples} steps, start {start} → {target}")
     if context.dry_run:
@@ -38,7 +38,7 @@ def train_sft(context: StageContext) -> StageResult:
         seed=recipe.seed,
         stops=protocol_of(run.recipe.agent).stops,
         resume=context.resume,
-        data=rows_trained_on(run, table),
+        data=training_data_provenance(run, table),
         log=context.log,
     )
     context.log(f"wrote {target}: {report.summary()}")

@@ -42,9 +42,9 @@ from storage.manifest import PartInfo, bad_parts, load_manifest, remove_parts
 from storage.parts import Part, number_of
 from storage.records import Question
 
-GROWN = frozenset({"trees", "pairs"})
+REBUILT_TABLES = frozenset({"trees", "pairs"})
 """Tables that come from the ledger, two parts of one number together."""
-ROWS_TOLD = 20
+REPORTED_ROWS = 20
 """Damaged rows of a ledger that are named; of more there is only the number."""
 
 
@@ -75,7 +75,7 @@ def _checked_ledger(context: StageContext, run: Run) -> Checked:
     if not run.ledger.exists():  # runs of imported pairs have only parquet
         return Checked(0, (), ())
     found = check(run.ledger)
-    _tell_damage(context, run, found)
+    _report_damage(context, run, found)
     if found.whole or context.dry_run or not context.options.get("drop_damaged"):
         return found
     with run.open_ledger() as ledger:
@@ -85,18 +85,18 @@ def _checked_ledger(context: StageContext, run: Run) -> Checked:
         "or `branchwise eval` repeats and pays for the calls it needs"
     )
     again = check(run.ledger)
-    _tell_damage(context, run, again)
+    _report_damage(context, run, again)
     return again
 
 
-def _tell_damage(context: StageContext, run: Run, found: Checked) -> None:
+def _report_damage(context: StageContext, run: Run, found: Checked) -> None:
     intact = found.rows - len(found.damaged)
     context.log(f"{intact:,} of {found.rows:,} rows of the ledger are undamaged")
     if found.whole:
         return
-    for fault in (*found.damaged[:ROWS_TOLD], *found.faults):
+    for fault in (*found.damaged[:REPORTED_ROWS], *found.faults):
         context.log(f"{run.ledger}: damaged: {fault}")
-    if (more := len(found.damaged) - ROWS_TOLD) > 0:
+    if (more := len(found.damaged) - REPORTED_ROWS) > 0:
         context.log(f"{run.ledger}: damaged: {more:,} more rows")
     context.log(REMEDY)
 
@@ -105,7 +105,9 @@ def _rebuild(
     context: StageContext, run: Run, bad: Sequence[PartInfo], checked: Checked
 ) -> list[str]:
     """Rebuilds the parts. Returns the paths of those that failed."""
-    others = [part for part in bad if part.table not in GROWN and part.table != "questions"]
+    others = [
+        part for part in bad if part.table not in REBUILT_TABLES and part.table != "questions"
+    ]
     with run.open_ledger() as ledger:
         if checked.whole:
             remove_parts(run.folder, others)
@@ -120,7 +122,7 @@ def _rebuild(
             check_same_inputs(run.folder, inputs_of(run.recipe, data, retriever))
             committer = Committer(run, ledger, data.questions, data.notes)
             rebuilding = Rebuilding(context, committer, data, retriever, checked.whole)
-            left += rebuilding.made_again(bad)
+            left += rebuilding.rebuild(bad)
     return left
 
 
@@ -145,27 +147,27 @@ class Rebuilding:
     retriever: Retriever
     whole: bool
 
-    def made_again(self, bad: Sequence[PartInfo]) -> list[str]:
+    def rebuild(self, bad: Sequence[PartInfo]) -> list[str]:
         """Replaces the files of these parts. Returns the paths of those that failed."""
         paths = {part.path for part in bad}
         left = []
-        if any(part.table == "questions" for part in bad) and not self._replaced(
+        if any(part.table == "questions" for part in bad) and not self._write_if_matching(
             [self.committer.questions_part()], paths
         ):
             left.append("questions")
-        for number in sorted({number_of(part) for part in bad if part.table in GROWN}):
+        for number in sorted({number_of(part) for part in bad if part.table in REBUILT_TABLES}):
             name = f"part-{number:05d}"
-            parts = self._regrown(name, number)
-            if parts is None or not self._replaced(parts, paths):
+            parts = self._replay_part(name, number)
+            if parts is None or not self._write_if_matching(parts, paths):
                 left.append(name)
         return left
 
-    def _regrown(self, name: str, number: int) -> Sequence[Part] | None:
+    def _replay_part(self, name: str, number: int) -> Sequence[Part] | None:
         """Replays the annotation of the questions from the ledger."""
         run, ledger = self.committer.run, self.committer.ledger
         try:
             questions = _of_part(ledger, self.data, number)
-            regrown = asyncio.run(_regrown(run, ledger, self.retriever, questions))
+            regrown = asyncio.run(_replay_part(run, ledger, self.retriever, questions))
         except BudgetExceeded as missing:
             if self.whole:
                 self.committer.forget(number)
@@ -179,7 +181,7 @@ class Rebuilding:
             return None
         return self.committer.grown_parts(number, regrown)
 
-    def _replaced(self, made: Sequence[Part], bad: Collection[str]) -> bool:
+    def _write_if_matching(self, made: Sequence[Part], bad: Collection[str]) -> bool:
         """Writes the bad parts of `made` that match the committed hash; returns whether all
         match.
         """
@@ -189,7 +191,8 @@ class Rebuilding:
         for info in other:
             self.context.log(
                 f"{info.path}: rebuilt, it has the sha256 {info.sha256}, but "
-                f"{committed.get(info.path)} was committed, so it was left as it is. {self._why()}"
+                f"{committed.get(info.path)} was committed, so it was left as it is. "
+                f"{self._mismatch_explanation()}"
             )
         for part in made:
             if part.info.path in bad and part.info not in other:
@@ -197,7 +200,7 @@ class Rebuilding:
                 self.context.log(f"{part.info.path}: rebuilt from the ledger, as committed")
         return not other
 
-    def _why(self) -> str:
+    def _mismatch_explanation(self) -> str:
         then = noted_version(self.committer.run.folder, "pyarrow")
         now = installed_version("pyarrow")
         versions = f" (pyarrow was {then} and is {now})" if then != now else ""
@@ -213,7 +216,7 @@ def _of_part(ledger: Ledger, data: Data, number: int) -> list[Question]:
     return [question for question in data.questions if question.id in ids]
 
 
-async def _regrown(
+async def _replay_part(
     run: Run, ledger: Ledger, retriever: Retriever, questions: Sequence[Question]
 ) -> list[Annotated]:
     """Replays the annotation of the questions from the ledger.
@@ -226,7 +229,7 @@ async def _regrown(
     policy = recorded(recipe.policy, inputs.get("policy", ""), ledger)
     judge, verifier = (
         recorded(model, inputs.get(role, ""), ledger) if model else None
-        for role, model in (("judge", recipe.asked_judge), ("verifier", recipe.asked_verifier))
+        for role, model in (("judge", recipe.active_judge), ("verifier", recipe.asked_verifier))
     )
     annotator = annotator_for(recipe, policy, judge, verifier, retriever)
     regrown = [await annotator.annotate(question) for question in questions]

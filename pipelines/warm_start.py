@@ -71,7 +71,7 @@ def warm_start(context: StageContext) -> StageResult:
         seed=recipe.seed,
         stops=protocol.stops,
         resume=context.resume,
-        data={**_made_with(recipe, drawn), "index_digest": retriever.digest},
+        data={**_trace_provenance(recipe, drawn), "index_digest": retriever.digest},
         log=context.log,
     )
     context.log(f"wrote {target}: {report.summary()}")
@@ -96,7 +96,7 @@ def warm_part(recipe: Recipe, questions: int) -> DataSettings:
     return recipe.data.model_copy(update=update)
 
 
-def _made_with(recipe: Recipe, drawn: DataSettings) -> dict[str, Any]:
+def _trace_provenance(recipe: Recipe, drawn: DataSettings) -> dict[str, Any]:
     """Returns the settings that decide which traces are built, for `training.json`."""
     made = recipe.model_copy(update={"data": drawn})
     blocks = {"data", "retrieval", "agent"}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from retrieval.passages import Scores, best_rows, retrieved
+from retrieval.passages import Scores, retrieved, top_k_rows
 from storage.records import Passage, RetrievedPassage
 
 TOKENISER = "words-1"
@@ -87,7 +87,7 @@ class Bm25Retriever:
         query.
         """
         scores = self._scores(query)
-        rows = best_rows(scores, top_k)
+        rows = top_k_rows(scores, top_k)
         return retrieved(self._passages, rows, scores[rows])
 
     def _scores(self, query: str) -> Scores:

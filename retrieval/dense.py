@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from retrieval.encoder import Encoder, Vectors
-from retrieval.passages import PassageNumbers, Scores, best_rows, retrieved
+from retrieval.passages import PassageNumbers, Scores, retrieved, top_k_rows
 from storage.records import Passage, RetrievedPassage
 
 VECTORS = "vectors.npy"
@@ -94,5 +94,5 @@ def nearest(vectors: Vectors, query: Vectors, top_k: int) -> tuple[PassageNumber
             break
     by_row = np.argsort(rows)
     scores, rows = scores[by_row], rows[by_row]
-    best = best_rows(scores, top_k)
+    best = top_k_rows(scores, top_k)
     return rows[best], scores[best]

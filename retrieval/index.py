@@ -11,7 +11,7 @@ from retrieval.cached import CachedRetriever
 from retrieval.interface import Retriever
 from retrieval.passages import corpus_hash, in_index_order
 from retrieval.settings import RetrievalSettings
-from storage.cache import cache_room, open_entry
+from storage.cache import cache_section, get_or_build
 from storage.errors import ConfigError
 from storage.records import Passage
 from storage.text import Log
@@ -45,7 +45,7 @@ def open_retriever(
         return _open_http(settings)
     passages = in_index_order(corpus)
     digest = corpus_hash(passages)
-    folder = cache or cache_room("indexes")
+    folder = cache or cache_section("indexes")
     if settings.kind == "bm25":
         return CachedRetriever(_open_bm25(passages, digest, folder, log))
     if settings.kind == "dense":
@@ -62,7 +62,7 @@ def open_retriever(
 def _open_bm25(passages: Sequence[Passage], corpus: str, cache: Path, log: Log | None) -> Retriever:
     parts = {"corpus": corpus, "tokeniser": TOKENISER, "bm25s": version("bm25s")}
     digest = _key("bm25", parts)
-    folder = open_entry(cache / f"bm25-{digest}", lambda new: build_bm25(passages, new), log)
+    folder = get_or_build(cache / f"bm25-{digest}", lambda new: build_bm25(passages, new), log)
     return Bm25Retriever(folder, passages, digest)
 
 
@@ -82,7 +82,7 @@ def _open_dense(
     def build(new: Path) -> None:
         build_dense(encoder, passages, new)
 
-    folder = open_entry(cache / f"dense-{digest}", build, log)
+    folder = get_or_build(cache / f"dense-{digest}", build, log)
     return DenseRetriever(folder, passages, encoder, digest)
 
 

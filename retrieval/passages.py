@@ -43,7 +43,7 @@ def in_index_order(passages: Iterable[Passage]) -> list[Passage]:
     return ordered
 
 
-def best_rows(scores: Scores, top_k: int) -> PassageNumbers:
+def top_k_rows(scores: Scores, top_k: int) -> PassageNumbers:
     """Returns the rows of the best `top_k` scores above zero, by (−score, row).
 
     Ties at the cut go to the lower rows, so a result never depends on how a partition happened

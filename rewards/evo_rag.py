@@ -1,6 +1,6 @@
 """EVO-RAG's seven step rewards (section 3.2), unweighted.
 
-Each is a small pure function of the steps before (`Before`), the step itself, and the gold
+Each is a small pure function of the steps before (`StepContext`), the step itself, and the gold
 (`Gold`). t is the 0-based index of the policy call, BACKTRACK included, and is never reset;
 p(t) = t / T.
 
@@ -45,7 +45,7 @@ class Gold:
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
+class StepContext:
     """The context of a step.
 
     Attributes:
@@ -61,7 +61,7 @@ class Before:
     context: frozenset[str]
 
     @classmethod
-    def of(cls, steps: Sequence[Step]) -> "Before":
+    def of(cls, steps: Sequence[Step]) -> "StepContext":
         searches = [step for step in steps if step.action.kind == "search"]
         return cls(
             t=len(steps),
@@ -73,7 +73,7 @@ class Before:
 
 def retrieval_bonus(
     step: Step,
-    before: Before,
+    before: StepContext,
     gold: Gold,
     *,
     novel: bool = True,
@@ -100,7 +100,7 @@ def retrieval_bonus(
 
 
 def sub_query_overlap(
-    step: Step, before: Before, similarity: Similarity, *, negative_earns: bool = False
+    step: Step, before: StepContext, similarity: Similarity, *, negative_earns: bool = False
 ) -> float:
     """r_dup = −max_{j<t} cos(q_t, q_j) for a SEARCH after the first; in [−1, 0].
 
@@ -133,7 +133,7 @@ def backtrack_penalty(step: Step) -> float:
 
 
 def refusal_reward(
-    step: Step, before: Before, *, sufficient: bool | None, early_wrong: bool = True
+    step: Step, before: StepContext, *, sufficient: bool | None, early_wrong: bool = True
 ) -> float | None:
     """r_ref: for REFUSE +1 if the evidence is insufficient, −1 otherwise; 0 for other actions.
 
@@ -150,7 +150,7 @@ def refusal_reward(
     return None if sufficient is None else -1.0 if sufficient else 1.0
 
 
-def sufficient_by_gold(before: Before, gold: Gold) -> bool | None:
+def sufficient_by_gold(before: StepContext, gold: Gold) -> bool | None:
     """Returns whether all gold documents are in context, which replaces a verifier.
 
     None for an answerable question whose gold documents are not known.
@@ -195,7 +195,7 @@ def step_rewards(
         verdict: Verdict on whether the evidence suffices; None without one.
         verified: Whether a verifier is used; otherwise the gold documents decide.
     """
-    step, before = steps[-1], Before.of(steps[:-1])
+    step, before = steps[-1], StepContext.of(steps[:-1])
     overlap = sub_query_overlap(
         step, before, similarity, negative_earns=settings.negative_cosine == "earns"
     )

@@ -10,7 +10,7 @@ from rewards.labels import Label
 from rewards.outcome import Outcome
 from rewards.returns import EpisodeRewards, label_returns
 from rewards.schedule import Weights, weights
-from rewards.scheme import NodeFacts, RewardScheme
+from rewards.scheme import NodeEvaluation, RewardScheme
 from rewards.settings import EvoRagSettings
 from rewards.verifier import Verifier, verifier_prompt_hash
 from storage.records import Question, TreeNode
@@ -69,13 +69,13 @@ class EvoRag(RewardScheme):
     def outcome(self, state: State, question: Question) -> Outcome:
         return self.rewards.episode(state.steps, Gold.of(question))
 
-    async def finished(self, question: Question, state: State, path: str) -> NodeFacts:
+    async def finished(self, question: Question, state: State, path: str) -> NodeEvaluation:
         if self.verifier is None or self.recipe.verifier is None or not self._open(state):
             return await super().finished(question, state, path)
         asked = Verifier(self.verifier, self.recipe.verifier, self.recipe.seed)
         verdict, usage = await asked.sufficient(question, state, path)
         whole = self.rewards.episode(state.steps, Gold.of(question), verdict)
-        return NodeFacts(whole.total, verdict=verdict, usage=usage)
+        return NodeEvaluation(whole.total, verdict=verdict, usage=usage)
 
     def _open(self, state: State) -> bool:
         """Returns whether the evidence decides on a refusal.

@@ -124,9 +124,9 @@ class _Returns:
         self._raw_return: dict[int, Parts] = {}
         self._weighted_return: dict[int, Parts] = {}
         for place in sorted(range(len(nodes)), key=lambda place: -nodes[place].depth):
-            self._add_up(place)
+            self._compute_return(place)
 
-    def _add_up(self, place: int) -> None:
+    def _compute_return(self, place: int) -> None:
         # R(n) = own(n) + sum(N_c * R(c)) / sum(N_c) over children c that lead to a finished
         # trajectory. Nodes are processed deepest first, so children are done. Per component: if own
         # is None, R is None; a child whose R is None drops out of the mean together with its
@@ -145,7 +145,9 @@ class _Returns:
             (self._weighted[place], self._weighted_return),
         ):
             after = [returns[child] for child in below]
-            returns[place] = {name: _plus(own[name], after, visits, name) for name in REWARDS}
+            returns[place] = {
+                name: _step_return(own[name], after, visits, name) for name in REWARDS
+            }
 
     def label(self, place: int) -> Label:
         if place not in self._weighted_return:
@@ -165,7 +167,7 @@ class _Returns:
         )
 
 
-def _plus(
+def _step_return(
     own: float | None, after: Sequence[Parts], visits: Sequence[int], name: str
 ) -> float | None:
     """Returns the own value plus the visit-weighted mean of the later ones; None if either is."""

@@ -21,7 +21,7 @@ from rewards.schedule import Weights
 from storage.errors import ConfigError
 from storage.plain_json import object_inside
 from storage.records import Message
-from storage.text import Log, digest_of, storable
+from storage.text import Log, digest_of, replace_surrogates
 from weights.embedding import FrozenEncoder, Prefix
 from weights.hub import HUB
 from weights.policy_files import PACKAGED
@@ -120,8 +120,8 @@ def prefix_of(state: State, prompt: Prompt) -> Prefix:
     step = state.steps[-1]
     before = replace(state, stage=step.stage, steps=state.steps[:-1])
     # Same form as from a stored tree, so that both get the same scores.
-    asked = tuple(Message(m.role, storable(m.content)) for m in prompt(before))
-    return Prefix(asked, storable(step.text))
+    asked = tuple(Message(m.role, replace_surrogates(m.content)) for m in prompt(before))
+    return Prefix(asked, replace_surrogates(step.text))
 
 
 def read_record(folder: Path) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class RecipeFacts(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeFacts:
+class NodeEvaluation:
     """The facts about one node.
 
     Attributes:
@@ -144,9 +144,9 @@ class RewardScheme(ABC):
     def outcome(self, state: State, question: Question) -> Outcome:
         """Scores a finished trajectory."""
 
-    async def finished(self, question: Question, state: State, path: str) -> NodeFacts:
+    async def finished(self, question: Question, state: State, path: str) -> NodeEvaluation:
         """Values a terminal state for the search; `path` names its node in the ledger."""
-        return NodeFacts(self.outcome(state, question).total)
+        return NodeEvaluation(self.outcome(state, question).total)
 
     def judged(self, score: float, state: State) -> float:
         """Turns a judge's score of a state, in [0, 1], into a value for the search."""

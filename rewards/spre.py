@@ -100,7 +100,9 @@ class TreeFacts:
             return [(1.0, outcome) for outcome in self.started_at(node)]
         if estimator == "monte_carlo":
             return [(1.0, outcome) for outcome in self._collected(node.node_id).values()]
-        return self._by_visits[node.node_id] if estimator == "tree" else self._ended(node)
+        return (
+            self._by_visits[node.node_id] if estimator == "tree" else self._leaves_by_visits(node)
+        )
 
     def _collected(self, node_id: int) -> dict[str, RolloutOutcome]:
         """Returns the distinct outcomes at or below a node, of leaves and evaluation rollouts."""
@@ -161,11 +163,11 @@ class TreeFacts:
             ]
         return found
 
-    def _ended(self, node: TreeNode) -> Evidence:
+    def _leaves_by_visits(self, node: TreeNode) -> Evidence:
         """Leaves at or below a node, by the passes that ended there."""
         found: Evidence = [(node.visits, outcome) for outcome in self._own(node) if node.visits]
         for child in self.children[node.node_id]:
-            found += self._ended(child)
+            found += self._leaves_by_visits(child)
         return found
 
     def judged(self, node: TreeNode) -> float | None:

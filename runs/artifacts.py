@@ -25,7 +25,7 @@ WEIGHTS: Mapping[str, str] = {
 """Pattern of a training's weight files, relative to its model folder."""
 
 
-def product_of(stage: str, run: Path, totals: Mapping[str, Any]) -> str | None:
+def artifact_digest(stage: str, run: Path, totals: Mapping[str, Any]) -> str | None:
     """Returns the digest of a finished stage's output.
 
     Args:

@@ -148,16 +148,16 @@ class Committer:
         for part in load_manifest(self.run.folder).of("trees"):
             counts.update(part.counts)
         counts.update(f"question failed: {failure.kind}" for failure in failures)
-        counts.update(self._answered_as())
+        counts.update(self._served_model_mismatches())
         if overlong := self.ledger.ended_with(OVERLONG):
             counts["warning: replies far above max_new_tokens, kept as empty"] = overlong
         counts.update({f"tokens {words}": n for words, n in estimates(self.ledger).items()})
         return dict(counts)
 
-    def _answered_as(self) -> Counter[str]:
+    def _served_model_mismatches(self) -> Counter[str]:
         """Counts replies of a model other than the requested one."""
         recipe, counts = self.run.recipe, Counter[str]()
-        for model in (recipe.policy, recipe.asked_judge, recipe.asked_verifier):
+        for model in (recipe.policy, recipe.active_judge, recipe.asked_verifier):
             if model is not None and model.engine == "openai":
                 for name, n in self.ledger.models(model_digest(model, recipe)).items():
                     if name != model.model:

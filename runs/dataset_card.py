@@ -37,7 +37,7 @@ def write_card(run: Run) -> None:
         "labels": recipe.scheme.describe(),
         "min_gap": recipe.pairs.min_gap,
         "min_outcomes": recipe.pairs.min_outcomes,
-        "chosen": chosen_by(recipe.pairs),
+        "chosen": describe_pair_filters(recipe.pairs),
     }
     card = template.format(
         sources="\n".join(_source_lines(licences)),
@@ -59,7 +59,7 @@ def described(search: SearchSettings) -> str:
     )
 
 
-def chosen_by(pairs: PairSettings) -> str:
+def describe_pair_filters(pairs: PairSettings) -> str:
     """Describes the other pair settings; "" if all have their defaults."""
     said = pairs.model_dump(mode="json", exclude_defaults=True, exclude={"min_gap", "min_outcomes"})
     return "".join(f"; `{name}: {value}`" for name, value in said.items())

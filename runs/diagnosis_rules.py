@@ -9,7 +9,7 @@ from typing import Literal
 
 from analysis.diagnosis import PairFigures, TreeFigures
 from analysis.survival import Bounds, SurvivalRow
-from training.policy_shift import Movement
+from training.policy_shift import PolicyShift
 
 Rating = Literal["good", "watch", "bad", "–"]
 
@@ -20,7 +20,7 @@ LEAST_SURVIVAL, GOOD_SURVIVAL = 0.6, 0.75
 """Chance keeps half of the decided pairs, so below 0.6 most labels are noise."""
 MANY_TIED = 0.5
 """If half of the pairs show no difference in fresh rollouts, there is little to learn."""
-LEAST_REAL = 0.5
+MIN_FRESH_GAP_RATIO = 0.5
 """Share of the labels' mean gap that fresh rollouts should reproduce. A policy learned from pairs
 with 72 %, but not from pairs with 33 % (docs/results.md, `labels` and `real-dpo`).
 """
@@ -79,7 +79,7 @@ def _graded(bad: bool, watch: bool, what: str, figure: str, advice: str, usual: 
     return Finding(what, figure, verdict, advice if bad or watch else usual)
 
 
-def of_pairs(pairs: PairFigures | None) -> Iterator[Finding]:
+def pair_findings(pairs: PairFigures | None) -> Iterator[Finding]:
     """Yields findings on the pairs; imported ones give findings only on their texts."""
     if pairs is None:
         yield Finding(
@@ -183,7 +183,7 @@ def _of_actions(pairs: PairFigures) -> Finding:
     )
 
 
-def of_trees(
+def tree_findings(
     trees: TreeFigures | None, questions_with_pair: int, *, returns: bool = False
 ) -> Iterator[Finding]:
     """Yields findings on the trees.
@@ -234,7 +234,7 @@ def of_trees(
     )
 
 
-UNROLLED = Finding(
+SURVIVAL_NOT_APPLICABLE = Finding(
     "label survival",
     "not checked",
     "–",
@@ -250,7 +250,7 @@ def of_survival(row: SurvivalRow | None, asked: int) -> Finding:
         return Finding("label survival", figure, "watch", "raise --sample or --rollouts")
     unsure = row.decided_interval[0] <= 0.5
     poor = row.decided < LEAST_SURVIVAL
-    unreal = row.fresh_gap < LEAST_REAL * row.label_gap
+    unreal = row.fresh_gap < MIN_FRESH_GAP_RATIO * row.label_gap
     if unsure and not poor:
         advice = "the sample is too small to exclude luck: raise --sample"
     elif row.tied > MANY_TIED and not poor:
@@ -278,7 +278,7 @@ def of_survival(row: SurvivalRow | None, asked: int) -> Finding:
     )
 
 
-def of_training(moved: Movement) -> Iterator[Finding]:
+def of_training(moved: PolicyShift) -> Iterator[Finding]:
     """Yields findings on a preference training."""
     kl, margin, accuracy = moved.kl, moved.margin, moved.accuracy
     loss = f"{moved.losses}, {moved.steps} steps"
@@ -333,7 +333,7 @@ def of_export(kept: dict[str, float]) -> Finding:
     )
 
 
-def _fell(moved: Movement) -> float:
+def _fell(moved: PolicyShift) -> float:
     return (moved.first_loss or 0.0) - (moved.loss or 0.0)
 
 

@@ -61,7 +61,7 @@ def set_name(recipe: Recipe) -> str:
     return "+".join(dict.fromkeys(one.source for one in mix)) + f"-{recipe.evaluation.split}"
 
 
-def deciding_settings(
+def evaluation_identity(
     recipe: Recipe,
     limit: int | None,
     candidates: Mapping[str, Any],
@@ -101,7 +101,7 @@ def answering(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def name_apart(recipe: Recipe, settings: Mapping[str, Any]) -> str:
+def unique_name(recipe: Recipe, settings: Mapping[str, Any]) -> str:
     """Returns the set's name with a hash of the settings, so that evaluations do not mix."""
     digest = digest_of(json.dumps(without_later(settings), sort_keys=True))
     return f"{set_name(recipe)}-{digest[:6]}"

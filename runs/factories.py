@@ -17,7 +17,7 @@ from retrieval.interface import Retriever
 from runs.recipe import Recipe
 from sources.load import Data, load_data
 from sources.settings import DataSettings
-from storage.cache import cache_room
+from storage.cache import cache_section
 from storage.ledger import Ledger
 from storage.records import Passage
 from storage.text import Log
@@ -90,7 +90,7 @@ def engine_for(
 
 def server_logs() -> Path:
     """Returns the log folder of servers without a run."""
-    return cache_room("logs")
+    return cache_section("logs")
 
 
 @asynccontextmanager

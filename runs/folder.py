@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from runs.recipe import Recipe, decisive
+from runs.recipe import Recipe, identity_settings
 from runs.recipe_file import RECIPE_BYTES
 from runs.seal import (
     CONFIG,
@@ -172,7 +172,7 @@ def _continue(
 ) -> Seal:
     """Resumes a run if recipe and inputs are unchanged."""
     seal = checked_seal(folder, _provenance(folder), kept)
-    wanted = decisive(recipe.model_dump(mode="json"))
+    wanted = identity_settings(recipe.model_dump(mode="json"))
     check_unchanged(folder, flat(completed(seal.settings)), flat(wanted))
     check_same_inputs(folder, {name: inputs[name] for name in inputs if name not in grown})
     if load_manifest(folder).run is None:  # it was removed; its parts are rebuilt
@@ -237,7 +237,7 @@ def existing_run(folder: Path) -> Run:
     return Run(folder, recipe, checked_seal(folder, _provenance(folder), kept))
 
 
-def run_with(folder: Path, recipe: Recipe) -> Run | None:
+def open_run_if_exists(folder: Path, recipe: Recipe) -> Run | None:
     """Returns the run in a folder with the recipe of the current stage; None if it is not a run.
 
     Raises:
@@ -302,19 +302,19 @@ def check_run_folder(folder: Path) -> None:
     if kept is None:
         _reject_foreign(folder)
     else:
-        _recipe_in(folder, decisive(kept))
+        _recipe_in(folder, identity_settings(kept))
         checked_seal(folder, _provenance(folder), kept)
 
 
 def _reject_foreign(folder: Path) -> None:
-    ours = {lock_path(folder / LEDGER), folder / STUDY, *_half_begun(folder)}
+    ours = {lock_path(folder / LEDGER), folder / STUDY, *_leftovers_of_killed_start(folder)}
     if any(path not in ours and not is_temporary(path) for path in folder.iterdir()):
         raise ConfigError(
             f"{folder}: not empty and not a run (no config.yaml); choose another RUN, or remove it"
         )
 
 
-def _half_begun(folder: Path) -> list[Path]:
+def _leftovers_of_killed_start(folder: Path) -> list[Path]:
     """Returns the files of a first attempt that was killed before it wrote the recipe."""
     try:
         begun, manifest = SEAL in _provenance(folder), load_manifest(folder)

@@ -37,7 +37,7 @@ NodeKey = tuple[str, int]
 
 
 @dataclass
-class Rolled:
+class FreshRolloutResult:
     """Fresh rollouts, and the number of missing ones.
 
     Attributes:
@@ -73,7 +73,7 @@ def roll_fresh(
     pairs: Sequence[Pair],
     rollouts: int = 8,
     temperature: float | None = None,
-) -> Rolled:
+) -> FreshRolloutResult:
     """Draws fresh rollouts until both sides of every pair have enough, or a limit is reached.
 
     Args:
@@ -87,8 +87,8 @@ def roll_fresh(
         ConfigError: If corpus, prompts or policy have changed since the trees were grown.
         EndpointError: If a fault is fatal.
     """
-    rolled = Rolled(stored_fresh(run, temperature))
-    wanted, policies = _short_of(run, pairs, rolled.fresh, rollouts)
+    rolled = FreshRolloutResult(stored_fresh(run, temperature))
+    wanted, policies = _trees_to_roll_out(run, pairs, rolled.fresh, rollouts)
     if not wanted:
         return rolled
     recipe = run.recipe.model_copy(update={"limits": context.recipe.limits})
@@ -100,7 +100,9 @@ def roll_fresh(
     with run.open_ledger() as ledger:
         gate = Gate(recipe.limits, ledger.totals)
         with gate.listening():
-            survey = Survey(context, recipe, ledger, gate, rolled, sampling, rollouts, wanted)
+            survey = FreshRolloutJob(
+                context, recipe, ledger, gate, rolled, sampling, rollouts, wanted
+            )
             rows = asyncio.run(survey.rows(trees, retriever))
         _commit(run, rows)
     rolled.fresh |= {(row.tree_id, row.node_id): row for row in rows}
@@ -112,7 +114,7 @@ Wanted = Mapping[str, set[int]]
 """The nodes to roll out, by id of their tree."""
 
 
-def _short_of(
+def _trees_to_roll_out(
     run: Run, pairs: Sequence[Pair], fresh: Mapping[NodeKey, FreshRollouts], rollouts: int
 ) -> tuple[Wanted, set[str]]:
     """Returns the nodes with too few rollouts, and the policies that grew them."""
@@ -145,14 +147,14 @@ def _check_same_policy(recipe: Recipe, policies: Collection[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Survey:
+class FreshRolloutJob:
     """Settings and counts that all trees share; faults of single trees are counted in `rolled`."""
 
     context: StageContext
     recipe: Recipe
     ledger: Ledger
     gate: Gate
-    rolled: Rolled
+    rolled: FreshRolloutResult
     sampling: Sampling
     rollouts: int
     wanted: Wanted

@@ -32,8 +32,8 @@ def inputs_of(recipe: Recipe, data: Data, retriever: Retriever) -> dict[str, str
         "policy": model_digest(recipe.policy, recipe),
         **_replayed(recipe, data.passages),
     }
-    if recipe.asked_judge is not None:
-        found["judge"] = model_digest(recipe.asked_judge, recipe)
+    if recipe.active_judge is not None:
+        found["judge"] = model_digest(recipe.active_judge, recipe)
         found["judge_prompts"] = judge_prompt_hash()
     if recipe.asked_verifier is not None:
         found["verifier"] = model_digest(recipe.asked_verifier, recipe)
@@ -66,7 +66,7 @@ def questions_digest(questions: Sequence[Question]) -> str:
     return digest_of_many(dumped)
 
 
-def asks_more(run: Path, questions: Sequence[Question]) -> bool:
+def adds_questions(run: Path, questions: Sequence[Question]) -> bool:
     """Returns whether these are the run's questions, unchanged, and others."""
     kept = question_ids(run, "questions") if run.is_dir() else set()
     same = [question for question in questions if question.id in kept]

@@ -23,7 +23,7 @@ DIGEST = "digest"
 """Key of the hash over the other entries."""
 
 
-def labelled_by(run: Run, recipe: Recipe, blocks: Collection[str] = LABELLING) -> Recipe:
+def with_label_settings(run: Run, recipe: Recipe, blocks: Collection[str] = LABELLING) -> Recipe:
     """Returns the run's recipe with the label settings of another one.
 
     The verifier stays the run's own, because the trees store its verdicts. If the other recipe has

@@ -24,11 +24,11 @@ from sources.files import existing
 from storage.errors import BranchwiseError, ConfigError
 from storage.http import proxy_for, shown_url
 from storage.reading import Faults
-from weights.policy_files import sound_files
+from weights.policy_files import validated_policy_files
 
 Check = tuple[str, Callable[[], object]]
 
-LONGEST_S = 30.0
+CHECK_TIMEOUT_S = 30.0
 """Longest wait for the answer to a check."""
 
 
@@ -90,7 +90,7 @@ def evaluated(recipe: Recipe, run: Path) -> Iterator[Check]:
             yield setting, installed_vllm
 
 
-def cannot_be_asked(policy: ModelSettings) -> str | None:
+def cannot_serve_trained_reason(policy: ModelSettings) -> str | None:
     """Returns the reason that a trained policy could not be served, or None.
 
     A server that another process started keeps its own weights.
@@ -119,14 +119,14 @@ def weights(recipe: Recipe) -> Iterator[Check]:
 def model_files(role: str, model: ModelSettings) -> Iterator[Check]:
     """Yields the check of a model's files, if it runs on this machine."""
     if model.engine == "openvino":
-        yield role, partial(sound_files, model.model)
+        yield role, partial(validated_policy_files, model.model)
     elif model.engine == "vllm":
         yield role, partial(_sound_if_ours, model.model)
 
 
 def _sound_if_ours(model: str) -> None:
     if served_files(model) is not None:
-        sound_files(model)
+        validated_policy_files(model)
 
 
 def servers(recipe: Recipe) -> Iterator[Check]:
@@ -141,7 +141,7 @@ def servers(recipe: Recipe) -> Iterator[Check]:
         yield "retrieval", partial(_search, recipe.retrieval.url or "")
 
 
-def overheard(recipe: Recipe) -> Iterator[str]:
+def plaintext_proxy_warnings(recipe: Recipe) -> Iterator[str]:
     """Yields a warning for each server that is reached unencrypted through a proxy."""
     if recipe.retrieval.kind == "http":
         yield from _overheard("retrieval.url", recipe.retrieval.url, "query and passage")
@@ -164,8 +164,8 @@ def _overheard(setting: str, url: str | None, seen: str) -> Iterator[str]:
 
 def _models(recipe: Recipe) -> Iterator[tuple[str, ModelSettings]]:
     yield "policy", recipe.policy
-    if recipe.asked_judge is not None:
-        yield "judge", recipe.asked_judge
+    if recipe.active_judge is not None:
+        yield "judge", recipe.active_judge
     if recipe.asked_verifier is not None:
         yield "verifier", recipe.asked_verifier
 
@@ -173,7 +173,7 @@ def _models(recipe: Recipe) -> Iterator[tuple[str, ModelSettings]]:
 def _reach(model: ModelSettings, recipe: Recipe, protocol: AgentProtocol | None = None) -> None:
     from engines.openai import OpenAIEngine
 
-    timeout_s = min(recipe.limits.timeout_s, LONGEST_S)
+    timeout_s = min(recipe.limits.timeout_s, CHECK_TIMEOUT_S)
     hurried = recipe.limits.model_copy(update={"max_concurrency": 1, "timeout_s": timeout_s})
 
     async def checked() -> None:
@@ -190,4 +190,4 @@ def _reach(model: ModelSettings, recipe: Recipe, protocol: AgentProtocol | None 
 def _search(url: str) -> None:
     from retrieval.http import HttpRetriever
 
-    asyncio.run(HttpRetriever(url, LONGEST_S).search("check", 1))
+    asyncio.run(HttpRetriever(url, CHECK_TIMEOUT_S).search("check", 1))

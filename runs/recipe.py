@@ -52,7 +52,7 @@ ENDPOINT = {
 """Settings that a policy or rater at another endpoint does not inherit, such as the key."""
 
 
-def decisive(recipe: Mapping[str, Any]) -> dict[str, Any]:
+def identity_settings(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a recipe that identify a run, as plain values.
 
     The number of questions is not included: it changes no row, and `runs.inputs` checks the
@@ -201,7 +201,7 @@ class Recipe(Settings):
         return scheme_of(self)
 
     @property
-    def asked_judge(self) -> JudgeSettings | None:
+    def active_judge(self) -> JudgeSettings | None:
         """Returns the judge that the search uses, or None."""
         return self.judge if self.mcts.evaluator == "judge" else None
 
@@ -276,7 +276,7 @@ class Recipe(Settings):
     @property
     def decisive_digest(self) -> str:
         """Hash of the identity settings (12 hex digits)."""
-        return _hash(decisive(self.model_dump(mode="json")))
+        return _hash(identity_settings(self.model_dump(mode="json")))
 
     def digest(self, *blocks: str, without: Collection[str] = ()) -> str:
         """Returns the hash of the named blocks, or of the whole recipe (12 hex digits).

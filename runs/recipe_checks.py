@@ -14,7 +14,7 @@ from storage.secret_names import names_secret
 from training.settings import TraceSettings
 
 
-def contradictions(recipe: Recipe, unsound: Collection[str] = ()) -> list[str]:
+def find_conflicts(recipe: Recipe, unsound: Collection[str] = ()) -> list[str]:
     """Returns combinations that cannot work, each with a remedy.
 
     Args:
@@ -183,7 +183,7 @@ def _prices(recipe: Recipe) -> Iterator[str]:
         return
     asked = {
         "policy": recipe.policy,
-        "judge": recipe.asked_judge,
+        "judge": recipe.active_judge,
         "verifier": recipe.asked_verifier,
         **recipe.own_endpoints(),
     }

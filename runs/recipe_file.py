@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from rewards.schemes import settings_class
 from rewards.settings import SchemeSettings
 from runs.recipe import Recipe
-from runs.recipe_checks import contradictions
+from runs.recipe_checks import find_conflicts
 from storage.errors import ConfigError
 from storage.plain_yaml import DEEPEST, parse_yaml
 from storage.safe_files import read_named
@@ -35,13 +35,13 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         ConfigError: With every mistake, its file and line, and advice.
     """
     recipe, problems, unsound = _read(path, overrides)
-    problems += [f"{path}: {problem}" for problem in contradictions(recipe, unsound)]
+    problems += [f"{path}: {problem}" for problem in find_conflicts(recipe, unsound)]
     if problems:
         raise ConfigError("\n".join(map(inert, problems)))
     return recipe
 
 
-def outline(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe_leniently(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """Reads a recipe leniently, under any installation; faulty blocks get their defaults.
 
     Raises:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from agent.protocols import protocol_of
-from analysis.survival import Fresh, survives
+from analysis.survival import Fresh, order_verdict
 from annotation.pairs import sibling_pairs
 from annotation.rows import Provenance, labelled, pair_rows
 from annotation.scoring import node_scores
@@ -55,7 +55,7 @@ class Relabeller:
             return pairs
         kept = []
         for pair in pairs:
-            held = survives(pair, self.fresh, self._scheme.rollout_value)
+            held = order_verdict(pair, self.fresh, self._scheme.rollout_value)
             if held == "kept":
                 kept.append(pair)
             else:
@@ -69,7 +69,7 @@ class Relabeller:
             cycle=root.cycle,
             policy_model=recipe.policy.model,
             policy_digest=root.policy_digest,
-            judge_model=recipe.asked_judge.model if recipe.asked_judge else None,
+            judge_model=recipe.active_judge.model if recipe.active_judge else None,
             prompt_hash=root.prompt_hash,
             label_digest=label_digest(recipe, self._model),
             config_digest=recipe.decisive_digest,

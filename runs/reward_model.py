@@ -27,7 +27,7 @@ def encoder_of(recipe: Recipe) -> str:
         raise ConfigError(f"{error}; or set training.reward_model.encoder") from error
 
 
-def other_total(recipe: Recipe) -> str | None:
+def outdated_weights_warning(recipe: Recipe) -> str | None:
     """Returns a warning if the model learned a total with other weights.
 
     None if the weights are the same, or if the recipe does not use such a model.

@@ -24,7 +24,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from runs.recipe import Recipe, decisive
+from runs.recipe import Recipe, identity_settings
 from runs.settings_diff import changes, flat
 from storage.errors import ConfigError
 from storage.manifest import MANIFEST, load_manifest
@@ -43,7 +43,7 @@ class Seal(BaseModel):
     Attributes:
         run_id: Id on every row of the run; it stays if the folder is renamed.
         token: Random text, so that no two runs have the same digest.
-        settings: Settings that define the run's identity (`runs.recipe.decisive`).
+        settings: Settings that define the run's identity (`runs.recipe.identity_settings`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -68,7 +68,7 @@ def new_seal(folder: Path, recipe: Recipe) -> Seal:
     return Seal(
         run_id=hashlib.blake2b(joined.encode(), digest_size=6).hexdigest(),
         token=secrets.token_hex(8),
-        settings=decisive(recipe.model_dump(mode="json")),
+        settings=identity_settings(recipe.model_dump(mode="json")),
     )
 
 
@@ -155,7 +155,7 @@ def _strangers(folder: Path, given: Mapping[str, str]) -> str:
 
 
 def _check_unedited(folder: Path, seal: Seal, kept: Mapping[str, Any]) -> None:
-    begun, now = completed(seal.settings), completed(decisive(kept))
+    begun, now = completed(seal.settings), completed(identity_settings(kept))
     if changed := changes(flat(begun), flat(now)):
         raise ConfigError(
             f"{folder / CONFIG}: was changed after the run was started, and rows must not be "
@@ -170,7 +170,7 @@ def completed(kept: Mapping[str, Any]) -> Mapping[str, Any]:
     change.
     """
     try:
-        return decisive(Recipe.model_validate(kept).model_dump(mode="json"))
+        return identity_settings(Recipe.model_validate(kept).model_dump(mode="json"))
     except ValidationError:
         return kept
 

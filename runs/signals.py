@@ -5,19 +5,21 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that stop a stage."""
 
 
 def asking() -> tuple[signal.Signals, ...]:
     """Returns the stop signals that this process handles (`nohup` makes it ignore SIGHUP)."""
     return tuple(
-        one for one in ASKING if one != signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN
+        one
+        for one in STOP_SIGNALS
+        if one != signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN
     )
 
 
 @contextmanager
-def asked_by(take: Callable[[int], object]) -> Iterator[None]:
+def on_stop_signal(take: Callable[[int], object]) -> Iterator[None]:
     """Calls `take` for every stop signal until the block ends."""
     terminals = [stream for stream in (0, 1, 2) if os.isatty(stream)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from runs.recipe import NAME_PATTERN, LimitSettings, Recipe
-from runs.signals import asked_by
+from runs.signals import on_stop_signal
 from runs.terminal import Terminal
 from storage.calls import Totals
 from storage.errors import BudgetExceeded, ConfigError
@@ -146,7 +146,7 @@ class Gate:
                 raise KeyboardInterrupt
             self.interrupted = True
 
-        with asked_by(close):
+        with on_stop_signal(close):
             yield
 
     @property

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from runs.artifacts import PRODUCT, product_of
+from runs.artifacts import PRODUCT, artifact_digest
 from runs.folder import STUDY, dump_recipe
 from runs.journal import Event, Journal, command_key
 from runs.recipe import Recipe
 from runs.recipe_file import load_recipe
-from runs.signals import ASKING, asked_by
+from runs.signals import STOP_SIGNALS, on_stop_signal
 from runs.stage import FAILED, INTERRUPTED, StageContext
 from storage.atomic import atomic_write_text
 from storage.errors import BranchwiseError
@@ -32,7 +32,7 @@ StageTotals = Mapping[str, Any]
 CHILD = "pipelines.child"
 """Module that a stage's process runs."""
 
-AT_ONCE = (
+MEMORY_SETTINGS = (
     "training.dpo.micro_batch",
     "training.sft.micro_batch",
     "training.reward_model.batch_tokens",
@@ -66,7 +66,7 @@ class StudyRunner:
     seeds: tuple[int, ...]
     kept_in: Path | None = None
     title: str = "study"
-    fits: tuple[str, ...] = AT_ONCE
+    fits: tuple[str, ...] = MEMORY_SETTINGS
 
     @property
     def folder(self) -> Path:
@@ -142,14 +142,14 @@ class StudyRunner:
         kept = self.journal.done(key)
         if kept is None:
             return None
-        product = product_of(stage, self.context.run, kept)
+        product = artifact_digest(stage, self.context.run, kept)
         if product is not None and product == kept.get(PRODUCT):
             return kept
         self.context.log(f"{self.title}: output of {stage} is missing or has changed; rerunning it")
         return None
 
     def _product(self, stage: str, ended: "Ended") -> str | None:
-        return None if ended.code else product_of(stage, self.context.run, ended.totals)
+        return None if ended.code else artifact_digest(stage, self.context.run, ended.totals)
 
     def recipe_with(self, settings: Mapping[str, object]) -> Recipe:
         """Returns the study's recipe as a stage with these settings reads it."""
@@ -206,7 +206,7 @@ class Ended:
         Raises:
             StageStopped: If the stage failed or a signal came, even if the stage had just finished.
         """
-        if self.asked_to_stop or -self.code in ASKING:
+        if self.asked_to_stop or -self.code in STOP_SIGNALS:
             code, how = INTERRUPTED, "was interrupted"
         elif self.code < 0:
             code = FAILED
@@ -259,7 +259,7 @@ class _Signals:
 @contextmanager
 def _passing_signals() -> Iterator[_Signals]:
     signals = _Signals()
-    with asked_by(signals.take):
+    with on_stop_signal(signals.take):
         yield signals
 
 

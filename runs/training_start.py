@@ -23,7 +23,9 @@ WARM_START = "warm-start"
 """Name of the folder that `make warm-start` writes below `models/<run>`."""
 
 
-def checked_start(context: StageContext, run: Run, table: str, *, off_policy: bool = False) -> str:
+def validated_start_policy(
+    context: StageContext, run: Run, table: str, *, off_policy: bool = False
+) -> str:
     """Returns the recipe's `policy.trainable` after checking that this policy drew the rows.
 
     The weights are compared, at any precision of the embedded engine. A preference between steps
@@ -120,7 +122,7 @@ def _kind_in(folder: Path) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
-def rows_trained_on(run: Run, table: str) -> dict[str, Any]:
+def training_data_provenance(run: Run, table: str) -> dict[str, Any]:
     """Identifies the training rows for `training.json`, so that they can be compared."""
     parts = load_manifest(run.folder).of(table)
     return {

@@ -80,7 +80,7 @@ async def open_annotator(
             else await stack.enter_async_context(
                 open_engine(model, recipe, ledger, before_call, log)
             )
-            for model in (recipe.asked_judge, recipe.asked_verifier)
+            for model in (recipe.active_judge, recipe.asked_verifier)
         ]
         yield annotator_for(recipe, policy, judge, verifier, retriever)
 
@@ -109,7 +109,7 @@ def annotator_for(
             cycle=recipe.cycle,
             policy_model=policy.model,
             policy_digest=policy.digest,
-            judge_model=recipe.asked_judge.model if recipe.asked_judge else None,
+            judge_model=recipe.active_judge.model if recipe.active_judge else None,
             prompt_hash=environment.protocol.prompt_hash,
             label_digest=label_digest(recipe, scored_by),
             config_digest=recipe.decisive_digest,
@@ -137,9 +137,9 @@ def _evaluator(
     reward_model: RewardModel | None,
 ) -> Evaluator | None:
     """Returns the evaluator of inner nodes; None for playouts and chains."""
-    if judge is not None and recipe.asked_judge is not None:
+    if judge is not None and recipe.active_judge is not None:
         return JudgeEvaluator(
-            Judge(judge, recipe.asked_judge, recipe.seed, recipe.agent.history == "responses"),
+            Judge(judge, recipe.active_judge, recipe.seed, recipe.agent.history == "responses"),
             scheme,
         )
     if recipe.mcts.kind == "chains" or recipe.mcts.evaluator == "playout":

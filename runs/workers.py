@@ -25,7 +25,7 @@ from annotation.annotator import Annotated
 from runs.factories import open_data, open_index
 from runs.progress import Progress
 from runs.recipe import Recipe
-from runs.signals import ASKING
+from runs.signals import STOP_SIGNALS
 from runs.stage import Gate
 from runs.tree_growing import grow_questions
 from storage.calls import Totals
@@ -45,7 +45,7 @@ _SPAWN = multiprocessing.get_context("spawn")  # a forked child would inherit th
 
 
 @dataclass(frozen=True)
-class WorkOrder:
+class WorkerTask:
     """Task of every worker: the run's ledger, its share of the recipe, the pending questions."""
 
     ledger: Path
@@ -78,7 +78,7 @@ def check_workers_allowed(recipe: Recipe, workers: int) -> None:
     Raises:
         ConfigError: If a model runs in this process, on all of its cores.
     """
-    asked = (recipe.policy, recipe.asked_judge, recipe.asked_verifier)
+    asked = (recipe.policy, recipe.active_judge, recipe.asked_verifier)
     local = [model for model in asked if model is not None and model.base_url is None]
     if workers > 1 and local:
         raise ConfigError(
@@ -99,10 +99,10 @@ def share_of(recipe: Recipe, workers: int) -> Recipe:
     return recipe.model_copy(update={"limits": limits})
 
 
-class Workforce:
+class WorkerPool:
     """Workers on one run, whose ledger their parent holds."""
 
-    def __init__(self, order: WorkOrder, workers: int, ledger: Ledger) -> None:
+    def __init__(self, order: WorkerTask, workers: int, ledger: Ledger) -> None:
         self._word: Any = _SPAWN.Value("b", GO, lock=False)
         self._next: Any = _SPAWN.Value("q", 0)
         self._lines: dict[Connection, SpawnProcess] = {}
@@ -165,7 +165,7 @@ class Workforce:
         try:
             for _ in range(self._workers):
                 self._start()
-            async with aclosing(_heard(self._lines)) as messages:
+            async with aclosing(_messages(self._lines)) as messages:
                 yield messages
         finally:
             for process in self._lines.values():
@@ -209,7 +209,7 @@ def _notice_limit(gate: Gate, forbid: Callable[[int], None]) -> None:
         forbid(NO_CALLS)
 
 
-async def _heard(
+async def _messages(
     lines: dict[Connection, SpawnProcess],
 ) -> AsyncGenerator[tuple[Connection, WorkerMessage], None]:
     """Yields the workers' messages until the last worker has closed its pipe."""
@@ -233,12 +233,12 @@ async def _heard(
         line, message = await heard.get()
         if message is None:
             talking -= 1
-            message = await asyncio.to_thread(_died, lines[line])
+            message = await asyncio.to_thread(_exit_fault, lines[line])
         if message is not None:
             yield line, message
 
 
-def _died(process: SpawnProcess) -> Fault | None:
+def _exit_fault(process: SpawnProcess) -> Fault | None:
     """Returns the fault of a worker that died without reporting it."""
     process.join()
     if not process.exitcode:
@@ -251,14 +251,14 @@ def _died(process: SpawnProcess) -> Fault | None:
     )
 
 
-def work(order: WorkOrder, line: Connection, word: Any, following: Any) -> None:
+def work(order: WorkerTask, line: Connection, word: Any, following: Any) -> None:
     """Runs a worker process."""
-    for one in ASKING:
+    for one in STOP_SIGNALS:
         signal.signal(one, signal.SIG_IGN)  # the parent handles it and passes it on
     guard_streams()
     _end_with_parent()
     try:
-        asyncio.run(_work(order, line, Leave(word), following))
+        asyncio.run(_work(order, line, WorkerGate(word), following))
     except BranchwiseError as error:
         line.send(Fault(type(error), str(error)))
     except Exception as error:
@@ -280,10 +280,10 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-async def _work(order: WorkOrder, line: Connection, leave: "Leave", following: Any) -> None:
+async def _work(order: WorkerTask, line: Connection, leave: "WorkerGate", following: Any) -> None:
     data = open_data(order.recipe)
     by_id = {question.id: question for question in data.questions}
-    pending = claimed([by_id[identity] for identity in order.pending], following)
+    pending = claim_questions([by_id[identity] for identity in order.pending], following)
     retriever = open_index(order.recipe, data.passages, line.send)
     with Ledger(order.ledger, shared=True) as ledger:
         progress = Progress("worker", len(order.pending))
@@ -314,7 +314,7 @@ async def _reporting(
         line.send(Report(ledger.totals(), progress.in_flight))
 
 
-def claimed(pending: Sequence[Question], following: Any) -> Iterator[Question]:
+def claim_questions(pending: Sequence[Question], following: Any) -> Iterator[Question]:
     """Yields questions that no other worker has claimed, one at a time."""
     while True:
         with following.get_lock():
@@ -325,7 +325,7 @@ def claimed(pending: Sequence[Question], following: Any) -> Iterator[Question]:
         yield pending[number]
 
 
-class Leave:
+class WorkerGate:
     """A worker's gate, controlled by the parent's permission (`GO` …)."""
 
     def __init__(self, word: Any) -> None:

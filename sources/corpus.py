@@ -50,7 +50,7 @@ def load_corpus(paths: Sequence[str | Path], passage_words: int) -> Corpus:
     faults = Faults()
     passed_over: Counter[str] = Counter()
     files = [path for given in paths if (path := existing(given, "data.corpus", faults))]
-    corpus = unite(
+    corpus = merge_passages(
         (placed for path in files for placed in _read(path, passage_words, faults, passed_over)),
         faults,
     )
@@ -71,7 +71,7 @@ def corpus_of_paragraphs(questions: Iterable[tuple[str, Question]]) -> Corpus:
     """
     faults = Faults()
     passed_over: Counter[str] = Counter()
-    corpus = unite(_paragraph_passages(questions, passed_over), faults)
+    corpus = merge_passages(_paragraph_passages(questions, passed_over), faults)
     faults.raise_any()
     return replace(corpus, counts={**corpus.counts, **passed_over})
 
@@ -93,7 +93,7 @@ def paragraph_id(given: str | None, title: str, text: str) -> str:
     return given or content_id(title, text)
 
 
-def unite(passages: Iterable[PlacedPassage], faults: Faults) -> Corpus:
+def merge_passages(passages: Iterable[PlacedPassage], faults: Faults) -> Corpus:
     """Merges passages that repeat an earlier one; one id with two contents is a fault."""
     first: dict[str, PlacedPassage] = {}
     by_content: dict[tuple[str, str], str] = {}

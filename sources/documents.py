@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from sources.files import kind_of, open_lossless, sound_lines
+from sources.files import kind_of, open_lossless, valid_lines
 from storage.reading import Faults
 from storage.records import Passage
 
@@ -48,7 +48,7 @@ def read_document(path: Path, name: str, passage_words: int, faults: Faults) -> 
     before = faults.count
     try:
         with open_lossless(path) as file:
-            text = "".join(sound_lines(path, file, faults))
+            text = "".join(valid_lines(path, file, faults))
     except OSError as error:
         faults.add(str(path), f"cannot be read: {error}")
     if faults.count > before:

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from storage.plain_json import as_object, kind_in_words, parse_json
 from storage.reading import Faults, open_text
-from storage.text import storable
+from storage.text import replace_surrogates
 
 Raw = dict[str, Any]
 Placed = tuple[str, Raw]
@@ -59,7 +59,7 @@ def open_lossless(path: Path) -> TextIO:
     return open_text(path, errors="surrogateescape")
 
 
-def sound_lines(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[str]:
+def valid_lines(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[str]:
     """Yields the lines of an `open_lossless` file; if it breaks, that line becomes a fault.
 
     Bytes that are not UTF-8 are faults too. They become U+FFFD, so that other faults of the line
@@ -79,7 +79,7 @@ def sound_lines(path: Path, lines: Iterable[str], faults: Faults) -> Iterator[st
         if not line.isascii() and (bad := _ESCAPED_BYTE.search(line)):
             where = f"byte 0x{ord(bad[0]) & 0xFF:02x} at character {bad.start() + 1}"
             faults.add(f"{path}:{number}", f"is not UTF-8 ({where}); save the file as UTF-8")
-        yield storable(line)
+        yield replace_surrogates(line)
 
 
 def parse_object(text: str) -> Raw:
@@ -94,7 +94,7 @@ def parse_object(text: str) -> Raw:
 
 
 def _jsonl_rows(path: Path, file: Iterable[str], faults: Faults) -> Iterator[Placed]:
-    for number, line in enumerate(sound_lines(path, file, faults), start=1):
+    for number, line in enumerate(valid_lines(path, file, faults), start=1):
         if not line.strip():
             continue
         try:
@@ -106,7 +106,7 @@ def _jsonl_rows(path: Path, file: Iterable[str], faults: Faults) -> Iterator[Pla
 def _json_rows(path: Path, file: TextIO, faults: Faults) -> Iterator[Placed]:
     """Yields a list of objects, or `{"data": [...]}`; a `.json` file of lines is read as JSONL."""
     before = faults.count
-    text = "".join(sound_lines(path, file, faults))
+    text = "".join(valid_lines(path, file, faults))
     try:
         value = parse_json(text.rstrip("\r\n"))
     except ValueError as error:
@@ -129,7 +129,7 @@ def _json_rows(path: Path, file: TextIO, faults: Faults) -> Iterator[Placed]:
 
 def _csv_rows(path: Path, file: TextIO, faults: Faults) -> Iterator[Placed]:
     delimiter = "\t" if kind_of(path) == ".tsv" else ","
-    reader = csv.DictReader(sound_lines(path, file, faults), delimiter=delimiter, strict=True)
+    reader = csv.DictReader(valid_lines(path, file, faults), delimiter=delimiter, strict=True)
     while True:
         try:
             row = next(reader)

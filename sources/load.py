@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sources.corpus import READ, Corpus, corpus_of_paragraphs, load_corpus, unite
+from sources.corpus import READ, Corpus, corpus_of_paragraphs, load_corpus, merge_passages
 from sources.gold import resolve_gold
 from sources.readers import PlacedQuestion, QuestionSet, fold, read_set
 from sources.settings import DataSettings, SetSettings, Split
@@ -209,7 +209,7 @@ def _sampled(
 def _own_corpus(loaded: Iterable[_Loaded], faults: Faults) -> Corpus:
     """Returns the passages of the sets."""
     own = [one.corpus for one in loaded]
-    whole = unite(
+    whole = merge_passages(
         ((f"{passage.id} ({passage.title})", passage) for one in own for passage in one.passages),
         faults,
     )

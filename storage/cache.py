@@ -22,7 +22,7 @@ from pathlib import Path
 
 from storage.atomic import sync
 from storage.errors import ConfigError, StorageError
-from storage.file_seal import folder_fault, seal_folder
+from storage.file_seal import seal_folder, verify_folder
 from storage.text import Log
 
 _ELSEWHERE = "set the environment variable BRANCHWISE_CACHE to a folder"
@@ -44,7 +44,7 @@ def cache_folder() -> Path:
         ) from error
 
 
-def cache_room(name: str) -> Path:
+def cache_section(name: str) -> Path:
     """Returns the folder for one kind of entries in the cache folder; creates both if missing.
 
     Raises:
@@ -93,7 +93,7 @@ def _check_not_shared(folder: Path) -> None:
         )
 
 
-def open_entry(folder: Path, build: Callable[[Path], None], log: Log | None = None) -> Path:
+def get_or_build(folder: Path, build: Callable[[Path], None], log: Log | None = None) -> Path:
     """Returns an intact entry of the cache; builds it if necessary.
 
     If two processes need an entry at once, only one builds it. A killed process leaves no partial
@@ -111,11 +111,11 @@ def open_entry(folder: Path, build: Callable[[Path], None], log: Log | None = No
         StorageError: If the file system refused (no room, no permission, a file in the way).
     """
     try:
-        if folder_fault(folder, folder.name) is None:
+        if verify_folder(folder, folder.name) is None:
             return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         with file_lock(folder.with_name(f"{folder.name}.lock")):
-            fault = folder_fault(folder, folder.name)  # another process may have been faster
+            fault = verify_folder(folder, folder.name)  # another process may have been faster
             if fault is not None:
                 if os.path.lexists(folder):
                     (log or _log.warning)(f"{folder}: damaged, so it is rebuilt ({fault})")

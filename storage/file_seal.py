@@ -55,7 +55,7 @@ def seal_folder(folder: Path, name: str) -> None:
     atomic_write_json(folder / SEAL, {"format": _FORMAT, "name": name, "files": hashes})
 
 
-def folder_fault(folder: Path, name: str) -> str | None:
+def verify_folder(folder: Path, name: str) -> str | None:
     """Returns the fault of a sealed folder; None if it is intact.
 
     All files must belong to this user. This process does not reread intact files until their stamps

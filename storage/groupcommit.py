@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 
 from storage.checksums import checksum
 from storage.errors import StorageError
-from storage.text import storable
+from storage.text import replace_surrogates
 
 MAX_BATCH = 4096
 """Maximum entries per transaction; limits the memory that a long queue takes."""
@@ -154,7 +154,7 @@ class GroupCommit:
 
 
 def _bindable(entry: Entry, values: Sequence[object]) -> list[object]:
-    bound = [storable(value) if isinstance(value, str) else value for value in values]
+    bound = [replace_surrogates(value) if isinstance(value, str) else value for value in values]
     if entry.sealed:
         bound.append(checksum(bound))
     return bound

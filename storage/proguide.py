@@ -21,7 +21,7 @@ from storage.reading import Faults
 from storage.records import Message, Pair, pair_id
 from storage.settings import in_words
 from storage.terminal_escape import inert_json
-from storage.text import digest_of, storable
+from storage.text import digest_of, replace_surrogates
 
 SOURCE = "rag-proguide"
 """`source` of imported pairs, which the format does not record."""
@@ -69,8 +69,11 @@ def to_proguide(pair: Pair) -> ProGuideRecord:
             f"pair {pair.pair_id}: a pair of RAG-ProGuide has one system turn, one user turn and "
             f"one reply per side; this prompt has turns {', '.join(roles) or '(none)'}"
         )
-    system, user = (storable(message.content) for message in pair.prompt)
-    chosen, rejected = storable(pair.chosen[0].content), storable(pair.rejected[0].content)
+    system, user = (replace_surrogates(message.content) for message in pair.prompt)
+    chosen, rejected = (
+        replace_surrogates(pair.chosen[0].content),
+        replace_surrogates(pair.rejected[0].content),
+    )
     return ProGuideRecord(
         instruction=system,
         input=user,

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from storage.seeds import LEAST, MOST, fits
-from storage.text import storable
+from storage.text import replace_surrogates
 
 
 class Settings(BaseModel):
@@ -21,7 +21,7 @@ class Settings(BaseModel):
     @classmethod
     def _check_whole(cls, value: Any) -> Any:
         r"""Rejects lone surrogates (YAML's "\ud800"), which no file, hash or request can hold."""
-        if any(storable(text) != text for text in _texts_in(value)):
+        if any(replace_surrogates(text) != text for text in _texts_in(value)):
             raise ValueError(
                 "contains half a character (a lone surrogate). Write the whole character"
             )

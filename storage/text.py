@@ -12,7 +12,7 @@ Log = Callable[[str], None]
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def storable(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Returns `text` with each lone surrogate replaced by U+FFFD.
 
     Models emit halves of characters that were cut between tokens. The replacement is visible and
@@ -63,10 +63,10 @@ def holds_phrase(text: str, phrase: str) -> bool:
 
 def storable_values(value: Any) -> Any:
     """Returns a copy of nested dicts, lists and tuples in which every string (keys too) is
-    `storable`.
+    `replace_surrogates`.
     """
     if isinstance(value, str):
-        return storable(value)
+        return replace_surrogates(value)
     if isinstance(value, dict):
         return {storable_values(key): storable_values(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

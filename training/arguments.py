@@ -22,10 +22,10 @@ def quiet() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     warnings.filterwarnings("ignore", message="Could not find a config file", module="peft")
-    keep_memory()
+    tune_malloc()
 
 
-def keep_memory() -> None:
+def tune_malloc() -> None:
     """Lets glibc keep freed blocks; without glibc, does nothing.
 
     A step on a CPU allocates gigabytes of activations. Returning them to the system and faulting

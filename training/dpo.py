@@ -17,11 +17,11 @@ from typing import Any
 from storage.errors import ConfigError
 from storage.records import Pair
 from storage.text import Log
-from training.holdout import HoldoutScore, held_out, score
+from training.holdout import HoldoutScore, score, split_holdout
 from training.likelihood import step_logps
-from training.margin_filter import undecided_pairs
+from training.margin_filter import filter_by_start_margin
 from training.packing import StepTokens
-from training.pair_trainer import give_reference, pair_trainer
+from training.pair_trainer import pair_trainer, set_reference_logps
 from training.preferences import PreferenceTokens, describe_lengths, tokenise_pairs
 from training.reference import reference_logps
 from training.report import TrainingReport
@@ -75,11 +75,11 @@ def train_dpo(
     tokens = tokenise_pairs(pairs, tokenizer, stops)
     lengths = describe_lengths(tokens)
     log(lengths)
-    trained, out = held_out(course.fitting(tokens), settings.holdout, seed)
+    trained, out = split_holdout(course.fitting(tokens), settings.holdout, seed)
     trainer = pair_trainer(model, tokenizer, trained, settings, course.arguments())
     asked = settings.packed or settings.max_start_margin is not None
     reference = _reference(trainer, [*(trained if asked else []), *out], course)
-    kept = undecided_pairs(trained, reference, settings.max_start_margin)
+    kept = filter_by_start_margin(trained, reference, settings.max_start_margin)
     if len(kept) < len(trained):
         log(
             f"dpo: {len(trained) - len(kept)} pairs left out, because the start decides them "
@@ -88,7 +88,7 @@ def train_dpo(
         trained = [trained[place] for place in kept]
         trainer.train_dataset = trainer.train_dataset.select(kept)
     if settings.packed:
-        give_reference(trainer, trained, reference)
+        set_reference_logps(trainer, trained, reference)
 
     def scored(trainer: Any) -> HoldoutScore | None:
         policy = step_logps(trainer, _rows(out), packed=settings.packed)

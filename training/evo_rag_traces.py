@@ -23,12 +23,12 @@ async def walk_evo_rag(walk: Walk) -> None:
         RetrievalError: If a search failed.
     """
     if walk.question.answerable:
-        await _Way(walk).to_answer()
+        await _TraceBuilder(walk).to_answer()
     else:
-        await _Way(walk).to_refusal()
+        await _TraceBuilder(walk).to_refusal()
 
 
-class _Way:
+class _TraceBuilder:
     """A walk, with its pending note and hops."""
 
     def __init__(self, walk: Walk) -> None:
@@ -48,7 +48,7 @@ class _Way:
             if not await self._find(hop):
                 self._refuse("refusals: nothing found")
                 return
-            await self._dally(hop)
+            await self._add_wasteful_steps(hop)
         if kept_up < len(hops):
             self._refuse("refusals: given up")
         else:
@@ -80,7 +80,7 @@ class _Way:
                 self._take_back()
         return False
 
-    async def _dally(self, hop: GoldHop) -> None:
+    async def _add_wasteful_steps(self, hop: GoldHop) -> None:
         """Adds unnecessary steps while the budget allows."""
         walk = self._walk
         if self._spare > 1 and self._chance(walk.settings.redundant):

@@ -35,7 +35,7 @@ from training.report import TrainingReport
 from training.rollouts import Rollout, RolloutBatch, TrainingRow, drawn, rows_of
 from training.settings import GrpoSettings
 from training.training_run import TrainingRun, log_line
-from training.tree_attention import read_packed
+from training.tree_attention import enable_packed_forward
 from weights.adapter_chain import load_adapter
 
 MOST_LOST = 3
@@ -136,7 +136,7 @@ def grpo_trainer(
         }
     )
     if settings.packed:
-        read_packed(model, "grpo")
+        enable_packed_forward(model, "grpo")
     one_device(configuration)
     set_seed(folded(seed))  # before the adapter, whose first weights are random
     add_fused_lm_head(model, temperature=temperature, outputs=("log_probs", "entropy"))

@@ -33,7 +33,7 @@ class HoldoutScore:
         )
 
 
-def held_out(
+def split_holdout(
     pairs: Sequence[PreferenceTokens], share: float, seed: int
 ) -> tuple[list[PreferenceTokens], list[PreferenceTokens]]:
     """Returns the training pairs and the held-out pairs, in order, split by question.

@@ -12,7 +12,7 @@ from training.packing import StepTokens
 from training.preferences import PreferenceTokens
 
 
-def undecided_pairs(
+def filter_by_start_margin(
     pairs: Sequence[PreferenceTokens], start: Mapping[StepTokens, float], most: float | None
 ) -> list[int]:
     """Returns the indices of the pairs whose chosen step is at most e^`most` times likelier.

@@ -15,7 +15,7 @@ from training.packing import StepTokens, packed_batch
 from training.preferences import PreferenceTokens
 from training.samplers import StateOrder
 from training.settings import DpoSettings
-from training.tree_attention import read_packed
+from training.tree_attention import enable_packed_forward
 
 
 def pair_trainer(
@@ -49,7 +49,7 @@ def pair_trainer(
     ]
     given: dict[str, Any] = {}
     if settings.packed:
-        read_packed(model, "dpo")
+        enable_packed_forward(model, "dpo")
         one_device(configuration)
         given["data_collator"] = PackedPairs(tokenizer.pad_token_id or tokenizer.eos_token_id)
     return _trainer_class(settings)(
@@ -69,7 +69,7 @@ def _losses(settings: DpoSettings) -> dict[str, Any]:
     return {"loss_type": [settings.loss, "sft"], "loss_weights": [1.0, settings.sft_weight]}
 
 
-def give_reference(
+def set_reference_logps(
     trainer: Any, pairs: Sequence[PreferenceTokens], start: Mapping[StepTokens, float]
 ) -> None:
     """Passes the start's log-probabilities to `trainer`, so that it does not compute them.

@@ -15,7 +15,7 @@ _LEAST_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Movement:
+class PolicyShift:
     """Figures of one training: means over its last quarter of steps, and the loss of its first
     quarter.
 
@@ -42,14 +42,14 @@ class Movement:
         return f"{first} → {last}"
 
 
-def movement_of(model: Path) -> Movement | None:
+def movement_of(model: Path) -> PolicyShift | None:
     """Returns the movement in `metrics.jsonl` of a model folder, or None without that file."""
     lines = read_metrics(model)
     if not lines:
         return None
     end = max(_LEAST_STEPS, round(len(lines) * SHARE))
     first, last = lines[:end], lines[-end:]
-    return Movement(
+    return PolicyShift(
         steps=int(lines[-1]["step"]),
         first_loss=_mean(first, "loss"),
         loss=_mean(last, "loss"),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from storage.cache import cache_room, open_entry
+from storage.cache import cache_section, get_or_build
 from training.packing import StepTokens
 
 _VERSION = "branchwise-reference-1"
@@ -46,7 +46,7 @@ def reference_logps(
         np.save(new / _LOGPS, np.array([found[row] for row in ordered], dtype=np.float64))
         how = "computed, stored in"
 
-    entry = open_entry(cache_room("reference") / _key(ordered, start), build, log)
+    entry = get_or_build(cache_section("reference") / _key(ordered, start), build, log)
     log(f"reference: {len(ordered)} steps {how} {entry}")
     kept = np.load(entry / _LOGPS)
     return dict(zip(ordered, kept.tolist(), strict=True))

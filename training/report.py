@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.atomic import atomic_write_json
-from training.policy_shift import Movement
+from training.policy_shift import PolicyShift
 from weights.policy_files import policy_digest, policy_files
 
 
@@ -33,7 +33,7 @@ class TrainingReport:
     dropped: int
     steps: int
     seconds: float
-    movement: Movement | None = None
+    movement: PolicyShift | None = None
     lengths: str = ""
     holdout_pairs: int = 0
     holdout_accuracy: float | None = None

@@ -19,7 +19,7 @@ from training.report import TrainingReport
 from training.samplers import StateOrder
 from training.settings import ExampleSettings
 from training.training_run import TrainingRun, log_line
-from training.tree_attention import read_packed
+from training.tree_attention import enable_packed_forward
 
 
 def train_on_steps(
@@ -79,7 +79,7 @@ def _trainer(
     pad = tokenizer.pad_token_id or tokenizer.eos_token_id
     arguments = TrainingArguments(**course.arguments(), include_num_input_tokens_seen="non_padding")
     if course.settings.packed:
-        read_packed(model, course.kind.replace("-", "_"))
+        enable_packed_forward(model, course.kind.replace("-", "_"))
         one_device(arguments)
     set_seed(folded(course.seed))  # before the adapter, whose first weights are random
     return _trainer_class(label_smoothing, together)(

@@ -9,10 +9,10 @@ sequences, within float error.
 from typing import Any
 
 from storage.errors import ConfigError
-from weights.tree_attention import attend_to_trees, tree_inputs, unfit_for_trees
+from weights.tree_attention import enable_tree_attention, tree_attention_blocker, tree_inputs
 
 
-def read_packed(model: Any, block: str) -> None:
+def enable_packed_forward(model: Any, block: str) -> None:
     """Makes a causal `model` of transformers also read packed batches; others it reads as before.
 
     If the model has an attention that can skip the tree's masked blocks, it uses that
@@ -24,13 +24,13 @@ def read_packed(model: Any, block: str) -> None:
     Raises:
         ConfigError: If its layers see less than their whole past, or it does not take positions.
     """
-    why = unfit_for_trees(model)
+    why = tree_attention_blocker(model)
     if why:
         raise ConfigError(
             f"this model ({model.config.model_type}) {why}, so prompts cannot be shared; "
             f"set training.{block}.packed: false"
         )
-    attend_to_trees(model)
+    enable_tree_attention(model)
     backbone = model.base_model
     # As TRL does with its output layer; hooks would have to remember the rows in between.
     backbone.forward = _tree_forward(backbone, backbone.forward)

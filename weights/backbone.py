@@ -15,7 +15,7 @@ from storage.vectors import Vector
 from weights.policy_files import PolicyFiles, load_policy
 from weights.prefix_tree import common_prefix, prefix_tree
 from weights.pretrained import pretrained
-from weights.tree_attention import attend_to_trees, tree_inputs, unfit_for_trees
+from weights.tree_attention import enable_tree_attention, tree_attention_blocker, tree_inputs
 
 Tokens = tuple[int, ...]
 StepVectors = NDArray[np.float32]
@@ -33,9 +33,9 @@ class Backbone:
         """Freezes a transformers model without output layer, such as one from `AutoModel`."""
         model.config.use_cache = False
         self._model = model.eval().requires_grad_(False)
-        self.reads_trees = unfit_for_trees(model) is None and _is_causal(model)
+        self.reads_trees = tree_attention_blocker(model) is None and _is_causal(model)
         if self.reads_trees:
-            attend_to_trees(model)
+            enable_tree_attention(model)
         self.most_tokens: int | None = getattr(model.config, "max_position_embeddings", None)
 
     @classmethod

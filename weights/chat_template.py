@@ -7,7 +7,7 @@ from typing import Any
 
 from storage.errors import ConfigError
 from storage.records import Message
-from storage.text import storable
+from storage.text import replace_surrogates
 
 
 def rendered(template: str, messages: tuple[Message, ...], prefix: str = "") -> str:
@@ -27,7 +27,9 @@ def rendered(template: str, messages: tuple[Message, ...], prefix: str = "") -> 
         raise ConfigError(
             f"the model's chat template cannot be used ({type(error).__name__}: {error})"
         ) from error
-    return storable(text + prefix)  # the tokenizer takes UTF-8, which excludes lone surrogates
+    return replace_surrogates(
+        text + prefix
+    )  # the tokenizer takes UTF-8, which excludes lone surrogates
 
 
 def prompt_ids(messages: Sequence[Message], tokenizer: Any) -> tuple[int, ...]:
@@ -57,7 +59,7 @@ def target_ids(target: str, tokenizer: Any, stops: tuple[str, ...] = ()) -> tupl
 
 
 def _encoded(text: str, tokenizer: Any) -> tuple[int, ...]:
-    return tuple(tokenizer(storable(text), add_special_tokens=False)["input_ids"])
+    return tuple(tokenizer(replace_surrogates(text), add_special_tokens=False)["input_ids"])
 
 
 @lru_cache(maxsize=8)

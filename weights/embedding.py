@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from storage.cache import cache_room
+from storage.cache import cache_section
 from storage.errors import ConfigError
 from storage.records import Message
-from storage.text import Log, storable
+from storage.text import Log, replace_surrogates
 from storage.vectors import Vector, VectorCache
 from weights.backbone import Backbone, StepVectors, Tokens
 from weights.chat_template import prompt_ids, target_ids
@@ -124,7 +124,7 @@ class FrozenEncoder:
             StorageError: If the cache cannot be read or written.
         """
         keys = {one: _key(self.digest, one) for one in sequences}
-        path = cache_room("embeddings") / f"{self.digest}.sqlite"
+        path = cache_section("embeddings") / f"{self.digest}.sqlite"
         with self._lock, VectorCache(path, self._warn) as cache:
             found = cache.get(list(keys.values()))
             missing = [one for one, key in keys.items() if key not in found]
@@ -160,7 +160,7 @@ class FrozenEncoder:
 
 def _bare(prefix: Prefix) -> str:
     text = "\n".join([*(message.content for message in prefix.messages), prefix.text])
-    return storable(text)
+    return replace_surrogates(text)
 
 
 def _key(digest: str, tokens: Tokens) -> bytes:

@@ -203,7 +203,7 @@ def _training_record(folder: Path, above: tuple[Path, ...], download: bool) -> P
     return replace(below, adapters=(*below.adapters, *adapters))
 
 
-def sound_files(model: str) -> PolicyFiles:
+def validated_policy_files(model: str) -> PolicyFiles:
     """Returns `policy_files` after checking adapters and merged weights, without loading them.
 
     Raises:

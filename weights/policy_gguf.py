@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from storage.cache import cache_room, open_entry
+from storage.cache import cache_section, get_or_build
 from storage.file_seal import file_fault
 from storage.text import Log
 from weights.gguf import (
@@ -21,7 +21,7 @@ _NAME = "policy.gguf"
 _log = logging.getLogger(__name__)
 
 
-def ready_gguf(files: PolicyFiles, precision: Precision, log: Log | None = None) -> Path:
+def ensure_gguf(files: PolicyFiles, precision: Precision, log: Log | None = None) -> Path:
     """Returns a GGUF file with exactly this policy in this precision.
 
     The file is the folder's own `policy.gguf` if that was exported from these weights and is
@@ -54,7 +54,7 @@ def ready_gguf(files: PolicyFiles, precision: Precision, log: Log | None = None)
     def build(new: Path) -> None:
         write_policy_gguf(files, precision, new / _NAME)
 
-    return open_entry(cache_room("gguf") / digest, build, log) / _NAME
+    return get_or_build(cache_section("gguf") / digest, build, log) / _NAME
 
 
 def write_policy_gguf(

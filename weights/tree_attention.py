@@ -28,7 +28,7 @@ class Subtree(NamedTuple):
     past: tuple[tuple[int, int], ...]
 
 
-def unfit_for_trees(model: Any) -> str | None:
+def tree_attention_blocker(model: Any) -> str | None:
     """Returns the reason a transformers model cannot read a tree, as "has …"; None if it can.
 
     Callers must ensure that the model is causal.
@@ -45,7 +45,7 @@ def unfit_for_trees(model: Any) -> str | None:
     return None
 
 
-def attend_to_trees(model: Any) -> None:
+def enable_tree_attention(model: Any) -> None:
     """Selects an attention that skips closed parts of the mask, if `model` supports one."""
     import torch
 
@@ -65,7 +65,7 @@ def tree_inputs(model: Any, tokens: Any, positions: Any, ends: Any) -> dict[str,
     """
     how = model.config._attn_implementation
     if how == "flex_attention":
-        tokens, positions, ends = whole_blocks(tokens, positions, ends)
+        tokens, positions, ends = pad_to_block_size(tokens, positions, ends)
     given = {
         "input_ids": tokens,
         "position_ids": positions,
@@ -74,7 +74,7 @@ def tree_inputs(model: Any, tokens: Any, positions: Any, ends: Any) -> dict[str,
     if how != TREE_SDPA:
         return given
     return given | {
-        "tree_parts": [(one, _seen_in(one, ends[0])) for one in subtrees(ends[0].tolist())]
+        "tree_parts": [(one, _attention_mask(one, ends[0])) for one in subtrees(ends[0].tolist())]
     }
 
 
@@ -90,7 +90,7 @@ def tree_mask(ends: Any, how: str, dtype: Any) -> Any:
 
     if how == "flex_attention":
         return _block_mask(ends)
-    sees = _seen_in(Subtree(0, len(ends), ()), ends)
+    sees = _attention_mask(Subtree(0, len(ends), ()), ends)
     if how != "eager":
         return sees
     return torch.zeros_like(sees, dtype=dtype).masked_fill(~sees, torch.finfo(dtype).min)
@@ -140,7 +140,7 @@ def _cut(
     yield from _cut(ends, first, stop, past, small)
 
 
-def _seen_in(part: Subtree, ends: Any) -> Any:
+def _attention_mask(part: Subtree, ends: Any) -> Any:
     """Returns the Boolean mask of a part, (1, 1, its tokens, tokens of its past and its own)."""
     # In depth-first order, "k is an ancestor of q, or q itself" is the test k <= q < ends[k].
     # Rows are the part's tokens. Columns are its past ranges, then its own tokens, so `others`
@@ -216,7 +216,7 @@ def _block_mask(ends: Any) -> Any:
     return create_block_mask(sees, None, None, len(ends), len(ends), device=str(ends.device))
 
 
-def whole_blocks(tokens: Any, positions: Any, ends: Any) -> tuple[Any, Any, Any]:
+def pad_to_block_size(tokens: Any, positions: Any, ends: Any) -> tuple[Any, Any, Any]:
     """Returns a tree, (1, N) each, padded to whole blocks of FlexAttention.
 
     Padding tokens see only themselves.

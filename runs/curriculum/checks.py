@@ -6,18 +6,18 @@ from typing import Any
 from rewards.schemes import naming
 from runs.factories import open_data
 from runs.folder import check_run_folder, check_unchanged
-from runs.preflight import cannot_be_asked, require, require_matplotlib, weights
+from runs.preflight import cannot_serve_trained_reason, require, require_matplotlib, weights
 from runs.recipe import Recipe
 from runs.recipe_file import load_recipe
 from runs.reward_model import encoder_of
 from runs.settings_diff import flat
 from runs.stage import StageContext
-from runs.study_runner import AT_ONCE
+from runs.study_runner import MEMORY_SETTINGS
 from storage.errors import ConfigError
 from weights.policy_files import policy_files
 
 FITS = (
-    *AT_ONCE,
+    *MEMORY_SETTINGS,
     "training.dpo.max_length",
     "training.dpo.max_dropped_share",
     "training.reward_model.max_length",
@@ -48,7 +48,7 @@ def check_curriculum(context: StageContext) -> None:
     require_matplotlib()
     begun = context.run / FOLDER / BEGUN
     if begun.exists():
-        check_unchanged(context.run, _steady(load_recipe(begun)), _steady(recipe))
+        check_unchanged(context.run, _fixed_settings(load_recipe(begun)), _fixed_settings(recipe))
     # Each cycle scores pairs with its own reward model, not that of the recipe.
     by_label = recipe.pairs.model_copy(update={"score": "labels"})
     require(weights(recipe.model_copy(update={"pairs": by_label})))
@@ -84,7 +84,7 @@ def _faults(recipe: Recipe) -> Iterator[str]:
             "pairs.score is `reward_model`, which each cycle must train, but "
             "curriculum.reward_model is false: set it to true, or pairs.score to labels"
         )
-    if fault := cannot_be_asked(recipe.policy):
+    if fault := cannot_serve_trained_reason(recipe.policy):
         yield fault
     if not questions_of(recipe):
         yield (
@@ -99,7 +99,7 @@ def _faults(recipe: Recipe) -> Iterator[str]:
             )
 
 
-def _steady(recipe: Recipe) -> dict[str, Any]:
+def _fixed_settings(recipe: Recipe) -> dict[str, Any]:
     settings = flat(recipe.model_dump(mode="json"))
     return {name: value for name, value in settings.items() if not name.startswith(MAY_CHANGE)}
 

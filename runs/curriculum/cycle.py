@@ -59,7 +59,7 @@ class Cycle:
 
 
 @dataclass(frozen=True)
-class Taught:
+class CycleResult:
     """Result of a cycle.
 
     Attributes:
@@ -73,7 +73,7 @@ class Taught:
     reward_model: str | None = None
 
 
-def carry_out(runner: StudyRunner, cycle: Cycle, before: StageTotals) -> Taught:
+def carry_out(runner: StudyRunner, cycle: Cycle, before: StageTotals) -> CycleResult:
     """Runs the stages of a cycle; finished ones are skipped.
 
     Args:
@@ -88,12 +88,12 @@ def carry_out(runner: StudyRunner, cycle: Cycle, before: StageTotals) -> Taught:
     own, settings = beside(runner, cycle.name), cycle.settings(runner.recipe)
     pairs, label, reward_model = _pairs(own, settings, before)
     if pairs.get("pairs") == 0:
-        return Taught(None, pairs, reward_model)
+        return CycleResult(None, pairs, reward_model)
     trained = own.branchwise("train-dpo", *label, settings=settings, after=pairs)
     model = str(model_folder(own.context.run, "dpo"))
     result = evaluate_on_dev(own, cycle.name, model, settings=settings, after=trained)
     begun = replace(result, begun_from=cycle.begins.name, pairs=trained.get("examples"))
-    return Taught(begun, trained, reward_model)
+    return CycleResult(begun, trained, reward_model)
 
 
 def _pairs(

@@ -15,7 +15,15 @@ StageName = Literal["discovery", "refinement"]
 STAGES: tuple[StageName, ...] = get_args(StageName)
 START = "start"
 """Name of the policy at the start of the curriculum."""
-TOLD = ("em", "f1", "searches", "backtracks", "refused", "refusal_precision", "refusal_recall")
+METRICS_FROM_EVAL = (
+    "em",
+    "f1",
+    "searches",
+    "backtracks",
+    "refused",
+    "refusal_precision",
+    "refusal_recall",
+)
 """Figures copied from an evaluation's totals under their own names."""
 
 
@@ -111,4 +119,6 @@ def evaluate_on_dev(
             f"none of the {row['n']} questions of split dev is answerable, so EM cannot compare "
             "policies: raise curriculum.dev_questions, or check data.types"
         )
-    return DevResult(name, model, questions=row["n"], **{field: row[field] for field in TOLD})
+    return DevResult(
+        name, model, questions=row["n"], **{field: row[field] for field in METRICS_FROM_EVAL}
+    )

@@ -23,7 +23,7 @@ PANELS: Mapping[str, Mapping[str, str]] = {
 """Axes of the plot, each with its lines: label and field."""
 
 
-def write_course(
+def write_curriculum_report(
     runner: StudyRunner, results: Sequence[DevResult], chosen: Mapping[StageName, DevResult]
 ) -> None:
     """Prints the table; writes it, its plot and a plot of the weights next to the journal.

@@ -12,7 +12,7 @@ from agent.replay import replay_tree
 from agent.segments import Segment
 from agent.settings import AgentSettings
 from agent.state import Action, State, Step
-from annotation.evaluators import NodeFacts
+from annotation.evaluators import NodeEvaluation
 from annotation.grower import grow
 from annotation.rows import Provenance, tree_rows
 from engines.sampling import Sampling
@@ -69,8 +69,8 @@ def world(engine: SpellingEngine | ScriptedEngine, **settings: Any) -> Environme
 class Worthless:
     """A reward scheme for which everything is worth nothing."""
 
-    async def finished(self, question: Question, state: State, path: str) -> NodeFacts:
-        return NodeFacts(0.0)
+    async def finished(self, question: Question, state: State, path: str) -> NodeEvaluation:
+        return NodeEvaluation(0.0)
 
     def labels(self, *_: object) -> list[Label]:
         return []

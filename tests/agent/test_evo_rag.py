@@ -13,7 +13,7 @@ from agent.evo_rag import EvoRAG, LiveSearch, live_searches, note_of
 from agent.protocol import query_of
 from agent.state import Action, State, Step
 from agent.tags import MAX_CONTENT_CHARS
-from engines.structure import relaxed, within_bounds
+from engines.structure import relaxed, truncate_to_bounds
 from storage.records import RetrievedPassage
 
 PROTOCOL = EvoRAG()
@@ -118,12 +118,12 @@ def test_the_embedded_engine_cuts_a_content_at_its_bound(kind: str, n: int, note
     text = f"{note}<{kind}>{'x' * n}</{kind}>"
     assert re.fullmatch(relaxed(pattern), text)
     kept = "x" * min(n, MAX_CONTENT_CHARS)
-    assert within_bounds(pattern, text) == f"{note}<{kind}>{kept}</{kind}>"
+    assert truncate_to_bounds(pattern, text) == f"{note}<{kind}>{kept}</{kind}>"
     for whole in (f"{note}<backtrack/>", f"{note}<refuse/>"):
-        assert within_bounds(pattern, whole) == whole
+        assert truncate_to_bounds(pattern, whole) == whole
 
 
-Move = tuple[str, int, bool]
+StepResult = tuple[str, int, bool]
 """(search | backtrack, which query and passage, whether a note comes first)."""
 moves = st.lists(
     st.tuples(st.sampled_from(["search", "search", "backtrack"]), st.integers(0, 4), st.booleans()),
@@ -131,7 +131,7 @@ moves = st.lists(
 )
 
 
-def walked(made: Sequence[Move]) -> tuple[State, list[LiveSearch], list[str]]:
+def walked(made: Sequence[StepResult]) -> tuple[State, list[LiveSearch], list[str]]:
     """The state, and by a model of its own the stack and the queries that were taken back."""
     state, stack, gone, number = ROOT, list[LiveSearch](), list[str](), 0
     for i, (kind, which, noted) in enumerate(made):
@@ -153,7 +153,9 @@ def walked(made: Sequence[Move]) -> tuple[State, list[LiveSearch], list[str]]:
 
 
 @given(moves)
-def test_a_backtrack_takes_the_search_on_top_with_its_passages_and_notes(made: list[Move]) -> None:
+def test_a_backtrack_takes_the_search_on_top_with_its_passages_and_notes(
+    made: list[StepResult],
+) -> None:
     state, stack, gone = walked(made)
     assert list(live_searches(state.steps)) == stack
     _, user = asked(state)
@@ -196,7 +198,9 @@ def test_a_repeated_passage_is_named_again_and_a_search_without_any_says_so() ->
 
 
 @given(moves)
-def test_a_prompt_only_grows_at_its_end_until_something_is_taken_back(made: list[Move]) -> None:
+def test_a_prompt_only_grows_at_its_end_until_something_is_taken_back(
+    made: list[StepResult],
+) -> None:
     state, _, _ = walked([move for move in made if move[0] == "search"])
     prompts = [asked(State(ROOT.question, steps=state.steps[:n])) for n in range(state.depth + 1)]
     for (_, shorter), (_, longer) in pairwise(prompts):

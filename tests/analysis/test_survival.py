@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from sample_records import a_pair
 
-from analysis.survival import Fresh, Worth, sample_pairs, survival_table, survives
+from analysis.survival import Fresh, Worth, order_verdict, sample_pairs, survival_table
 from runs.recipe import Recipe
 from storage.records import FreshRollouts, Pair, Rollout
 
@@ -56,27 +56,27 @@ def test_the_mean_of_fresh_rollouts_decides(
     chosen: tuple[Rollout, ...], rejected: tuple[Rollout, ...], verdict: str
 ) -> None:
     fresh = by_node(rolled(1, *chosen), rolled(2, *rejected))
-    assert survives(a_pair(), fresh, NO_COST) == verdict
+    assert order_verdict(a_pair(), fresh, NO_COST) == verdict
 
 
 def test_alpha_decides_between_a_long_way_and_a_short_one() -> None:
     long, short = a_rollout("Paris", steps=6), a_rollout("Paris", steps=2)
     fresh = by_node(rolled(1, short), rolled(2, long))
-    assert survives(a_pair(), fresh, worth(alpha=0.9)) == "kept"
-    assert survives(a_pair(), fresh, NO_COST) == "tied"
+    assert order_verdict(a_pair(), fresh, worth(alpha=0.9)) == "kept"
+    assert order_verdict(a_pair(), fresh, NO_COST) == "tied"
     late = by_node(rolled(1, short, WRONG), rolled(2, long))
-    assert survives(a_pair(), late, worth(alpha=0.5)) == "kept"
-    assert survives(a_pair(), late, NO_COST) == "reversed"
+    assert order_verdict(a_pair(), late, worth(alpha=0.5)) == "kept"
+    assert order_verdict(a_pair(), late, NO_COST) == "reversed"
 
 
 def test_forced_answers_count_where_labels_count_them() -> None:
     forced = a_rollout("Paris", forced=True)
     fresh = by_node(rolled(1, WRONG), rolled(2, forced, WRONG))
-    assert survives(a_pair(), fresh, NO_COST) == "reversed"
+    assert order_verdict(a_pair(), fresh, NO_COST) == "reversed"
     unforced = worth(alpha=1.0, label_forced=False)
-    assert survives(a_pair(), fresh, unforced) == "tied"
-    assert survives(a_pair(), by_node(rolled(1, RIGHT), rolled(2, forced)), unforced) is None
-    assert survives(a_pair(), by_node(rolled(1, RIGHT)), NO_COST) is None
+    assert order_verdict(a_pair(), fresh, unforced) == "tied"
+    assert order_verdict(a_pair(), by_node(rolled(1, RIGHT), rolled(2, forced)), unforced) is None
+    assert order_verdict(a_pair(), by_node(rolled(1, RIGHT)), NO_COST) is None
 
 
 def pairs_of(tree: str, question: str, n: int, **changes: Any) -> list[Pair]:

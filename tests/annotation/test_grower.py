@@ -15,7 +15,7 @@ from annotation.evaluators import RolloutEvaluator
 from annotation.grower import GrownTree, grow
 from engines.sampling import Capabilities, SampleRequest, Sampling, Usage
 from mcts import SearchSettings
-from rewards.scheme import NodeFacts
+from rewards.scheme import NodeEvaluation
 from runs.recipe import Recipe
 from storage.records import Question
 
@@ -36,8 +36,8 @@ def dice() -> ScriptedEngine:
 class CostlyJudge:
     """An evaluator whose tokens are not the policy's."""
 
-    async def evaluate(self, question: Question, state: State, path: str) -> NodeFacts:
-        return NodeFacts(0.5, judge_score=0.5, usage=Usage(1000, 0, 1000))
+    async def evaluate(self, question: Question, state: State, path: str) -> NodeEvaluation:
+        return NodeEvaluation(0.5, judge_score=0.5, usage=Usage(1000, 0, 1000))
 
 
 async def grown(**settings: object) -> tuple[GrownTree, ScriptedEngine]:

@@ -14,7 +14,7 @@ from annotation.scoring import RewardModelEvaluator, node_scores
 from annotation.settings import PairSettings
 from engines.sampling import Usage
 from rewards.labels import Label
-from rewards.scheme import NodeFacts
+from rewards.scheme import NodeEvaluation
 from storage.records import Message, TreeNode
 from weights.embedding import Prefix
 
@@ -50,7 +50,7 @@ def after(*texts: str) -> State:
 async def test_a_node_is_worth_the_score_of_the_step_that_led_there() -> None:
     model: Any = Model(a=0.5, end=-2.0, long=None)
     evaluator = RewardModelEvaluator(model, prompt)
-    earned = NodeFacts(9.0, verdict=True, usage=Usage(5, 0, 1))
+    earned = NodeEvaluation(9.0, verdict=True, usage=Usage(5, 0, 1))
     inner = await evaluator.evaluate(QUESTION, after("a"), "0")
     end = await evaluator.rescored(earned, QUESTION, after("a", "end"), "0/0")
     assert (inner.value, end.value) == (0.5, -2.0)

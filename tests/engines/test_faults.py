@@ -6,7 +6,7 @@ from email.utils import formatdate
 import pytest
 
 from engines.endpoint_errors import in_words
-from engines.retry import FaultKind, PassingFault
+from engines.retry import FaultKind, TransientError
 from engines.retry_after import retry_after_s
 from storage.errors import EndpointError
 
@@ -30,7 +30,7 @@ def answered(status: int, **headers: str) -> Exception:
 )
 def test_kinds_of_passing_faults(status: int, kind: FaultKind) -> None:
     fault = answered(status)
-    assert isinstance(fault, PassingFault)
+    assert isinstance(fault, TransientError)
     assert fault.kind == kind
 
 
@@ -47,10 +47,10 @@ def test_a_date_goes_by_the_clock_of_the_server() -> None:
     wrong = answered(
         429, Date=formatdate(NOON, usegmt=True), Retry_After=formatdate(NOON + 45, usegmt=True)
     )
-    assert isinstance(wrong, PassingFault)
+    assert isinstance(wrong, TransientError)
     assert wrong.retry_after_s == 45
     without = answered(429, Retry_After=formatdate(time.time() + 45, usegmt=True))
-    assert isinstance(without, PassingFault)
+    assert isinstance(without, TransientError)
     assert without.retry_after_s is not None
     assert 0 < without.retry_after_s <= 45
 

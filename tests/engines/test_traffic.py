@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 import pytest
 from virtual_time import in_virtual_time, now
 
-from engines.retry import FaultKind, PassingFault, RetryPolicy
-from engines.traffic import Traffic, TrafficSettings, traffic_to
+from engines.retry import FaultKind, RetryPolicy, TransientError
+from engines.traffic import RequestScheduler, TrafficSettings, traffic_to
 from storage.errors import BudgetExceeded, EndpointError
 
 
-def fault(kind: FaultKind = "trouble", retry_after_s: float | None = None) -> PassingFault:
+def fault(kind: FaultKind = "trouble", retry_after_s: float | None = None) -> TransientError:
     text = {"overload": "429", "refused": "refused", "trouble": "500"}[kind]
-    return PassingFault(EndpointError(text, fatal=kind == "refused"), kind, retry_after_s)
+    return TransientError(EndpointError(text, fatal=kind == "refused"), kind, retry_after_s)
 
 
 @dataclass
@@ -48,22 +48,24 @@ class Server:
             self.under_way -= 1
             self.busy_s += now() - begin
 
-    async def send(self, traffic: Traffic, name: object) -> object:
+    async def send(self, traffic: RequestScheduler, name: object) -> object:
         reply, _ = await traffic.send(lambda: self.attempt(name))
         return reply
 
 
 def traffic(
     most: int = 256, deadline_s: float = 900.0, **policy: float
-) -> tuple[Traffic, list[str]]:
-    made = Traffic("http://server", TrafficSettings(most, deadline_s, RetryPolicy(**policy)))
+) -> tuple[RequestScheduler, list[str]]:
+    made = RequestScheduler(
+        "http://server", TrafficSettings(most, deadline_s, RetryPolicy(**policy))
+    )
     said: list[str] = []
     made.on_event = said.append
     made.reached = True
     return made, said
 
 
-async def all_of(server: Server, through: Traffic, calls: int, at_once: int) -> float:
+async def all_of(server: Server, through: RequestScheduler, calls: int, at_once: int) -> float:
     """Make so many calls, so many in flight; returns the seconds that it took."""
     names, begin = iter(range(calls)), now()
 

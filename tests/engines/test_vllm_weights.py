@@ -12,7 +12,7 @@ from tiny_llama import write_tiny_folder
 
 from engines.settings import ModelSettings
 from engines.vllm_command import Served
-from engines.vllm_weights import ready_weights
+from engines.vllm_weights import prepare_weights
 from storage.errors import ConfigError
 from weights.policy_files import load_policy, policy_files
 
@@ -53,7 +53,7 @@ class Saved:
 
 
 def ready(folder: Path) -> Served:
-    return ready_weights(ModelSettings(engine="vllm", model=str(folder)))
+    return prepare_weights(ModelSettings(engine="vllm", model=str(folder)))
 
 
 def logits(weights: str) -> Any:
@@ -86,11 +86,11 @@ def test_below_adapters_of_a_training_the_whole_policy_is_merged(chain: Path) ->
     import torch
 
     settings = ModelSettings(engine="vllm", model=str(chain / "dpo"))
-    served = ready_weights(settings, rank=12)
+    served = prepare_weights(settings, rank=12)
     assert (served.adapter, served.rank) == (None, 16)
     assert torch.equal(logits(served.weights), logits(str(chain / "dpo")))
     with pytest.raises(ConfigError, match="LoRA rank 600 exceeds vLLM's limit of 512"):
-        ready_weights(settings, rank=600)
+        prepare_weights(settings, rank=600)
 
 
 @pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
@@ -105,11 +105,11 @@ def test_merged_weights_that_changed_on_disk_are_merged_again(
 
     monkeypatch.setattr("engines.vllm_weights.load_policy", load)
     settings = ModelSettings(engine="vllm", model=str(chain / "dpo"))
-    served = ready_weights(settings, said.append)
+    served = prepare_weights(settings, said.append)
     names = sorted(path.name for path in Path(served.weights).iterdir())
     for n, name in enumerate(names):
         harm(Path(served.weights) / name, Random(n))
-        assert ready_weights(settings, said.append) == served
+        assert prepare_weights(settings, said.append) == served
         assert sorted(path.name for path in Path(served.weights).iterdir()) == names
         assert (Path(served.weights) / "model.safetensors").read_text() == "{}"
         assert "rebuilt" in said.pop()

@@ -27,7 +27,7 @@ from experiments import (
 from experiments.arms import START, Arm
 from pipelines.cli import parser, run_stage
 from pipelines.study import SHARED, STUDIES, study_named
-from runs.artifacts import PRODUCT, product_of, together
+from runs.artifacts import PRODUCT, artifact_digest, together
 from sources.load import Data
 from storage.records import Prediction
 
@@ -399,8 +399,8 @@ def test_each_learns_from_the_shared_trees_and_asks_test_once(
 
 
 def test_what_ran_dry_made_nothing_that_could_go_missing(tmp_path: Path) -> None:
-    assert product_of("train-rm", tmp_path, {"pairs": 3, "dry_run": True}) == ""
-    assert product_of("train-rm", tmp_path, {"model": str(tmp_path / "none")}) is None
+    assert artifact_digest("train-rm", tmp_path, {"pairs": 3, "dry_run": True}) == ""
+    assert artifact_digest("train-rm", tmp_path, {"model": str(tmp_path / "none")}) is None
 
 
 @pytest.mark.parametrize("name", EVO_STUDIES)

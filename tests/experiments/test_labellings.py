@@ -6,7 +6,7 @@ import pytest
 from sample_records import a_pair
 
 from experiments.arms import START, Arm
-from experiments.labellings import agreement_sheet, by_actions, labels_of, leaning_sheet
+from experiments.labellings import action_rule_accuracy, agreement_sheet, labels_of, leaning_sheet
 from experiments.report import Claim
 from storage.manifest import add_parts
 from storage.parts import write_part
@@ -77,7 +77,7 @@ def test_a_pair_is_the_same_only_the_same_way_round_in_the_same_tree(tmp_path: P
 def test_a_rule_on_actions_alone_orders_the_commoner_way(
     pairs: list[tuple[str, str]], share: float | None
 ) -> None:
-    assert by_actions(pairs) == (None if share is None else pytest.approx(share))
+    assert action_rule_accuracy(pairs) == (None if share is None else pytest.approx(share))
 
 
 def test_what_actions_alone_order_stands_beside_a_labelling(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from fake_study_runner import Command, Pretended, pretended
 from sample_records import a_prediction
 
 from experiments import arms, fresh_rollouts, recipes
-from runs.fresh_rollouts import Rolled
+from runs.fresh_rollouts import FreshRolloutResult
 from runs.study_runner import StageStopped
 from storage.records import Prediction
 
@@ -29,9 +29,11 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rollouts a side were asked for."""
     asked: list[int] = []
 
-    def roll_fresh(call: object, run: object, pairs: object, rollouts: int, _: object) -> Rolled:
+    def roll_fresh(
+        call: object, run: object, pairs: object, rollouts: int, _: object
+    ) -> FreshRolloutResult:
         asked.append(rollouts)
-        return Rolled({})
+        return FreshRolloutResult({})
 
     monkeypatch.setattr(arms, "predictions_of", lambda runner, policy, *_: answers(policy))
     monkeypatch.setattr(recipes, "existing_run", lambda folder: SimpleNamespace(folder=folder))
@@ -87,7 +89,7 @@ def test_the_second_round_is_grown_by_the_best_policy(tmp_path: Path, looked_at:
 def test_a_second_look_that_is_stopped_stops_the_study(
     tmp_path: Path, looked_at: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rolled = Rolled({}, pending=3, reason="limits.max_usd is reached", exit_code=3)
+    rolled = FreshRolloutResult({}, pending=3, reason="limits.max_usd is reached", exit_code=3)
     monkeypatch.setattr(fresh_rollouts, "roll_fresh", lambda *_: rolled)
     runner = lab_of(tmp_path)
     with pytest.raises(

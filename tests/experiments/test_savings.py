@@ -46,7 +46,7 @@ def test_three_searches_for_four_are_a_quarter_saved() -> None:
 def test_em_is_no_lower_only_where_its_interval_says_so(own: str, verdict: str) -> None:
     arms = [examined("base", 4, "1" * 40), examined("arm", 3, own)]
     (found,) = savings(arms, [Claim("arm", "base")], 0)
-    assert found.no_lower == verdict
+    assert found.non_inferiority == verdict
 
 
 def test_a_failed_question_costs_em_and_is_not_counted() -> None:

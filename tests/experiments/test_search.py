@@ -11,7 +11,7 @@ from sample_records import a_call, a_node, a_pair, a_prediction
 from analysis.survival import Fresh
 from experiments import arms, fresh_rollouts, search
 from runs.folder import Run, open_run
-from runs.fresh_rollouts import Rolled
+from runs.fresh_rollouts import FreshRolloutResult
 from runs.study_runner import StageStopped
 from storage.manifest import add_parts
 from storage.parts import write_part
@@ -73,9 +73,9 @@ def fresh(answers: dict[int, str]) -> Fresh:
 
 @pytest.fixture
 def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
-    def rolled(call: Any, run: Any, *_: object) -> Rolled:
+    def rolled(call: Any, run: Any, *_: object) -> FreshRolloutResult:
         right = 1 if run.folder.name.endswith("tree") else 2
-        return Rolled(dict(fresh({right: "Paris", 3 - right: "Rome"})))
+        return FreshRolloutResult(dict(fresh({right: "Paris", 3 - right: "Rome"})))
 
     monkeypatch.setattr(fresh_rollouts, "roll_fresh", rolled)
     rows = [a_prediction(question_id=f"q{n}", em=float(n % 2)) for n in range(20)]
@@ -115,7 +115,7 @@ def test_what_a_search_gave_is_counted_and_looked_at_again(runner: Pretended) ->
 def test_a_stop_of_the_rollouts_is_the_study_s(
     runner: Pretended, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stopped = Rolled({}, pending=2, reason="interrupted", exit_code=130)
+    stopped = FreshRolloutResult({}, pending=2, reason="interrupted", exit_code=130)
     monkeypatch.setattr(fresh_rollouts, "roll_fresh", lambda *_: stopped)
     with pytest.raises(StageStopped, match="interrupted") as error:
         search.search(runner)

@@ -9,7 +9,7 @@ from sample_records import a_question
 
 from experiments.arms import Arm, EvaluatedArm
 from experiments.distributions import distribution_sheet, distributions, draw_distributions
-from experiments.traces import telling, trace_text
+from experiments.traces import most_different_questions, trace_text
 from experiments.trajectories import moves_of
 from storage.records import Prediction
 
@@ -40,7 +40,7 @@ def test_what_is_shown_tells_the_arms_apart() -> None:
         ("atlas", "differs"): {"a": right, "b": wrong},
         ("atlas", "none"): {"a": refused, "b": refused},
     }
-    found = [name for _, name in telling(shared)]
+    found = [name for _, name in most_different_questions(shared)]
     assert found == ["differs", "longer", "same", "none"], "ends first, then searches"
 
 

@@ -18,7 +18,7 @@ from storage.manifest import verify_manifest
 from storage.parts import read_parts
 from storage.records import Failure, Pair, Question, TreeNode
 from storage.schemas import table_to_records
-from storage.text import storable
+from storage.text import replace_surrogates
 
 pytestmark = pytest.mark.failure
 
@@ -148,7 +148,7 @@ def test_every_question_has_its_tree_and_every_file_is_readable(run: Path, world
     found = {passage.id for node in nodes for passage in node.passages}
     assert found == set(PASSAGES)
     assert any(node.action == "query" and not node.passages for node in nodes)
-    given = {storable(text) for text in world.endpoint.script.given}
+    given = {replace_surrogates(text) for text in world.endpoint.script.given}
     texts = {node.text for node in nodes}
     assert texts - {""} <= given, "kept as it was written"
     assert given - texts <= set(BROKEN), "of siblings that are no action one is kept"

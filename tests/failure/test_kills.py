@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from durable import World, stored_seeds
 from seams import Seam
-from stages import LONGEST_S
+from stages import CHECK_TIMEOUT_S
 from tiny_dataset import policy
 
 pytestmark = pytest.mark.failure
@@ -85,7 +85,7 @@ def killed_at(request: int, world: World, run: Path, *more: str) -> None:
         deadly.pid.set_result(running.pid)
         assert running.ended().code == -signal.SIGKILL
         for worker in deadly.workers:
-            assert select.select([worker], [], [], LONGEST_S)[0], "it ends with its parent"
+            assert select.select([worker], [], [], CHECK_TIMEOUT_S)[0], "it ends with its parent"
             os.close(worker)
 
 

@@ -295,7 +295,7 @@ def test_a_file_that_is_gone_is_made_and_sealed_again(name: str, world: World, h
         assert ledger.execute("SELECT value FROM facts").fetchall() == [(seal,)]
 
 
-BEGINNING = [
+START_POLICY_FILE = [
     Seam("half", "*/.provenance.json-*"),
     Seam("rename", "*/provenance.json"),
     Seam("rename", "*/provenance.json", "after"),
@@ -312,7 +312,7 @@ BEGINNING = [
 """Before and after every write that begins a run."""
 
 
-@pytest.mark.parametrize("seam", BEGINNING, ids=str)
+@pytest.mark.parametrize("seam", START_POLICY_FILE, ids=str)
 def test_a_run_that_was_killed_as_it_began_begins(seam: Seam, world: World, tmp_path: Path) -> None:
     run = tmp_path / "run"
     killed = world.annotate(run, seam=seam)
@@ -321,7 +321,7 @@ def test_a_run_that_was_killed_as_it_began_begins(seam: Seam, world: World, tmp_
     assert goes_on(world, run).code == 0, "its files belong together"
 
 
-@pytest.mark.parametrize("seam", BEGINNING[:7], ids=str)
+@pytest.mark.parametrize("seam", START_POLICY_FILE[:7], ids=str)
 def test_before_there_is_a_recipe_another_one_may_begin(
     seam: Seam, world: World, tmp_path: Path
 ) -> None:

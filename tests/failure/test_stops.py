@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from durable import Held, World, opened_world, stored_seeds
 from seams import Seam
-from stages import LONGEST_S, Running, Stages
+from stages import CHECK_TIMEOUT_S, Running, Stages
 from terminal import on_a_terminal
 
 from storage.ledger import Ledger
@@ -40,7 +40,7 @@ def held(world: World) -> Iterator[Held]:
 def half_done(world: World, held: Held, run: Path, *more: str, **how: object) -> Running:
     """A run of which some questions are finished and two wait for the endpoint."""
     running = world.start(run, *more, **how)
-    assert held.full.wait(LONGEST_S)
+    assert held.full.wait(CHECK_TIMEOUT_S)
     return running
 
 
@@ -113,11 +113,11 @@ def test_a_closed_terminal_drains(
     world.begin()
     words = ("annotate", "--config", world.recipe, "--run", run, *more)
     with on_a_terminal(words, ENVIRONMENT) as (process, terminal):
-        assert held.full.wait(LONGEST_S)
+        assert held.full.wait(CHECK_TIMEOUT_S)
         paid = world.seeds[before:]
         terminal.close()
         held.release()
-        assert process.wait(LONGEST_S) == 130
+        assert process.wait(CHECK_TIMEOUT_S) == 130
     assert stored_seeds(run) == set(paid), "calls under way are finished and stored"
     assert question_ids(run, "trees"), "finished questions are committed"
     world.finish(run)
@@ -128,10 +128,10 @@ def test_a_closed_terminal_ends_no_nohup(world: World, held: Held, tmp_path: Pat
     words = ("annotate", "--config", world.recipe, "--run", run)
     aside = ("sh", "-c", f'exec nohup "$@" > {shlex.quote(str(tmp_path / "said"))} 2>&1', "sh")
     with on_a_terminal(words, ENVIRONMENT, before=aside) as (process, terminal):
-        assert held.full.wait(LONGEST_S)
+        assert held.full.wait(CHECK_TIMEOUT_S)
         terminal.close()
         held.release()
-        assert process.wait(LONGEST_S) == 0
+        assert process.wait(CHECK_TIMEOUT_S) == 0
     assert len(question_ids(run, "trees")) == 6
 
 
@@ -152,7 +152,7 @@ def test_a_run_outlives_its_parent(
     if not listening:
         os.close(reader)
     held.release()
-    assert select.select([child], [], [], LONGEST_S)[0], "it ends"
+    assert select.select([child], [], [], CHECK_TIMEOUT_S)[0], "it ends"
     os.close(child)
     if listening:
         os.close(reader)

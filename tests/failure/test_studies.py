@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from durable import Held, World, opened_world, stored_seeds
-from stages import LONGEST_S, Ended, Running, Stages
+from stages import CHECK_TIMEOUT_S, Ended, Running, Stages
 
 from runs.journal import Journal, Started
 from storage.manifest import load_manifest, verify_manifest
@@ -47,7 +47,7 @@ def study(world: World, run: Path) -> Running:
 def half_done(world: World, held: Held, run: Path) -> Running:
     """A study whose first stage waits for the endpoint."""
     running = study(world, run)
-    assert held.full.wait(LONGEST_S)
+    assert held.full.wait(CHECK_TIMEOUT_S)
     return running
 
 
@@ -116,7 +116,7 @@ def test_a_killed_study_takes_its_stage_with_it(world: World, held: Held, tmp_pa
     os.kill(running.pid, signal.SIGKILL)
     assert running.ended().code == -signal.SIGKILL
     held.release()
-    assert select.select([stage], [], [], LONGEST_S)[0], "it ends with the study"
+    assert select.select([stage], [], [], CHECK_TIMEOUT_S)[0], "it ends with the study"
     os.close(stage)
     assert len(question_ids(run, "trees")) < 6, "it was not left to work on by itself"
     goes_on(world, run, None)

@@ -12,10 +12,10 @@ from loopback import serving
 from tiny_dataset import QUESTIONS, policy, recipe
 
 from pipelines.cli import parser, run_stage
-from pipelines.train_rm import material_of
+from pipelines.train_rm import build_comparisons
 from rewards.settings import REWARDS
 from runs.folder import existing_run
-from runs.labelling import labelled_by
+from runs.labelling import with_label_settings
 from storage.parts import read_parts
 from storage.records import Pair, TreeNode
 from storage.schemas import table_to_records
@@ -181,7 +181,9 @@ def test_without_its_verifier_the_gold_says_of_the_same_trees(
     settings, grown = RewardModelSettings(min_gap=0.05), existing_run(run)
     without = grown.recipe.model_copy(update={"verifier": None})
     for label, rewards in (("gold", without), ("same", grown.recipe)):
-        material, _ = material_of(grown, labelled_by(grown, rewards, ("rewards",)), settings)
+        material, _ = build_comparisons(
+            grown, with_label_settings(grown, rewards, ("rewards",)), settings
+        )
         gaps = sorted(pair.total for pair in material.comparisons)
         told = sorted(pair.reward_gap for pair in pairs_of(run, f"relabelled/{label}/pairs"))
         assert gaps == pytest.approx(told, abs=1e-5), "as relabel has it"

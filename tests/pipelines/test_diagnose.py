@@ -14,15 +14,15 @@ from sample_records import a_pair
 from tiny_dataset import policy, recipe
 
 from analysis.diagnosis import TreeFigures, pair_figures
-from analysis.survival import SurvivalRow, survival_table, survives
+from analysis.survival import SurvivalRow, order_verdict, survival_table
 from pipelines.cli import parser, run_stage
 from runs.diagnosis_rules import (
     FEW_PAIRS,
     conclusion,
-    of_pairs,
     of_survival,
     of_training,
-    of_trees,
+    pair_findings,
+    tree_findings,
 )
 from runs.folder import existing_run
 from runs.fresh_rollouts import stored_fresh
@@ -32,7 +32,7 @@ from storage.parts import read_parts, write_part
 from storage.proguide import write_proguide
 from storage.records import FreshRollouts, Pair, Rollout, TreeNode
 from storage.schemas import rows_to_table, schema_of, table_to_records
-from training.policy_shift import Movement, movement_of
+from training.policy_shift import PolicyShift, movement_of
 
 
 @pytest.fixture
@@ -298,13 +298,13 @@ def test_one_outcome_is_no_fault_where_gaps_are_large(
 ) -> None:
     said = {"chosen_action": "query", "rejected_action": "query"}
     pairs = [a_pair(**said, chosen_outcomes=outcomes, rejected_outcomes=outcomes, reward_gap=gap)]
-    found = {one.what: one for one in of_pairs(pair_figures(pairs))}
+    found = {one.what: one for one in pair_findings(pair_figures(pairs))}
     assert found["one-outcome pairs"].verdict == verdict
 
 
 @pytest.mark.parametrize(("first", "verdict"), [(0.7, "good"), (0.5, "watch")])
 def test_a_loss_that_did_not_fall_condemns_no_training(first: float, verdict: str) -> None:
-    moved = Movement(40, first_loss=first, loss=0.6, kl=0.5, margin=0.3, accuracy=0.8)
+    moved = PolicyShift(40, first_loss=first, loss=0.6, kl=0.5, margin=0.3, accuracy=0.8)
     loss = next(of_training(moved))
     assert (loss.what, loss.verdict) == ("training loss", verdict)
 
@@ -338,15 +338,15 @@ def test_a_question_always_answered_alike_is_silent_only_where_answers_alone_cou
         without_outcome=0.0, invalid_actions=0.0, invalid_rollouts=None,
     )  # fmt: skip
     for returns, verdict in ((False, "bad"), (True, "good")):
-        found = {one.what: one for one in of_trees(trees, 9, returns=returns)}
+        found = {one.what: one for one in tree_findings(trees, 9, returns=returns)}
         assert found["silent questions"].verdict == verdict
 
 
 def test_the_worst_finding_is_the_conclusion() -> None:
     many = [a_pair(question_id=f"q{n}", pair_id=f"p{n}") for n in range(FEW_PAIRS)]
-    findings = list(of_pairs(pair_figures(many[:3])))
+    findings = list(pair_findings(pair_figures(many[:3])))
     assert conclusion(findings).startswith("training on this run is unlikely to help")
-    assert next(of_pairs(pair_figures(many))).verdict == "good"
+    assert next(pair_findings(pair_figures(many))).verdict == "good"
 
 
 def rolled_out(run: Path, pair: Pair, right: dict[int, bool]) -> None:
@@ -403,7 +403,7 @@ def test_confirmed_pairs_are_those_that_fresh_rollouts_bear_out(
     every = table_to_records(read_parts(run, "pairs"), Pair)
     kept = table_to_records(read_parts(run, "relabelled/confirmed/pairs"), Pair)
     worth, fresh = existing_run(run).recipe.scheme.rollout_value, longest(run)
-    said = {pair.pair_id: survives(pair, fresh, worth) for pair in every}
+    said = {pair.pair_id: order_verdict(pair, fresh, worth) for pair in every}
     assert {pair.pair_id for pair in kept} == {i for i, held in said.items() if held == "kept"}
     told = Counter(held for held in said.values())
     assert (told["kept"], told[None]) == (found["pairs"], found["dropped"]["fresh_missing"])
@@ -433,6 +433,8 @@ def test_pairs_of_questions_that_can_be_guessed_are_told(
     question: str, share: str, verdict: str
 ) -> None:
     pair = a_pair(question=question, answers=("yes" if verdict == "watch" else "Oslo",))
-    (told,) = (one for one in of_pairs(pair_figures([pair])) if one.what == "guessable questions")
+    (told,) = (
+        one for one in pair_findings(pair_figures([pair])) if one.what == "guessable questions"
+    )
     assert told.figure.startswith(share)
     assert told.verdict == verdict

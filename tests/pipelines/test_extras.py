@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.extras import extras_of, needed
+from pipelines.extras import extras_of, required_extras
 from runs import recipe_checks
-from runs.recipe_file import load_recipe, outline
+from runs.recipe_file import load_recipe, load_recipe_leniently
 from storage.errors import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -56,7 +56,7 @@ def test_the_recipe_that_the_stage_will_take_decides(
 ) -> None:
     studies = own_folder / "configs" / "evo-studies.yaml"
     studies.write_text("name: x\nrewards: {scheme: evo-rag}\n")
-    assert needed(given.split()) == (("dense",) if dense else ())
+    assert required_extras(given.split()) == (("dense",) if dense else ())
 
 
 @pytest.mark.parametrize(
@@ -77,14 +77,14 @@ def test_the_recipe_that_the_stage_will_take_decides(
 def test_what_the_arguments_change_counts(
     words: str, dense: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert needed(["annotate"], words) == (("dense",) if dense else ())
+    assert required_extras(["annotate"], words) == (("dense",) if dense else ())
     assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("text", ["", "[", "- a", "name: x\nretrieval: 5\n", "\x00"])
 def test_a_faulty_recipe_is_left_to_the_stage(text: str, own_folder: Path) -> None:
     (own_folder / "faulty.yaml").write_text(text)
-    assert needed(["annotate", "--config=faulty.yaml"]) == ()
+    assert required_extras(["annotate", "--config=faulty.yaml"]) == ()
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
@@ -100,4 +100,4 @@ def test_an_extra_that_a_recipe_lacks_is_one_that_make_installs(
         lacking = False
     except ConfigError as error:
         lacking = "EXTRAS=dense" in str(error)
-    assert (extras_of(outline(file)) == ("dense",)) == lacking
+    assert (extras_of(load_recipe_leniently(file)) == ("dense",)) == lacking

@@ -16,7 +16,7 @@ from tiny_dataset import PASSAGES, QUESTIONS, recipe
 from agent.protocol import AgentProtocol
 from agent.protocols import PROTOCOLS
 from agent.state import Action, State
-from agent.tags import one_tag
+from agent.tags import parse_tag
 from pipelines.cli import parser, run_stage
 from rewards.labels import Label
 from rewards.outcome import Outcome
@@ -82,7 +82,7 @@ class Guessing(AgentProtocol):
         return (Message("system", self.prompts["system"]), Message("user", state.question))
 
     def parse(self, state: State, text: str, *, last: bool) -> Action:
-        return one_tag(text, ("answer",))
+        return parse_tag(text, ("answer",))
 
     def render(self, action: Action) -> str:
         return f"<answer>{action.content}</answer>"

@@ -13,13 +13,13 @@ from tiny_dataset import recipe
 from tiny_llama import write_tiny_folder
 
 from pipelines.cli import parser, run_stage
-from pipelines.train_rm import material_of
+from pipelines.train_rm import build_comparisons
 from rewards.reward_model import RewardModel
 from rewards.schedule import weights
 from rewards.settings import REWARDS, EvoRagSettings
 from runs.folder import existing_run
 from runs.recipe import LATER, Recipe
-from runs.recipe_checks import contradictions
+from runs.recipe_checks import find_conflicts
 from runs.reward_model import reward_model_for
 from runs.tree_growing import LABELLING
 from storage.parts import read_parts
@@ -273,7 +273,7 @@ def test_what_is_missing_is_named(
 def test_recipes_that_nothing_could_score_are_refused(changes: dict[str, Any], says: str) -> None:
     evo = {"agent": {"protocol": "evo-rag"}, "rewards": {"scheme": "evo-rag"}}
     blocks = {"name": "x", **evo, **changes}
-    assert any(says in problem for problem in contradictions(Recipe.model_validate(blocks)))
+    assert any(says in problem for problem in find_conflicts(Recipe.model_validate(blocks)))
 
 
 def test_a_recipe_that_asks_no_reward_model_keeps_its_digest() -> None:
@@ -292,7 +292,7 @@ def test_a_model_learns_the_pairs_that_the_labels_make(tmp_path: Path, config: P
     assert branchwise("relabel", config, run, "--label", "all", *same) == 0
     grown = existing_run(run)
     recipe = grown.recipe.model_copy(update={"rewards": evo})
-    material, _ = material_of(grown, recipe, RewardModelSettings(min_gap=0.3))
+    material, _ = build_comparisons(grown, recipe, RewardModelSettings(min_gap=0.3))
     assert material.scheme.settings == evo
     learned = sorted(
         (c.question_id, material.steps[c.better].text, material.steps[c.worse].text, c.t, c.total)

@@ -40,7 +40,7 @@ POLICY = str(REPOSITORY / "models" / "smollm2-135m-atlas")
 SETTINGS = ModelSettings(engine="vllm", model=POLICY)
 STEP_TOKENS = 2048
 """What the observed server takes in one step; as much as its longest prompt, as on any CPU."""
-LONGEST_S = 1800.0
+CHECK_TIMEOUT_S = 1800.0
 """What takes longer has hung; nothing is measured by it."""
 
 CITIES = ("Lyon", "Osaka", "Lima", "Kyoto", "Perth", "Turin", "Quito", "Porto", "Leeds", "Accra")
@@ -100,7 +100,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def observed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Observed:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("BRANCHWISE_CACHE", str(cache))
-        return asyncio.run(asyncio.wait_for(_observed(tmp_path_factory.mktemp("logs")), LONGEST_S))
+        return asyncio.run(
+            asyncio.wait_for(_observed(tmp_path_factory.mktemp("logs")), CHECK_TIMEOUT_S)
+        )
 
 
 async def _observed(logs: Path) -> Observed:
@@ -307,7 +309,7 @@ def branchwise(stage: str, run: Path, cache: Path) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=LONGEST_S,
+        timeout=CHECK_TIMEOUT_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     totals: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

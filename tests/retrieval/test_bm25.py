@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrieval.bm25 import Bm25Retriever, build_bm25, tokenize
-from retrieval.passages import best_rows, corpus_hash, in_index_order
+from retrieval.passages import corpus_hash, in_index_order, top_k_rows
 from storage.errors import ConfigError
 from storage.records import Passage
 
@@ -85,7 +85,7 @@ def test_a_smaller_cut_is_a_prefix(
     top_k=st.integers(1, 10),
 )
 def test_best_rows_agrees_with_sorting(scores: list[float], top_k: int) -> None:
-    rows = best_rows(np.array(scores, dtype=np.float32), top_k)
+    rows = top_k_rows(np.array(scores, dtype=np.float32), top_k)
     positive = [row for row, score in enumerate(scores) if score > 0]
     assert rows.tolist() == sorted(positive, key=lambda row: (-scores[row], row))[:top_k]
 

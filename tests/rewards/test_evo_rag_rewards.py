@@ -5,8 +5,8 @@ from sample_records import a_question
 
 from agent.state import Action, Step
 from rewards.evo_rag import (
-    Before,
     Gold,
+    StepContext,
     answer_correctness,
     backtrack_penalty,
     refusal_reward,
@@ -38,8 +38,8 @@ BACKTRACK, REFUSE = step("backtrack"), step("refuse")
 OTHERS = [BACKTRACK, REFUSE, step("answer", "Paris"), step("invalid")]
 
 
-def before(*steps: Step) -> Before:
-    return Before.of(steps)
+def before(*steps: Step) -> StepContext:
+    return StepContext.of(steps)
 
 
 NOTHING = before()

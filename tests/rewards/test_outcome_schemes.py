@@ -16,7 +16,7 @@ from engines.sampling import Sampling
 from rewards.scheme import RewardScheme
 from rewards.schemes import scheme_of
 from runs.recipe import Recipe
-from runs.recipe_checks import contradictions
+from runs.recipe_checks import find_conflicts
 from storage.records import Paragraph
 
 QUESTION = a_question(
@@ -104,6 +104,6 @@ async def test_arena_reads_the_references_that_were_shown() -> None:
 def test_what_cannot_work_is_named(
     protocol: str, rewards: dict[str, Any], blocks: dict[str, Any], problem: str
 ) -> None:
-    found = contradictions(recipe(protocol, rewards, **blocks))
+    found = find_conflicts(recipe(protocol, rewards, **blocks))
     assert any(problem in one for one in found), found
-    assert not contradictions(recipe("search-r1", {"scheme": "eval-rar", "reward": "em"}))
+    assert not find_conflicts(recipe("search-r1", {"scheme": "eval-rar", "reward": "em"}))

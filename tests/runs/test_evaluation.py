@@ -12,7 +12,7 @@ from loopback import serving
 from tiny_dataset import policy, recipe
 
 from pipelines.cli import parser, run_stage
-from runs.evaluation_set import name_apart
+from runs.evaluation_set import unique_name
 from runs.recipe_file import load_recipe
 from storage.errors import ConfigError
 from storage.parts import read_parts
@@ -144,8 +144,8 @@ def test_settings_that_came_later_rename_no_evaluation(config: Path) -> None:
     now = {"agent": read.agent.model_dump(mode="json"), "seed": 0}
     before = {"agent": {"protocol": "reasonrag", "max_steps": 6, "structured": True}, "seed": 0}
     assert now["agent"] != before["agent"]
-    assert name_apart(read, now) == name_apart(read, before)
-    assert name_apart(read, now) != name_apart(read, {**now, "seed": 1})
+    assert unique_name(read, now) == unique_name(read, before)
+    assert unique_name(read, now) != unique_name(read, {**now, "seed": 1})
 
 
 def test_a_source_without_other_questions_has_no_majority(

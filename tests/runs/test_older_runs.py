@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from runs.folder import existing_run, open_run
-from runs.recipe import LATER, MAY_CHANGE, Recipe, decisive
+from runs.recipe import LATER, MAY_CHANGE, Recipe, identity_settings
 from runs.seal import SEAL, Seal
 from storage.errors import ConfigError
 from storage.manifest import begin_manifest
@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> Path:
 
 def write(run: Path, kept: dict[str, Any]) -> Path:
     """A run that was started with these settings, whatever today's version thinks of them."""
-    seal = Seal(run_id=RUN_ID, token="older", settings=decisive(kept))
+    seal = Seal(run_id=RUN_ID, token="older", settings=identity_settings(kept))
     (run / "provenance.json").write_text(json.dumps({SEAL: seal.noted()}))
     begin_manifest(run, seal.digest)
     (run / "config.yaml").write_text(yaml.safe_dump(kept))

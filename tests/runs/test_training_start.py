@@ -12,7 +12,7 @@ from pipelines.cli import parser, run_stage
 from runs.folder import existing_run, open_run
 from runs.recipe import Recipe
 from runs.stage import StageContext
-from runs.training_start import rows_trained_on, trained_folder
+from runs.training_start import trained_folder, training_data_provenance
 from storage.errors import ConfigError
 from storage.manifest import add_parts
 from storage.parts import write_part
@@ -135,7 +135,7 @@ def test_rows_are_known_by_their_content(tmp_path: Path) -> None:
     for name, digest in (("one", "a"), ("same", "a"), ("other", "b")):
         drawn_by(tmp_path / name / "run", "served", digest)
     one, same, other = (
-        rows_trained_on(existing_run(tmp_path / name / "run"), "pairs")
+        training_data_provenance(existing_run(tmp_path / name / "run"), "pairs")
         for name in ("one", "same", "other")
     )
     assert one == same

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage import file_seal
-from storage.cache import cache_folder, cache_room, open_entry
+from storage.cache import cache_folder, cache_section, get_or_build
 from storage.errors import ConfigError, StorageError
 from storage.file_seal import SEAL, file_fault, seal_file
 
@@ -32,7 +32,7 @@ def fill(folder: Path) -> None:
 
 
 def opened(entry: Path, said: list[str] | None = None) -> dict[str, bytes]:
-    found = open_entry(entry, fill, (said if said is not None else []).append)
+    found = get_or_build(entry, fill, (said if said is not None else []).append)
     assert found == entry
     names = (path.relative_to(found).as_posix() for path in found.rglob("*") if path.is_file())
     return {name: (found / name).read_bytes() for name in names if name != SEAL}
@@ -44,7 +44,7 @@ def not_built(folder: Path) -> None:
 
 def test_an_entry_is_built_once(tmp_path: Path) -> None:
     assert opened(tmp_path / "room" / "entry") == SMALL
-    open_entry(tmp_path / "room" / "entry", not_built)
+    get_or_build(tmp_path / "room" / "entry", not_built)
     names = sorted(path.name for path in (tmp_path / "room").iterdir())
     assert names == ["entry", "entry.lock"], "nothing else is left"
     assert (tmp_path / "room" / "entry").stat().st_mode & 0o777 == 0o700
@@ -77,7 +77,7 @@ def test_what_befalls_a_file_is_told_and_mended(name: str, harm: Harm, tmp_path:
     assert opened(entry, said) == SMALL
     assert [line.startswith(f"{entry}: damaged, so it is rebuilt (") for line in said] == [True]
     assert Path(name).name in said[0] or name == SEAL, "a seal may accuse a file"
-    open_entry(entry, not_built)
+    get_or_build(entry, not_built)
     assert sorted(path.name for path in entry.parent.iterdir() if path.suffix == ".tmp") == []
 
 
@@ -126,11 +126,11 @@ def test_files_of_many_blocks_are_compared_to_the_last_byte(
     def build(folder: Path) -> None:
         (folder / "large").write_bytes(content)
 
-    open_entry(entry, build)
+    get_or_build(entry, build)
     for _ in range(20):
         said = list[str]()
         flipped(entry / "large", random)
-        open_entry(entry, build, said.append)
+        get_or_build(entry, build, said.append)
         assert "the content of large changed" in said[0]
         assert (entry / "large").read_bytes() == content
 
@@ -140,12 +140,12 @@ def test_what_was_compared_is_read_once_a_process(
 ) -> None:
     entry = tmp_path / "entry"
     opened(entry)
-    open_entry(entry, not_built)
+    get_or_build(entry, not_built)
     monkeypatch.setattr(file_seal, "_hash_file", lambda *_: pytest.fail("read a second time"))
-    open_entry(entry, not_built)
+    get_or_build(entry, not_built)
     (entry / "one.npy").write_bytes(SMALL["one.npy"])  # looks other than it did
     with pytest.raises(pytest.fail.Exception, match="a second time"):
-        open_entry(entry, not_built)
+        get_or_build(entry, not_built)
 
 
 def test_a_kill_while_building_leaves_no_entry(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def _open_at_once(entry: Path, ready: Barrier, log: Path) -> None:
         fill(folder)
 
     ready.wait(60)
-    open_entry(entry, build, lambda line: None)
+    get_or_build(entry, build, lambda line: None)
     assert opened(entry) == SMALL
 
 
@@ -206,7 +206,7 @@ def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(StorageError, match=r"room/entry.*No space.*BRANCHWISE_CACHE"):
-        open_entry(tmp_path / "room" / "entry", full)
+        get_or_build(tmp_path / "room" / "entry", full)
     assert [path.name for path in (tmp_path / "room").iterdir()] == ["entry.lock"]
 
 
@@ -219,46 +219,46 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_new_cache_is_its_users_alone(cache: Path) -> None:
     before = os.umask(0o002)
     try:
-        assert cache_room("gguf") == cache / "gguf"
+        assert cache_section("gguf") == cache / "gguf"
     finally:
         os.umask(before)
     for folder in (cache, cache / "gguf"):
         assert folder.stat().st_mode & 0o777 == 0o700
-    assert cache_room("gguf") == cache / "gguf"
+    assert cache_section("gguf") == cache / "gguf"
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
 @pytest.mark.parametrize("where", ["", "gguf"])
 def test_a_cache_that_others_can_write_is_not_used(where: str, mode: int, cache: Path) -> None:
-    cache_room("gguf")
+    cache_section("gguf")
     (cache / where).chmod(mode)
     with pytest.raises(ConfigError, match=r"can be written by others.*BRANCHWISE_CACHE"):
-        cache_room("gguf")
+        cache_section("gguf")
     (cache / where).chmod(0o755)
-    cache_room("gguf")
+    cache_section("gguf")
 
 
 @only_root
 @pytest.mark.parametrize("where", ["", "gguf"])
 def test_a_cache_of_somebody_else_is_not_used(where: str, cache: Path) -> None:
-    cache_room("gguf")
+    cache_section("gguf")
     os.chown(cache / where, 4321, -1)
     with pytest.raises(ConfigError, match=r"belongs to uid 4321.*BRANCHWISE_CACHE"):
-        cache_room("gguf")
+        cache_section("gguf")
 
 
 @only_root
 def test_a_link_is_followed_if_both_ends_are_ours(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir(mode=0o700)
     cache.symlink_to(tmp_path / "disk")
-    cache_room("gguf")
+    cache_section("gguf")
     os.chown(cache, 4321, -1, follow_symlinks=False)
     with pytest.raises(ConfigError, match="is a link created by uid 4321"):
-        cache_room("gguf")
+        cache_section("gguf")
     os.chown(cache, os.geteuid(), -1, follow_symlinks=False)
     os.chown(tmp_path / "disk", 4321, -1)
     with pytest.raises(ConfigError, match="belongs to uid 4321"):
-        cache_room("gguf")
+        cache_section("gguf")
 
 
 def test_a_user_without_a_home_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from storage.records import (
     TreeNode,
 )
 from storage.schemas import SCHEMAS, TREES, rows_to_table, table_to_records
-from storage.text import storable
+from storage.text import replace_surrogates
 
 TEXT = st.text(max_size=12)  # no surrogates, everything else: NUL, right-to-left, emoji
 FLOAT = st.floats(allow_nan=False, width=32)
@@ -114,7 +114,7 @@ def test_columns_are_the_contract_s(table: str) -> None:
 def test_lone_surrogates_become_visible(text: str) -> None:
     failure = Failure(question_id="q", stage="s", kind="k", detail=text, at="now")
     (read,) = table_to_records(rows_to_table([failure], FAILURES, "run"), Failure)
-    assert read.detail == storable(text)
+    assert read.detail == replace_surrogates(text)
     assert len(read.detail) == len(text)
     assert all(
         a == b or (b == "\ufffd" and a >= "\ud800") for a, b in zip(text, read.detail, strict=True)

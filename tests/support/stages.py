@@ -21,7 +21,7 @@ from seams import Seam
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SUPPORT = REPOSITORY / "tests" / "support"
-LONGEST_S = 120.0
+CHECK_TIMEOUT_S = 120.0
 """What waits longer than this has hung; nothing is measured by it."""
 
 
@@ -101,8 +101,8 @@ class Stages:
             EOFError: the process has ended.
         """
         assert self.process.stdout is not None
-        if not select.select([self.process.stdout], [], [], LONGEST_S)[0]:
-            raise TimeoutError(f"no answer within {LONGEST_S} s")
+        if not select.select([self.process.stdout], [], [], CHECK_TIMEOUT_S)[0]:
+            raise TimeoutError(f"no answer within {CHECK_TIMEOUT_S} s")
         line = self.process.stdout.readline()
         if not line:
             raise EOFError("the process that forks stages has ended")
@@ -117,7 +117,7 @@ class Stages:
         assert self.process.stdout is not None
         with suppress(BrokenPipeError):
             self.process.stdin.close()
-        self.process.wait(LONGEST_S)
+        self.process.wait(CHECK_TIMEOUT_S)
         self.process.stdout.close()
 
 

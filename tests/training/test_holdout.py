@@ -5,7 +5,7 @@ import math
 import pytest
 
 from storage.errors import ConfigError
-from training.holdout import held_out, score
+from training.holdout import score, split_holdout
 from training.preferences import PreferenceTokens
 from training.samplers import StateOrder
 
@@ -16,20 +16,20 @@ def pair(number: int, question: str = "q") -> PreferenceTokens:
 
 def test_questions_are_kept_out_whole_and_by_themselves() -> None:
     pairs = [pair(n, f"q{n // 2}") for n in range(400)]
-    trained, out = held_out(pairs, 0.25, seed=0)
+    trained, out = split_holdout(pairs, 0.25, seed=0)
     assert sorted([*trained, *out], key=pairs.index) == pairs
     assert not {p.question_id for p in trained} & {p.question_id for p in out}
     assert 30 <= len({p.question_id for p in out}) <= 70  # 50 of 200 expected
-    fewer = held_out(pairs[::3], 0.25, seed=0)[1]
+    fewer = split_holdout(pairs[::3], 0.25, seed=0)[1]
     assert {p.question_id for p in fewer} <= {p.question_id for p in out}, "whoever else is there"
-    assert held_out(pairs, 0.25, seed=1)[1] != out
-    assert held_out(pairs, 0.0, seed=0) == (pairs, [])
+    assert split_holdout(pairs, 0.25, seed=1)[1] != out
+    assert split_holdout(pairs, 0.0, seed=0) == (pairs, [])
 
 
 def test_a_training_without_a_pair_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"training\.dpo\.holdout 0\.5 keeps all 1 pairs out"):
         for number in range(50):
-            held_out([pair(0, str(number))], 0.5, seed=0)
+            split_holdout([pair(0, str(number))], 0.5, seed=0)
 
 
 def test_the_score_is_what_the_chosen_step_gained_more() -> None:

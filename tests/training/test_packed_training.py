@@ -20,7 +20,7 @@ from training.examples import StepExample
 from training.packing import StepTokens, packed_batch
 from training.settings import DpoSettings, SftSettings
 from training.sft import train_on_steps
-from training.tree_attention import read_packed
+from training.tree_attention import enable_packed_forward
 from weights import policy_files as weights
 
 pytestmark = pytest.mark.model
@@ -299,7 +299,7 @@ def test_two_threads_give_one_gradient() -> None:
     import torch
 
     model = random_llama()
-    read_packed(model, "grpo")
+    enable_packed_forward(model, "grpo")
     prompt = tuple(range(50))
     batch = packed_batch([StepTokens(prompt, tuple(range(n, n + 40))) for n in range(100, 140)], 0)
     tree = {name: value for name, value in batch.items() if name.startswith("tree")}

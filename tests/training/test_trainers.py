@@ -23,7 +23,7 @@ from training.settings import DpoSettings, WarmStartSettings
 from training.warm_start import warm_start
 from weights import policy_files as weights
 from weights.policy_files import load_policy, policy_files
-from weights.policy_gguf import ready_gguf
+from weights.policy_gguf import ensure_gguf
 
 pytestmark = pytest.mark.model
 
@@ -264,7 +264,7 @@ def test_an_export_proves_that_the_training_is_in_it(tmp_path: Path) -> None:
     assert report.trained_change > 0
     assert [written.form for written in report.exported] == ["safetensors", "gguf"]
     assert all(written.kept.correlation > 0.99 for written in report.exported)
-    assert ready_gguf(policy_files(str(trained)), "f16") == trained / "policy.gguf"
+    assert ensure_gguf(policy_files(str(trained)), "f16") == trained / "policy.gguf"
 
 
 def test_a_model_that_the_embedded_engine_cannot_run_is_exported_without_gguf(

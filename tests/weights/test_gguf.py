@@ -13,7 +13,7 @@ from storage.errors import ConfigError
 from storage.file_seal import SEAL, seal_file
 from weights.gguf import DIGEST_KEY, export_gguf, gguf_metadata, gguf_precision, rewrite_gguf
 from weights.policy_files import PolicyFiles, packaged_gguf, policy_digest, policy_files
-from weights.policy_gguf import ready_gguf, write_policy_gguf
+from weights.policy_gguf import ensure_gguf, write_policy_gguf
 
 SIZES = {
     "vocab_size": 64,
@@ -136,15 +136,15 @@ def test_policy_gguf_beside_other_weights_is_not_used(
     llama.save_pretrained(folder)
     monkeypatch.setattr("weights.policy_gguf.load_policy", lambda files: (llama, None))
     files = policy_files(str(folder))
-    made = ready_gguf(files, "f16")
+    made = ensure_gguf(files, "f16")
     assert made.parent.parent == tmp_path / "cache" / "gguf"
     write_policy_gguf(files, "f16", folder / "policy.gguf", llama)
     seal_file(folder / "policy.gguf")
-    assert ready_gguf(policy_files(str(folder)), "f16") == folder / "policy.gguf"
-    eighth = ready_gguf(policy_files(str(folder)), "q8_0")
+    assert ensure_gguf(policy_files(str(folder)), "f16") == folder / "policy.gguf"
+    eighth = ensure_gguf(policy_files(str(folder)), "q8_0")
     assert eighth.parent.parent == tmp_path / "cache" / "gguf"
     (folder / "model.safetensors").write_bytes(b"newer weights")
-    assert ready_gguf(policy_files(str(folder)), "f16") != folder / "policy.gguf"
+    assert ensure_gguf(policy_files(str(folder)), "f16") != folder / "policy.gguf"
 
 
 @pytest.fixture
@@ -161,11 +161,11 @@ def policy(
 
 def test_bits_that_flip_in_the_cache_reach_no_engine(policy: PolicyFiles) -> None:
     random, said = Random(0), list[str]()
-    made = ready_gguf(policy, "f16", said.append)
+    made = ensure_gguf(policy, "f16", said.append)
     whole = made.read_bytes()
     for bits in (1, 1, 1, 300, 300):
         flipped(made, random, bits)
-        assert ready_gguf(policy, "f16", said.append) == made
+        assert ensure_gguf(policy, "f16", said.append) == made
         assert made.read_bytes() == whole
         assert "the content of policy.gguf changed" in said.pop()
         assert said == []
@@ -174,11 +174,11 @@ def test_bits_that_flip_in_the_cache_reach_no_engine(policy: PolicyFiles) -> Non
 @pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
 def test_a_cached_file_that_is_not_as_it_was_written(policy: PolicyFiles, harm: Harm) -> None:
     said = list[str]()
-    made = ready_gguf(policy, "f16", said.append)
+    made = ensure_gguf(policy, "f16", said.append)
     whole = made.read_bytes()
     for n, name in enumerate(("policy.gguf", SEAL)):
         harm(made.with_name(name), Random(n))
-        assert ready_gguf(policy, "f16", said.append).read_bytes() == whole
+        assert ensure_gguf(policy, "f16", said.append).read_bytes() == whole
         assert "rebuilt" in said.pop()
         assert said == []
 
@@ -192,10 +192,10 @@ def test_an_export_that_changed_is_not_used(
         write_policy_gguf(policy, "f16", exported, llama)
         seal_file(exported)
         whole = exported.read_bytes()
-        assert ready_gguf(policy_files(policy.model), "f16", pytest.fail) == exported
+        assert ensure_gguf(policy_files(policy.model), "f16", pytest.fail) == exported
         harm(exported.with_name(name), Random(n))
         said = list[str]()
-        used = ready_gguf(policy_files(policy.model), "f16", said.append)
+        used = ensure_gguf(policy_files(policy.model), "f16", said.append)
         assert used != exported
         assert used.read_bytes() == whole
         if exported.exists():

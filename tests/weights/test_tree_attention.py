@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 
 from storage.errors import ConfigError
 from training.packing import StepTokens, packed_batch, padded_batch
-from training.tree_attention import read_packed
+from training.tree_attention import enable_packed_forward
 from weights import tree_attention
 from weights.prefix_tree import prefix_tree
 from weights.tree_attention import TREE_SDPA, subtrees
@@ -52,7 +52,7 @@ def tiny(attention: str) -> Any:
         attn_implementation=attention,
     )
     plain = LlamaForCausalLM(config)
-    read_packed(plain, "dpo")
+    enable_packed_forward(plain, "dpo")
     assert plain.config._attn_implementation in (attention, TREE_SDPA, "flex_attention")
     plain.set_attn_implementation(attention)  # on a GPU it would always be FlexAttention
     lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
@@ -182,4 +182,4 @@ def test_a_model_that_cannot_share_prompts_is_refused_with_the_way_out() -> None
         )
     )
     with pytest.raises(ConfigError, match=r"mistral.*set training\.warm_start\.packed: false"):
-        read_packed(sliding, "warm_start")
+        enable_packed_forward(sliding, "warm_start")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fake_study_runner import Command, Pretended, pretended
 
-from pipelines.curriculum import CurriculumState, curriculum, exam_command
+from pipelines.curriculum import CurriculumState, curriculum, final_eval_command
 from runs.curriculum import checks, report
 from runs.curriculum.checks import check_curriculum
 from runs.curriculum.dev import DevResult
@@ -177,7 +177,7 @@ def test_the_test_is_asked_of_the_curriculum_s_policy_whatever_the_recipe_names(
 ) -> None:
     runner = scripted(tmp_path)
     _, final = carried_out(runner)
-    program, stage, _, run, _, setting = shlex.split(exam_command(runner.context, final))
+    program, stage, _, run, _, setting = shlex.split(final_eval_command(runner.context, final))
     assert (program, stage) == ("branchwise", "eval")
     assert run == f"{runner.context.run}-{final.name}"
     name, _, policies = setting.partition("=")
