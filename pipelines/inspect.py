@@ -79,7 +79,7 @@ def as_table(result: QueryResult, title: str | None = None) -> Table:
 
 
 def as_csv(result: QueryResult) -> str:
-    """Returns a result as CSV with a header; lists and structs as JSON, null as an empty cell."""
+    """Returns a result as CSV with a header; lists and structs as JSON, NULL as an empty cell."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(result.columns)
