@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike
 
-from storage.seeds import folded
+from storage.seeds import to_uint32
 
 _CHUNK_DRAWS = 2_000_000
 """Maximum number of resampled items in memory (16 MB)."""
@@ -61,7 +61,7 @@ def paired_bootstrap(
     if len(baseline) != len(other) or not len(baseline):
         raise ValueError(f"cannot pair {len(baseline)} scores with {len(other)}")
     difference = np.asarray(other, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
-    means = _resampled_means(difference, resamples, np.random.default_rng(folded(seed)))
+    means = _resampled_means(difference, resamples, np.random.default_rng(to_uint32(seed)))
     low, high = _percentiles(means, confidence)
     return Interval(float(difference.mean()), low, high, len(difference))
 
@@ -98,7 +98,7 @@ def crossed_bootstrap(
         ValueError: If the arms cannot be paired, or a score is not a number.
     """
     difference = _paired_difference(baseline, other)
-    means = _crossed_means([difference], resamples, np.random.default_rng(folded(seed)))
+    means = _crossed_means([difference], resamples, np.random.default_rng(to_uint32(seed)))
     low, high = _percentiles(means[:, 0], confidence)
     return Interval(float(difference.mean()), low, high, *difference.shape)
 
@@ -133,7 +133,7 @@ def relative_saving(
     base, own = (np.broadcast_to(_columns(counts), shape) for counts in (baseline, other))
     if base.mean() <= 0:
         raise ValueError("the baseline's mean count is 0, so its saving is undefined")
-    means = _crossed_means([base, own], resamples, np.random.default_rng(folded(seed)))
+    means = _crossed_means([base, own], resamples, np.random.default_rng(to_uint32(seed)))
     whole, saved = means[:, 0], means[:, 0] - means[:, 1]
     shares = np.divide(saved, whole, out=np.zeros_like(whole), where=whole > 0)
     low, high = _percentiles(shares, confidence)
@@ -169,7 +169,7 @@ def permutation_p(
     bound = abs(moved.sum()) - 1e-9 * np.abs(moved).sum()
     if len(moved) <= EXACT_UP_TO:
         return float((np.abs(_all_flipped_sums(moved)) >= bound).mean())
-    rng = np.random.default_rng(folded(seed))
+    rng = np.random.default_rng(to_uint32(seed))
     rows = max(1, _CHUNK_DRAWS // len(moved))
     extreme = 0
     for start in range(0, resamples, rows):

@@ -82,7 +82,7 @@ ASSUMED_OVERLAP = 0.5
 """Cosine of any two sub-queries of the artificial episodes."""
 
 
-def silence(
+def simulate_suppression(
     settings: EvoRagSettings,
     max_steps: int,
     *,

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from storage.records import FreshRollouts, Pair, Rollout
-from storage.seeds import folded
+from storage.seeds import to_uint32
 
 OrderVerdict = Literal["kept", "reversed", "tied"]
 Fresh = Mapping[tuple[str, int], FreshRollouts]
@@ -226,7 +226,7 @@ def _interval(sums: np.ndarray, counts: np.ndarray, resamples: int, seed: int) -
         counts: Counts per question above 0, shape (questions,).
     """
     n = len(counts)
-    drawn = np.random.default_rng(folded(seed)).multinomial(n, [1 / n] * n, size=resamples)
+    drawn = np.random.default_rng(to_uint32(seed)).multinomial(n, [1 / n] * n, size=resamples)
     low, high = np.percentile((drawn @ sums) / (drawn @ counts), [2.5, 97.5])
     return float(low), float(high)
 

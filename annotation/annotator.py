@@ -27,7 +27,7 @@ from storage.records import Failure, Pair, Question, TreeNode
 
 
 @dataclass(frozen=True)
-class Annotated:
+class AnnotatedQuestion:
     """The result of one question.
 
     `counts` are events for the closing table: duplicates, dropped pairs by reason, invalid actions,
@@ -59,7 +59,7 @@ class Annotator:
     provenance: Provenance
     scored_by: RewardModel | None = None
 
-    async def annotate(self, question: Question) -> Annotated:
+    async def annotate(self, question: Question) -> AnnotatedQuestion:
         """Grows, labels and pairs one question; an error that affects only it becomes a `Failure`.
 
         Raises:
@@ -71,9 +71,9 @@ class Annotator:
         except (EndpointError, RetrievalError, JudgeError) as error:
             if isinstance(error, EndpointError) and error.fatal:
                 raise
-            return Annotated(question, failure=Failure.of(question.id, "annotate", error))
+            return AnnotatedQuestion(question, failure=Failure.of(question.id, "annotate", error))
 
-    async def _annotate(self, question: Question) -> Annotated:
+    async def _annotate(self, question: Question) -> AnnotatedQuestion:
         grown = await grow(
             question, self.environment, self.evaluator, self.search, self.scheme, self.sampling
         )
@@ -89,7 +89,7 @@ class Annotator:
         counts["stopped at mcts.max_output_tokens"] = int(grown.stopped)
         for facts in grown.facts.values():
             counts[f"unscored: {facts.unscored}"] += facts.unscored is not None
-        return Annotated(
+        return AnnotatedQuestion(
             question,
             labelled(rows, labels),
             pair_rows(question, pairs, states, self.environment.prompt, self.provenance),

@@ -8,8 +8,8 @@ two siblings was more than luck (see `analysis.survival`).
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from agent.concurrent_map import map_concurrently
 from agent.environment import Environment
-from agent.in_flight import in_flight
 from agent.state import State
 from annotation.evaluators import draw_rollouts, rollout_rows
 from engines.sampling import Sampling
@@ -58,7 +58,7 @@ class FreshRoller:
         async def roll(one: tuple[TreeNode, State]) -> FreshRollouts:
             return await self._row(question, *one)
 
-        rolled = [row async for row in in_flight(chosen, roll, len(chosen))]
+        rolled = [row async for row in map_concurrently(chosen, roll, len(chosen))]
         return sorted(rolled, key=lambda row: row.node_id)
 
     async def _row(self, question: Question, node: TreeNode, state: State) -> FreshRollouts:

@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from agent.in_flight import in_flight
+from agent.concurrent_map import map_concurrently
 from agent.protocols import protocol_of
 from agent.settings import AgentSettings
 from agent.state import State
@@ -155,7 +155,9 @@ async def in_process(recipe: Recipe, questions: int, tokens: int = 0) -> float:
         judge = LedgeredEngine(InstantModel("judge"), ledger)
         annotator = annotator_for(recipe, policy, judge, None, InstantRetriever())
         start = time.perf_counter()
-        async for annotated in in_flight(asked, annotator.annotate, recipe.questions_in_flight):
+        async for annotated in map_concurrently(
+            asked, annotator.annotate, recipe.questions_in_flight
+        ):
             assert annotated.failure is None, annotated.failure
         return ledger.totals().calls / (time.perf_counter() - start)
 

@@ -30,7 +30,7 @@ from typing import Any
 
 from benchmarks.packed_training import counting
 from storage.calls import unpacked
-from training.arguments import lora_config, quiet, shared_arguments
+from training.arguments import lora_config, shared_arguments, silence_libraries
 from training.grpo import grpo_trainer
 from training.packing import StepTokens
 from training.rollouts import PolicyCall, Rollout, RolloutBatch
@@ -217,7 +217,7 @@ def train_once(
     import torch
     from transformers import PrinterCallback, TrainerCallback
 
-    quiet()
+    silence_libraries()
     torch.set_num_threads(threads)
     measured = Measured()
 

@@ -22,7 +22,7 @@ from typing import Any
 from storage.parts import read_parts
 from storage.records import Pair
 from storage.schemas import table_to_records
-from training.arguments import example_arguments, quiet, shared_arguments
+from training.arguments import example_arguments, shared_arguments, silence_libraries
 from training.likelihood import step_logps
 from training.pair_trainer import pair_trainer, set_reference_logps
 from training.preferences import PreferenceTokens, describe_lengths, tokenise_pairs
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--precision", default="auto", help="auto, float32 or bfloat16")
     options = parser.parse_args()
-    quiet()
+    silence_libraries()
     rows = table_to_records(read_parts(options.run, "pairs"), Pair)[: options.pairs]
     pairs = tokenise_pairs(rows, load_policy(policy_files(options.start))[1])
     print(

@@ -22,7 +22,7 @@ from runs.recipe import Recipe
 from storage.records import Message
 from storage.vectors import Vector
 from training.comparisons import SiblingComparison
-from training.reward_model import Material, train_reward_model
+from training.reward_model import RewardTrainingData, train_reward_model
 from training.settings import RewardModelSettings
 from weights.backbone import Backbone, Tokens
 from weights.embedding import FrozenEncoder, Prefix
@@ -55,7 +55,7 @@ class Noise(Backbone):
         yield dict(zip(sequences, drawn, strict=True))
 
 
-def made_up(pairs: int) -> Material:
+def made_up(pairs: int) -> RewardTrainingData:
     """Builds `pairs` comparisons, four per question, of twice as many steps."""
     random, prompt = np.random.default_rng(1), (Message("user", "Where?"),)
     gaps = random.normal(size=(pairs, len(REWARDS)))
@@ -72,7 +72,7 @@ def made_up(pairs: int) -> Material:
     ]
     steps = [Prefix(prompt, str(n)) for n in range(2 * pairs)]
     scheme = Recipe(name="benchmark", rewards=EvoRagSettings()).scheme
-    return Material(steps, comparisons, scheme)
+    return RewardTrainingData(steps, comparisons, scheme)
 
 
 def main() -> None:

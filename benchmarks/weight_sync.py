@@ -33,7 +33,7 @@ from runs.factories import open_data
 from runs.policy_serving import EmbeddedServing
 from runs.recipe_file import load_recipe
 from storage.records import Message
-from training.arguments import quiet, shared_arguments
+from training.arguments import shared_arguments, silence_libraries
 from training.canary import TOLERANCE, Canary, CanaryResult
 from training.grpo import grpo_trainer
 from training.packing import StepTokens
@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--faults", nargs="*", choices=FAULTS, default=list(FAULTS))
     options = parser.parse_args()
-    quiet()
+    silence_libraries()
     recipe = load_recipe(options.config, options.overrides)
     prompts = canary_prompts(recipe, open_data(recipe).questions)
     sources = {}

@@ -29,7 +29,7 @@ class Admission:
         self._waiting: list[tuple[int, asyncio.Future[Slot]]] = []
         self._look: asyncio.TimerHandle | None = None
 
-    async def enter(self, order: int) -> Slot:
+    async def acquire(self, order: int) -> Slot:
         """Waits until a call may start; `leave` returns its slot.
 
         Args:
@@ -46,10 +46,10 @@ class Admission:
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self.leave(waiter.result())
+                self.release(waiter.result())
             raise
 
-    def leave(self, slot: Slot) -> None:
+    def release(self, slot: Slot) -> None:
         """Releases `slot`. Report the outcome to the limit and the breaker first."""
         self._limit.give_back()
         if slot.probe:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from storage.errors import EndpointError
-from storage.memory import exhausted
+from storage.memory import out_of_memory_message
 
 
 class Handle(Protocol):
@@ -136,7 +136,7 @@ class BatchingThread:
                 self._next_id, generation.input_ids, generation.config
             )
         except Exception as error:  # e.g. an invalid expression; the other generations continue
-            if exhausted(error):
+            if out_of_memory_message(error):
                 raise
             _fail(generation, EndpointError(f"OpenVINO refused a request: {error}"))
 

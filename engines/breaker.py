@@ -31,7 +31,7 @@ class CircuitBreaker:
         self._failing_since = 0.0
         self._failed_at = -math.inf
 
-    def answered(self, now: float) -> float | None:
+    def record_success(self, now: float) -> float | None:
         """Records a success.
 
         Returns the seconds for which the endpoint failed, if the success closes the breaker.
@@ -41,7 +41,9 @@ class CircuitBreaker:
         self.probe_at, self.fault, self._failures = -math.inf, "", 0
         return failed_for_s
 
-    def failed(self, fault: str, now: float, threshold: int, *, probe: bool = False) -> bool:
+    def record_failure(
+        self, fault: str, now: float, threshold: int, *, probe: bool = False
+    ) -> bool:
         """Records a failure. Returns whether it opens the breaker.
 
         Args:

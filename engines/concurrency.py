@@ -73,6 +73,6 @@ class AdaptiveLimit:
         self._limit = max(1.0, self._limit / 2)
         return True
 
-    def troubled(self) -> None:
+    def record_error(self) -> None:
         """Records any other failure of a call."""
         self._unmoved = self.limit

@@ -43,7 +43,7 @@ def _in_url(character: str) -> str:
     return "(?i:" + "".join(f"%{byte:02x}" for byte in character.encode()) + ")"
 
 
-def in_words(fault: Exception, *, url: str, key: str | None, key_env: str) -> Exception:
+def to_endpoint_error(fault: Exception, *, url: str, key: str | None, key_env: str) -> Exception:
     """Returns `fault` as an `EndpointError`, or as a `TransientError` around one.
 
     A refused connection, a redirect, 401, 403 and an exhausted account are fatal. Messages for 401

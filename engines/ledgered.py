@@ -80,7 +80,7 @@ class LedgeredEngine:
         """
         key = call_key(request, self.digest)
         while True:
-            stored = self._ledger.recall(request.identity.question_id, key)
+            stored = self._ledger.get_for_question(request.identity.question_id, key)
             if stored is not None:
                 return self._reply(request, _completion(stored), replayed=True)
             under_way = self._under_way.get(key)

@@ -26,7 +26,7 @@ from engines.chat import (
     read_reply,
 )
 from engines.client import checked_url, key_in, new_client
-from engines.endpoint_errors import in_words
+from engines.endpoint_errors import to_endpoint_error
 from engines.retry import RetryPolicy, once
 from engines.sampling import (
     CallIdentity,
@@ -184,7 +184,7 @@ class OpenAIEngine:
         latency_s = time.perf_counter() - begin
         said = self._read(reply, request, latency_s)
         if said.usage.basis != "reported" and not self._counting.settled:
-            await self._counting.settle(self._tell_usage)
+            await self._counting.load_tokenizer(self._tell_usage)
             said = self._read(reply, request, latency_s)
         return said
 
@@ -277,7 +277,7 @@ class OpenAIEngine:
 
     def _in_words(self, fault: Exception) -> Exception:
         env = self._settings.api_key_env
-        return in_words(fault, url=self._url, key=key_in(env), key_env=env)
+        return to_endpoint_error(fault, url=self._url, key=key_in(env), key_env=env)
 
     async def _not_found(self) -> EndpointError:
         asked, facts = self._settings.model, await self._server()

@@ -88,7 +88,7 @@ class RequestScheduler:
                 with the number of attempts. Fatal if all calls have failed for `patience_s`.
         """
         call = _Call(next(self._orders))
-        slot = await self.admission.enter(call.order)
+        slot = await self.admission.acquire(call.order)
         try:
             async with asyncio.timeout(self._settings.deadline_s):
                 return await self._sent(call, slot, attempt), call.attempts
@@ -117,9 +117,9 @@ class RequestScheduler:
                 self._answered()
                 return reply
             finally:
-                self.admission.leave(slot)
+                self.admission.release(slot)
             await self.admission.pause(pause_s)
-            slot = await self.admission.enter(call.order)
+            slot = await self.admission.acquire(call.order)
 
     def _pause_s(self, call: _Call, slot: Slot, fault: TransientError) -> float:
         """Returns the seconds until the next attempt; raises the error after the last attempt."""
@@ -147,7 +147,7 @@ class RequestScheduler:
         return max(pause_s, self._budget.take(_now()))
 
     def _answered(self) -> None:
-        failed_for_s = self._breaker.answered(_now())
+        failed_for_s = self._breaker.record_success(_now())
         if failed_for_s is not None:
             self.on_event(f"{self._url} recovered after {failed_for_s:.0f} s; resuming")
 
@@ -158,12 +158,12 @@ class RequestScheduler:
             if self.limit.overloaded(slot) or slot.probe:
                 self._count_failure(str(fault), probe=slot.probe)
         else:
-            self.limit.troubled()
+            self.limit.record_error()
             self._count_failure(str(fault), probe=slot.probe)
 
     def _count_failure(self, fault: str, *, probe: bool = False) -> None:
         threshold = min(max(2 * self.limit.limit, _FEWEST_TO_OPEN), _MOST_TO_OPEN)
-        if self._breaker.failed(fault, _now(), threshold, probe=probe):
+        if self._breaker.record_failure(fault, _now(), threshold, probe=probe):
             patience_s = self._settings.retry.patience_s
             self.on_event(
                 f"{fault}; all calls are paused for up to {patience_s:.0f} s, until the endpoint "

@@ -152,7 +152,7 @@ class LazyTokenCounter:
         self._weights = weights
         self._looking: asyncio.Task[TokenCounter] | None = None
 
-    async def settle(self, tell: Callable[[str], None]) -> None:
+    async def load_tokenizer(self, tell: Callable[[str], None]) -> None:
         """Loads the tokenizer, once; then passes the basis of later counts to `tell`."""
         if self._looking is None:
             # Use a thread, because importing the tokenizer packages takes seconds.

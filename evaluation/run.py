@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from agent.concurrent_map import map_concurrently
 from agent.environment import Environment
-from agent.in_flight import in_flight
 from agent.protocol import AgentProtocol
 from agent.state import State
 from engines.sampling import Sampling
@@ -91,7 +91,7 @@ async def evaluate(
 
     admitted = takewhile(lambda _: admit(), range(len(asked)))
     rows = sorted(
-        [found async for found in in_flight(admitted, answered, max_in_flight)],
+        [found async for found in map_concurrently(admitted, answered, max_in_flight)],
         key=lambda found: found[0],
     )
     failed = [(asked[place], row) for place, row in rows if isinstance(row, Failure)]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from analysis.comparison import Scored
 from evaluation.scoring import score_failure
-from runs.artifacts import together
+from runs.artifacts import merge_totals
 from runs.evaluation_set import evaluation_data
 from runs.factories import model_folder
 from runs.study_runner import StageTotals, StudyRunner
@@ -43,10 +43,10 @@ class Arm:
         label: Name of a relabelling that arms share; defaults to the arm's name.
         models: Prefix of model folders that arms share; defaults to the arm's name.
         before: Arm that is trained first, with the same seed; None starts from the recipe's policy.
-        made_of: Totals of other stages that its relabelling reads, such as a reward model's
+        extra_inputs: Totals of other stages that its relabelling reads, such as a reward model's
             training.
-        fewest: Minimum number of pairs. With fewer, the arm is left out, and its row reports it; 0
-            stops the study instead.
+        min_pairs: Minimum number of pairs. With fewer, the arm is left out, and its row reports
+            it; 0 stops the study instead.
         paper: Result of this arm in the paper, for an extra column.
     """
 
@@ -59,8 +59,8 @@ class Arm:
     label: str | None = None
     models: str | None = None
     before: "Arm | None" = None
-    made_of: StageTotals = field(default_factory=dict)
-    fewest: int = 0
+    extra_inputs: StageTotals = field(default_factory=dict)
+    min_pairs: int = 0
     paper: str = ""
 
 
@@ -106,12 +106,12 @@ def train_arm(
     start, before = _begins(runner, arm, seed, trees)
     label, read = _labelled(runner, arm, trees)
     name, block = f"{arm.models or arm.name}-{seed}", BLOCKS[arm.trainer]
-    totals = runner.branchwise(
+    totals = runner.run_stage(
         arm.trainer,
         *label,
         *("--name", name),
         settings={"seed": seed, **start, **{f"{block}.{k}": v for k, v in arm.training.items()}},
-        after=together(read, *before) if before else read,
+        after=merge_totals(read, *before) if before else read,
     )
     return str(model_folder(runner.context.run, name)), _summed(totals, before)
 
@@ -122,13 +122,13 @@ def _labelled(
     """Returns the arguments that name an arm's relabelling, and the totals of the stages that its
     training reads.
     """
-    read = together(trees, arm.made_of) if trees else arm.made_of
+    read = merge_totals(trees, arm.extra_inputs) if trees else arm.extra_inputs
     if arm.trainer == "train-grpo":  # which draws its own rollouts
         return (), read
     label = arm.label or arm.name
-    labelled = runner.branchwise("relabel", "--label", label, settings=arm.pairs, after=read)
-    if (pairs := labelled.get("pairs", arm.fewest)) < arm.fewest:
-        raise TooFewPairs(f"{label}: only {pairs} of at least {arm.fewest} pairs")
+    labelled = runner.run_stage("relabel", "--label", label, settings=arm.pairs, after=read)
+    if (pairs := labelled.get("pairs", arm.min_pairs)) < arm.min_pairs:
+        raise TooFewPairs(f"{label}: only {pairs} of at least {arm.min_pairs} pairs")
     return ("--label", label), labelled
 
 
@@ -195,7 +195,7 @@ def _run_arm(
     own = {"model": folder, **done.arm.asked} if done.arm.asked else folder
     named = {"evaluation.policies": {policy: own}, "evaluation.draw": done.arm.draw}
     settings = {**asked, **named}
-    evaluated = runner.branchwise("eval", settings=settings, after=totals)
+    evaluated = runner.run_stage("eval", settings=settings, after=totals)
     done.predictions[seed] = predictions_of(runner, policy, evaluated, settings)
     done.trainings.append(totals)
     done.evaluations.append(evaluated)

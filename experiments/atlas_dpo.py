@@ -46,7 +46,7 @@ CLAIMS = (
 
 def atlas_dpo(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
-    runner.branchwise("annotate")
+    runner.run_stage("annotate")
     dpo, sft = chosen_on_dev(runner, CANDIDATES), chosen_on_dev(runner, SFT_CANDIDATES)
     for done in evaluate_arms(runner, arms(dpo, sft), TEST):
         write_report(runner, "atlas-dpo", done, CLAIMS)

@@ -29,7 +29,7 @@ def dpo(name: str, paper: str = "", **rewards: object) -> Arm:
         rewards: Settings of `rewards:`; the others default to time-dynamic Refinement.
     """
     named = {f"rewards.{key}": value for key, value in rewards.items()}
-    return Arm(name, "train-dpo", {**TIME_DYNAMIC, **named}, fewest=FEWEST, paper=paper)
+    return Arm(name, "train-dpo", {**TIME_DYNAMIC, **named}, min_pairs=FEWEST, paper=paper)
 
 
 def two_steps(name: str, paper: str = "", *, schedule: str, **rewards: object) -> Arm:

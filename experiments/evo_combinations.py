@@ -57,7 +57,7 @@ SAVED = (
 
 def evo_combinations(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
-    grown = runner.branchwise("annotate")
+    grown = runner.run_stage("annotate")
     for done in evaluate_arms(runner, ARMS, TEST, grown):
         if not runner.context.dry_run:
             spread = distributions(done, query_similarity())

@@ -45,7 +45,7 @@ SAVED = (
 
 def evo_literal(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
-    grown = runner.branchwise("annotate")
+    grown = runner.run_stage("annotate")
     for done in evaluate_arms(runner, ARMS, TEST, grown):
         if not runner.context.dry_run:
             saved = savings(done, SAVED, runner.recipe.seed)

@@ -32,8 +32,8 @@ from analysis.suppression import (
     SIBLINGS,
     Effect,
     counts,
-    silence,
     silenced_siblings,
+    simulate_suppression,
 )
 from analysis.table import NONE, Sheet
 from experiments.arms import START, Arm, EvaluatedArm, evaluate_arms
@@ -91,7 +91,7 @@ TRACED = ("answer-only", "two-stage", "time-dynamic")
 def evo_schedules(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
     runner.context.console.print(silence_sheet(runner.recipe).text())
-    grown = runner.branchwise("annotate")
+    grown = runner.run_stage("annotate")
     for done in evaluate_arms(runner, ARMS, TEST, grown):
         if not runner.context.dry_run:
             _write(runner, done)
@@ -124,7 +124,9 @@ def silence_sheet(recipe: Recipe) -> Sheet:
     See `analysis.suppression`.
     """
     columns = {
-        name: counts(silence(settings, recipe.agent.max_steps, min_gap=recipe.pairs.min_gap))
+        name: counts(
+            simulate_suppression(settings, recipe.agent.max_steps, min_gap=recipe.pairs.min_gap)
+        )
         for name, settings in _schedules(recipe)
     }
     rows = tuple(

@@ -80,7 +80,7 @@ class Preference:
 
 def evo_single(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
-    grown = runner.branchwise("annotate")
+    grown = runner.run_stage("annotate")
     learned = [preference(runner, reward, grown) for reward in PAPERS]
     arms = (Arm(START), *(one.arm for one in learned if one.arm))
     claims = [Claim(arm.name, START) for arm in arms[1:]]
@@ -102,7 +102,7 @@ def preference(runner: StudyRunner, reward: RewardName, grown: StageTotals) -> P
         "training.reward_model.heads": "single",
         "training.reward_model.min_gap": LEAST_GAP,
     }
-    counted = runner.branchwise("train-rm", "--dry-run", settings=settings, after=grown)
+    counted = runner.run_stage("train-rm", "--dry-run", settings=settings, after=grown)
     siblings = counted.get("heads", {}).get(TOTAL)
     if siblings is not None and siblings < FEWEST:
         runner.context.log(
@@ -110,11 +110,11 @@ def preference(runner: StudyRunner, reward: RewardName, grown: StageTotals) -> P
         )
         return Preference(reward, siblings)
     name = f"prefers-{reward}"
-    totals = runner.branchwise("train-rm", "--name", name, settings=settings, after=grown)
+    totals = runner.run_stage("train-rm", "--name", name, settings=settings, after=grown)
     agent = dpo(f"only-{reward}", components=[reward])
     folder = str(model_folder(runner.context.run, name))
     scored = {**agent.pairs, "pairs.score": "reward_model", "reward_model": folder}
-    arm = replace(agent, pairs=scored, training={"holdout": HOLDOUT}, made_of=totals)
+    arm = replace(agent, pairs=scored, training={"holdout": HOLDOUT}, extra_inputs=totals)
     return Preference(reward, siblings, totals, arm)
 
 

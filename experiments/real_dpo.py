@@ -41,8 +41,8 @@ DPO, SFT = (
 def real_dpo(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
     check_same_start(runner)
-    made = runner.branchwise("warm-start")
-    runner.branchwise("annotate", after=made)
+    made = runner.run_stage("warm-start")
+    runner.run_stage("annotate", after=made)
     beside = list(baselines(runner))
     for done in evaluate_arms(runner, arms(DPO, SFT), TEST):
         write_report(runner, "real-dpo", [*beside, *done], CLAIMS, STRATA)
@@ -69,6 +69,6 @@ def baselines(runner: StudyRunner) -> Iterator[EvaluatedArm]:
         "evaluation.policies": {"base": "packaged"},
         "evaluation.baselines": list(BASELINES),
     }
-    asked = runner.branchwise("eval", settings=settings)
+    asked = runner.run_stage("eval", settings=settings)
     for name in ("base", *BASELINES):
         yield EvaluatedArm(Arm(name), {0: predictions_of(runner, name, asked, settings)})

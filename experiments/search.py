@@ -25,7 +25,7 @@ from experiments.report import (
 )
 from runs.folder import existing_run
 from runs.stored_pairs import pairs_of
-from runs.study_runner import StudyRunner, beside
+from runs.study_runner import StudyRunner, with_sibling_run
 from runs.study_tables import write_sheets
 
 ASKED = {"evaluation.split": "dev", "evaluation.limit": 300, "policy.precision": "q8_0"}
@@ -47,8 +47,8 @@ def search(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
     kinds = []
     for name in ("tree", "chains"):
-        own = beside(runner, name)
-        own.branchwise("annotate", settings={"mcts.kind": name})
+        own = with_sibling_run(runner, name)
+        own.run_stage("annotate", settings={"mcts.kind": name})
         dpo = Arm(f"dpo-{name}", "train-dpo")
         for done in evaluate_arms(own, (Arm(START), dpo), ASKED):
             start, trained = done
@@ -81,7 +81,7 @@ def _row(kind: Kind) -> tuple[str, ...]:
     rolled = draw_fresh_rollouts(kind.runner, run, sample)
     found = survival_table(sample, rolled.fresh, run.recipe.scheme.rollout_value)
     with run.open_ledger() as ledger:
-        tokens = ledger.generated(CHILDREN, ROLLOUTS)
+        tokens = ledger.generated_tokens_by_question(CHILDREN, ROLLOUTS)
     return (
         kind.name,
         str(len(tokens)),

@@ -25,7 +25,7 @@ from mcts.search import (
     Expand,
     KeepGoing,
     always,
-    follow,
+    play_out,
     take_step,
     terminal_only,
 )
@@ -59,13 +59,13 @@ async def sample_chains(
     for iteration in range(1, settings.iterations + 1):
         if not keep_going():
             return tree
-        tree.back_up(await follow(tree, tree.root, expand, worth, iteration))
+        tree.back_up(await play_out(tree, tree.root, expand, worth, iteration))
     for node in [node for node in tree.nodes if not node.terminal]:
         while needs_branch(node, settings.branches):
             if not keep_going():
                 return tree
             step = await take_step(tree, node, expand, worth, iteration + 1)
-            leaf = await follow(tree, step, expand, worth, iteration + 1)
+            leaf = await play_out(tree, step, expand, worth, iteration + 1)
             tree.back_up(leaf, since=node.id)
     return tree
 

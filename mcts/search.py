@@ -77,7 +77,7 @@ async def search(
         if not leaf.terminal:
             leaf = await expand_node(tree, leaf, expand, worth, iteration)
             if settings.evaluator == "playout":
-                leaf = await follow(tree, leaf, expand, worth, iteration)
+                leaf = await play_out(tree, leaf, expand, worth, iteration)
         tree.back_up(leaf)
     return tree
 
@@ -112,7 +112,7 @@ async def expand_node(
     return child
 
 
-async def follow(
+async def play_out(
     tree: Tree[StateT],
     node: Node[StateT],
     expand: Expand[StateT],

@@ -36,7 +36,7 @@ def select_child(
     sibling_visits = sum(child.visits for child in children)
 
     def scored(child: Node[StateT]) -> float:
-        q = tree.normal(tree.q(child)) if normalise else tree.q(child)
+        q = tree.normalised_q(tree.q(child)) if normalise else tree.q(child)
         return score(q, child.visits, sibling_visits, node.visits, c)
 
     return max(children, key=lambda child: (scored(child), -child.id))

@@ -112,7 +112,7 @@ class Tree(Generic[StateT]):
         if leaf.value is not None:
             self.lowest, self.highest = min(self.lowest, leaf.value), max(self.highest, leaf.value)
 
-    def normal(self, q: float) -> float:
+    def normalised_q(self, q: float) -> float:
         """Returns `q` rescaled to the range of values seen, in [0, 1]."""
         if self.lowest >= self.highest:
             return ROOT_PRIOR

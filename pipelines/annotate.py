@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 
-from annotation.annotator import Annotated
+from annotation.annotator import AnnotatedQuestion
 from retrieval.interface import Retriever
 from runs.commit import Committer
-from runs.costs import in_words
-from runs.dataset_card import described, write_card
+from runs.costs import describe_costs
+from runs.dataset_card import describe_search, write_card
 from runs.factories import open_data, open_index
 from runs.folder import Run, check_run_folder, open_run
 from runs.inputs import adds_questions, inputs_of
@@ -29,7 +29,7 @@ from runs.recipe import Recipe
 from runs.reward_model import outdated_weights_warning
 from runs.stage import DONE, TOO_MANY_FAILURES, Gate, StageContext, StageResult
 from runs.tree_growing import grow_questions
-from runs.workers import WorkerPool, WorkerTask, check_workers_allowed, share_of
+from runs.workers import WorkerPool, WorkerTask, check_workers_allowed, per_worker_recipe
 from sources.load import Data
 from storage.errors import ConfigError, StorageError
 from storage.ledger import Ledger
@@ -81,7 +81,7 @@ def announce(context: StageContext, recipe: Recipe, data: Data) -> None:
     """Logs the plan of the stage before any paid call."""
     context.log(
         f"annotate: {len(data.questions)} questions over {len(data.passages):,} passages, "
-        f"{described(recipe.mcts)}, labels: {recipe.scheme.describe()}"
+        f"{describe_search(recipe.mcts)}, labels: {recipe.scheme.describe()}"
     )
     policy = f"{recipe.policy.engine}:{inert(recipe.policy.model)}"
     context.log(f"policy {policy}; run folder {inert(str(context.run))}")
@@ -125,7 +125,7 @@ async def _annotate(
                 raise
             totals = committer.finish()
             write_card(run)
-        spent_in_words = list(in_words(ledger, recipe.limits))
+        spent_in_words = list(describe_costs(ledger, recipe.limits))
     return _close(context, recipe, progress, gate, totals, spent_in_words)
 
 
@@ -136,12 +136,14 @@ def _make_worker_pool(
     workers = min(context.options.get("workers") or 1, len(pending))
     if workers < 2:
         return None
-    order = WorkerTask(run.ledger, share_of(run.recipe, workers), tuple(q.id for q in pending))
+    order = WorkerTask(
+        run.ledger, per_worker_recipe(run.recipe, workers), tuple(q.id for q in pending)
+    )
     return WorkerPool(order, workers, ledger)
 
 
 async def _commit(
-    finished: AsyncIterator[Annotated], committer: Committer, progress: Progress
+    finished: AsyncIterator[AnnotatedQuestion], committer: Committer, progress: Progress
 ) -> None:
     """Commits every finished question as it comes."""
     async for annotated in finished:

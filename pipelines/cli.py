@@ -16,8 +16,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from storage.memory import exhausted, told
-from storage.seeds import LEAST, MOST, fits
+from storage.memory import format_memory_error, out_of_memory_message
+from storage.seeds import LEAST, MOST, fits_int64
 from storage.terminal_escape import guard_streams, inert, inert_json
 from storage.text import did_you_mean, replace_surrogates
 
@@ -201,7 +201,7 @@ def _seed(text: str) -> int:
         seed = int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-    if not fits(seed):
+    if not fits_int64(seed):
         raise argparse.ArgumentTypeError(f"{text} does not fit into 64 bits: {LEAST} to {MOST}")
     return seed
 
@@ -247,8 +247,8 @@ def run_stage(options: argparse.Namespace) -> int:
         console.print_line("interrupted; rerun the same command to resume")
         return 130
     except Exception as error:
-        if cause := exhausted(error):  # libraries wrap it in errors of their own
-            console.print_line(told(cause))
+        if cause := out_of_memory_message(error):  # libraries wrap it in errors of their own
+            console.print_line(format_memory_error(cause))
             return 1
         if isinstance(error, ConfigError):
             console.print_line(f"error: {error}")

@@ -85,11 +85,11 @@ def record_start_policy(folder: Path, recipe: Recipe, digest: str) -> None:
     Raises:
         ConfigError: If the curriculum was started with another start.
     """
-    begins = {"policy": digest}
+    start_policy = {"policy": digest}
     try:
-        check_unchanged(folder, object_inside(folder, START_POLICY_FILE), begins)
+        check_unchanged(folder, object_inside(folder, START_POLICY_FILE), start_policy)
     except FileNotFoundError:
-        atomic_write_json(folder / START_POLICY_FILE, begins)
+        atomic_write_json(folder / START_POLICY_FILE, start_policy)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{folder / START_POLICY_FILE}: cannot be read ({error}), so the start policy of the "
@@ -142,8 +142,8 @@ class CurriculumState:
             result = self._best_of(stage, result)
         return result
 
-    def _best_of(self, stage: StageName, begins: DevResult) -> DevResult:
-        settings, results = self.runner.recipe.curriculum, [begins]
+    def _best_of(self, stage: StageName, start_policy: DevResult) -> DevResult:
+        settings, results = self.runner.recipe.curriculum, [start_policy]
         for number in range(1, getattr(settings.cycles, stage) + 1):
             if self._should_stop(stage, results):
                 break
@@ -163,13 +163,13 @@ class CurriculumState:
         self.runner.context.log(f"curriculum: {stage} ends: no higher dev EM for {patience} cycles")
         return True
 
-    def _cycle(self, stage: StageName, number: int, begins: DevResult) -> DevResult | None:
+    def _cycle(self, stage: StageName, number: int, start_policy: DevResult) -> DevResult | None:
         self.places += 1
         searches = self.runner.recipe.mcts.evaluator == "reward_model"
         asks = self.reward_model if searches else None
-        cycle = Cycle(stage, number, self.places, begins, asks)
-        self.runner.context.log(f"curriculum: {cycle.name}, begins with {cycle.begins.model}")
-        taught = carry_out(self.runner, cycle, self.trained[cycle.begins.name])
+        cycle = Cycle(stage, number, self.places, start_policy, asks)
+        self.runner.context.log(f"curriculum: {cycle.name}, starts from {cycle.start_policy.model}")
+        taught = carry_out(self.runner, cycle, self.trained[cycle.start_policy.name])
         if taught.result is None:
             self.runner.context.log(
                 f"curriculum: {cycle.stage} ends because {cycle.name} yielded no pairs"

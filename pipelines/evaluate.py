@@ -19,7 +19,7 @@ from analysis.tables import render_markdown, render_table
 from evaluation.run import Evaluated
 from retrieval.interface import Retriever
 from runs.candidates import baseline_candidates, policies_of, policy_candidates
-from runs.costs import in_words, spending
+from runs.costs import describe_costs, spending
 from runs.evaluation import PolicyEvaluation
 from runs.evaluation_set import (
     check_no_overlap,
@@ -101,7 +101,7 @@ def _stopped(context: StageContext, gate: Gate, ledger: Ledger, policies: list[s
 
 def _spent(context: StageContext, ledger: Ledger) -> dict[str, Any]:
     """Logs the costs of the run over all its stages; returns them as totals."""
-    for line in in_words(ledger, context.recipe.limits):
+    for line in describe_costs(ledger, context.recipe.limits):
         context.log(line)
     return spending(ledger.totals())
 

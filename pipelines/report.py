@@ -13,8 +13,8 @@ from typing import Any
 from report import facts
 from report.page import write_page
 from report.trees import pairs_of, trees_of
-from runs.costs import in_words
-from runs.dataset_card import described
+from runs.costs import describe_costs
+from runs.dataset_card import describe_search
 from runs.factories import model_folder, open_data
 from runs.folder import Run, existing_run
 from runs.stage import StageContext, StageResult
@@ -73,7 +73,9 @@ def _about(run: Run) -> dict[str, Any]:
     provenance = object_inside(run.folder, "provenance.json", LOG_BYTES)
     return {
         "name": run.folder.name,
-        "summary": f"{recipe.agent.protocol} on {recipe.data.source}: {described(recipe.mcts)}",
+        "summary": (
+            f"{recipe.agent.protocol} on {recipe.data.source}: {describe_search(recipe.mcts)}"
+        ),
         "facts": {
             "policy": f"{recipe.policy.engine}: {recipe.policy.model}",
             "judge": recipe.judge.model if recipe.judge else "none",
@@ -94,7 +96,7 @@ def _cost(run: Run) -> list[str]:
             tokens = f"{spent.input_tokens:,} input tokens ({spent.cached_tokens:,} cached)"
             return [
                 f"{tokens}, {spent.output_tokens:,} output tokens",
-                *in_words(ledger, run.recipe.limits),
+                *describe_costs(ledger, run.recipe.limits),
             ]
     except BranchwiseError as error:
         return [f"unknown: {error}"]

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import get_args
 
-from analysis.suppression import ASSUMED_OVERLAP, counts, silence
+from analysis.suppression import ASSUMED_OVERLAP, counts, simulate_suppression
 from analysis.suppression import Effect as Verdict
 from analysis.table import Sheet, number
 from rewards.settings import REWARDS, EvoRagSettings
@@ -80,4 +80,6 @@ def comparison_sheet(recipe: Recipe, stages: ByStage) -> Sheet:
 
 
 def _counts(recipe: Recipe, settings: EvoRagSettings) -> Mapping[str, Counter[Verdict]]:
-    return counts(silence(settings, recipe.agent.max_steps, min_gap=recipe.pairs.min_gap))
+    return counts(
+        simulate_suppression(settings, recipe.agent.max_steps, min_gap=recipe.pairs.min_gap)
+    )

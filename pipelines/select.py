@@ -16,7 +16,7 @@ from typing import Any
 
 from agent.protocols import protocol_of
 from analysis.difficulty import LABELS, UNSOLVED, difficulty_of, draw_stages
-from runs.costs import in_words, spending
+from runs.costs import describe_costs, spending
 from runs.factories import open_index
 from runs.folder import Run, check_run_folder, open_run
 from runs.preflight import model_files, plaintext_proxy_warnings, require, servers
@@ -69,7 +69,7 @@ def select(context: StageContext) -> StageResult:
         ordered = [rows[question.id] for question in data.questions if question.id in rows]
         _commit(run, ordered, failures)
         totals = {**_counted(context, ordered, failures), **spending(ledger.totals())}
-        for line in in_words(ledger, recipe.limits):
+        for line in describe_costs(ledger, recipe.limits):
             context.log(line)
     if gate.reason:
         context.log(f"stopped: {gate.reason}; rerun the same command to resume")

@@ -76,8 +76,8 @@ def study(context: StageContext) -> StageResult:
     )
     if fault:
         raise ConfigError(f"study {name}: {fault}")
-    kept_in = context.run / STUDY / name if name in SHARED else None
-    runner = StudyRunner(context, seeds_of(context), kept_in)
+    output_folder = context.run / STUDY / name if name in SHARED else None
+    runner = StudyRunner(context, seeds_of(context), output_folder)
     try:
         if context.dry_run:
             carry_out(runner)

@@ -25,7 +25,7 @@ from agent.protocols import protocol_of
 from engines.vllm_command import installed_vllm
 from retrieval.interface import Retriever
 from rewards.schemes import scheme_of
-from runs.costs import in_words, spending
+from runs.costs import describe_costs, spending
 from runs.curve_plots import plot_curves
 from runs.evaluation_set import answering, data_settings
 from runs.factories import open_data, open_index
@@ -44,7 +44,7 @@ from storage.errors import BudgetExceeded, ConfigError
 from storage.ledger import Ledger
 from storage.records import Message, Question
 from storage.safe_files import read_inside
-from storage.settings import in_words as faults_in_words
+from storage.settings import describe_errors
 from storage.terminal_escape import inert
 from training.canary import Canary, tolerance_for
 from training.grpo import RolloutSource
@@ -123,7 +123,7 @@ def _on_rollouts(context: StageContext) -> StageResult:
         except BudgetExceeded:
             context.log(f"stopped: {gate.reason}; rerun the same command to resume")
             return StageResult(spending(ledger.totals()), gate.exit_code)
-        for line in in_words(ledger, recipe.limits):
+        for line in describe_costs(ledger, recipe.limits):
             context.log(line)
         totals = spending(ledger.totals())
     return StageResult({"model": str(target), **report.totals(), **totals})
@@ -271,7 +271,7 @@ def _with_stage(recipe: Recipe, stage: GrpoStage) -> Recipe:
         changed = type(recipe.rewards).model_validate(rewards)
     except ValidationError as error:
         raise ConfigError(
-            f"training.grpo.stages: rewards of stage {stage.name}: {faults_in_words(error)}"
+            f"training.grpo.stages: rewards of stage {stage.name}: {describe_errors(error)}"
         ) from error
     grpo = recipe.training.grpo
     block = grpo.model_copy(update={"batches": stage.batches or grpo.batches})

@@ -32,9 +32,9 @@ from storage.errors import ConfigError
 from training.comparisons import SiblingComparison, head_names, orders, return_gaps
 from training.head_metrics import HeadMetrics, ModelMetrics
 from training.reward_model import (
-    Material,
     NothingToLearn,
     RewardModelReport,
+    RewardTrainingData,
     train_reward_model,
 )
 from training.settings import RewardModelSettings
@@ -88,7 +88,7 @@ def labels_of(context: StageContext, run: Run) -> Recipe:
 
 def build_comparisons(
     run: Run, recipe: Recipe, settings: RewardModelSettings
-) -> tuple[Material, Counter[str]]:
+) -> tuple[RewardTrainingData, Counter[str]]:
     """Builds the comparisons of a run's trees under some rewards; counts dropped pairs.
 
     Args:
@@ -125,10 +125,10 @@ def build_comparisons(
         replace(one, better=places[one.better], worse=places[one.worse]) for one in ordered
     ]
     steps = list(seen)
-    return Material([steps[place] for place in places], comparisons, scheme), dropped
+    return RewardTrainingData([steps[place] for place in places], comparisons, scheme), dropped
 
 
-def pairs_by_head(material: Material, settings: RewardModelSettings) -> dict[str, int]:
+def pairs_by_head(material: RewardTrainingData, settings: RewardModelSettings) -> dict[str, int]:
     """Counts the comparisons that order each head."""
     counted = (orders(material.comparisons, settings) != 0).sum(axis=0).tolist()
     return dict(zip(head_names(settings), counted, strict=True))

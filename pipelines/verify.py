@@ -15,7 +15,7 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from annotation.annotator import Annotated
+from annotation.annotator import AnnotatedQuestion
 from engines.ledgered import LedgeredEngine
 from engines.recorded import RecordedEngine
 from engines.sampling import Capabilities
@@ -170,7 +170,7 @@ class Rebuilding:
             regrown = asyncio.run(_replay_part(run, ledger, self.retriever, questions))
         except BudgetExceeded as missing:
             if self.whole:
-                self.committer.forget(number)
+                self.committer.drop_part(number)
                 then = "its questions are pending: rerun `branchwise annotate`"
             else:
                 then = "the ledger is damaged, so nothing was changed"
@@ -218,7 +218,7 @@ def _of_part(ledger: Ledger, data: Data, number: int) -> list[Question]:
 
 async def _replay_part(
     run: Run, ledger: Ledger, retriever: Retriever, questions: Sequence[Question]
-) -> list[Annotated]:
+) -> list[AnnotatedQuestion]:
     """Replays the annotation of the questions from the ledger.
 
     Raises:

@@ -73,7 +73,7 @@ class EvoRag(RewardScheme):
         if self.verifier is None or self.recipe.verifier is None or not self._open(state):
             return await super().finished(question, state, path)
         asked = Verifier(self.verifier, self.recipe.verifier, self.recipe.seed)
-        verdict, usage = await asked.sufficient(question, state, path)
+        verdict, usage = await asked.judge_evidence(question, state, path)
         whole = self.rewards.episode(state.steps, Gold.of(question), verdict)
         return NodeEvaluation(whole.total, verdict=verdict, usage=usage)
 

@@ -27,7 +27,7 @@ class Verifier:
     settings: JudgeSettings
     seed: int = 0
 
-    async def sufficient(
+    async def judge_evidence(
         self, question: Question, state: State, path: str
     ) -> tuple[bool | None, Usage]:
         """Returns the verdict on the evidence of `state`, and the call's cost.

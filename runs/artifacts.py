@@ -47,7 +47,7 @@ def artifact_digest(stage: str, run: Path, totals: Mapping[str, Any]) -> str | N
     return _of_tables(run, tables) if tables else ""
 
 
-def together(*made: Mapping[str, Any]) -> dict[str, str]:
+def merge_totals(*made: Mapping[str, Any]) -> dict[str, str]:
     """Combines the totals of several stages, for a stage that reads the output of all of them."""
     return {PRODUCT: digest_of(*(str(totals.get(PRODUCT, "")) for totals in made))}
 

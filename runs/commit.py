@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from annotation.annotator import Annotated
+from annotation.annotator import AnnotatedQuestion
 from engines.chat import OVERLONG
 from runs.costs import estimates, spending
 from runs.folder import Run
@@ -43,7 +43,7 @@ class Committer:
     ledger: Ledger
     questions: Sequence[Question]
     notes: Mapping[str, int]
-    _waiting: list[Annotated] = field(default_factory=list)
+    _waiting: list[AnnotatedQuestion] = field(default_factory=list)
     _failures: list[Failure] = field(default_factory=list)
 
     def pending(self) -> list[Question]:
@@ -63,7 +63,7 @@ class Committer:
         """Returns all questions with every field as a part that is not written yet."""
         return self._part("questions", self.questions, None)
 
-    def forget(self, number: int) -> None:
+    def drop_part(self, number: int) -> None:
         """Drops a part; its questions become pending."""
         gone = [part for part in self._grown_parts() if number_of(part) == number]
         remove_parts(self.run.folder, gone)
@@ -75,7 +75,7 @@ class Committer:
         manifest = load_manifest(self.run.folder)
         return [*manifest.of("trees"), *manifest.of("pairs")]
 
-    def add(self, annotated: Annotated) -> None:
+    def add(self, annotated: AnnotatedQuestion) -> None:
         """Adds a finished question; commits when a part is full."""
         if annotated.failure is not None:
             self._failures.append(annotated.failure)
@@ -97,7 +97,7 @@ class Committer:
         self.commit(max(numbers, default=-1) + 1, self._waiting)
         self._waiting.clear()
 
-    def commit(self, number: int, annotated: Iterable[Annotated]) -> None:
+    def commit(self, number: int, annotated: Iterable[AnnotatedQuestion]) -> None:
         """Commits these questions as the part with this number."""
         batch = _in_order(annotated)
         trees, pairs = self.grown_parts(number, batch)
@@ -109,7 +109,7 @@ class Committer:
             QuestionRow(a.question.id, "done", part=f"{number:05d}") for a in batch
         )
 
-    def grown_parts(self, number: int, annotated: Iterable[Annotated]) -> tuple[Part, Part]:
+    def grown_parts(self, number: int, annotated: Iterable[AnnotatedQuestion]) -> tuple[Part, Part]:
         """Returns the questions' trees and pairs as parts that are not written yet."""
         batch = _in_order(annotated)
         return (
@@ -149,7 +149,7 @@ class Committer:
             counts.update(part.counts)
         counts.update(f"question failed: {failure.kind}" for failure in failures)
         counts.update(self._served_model_mismatches())
-        if overlong := self.ledger.ended_with(OVERLONG):
+        if overlong := self.ledger.count_stop_reason(OVERLONG):
             counts["warning: replies far above max_new_tokens, kept as empty"] = overlong
         counts.update({f"tokens {words}": n for words, n in estimates(self.ledger).items()})
         return dict(counts)
@@ -175,6 +175,6 @@ class Committer:
         return rows
 
 
-def _in_order(annotated: Iterable[Annotated]) -> list[Annotated]:
+def _in_order(annotated: Iterable[AnnotatedQuestion]) -> list[AnnotatedQuestion]:
     """Sorts by id, so that a part's content does not depend on the order of finishing."""
     return sorted(annotated, key=lambda one: one.question.id)

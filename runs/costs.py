@@ -35,7 +35,7 @@ def estimates(ledger: Ledger) -> dict[str, int]:
     return {COUNTED_BY.get(basis, basis): n for basis, n in bases if basis != REPORTED}
 
 
-def in_words(ledger: Ledger, limits: LimitSettings) -> Iterator[str]:
+def describe_costs(ledger: Ledger, limits: LimitSettings) -> Iterator[str]:
     """Yields sentences about the run's costs and the caveats of those figures."""
     spent = ledger.totals()
     cost = f", {spent.cost_usd:,.4f} USD" if spent.cost_usd else ""

@@ -33,7 +33,7 @@ def write_card(run: Run) -> None:
         "policy_digest": noted_inputs(run.folder)["policy"],
         "protocol": recipe.agent.protocol,
         "prompt_hash": protocol_of(recipe.agent).prompt_hash,
-        "search": described(recipe.mcts),
+        "search": describe_search(recipe.mcts),
         "labels": recipe.scheme.describe(),
         "min_gap": recipe.pairs.min_gap,
         "min_outcomes": recipe.pairs.min_outcomes,
@@ -46,7 +46,7 @@ def write_card(run: Run) -> None:
     atomic_write_text(run.folder / "README.md", card)
 
 
-def described(search: SearchSettings) -> str:
+def describe_search(search: SearchSettings) -> str:
     """Describes the search in one line."""
     most = search.max_output_tokens
     until = f", until {most:,} tokens are generated" if most is not None else ""

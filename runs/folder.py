@@ -23,10 +23,10 @@ from runs.seal import (
     Seal,
     check_no_ledger,
     checked_seal,
-    completed,
     new_seal,
+    with_defaults,
 )
-from runs.settings_diff import changes, flat
+from runs.settings_diff import diff_settings, flat
 from storage.atomic import atomic_write_json, atomic_write_text, is_temporary, make_folder
 from storage.errors import ConfigError, StorageError
 from storage.ledger import Ledger
@@ -36,7 +36,7 @@ from storage.plain_json import object_inside
 from storage.plain_yaml import parse_settings
 from storage.safe_files import read_inside
 from storage.secret_names import redacted_command
-from storage.settings import in_words
+from storage.settings import describe_errors
 from storage.terminal_escape import inert_yaml
 
 STUDY = "study"
@@ -173,7 +173,7 @@ def _continue(
     """Resumes a run if recipe and inputs are unchanged."""
     seal = checked_seal(folder, _provenance(folder), kept)
     wanted = identity_settings(recipe.model_dump(mode="json"))
-    check_unchanged(folder, flat(completed(seal.settings)), flat(wanted))
+    check_unchanged(folder, flat(with_defaults(seal.settings)), flat(wanted))
     check_same_inputs(folder, {name: inputs[name] for name in inputs if name not in grown})
     if load_manifest(folder).run is None:  # it was removed; its parts are rebuilt
         begin_manifest(folder, seal.digest)
@@ -254,7 +254,7 @@ def _recipe_in(folder: Path, kept: Mapping[str, Any]) -> Recipe:
     try:
         return Recipe.model_validate(kept)
     except ValidationError as error:
-        raise _unreadable(folder, in_words(error)) from error
+        raise _unreadable(folder, describe_errors(error)) from error
 
 
 def _kept(folder: Path) -> dict[str, Any] | None:
@@ -331,7 +331,7 @@ def check_unchanged(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]
     Raises:
         ConfigError: If some differ; the message gives each with its old and new value.
     """
-    if changed := changes(old, new):
+    if changed := diff_settings(old, new):
         raise ConfigError(
             f"{folder} holds a run with other settings or inputs, and rows must not be mixed: "
             "give a new --run folder, or restore these:\n" + "\n".join(changed)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agent.in_flight import in_flight
+from agent.concurrent_map import map_concurrently
 from annotation.fresh import FreshRoller
 from engines.sampling import Sampling
 from retrieval.interface import Retriever
@@ -180,7 +180,7 @@ class FreshRolloutJob:
         ):
             environment = environment_for(recipe, engine, retriever)
             roller = FreshRoller(environment, self.sampling, self.rollouts)
-            rolled = in_flight(self.gate.admit(trees), roll, recipe.questions_in_flight)
+            rolled = map_concurrently(self.gate.admit(trees), roll, recipe.questions_in_flight)
             found = [row async for rows in rolled for row in rows]
         self.rolled.pending = len(wanted) - progress.done - progress.failed
         return sorted(found, key=lambda row: (row.tree_id, row.node_id))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from agent.in_flight import in_flight
+from agent.concurrent_map import map_concurrently
 from agent.protocols import protocol_of
 from engines.settings import JudgeSettings
 from evaluation.run import Evaluated, askable
@@ -117,7 +117,7 @@ class AnswerJudging:
                 progress.done += 1
                 return one, UNREADABLE if found is None else found
 
-            work = in_flight(gate.admit(asked), verdict, context.recipe.questions_in_flight)
+            work = map_concurrently(gate.admit(asked), verdict, context.recipe.questions_in_flight)
             return {one: found async for one, found in work}
 
     def _asked(self, row: Prediction) -> Asked | None:

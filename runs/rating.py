@@ -8,8 +8,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agent.concurrent_map import map_concurrently
 from agent.environment import Environment
-from agent.in_flight import in_flight
 from analysis.difficulty import difficulty_of
 from retrieval.interface import Retriever
 from rewards.outcome import AnswerScores
@@ -63,7 +63,7 @@ async def rate_questions(
     ):
         environment = environment_for(rater, engine, retriever)
         rating = _Rating(rater, environment, deciding_digest(rater, retriever))
-        rated = in_flight(gate.admit(pending), work, rater.questions_in_flight)
+        rated = map_concurrently(gate.admit(pending), work, rater.questions_in_flight)
         return [row async for row in rated]
 
 

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any, Protocol, Self
 
+from agent.concurrent_map import map_concurrently
 from agent.environment import Environment, Trajectory
-from agent.in_flight import in_flight
 from engines.ledgered import LedgeredEngine
 from engines.sampling import Engine, Sampling
 from evaluation.scoring import score_trajectory
@@ -186,7 +186,7 @@ class Rollouts:
             BudgetExceeded: If the gate closed.
         """
         at_once = 2 * self.recipe.limits.max_concurrency
-        async for _ in in_flight(self.gate.admit(items), work, at_once):
+        async for _ in map_concurrently(self.gate.admit(items), work, at_once):
             pass
         if self.gate.closed():
             self.gate.check()

@@ -25,7 +25,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from runs.recipe import Recipe, identity_settings
-from runs.settings_diff import changes, flat
+from runs.settings_diff import diff_settings, flat
 from storage.errors import ConfigError
 from storage.manifest import MANIFEST, load_manifest
 from storage.run_digest import UNSEALED, begun_of_ledger
@@ -155,15 +155,15 @@ def _strangers(folder: Path, given: Mapping[str, str]) -> str:
 
 
 def _check_unedited(folder: Path, seal: Seal, kept: Mapping[str, Any]) -> None:
-    begun, now = completed(seal.settings), completed(identity_settings(kept))
-    if changed := changes(flat(begun), flat(now)):
+    begun, now = with_defaults(seal.settings), with_defaults(identity_settings(kept))
+    if changed := diff_settings(flat(begun), flat(now)):
         raise ConfigError(
             f"{folder / CONFIG}: was changed after the run was started, and rows must not be "
             "mixed: restore it, or give a new --run folder:\n" + "\n".join(changed)
         )
 
 
-def completed(kept: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_defaults(kept: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns identity settings with defaults for settings that were added later.
 
     Settings that do not fit the current ones are returned unchanged, so that they count as a

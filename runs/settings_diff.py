@@ -14,7 +14,7 @@ def flat(value: Any, at: str = "") -> dict[str, Any]:
     return found
 
 
-def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def diff_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Returns a line with both values for each name that differs; a missing value is None."""
     return [
         f"  {key}: was {old.get(key)!r}, now {new.get(key)!r}"

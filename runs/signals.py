@@ -9,7 +9,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that stop a stage."""
 
 
-def asking() -> tuple[signal.Signals, ...]:
+def handled_stop_signals() -> tuple[signal.Signals, ...]:
     """Returns the stop signals that this process handles (`nohup` makes it ignore SIGHUP)."""
     return tuple(
         one
@@ -24,10 +24,10 @@ def on_stop_signal(take: Callable[[int], object]) -> Iterator[None]:
     terminals = [stream for stream in (0, 1, 2) if os.isatty(stream)]
 
     def told(signum: int, frame: object) -> None:
-        _leave(terminals)
+        _detach_closed_terminals(terminals)
         take(signum)
 
-    before = {one: signal.signal(one, told) for one in asking()}
+    before = {one: signal.signal(one, told) for one in handled_stop_signals()}
     try:
         yield
     finally:
@@ -35,7 +35,7 @@ def on_stop_signal(take: Callable[[int], object]) -> Iterator[None]:
             signal.signal(one, handler)
 
 
-def _leave(terminals: list[int]) -> None:
+def _detach_closed_terminals(terminals: list[int]) -> None:
     """Redirects streams of a closed terminal, or printing would fail."""
     for stream in terminals:
         if not os.isatty(stream):

@@ -57,21 +57,22 @@ class StudyRunner:
         context: Stage context of the study; its run folder contains trees, relabellings,
             evaluations and `study/`.
         seeds: Seeds of the trainings.
-        kept_in: Folder of journal and tables; defaults to `study/` of the run folder.
+        output_folder: Folder of journal and tables; defaults to `study/` of the run folder.
         title: Prefix of its messages.
-        fits: Settings that may change when the study resumes; finished stages stay valid.
+        changeable_settings: Settings that may change when the study resumes; finished stages stay
+            valid.
     """
 
     context: StageContext
     seeds: tuple[int, ...]
-    kept_in: Path | None = None
+    output_folder: Path | None = None
     title: str = "study"
-    fits: tuple[str, ...] = MEMORY_SETTINGS
+    changeable_settings: tuple[str, ...] = MEMORY_SETTINGS
 
     @property
     def folder(self) -> Path:
         """Folder of the study's journal and tables."""
-        return self.kept_in or self.context.run / STUDY
+        return self.output_folder or self.context.run / STUDY
 
     @property
     def recipe(self) -> Recipe:
@@ -81,7 +82,7 @@ class StudyRunner:
     def journal(self) -> Journal:
         return Journal(self.folder / "journal.jsonl")
 
-    def branchwise(
+    def run_stage(
         self,
         stage: str,
         *arguments: str,
@@ -135,7 +136,7 @@ class StudyRunner:
     def deciding(self) -> str:
         """Digest of the recipe without settings that may be raised after a stop."""
         blocks = set(Recipe.model_fields) - {"limits", "curriculum"}
-        return self.recipe.digest(*blocks, without=self.fits)
+        return self.recipe.digest(*blocks, without=self.changeable_settings)
 
     def _kept(self, key: str, stage: str) -> StageTotals | None:
         """Returns the totals of a finished stage whose output is intact; else None."""
@@ -148,7 +149,7 @@ class StudyRunner:
         self.context.log(f"{self.title}: output of {stage} is missing or has changed; rerunning it")
         return None
 
-    def _product(self, stage: str, ended: "Ended") -> str | None:
+    def _product(self, stage: str, ended: "ProcessResult") -> str | None:
         return None if ended.code else artifact_digest(stage, self.context.run, ended.totals)
 
     def recipe_with(self, settings: Mapping[str, object]) -> Recipe:
@@ -171,10 +172,10 @@ def _holds(path: Path, text: str) -> bool:
         return False
 
 
-def beside(runner: StudyRunner, name: str) -> StudyRunner:
+def with_sibling_run(runner: StudyRunner, name: str) -> StudyRunner:
     """Returns a runner with its own run folder and the same journal."""
     run = runner.context.run.with_name(f"{runner.context.run.name}-{name}")
-    return replace(runner, context=replace(runner.context, run=run), kept_in=runner.folder)
+    return replace(runner, context=replace(runner.context, run=run), output_folder=runner.folder)
 
 
 def overrides(settings: Mapping[str, object]) -> list[str]:
@@ -187,7 +188,7 @@ def overrides(settings: Mapping[str, object]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProcessResult:
     """Result of a stage's process.
 
     Attributes:
@@ -218,7 +219,7 @@ class Ended:
             raise StageStopped(told, code, self.totals)
 
 
-def _run(words: Sequence[str]) -> Ended:
+def _run(words: Sequence[str]) -> ProcessResult:
     """Runs a stage; its messages go straight to the terminal."""
     with _passing_signals() as signals:
         # Its own process group, so that Ctrl-C reaches it once, through the study.
@@ -231,7 +232,7 @@ def _run(words: Sequence[str]) -> Ended:
         )
         signals.pass_to(process)
         printed, _ = process.communicate()
-    return Ended(process.returncode, _last_json(printed), signals.came > 0)
+    return ProcessResult(process.returncode, _last_json(printed), signals.came > 0)
 
 
 @dataclass

@@ -4,9 +4,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Protocol
 
+from agent.concurrent_map import map_concurrently
 from agent.environment import Environment
-from agent.in_flight import in_flight
-from annotation.annotator import Annotated, Annotator
+from annotation.annotator import AnnotatedQuestion, Annotator
 from annotation.evaluators import Evaluator, JudgeEvaluator, RolloutEvaluator
 from annotation.judge import Judge
 from annotation.rows import Provenance
@@ -44,13 +44,13 @@ async def grow_questions(
     gate: CallGate,
     progress: Progress,
     log: Log,
-) -> AsyncGenerator[Annotated, None]:
+) -> AsyncGenerator[AnnotatedQuestion, None]:
     """Annotates pending questions until the gate closes; yields them as they finish.
 
     `log` gets messages about a failing endpoint.
     """
 
-    async def work(question: Question) -> Annotated:
+    async def work(question: Question) -> AnnotatedQuestion:
         progress.in_flight += 1
         try:
             return await annotator.annotate(question)
@@ -60,7 +60,7 @@ async def grow_questions(
     async with open_annotator(recipe, retriever, ledger, gate.check, log) as annotator:
         at_once = recipe.questions_in_flight
         # Closed here, because the work must end before engines and ledger close.
-        async with aclosing(in_flight(gate.admit(pending), work, at_once)) as finished:
+        async with aclosing(map_concurrently(gate.admit(pending), work, at_once)) as finished:
             async for annotated in finished:
                 yield annotated
 

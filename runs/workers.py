@@ -21,7 +21,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
-from annotation.annotator import Annotated
+from annotation.annotator import AnnotatedQuestion
 from runs.factories import open_data, open_index
 from runs.progress import Progress
 from runs.recipe import Recipe
@@ -31,7 +31,7 @@ from runs.tree_growing import grow_questions
 from storage.calls import Totals
 from storage.errors import BranchwiseError, BudgetExceeded, ConfigError
 from storage.ledger import Ledger
-from storage.memory import exhausted
+from storage.memory import out_of_memory_message
 from storage.records import Question
 from storage.terminal_escape import guard_streams
 from storage.text import Log
@@ -69,7 +69,7 @@ class Fault:
     text: str
 
 
-WorkerMessage = Annotated | Report | Fault | str
+WorkerMessage = AnnotatedQuestion | Report | Fault | str
 
 
 def check_workers_allowed(recipe: Recipe, workers: int) -> None:
@@ -88,7 +88,7 @@ def check_workers_allowed(recipe: Recipe, workers: int) -> None:
         )
 
 
-def share_of(recipe: Recipe, workers: int) -> Recipe:
+def per_worker_recipe(recipe: Recipe, workers: int) -> Recipe:
     """Returns the recipe of one worker: its part of the calls and questions in flight."""
     limits = recipe.limits.model_copy(
         update={
@@ -121,7 +121,7 @@ class WorkerPool:
 
     async def grown(
         self, gate: Gate, progress: Progress, log: Log
-    ) -> AsyncGenerator[Annotated, None]:
+    ) -> AsyncGenerator[AnnotatedQuestion, None]:
         """Yields finished questions until all are done or the gate closes.
 
         Raises:
@@ -131,14 +131,14 @@ class WorkerPool:
         #   parent                                       worker (xN)
         #   shared int: GO < NO_CALLS < NO_QUESTIONS   --read-->  gate of every call and question
         #   shared int: index of the next question     --claim->  takes one question at a time
-        #   pipe: Annotated | Report | str | Fault     <--send--  EOF when it ends
+        #   pipe: AnnotatedQuestion | Report | str | Fault     <--send--  EOF when it ends
         # Only the parent commits parts, and only workers write calls. An EOF with a non-zero exit
         # code is a crash: its questions stay pending.
         faults: list[Fault] = []
         async with self._at_work() as messages, _watching(gate, self._forbid):
             async for line, message in messages:
                 match message:
-                    case Annotated():
+                    case AnnotatedQuestion():
                         yield message
                     case Report():
                         self._reports[line] = message
@@ -262,7 +262,7 @@ def work(order: WorkerTask, line: Connection, word: Any, following: Any) -> None
     except BranchwiseError as error:
         line.send(Fault(type(error), str(error)))
     except Exception as error:
-        said = exhausted(error)
+        said = out_of_memory_message(error)
         why = f"{said}: use fewer --workers" if said else f"\n{traceback.format_exc()}"
         line.send(Fault(BranchwiseError, f"a worker failed: {why}"))
     finally:

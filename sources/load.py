@@ -173,14 +173,14 @@ def _drawn(
         else:
             kept.append(placed)
     # Atlas skips questions itself, in the order in which it makes them.
-    skip = 0 if one.source == "atlas" else _skip(one)
+    skip = 0 if one.source == "atlas" else _offset_of(one)
     left = _sampled(kept, None, reading.seed)[skip:]
     notes[f"{one.source}: questions skipped"] += len(kept) - len(left)
     notes[f"{one.source}: questions left out by the limit"] += len(left) - len(left[: one.limit])
     return left[: one.limit]
 
 
-def _skip(one: SetSettings) -> int:
+def _offset_of(one: SetSettings) -> int:
     """Returns the offset of a single set; 0 for the sets of a mix."""
     return one.skip if isinstance(one, DataSettings) else 0
 
@@ -290,7 +290,7 @@ def _atlas(one: SetSettings, reading: _Reading) -> tuple[QuestionSet, Corpus]:
         one.types,
         settings.cities,
         unfit=reading.unfit,
-        skip=_skip(one),
+        skip=_offset_of(one),
         references=settings.references,
     )
     placed = tuple(PlacedQuestion(f"atlas: {question.id}", question) for question in questions)

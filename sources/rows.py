@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from storage.records import Paragraph, Question
-from storage.settings import in_words
+from storage.settings import describe_errors
 
 
 def _not_blank(text: str) -> str:
@@ -53,7 +53,7 @@ class Row(BaseModel, ABC):
         try:
             return cls.model_validate(raw)
         except ValidationError as error:
-            raise ValueError(f"{in_words(error)} (read as {cls.format})") from error
+            raise ValueError(f"{describe_errors(error)} (read as {cls.format})") from error
 
     @abstractmethod
     def to_question(self, source: str) -> Question:

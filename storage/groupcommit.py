@@ -40,7 +40,7 @@ class Entry:
     sealed: bool = False
 
 
-def refused(doing: str, path: Path, fault: Exception) -> StorageError:
+def write_error(doing: str, path: Path, fault: Exception) -> StorageError:
     """Returns the error for a failed attempt to open, read or write the database at `path`."""
     code = getattr(fault, "sqlite_errorcode", 0) & 0xFF  # without SQLite's extended code
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
@@ -79,7 +79,7 @@ class GroupCommit:
         self._enqueue(entry, waiter)
         waiter.result()
 
-    async def written(self, entry: Entry) -> None:
+    async def write_async(self, entry: Entry) -> None:
         """Stores the entry like `write`, for coroutines. Cancelling does not undo the write.
 
         Raises:
@@ -127,7 +127,7 @@ class GroupCommit:
                 for single in batch:
                     self._commit([single])
                 return
-            error = refused("write", self._path, fault)
+            error = write_error("write", self._path, fault)
             error.__cause__ = fault
             _settle([waiter for _, waiter in batch], error)
             return

@@ -46,7 +46,7 @@ from storage.calls import (
 )
 from storage.checksums import sound
 from storage.errors import StorageError
-from storage.groupcommit import Entry, GroupCommit, refused
+from storage.groupcommit import Entry, GroupCommit, write_error
 from storage.ledger_check import LEDGER_VERSION, DamagedRow, check_version, damaged, read_rows
 from storage.lock import RunLock, lock_path
 from storage.run_digest import BEGUN, UNSEALED
@@ -94,7 +94,7 @@ class Ledger:
         except BaseException as error:
             self._unlock()
             if isinstance(error, sqlite3.Error):
-                raise refused("open", path, error) from error
+                raise write_error("open", path, error) from error
             raise
         self._stored = StoredCalls(self._calls_of)
         self._commits = GroupCommit(writing, path)
@@ -109,7 +109,7 @@ class Ledger:
         """
         hidden: list[str] = []
         counted = self._counted(call, hidden)
-        await self._commits.written(Entry(PUT_CALL, [call_values(call)], counted, sealed=True))
+        await self._commits.write_async(Entry(PUT_CALL, [call_values(call)], counted, sealed=True))
         if hidden:
             raise self._damaged(call.question_id, call.path)
 
@@ -125,7 +125,7 @@ class Ledger:
         call = self._sound_call(rows[0])
         return call if call.error is None else None
 
-    def recall(self, question_id: str, key: str) -> Call | None:
+    def get_for_question(self, question_id: str, key: str) -> Call | None:
         """Returns a call of this question like `get`; a missing one needs no disk read.
 
         One process at a time works on a question. Calls that another process stores after the first
@@ -162,11 +162,11 @@ class Ledger:
         """Counts the replies of an engine by the model name that they report."""
         return dict(self._rows(COUNT_MODELS, (policy_digest,)))
 
-    def ended_with(self, stop_reason: str) -> int:
+    def count_stop_reason(self, stop_reason: str) -> int:
         """Counts the replies that ended for this reason."""
         return int(self._rows(COUNT_ENDED, (stop_reason,))[0][0])
 
-    def generated(self, *roots: str) -> Counter[str]:
+    def generated_tokens_by_question(self, *roots: str) -> Counter[str]:
         """Returns the generated tokens per question, of calls whose path begins with a root."""
         found: Counter[str] = Counter()
         for root in roots:

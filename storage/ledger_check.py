@@ -10,7 +10,7 @@ from typing import Any
 from storage.calls import GET_NUMBERED, SEALED
 from storage.checksums import sound
 from storage.errors import StorageError
-from storage.groupcommit import refused
+from storage.groupcommit import write_error
 
 LEDGER_VERSION = 4
 """`PRAGMA user_version` of the database."""
@@ -78,7 +78,7 @@ def check(path: Path) -> Checked:
             found = [_damaged_rows(reading, table) for table in SEALED]
             faults = reading.execute(f"PRAGMA integrity_check({_FAULTS_TOLD})").fetchall()
     except sqlite3.Error as error:
-        raise refused("read", path, error) from error
+        raise write_error("read", path, error) from error
     return Checked(
         sum(rows for rows, _ in found),
         tuple(row for _, bad in found for row in bad),
@@ -108,7 +108,7 @@ def read_rows(
             finally:
                 connection.text_factory = str
     except sqlite3.Error as error:
-        raise refused("read", path, error) from error
+        raise write_error("read", path, error) from error
 
 
 def check_version(connection: sqlite3.Connection, path: Path) -> bool:

@@ -16,7 +16,7 @@ from storage.atomic import atomic_write_text
 from storage.errors import StorageError
 from storage.records import SCHEMA_VERSION, Record
 from storage.safe_files import LOG_BYTES, open_inside, read_inside
-from storage.settings import in_words
+from storage.settings import describe_errors
 from storage.text import digest_of
 
 MANIFEST = "manifest.json"
@@ -113,7 +113,7 @@ def load_manifest(run: Path) -> Manifest:
     except OSError as error:
         raise StorageError(f"{path}: cannot be read ({error.strerror or error})") from error
     except ValidationError as error:
-        raise _not_a_manifest(path, in_words(error, most=1)) from error
+        raise _not_a_manifest(path, describe_errors(error, most=1)) from error
     if manifest.schema_version > SCHEMA_VERSION:
         raise StorageError(
             f"{path}: has schema version {manifest.schema_version}, this Branchwise reads up to "

@@ -32,7 +32,7 @@ ADVICE = (
 )
 
 
-def exhausted(error: BaseException) -> str | None:
+def out_of_memory_message(error: BaseException) -> str | None:
     """Returns the out-of-memory message in `error` or the deepest of its causes, or None.
 
     Ignores out-of-memory errors of a server, which its client raises as other errors.
@@ -71,14 +71,14 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _first_line(error: BaseException) -> str:
     """Returns the error's type and the relevant line of its text, if there is any."""
     lines = str(error).splitlines()
-    told = next((line for line in lines if any(said in line.lower() for said in SAID)), "")
+    found = next((line for line in lines if any(said in line.lower() for said in SAID)), "")
     if isinstance(error, MemoryError):
-        told = told or (lines[0] if lines else "")
+        found = found or (lines[0] if lines else "")
     name = type(error).__name__
-    return f"{name}: {told.strip()[:200]}" if told else name
+    return f"{name}: {found.strip()[:200]}" if found else name
 
 
-def told(said: str) -> str:
+def format_memory_error(said: str) -> str:
     """Returns the error message for a person, with advice.
 
     Args:

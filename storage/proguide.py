@@ -19,7 +19,7 @@ from storage.atomic import atomic_path
 from storage.errors import ConfigError
 from storage.reading import Faults
 from storage.records import Message, Pair, pair_id
-from storage.settings import in_words
+from storage.settings import describe_errors
 from storage.terminal_escape import inert_json
 from storage.text import digest_of, replace_surrogates
 
@@ -143,7 +143,7 @@ def pairs_of_records(rows: Iterable[tuple[str, dict[str, Any]]], faults: Faults)
         try:
             record = ProGuideRecord.model_validate(row)
         except ValidationError as error:
-            faults.add(place, in_words(error))
+            faults.add(place, describe_errors(error))
             continue
         if record.chosen == record.rejected:
             faults.add(place, _EQUAL)

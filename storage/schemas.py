@@ -28,7 +28,7 @@ from storage.records import (
     Record,
     TreeNode,
 )
-from storage.settings import in_words
+from storage.settings import describe_errors
 from storage.text import storable_values
 
 R = TypeVar("R", bound=Record)
@@ -148,7 +148,7 @@ def table_to_records(table: pa.Table, cls: type[R]) -> list[R]:
         return [cls.model_validate(_restored(row, cls)) for row in columns.to_pylist()]
     except ValidationError as error:
         raise StorageError(
-            f"cannot read rows as {cls.__name__}: {in_words(error, most=3)}"
+            f"cannot read rows as {cls.__name__}: {describe_errors(error, most=3)}"
         ) from error
 
 

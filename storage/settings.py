@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from storage.seeds import LEAST, MOST, fits
+from storage.seeds import LEAST, MOST, fits_int64
 from storage.text import replace_surrogates
 
 
@@ -30,12 +30,12 @@ class Settings(BaseModel):
     @field_validator("*")
     @classmethod
     def _fits(cls, value: Any) -> Any:
-        if isinstance(value, int) and not fits(value):
+        if isinstance(value, int) and not fits_int64(value):
             raise ValueError(f"does not fit into 64 bits: give {LEAST} to {MOST}")
         return value
 
 
-def in_words(error: ValidationError, most: int | None = None) -> str:
+def describe_errors(error: ValidationError, most: int | None = None) -> str:
     """Returns pydantic's errors (at most `most`), each as "`place`: message"."""
     words = []
     for fault in error.errors(include_url=False)[:most]:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import ConfigError
-from storage.seeds import folded
+from storage.seeds import to_uint32
 from training.settings import ExampleSettings, LoraSettings, OptimiserSettings
 
 # Names of glibc's `mallopt` settings (malloc.h).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
-def quiet() -> None:
+def silence_libraries() -> None:
     """Turns off telemetry and the trainers' notices; call it before you import them."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("DO_NOT_TRACK", "1")
@@ -59,8 +59,8 @@ def shared_arguments(settings: OptimiserSettings, checkpoints: Path, seed: int) 
         "save_steps": settings.save_every,
         "save_total_limit": 2,
         "report_to": list(settings.report_to) or "none",
-        "seed": folded(seed),
-        "data_seed": folded(seed),
+        "seed": to_uint32(seed),
+        "data_seed": to_uint32(seed),
         "use_cpu": not accelerated,
         "bf16": in_bfloat16(settings.precision),
         "disable_tqdm": True,

@@ -75,7 +75,7 @@ def train_dpo(
     tokens = tokenise_pairs(pairs, tokenizer, stops)
     lengths = describe_lengths(tokens)
     log(lengths)
-    trained, out = split_holdout(course.fitting(tokens), settings.holdout, seed)
+    trained, out = split_holdout(course.drop_overlong(tokens), settings.holdout, seed)
     trainer = pair_trainer(model, tokenizer, trained, settings, course.arguments())
     asked = settings.packed or settings.max_start_margin is not None
     reference = _reference(trainer, [*(trained if asked else []), *out], course)

@@ -17,7 +17,7 @@ from agent.reasonrag import ReasonRAG
 from agent.state import State
 from storage.errors import ConfigError, StorageError
 from storage.file_seal import seal_file
-from training.arguments import quiet
+from training.arguments import silence_libraries
 from weights.chat_template import prompt_ids
 from weights.gguf import Precision, export_gguf
 from weights.policy_files import (
@@ -111,7 +111,7 @@ def export_policy(
         ConfigError: If the folder lacks an adapter, or it does not fit its base.
         StorageError: If an exported file lacks the trained change of the logits.
     """
-    quiet()
+    silence_libraries()
     files = policy_files(model_folder)
     if not files.adapters:
         raise ConfigError(f"{model_folder}: nothing to export, because the folder lacks an adapter")

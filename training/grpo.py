@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Any, Protocol
 
 from storage.errors import TrainingError
-from storage.seeds import folded
+from storage.seeds import to_uint32
 from storage.text import Log
 from training.advantages import (
     discounted_returns,
@@ -138,7 +138,7 @@ def grpo_trainer(
     if settings.packed:
         enable_packed_forward(model, "grpo")
     one_device(configuration)
-    set_seed(folded(seed))  # before the adapter, whose first weights are random
+    set_seed(to_uint32(seed))  # before the adapter, whose first weights are random
     add_fused_lm_head(model, temperature=temperature, outputs=("log_probs", "entropy"))
     policy = get_peft_model(model, lora_config(settings.lora))
     if begin_with is not None:

@@ -22,7 +22,7 @@ class LengthReport:
         )
 
 
-def within(
+def filter_by_length(
     lengths: Sequence[int], max_length: int, max_dropped_share: float
 ) -> tuple[list[int], LengthReport]:
     """Returns the indices of the examples that fit, and the report.

@@ -27,7 +27,7 @@ from storage.text import Log, digest_of_many
 from training.comparisons import SiblingComparison, split_questions
 from training.head_metrics import ModelMetrics, Steps, measure
 from training.heads import fit_heads
-from training.lengths import within
+from training.lengths import filter_by_length
 from training.settings import RewardModelSettings
 from weights.embedding import FrozenEncoder, Prefix
 
@@ -39,7 +39,7 @@ class NothingToLearn(ConfigError):
 
 
 @dataclass(frozen=True)
-class Material:
+class RewardTrainingData:
     """Training data of a reward model.
 
     Attributes:
@@ -85,7 +85,7 @@ class RewardModelReport:
 
 
 def train_reward_model(
-    material: Material,
+    material: RewardTrainingData,
     settings: RewardModelSettings,
     *,
     encoder: FrozenEncoder,
@@ -134,7 +134,7 @@ def train_reward_model(
 
 
 def _embedded(
-    material: Material, settings: RewardModelSettings, encoder: FrozenEncoder, log: Log
+    material: RewardTrainingData, settings: RewardModelSettings, encoder: FrozenEncoder, log: Log
 ) -> tuple[list[SiblingComparison], Any]:
     """Returns the comparisons whose steps fit, and all steps as vectors, (n, d).
 
@@ -144,7 +144,7 @@ def _embedded(
         return [], np.zeros((0, 0), np.float32)
     tokens = encoder.tokens(material.steps)
     limit, share = settings.max_length, settings.max_dropped_share
-    fit, lengths = within([len(one) for one in tokens], limit, share)
+    fit, lengths = filter_by_length([len(one) for one in tokens], limit, share)
     log(f"{KIND}: steps with their prompts: {lengths}")
     fits = frozenset(fit)
     fitting = [one for one in material.comparisons if {one.better, one.worse} <= fits]
@@ -157,7 +157,7 @@ def _embedded(
     return fitting, vectors
 
 
-def _steps(material: Material, vectors: Any) -> Steps:
+def _steps(material: RewardTrainingData, vectors: Any) -> Steps:
     lengths = np.array([len(step.text) for step in material.steps], np.int64)
     times = {one.t for one in material.comparisons}
     scales = {t: material.scheme.weights(t) for t in times}
@@ -165,7 +165,7 @@ def _steps(material: Material, vectors: Any) -> Steps:
 
 
 def _record(
-    material: Material,
+    material: RewardTrainingData,
     settings: RewardModelSettings,
     encoder: FrozenEncoder,
     target: Path,

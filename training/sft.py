@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from storage.seeds import folded
+from storage.seeds import to_uint32
 from storage.text import Log
 from training.arguments import lora_config, one_device
 from training.examples import IGNORED, StepExample, TokenExample, tokenise
@@ -58,7 +58,7 @@ def train_on_steps(
     """
     course = TrainingRun(kind, settings, start, target, seed, resume, log, data)
     model, tokenizer = course.load_start()
-    tokens = course.fitting(tokenise(examples, tokenizer, stops))
+    tokens = course.drop_overlong(tokenise(examples, tokenizer, stops))
     # Calls of one turn begin with each other's prompts, which packing reads once.
     together = [one.question_id for one in tokens] if stops else None
     trainer = _trainer(model, tokenizer, tokens, course, label_smoothing, together)
@@ -81,7 +81,7 @@ def _trainer(
     if course.settings.packed:
         enable_packed_forward(model, course.kind.replace("-", "_"))
         one_device(arguments)
-    set_seed(folded(course.seed))  # before the adapter, whose first weights are random
+    set_seed(to_uint32(course.seed))  # before the adapter, whose first weights are random
     return _trainer_class(label_smoothing, together)(
         model=get_peft_model(model, lora_config(course.settings.lora)),
         args=arguments,

@@ -15,11 +15,11 @@ from typing import Any, TypeVar, cast
 
 from storage.errors import StorageError
 from storage.text import Log
-from training.arguments import example_arguments, quiet, shared_arguments
+from training.arguments import example_arguments, shared_arguments, silence_libraries
 from training.checkpoints import forget_checkpoints, latest_checkpoint
 from training.curves import curves, read_metrics
 from training.holdout import HoldoutScore
-from training.lengths import within
+from training.lengths import filter_by_length
 from training.policy_shift import movement_of
 from training.report import TrainingReport, write_training_record
 from training.settings import ExampleSettings, OptimiserSettings
@@ -60,11 +60,11 @@ class TrainingRun:
         Raises:
             ConfigError: If the start is missing, or is the target itself.
         """
-        quiet()
+        silence_libraries()
         check_not_own_start(self.start, self.target)
         return load_policy(policy_files(self.start))
 
-    def fitting(self, examples: Sequence[Example]) -> list[Example]:
+    def drop_overlong(self, examples: Sequence[Example]) -> list[Example]:
         """Returns the examples that fit; others are counted, and refused above a share.
 
         Raises:
@@ -72,7 +72,7 @@ class TrainingRun:
         """
         settings = cast(ExampleSettings, self.settings)
         limit, share = settings.max_length, settings.max_dropped_share
-        kept, lengths = within([len(example) for example in examples], limit, share)
+        kept, lengths = filter_by_length([len(example) for example in examples], limit, share)
         self.log(f"{self.kind}: {lengths}")
         return [examples[i] for i in kept][: settings.max_examples]
 

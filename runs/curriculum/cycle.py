@@ -14,7 +14,7 @@ from runs.curriculum.dev import START, DevResult, StageName, evaluate_on_dev
 from runs.factories import model_folder
 from runs.recipe import Recipe
 from runs.reward_model import UNTAUGHT
-from runs.study_runner import StageStopped, StageTotals, StudyRunner, beside
+from runs.study_runner import StageStopped, StageTotals, StudyRunner, with_sibling_run
 
 REWARD_MODEL = "reward-model"
 """Name of a cycle's reward model, and of the relabelling by its scores."""
@@ -28,14 +28,14 @@ class Cycle:
         stage: Curriculum stage; selects the reward weights.
         number: Number of the cycle in its stage, from 1.
         place: Number of the cycle in the curriculum, from 1.
-        begins: Policy that rolls out; DPO starts from it and uses it as its reference.
+        start_policy: Policy that rolls out; DPO starts from it and uses it as its reference.
         asks: Folder of the reward model that the search uses; None keeps the recipe's.
     """
 
     stage: StageName
     number: int
     place: int
-    begins: DevResult
+    start_policy: DevResult
     asks: str | None = None
 
     @property
@@ -51,8 +51,8 @@ class Cycle:
             "data.skip": recipe.data.skip + (self.place - 1) * questions,
             "data.limit": questions,
         }
-        if self.begins.name != START:
-            found |= {"policy.model": self.begins.model, "policy.weights": None}
+        if self.start_policy.name != START:
+            found |= {"policy.model": self.start_policy.model, "policy.weights": None}
         if self.asks is not None:
             found["reward_model"] = self.asks
         return found
@@ -85,14 +85,14 @@ def carry_out(runner: StudyRunner, cycle: Cycle, before: StageTotals) -> CycleRe
     Raises:
         StageStopped: If a stage ended early.
     """
-    own, settings = beside(runner, cycle.name), cycle.settings(runner.recipe)
+    own, settings = with_sibling_run(runner, cycle.name), cycle.settings(runner.recipe)
     pairs, label, reward_model = _pairs(own, settings, before)
     if pairs.get("pairs") == 0:
         return CycleResult(None, pairs, reward_model)
-    trained = own.branchwise("train-dpo", *label, settings=settings, after=pairs)
+    trained = own.run_stage("train-dpo", *label, settings=settings, after=pairs)
     model = str(model_folder(own.context.run, "dpo"))
     result = evaluate_on_dev(own, cycle.name, model, settings=settings, after=trained)
-    begun = replace(result, begun_from=cycle.begins.name, pairs=trained.get("examples"))
+    begun = replace(result, begun_from=cycle.start_policy.name, pairs=trained.get("examples"))
     return CycleResult(begun, trained, reward_model)
 
 
@@ -108,11 +108,11 @@ def _pairs(
     recipe = own.recipe
     scored = recipe.pairs.score == "reward_model"
     by_label = {**settings, "pairs.score": "labels"} if scored else settings
-    grown = own.branchwise("annotate", settings=by_label, after=before)
+    grown = own.run_stage("annotate", settings=by_label, after=before)
     if grown.get("pairs") == 0 or not recipe.curriculum.reward_model:
         return grown, (), None
     try:
-        learned = own.branchwise("train-rm", settings=by_label, after=grown)
+        learned = own.run_stage("train-rm", settings=by_label, after=grown)
     except StageStopped as stopped:
         # Few pairs may train the policy but not the reward model; continue if the search does
         # not use it.
@@ -126,4 +126,4 @@ def _pairs(
         return grown, (), model
     label = ("--label", REWARD_MODEL)
     asked = {**settings, "reward_model": model}
-    return own.branchwise("relabel", *label, settings=asked, after=learned), label, model
+    return own.run_stage("relabel", *label, settings=asked, after=learned), label, model

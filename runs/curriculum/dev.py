@@ -110,7 +110,7 @@ def evaluate_on_dev(
         "evaluation.policies": {name: model},
         "evaluation.baselines": [],
     }
-    totals = runner.branchwise("eval", settings=asked, after=after)
+    totals = runner.run_stage("eval", settings=asked, after=after)
     if not totals:
         return DevResult(name, model, 0.0, 0.0)
     (row,) = totals["policies"]

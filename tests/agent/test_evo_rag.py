@@ -13,7 +13,7 @@ from agent.evo_rag import EvoRAG, LiveSearch, live_searches, note_of
 from agent.protocol import query_of
 from agent.state import Action, State, Step
 from agent.tags import MAX_CONTENT_CHARS
-from engines.structure import relaxed, truncate_to_bounds
+from engines.structure import drop_wide_bounds, truncate_to_bounds
 from storage.records import RetrievedPassage
 
 PROTOCOL = EvoRAG()
@@ -116,7 +116,7 @@ def test_the_embedded_engine_cuts_a_content_at_its_bound(kind: str, n: int, note
     pattern = PROTOCOL.structure(SEARCHED, last=False).value
     note = "<note>Yate</note>" if noted else ""
     text = f"{note}<{kind}>{'x' * n}</{kind}>"
-    assert re.fullmatch(relaxed(pattern), text)
+    assert re.fullmatch(drop_wide_bounds(pattern), text)
     kept = "x" * min(n, MAX_CONTENT_CHARS)
     assert truncate_to_bounds(pattern, text) == f"{note}<{kind}>{kept}</{kind}>"
     for whole in (f"{note}<backtrack/>", f"{note}<refuse/>"):

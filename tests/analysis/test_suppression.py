@@ -5,7 +5,14 @@ from collections import Counter
 import pytest
 from sample_records import a_node
 
-from analysis.suppression import COMPARISONS, SIBLINGS, Compared, counts, silence, silenced_siblings
+from analysis.suppression import (
+    COMPARISONS,
+    SIBLINGS,
+    Compared,
+    counts,
+    silenced_siblings,
+    simulate_suppression,
+)
 from rewards.settings import EvoRagSettings
 from storage.records import TreeNode
 
@@ -28,7 +35,7 @@ SANE = (
 def compared(
     max_steps: int = 10, *, min_gap: float = 0.2, overlap: float = 0.5, **settings: object
 ) -> dict[tuple[str, int], Compared]:
-    rows = silence(
+    rows = simulate_suppression(
         EvoRagSettings.model_validate(settings), max_steps, min_gap=min_gap, overlap=overlap
     )
     found = {(row.comparison, row.t): row for row in rows}
@@ -68,7 +75,7 @@ def test_ways_are_compared_where_both_end_in_time() -> None:
     assert last["answering, taking back and refusing"] == 2
     assert first["a search that finds, one that misses"] == 0
     assert {first[name] for name in first if "search that finds, one" not in name} == {1}
-    assert silence(EvoRagSettings(), 1) == []
+    assert simulate_suppression(EvoRagSettings(), 1) == []
 
 
 # The sanity test of any recipe.

@@ -66,7 +66,7 @@ def test_a_limit_is_at_least_one() -> None:
 def test_trouble_pauses_growth_and_cuts_nothing(troubles: int) -> None:
     limit = AdaptiveLimit(100, first=16)
     for _ in range(troubles):
-        limit.troubled()
+        limit.record_error()
     succeed(limit, 16)
     assert limit.limit == 16
     succeed(limit, 1)

@@ -5,7 +5,7 @@ from email.utils import formatdate
 
 import pytest
 
-from engines.endpoint_errors import in_words
+from engines.endpoint_errors import to_endpoint_error
 from engines.retry import FaultKind, TransientError
 from engines.retry_after import retry_after_s
 from storage.errors import EndpointError
@@ -21,7 +21,7 @@ def answered(status: int, **headers: str) -> Exception:
     request = httpx2.Request("POST", "http://server/v1")
     response = httpx2.Response(status, headers=named, request=request)
     fault = openai.APIStatusError("no", response=response, body=None)
-    return in_words(fault, url="http://server/v1", key=None, key_env="KEY")
+    return to_endpoint_error(fault, url="http://server/v1", key=None, key_env="KEY")
 
 
 @pytest.mark.parametrize(

@@ -320,10 +320,10 @@ def test_whoever_waits_long_hears_of_the_drain_within_a_second(kind: FaultKind) 
 def test_a_slot_given_to_somebody_who_is_just_cancelled_is_not_lost() -> None:
     async def run() -> None:
         through, _ = traffic(most=1)
-        slot = await through.admission.enter(0)
-        waiting = asyncio.ensure_future(through.admission.enter(1))
+        slot = await through.admission.acquire(0)
+        waiting = asyncio.ensure_future(through.admission.acquire(1))
         await asyncio.sleep(0)
-        through.admission.leave(slot)
+        through.admission.release(slot)
         assert waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         assert through.limit.under_way == 0

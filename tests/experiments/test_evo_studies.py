@@ -27,7 +27,7 @@ from experiments import (
 from experiments.arms import START, Arm
 from pipelines.cli import parser, run_stage
 from pipelines.study import SHARED, STUDIES, study_named
-from runs.artifacts import PRODUCT, artifact_digest, together
+from runs.artifacts import PRODUCT, artifact_digest, merge_totals
 from sources.load import Data
 from storage.records import Prediction
 
@@ -54,7 +54,7 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
 
 def shared(folder: Path, **more: Any) -> Pretended:
     (folder / "run").mkdir(exist_ok=True)
-    return pretended("evo-studies", folder / "run", kept_in=folder / "kept", **more)
+    return pretended("evo-studies", folder / "run", output_folder=folder / "kept", **more)
 
 
 EVO_STUDIES = [name for name, recipe in SHARED.items() if recipe == "evo-studies"]
@@ -151,8 +151,10 @@ def test_a_second_step_is_made_of_its_pairs_and_of_the_first(runner: Pretended) 
     assert first.after[PRODUCT] == "relabel --label discovery-static"
     made = {PRODUCT: "train-dpo --label discovery-static --name discovery-static-1"}
     pairs = {PRODUCT: "relabel --label static"}
-    assert by_name["static-1"].after == together(pairs, made)
-    assert together(pairs, made) != together(made) != together(pairs, {PRODUCT: "another"})
+    assert by_name["static-1"].after == merge_totals(pairs, made)
+    assert (
+        merge_totals(pairs, made) != merge_totals(made) != merge_totals(pairs, {PRODUCT: "another"})
+    )
     for one in runner.ran:
         policies = one.settings.get("evaluation.policies", {})
         if one.stage == "eval" and START not in policies:
@@ -317,7 +319,7 @@ def test_an_agent_learns_what_its_reward_model_prefers(tmp_path: Path, runner: P
     assert refusal.settings["reward_model"] == "models/run/prefers-refusal"
     assert refusal.settings["rewards.components"] == ["refusal"]
     model = {PRODUCT: "train-rm --name prefers-refusal"}
-    assert refusal.after == together({PRODUCT: "annotate"}, model)
+    assert refusal.after == merge_totals({PRODUCT: "annotate"}, model)
     assert {one.settings["training.dpo.holdout"] for one in trainings(alone)} == {0.2}
     for command in alone.ran:
         alone.recipe_with(command.settings)

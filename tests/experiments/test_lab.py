@@ -17,7 +17,7 @@ from runs import study_runner as lab_module
 from runs.journal import Event, Journal, command_key
 from runs.recipe_file import load_recipe
 from runs.stage import StageContext
-from runs.study_runner import Ended, StageStopped, StudyRunner, overrides
+from runs.study_runner import ProcessResult, StageStopped, StudyRunner, overrides
 from runs.terminal import Terminal
 from storage.manifest import add_parts, load_manifest
 from storage.parts import write_part
@@ -31,18 +31,18 @@ def runner(folder: Path, *settings: str, dry_run: bool = False) -> StudyRunner:
 
 
 def test_a_finished_stage_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = runner(tmp_path).branchwise("data", settings={"data.limit": 3})
+    first = runner(tmp_path).run_stage("data", settings={"data.limit": 3})
     assert first["questions"] == 3
 
     def refused(*_: object, **__: object) -> None:
         raise AssertionError("started a process")
 
     monkeypatch.setattr(subprocess, "Popen", refused)
-    assert runner(tmp_path).branchwise("data", settings={"data.limit": 3}) == first
+    assert runner(tmp_path).run_stage("data", settings={"data.limit": 3}) == first
     with pytest.raises(AssertionError, match="started"):
-        runner(tmp_path).branchwise("data", settings={"data.limit": 4})
+        runner(tmp_path).run_stage("data", settings={"data.limit": 4})
     with pytest.raises(AssertionError, match="started"):
-        runner(tmp_path, "seed=1").branchwise("data", settings={"data.limit": 3})
+        runner(tmp_path, "seed=1").run_stage("data", settings={"data.limit": 3})
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What a lab ran; no process, but products that depend on what they are made of."""
     ran: list[str] = []
 
-    def run(words: Sequence[str]) -> Ended:
+    def run(words: Sequence[str]) -> ProcessResult:
         stage, folder = words[0], Path(words[2])
         ran.append(stage)
         totals: dict[str, Any] = {"label": "x"} if stage == "relabel" else {"model": "models/x"}
@@ -59,7 +59,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         else:
             parts = load_manifest(folder).of("relabelled/x/pairs")
             write_model(Path("models/x"), " ".join((*words, *(part.sha256 for part in parts))))
-        return Ended(0, totals, asked_to_stop=False)
+        return ProcessResult(0, totals, asked_to_stop=False)
 
     monkeypatch.setattr(lab_module, "_run", run)
     return ran
@@ -82,8 +82,8 @@ def write_model(folder: Path, content: str) -> None:
 def taught(folder: Path, gap: float) -> None:
     """A relabelling under one name, and a training on whatever has that name."""
     one = runner(folder)
-    labelled = one.branchwise("relabel", "--label", "x", settings={"pairs.min_gap": gap})
-    one.branchwise("train-dpo", "--label", "x", "--name", "x", after=labelled)
+    labelled = one.run_stage("relabel", "--label", "x", settings={"pairs.min_gap": gap})
+    one.run_stage("train-dpo", "--label", "x", "--name", "x", after=labelled)
 
 
 def test_a_training_is_done_again_when_its_pairs_are_others(
@@ -114,8 +114,8 @@ def test_a_stage_whose_product_is_gone_is_run_again(own_folder: Path, stages: li
 
 def test_a_raised_limit_repeats_nothing(own_folder: Path, stages: list[str]) -> None:
     settings = {"rewards.alpha": 1}
-    runner(own_folder, "limits.max_hours=1").branchwise("relabel", settings=settings)
-    runner(own_folder, "limits.max_hours=2").branchwise("relabel", settings=settings)
+    runner(own_folder, "limits.max_hours=1").run_stage("relabel", settings=settings)
+    runner(own_folder, "limits.max_hours=2").run_stage("relabel", settings=settings)
     assert stages == ["relabel"]
 
 
@@ -129,16 +129,16 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_lets_a_stage_fit_repeats_nothing(own_folder: Path, stages: list[str]) -> None:
     def going_on(*settings: str) -> None:
         fits = ("training.dpo.max_length",)
-        replace(runner(own_folder, *settings), fits=fits).branchwise("relabel")
+        replace(runner(own_folder, *settings), changeable_settings=fits).run_stage("relabel")
 
     going_on()
     going_on("training.dpo.max_length=2048")
     assert stages == ["relabel"]
     going_on("training.dpo.lr=1")
     assert stages == ["relabel"] * 2
-    runner(own_folder, "training.dpo.max_length=2048").branchwise("relabel")
+    runner(own_folder, "training.dpo.max_length=2048").run_stage("relabel")
     assert stages == ["relabel"] * 3, "in a study all arms see the same"
-    runner(own_folder, "training.dpo.max_length=2048", "training.dpo.micro_batch=1").branchwise(
+    runner(own_folder, "training.dpo.max_length=2048", "training.dpo.micro_batch=1").run_stage(
         "relabel"
     )
     assert stages == ["relabel"] * 3, "but for rounding"
@@ -147,7 +147,7 @@ def test_what_lets_a_stage_fit_repeats_nothing(own_folder: Path, stages: list[st
 def test_a_noted_command_can_be_pasted(own_folder: Path, stages: list[str]) -> None:
     settings = {"data.corpus": ["it's $HOME; here", 'a "b"'], "evaluation.policies": {"a": "b c"}}
     one = runner(own_folder / "a folder; with blanks")
-    one.branchwise("relabel", "--label", "x", settings=settings)
+    one.run_stage("relabel", "--label", "x", settings=settings)
     (started,) = one.journal.started()
     printed = subprocess.run(
         ["sh", "-c", started.command.replace("branchwise", "printf '%s\\n'", 1)],
@@ -166,20 +166,20 @@ def test_a_noted_command_can_be_pasted(own_folder: Path, stages: list[str]) -> N
 @pytest.mark.parametrize(
     ("ended", "code", "told"),
     [
-        (Ended(3, {}, False), 3, "exit code 3"),
-        (Ended(4, {}, False), 4, "exit code 4"),
-        (Ended(130, {}, True), 130, "interrupted"),
-        (Ended(-signal.SIGTERM, {}, False), 130, "interrupted"),
-        (Ended(-signal.SIGKILL, {}, False), 1, "signal 9"),
-        (Ended(0, {"n": 1}, True), 130, "interrupted"),
+        (ProcessResult(3, {}, False), 3, "exit code 3"),
+        (ProcessResult(4, {}, False), 4, "exit code 4"),
+        (ProcessResult(130, {}, True), 130, "interrupted"),
+        (ProcessResult(-signal.SIGTERM, {}, False), 130, "interrupted"),
+        (ProcessResult(-signal.SIGKILL, {}, False), 1, "signal 9"),
+        (ProcessResult(0, {"n": 1}, True), 130, "interrupted"),
     ],
 )
 def test_how_a_stage_ended_is_how_the_study_ends(
-    ended: Ended, code: int, told: str, own_folder: Path, monkeypatch: pytest.MonkeyPatch
+    ended: ProcessResult, code: int, told: str, own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lab_module, "_run", lambda words: ended)
     with pytest.raises(StageStopped, match=told) as stopped:
-        runner(own_folder).branchwise("data")
+        runner(own_folder).run_stage("data")
     assert stopped.value.exit_code == code
     # A signal that came when the stage was through stops the study, but not that the stage is.
     kept = runner(own_folder).journal.events()
@@ -189,10 +189,10 @@ def test_how_a_stage_ended_is_how_the_study_ends(
 def test_a_failure_is_noted_and_tried_again(tmp_path: Path) -> None:
     one = runner(tmp_path)
     with pytest.raises(StageStopped) as stopped:
-        one.branchwise("relabel")
+        one.run_stage("relabel")
     assert stopped.value.exit_code == 2
     with pytest.raises(StageStopped):
-        one.branchwise("relabel")
+        one.run_stage("relabel")
     (started,) = one.journal.started()
     assert started.attempts == 2
     assert started.exit_code == 2
@@ -200,7 +200,7 @@ def test_a_failure_is_noted_and_tried_again(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_starts_nothing(tmp_path: Path) -> None:
-    assert runner(tmp_path, dry_run=True).branchwise("data") == {}
+    assert runner(tmp_path, dry_run=True).run_stage("data") == {}
     assert not (tmp_path / "run").exists()
 
 

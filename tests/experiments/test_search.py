@@ -23,7 +23,7 @@ KINDS = ("tree", "chains")
 
 def grown(runner: Pretended, kind: str) -> None:
     """Two trees of three nodes, and a pair of each."""
-    run = open_run(search.beside(runner, kind).context.run, runner.recipe, {})
+    run = open_run(search.with_sibling_run(runner, kind).context.run, runner.recipe, {})
     trees = [
         a_node(tree_id=tree, question_id=tree, node_id=n) for tree in ("t1", "t2") for n in range(3)
     ]
@@ -91,7 +91,7 @@ def test_both_kinds_have_a_run_of_their_own_and_one_journal(runner: Pretended) -
     annotated = [(one.run, one.settings) for one in runner.ran if one.stage == "annotate"]
     assert annotated == [(f"search-{kind}", {"mcts.kind": kind}) for kind in KINDS]
     assert runner.recipe.mcts.max_output_tokens, "what makes them equal"
-    assert {search.beside(runner, kind).folder for kind in KINDS} == {runner.folder}
+    assert {search.with_sibling_run(runner, kind).folder for kind in KINDS} == {runner.folder}
 
 
 def test_what_a_search_gave_is_counted_and_looked_at_again(runner: Pretended) -> None:

@@ -55,19 +55,19 @@ async def test_a_normalised_search_asks_neither_the_unit_nor_the_zero_of_its_val
     if shift == 0.0:
         assert [f[:4] for f in facts(changed)] == [f[:4] for f in facts(plain)]
     for node in changed.nodes:
-        assert -1e-9 <= changed.normal(changed.q(node)) <= 1 + 1e-9
+        assert -1e-9 <= changed.normalised_q(changed.q(node)) <= 1 + 1e-9
 
 
 def test_before_two_values_differ_nothing_is_normal_and_the_prior_stands() -> None:
     tree = Tree.grow_from("")
-    assert tree.normal(-7.0) == ROOT_PRIOR
+    assert tree.normalised_q(-7.0) == ROOT_PRIOR
     leaf = tree.add_child(tree.root, "a", terminal=True, key="a", draw=0)
     leaf.value = -7.0
     tree.back_up(leaf)
-    assert tree.normal(-7.0) == ROOT_PRIOR
+    assert tree.normalised_q(-7.0) == ROOT_PRIOR
     leaf.value = -3.0
     tree.back_up(leaf)
-    assert [tree.normal(q) for q in (-7.0, -5.0, -3.0)] == [0.0, 0.5, 1.0]
+    assert [tree.normalised_q(q) for q in (-7.0, -5.0, -3.0)] == [0.0, 0.5, 1.0]
     assert tree.q(tree.root) == -5.0
 
 

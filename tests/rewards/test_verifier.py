@@ -40,7 +40,7 @@ def refused() -> State:
 
 async def asked(engine: ScriptedEngine) -> tuple[bool | None, Usage]:
     settings = JudgeSettings(temperature=0.0, max_new_tokens=5)
-    return await Verifier(engine, settings, seed=3).sufficient(QUESTION, refused(), "0/1")
+    return await Verifier(engine, settings, seed=3).judge_evidence(QUESTION, refused(), "0/1")
 
 
 async def test_it_sees_the_question_and_the_passages_in_context_and_nothing_else() -> None:
@@ -62,7 +62,7 @@ async def test_it_sees_the_question_and_the_passages_in_context_and_nothing_else
 
 async def test_nothing_in_context_is_said() -> None:
     engine = oracle()
-    await Verifier(engine, JudgeSettings()).sufficient(QUESTION, State("?"), "0")
+    await Verifier(engine, JudgeSettings()).judge_evidence(QUESTION, State("?"), "0")
     assert engine.asked[0].messages[-1].content.splitlines()[0] == "(no passage)"
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.suppression import silence
+from analysis.suppression import simulate_suppression
 from runs.recipe_file import load_recipe
 from runs.schedule_weights import settings_of
 
@@ -23,6 +23,6 @@ LITERAL = {"evo-rag-paper"}
 def test_a_right_answer_outranks_everything_once_all_gold_is_in_context(path: Path) -> None:
     recipe = load_recipe(path)
     settings = settings_of(recipe)["refinement"]
-    rows = silence(settings, recipe.agent.max_steps, min_gap=0.0, overlap=0.25)
+    rows = simulate_suppression(settings, recipe.agent.max_steps, min_gap=0.0, overlap=0.25)
     turned = {row.comparison for row in rows if row.gap <= 0} & OUTRANKED
     assert turned == ({"answering, searching again first"} if path.stem in LITERAL else set())

@@ -158,7 +158,7 @@ def test_a_policy_and_a_reward_model_do_not_share_a_folder(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("runs.training_start.model_folder", lambda run, name: tmp_path / name)
-    monkeypatch.setattr("pipelines.train_rm.material_of", lambda *_: (None, None))
+    monkeypatch.setattr("pipelines.train_rm.build_comparisons", lambda *_: (None, None))
     monkeypatch.setattr("pipelines.train_rm.labels_of", lambda *_: None)
     drawn_by(tmp_path / "run", "served", "a1b2", "openai")
     (tmp_path / "taken").mkdir()

@@ -83,7 +83,7 @@ def test_packed_tokens_come_back_and_any_flipped_bit_of_them_is_found(
     with TemporaryDirectory() as folder:
         path = asyncio.run(stored(Path(folder) / "l", call))
         with Ledger(path) as ledger:
-            kept = ledger.recall("q1", "k1")
+            kept = ledger.get_for_question("q1", "k1")
         assert kept == call
         assert unpacked("i", kept.prompt_ids) == tuple(prompt)
         assert unpacked("i", kept.token_ids) == (None if ids is None else tuple(ids))
@@ -108,7 +108,7 @@ async def test_a_change_in_any_column_is_found(column: str, tmp_path: Path) -> N
     assert (found.rows, len(found.damaged), found.faults) == (2, 1, ())
     question = value if column == "question_id" else "q1"
     with Ledger(path) as ledger, pytest.raises(StorageError) as told:
-        ledger.recall(question, "k1")
+        ledger.get_for_question(question, "k1")
     assert str(path) in str(told.value)
     assert repr(question) in str(told.value)
     assert repr(value if column == "path" else "tree/0") in str(told.value)
@@ -120,7 +120,7 @@ async def test_a_sound_row_is_used_whatever_befell_another_question(tmp_path: Pa
     path = await stored(tmp_path / "l", CALL, other)
     changed(path, "UPDATE calls SET text = 'x' WHERE key = 'k1'")
     with Ledger(path) as ledger:
-        assert ledger.recall("q2", "k2") == other
+        assert ledger.get_for_question("q2", "k2") == other
         with pytest.raises(StorageError, match="call 'tree/0' of question 'q1'"):
             ledger.get("k1")
 
@@ -131,7 +131,7 @@ async def test_text_that_is_none_any_more_is_damage(odd: Any, tmp_path: Path) ->
     changed(path, "UPDATE calls SET text = CAST(? AS TEXT)", odd)
     assert len(check(path).damaged) == 1
     with Ledger(path) as ledger, pytest.raises(StorageError, match="is damaged"):
-        ledger.recall("q1", "k1")
+        ledger.get_for_question("q1", "k1")
 
 
 async def test_a_reply_under_another_question_is_not_paid_for_twice_in_silence(
@@ -140,24 +140,24 @@ async def test_a_reply_under_another_question_is_not_paid_for_twice_in_silence(
     path = await stored(tmp_path / "l", CALL)
     changed(path, "UPDATE calls SET question_id = 'q9'")
     async with Ledger(path) as ledger:
-        assert ledger.recall("q1", "k1") is None, "no look at the disk finds it"
+        assert ledger.get_for_question("q1", "k1") is None, "no look at the disk finds it"
         with pytest.raises(StorageError, match="question 'q1' is damaged"):
             await ledger.put(replace(CALL, text="paid again"))
 
 
 async def test_a_reply_that_two_tasks_store_is_no_damage(tmp_path: Path) -> None:
     async with Ledger(tmp_path / "l") as ledger:
-        assert ledger.recall("q1", "k1") is None
+        assert ledger.get_for_question("q1", "k1") is None
         await ledger.put(CALL)
         await ledger.put(replace(CALL, text="another"))  # its first task was cancelled, say
-        assert ledger.recall("q1", "k1") == CALL
+        assert ledger.get_for_question("q1", "k1") == CALL
 
 
 async def test_an_error_that_gives_way_takes_its_checksum_along(tmp_path: Path) -> None:
     path = await stored(tmp_path / "l", replace(CALL, error="it broke"), CALL)
     assert check(path).whole
     with Ledger(path) as ledger:
-        assert ledger.recall("q1", "k1") == CALL
+        assert ledger.get_for_question("q1", "k1") == CALL
 
 
 def test_where_questions_stand_and_what_engines_can_do_is_checked_too(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ async def test_a_flipped_bit_in_table_or_index_is_told_and_can_be_dropped(
         assert not check(path).whole
         async with Ledger(path) as ledger:
             try:
-                known = ledger.recall(asked.question_id, asked.key)
+                known = ledger.get_for_question(asked.question_id, asked.key)
                 if known is None:
                     await ledger.put(replace(asked, text="paid again"))
                 assert known == asked
@@ -211,8 +211,8 @@ async def test_a_flipped_bit_in_table_or_index_is_told_and_can_be_dropped(
                 refused += 1
         with Ledger(path) as ledger:
             ledger.drop(check(path).damaged)
-            assert ledger.recall(CALL.question_id, OTHERS[7].key) == OTHERS[7]
-            assert ledger.recall(asked.question_id, asked.key) in (None, asked)
+            assert ledger.get_for_question(CALL.question_id, OTHERS[7].key) == OTHERS[7]
+            assert ledger.get_for_question(asked.question_id, asked.key) in (None, asked)
         assert check(path).whole
     assert refused, "the row itself lies at one of the places"
 

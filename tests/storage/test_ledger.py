@@ -63,8 +63,8 @@ async def test_what_was_generated_is_told_by_where_it_was_asked(tmp_path: Path) 
     async with Ledger(tmp_path / "l") as ledger:
         for call in calls:
             await ledger.put(call)
-        assert ledger.generated("tree", "rollout") == {"q1": 12, "q2": 1}
-        assert ledger.generated("fresh") == {}
+        assert ledger.generated_tokens_by_question("tree", "rollout") == {"q1": 12, "q2": 1}
+        assert ledger.generated_tokens_by_question("fresh") == {}
 
 
 async def test_a_stored_reply_stays_and_an_error_gives_way(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from storage.errors import ConfigError, EndpointError, StorageError
-from storage.memory import exhausted, told
+from storage.memory import format_memory_error, out_of_memory_message
 
 
 def caused(error: Exception, cause: BaseException) -> Exception:
@@ -28,7 +28,7 @@ def caused(error: Exception, cause: BaseException) -> Exception:
     ids=str,
 )
 def test_what_says_so_is_found(error: Exception, said: str) -> None:
-    assert said in str(exhausted(error))
+    assert said in str(out_of_memory_message(error))
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_what_says_so_is_found(error: Exception, said: str) -> None:
     ids=str,
 )
 def test_what_says_something_else_is_left_alone(error: Exception) -> None:
-    assert exhausted(error) is None
+    assert out_of_memory_message(error) is None
 
 
 def test_what_was_hidden_says_nothing() -> None:
@@ -53,8 +53,8 @@ def test_what_was_hidden_says_nothing() -> None:
         except MemoryError:
             raise ConfigError("another matter") from None
     except ConfigError as error:
-        assert exhausted(error) is None
+        assert out_of_memory_message(error) is None
 
 
 def test_nothing_in_it_moves_the_cursor() -> None:
-    assert told("a\x1b[2Jb").isprintable()
+    assert format_memory_error("a\x1b[2Jb").isprintable()

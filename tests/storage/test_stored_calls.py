@@ -17,22 +17,22 @@ async def test_what_was_stored_before_and_meanwhile_is_recalled(tmp_path: Path) 
     with Ledger(tmp_path / "l") as ledger:
         await ledger.put(CALL)
     with Ledger(tmp_path / "l") as ledger:
-        assert ledger.recall("q1", "k1") == CALL
-        assert ledger.recall("q1", "k2") is None
+        assert ledger.get_for_question("q1", "k1") == CALL
+        assert ledger.get_for_question("q1", "k2") is None
         await ledger.put(replace(CALL, key="k2", error="it broke"))
-        assert ledger.recall("q1", "k2") is None
+        assert ledger.get_for_question("q1", "k2") is None
         await ledger.put(replace(CALL, key="k2"))
-        assert ledger.recall("q1", "k2") == replace(CALL, key="k2")
+        assert ledger.get_for_question("q1", "k2") == replace(CALL, key="k2")
 
 
 async def test_a_call_whose_asker_went_away_is_recalled_all_the_same(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l") as ledger:
-        assert ledger.recall("q1", "k1") is None
+        assert ledger.get_for_question("q1", "k1") is None
         putting = asyncio.ensure_future(ledger.put(CALL))
         await asyncio.sleep(0)
         putting.cancel()
         await ledger.put(replace(CALL, key="k2"))  # behind it in the same queue
-        assert ledger.recall("q1", "k1") == CALL
+        assert ledger.get_for_question("q1", "k1") == CALL
 
 
 def test_a_question_is_read_once_and_again_when_it_was_let_go() -> None:

@@ -22,7 +22,7 @@ from storage.records import Component, Message
 from training.comparisons import SiblingComparison, orders, return_gaps, split_questions
 from training.head_metrics import Steps, measure
 from training.heads import fit_heads, head_losses
-from training.reward_model import Material, _steps, train_reward_model
+from training.reward_model import RewardTrainingData, _steps, train_reward_model
 from training.settings import RewardModelSettings
 from weights.embedding import Prefix
 
@@ -236,7 +236,7 @@ def test_a_training_leaves_heads_metrics_and_what_they_were_made_of(tmp_path: Pa
     found = vectors()
     prompt = (Message("user", "Where?"),)
     steps = [Prefix(prompt, str(n)) for n in range(len(found))]
-    material = Material(steps, comparisons(found), SCHEME)
+    material = RewardTrainingData(steps, comparisons(found), SCHEME)
     settings = SETTINGS.model_copy(update={"max_length": 32})
     reader, said = Reader(found), list[str]()
     made: dict[str, Any] = {"encoder": reader, "target": tmp_path / "rm", "seed": 0}
@@ -296,7 +296,7 @@ def test_weights_decay_as_told() -> None:
 def test_length_is_that_of_the_policy_s_own_text() -> None:
     steps = [Prefix((Message("user", "Where?" * n),), "x" * (9 - n)) for n in range(3)]
     asked = [SiblingComparison("q", 2, 0, 1, {}, 1.0)]
-    found = _steps(Material(steps, asked, SCHEME), vectors(3))
+    found = _steps(RewardTrainingData(steps, asked, SCHEME), vectors(3))
     assert found.lengths.tolist() == [9, 8, 7]
     assert found.weights == {2: weights(EvoRagSettings(), 0.2)}
 
@@ -305,7 +305,7 @@ def test_the_settings_say_what_is_kept_for_validation(tmp_path: Path) -> None:
     found = vectors(80)
     prompt = (Message("user", "Where?"),)
     steps = [Prefix(prompt, f"0{n}") for n in range(len(found))]
-    material = Material(steps, comparisons(found), SCHEME)
+    material = RewardTrainingData(steps, comparisons(found), SCHEME)
     for changes in ({"validation": 0.5}, {"validation": 0.0}, {"split": 1}, {"split": 2}):
         told = SETTINGS.model_copy(update=changes)
         made: dict[str, Any] = {"encoder": Reader(found), "target": tmp_path, "seed": 0}

@@ -38,8 +38,8 @@ class Scripted(Pretended):
 
     pairs: Callable[[str], int] = field(default=lambda run: 7)
 
-    def branchwise(self, stage: str, *arguments: str, **given: Any) -> dict[str, Any]:
-        totals = super().branchwise(stage, *arguments, **given)
+    def run_stage(self, stage: str, *arguments: str, **given: Any) -> dict[str, Any]:
+        totals = super().run_stage(stage, *arguments, **given)
         totals["product"] = f"{stage} of {self.context.run.name}"
         if stage == "eval":
             return totals
@@ -238,28 +238,28 @@ class Poor(Scripted):
 
     untaught: bool = True
 
-    def branchwise(self, stage: str, *arguments: str, **given: Any) -> dict[str, Any]:
+    def run_stage(self, stage: str, *arguments: str, **given: Any) -> dict[str, Any]:
         if stage == "train-rm":
             why = {UNTAUGHT: "no pair is left"} if self.untaught else {}
             raise StageStopped("train-rm ended with exit code 2", 2, why)
-        return super().branchwise(stage, *arguments, **given)
+        return super().run_stage(stage, *arguments, **given)
 
 
 def test_a_reward_model_that_nothing_asks_may_have_nothing_to_learn(tmp_path: Path) -> None:
     plain = scripted(tmp_path, SCORED[0])
-    runner = Poor(plain.context, (0,), plain.kept_in, scored=dev_row)
+    runner = Poor(plain.context, (0,), plain.output_folder, scored=dev_row)
     carried_out(runner)
     assert runner.asked("dev") == ["start", "discovery-1", "refinement-1"]
     assert "continues without a reward model for this cycle: no pair is left" in said(runner)
     with pytest.raises(StageStopped, match="exit code 2"):
         CurriculumState(
-            Poor(plain.context, (0,), plain.kept_in, scored=dev_row, untaught=False)
+            Poor(plain.context, (0,), plain.output_folder, scored=dev_row, untaught=False)
         ).run()
     search = "mcts={kind: tree, evaluator: reward_model, normalise: true}"
     for asking in (SCORED, (SCORED[0], search, "reward_model=first")):
         plain = scripted(tmp_path, *asking)
         with pytest.raises(StageStopped, match="exit code 2"):
-            CurriculumState(Poor(plain.context, (0,), plain.kept_in, scored=dev_row)).run()
+            CurriculumState(Poor(plain.context, (0,), plain.output_folder, scored=dev_row)).run()
 
 
 def test_dev_without_an_answerable_question_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-async def in_flight(
+async def map_concurrently(
     items: Iterable[Item], work: Callable[[Item], Coroutine[Any, Any, Result]], limit: int
 ) -> AsyncGenerator[Result, None]:
     """Runs `work` over the items, at most `limit` at a time; yields results as they finish.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.in_flight import in_flight
+from agent.concurrent_map import map_concurrently
 from storage.errors import BudgetExceeded, EndpointError
 
 
@@ -29,7 +29,7 @@ async def test_no_result_and_no_error_of_a_batch_is_lost() -> None:
     items = ("bad1", "good1", "slow", "bad2", "good2", "bad3")
     finished = []
     with pytest.raises(EndpointError):
-        async for item in in_flight(items, work, len(items)):
+        async for item in map_concurrently(items, work, len(items)):
             finished.append(item)
     gc.collect()
     assert sorted(finished) == ["good1", "good2"]
@@ -56,7 +56,7 @@ async def test_an_item_is_taken_when_its_work_can_start() -> None:
         return number
 
     found = []
-    async for number in in_flight(items(), work, 3):
+    async for number in map_concurrently(items(), work, 3):
         assert len(taken) <= len(found) + 6, "three of a batch that is given, and three after it"
         found.append(number)
     assert sorted(found) == list(range(9))
@@ -70,7 +70,7 @@ async def test_a_limit_leaves_the_others_alone() -> None:
         await asyncio.sleep(0)
         return number
 
-    assert sorted([n async for n in in_flight(range(4), work, 2)]) == [1, 2, 3]
+    assert sorted([n async for n in map_concurrently(range(4), work, 2)]) == [1, 2, 3]
 
 
 async def test_items_that_cannot_be_read_end_what_runs() -> None:
@@ -88,6 +88,6 @@ async def test_items_that_cannot_be_read_end_what_runs() -> None:
         return number
 
     with pytest.raises(ValueError, match="damaged"):
-        [n async for n in in_flight(items(), work, 2)]
+        [n async for n in map_concurrently(items(), work, 2)]
     assert cancelled == [] or cancelled == [0]
     assert len(asyncio.all_tasks()) == 1
