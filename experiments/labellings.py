@@ -29,8 +29,8 @@ class Labelling:
         orders: All pairs.
         to_stop, to_go_on: Number of pairs that prefer an end to continuing, and the reverse. In the
             others both sides are of one kind.
-        by_actions: Share of pairs, in [0.5, 1], that a rule orders which knows both actions but not
-            their text; None without pairs.
+        action_rule_accuracy: Share of pairs, in [0.5, 1], that a rule orders correctly which knows
+            both actions but not their text; None without pairs.
     """
 
     name: str

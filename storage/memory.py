@@ -82,7 +82,7 @@ def format_memory_error(said: str) -> str:
     """Returns the error message for a person, with advice.
 
     Args:
-        said: Message that `exhausted` returned.
+        said: Message that `out_of_memory_message` returned.
     """
     readable = "".join(char if char.isprintable() else " " for char in said)
     return f"error: memory ran out ({readable}). {ADVICE}"

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.failure
 
 LITTLE = {
     "pipelines.study.STUDIES": {"little": "little_study"},
-    "pipelines.study.ASKS_NO_TRAINED_POLICY": ["little"],
+    "pipelines.study.STUDIES_WITHOUT_TRAINING": ["little"],
 }
 """It trains nothing, so its policy may be the test's endpoint."""
 

@@ -151,11 +151,11 @@ def test_what_was_compared_is_read_once_a_process(
 def test_a_kill_while_building_leaves_no_entry(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from storage.cache import open_entry\n"
+        "from storage.cache import get_or_build\n"
         "def build(new):\n"
         "    (new / 'half').write_text('half')\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "open_entry(Path(sys.argv[1]), build)\n"
+        "get_or_build(Path(sys.argv[1]), build)\n"
     )
     root = Path(__file__).parents[2]
     killed = subprocess.run(

@@ -358,7 +358,9 @@ def test_a_stage_has_its_patience_though_its_first_cycle_harms(
 
 def test_only_cycles_that_come_last_may_become_more(tmp_path: Path) -> None:
     def steady(setting: str) -> dict[str, Any]:
-        return checks._steady(pretended("evo-rag", tmp_path / "evo", setting).context.recipe)
+        return checks._fixed_settings(
+            pretended("evo-rag", tmp_path / "evo", setting).context.recipe
+        )
 
     begun = steady("name=evo-rag")
     assert steady("curriculum.cycles.refinement=9") == begun
