@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from agent.environment import Environment
 from agent.state import State
 from annotation.evaluators import Evaluator
-from annotation.grower import grow
+from annotation.grower import Advance, grow
 from annotation.pairs import sibling_pairs
 from annotation.rows import Provenance, labelled, pair_rows, tree_rows
 from annotation.scoring import node_scores
@@ -59,23 +59,35 @@ class Annotator:
     provenance: Provenance
     scored_by: RewardModel | None = None
 
-    async def annotate(self, question: Question) -> AnnotatedQuestion:
+    async def annotate(
+        self, question: Question, advance: Advance = lambda share: None
+    ) -> AnnotatedQuestion:
         """Grows, labels and pairs one question; an error that affects only it becomes a `Failure`.
+
+        Args:
+            question: Question to grow a tree for.
+            advance: Called before each iteration with the share of iterations done, in [0, 1].
 
         Raises:
             EndpointError: If an error is fatal.
             BudgetExceeded: If a limit allows no further call; the question stays pending.
         """
         try:
-            return await self._annotate(question)
+            return await self._annotate(question, advance)
         except (EndpointError, RetrievalError, JudgeError) as error:
             if isinstance(error, EndpointError) and error.fatal:
                 raise
             return AnnotatedQuestion(question, failure=Failure.of(question.id, "annotate", error))
 
-    async def _annotate(self, question: Question) -> AnnotatedQuestion:
+    async def _annotate(self, question: Question, advance: Advance) -> AnnotatedQuestion:
         grown = await grow(
-            question, self.environment, self.evaluator, self.search, self.scheme, self.sampling
+            question,
+            self.environment,
+            self.evaluator,
+            self.search,
+            self.scheme,
+            self.sampling,
+            advance,
         )
         rows = tree_rows(question, grown, self.provenance)
         states = [node.state for node in grown.tree.nodes]

@@ -1,5 +1,6 @@
 """Grows the tree of one question: connects the search to the environment and an evaluator."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from agent.environment import Environment, StepResult
@@ -11,6 +12,9 @@ from mcts import Expansion, Node, SearchSettings, Tree, sample_chains, search
 from rewards.answers import normalise
 from rewards.scheme import NodeEvaluation, RewardScheme
 from storage.records import Question
+
+Advance = Callable[[float], None]
+"""Called before each iteration with the share of iterations done, in [0, 1]."""
 
 CHILDREN = "tree"
 """Ledger path of a tree's nodes: `tree/<path of the parent>`."""
@@ -51,6 +55,7 @@ async def grow(
     settings: SearchSettings,
     scheme: RewardScheme,
     sampling: Sampling,
+    advance: Advance = lambda share: None,
 ) -> GrownTree:
     """Grows the tree of one question.
 
@@ -62,6 +67,7 @@ async def grow(
         settings: Settings of the search, or of the sampling of chains.
         scheme: Reward scheme that values terminal nodes.
         sampling: Sampling of child nodes (rollouts have their own).
+        advance: See `Advance`.
     """
     grown = GrownTree(Tree.grow_from(await environment.root(question)))
 
@@ -86,7 +92,12 @@ async def grow(
         grown.facts[node.id] = facts
         return facts.value
 
+    iterations = 0
+
     def keep_going() -> bool:
+        nonlocal iterations
+        advance(min(1.0, iterations / settings.iterations))
+        iterations += 1
         limit = settings.max_output_tokens
         grown.stopped = limit is not None and grown.generated >= limit
         return not grown.stopped

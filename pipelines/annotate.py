@@ -9,7 +9,7 @@ the same seed gives the same trees.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 
@@ -106,7 +106,7 @@ async def _annotate(
         pending = committer.pending()
         workforce = _make_worker_pool(context, run, pending, ledger)
         spent = workforce.spent if workforce else ledger.totals
-        gate = Gate(recipe.limits, spent)
+        gate = Gate(recipe.limits, spent, context.log)
         progress = Progress("annotate", len(data.questions), grows=True, spent=spent)
         progress.done = progress.resumed_from = len(data.questions) - len(pending)
         growing = (
@@ -166,13 +166,14 @@ def _close(
     progress.counts.update(totals["counts"])  # type: ignore[call-overload]
     context.console.print(progress.closing_table())
     context.log(
-        f"{totals['questions_done']} questions done, {totals['questions_failed']} failed, "
-        f"{totals['pairs']} pairs, {spent_in_words[0]}"
+        f"wrote {inert(str(context.run))}: {totals['questions_done']} questions done, "
+        f"{totals['questions_failed']} failed, {totals['pairs']} pairs, {spent_in_words[0]}"
     )
     for line in spent_in_words[1:]:
         context.log(line)
-    if not totals["pairs"] and (complaint := protocol_warning(context.run, recipe.policy.model)):
-        context.log(complaint)
+    if not totals["pairs"] and totals["questions_done"]:
+        reason = protocol_warning(context.run, recipe.policy.model)
+        context.log(reason or no_pairs_reason(progress.counts))
     if gate.reason:
         context.log(f"stopped: {gate.reason}; rerun the same command to resume")
         return StageResult(totals, gate.exit_code)
@@ -181,6 +182,33 @@ def _close(
         context.log(f"more than limits.max_failed_share of the questions failed; see {context.run}")
         return StageResult(totals, TOO_MANY_FAILURES)
     return StageResult(totals, DONE)
+
+
+ADVICE = {
+    "small_gap": "lower pairs.min_gap, or raise mcts.iterations or mcts.rollouts",
+    "unlabelled": "raise mcts.iterations, so that more steps get a label",
+    "few_outcomes": "lower pairs.min_outcomes, or raise mcts.iterations",
+    "unscored": "check the judge's replies: branchwise show QUESTION:STEP",
+    "guessable": "set pairs.guessable to keep, or choose other questions",
+}
+"""What to change if pairs are dropped for a reason; for other reasons, the setting of that name."""
+
+
+def no_pairs_reason(counts: Mapping[str, int]) -> str:
+    """Returns why a run has no pairs, and what to change, from its counts by reason."""
+    prefix = "pair dropped: "
+    dropped = {k.removeprefix(prefix): n for k, n in counts.items() if k.startswith(prefix)}
+    if not dropped:
+        return (
+            "no pairs: no step has two different children. Raise mcts.max_children, "
+            "mcts.iterations or policy.temperature"
+        )
+    reason, most = max(dropped.items(), key=lambda item: item[1])
+    advice = ADVICE.get(reason, "see `pairs` in docs/settings.md")
+    return (
+        f"no pairs: {most:,} of {sum(dropped.values()):,} candidates were dropped because of "
+        f"`{reason}`: {advice}"
+    )
 
 
 def protocol_warning(run: Path, model: str) -> str | None:

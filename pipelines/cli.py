@@ -96,6 +96,16 @@ STAGES_WITH_NAME = {
     "train-rm": "reward-model",
 }
 """Stages whose model may be given another name than this one."""
+NEXT = {
+    "warm-start": "annotate",
+    "annotate": "report, train-dpo",
+    "relabel": "train-dpo",
+    "train-sft": "eval",
+    "train-dpo": "eval",
+    "train-grpo": "eval",
+    "train-rm": "curriculum",
+}
+"""Stages that usually follow a stage, for its closing line."""
 READ_ONLY_STAGES = frozenset({"doctor", "settings", "data", "inspect", "report", "show"})
 """Stages that write nothing, so `--dry-run` does not apply."""
 
@@ -284,9 +294,22 @@ def _call_stage(options: argparse.Namespace, console: "Terminal") -> int:
         reject_special_files(call.run)
     stage = STAGES[options.stage]
     outcome = getattr(import_module(stage.module), stage.function)(call)
+    produced = outcome.exit_code == 0 and not call.dry_run and outcome.totals.get("pairs") != 0
+    if options.stage in NEXT and produced:
+        call.log(next_stages(options, outcome.totals.get("label")))
     if options.json:
         print(json_line(outcome.totals))
     return int(outcome.exit_code)
+
+
+def next_stages(options: argparse.Namespace, label: str | None) -> str:
+    """Returns the closing line that names the following stages, with the same recipe and run."""
+    given = [f"CONFIG={options.config}" if options.config else ""]
+    given += [f"RUN={options.run}" if options.run else ""]
+    given += [f'ARGS="--label {label}"' if label else ""]
+    words = " ".join(filter(None, given))
+    commands = (f"make {name} {words}".strip() for name in NEXT[options.stage].split(", "))
+    return "next: " + ", or ".join(commands)
 
 
 def json_line(totals: Any) -> str:

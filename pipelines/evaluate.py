@@ -72,7 +72,7 @@ def evaluate(context: StageContext) -> StageResult:
     about = settings if judging is None else {**settings, "judge": judging.deciding}
     with run.open_ledger() as ledger:
         atomic_write_json(run.folder / "eval" / f"{name}.json", about)
-        gate = Gate(recipe.limits, ledger.totals)
+        gate = Gate(recipe.limits, ledger.totals, context.log)
         stored = {one.name: stored_answers(run, one, name) for one in candidates if judging}
         done = {policy: answered for policy, answered in stored.items() if answered}
         evaluation = PolicyEvaluation(context, retriever, ledger, gate)

@@ -55,7 +55,7 @@ def select(context: StageContext) -> StageResult:
     rows = _kept_rows(run, data.questions, deciding_digest(rater, retriever))
     pending = [question for question in data.questions if question.id not in rows]
     with run.open_ledger() as ledger:
-        gate = Gate(recipe.limits, ledger.totals)
+        gate = Gate(recipe.limits, ledger.totals, context.log)
         progress = Progress("select", len(data.questions), spent=ledger.totals)
         progress.done = progress.resumed_from = len(rows)
         found: list[Difficulty | Failure] = []

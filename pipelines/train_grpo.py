@@ -99,7 +99,7 @@ def _on_rollouts(context: StageContext) -> StageResult:
     facts = {"index_digest": retriever.digest}
     run = open_run_if_exists(context.run, recipe) or open_run(context.run, recipe, facts)
     with run.open_ledger() as ledger:
-        gate = Gate(recipe.limits, ledger.totals)
+        gate = Gate(recipe.limits, ledger.totals, context.log)
         before: Path | None = None
         try:
             with gate.listening():

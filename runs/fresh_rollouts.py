@@ -98,7 +98,7 @@ def roll_fresh(
     _check_same_policy(recipe, policies)
     trees = stored_trees(run, only=wanted, passages=passages)
     with run.open_ledger() as ledger:
-        gate = Gate(recipe.limits, ledger.totals)
+        gate = Gate(recipe.limits, ledger.totals, context.log)
         with gate.listening():
             survey = FreshRolloutJob(
                 context, recipe, ledger, gate, rolled, sampling, rollouts, wanted

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -26,6 +27,7 @@ class Progress:
     Attributes:
         grows: Whether questions give pairs and rewards, which are then shown.
         spent: Callback that returns the run's totals; only this attempt's spending is shown.
+        partial: Finished share of each question in flight, in [0, 1].
     """
 
     stage: str
@@ -41,6 +43,7 @@ class Progress:
     counts: Counter[str] = field(default_factory=Counter)
     started: float = field(default_factory=time.monotonic)
     resumed_from: int = 0
+    partial: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._before = self.spent()
@@ -66,10 +69,15 @@ class Progress:
         return self.reward_sum / self.rewarded if self.rewarded else None
 
     @property
+    def finished(self) -> float:
+        """Finished questions, with the finished parts of those in flight."""
+        return min(self.done + sum(self.partial.values()), self.total)
+
+    @property
     def left_s(self) -> float | None:
-        """Seconds left at the rate of this attempt; None before its first question is done."""
-        fresh = self.done - self.resumed_from
-        return self.seconds / fresh * (self.total - self.done) if fresh > 0 else None
+        """Seconds left at the rate of this attempt; None before its first iteration."""
+        fresh = self.finished - self.resumed_from
+        return self.seconds / fresh * (self.total - self.finished) if fresh > 0 else None
 
     def facts(self) -> dict[str, str]:
         """Returns the facts that both displays show, in order."""
@@ -94,11 +102,13 @@ class Progress:
     def line(self) -> str:
         """Returns the plain line."""
         facts = " · ".join(f"{name} {value}" for name, value in self.facts().items())
-        return f"{self.stage}: {facts}"
+        share = self.finished / self.total if self.total else 1.0
+        return f"{self.stage}: {share:.0%} · {facts}"
 
     def table(self) -> Table:
         """Returns the live display."""
         table = Table(title=self.stage, title_justify="left", show_header=False, box=None)
+        table.add_row("", ProgressBar(self.total, self.finished, width=40))
         for name, value in self.facts().items():
             table.add_row(Text(name, style="dim"), Text(value))
         return table

@@ -1,5 +1,6 @@
 """The context, the limits and the result of a stage."""
 
+import asyncio
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -13,9 +14,11 @@ from runs.signals import on_stop_signal
 from runs.terminal import Terminal
 from storage.calls import Totals
 from storage.errors import BudgetExceeded, ConfigError
+from storage.text import Log
 
 DONE, FAILED, BAD_INPUT, LIMIT_REACHED, TOO_MANY_FAILURES = 0, 1, 2, 3, 4
 INTERRUPTED = 130
+STOPPING = "stopping: calls in flight will finish and be stored. Press Ctrl-C again to abort them"
 
 Item = TypeVar("Item")
 
@@ -88,11 +91,13 @@ class Gate:
         limits: Limits. Tokens and dollars include the run's earlier attempts and stages; hours
             count this attempt only.
         spent: Callback that returns the totals of the run's ledger.
+        log: Logs that the stage is stopping.
         reason: Reason that the gate closed; None while it is open.
     """
 
     limits: LimitSettings
     spent: Callable[[], Totals] = Totals
+    log: Log = lambda text: None
     started: float = field(default_factory=time.monotonic)
     reason: str | None = None
     interrupted: bool = False
@@ -145,6 +150,7 @@ class Gate:
             if self.interrupted:
                 raise KeyboardInterrupt
             self.interrupted = True
+            _log_soon(self.log, STOPPING)
 
         with on_stop_signal(close):
             yield
@@ -154,3 +160,11 @@ class Gate:
         if self.interrupted:
             return INTERRUPTED
         return LIMIT_REACHED if self.reason else DONE
+
+
+def _log_soon(log: Log, text: str) -> None:
+    """Logs from a signal handler: in the event loop, if one runs, so that no output is mixed."""
+    try:
+        asyncio.get_running_loop().call_soon_threadsafe(log, text)
+    except RuntimeError:  # no loop runs
+        log(text)

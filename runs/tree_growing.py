@@ -51,11 +51,15 @@ async def grow_questions(
     """
 
     async def work(question: Question) -> AnnotatedQuestion:
+        def advance(share: float) -> None:
+            progress.partial[question.id] = share
+
         progress.in_flight += 1
         try:
-            return await annotator.annotate(question)
+            return await annotator.annotate(question, advance)
         finally:
             progress.in_flight -= 1
+            progress.partial.pop(question.id, None)
 
     async with open_annotator(recipe, retriever, ledger, gate.check, log) as annotator:
         at_once = recipe.questions_in_flight

@@ -55,10 +55,14 @@ class WorkerTask:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A worker's spending so far, and its number of questions in flight."""
+    """A worker's spending so far, its number of questions in flight, and their finished part.
+
+    `partial` is the sum of their shares of iterations done, in questions.
+    """
 
     spent: Totals
     in_flight: int
+    partial: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +147,7 @@ class WorkerPool:
                     case Report():
                         self._reports[line] = message
                         progress.in_flight = sum(r.in_flight for r in self._reports.values())
+                        progress.partial[f"worker {line.fileno()}"] = message.partial
                         _notice_limit(gate, self._forbid)
                     case str():
                         # Messages common to all workers, such as a pause, are logged once.
@@ -301,17 +306,20 @@ async def _reporting(
 ) -> AsyncGenerator[None, None]:
     """Reports this worker's progress to the parent regularly and at the end."""
 
+    def report_now() -> Report:
+        return Report(ledger.totals(), progress.in_flight, sum(progress.partial.values()))
+
     async def report() -> None:
         while True:
             await asyncio.sleep(REPORT_EVERY_S)
-            line.send(Report(ledger.totals(), progress.in_flight))
+            line.send(report_now())
 
     reporter = asyncio.create_task(report())
     try:
         yield
     finally:
         reporter.cancel()
-        line.send(Report(ledger.totals(), progress.in_flight))
+        line.send(report_now())
 
 
 def claim_questions(pending: Sequence[Question], following: Any) -> Iterator[Question]:

@@ -12,7 +12,7 @@ from agent.reasonrag import ReasonRAG
 from agent.settings import AgentSettings
 from agent.state import State
 from annotation.evaluators import RolloutEvaluator
-from annotation.grower import GrownTree, grow
+from annotation.grower import Advance, GrownTree, grow
 from engines.sampling import Capabilities, SampleRequest, Sampling, Usage
 from mcts import SearchSettings
 from rewards.scheme import NodeEvaluation
@@ -40,7 +40,9 @@ class CostlyJudge:
         return NodeEvaluation(0.5, judge_score=0.5, usage=Usage(1000, 0, 1000))
 
 
-async def grown(**settings: object) -> tuple[GrownTree, ScriptedEngine]:
+async def grown(
+    advance: Advance = lambda share: None, **settings: object
+) -> tuple[GrownTree, ScriptedEngine]:
     engine, scheme = dice(), Recipe(name="x").scheme
     environment = Environment(
         ReasonRAG(AgentSettings(max_steps=5)), engine, ScriptedRetriever(), top_k=1
@@ -48,7 +50,11 @@ async def grown(**settings: object) -> tuple[GrownTree, ScriptedEngine]:
     rollouts = RolloutEvaluator(environment, Sampling(), 2, scheme)
     search = SearchSettings(**settings)
     evaluator = CostlyJudge() if search.evaluator == "judge" else rollouts
-    return await grow(a_question(), environment, evaluator, search, scheme, Sampling()), engine
+    sampling = Sampling()
+    return (
+        await grow(a_question(), environment, evaluator, search, scheme, sampling, advance),
+        engine,
+    )
 
 
 async def test_chains_ask_the_policy_only_and_never_twice_under_one_name() -> None:
@@ -76,6 +82,14 @@ async def test_no_iteration_begins_once_the_tokens_are_generated(kind: str) -> N
     assert tree.generated == 10 * len(engine.asked) >= limit
     before, _ = await grown(kind=kind, iterations=made - 1, max_children=3)
     assert before.generated < limit, "the last iteration began in time"
+
+
+@pytest.mark.parametrize("kind", ["tree", "chains"])
+async def test_progress_grows_with_the_iterations(kind: str) -> None:
+    shares: list[float] = []
+    await grown(kind=kind, iterations=8, max_children=3, advance=shares.append)
+    assert shares[:8] == [n / 8 for n in range(8)]
+    assert max(shares) <= 1
 
 
 async def test_a_judge_s_tokens_are_not_the_policy_s() -> None:

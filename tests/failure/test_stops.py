@@ -55,6 +55,7 @@ def test_the_first_signal_drains(
     held.release()
     stopped = running.ended()
     assert stopped.code == 130, stopped.said
+    assert "stopping: calls in flight will finish" in stopped.said
     assert "rerun the same command" in stopped.said
     assert world.seeds[before:] == paid, "no call begins after the signal"
     assert stored_seeds(run) == set(paid), "calls under way are finished and stored"

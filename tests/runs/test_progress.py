@@ -35,9 +35,21 @@ async def test_the_plain_line_tells_this_attempt_s_rate_and_calls(
         shown.reward([0.5, 0.75])
     # 2 questions in 20 s leave 80 s for the other 8.
     assert said(console) == [
-        "annotate: questions 32/40 · in flight 3 · failed 1 · calls/s 0.1 · "
+        "annotate: 80% · questions 32/40 · in flight 3 · failed 1 · calls/s 0.1 · "
         "tokens in/cached/out 2,400/400/60 · pairs 5 · mean reward 0.625 · time left 1:20"
     ]
+
+
+def test_trees_in_flight_count_towards_share_and_time_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress.time, "monotonic", lambda: 1060.0)
+    shown = Progress("annotate", 4, started=1000.0)
+    assert shown.facts()["time left"] == "–"
+    shown.partial = {"q1": 0.5, "q2": 0.25}
+    # 0.75 questions in 60 s leave 260 s for the other 3.25.
+    assert shown.line().startswith("annotate: 19% · questions 0/4 · ")
+    assert shown.facts()["time left"] == "4:20"
 
 
 def test_what_calls_cost_is_told_where_they_cost_something() -> None:

@@ -1,0 +1,40 @@
+"""Closing lines name what comes next, or why a run has no pairs."""
+
+import re
+from argparse import Namespace
+
+import pytest
+
+from annotation.settings import PairSettings
+from pipelines.annotate import ADVICE, no_pairs_reason
+from pipelines.cli import NEXT, STAGES, next_stages
+
+
+def test_the_next_stages_take_the_same_recipe_and_run() -> None:
+    named = Namespace(stage="annotate", config="configs/mine.yaml", run="datasets/mine")
+    assert next_stages(named, None) == (
+        "next: make report CONFIG=configs/mine.yaml RUN=datasets/mine, "
+        "or make train-dpo CONFIG=configs/mine.yaml RUN=datasets/mine"
+    )
+    plain = Namespace(stage="relabel", config=None, run=None)
+    assert next_stages(plain, "strict") == 'next: make train-dpo ARGS="--label strict"'
+    assert {name for names in NEXT.values() for name in names.split(", ")} <= set(STAGES)
+
+
+@pytest.mark.parametrize(
+    ("counts", "part"),
+    [
+        ({"pair dropped: small_gap": 9, "pair dropped: unlabelled": 2}, "9 of 11 .*pairs.min_gap"),
+        ({"pair dropped: same_words": 3}, "3 of 3 .*`same_words`.*settings.md"),
+        ({"duplicate siblings": 7}, "two different children.*temperature"),
+    ],
+)
+def test_a_run_without_pairs_says_what_to_change(counts: dict[str, int], part: str) -> None:
+    assert re.search(part, no_pairs_reason(counts))
+
+
+def test_the_advice_names_settings_that_exist() -> None:
+    for text in ADVICE.values():
+        for word in text.replace(",", " ").replace(":", " ").split():
+            if word.startswith("pairs."):
+                assert word.removeprefix("pairs.") in PairSettings.model_fields
