@@ -303,8 +303,9 @@ def _call_stage(options: argparse.Namespace, console: "Terminal") -> int:
 
 
 def next_stages(options: argparse.Namespace, label: str | None) -> str:
-    """Returns the closing line that names the following stages, with the same recipe and run."""
-    given = [f"CONFIG={options.config}" if options.config else ""]
+    """Returns the closing line that names the following stages, with the same run or recipe."""
+    # A run folder holds its recipe.
+    given = [f"CONFIG={options.config}" if options.config and not options.run else ""]
     given += [f"RUN={options.run}" if options.run else ""]
     given += [f'ARGS="--label {label}"' if label else ""]
     words = " ".join(filter(None, given))

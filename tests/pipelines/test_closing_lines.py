@@ -13,9 +13,10 @@ from pipelines.cli import NEXT, STAGES, next_stages
 def test_the_next_stages_take_the_same_recipe_and_run() -> None:
     named = Namespace(stage="annotate", config="configs/mine.yaml", run="datasets/mine")
     assert next_stages(named, None) == (
-        "next: make report CONFIG=configs/mine.yaml RUN=datasets/mine, "
-        "or make train-dpo CONFIG=configs/mine.yaml RUN=datasets/mine"
+        "next: make report RUN=datasets/mine, or make train-dpo RUN=datasets/mine"
     )
+    named.run = None
+    assert "make report CONFIG=configs/mine.yaml, or " in next_stages(named, None)
     plain = Namespace(stage="relabel", config=None, run=None)
     assert next_stages(plain, "strict") == 'next: make train-dpo ARGS="--label strict"'
     assert {name for names in NEXT.values() for name in names.split(", ")} <= set(STAGES)
