@@ -1,9 +1,10 @@
 """Reads a recipe file: one YAML document, checked completely before anything loads.
 
 Applies `--set`, and reports all mistakes at once, each with its line and the nearest valid key.
+Files of questions and passages may be relative to the recipe's folder.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rewards.schemes import settings_class
 from rewards.settings import SchemeSettings
 from runs.recipe import Recipe
 from runs.recipe_checks import find_conflicts
+from runs.seal import CONFIG, PROVENANCE
 from storage.errors import ConfigError
 from storage.plain_yaml import DEEPEST, parse_yaml
 from storage.safe_files import read_named
@@ -59,6 +61,7 @@ def _read(path: Path, overrides: Sequence[str]) -> tuple[Recipe, list[str], set[
     problems = [
         f"{path}:{line}: `{key}` is repeated; remove one" for key, line in document.repeated
     ]
+    _resolve_data_files(path, values)
     problems += [p for p in (_override(values, item) for item in overrides) if p]
     recipe, faults = _validated(values)
     set_here = {tuple(item.partition("=")[0].split(".")) for item in overrides}
@@ -73,6 +76,49 @@ def _text_of(path: Path) -> str:
         raise ConfigError(f"{path}: cannot read the recipe: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 (byte {error.start}); save it as UTF-8") from error
+
+
+def _resolve_data_files(recipe: Path, values: dict[str, Any]) -> None:
+    """Replaces data files of an unchecked recipe that are in its folder by their full paths.
+
+    A run's own `config.yaml` holds resolved paths, and the folders beside it, such as `trees/`, are
+    not a corpus.
+    """
+    if recipe.name == CONFIG and (recipe.parent / PROVENANCE).exists():
+        return
+    for block in _data_blocks(values):
+        if "questions" in block and block.get("source") != "hub":
+            block["questions"] = _resolved(recipe, block["questions"])
+        if isinstance(block.get("corpus"), list):
+            block["corpus"] = [_resolved(recipe, given) for given in block["corpus"]]
+        elif "corpus" in block:
+            block["corpus"] = _resolved(recipe, block["corpus"])
+
+
+def _data_blocks(values: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields the blocks of an unchecked recipe that may name files of questions or passages."""
+    data, evaluation = values.get("data"), values.get("evaluation")
+    mix = data.get("mix") if isinstance(data, dict) else None
+    asked = evaluation.get("set") if isinstance(evaluation, dict) else None
+    for block in (data, asked, *(mix if isinstance(mix, list) else ())):
+        if isinstance(block, dict):
+            yield block
+
+
+def _resolved(recipe: Path, given: Any) -> Any:
+    """Returns the file's path in the recipe's folder, or `given` if it is not there.
+
+    Also returns `given` if it is the same file seen from the current folder, so that the recipe of
+    an earlier run stays equal.
+    """
+    if not isinstance(given, str) or not given.strip():
+        return given
+    inside, here = recipe.parent / given, Path(given)
+    try:
+        use_given = not inside.exists() or (here.exists() and here.samefile(inside))
+    except (OSError, ValueError):  # not a path, or not readable; reading it reports that
+        return given
+    return given if use_given else str(inside)
 
 
 def _validated(values: dict[str, Any]) -> tuple[Recipe, list[dict[str, Any]]]:

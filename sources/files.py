@@ -27,7 +27,11 @@ def existing(path: str | Path, setting: str, faults: Faults) -> Path | None:
     found = Path(path).expanduser()
     if found.exists():
         return found
-    faults.add(setting, f"{path} does not exist (current folder: {Path.cwd()})")
+    faults.add(
+        setting,
+        f"{path} does not exist (current folder: {Path.cwd()}; a recipe may also name files "
+        "relative to its own folder)",
+    )
     return None
 
 

@@ -209,6 +209,37 @@ def test_overrides_reach_into_sections_and_are_checked(tmp_path: Path) -> None:
     assert "--set seed" in told
 
 
+def test_data_files_are_found_in_the_folder_of_the_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, here = tmp_path / "mine", tmp_path / "here"
+    for folder in (mine / "docs", here):
+        folder.mkdir(parents=True)
+    for file in (mine / "q.jsonl", here / "q.jsonl", here / "only.jsonl"):
+        file.write_text("")
+    recipe = mine / "recipe.yaml"
+    recipe.write_text(
+        "name: x\n"
+        "data: {corpus: [docs, only.jsonl], mix: [{source: jsonl, questions: q.jsonl}]}\n"
+        "evaluation: {set: {source: hub, questions: docs}}\n"
+    )
+    monkeypatch.chdir(here)
+    loaded = load_recipe(Path("../mine/recipe.yaml"))
+    assert loaded.data.corpus == ("../mine/docs", "only.jsonl")
+    assert loaded.data.mix[0].questions == "../mine/q.jsonl"
+    assert loaded.evaluation.set is not None
+    assert loaded.evaluation.set.questions == "docs", "a data set of the hub"
+    overridden = load_recipe(recipe, ["data.corpus=q.jsonl"])
+    assert overridden.data.corpus == "q.jsonl", "as seen from the current folder"
+    monkeypatch.chdir(mine)
+    assert load_recipe(recipe).data.corpus == ("docs", "only.jsonl")
+    kept = mine / "config.yaml"
+    kept.write_text(recipe.read_text())
+    (mine / "provenance.json").write_text("{}")
+    monkeypatch.chdir(here)
+    assert load_recipe(kept).data.corpus == ("docs", "only.jsonl"), "a run has resolved paths"
+
+
 def test_a_digest_covers_what_it_names(tmp_path: Path) -> None:
     one, other = Recipe(name="x"), Recipe(name="x", seed=1)
     assert one.digest() != other.digest()
