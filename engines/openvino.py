@@ -46,14 +46,14 @@ answers of transformers. With float32, all 50 do.
 
 
 def embedded_engine(
-    settings: ModelSettings, max_batch: int = 32, cache_gib: int = 1, log: Log | None = None
+    settings: ModelSettings, max_batch: int = 32, kv_cache_gib: int = 1, log: Log | None = None
 ) -> "OpenVINOEngine":
     """Returns the engine for `policy:` or `judge:` settings; converts weights once, into the cache.
 
     Args:
         settings: Model settings; `model` and `precision` count.
         max_batch: Most generations at once.
-        cache_gib: Memory of the key-value cache; 1 GiB holds about 46,000 tokens of the packaged
+        kv_cache_gib: Memory of the key-value cache; 1 GiB holds about 46,000 tokens of the packaged
             model.
         log: Callback for messages about rebuilding damaged weights.
 
@@ -69,7 +69,7 @@ def embedded_engine(
         digest=policy_digest(files, settings.precision),
         precision=settings.precision,
         max_batch=max_batch,
-        cache_gib=cache_gib,
+        kv_cache_gib=kv_cache_gib,
     )
 
 
@@ -90,14 +90,14 @@ class OpenVINOEngine:
         digest: str,
         precision: str,
         max_batch: int = 32,
-        cache_gib: int = 1,
+        kv_cache_gib: int = 1,
     ) -> None:
         self.model = model
         self.digest = digest
         self.precision = precision
         self._gguf = gguf
         self._max_batch = max_batch
-        self._cache_gib = cache_gib
+        self._cache_gib = kv_cache_gib
         self._batch: BatchingThread | None = None
         self._tokenizer: Any = None
         self._template = ""

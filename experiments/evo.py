@@ -40,7 +40,7 @@ def two_steps(name: str, paper: str = "", *, schedule: str, **rewards: object) -
     """
     discovery = dpo(f"discovery-{name}", "", schedule=schedule, stage="discovery", **rewards)
     refinement = dpo(name, paper, schedule=schedule, **rewards)
-    return replace(refinement, before=discovery, training={"off_policy": True})
+    return replace(refinement, before=discovery, training={"allow_off_policy_pairs": True})
 
 
 IN_TWO_STEPS = (

@@ -55,7 +55,7 @@ def evo_heads(runner: StudyRunner) -> None:
             settings = {
                 **TIME_DYNAMIC,
                 "seed": seed,
-                "training.reward_model.split": seed,
+                "training.reward_model.split_seed": seed,
                 **{f"training.reward_model.{key}": value for key, value in variant.items()},
             }
             named = ("--name", f"heads-{name}-{seed}")

@@ -9,9 +9,9 @@ section 5.1. The primary comparison is the EM of time-dynamic against two-stage,
 table of searches.
 
 Differences from the paper: both steps use the same trees, grown by the warm start, so Refinement
-learns from states that the policy after Discovery might not reach (`training.dpo.off_policy`);
-labels, not a reward model, order the pairs. `branchwise curriculum` grows new trees between the
-steps.
+learns from states that the policy after Discovery might not reach
+(`training.dpo.allow_off_policy_pairs`); labels, not a reward model, order the pairs. `branchwise
+curriculum` grows new trees between the steps.
 
 Time on two cores: 10 minutes for the trees, which all studies share, then 45 minutes per seed: 8
 trainings of 180 pairs (4 minutes each) and 4 evaluations of 200 questions (3 minutes each). The

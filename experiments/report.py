@@ -230,7 +230,7 @@ def _refusal_cells(done: EvaluatedArm) -> tuple[str, ...]:
 
 def _training_cells(done: EvaluatedArm) -> tuple[str, ...]:
     """Returns the training columns; KL is empty for off-policy pairs (`training.dpo.train_dpo`)."""
-    off_policy = done.arm.training.get("off_policy", False)
+    allow_off_policy_pairs = done.arm.training.get("allow_off_policy_pairs", False)
 
     def learned(*path: str) -> float | None:
         return mean_of(done.trainings, *path)
@@ -239,7 +239,7 @@ def _training_cells(done: EvaluatedArm) -> tuple[str, ...]:
         number(learned("examples"), 0),
         number(learned("steps"), 0),
         number(learned("seconds"), 0),
-        number(None if off_policy else learned("movement", "kl"), 3),
+        number(None if allow_off_policy_pairs else learned("movement", "kl"), 3),
         number(learned("movement", "margin"), 3),
         number(learned("movement", "accuracy"), 2),
     )

@@ -20,7 +20,9 @@ def train_dpo(context: StageContext) -> StageResult:
     recipe, run = context.recipe, existing_run(context.run)
     table = pairs_table(context.options.get("label"))
     pairs = pairs_of(run, table)
-    start = validated_start_policy(context, run, table, off_policy=recipe.training.dpo.off_policy)
+    start = validated_start_policy(
+        context, run, table, allow_off_policy_pairs=recipe.training.dpo.allow_off_policy_pairs
+    )
     target = trained_folder(context, "dpo")
     context.log(f"train-dpo: {len(pairs)} pairs, start {start} → {target}")
     if context.dry_run:

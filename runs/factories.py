@@ -68,7 +68,7 @@ def engine_for(
         return embedded_engine(
             model,
             max_batch=min(limits.max_concurrency, 64),
-            cache_gib=limits.cache_gib,
+            kv_cache_gib=limits.kv_cache_gib,
             log=log,
         )
     from engines.openai import OpenAIEngine

@@ -34,13 +34,13 @@ class EmbeddedServing:
     Attributes:
         policy: Policy of the recipe; its `model` is the start of the training.
         max_batch: Most generations at once.
-        cache_gib: Memory of the key-value cache.
+        kv_cache_gib: Memory of the key-value cache.
         folder: Folder of the current adapter and weights.
     """
 
     policy: ModelSettings
     max_batch: int
-    cache_gib: int
+    kv_cache_gib: int
     folder: Path
 
     @asynccontextmanager
@@ -65,7 +65,7 @@ class EmbeddedServing:
             digest=policy_digest(files, self.policy.precision),
             precision=self.policy.precision,
             max_batch=self.max_batch,
-            cache_gib=self.cache_gib,
+            kv_cache_gib=self.kv_cache_gib,
         )
         async with engine:
             yield engine
@@ -140,7 +140,9 @@ def serving_for(
     if recipe.policy.engine == "vllm":
         return VllmServing(recipe, folder, logs, before_call, log)
     limits = recipe.limits
-    return EmbeddedServing(recipe.policy, min(limits.max_concurrency, 64), limits.cache_gib, folder)
+    return EmbeddedServing(
+        recipe.policy, min(limits.max_concurrency, 64), limits.kv_cache_gib, folder
+    )
 
 
 def check_servable(policy: ModelSettings) -> None:

@@ -125,9 +125,9 @@ class LimitSettings(Settings):
         max_concurrency: Most calls in flight per endpoint; fewer if it is overloaded.
         max_questions_in_flight: Questions processed at once. Set it above `max_concurrency`, or
             slots stay idle. Defaults to 256 at an endpoint and 24 in the embedded engine.
-        cache_gib: GiB of the embedded engine's key-value cache; an embedded judge has its own. One
-            GiB holds about 46,000 tokens of the packaged model. Prompts of a tree that do not fit
-            are recomputed.
+        kv_cache_gib: GiB of the embedded engine's key-value cache; an embedded judge has its own.
+            One GiB holds about 46,000 tokens of the packaged model. Prompts of a tree that do not
+            fit are recomputed.
         timeout_s: Seconds per attempt at a call.
         deadline_s: Seconds per call, including retries and waits; at least `timeout_s`.
         max_usd, max_tokens: Limit per run folder, over all attempts and stages; each curriculum
@@ -139,7 +139,7 @@ class LimitSettings(Settings):
 
     max_concurrency: int = Field(default=64, ge=1)
     max_questions_in_flight: int | None = Field(default=None, ge=1)
-    cache_gib: int = Field(default=4, ge=1)
+    kv_cache_gib: int = Field(default=4, ge=1)
     timeout_s: float = Field(default=120.0, gt=0)
     deadline_s: float = Field(default=900.0, gt=0)
     max_usd: float | None = Field(default=None, gt=0)

@@ -24,7 +24,7 @@ WARM_START = "warm-start"
 
 
 def validated_start_policy(
-    context: StageContext, run: Run, table: str, *, off_policy: bool = False
+    context: StageContext, run: Run, table: str, *, allow_off_policy_pairs: bool = False
 ) -> str:
     """Returns the recipe's `policy.trainable` after checking that this policy drew the rows.
 
@@ -36,10 +36,11 @@ def validated_start_policy(
         context: Stage context of the training.
         run: Run of the training rows.
         table: Table of those rows, with a column `policy_digest`.
-        off_policy: Whether another policy may have drawn them; this is then logged.
+        allow_off_policy_pairs: Whether another policy may have drawn them; this is then logged.
 
     Raises:
-        ConfigError: If another policy drew them without `off_policy`, or the start does not exist.
+        ConfigError: If another policy drew them without `allow_off_policy_pairs`, or the start
+            does not exist.
     """
     start = context.recipe.policy.trainable
     drawn = set(read_parts(run.folder, table, ["policy_digest"])["policy_digest"].to_pylist())
@@ -53,7 +54,7 @@ def validated_start_policy(
             "has the same weights cannot be checked"
         )
     elif others := _other_policies(run, start, drawn):
-        if not off_policy:
+        if not allow_off_policy_pairs:
             raise _drawn_by_another(run, start, others)
         context.log(
             f"off-policy: {run.recipe.policy.model} drew the rows, and {start} is trained on them"

@@ -26,7 +26,7 @@ LOCAL = (RuntimeError, OSError, ImportError, SystemError)
 NOT_MEANT = "static TLS"
 """The loader lacks room for a library's thread variables, which is not a lack of memory."""
 ADVICE = (
-    "Free some memory, or reduce one of these: limits.max_questions_in_flight, limits.cache_gib "
+    "Free some memory, or reduce one of these: limits.max_questions_in_flight, limits.kv_cache_gib "
     "(the embedded engine), --workers, training.dpo.micro_batch. Then rerun the same command to "
     "resume"
 )

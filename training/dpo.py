@@ -49,7 +49,7 @@ def train_dpo(
     and rejected (sums over the step's tokens), and `kl`: minus the mean log-ratio of all chosen
     and rejected steps to the start. The start drew these steps, so `kl` is the estimate k1 of
     KL(start ‖ policy) in nats per step, biased by the selection of pairs; it may be negative.
-    (Pairs of another policy, `off_policy`, do not allow this estimate.)
+    (Pairs of another policy, `allow_off_policy_pairs`, do not allow this estimate.)
     Pairs of held-out questions are scored after the last step (`training.holdout`).
 
     Args:

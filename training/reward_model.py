@@ -111,7 +111,7 @@ def train_reward_model(
         StorageError: If the cache or the target cannot be written.
     """
     fitting, vectors = _embedded(material, settings, encoder, log)
-    trained, kept = split_questions(fitting, settings.validation, settings.split)
+    trained, kept = split_questions(fitting, settings.validation, settings.split_seed)
     if not trained:
         raise NothingToLearn(
             f"no pair is left to train a reward model on, of {len(material.comparisons)}: lower "

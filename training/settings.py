@@ -133,9 +133,9 @@ class DpoSettings(ExampleSettings):
             nats; pairs above it are left out (`training.margin_filter`). Unset: keeps all.
         holdout: Share of the questions whose pairs are scored after the training instead of used
             for it.
-        off_policy: Whether pairs of another policy may be trained on, as in a second training on
-            the same trees. The cost: the compared steps come from that policy, and `kl` becomes
-            meaningless.
+        allow_off_policy_pairs: Whether pairs of another policy may be trained on, as in a second
+            training on the same trees. The cost: the compared steps come from that policy, and `kl`
+            becomes meaningless.
     """
 
     lr: float = Field(default=1e-4, gt=0)
@@ -145,7 +145,7 @@ class DpoSettings(ExampleSettings):
     sft_weight: float = Field(default=0.0, ge=0)
     max_start_margin: float | None = None
     holdout: float = Field(default=0.0, ge=0, le=0.5)
-    off_policy: bool = False
+    allow_off_policy_pairs: bool = False
 
 
 class GrpoStage(Settings):
@@ -255,7 +255,7 @@ class RewardModelSettings(Settings):
             problem. A single head always learns the total.
         min_gap: Smallest difference of the weighted totals of two siblings, [0, 1).
         validation: Share of the questions whose pairs are held out for validation.
-        split: Seed that selects the validation questions.
+        split_seed: Seed that selects the validation questions.
         epochs: Passes over the pairs. The paper's one pass is over many more pairs.
         lr: Learning rate of AdamW on the heads, falling linearly to 0.
         weight_decay: Weight decay of AdamW on the heads.
@@ -271,7 +271,7 @@ class RewardModelSettings(Settings):
     labels: Literal["component", "total"] = "component"
     min_gap: float = Field(default=0.3, ge=0, lt=1)
     validation: float = Field(default=0.2, ge=0, le=0.5)
-    split: int = 0
+    split_seed: int = 0
     epochs: int = Field(default=5, ge=1)
     lr: float = Field(default=1e-3, gt=0)
     weight_decay: float = Field(default=0.01, ge=0)

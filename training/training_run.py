@@ -164,7 +164,7 @@ class TrainingRun:
 
     def _fingerprint(self, examples: Sequence[Sized]) -> str:
         """Returns the hash of everything that affects the training (32 hex digits)."""
-        passing = {"save_every", "report_to", "off_policy"}
+        passing = {"save_every", "report_to", "allow_off_policy_pairs"}
         settings = self.settings.model_dump(mode="json", exclude=passing)
         parts = {
             "kind": self.kind,

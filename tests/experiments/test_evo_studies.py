@@ -110,7 +110,7 @@ def test_refinement_goes_on_from_discovery(runner: Pretended) -> None:
             "seed": seed,
             "policy.model": f"models/run/discovery-two-stage-{seed}",
             "policy.weights": None,
-            "training.dpo.off_policy": True,
+            "training.dpo.allow_off_policy_pairs": True,
         }
     assert set(runner.asked("test")) == {
         START,
@@ -371,7 +371,7 @@ def test_heads_are_compared_over_splits(tmp_path: Path) -> None:
         f"heads-{name}-{seed}" for seed in (0, 1) for name in ("component", "total", "single")
     ]
     assert trained["heads-total-1"].settings["training.reward_model.labels"] == "total"
-    assert trained["heads-single-1"].settings["training.reward_model.split"] == 1
+    assert trained["heads-single-1"].settings["training.reward_model.split_seed"] == 1
     assert all(one.after[PRODUCT] == "annotate" for one in trained.values())
     for command in trained.values():
         alone.recipe_with(command.settings)

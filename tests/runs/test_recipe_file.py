@@ -288,6 +288,8 @@ def test_the_embedded_engine_gets_the_cache_that_the_recipe_allows(
     monkeypatch.setattr(
         "engines.openvino.embedded_engine", lambda model, log, **limits: given.append(limits)
     )
-    recipe = Recipe.model_validate({"name": "x", "limits": {"cache_gib": 7, "max_concurrency": 3}})
+    recipe = Recipe.model_validate(
+        {"name": "x", "limits": {"kv_cache_gib": 7, "max_concurrency": 3}}
+    )
     engine_for(recipe.policy, recipe)
-    assert given == [{"max_batch": 3, "cache_gib": 7}]
+    assert given == [{"max_batch": 3, "kv_cache_gib": 7}]

@@ -73,7 +73,7 @@ def test_off_policy_is_asked_for_and_said(
 ) -> None:
     (ours, other), run = models, tmp_path / "run"
     drawn_by(run, ours, policy_digest(policy_files(ours), "f16"))
-    asked = ("--set", "training.dpo.off_policy=true")
+    asked = ("--set", "training.dpo.allow_off_policy_pairs=true")
     assert trained(run, other, "train-dpo", *asked) == 0
     assert f"off-policy: {ours} drew the rows, and {other} is" in capsys.readouterr().out
     assert trained(run, ours, "train-dpo", *asked) == 0

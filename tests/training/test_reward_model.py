@@ -310,7 +310,7 @@ def test_the_settings_say_what_is_kept_for_validation(tmp_path: Path) -> None:
         told = SETTINGS.model_copy(update=changes)
         made: dict[str, Any] = {"encoder": Reader(found), "target": tmp_path, "seed": 0}
         report = train_reward_model(material, told, **made, log=str)
-        kept = split_questions(material.comparisons, told.validation, told.split)[1]
+        kept = split_questions(material.comparisons, told.validation, told.split_seed)[1]
         assert report.kept == len(kept)
         assert report.validation_questions == len({one.question_id for one in kept})
     digests = set()
