@@ -85,8 +85,8 @@ def announce(context: StageContext, recipe: Recipe, data: Data) -> None:
     )
     policy = f"{recipe.policy.engine}:{inert(recipe.policy.model)}"
     context.log(f"policy {policy}; run folder {inert(str(context.run))}")
-    for note, count in sorted(data.notes.items()):
-        context.log(f"data: {note}: {count}")
+    for line in data.describe_notes():
+        context.log(f"data: {line}")
     for line in plaintext_proxy_warnings(recipe):
         context.log(f"note: {line}")
 

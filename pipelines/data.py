@@ -24,8 +24,8 @@ def data(context: StageContext) -> StageResult:
         table.add_row(*(Text("–" if part is None else inert(str(part))) for part in (*kind, count)))
     context.console.print(table)
     context.log(f"{len(found.passages):,} passages")
-    for note, count in sorted(found.notes.items()):
-        context.log(f"{note}: {count}")
+    for line in found.describe_notes():
+        context.log(line)
     totals = {"questions": len(found.questions), "passages": len(found.passages)}
     return StageResult({**totals, "notes": dict(found.notes)})
 

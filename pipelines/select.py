@@ -93,8 +93,8 @@ def _announce(context: StageContext, rater: Recipe, data: Data) -> dict[str, int
         f"({len(data.questions):,} questions, {rollouts} rollouts each until the first right "
         f"answer, {protocol.max_calls} calls a rollout); those in the ledger are free"
     )
-    for note, count in sorted(data.notes.items()):
-        context.log(f"data: {note}: {count}")
+    for line in data.describe_notes():
+        context.log(f"data: {line}")
     for line in plaintext_proxy_warnings(rater):
         context.log(f"note: {line}")
     return {"questions": len(data.questions), "most_calls": most_calls}

@@ -87,8 +87,8 @@ def _on_rollouts(context: StageContext) -> StageResult:
     trainings = list(_trainings(context, recipe, data.questions, target))
     dev = dev_questions(recipe) if recipe.training.grpo.eval_every else ()
     _announce(context, trainings)
-    for note, count in sorted(data.notes.items()):
-        context.log(f"data: {note}: {count}")
+    for line in data.describe_notes():
+        context.log(f"data: {line}")
     for line in plaintext_proxy_warnings(recipe):
         context.log(f"note: {line}")
     if context.dry_run:

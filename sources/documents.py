@@ -44,7 +44,10 @@ def document_files(folder: Path, passed_over: Counter[str]) -> list[Path]:
 
 
 def read_document(path: Path, name: str, passage_words: int, faults: Faults) -> list[Passage]:
-    """Returns the passages of a text file, titled by its first heading or its file name."""
+    """Returns the passages of a text file, titled by its first heading or its file name.
+
+    Underscores of the file name become spaces, so that a search finds its words.
+    """
     before = faults.count
     try:
         with open_lossless(path) as file:
@@ -53,6 +56,6 @@ def read_document(path: Path, name: str, passage_words: int, faults: Faults) -> 
         faults.add(str(path), f"cannot be read: {error}")
     if faults.count > before:
         return []
-    stem = path.name.removesuffix(".gz").rpartition(".")[0]
+    stem = path.name.removesuffix(".gz").rpartition(".")[0].replace("_", " ")
     heading = _HEADING.search(text)
     return list(cut(name, heading.group(1) if heading else stem, text, passage_words))

@@ -4,11 +4,16 @@ The first of these that exists: ids of the supporting paragraphs that are in the
 with a supporting title that contain a gold answer as whole words (yes and no do not count); all
 passages with that title. Otherwise, the gold documents are unknown. (Titles are ambiguous in
 MuSiQue, partly absent in PopQA, unknown in Bamboogle and NQ.)
+
+A title that the corpus does not have exactly may differ from one in case and underscores, or be the
+file name of a document that is titled by its heading.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 
+from sources.documents import ENDINGS
 from storage.records import Passage, Question
 from storage.text import holds_phrase
 
@@ -23,6 +28,7 @@ def resolve_gold(
     """Returns the questions with `supporting_ids` set to passages of the corpus.
 
     Drops gold documents that are not in the corpus (callers count them). Unknown ones stay empty.
+    Supporting titles are replaced by the corpus's spelling.
 
     Args:
         questions: Questions with supporting ids, marked paragraphs or supporting titles, or
@@ -30,18 +36,59 @@ def resolve_gold(
         passages: Passages of the corpus.
         aliases: Ids of merged passages → the id that was kept.
     """
+    questions = list(questions)
     known = {passage.id for passage in passages}
     by_title: dict[str, list[Passage]] = defaultdict(list)
     for passage in passages:
         by_title[passage.title].append(passage)
+    titles = {title for question in questions for title in question.supporting_titles}
+    similar = _similar(titles - by_title.keys(), passages)
 
     def resolved(question: Question) -> Question:
-        gold = _gold(question, known, by_title, aliases or {})
+        spelled = tuple(_spelled(question, by_title, similar))
         # Copies a question only if it differs, because large sets are held in memory.
+        if spelled != question.supporting_titles:
+            question = question.model_copy(update={"supporting_titles": spelled})
+        gold = _gold(question, known, by_title, aliases or {})
         same = gold == question.supporting_ids
         return question if same else question.model_copy(update={"supporting_ids": gold})
 
     return [resolved(question) for question in questions]
+
+
+def title_key(title: str) -> str:
+    """Returns a title without case, underscores and repeated blanks."""
+    return " ".join(title.replace("_", " ").split()).casefold()
+
+
+def _similar(titles: Iterable[str], passages: Iterable[Passage]) -> Mapping[str, list[Passage]]:
+    """Returns the passages whose title or file name is similar to one of `titles`, by its key."""
+    found: dict[str, list[Passage]] = {title_key(title): [] for title in titles}
+    for passage in passages if found else ():
+        for key in {title_key(name) for name in _names(passage)} & found.keys():
+            found[key].append(passage)
+    return found
+
+
+def _names(passage: Passage) -> Iterator[str]:
+    """Yields the title, and the document's file name with and without its ending."""
+    yield passage.title
+    file = PurePosixPath(passage.id.rpartition("#")[0] or passage.id)
+    file = file.with_suffix("") if file.suffix.lower() == ".gz" else file
+    if file.suffix.lower() in ENDINGS:
+        yield from (file.name, file.stem)
+
+
+def _spelled(
+    question: Question,
+    by_title: Mapping[str, Sequence[Passage]],
+    similar: Mapping[str, Sequence[Passage]],
+) -> Iterator[str]:
+    """Yields the question's supporting titles as the corpus spells them."""
+    for title in question.supporting_titles:
+        candidates = () if title in by_title else similar.get(title_key(title), ())
+        gold = set(_titled(candidates, question.answers))
+        yield from dict.fromkeys(p.title for p in candidates if p.id in gold) or (title,)
 
 
 def _gold(

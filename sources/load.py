@@ -4,7 +4,8 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 
 from sources.corpus import READ, Corpus, corpus_of_paragraphs, load_corpus, merge_passages
 from sources.gold import resolve_gold
@@ -13,8 +14,15 @@ from sources.settings import DataSettings, SetSettings, Split
 from storage.errors import ConfigError
 from storage.reading import Faults
 from storage.records import Passage, Question
+from storage.terminal_escape import inert
 
 Notes = Counter[str]
+
+_CITING = "warning: questions that cite passages not in the corpus"
+_CITED = "warning: cited passages not in the corpus"
+_RESPELLED = "supporting titles found by another spelling or by file name"
+_SHOWN = 80
+"""Characters of a title that an example shows."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +34,18 @@ class Data:
             hash, and `supporting_ids` are resolved against the corpus.
         passages: Passages of the corpus, with distinct ids and contents.
         notes: Numbers read, dropped, merged or missing, by reason.
+        examples: Up to three examples of some notes, in words.
     """
 
     questions: tuple[Question, ...]
     passages: tuple[Passage, ...]
     notes: Mapping[str, int]
+    examples: Mapping[str, str] = field(default_factory=dict)
+
+    def describe_notes(self) -> Iterator[str]:
+        """Yields a line per note, with its examples."""
+        for note, count in sorted(self.notes.items()):
+            yield f"{note}: {count}{self.examples.get(note, '')}"
 
 
 @dataclass(frozen=True)
@@ -86,8 +101,9 @@ def load_data(settings: DataSettings, seed: int, *, unfit: Unfit = lambda _: Non
         raise ConfigError(f"no questions are left: {_listed(notes)}")
     cited = _with_paragraph_ids([one.question for one in drawn], corpus.passages)
     questions = resolve_gold(cited, corpus.passages, corpus.aliases)
-    _note_missing(cited, questions, corpus, notes)
-    return Data(tuple(questions), corpus.passages, {name: n for name, n in notes.items() if n})
+    examples = _note_missing(cited, questions, corpus, notes)
+    counted = {name: n for name, n in notes.items() if n}
+    return Data(tuple(questions), corpus.passages, counted, examples)
 
 
 def load_split(settings: DataSettings, split: Split, seed: int) -> tuple[Question, ...]:
@@ -248,19 +264,35 @@ def _with_paragraph_ids(
 
 def _note_missing(
     cited: Iterable[Question], resolved: Iterable[Question], corpus: Corpus, notes: Notes
-) -> None:
-    """Counts questions whose gold passages are unknown or not in the corpus."""
-    titles = {passage.title for passage in corpus.passages}
+) -> dict[str, str]:
+    """Counts questions whose gold passages are unknown or not in the corpus; returns examples."""
+    titles = {passage.title: None for passage in corpus.passages}
     ids = {passage.id for passage in corpus.passages}.union(corpus.aliases)
+    missing: dict[str, None] = {}
+    respelled: dict[str, None] = {}
     for before, after in zip(cited, resolved, strict=True):
         marked = {p.id for p in before.paragraphs if p.is_supporting and p.id is not None}
         lost = marked.union(before.supporting_ids) - ids
-        lost = lost or set(before.supporting_titles) - titles
+        lost = lost or set(after.supporting_titles) - titles.keys()
+        missing.update(dict.fromkeys(sorted(lost)))
+        found = set(after.supporting_titles)
+        respelled.update((title, None) for title in before.supporting_titles if title not in found)
         if lost:
-            notes["warning: questions that cite passages not in the corpus"] += 1
-            notes["warning: cited passages not in the corpus"] += len(lost)
+            notes[_CITING] += 1
+            notes[_CITED] += len(lost)
         elif after.answerable and not after.supporting_ids:
             notes["questions without known gold passages"] += 1
+    notes[_RESPELLED] += len(respelled)
+    has = f"; the corpus has titles such as {_examples(titles)}" if titles else ""
+    return {
+        _CITED: f", such as {_examples(missing)}{has}",
+        _RESPELLED: f", such as {_examples(respelled)}",
+    }
+
+
+def _examples(texts: Iterable[str]) -> str:
+    """Returns the first three texts in quotes, shortened."""
+    return ", ".join(f'"{inert(text[:_SHOWN])}"' for text in islice(texts, 3))
 
 
 def _listed(notes: Notes) -> str:

@@ -1,5 +1,7 @@
 """Gold documents: marked ids, else titles that hold the answer, else all of that title."""
 
+import pytest
+
 from sources.gold import resolve_gold
 from storage.records import Paragraph, Passage, Question
 
@@ -9,6 +11,8 @@ CORPUS = [
     Passage(id="n", title="North", text="The north of Italian lands."),
     Passage(id="m", title="North", text="Yes, a band of Ian Bay."),
     Passage(id="c", title="Bay", text="Bay was born in Los Angeles."),
+    Passage(id="docs/the_bay.md#0", title="Harbours", text="Ships."),
+    Passage(id="docs/the_bay.md#1", title="Harbours", text="Michael Bay."),
 ]
 
 
@@ -37,6 +41,32 @@ def test_an_answer_is_held_as_whole_words_and_yes_or_no_proves_nothing() -> None
 def test_aliases_lead_to_the_kept_passage_and_missing_ones_are_dropped() -> None:
     assert gold(supporting_ids=("old", "gone")) == ("c",)
     assert gold(supporting_ids=("gone",), supporting_titles=("Bay",)) == ("c",)
+
+
+@pytest.mark.parametrize(
+    ("title", "answer", "spelled", "ids"),
+    [
+        ("_bay", "nobody", ("Bay",), ("c",)),
+        ("ISLAND", "Kim", ("Island",), ("a",)),
+        ("The bay", "Bay", ("Harbours",), ("docs/the_bay.md#1",)),
+        ("the_bay.md", "nobody", ("Harbours",), ("docs/the_bay.md#0", "docs/the_bay.md#1")),
+        ("Bays", "Bay", ("Bays",), ()),
+    ],
+)
+def test_a_title_is_found_in_another_spelling_or_as_a_file_name(
+    title: str, answer: str, spelled: tuple[str, ...], ids: tuple[str, ...]
+) -> None:
+    asked = {"id": "q", "source": "s", "question": "?", "answers": (answer,)}
+    question = Question.model_validate({**asked, "supporting_titles": (title,)})
+    (found,) = resolve_gold([question], CORPUS)
+    assert (found.supporting_titles, found.supporting_ids) == (spelled, ids)
+
+
+def test_an_exact_title_is_preferred_to_another_spelling() -> None:
+    asked = {"id": "q", "source": "s", "question": "?", "answers": ("x",)}
+    question = Question.model_validate({**asked, "supporting_titles": ("US",)})
+    corpus = [Passage(id=name, title=name, text="x") for name in ("us", "US")]
+    assert resolve_gold([question], corpus)[0].supporting_ids == ("US",)
 
 
 def test_unknown_stays_unknown() -> None:

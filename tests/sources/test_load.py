@@ -169,6 +169,25 @@ def test_a_corpus_that_lacks_what_is_cited_is_a_counted_warning(tmp_path: Path) 
     assert data.notes["warning: questions that cite passages not in the corpus"] == 1
 
 
+def test_titles_that_do_not_match_are_listed_with_three_examples(tmp_path: Path) -> None:
+    titles = ["Miss 1", "Miss 2", "Miss\x1b 3", "Miss 4", "ADA_LOVELACE"]
+    asked = [
+        {"id": str(n), "question": f"Who {n}?", "answers": ["Ada"], "supporting_titles": [title]}
+        for n, title in enumerate(titles)
+    ]
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "Ada_Lovelace.txt").write_text("Ada wrote programs.")
+    questions = write(tmp_path / "q.jsonl", asked)
+    data = load(questions, split=None, corpus=str(tmp_path / "docs"))
+    lines = list(data.describe_notes())
+    (missing,) = (line for line in lines if line.startswith("warning: cited passages"))
+    assert missing.startswith('warning: cited passages not in the corpus: 4, such as "Miss')
+    assert missing.count('"Miss') == 3
+    assert "\x1b" not in missing
+    assert missing.endswith('; the corpus has titles such as "Ada Lovelace"')
+    assert any(line.endswith(': 1, such as "ADA_LOVELACE"') for line in lines)
+
+
 def test_the_embedded_source_needs_no_file() -> None:
     data = load_data(DataSettings(limit=5, cities=500), 0)
     assert len(data.questions) == 5
