@@ -23,8 +23,18 @@ from sources.load import load_data
 from sources.settings import DataSettings
 from storage.errors import ConfigError
 from storage.safe_files import reject_special_files
-from training.traces import WALKS, build_traces
+from training.traces import NOT_GIVEN, NOT_IN_CORPUS, SKIPPED, WALKS, build_traces
 from training.warm_start import warm_start as train
+
+MOST_SKIPPED = 0.5
+"""Share of skipped questions above which the stage stops: the policy would learn from a rest."""
+
+REMEDIES: Mapping[str, str] = {
+    NOT_GIVEN: "add supporting_titles or supporting_ids to the questions (docs/your-data.md)",
+    NOT_IN_CORPUS: "make these titles or ids those of the corpus; `make data` lists examples",
+    "no query wording finds the passage": "raise retrieval.top_k, or choose another retrieval.kind",
+    "longer than max_steps": "raise agent.max_steps",
+}
 
 
 def warm_start(context: StageContext) -> StageResult:
@@ -45,6 +55,9 @@ def warm_start(context: StageContext) -> StageResult:
     target = model_folder(context.run, "warm-start")
     reject_special_files(target, linked=False)
     context.log(f"warm-start: {len(questions)} questions of the split `warm` → {target}")
+    for line in data.describe_notes():
+        if line.startswith("warning"):
+            context.log(f"data: {line}")
     retriever = open_index(recipe, data.passages, context.log)
     traces = asyncio.run(
         build_traces(
@@ -59,6 +72,7 @@ def warm_start(context: StageContext) -> StageResult:
     )
     counts = dict(sorted((traces.counts + left_out).items()))
     context.log(f"{len(traces.examples)} step examples: {_in_words(counts)}")
+    _check_few_skipped(traces.counts, len(questions))
     if not traces.examples:
         raise ConfigError("warm-start: no question gives a trace. Change data or agent")
     made = {"examples": len(traces.examples), "counts": counts}
@@ -76,6 +90,30 @@ def warm_start(context: StageContext) -> StageResult:
     )
     context.log(f"wrote {target}: {report.summary()}")
     return StageResult({"model": str(target), **made, **report.totals()})
+
+
+def _check_few_skipped(counts: Counter[str], questions: int) -> None:
+    """Checks that most questions give a trace.
+
+    Raises:
+        ConfigError: If more than `MOST_SKIPPED` do not; lists the reasons and their remedies.
+    """
+    reasons = {
+        name.removeprefix(SKIPPED): count
+        for name, count in counts.most_common()
+        if name.startswith(SKIPPED)
+    }
+    skipped = sum(reasons.values())
+    if skipped <= MOST_SKIPPED * questions:
+        return
+    listed = (
+        f"{count} × {reason}" + (f": {REMEDIES[reason]}" if reason in REMEDIES else "")
+        for reason, count in reasons.items()
+    )
+    raise ConfigError(
+        f"warm-start: {skipped} of {questions} questions give no trace, more than half. Change "
+        "data, retrieval or agent:\n" + "\n".join(listed)
+    )
 
 
 def _in_words(counts: Mapping[str, int]) -> str:

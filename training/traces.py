@@ -34,6 +34,12 @@ WALKS: Mapping[str, Callable[[Walk], Awaitable[None]]] = {
 """Functions that walk a question, by the protocol's name."""
 
 
+NOT_IN_CORPUS = "supporting passages are not in the corpus"
+NOT_GIVEN = "supporting passages are not given"
+SKIPPED = "skipped: "
+"""Start of the counts of skipped questions."""
+
+
 @dataclass(frozen=True, slots=True)
 class Traces:
     """Step examples of all traces, in order of the questions.
@@ -84,13 +90,14 @@ async def build_traces(
             state=root_of(question, protocol, shown),
         )
         if question.answerable and not walk.hops:
-            walk.problem = "supporting passages are not in the corpus"
+            is_known = question.supporting_ids or question.supporting_titles
+            walk.problem = NOT_IN_CORPUS if is_known else NOT_GIVEN
         elif question.answerable and not question.answers:
             walk.problem = "no answer"
         else:
             await WALKS[protocol.name](walk)
         if walk.problem:
-            traces.counts[f"skipped: {walk.problem}"] += 1
+            traces.counts[f"{SKIPPED}{walk.problem}"] += 1
         else:
             traces.counts["traces"] += 1
             traces.counts.update(walk.counts)

@@ -1,5 +1,6 @@
 """The warm start's own questions: of the split `warm`, the same number of every set of a mix."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from pipelines.warm_start import warm_part, warm_start
 from runs.recipe_file import load_recipe
 from runs.stage import StageContext
+from sources.load import load_data
 from storage.errors import ConfigError
 
 
@@ -48,3 +50,42 @@ def test_what_gives_no_trace_is_refused_before_training(
     settings = load_recipe(Path(f"configs/{recipe}.yaml"), ["data.cities=500", setting])
     with pytest.raises(ConfigError, match=problem):
         warm_start(StageContext(settings, tmp_path / "run", limit=4))
+
+
+@pytest.mark.parametrize("wrong", [4, 7])
+def test_a_warm_start_that_skips_most_questions_stops(
+    wrong: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
+    names = [f"Thing{n}" for n in range(40)]
+    passages = [{"id": n, "title": n, "text": f"{n} weighs {len(n)} kg."} for n in names]
+    questions = [
+        {"id": n, "question": f"How heavy is {n}?", "answers": [f"{len(n)} kg"]} for n in names
+    ]
+    for file, rows in (("corpus", passages), ("questions", questions)):
+        (tmp_path / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "r.yaml").write_text(
+        "name: r\ndata: {source: jsonl, questions: questions.jsonl, corpus: corpus.jsonl}\n"
+    )
+    recipe = load_recipe(tmp_path / "r.yaml")
+    asked = [q.id for q in load_data(warm_part(recipe, 8), recipe.seed).questions]
+    for place, name in enumerate(asked):
+        row = next(q for q in questions if q["id"] == name)
+        if place != wrong - 1:  # one without gold passages, others with a wrong title
+            row["supporting_titles"] = [name if place >= wrong else f"No {name}"]
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
+    call = StageContext(recipe, tmp_path / "run", dry_run=True, limit=8)
+    if wrong == 4:
+        assert warm_start(call).totals["counts"]["traces"] == 4
+        return
+    with pytest.raises(ConfigError) as raised:
+        warm_start(call)
+    told, *reasons = str(raised.value).splitlines()
+    assert told.startswith("warm-start: 7 of 8 questions give no trace, more than half. Change")
+    assert reasons == [
+        "6 × supporting passages are not in the corpus: make these titles or ids those of the "
+        "corpus; `make data` lists examples",
+        "1 × supporting passages are not given: add supporting_titles or supporting_ids to the "
+        "questions (docs/your-data.md)",
+    ]
+    assert 'cited passages not in the corpus: 6, such as "No Thing' in capsys.readouterr().out
