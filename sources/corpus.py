@@ -6,7 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sources.documents import ENDINGS, cut, document_files, read_document
+from sources.documents import (
+    CONVERTERS,
+    ENDINGS,
+    cut,
+    document_files,
+    read_document,
+    reject_format,
+)
 from sources.files import Placed, Raw, existing, kind_of, read_rows
 from sources.rows import content_id
 from storage.errors import ConfigError
@@ -124,10 +131,13 @@ def _read(
     path: Path, passage_words: int, faults: Faults, passed_over: Counter[str]
 ) -> Iterator[PlacedPassage]:
     if not path.is_dir() and kind_of(path) not in ENDINGS:
+        if kind_of(path) in CONVERTERS:
+            reject_format(path, faults)
+            return
         for placed in read_rows(path, faults):
             yield from _passages_of(path, placed, passage_words, faults)
         return
-    for file in document_files(path, passed_over) if path.is_dir() else [path]:
+    for file in document_files(path, passed_over, faults) if path.is_dir() else [path]:
         name = (Path(path.name) / file.relative_to(path)).as_posix()
         passages = read_document(file, name, passage_words, faults)
         if not passages:

@@ -1,6 +1,7 @@
 """Plain documents, cut into titled passages of a fixed number of words (as DPR cut Wikipedia)."""
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,13 @@ from storage.reading import Faults
 from storage.records import Passage
 
 ENDINGS = (".txt", ".md")
+
+_PANDOC = "pandoc -t gfm-raw_html -o {stem}.md {file}"
+CONVERTERS = {
+    ".pdf": "pdftotext {file} {stem}.txt",
+    **dict.fromkeys((".html", ".htm", ".xhtml", ".docx", ".odt", ".rtf", ".epub"), _PANDOC),
+}
+"""Commands that convert documents of formats that are not read, by ending."""
 
 _HEADING = re.compile(r"^#\s+(.+?)\s*#*\s*$", re.MULTILINE)
 
@@ -27,10 +35,11 @@ def cut(name: str, title: str, text: str, passage_words: int) -> Iterator[Passag
         yield Passage(id=name if len(starts) == 1 else f"{name}#{number}", title=title, text=piece)
 
 
-def document_files(folder: Path, passed_over: Counter[str]) -> list[Path]:
+def document_files(folder: Path, passed_over: Counter[str], faults: Faults) -> list[Path]:
     """Returns the text files under `folder` (`.gz` too), by name.
 
-    Counts files with another ending in `passed_over`, except hidden ones.
+    Counts files with another ending in `passed_over`, except hidden ones. A document of
+    `CONVERTERS` is a fault, unless a text file of the same name is in its folder.
     """
     found = []
     for path in folder.rglob("*"):
@@ -38,9 +47,31 @@ def document_files(folder: Path, passed_over: Counter[str]) -> list[Path]:
             continue
         if kind_of(path) in ENDINGS:
             found.append(path)
+        elif kind_of(path) in CONVERTERS and not _is_converted(path):
+            reject_format(path, faults)
         else:
             passed_over[f"corpus files skipped, {kind_of(path) or 'no ending'}"] += 1
     return sorted(found)
+
+
+def reject_format(path: Path, faults: Faults) -> None:
+    """Adds a fault for a document of `CONVERTERS`."""
+    names = {"file": shlex.quote(path.name), "stem": shlex.quote(_stem(path))}
+    command = CONVERTERS[kind_of(path)].format(**names)
+    faults.add(
+        str(path),
+        f"{kind_of(path)} files are not read. Convert it in its folder with `{command}`, or move "
+        "it out of the corpus",
+    )
+
+
+def _is_converted(path: Path) -> bool:
+    return any(path.with_name(_stem(path) + ending).exists() for ending in ENDINGS)
+
+
+def _stem(path: Path) -> str:
+    """Returns the file name without its ending, also without `.gz`."""
+    return path.name.removesuffix(".gz").rpartition(".")[0]
 
 
 def read_document(path: Path, name: str, passage_words: int, faults: Faults) -> list[Passage]:
@@ -56,6 +87,12 @@ def read_document(path: Path, name: str, passage_words: int, faults: Faults) -> 
         faults.add(str(path), f"cannot be read: {error}")
     if faults.count > before:
         return []
-    stem = path.name.removesuffix(".gz").rpartition(".")[0].replace("_", " ")
     heading = _HEADING.search(text)
-    return list(cut(name, heading.group(1) if heading else stem, text, passage_words))
+    return list(
+        cut(
+            name,
+            heading.group(1) if heading else _stem(path).replace("_", " "),
+            text,
+            passage_words,
+        )
+    )

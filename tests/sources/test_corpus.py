@@ -103,19 +103,37 @@ def test_faults_of_a_corpus(tmp_path: Path) -> None:
 
 def test_what_a_folder_holds_besides_documents_is_counted(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
-    for name in ("a.pdf", "deep/b.pdf", "rows.jsonl.gz", "LICENSE", ".hidden.pdf"):
+    for name in ("a.png", "deep/b.png", "rows.jsonl.gz", "LICENSE", ".hidden.pdf", "note.pdf"):
         (tmp_path / name).write_text("{}")
     (tmp_path / "empty.md").write_text(" \n")
-    (tmp_path / "note.TXT").write_text("a note")
+    (tmp_path / "note.txt").write_text("a note")  # converted from note.pdf
     corpus = load_corpus([tmp_path], 100)
     assert [found.text for found in corpus.passages] == ["a note"]
     assert corpus.counts == {
         "passages read": 1,
-        "corpus files skipped, .pdf": 2,
+        "corpus files skipped, .png": 2,
+        "corpus files skipped, .pdf": 1,
         "corpus files skipped, .jsonl": 1,
         "corpus files skipped, no ending": 1,
         "corpus documents skipped, without text": 1,
     }
+
+
+def test_documents_that_must_be_converted_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "note.TXT").write_text("a note")
+    for name in ("deep/my page.HTML", "b.pdf"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(ConfigError) as raised:
+        load_corpus([tmp_path], 100)
+    assert sorted(str(raised.value).splitlines()) == [
+        f"{tmp_path}/b.pdf: .pdf files are not read. Convert it in its folder with "
+        "`pdftotext b.pdf b.txt`, or move it out of the corpus",
+        f"{tmp_path}/deep/my page.HTML: .html files are not read. Convert it in its folder with "
+        "`pandoc -t gfm-raw_html -o 'my page'.md 'my page.HTML'`, or move it out of the corpus",
+    ]
+    with pytest.raises(ConfigError, match=r"b\.pdf: \.pdf files are not read"):
+        load_corpus([tmp_path / "b.pdf"], 100)
 
 
 def test_paragraphs_as_corpus() -> None:
