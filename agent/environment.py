@@ -199,15 +199,17 @@ class Environment:
 
 
 def require_token_ids(engine: Engine, protocol: AgentProtocol) -> None:
-    """Checks that the engine can continue a turn.
+    """Checks that the engine reports token ids (continued turns and outcome RL need them).
 
     Raises:
         EndpointError: If it does not report token ids.
     """
     if not engine.capabilities.token_ids:
+        need = "outcome RL needs"
+        if protocol.continues:
+            need = f"agent.protocol `{protocol.name}` needs to continue a turn"
         raise EndpointError(
-            f"{engine.model} does not report token ids, which agent.protocol `{protocol.name}` "
-            "needs to continue a turn. Use engine: openvino, engine: vllm, or engine: openai "
-            "with a vLLM server",
+            f"{engine.model} does not report token ids, which {need}. Use engine: "
+            "openvino, engine: vllm, or engine: openai with a vLLM server",
             fatal=True,
         )

@@ -1,6 +1,6 @@
-"""Annotates questions: grows, labels and pairs many at a time.
+"""Annotates one question: grows its tree, labels its nodes and builds its pairs.
 
-Within a question the search is sequential; throughput comes from concurrent questions. A question
+Within a question the search is sequential; callers run many questions concurrently. A question
 that fails becomes a `Failure`; only an error that would fail every question ends the run.
 """
 

@@ -16,8 +16,8 @@ class Admission:
     """The queue of calls that wait for a slot, lowest order first.
 
     Attributes:
-        before_attempt: Check that runs before a call starts, and every second while none may start.
-            All waiting calls raise its error; calls in progress continue.
+        before_attempt: Check that runs before a call starts, and every second during a pause. All
+            waiting calls raise its error; calls in progress continue.
         held_until: Earliest start of the next call, in the event loop's time.
     """
 
@@ -30,7 +30,7 @@ class Admission:
         self._look: asyncio.TimerHandle | None = None
 
     async def acquire(self, order: int) -> Slot:
-        """Waits until a call may start; `leave` returns its slot.
+        """Waits until a call may start; `release` returns its slot.
 
         Args:
             order: Place in the queue; unique.

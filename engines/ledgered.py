@@ -129,7 +129,7 @@ class LedgeredEngine:
         try:
             completion = await self._engine.sample(request)
         except EndpointError as error:
-            nothing = replace(_NOTHING, attempts=error.attempts)
+            nothing = replace(_EMPTY, attempts=error.attempts)
             await self._ledger.put(self._row(key, request, nothing, str(error)))
             raise
         call = self._row(key, request, completion, None)
@@ -140,7 +140,7 @@ class LedgeredEngine:
         self, key: str, request: SampleRequest, completion: Completion, error: str | None
     ) -> Call:
         identity, usage = request.identity, completion.usage
-        kept = completion if request.tokens else _NOTHING
+        kept = completion if request.tokens else _EMPTY
         return Call(
             key=key,
             role=identity.role,
@@ -175,13 +175,13 @@ class LedgeredEngine:
         await self._engine.__aexit__(*exception)
 
 
-_NOTHING = Completion(text="", finish_reason="unknown", usage=Usage(), model="")
-"""Placeholder in the row of a failed call."""
+_EMPTY = Completion(text="", finish_reason="unknown", usage=Usage(), model="")
+"""Source of empty fields: of a failed call, and of tokens that were not requested."""
 
 
 def _as_replayed(drawn: Completion, call: Call) -> Completion:
     """Returns the completion exactly as a replay of its row would return it."""
-    kept = _NOTHING if call.token_ids is None else drawn
+    kept = _EMPTY if call.token_ids is None else drawn
     return replace(
         drawn,
         text=replace_surrogates(call.text),

@@ -1,7 +1,7 @@
 """Monte Carlo tree search over reasoning steps: ReasonRAG section 2.2.2 and appendix A.
 
-A simulation walks down to the first state that may still get a child (`simulate`), draws one
-child and evaluates it once (`expand`), and adds the value to everything on the way back up
+A simulation walks down to the first state that may still get a child (`select_leaf`), draws one
+child and evaluates it once (`expand_node`), and adds the value to everything on the way back up
 (`Tree.back_up`). Within a question this is sequential, so the same draws give the same tree;
 callers keep many questions in flight instead. The search draws no random numbers of its own: ties
 go to the lower id and every draw is numbered.
@@ -9,9 +9,10 @@ go to the lower id and every draw is numbered.
 If the paper leaves a detail open, or its code stalls:
 - a node is evaluated once; a later pass that ends there adds the same value again, or only a
   visit if the node is unscored, so a terminal child that is selected again never stalls a tree;
-- a child equal to a sibling is drawn once more; if that repeats a sibling too, the draw becomes
-  visit weight on it and takes up a place, so a policy that barely varies still gets deep trees
-  (with playouts it is then followed from that sibling, which may get a child too many);
+- a child equal to a sibling is drawn once more. A second duplicate adds no node: it uses one of
+  `max_children` and counts as a visit to the sibling, so a policy that barely varies still gets
+  deep trees. Playout steps are not redrawn: a duplicate continues from the sibling, which may then
+  get more than `max_children` children;
 - the search ends early when no state is left that may get a child.
 """
 
@@ -34,7 +35,7 @@ class Expansion(Generic[StateT]):
 
 
 Expand = Callable[[Node[StateT], int], Awaitable[Expansion[StateT]]]
-"""(node, draw number) → child."""
+"""(node, draw number) → drawn child, neither added to the tree nor evaluated."""
 Evaluate = Callable[[Node[StateT]], Awaitable[float | None]]
 """node → value, or None if it cannot be scored; called once per node. In [0, 1], or
 `SearchSettings.normalise` has to be set."""
@@ -73,7 +74,7 @@ async def search(
     for iteration in range(1, settings.iterations + 1):
         if exhausted(tree, tree.root, settings.max_children) or not keep_going():
             break
-        leaf = simulate(tree, score, settings)
+        leaf = select_leaf(tree, score, settings)
         if not leaf.terminal:
             leaf = await expand_node(tree, leaf, expand, worth, iteration)
             if settings.evaluator == "playout":
@@ -82,7 +83,7 @@ async def search(
     return tree
 
 
-def simulate(tree: Tree[StateT], score: Score, settings: SearchSettings) -> Node[StateT]:
+def select_leaf(tree: Tree[StateT], score: Score, settings: SearchSettings) -> Node[StateT]:
     """Returns the first node on the way down that is terminal or may still get a child."""
     node = tree.root
     while not node.terminal and full(node, settings.max_children):

@@ -9,8 +9,8 @@ StateT = TypeVar("StateT")
 
 ROOT = 0
 NO_PARENT = -1
-ROOT_PRIOR = 0.5
-"""Q of a root that no scored pass has reached yet."""
+NEUTRAL_Q = 0.5
+"""Q without information: no scored pass at the root yet, or all values seen are equal."""
 
 
 @dataclass(slots=True)
@@ -88,11 +88,11 @@ class Tree(Generic[StateT]):
             yield current
 
     def q(self, node: Node[StateT]) -> float:
-        """Q = W/M; if no pass was scored, the parent's Q, and `ROOT_PRIOR` at the root."""
+        """Q = W/M; if no pass was scored, the parent's Q, and `NEUTRAL_Q` at the root."""
         for ancestor in self.lineage(node):
             if ancestor.scored:
                 return ancestor.total / ancestor.scored
-        return ROOT_PRIOR
+        return NEUTRAL_Q
 
     def back_up(self, leaf: Node[StateT], since: int = NO_PARENT) -> None:
         """Records a pass that ended at `leaf`: N + 1 up to the root; W and M if the leaf has a
@@ -115,7 +115,7 @@ class Tree(Generic[StateT]):
     def normalised_q(self, q: float) -> float:
         """Returns `q` rescaled to the range of values seen, in [0, 1]."""
         if self.lowest >= self.highest:
-            return ROOT_PRIOR
+            return NEUTRAL_Q
         return (q - self.lowest) / (self.highest - self.lowest)
 
     def add_child(

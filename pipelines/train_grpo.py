@@ -68,8 +68,8 @@ class _Training:
     """One training of the stage.
 
     Attributes:
-        recipe: With the rewards and the number of batches of this one.
-        target: The folder of its model.
+        recipe: Recipe with this training's rewards and number of batches.
+        target: Folder of its model.
         questions: Questions to roll out.
     """
 
@@ -215,7 +215,7 @@ def _rollouts(
 
 
 def rollout_recipe(context: StageContext) -> Recipe:
-    """Returns the recipe of the rollouts: unstructured, over the questions of the training.
+    """Returns the recipe of the rollouts: structured output off, questions of the training.
 
     Raises:
         ConfigError: If rollouts cannot differ, the ratio of the loss would be wrong, or the engine
@@ -327,7 +327,7 @@ def _announce(context: StageContext, trainings: Sequence[_Training]) -> None:
 
 
 def canary_prompts(recipe: Recipe, questions: Sequence[Question]) -> list[tuple[Message, ...]]:
-    """Returns the first prompts of some questions, without passages."""
+    """Returns the first prompts of some questions, without a search."""
     protocol = protocol_of(recipe.agent)
     roots = [root_of(question, protocol) for question in questions[:_CANARY_PROMPTS]]
     return [protocol.messages(root, last=False) for root in roots]

@@ -33,7 +33,8 @@ class ArenaSettings(SchemeSettings):
     Attributes:
         components: Components that the total adds up (all of weight 1); Naive-GRPO is `format` and
             `accuracy`, table 10 is without `bonus`.
-        accuracy: Accuracy reward: `em`, or figure 3's `f1` or `judge` (LJ).
+        accuracy: Accuracy reward: `em`, or figure 3's `f1`. Its `judge` (LJ) is not available in
+            recipes, only through `arena_outcome` with a verdict.
         partial_relevance: Relevance reward if some but not all cited references are right.
         bonus: Bonus reward if format, accuracy and relevance are 1.
     """

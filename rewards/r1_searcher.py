@@ -79,7 +79,7 @@ def r1_searcher_outcome(
     golds: Sequence[str],
     settings: R1SearcherSettings,
 ) -> R1SearcherOutcome:
-    """Computes the reward of one rollout. The answer is rewarded under any format.
+    """Computes the reward of one rollout. Stage 2 rewards the answer even if the format is wrong.
 
     Args:
         segments: Segments of the rollout, the prefill included.

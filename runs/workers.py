@@ -1,8 +1,8 @@
 """Grows trees in several processes, for runs that one Python process would slow down.
 
-The parent holds the run: it assigns questions, commits results and counts costs. A worker opens
-data, index and engines for itself, takes the next unclaimed question, and writes its calls into the
-run's only ledger. A worker ends with its parent.
+The parent holds the run: it commits results and counts costs. A worker opens data, index and
+engines for itself, claims one question at a time, and writes its calls into the run's only ledger.
+A worker ends with its parent.
 """
 
 import asyncio
@@ -150,7 +150,7 @@ class WorkerPool:
                         progress.partial[f"worker {line.fileno()}"] = message.partial
                         _notice_limit(gate, self._forbid)
                     case str():
-                        # Messages common to all workers, such as a pause, are logged once.
+                        # All workers report the same pause; log only the first sender's copies.
                         if self._told.setdefault(message, line) is line:
                             log(message)
                     case Fault():

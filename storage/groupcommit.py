@@ -20,7 +20,7 @@ from storage.errors import StorageError
 from storage.text import replace_surrogates
 
 MAX_BATCH = 4096
-"""Maximum entries per transaction; limits the memory that a long queue takes."""
+"""Maximum entries per transaction."""
 
 _Waiter = Future[None] | asyncio.Future[None]
 

@@ -5,9 +5,9 @@ cut. One thread writes (group commit, `storage.groupcommit`); reads use a separa
 see committed rows only. One process at a time holds a run (`storage.lock`); the workers that it
 starts write their calls to the same database (`shared`).
 
-Every row ends in a checksum, which is compared whenever the row is read for use. A damaged row
-raises an error: it is neither used nor silently paid for twice. `storage.ledger_check` checks all
-rows.
+Every row of calls, questions and engines ends in a checksum, which is compared whenever the row is
+read for use. A damaged row raises an error: it is neither used nor silently paid for twice.
+`storage.ledger_check` checks all rows.
 """
 
 import sqlite3

@@ -1,8 +1,8 @@
 """Checks that an engine serves the weights that are being trained.
 
-If an adapter never reaches the rollouts, training looks as if it does not learn. So after each
-update the engine continues a few fixed prompts greedily. Its log-probabilities of the tokens it
-samples must equal the trainer's, and they must have moved if the trainer's have.
+If an adapter never reaches the rollouts, training looks as if it does not learn. So before each
+batch of rollouts the engine continues a few fixed prompts greedily. Its log-probabilities of the
+tokens it samples must equal the trainer's, and they must have moved if the trainer's have.
 """
 
 import asyncio
@@ -110,7 +110,7 @@ class Canary:
             raise TrainingError(
                 f"{engine.model}: the engine does not serve the weights that are trained. Its "
                 f"log-probabilities differ from the trainer's by {error:.4f} nats per token "
-                f"(allowed: {self.tolerance}); the trainer's last update moved them by "
+                f"(allowed: {self.tolerance}); the trainer's moved since the last check by "
                 f"{moved or 0.0:.4f}"
             )
         self._previous, self._previous_logps = completions, trainer_logps

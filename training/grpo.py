@@ -163,8 +163,8 @@ def advantages_of(
 ) -> list[tuple[Rollout, list[float]]]:
     """Returns the rollouts that teach something, each with the advantages of its sampled tokens.
 
-    Leaves out groups without spread, whose advantages are 0 (except for REINFORCE++, which
-    standardises over the whole batch), and rollouts without others in their group.
+    Leaves out rollouts without others in their group, and groups without spread, whose advantages
+    are 0. REINFORCE++ keeps both, because it standardises over the whole batch.
 
     Args:
         divergences: log π_old − log π_ref of each call's tokens, in nats, if they are subtracted
@@ -218,11 +218,18 @@ def _of_tokens(
 
 @dataclass(frozen=True, slots=True)
 class _Update:
-    """Rows of one optimiser step, with log-probabilities of their tokens before it."""
+    """Rows of one optimiser step, with log-probabilities of their tokens.
+
+    Attributes:
+        old_logps: Under π_old, the policy before the batch's first update (with `ratio: engine` as
+            the engine reports them, with `rollouts: trees` under the start). None: the current
+            policy is π_old.
+        reference_logps: Under π_ref, the start; empty if the loss needs none.
+    """
 
     rows: Sequence[TrainingRow]
-    before: Mapping[StepTokens, tuple[float, ...]] | None
-    reference: Mapping[StepTokens, tuple[float, ...]]
+    old_logps: Mapping[StepTokens, tuple[float, ...]] | None
+    reference_logps: Mapping[StepTokens, tuple[float, ...]]
 
 
 def _trainer_class() -> Any:
@@ -285,7 +292,7 @@ def _trainer_class() -> Any:
             rows = [
                 self._rows(part, f"rows:{self.seed}:{number}:{n}") for n, part in enumerate(parts)
             ]
-            updates = self._with_before(rows)
+            updates = self._with_logps(rows)
             self.measured["before_s"] = time.monotonic() - began
             return updates
 
@@ -318,27 +325,27 @@ def _trainer_class() -> Any:
             self.measured["too_long"] = self.measured.get("too_long", 0) + len(rows) - len(fitting)
             return drawn(fitting, settings.max_tokens, seed)
 
-        def _with_before(self, parts: Sequence[Sequence[TrainingRow]]) -> list[_Update]:
+        def _with_logps(self, parts: Sequence[Sequence[TrainingRow]]) -> list[_Update]:
             """Adds log-probabilities under policy and start before the first update, if needed."""
             settings = self.settings
             asked = [row.tokens for part in parts for row in part]
-            before, reference = None, {}
+            old_logps, reference_logps = None, {}
             if settings.ratio == "engine":
-                before = {
+                old_logps = {
                     row.tokens: row.logprobs for part in parts for row in part if row.logprobs
                 }
             elif settings.rollouts == "trees":
-                before = self._start_logps(asked)  # the start drew all trees
+                old_logps = self._start_logps(asked)  # the start drew all trees
             elif settings.updates > 1:
-                before = self._logps(asked)
+                old_logps = self._logps(asked)
             if settings.beta and settings.kl_in == "loss":
-                reference = self._start_logps(asked)
+                reference_logps = self._start_logps(asked)
             else:
                 watched = self._divergences(asked[:_WATCHED]).values()
                 seen = [value for values in watched for value in values]
                 if seen:
                     self.measured["kl"] = fmean(seen)
-            return [_Update(part, before, reference) for part in parts]
+            return [_Update(part, old_logps, reference_logps) for part in parts]
 
         def _divergences(self, asked: Any) -> dict[StepTokens, list[float]]:
             asked = set(asked)
@@ -391,13 +398,13 @@ def _trainer_class() -> Any:
 
             advantages = flat(row.advantages for row in rows)
             weights = flat([row.weight] * len(row.advantages) for row in rows)
-            before = logps.detach()
-            if update.before is not None:
-                before = flat(update.before[one] for one in tokens)
-            ratio = (logps - before).exp()
+            old_logps = logps.detach()
+            if update.old_logps is not None:
+                old_logps = flat(update.old_logps[one] for one in tokens)
+            ratio = (logps - old_logps).exp()
             losses = clipped_loss(ratio, advantages, settings.clip)
-            if update.reference:
-                log_ratio = logps - flat(update.reference[one] for one in tokens)
+            if update.reference_logps:
+                log_ratio = logps - flat(update.reference_logps[one] for one in tokens)
                 held = flat([float(row.is_held)] * len(row.advantages) for row in rows)
                 penalty = divergence(settings.kl, log_ratio) * held
                 losses = losses + settings.beta * penalty
@@ -405,7 +412,7 @@ def _trainer_class() -> Any:
             seen.add("entropy", output.entropy[said])
             seen.add("clip_share", is_clipped(ratio, advantages, settings.clip).float())
             if settings.ratio == "engine":
-                seen.add("engine_gap", (logps - before).abs())
+                seen.add("engine_gap", (logps - old_logps).abs())
             return (losses * weights).sum()
 
         def _drop_unsound(self, model: Any, loss: Any) -> None:

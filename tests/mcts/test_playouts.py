@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from random_policy import Wanderer, facts
 
 from mcts import SearchSettings, search
-from mcts.tree import ROOT_PRIOR, Tree
+from mcts.tree import NEUTRAL_Q, Tree
 
 
 @given(st.integers(), st.integers(1, 5), st.integers(1, 40), st.integers(1, 3))
@@ -60,11 +60,11 @@ async def test_a_normalised_search_asks_neither_the_unit_nor_the_zero_of_its_val
 
 def test_before_two_values_differ_nothing_is_normal_and_the_prior_stands() -> None:
     tree = Tree.grow_from("")
-    assert tree.normalised_q(-7.0) == ROOT_PRIOR
+    assert tree.normalised_q(-7.0) == NEUTRAL_Q
     leaf = tree.add_child(tree.root, "a", terminal=True, key="a", draw=0)
     leaf.value = -7.0
     tree.back_up(leaf)
-    assert tree.normalised_q(-7.0) == ROOT_PRIOR
+    assert tree.normalised_q(-7.0) == NEUTRAL_Q
     leaf.value = -3.0
     tree.back_up(leaf)
     assert [tree.normalised_q(q) for q in (-7.0, -5.0, -3.0)] == [0.0, 0.5, 1.0]
