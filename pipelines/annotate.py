@@ -22,7 +22,7 @@ from runs.costs import describe_costs
 from runs.dataset_card import describe_search, write_card
 from runs.factories import open_data, open_index
 from runs.folder import Run, check_run_folder, open_run
-from runs.inputs import adds_questions, inputs_of
+from runs.inputs import adds_questions, check_not_fewer, inputs_of
 from runs.preflight import plaintext_proxy_warnings, require, servers, weights
 from runs.progress import Progress
 from runs.recipe import Recipe
@@ -50,6 +50,7 @@ def annotate(context: StageContext) -> StageResult:
     check_workers_allowed(recipe, context.options.get("workers") or 1)
     # Before the run folder has a recipe in it, which the fixed command would not be let change.
     check_run_folder(context.run)
+    check_not_fewer(context.run, data.questions, recipe.data.limit)
     require(weights(recipe))
     if told := outdated_weights_warning(recipe):
         context.log(told)

@@ -18,6 +18,7 @@ from runs.factories import engine_for, open_data
 from runs.folder import Run, check_same_inputs, noted_inputs
 from runs.recipe import Recipe
 from sources.load import Data
+from storage.errors import ConfigError
 from storage.parts import question_ids
 from storage.records import Passage, Question
 from storage.text import digest_of_many
@@ -72,6 +73,22 @@ def adds_questions(run: Path, questions: Sequence[Question]) -> bool:
     same = [question for question in questions if question.id in kept]
     begun = noted_inputs(run).get("questions") if kept else None
     return len(kept) == len(same) < len(questions) and questions_digest(same) == begun
+
+
+def check_not_fewer(run: Path, questions: Sequence[Question], limit: int | None) -> None:
+    """Checks that the limit does not leave out questions of the run, which would not shrink it.
+
+    Raises:
+        ConfigError: If the run has these questions and others.
+    """
+    kept = question_ids(run, "questions") if run.is_dir() else set()
+    if len(questions) == limit and {question.id for question in questions} < kept:
+        raise ConfigError(
+            f"{run}: the run has {len(kept)} questions, and a limit of {limit} (--limit or "
+            "data.limit) would leave some of them out. A run can only get more questions: use "
+            f"--limit {len(kept)} to resume it, a higher limit to extend it, or another --run "
+            f"folder for {limit} questions"
+        )
 
 
 def model_digest(model: ModelSettings, recipe: Recipe) -> str:

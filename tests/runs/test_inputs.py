@@ -151,8 +151,13 @@ def test_a_run_does_not_go_on_with_fewer_questions_or_with_changed_ones(
     run = tmp_path / "run"
     assert branchwise("annotate", config, run, "--limit", "4") == 0
     made = len(endpoint.requests)
-    assert branchwise("annotate", config, run, "--limit", "3") == 2
-    assert "questions: was '" in capsys.readouterr().out
+    capsys.readouterr()
+    for more in (("--limit", "3"), ("--set", "data.limit=3"), ("--limit", "3", "--dry-run")):
+        assert branchwise("annotate", config, run, *more) == 2
+        told = capsys.readouterr().out
+        assert "the run has 4 questions, and a limit of 3 (--limit or data.limit)" in told
+        assert "use --limit 4 to resume it" in told
+    assert branchwise("annotate", config, run, "--limit", "4") == 0
     one = next(q for q in QUESTIONS if q["id"] in question_ids(run, "questions"))
     changed = [{**q, "question": "Where?"} if q is one else q for q in QUESTIONS]
     rows(tmp_path / "questions.jsonl", changed)
