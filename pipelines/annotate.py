@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from annotation.annotator import AnnotatedQuestion
 from retrieval.interface import Retriever
 from runs.commit import Committer
+from runs.cost_estimate import TREE_CALLS, CostEstimate, estimate_from_run, tree_cost
 from runs.costs import describe_costs
 from runs.dataset_card import describe_search, write_card
 from runs.factories import open_data, open_index
@@ -55,8 +56,8 @@ def annotate(context: StageContext) -> StageResult:
     if told := outdated_weights_warning(recipe):
         context.log(told)
     if context.dry_run:
-        return StageResult({"questions": len(data.questions), "dry_run": True})
-    if _has_pending_questions(context.run, data):
+        return _estimate(context, recipe, data).report(context, questions=len(data.questions))
+    if _pending(context.run, data):
         require(servers(recipe))
     retriever = open_index(recipe, data.passages, context.log)
     inputs = inputs_of(recipe, data, retriever)
@@ -92,10 +93,27 @@ def announce(context: StageContext, recipe: Recipe, data: Data) -> None:
         context.log(f"note: {line}")
 
 
-def _has_pending_questions(run: Path, data: Data) -> bool:
-    """Returns whether a question lacks a committed tree; a finished run needs no endpoint."""
-    done = question_ids(run, "trees") if run.is_dir() else set()
-    return any(question.id not in done for question in data.questions)
+def _pending(run: Path, data: Data) -> int:
+    """Counts the questions without a committed tree; a finished run needs no endpoint."""
+    done = _done(run)
+    return sum(question.id not in done for question in data.questions)
+
+
+def _done(run: Path) -> set[str]:
+    return question_ids(run, "trees") if run.is_dir() else set()
+
+
+def _estimate(context: StageContext, recipe: Recipe, data: Data) -> CostEstimate:
+    """Returns what the trees of the pending questions will cost."""
+    pending = _pending(context.run, data)
+    return estimate_from_run(
+        context,
+        TREE_CALLS,
+        _done(context.run),
+        "question",
+        (pending, pending),
+        tree_cost(recipe, data).times((pending, pending)),
+    )
 
 
 async def _annotate(

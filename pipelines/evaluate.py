@@ -11,14 +11,24 @@ stored answers; new verdicts replace earlier ones.
 """
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any
 
+from agent.protocols import protocol_of
 from analysis.comparison import EVERYTHING, compare
 from analysis.tables import render_markdown, render_table
-from evaluation.run import Evaluated
+from evaluation.run import Evaluated, askable
 from retrieval.interface import Retriever
 from runs.candidates import baseline_candidates, policies_of, policy_candidates
+from runs.cost_estimate import (
+    EVALUATION_CALLS,
+    CostEstimate,
+    CostRange,
+    Prompts,
+    estimate_from_run,
+    rollout_cost,
+)
 from runs.costs import describe_costs, spending
 from runs.evaluation import PolicyEvaluation
 from runs.evaluation_set import (
@@ -32,7 +42,9 @@ from runs.factories import open_index
 from runs.folder import Run, check_run_folder, open_run, open_run_if_exists
 from runs.judging import AnswerJudging, stored_answers
 from runs.preflight import plaintext_proxy_warnings
+from runs.recipe import Recipe
 from runs.stage import DONE, TOO_MANY_FAILURES, Gate, StageContext, StageResult
+from sources.load import Data
 from storage.atomic import atomic_write_json, atomic_write_text
 from storage.ledger import Ledger
 from storage.parts import write_part
@@ -59,7 +71,8 @@ def evaluate(context: StageContext) -> StageResult:
         most = len(data.questions) * (len(policies) + len(recipe.evaluation.baselines))
         context.log(f"judge: at most {most} calls of {recipe.answer_judge.model}")
     if context.dry_run:
-        return StageResult({"questions": len(data.questions), "dry_run": True})
+        estimate = _estimate(context, policies.values(), data)
+        return estimate.report(context, questions=len(data.questions))
     check_no_overlap(context.run, policies.values(), data.questions)
     retriever = open_index(recipe, data.passages, context.log)
     run = open_evaluation_run(context, retriever)
@@ -91,6 +104,22 @@ def evaluate(context: StageContext) -> StageResult:
             done = judged
         totals = {**_report(context, run, name, done), **_spent(context, ledger)}
     return StageResult(totals, _exit_code(context, done))
+
+
+def _estimate(context: StageContext, policies: Collection[Recipe], data: Data) -> CostEstimate:
+    """Returns what all answers will cost, those in the ledger included."""
+    recipe, bounds, asked = context.recipe, CostRange(), 0
+    for one in policies:
+        number = len(askable(data.questions, protocol_of(one.agent))[0])
+        bounds += rollout_cost(one, data).times((number, number))
+        asked += number
+    baselines = len(data.questions) * len(recipe.evaluation.baselines)
+    bounds += rollout_cost(recipe, data).times((0, baselines))  # some ask no model
+    judged = CostRange()
+    if recipe.answer_judge is not None:
+        judged = Prompts(recipe, data).calls(recipe.answer_judge, (0, asked + baselines))
+    units = (asked, asked + baselines)
+    return estimate_from_run(context, EVALUATION_CALLS, None, "answer", units, bounds, judged)
 
 
 def _stopped(context: StageContext, gate: Gate, ledger: Ledger, policies: list[str]) -> StageResult:

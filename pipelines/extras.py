@@ -16,16 +16,9 @@ from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 
 from pipelines.cli import parser, recipe_file
-from runs.recipe import Recipe
+from runs.extras import extras_of
 from runs.recipe_file import load_recipe_leniently
 from storage.errors import ConfigError
-
-
-def extras_of(recipe: Recipe) -> tuple[str, ...]:
-    """Returns the names of the extras that a recipe needs, as in pyproject.toml."""
-    dense = ("dense",) if recipe.retrieval.kind in ("dense", "fusion") else ()
-    plots = ("study",) if "train-grpo" in recipe.stages else ()
-    return tuple(dict.fromkeys((*dense, *plots, *recipe.scheme.extras)))
 
 
 def required_extras(given: Sequence[str], shell_words: str = "") -> tuple[str, ...]:
@@ -36,7 +29,7 @@ def required_extras(given: Sequence[str], shell_words: str = "") -> tuple[str, .
         shell_words: more arguments, as a shell would read them; redirections change nothing.
     """
     options = _options([*given, *_words(shell_words)])
-    if options is None:
+    if options is None or options.stage is None:
         return ()
     try:
         return extras_of(load_recipe_leniently(recipe_file(options), options.overrides))

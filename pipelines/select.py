@@ -12,10 +12,12 @@ them has changed.
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from agent.protocols import protocol_of
 from analysis.difficulty import LABELS, UNSOLVED, difficulty_of, draw_stages
+from runs.cost_estimate import RATING_CALLS, CostEstimate, estimate_from_run, rollout_cost
 from runs.costs import describe_costs, spending
 from runs.factories import open_index
 from runs.folder import Run, check_run_folder, open_run
@@ -46,8 +48,8 @@ def select(context: StageContext) -> StageResult:
     check_run_folder(context.run)
     require(model_files("difficulty.policy", rater.policy))
     if context.dry_run:
-        return StageResult({**planned, "dry_run": True})
-    rated = question_ids(context.run, TABLE) if context.run.is_dir() else set()
+        return _estimate(context, rater, data).report(context, **planned)
+    rated = _rated(context.run)
     if any(question.id not in rated for question in data.questions):
         require(servers(rater))
     retriever = open_index(recipe, data.passages, context.log)
@@ -77,6 +79,24 @@ def select(context: StageContext) -> StageResult:
     stages = _write_stages(context, run, ordered, data.questions)
     code = _exit_code(context, stages, failures, len(data.questions))
     return StageResult({**totals, "stages": stages}, code)
+
+
+def _rated(run: Path) -> set[str]:
+    return question_ids(run, TABLE) if run.is_dir() else set()
+
+
+def _estimate(context: StageContext, rater: Recipe, data: Data) -> CostEstimate:
+    """Returns what the rating of the other questions will cost."""
+    rated = _rated(context.run)
+    pending = sum(question.id not in rated for question in data.questions)
+    return estimate_from_run(
+        context,
+        RATING_CALLS,
+        rated,
+        "question",
+        (pending, pending),
+        rollout_cost(rater, data).times((pending, pending * rater.difficulty.rollouts)),
+    )
 
 
 def _announce(context: StageContext, rater: Recipe, data: Data) -> dict[str, int]:

@@ -25,6 +25,14 @@ from agent.protocols import protocol_of
 from engines.vllm_command import installed_vllm
 from retrieval.interface import Retriever
 from rewards.schemes import scheme_of
+from runs.cost_estimate import (
+    NOTHING,
+    TRAINING_CALLS,
+    CostEstimate,
+    CostRange,
+    estimate_from_run,
+    rollout_cost,
+)
 from runs.costs import describe_costs, spending
 from runs.curve_plots import plot_curves
 from runs.evaluation_set import answering, data_settings
@@ -39,7 +47,7 @@ from runs.stage import Gate, StageContext, StageResult
 from runs.stored_pairs import pairs_table
 from runs.training_start import trained_folder, training_data_provenance, validated_start_policy
 from runs.tree_groups import TreeGroups, tree_groups
-from sources.load import load_data
+from sources.load import Data, load_data
 from storage.errors import BudgetExceeded, ConfigError
 from storage.ledger import Ledger
 from storage.records import Message, Question
@@ -92,7 +100,8 @@ def _on_rollouts(context: StageContext) -> StageResult:
     for line in plaintext_proxy_warnings(recipe):
         context.log(f"note: {line}")
     if context.dry_run:
-        return StageResult({"questions": len(data.questions), "dry_run": True})
+        estimate = _estimate(context, trainings, dev, data)
+        return estimate.report(context, questions=len(data.questions))
     if recipe.policy.engine == "vllm" and recipe.policy.base_url is None:
         installed_vllm()  # a dry run does without
     retriever = open_index(recipe, data.passages, context.log)
@@ -142,7 +151,8 @@ def _on_trees(context: StageContext) -> StageResult:
         f"→ {target}"
     )
     if context.dry_run:
-        return StageResult({"groups": groups, "dry_run": True})
+        nothing = CostEstimate("rollout", NOTHING, CostRange(), "trees need no calls")
+        return nothing.report(context, groups=groups)
     source = TreeGroups([one for _, one in trees], settings.batch_questions, recipe.seed)
     report = _train(
         context,
@@ -324,6 +334,27 @@ def _announce(context: StageContext, trainings: Sequence[_Training]) -> None:
             f"{settings.group_size} rollouts each; at most {rollouts:,} rollouts and "
             f"{rollouts * protocol.max_calls:,} calls; those in the ledger are free"
         )
+
+
+def _estimate(
+    context: StageContext, trainings: Sequence[_Training], dev: Sequence[Question], data: Data
+) -> CostEstimate:
+    """Returns what all rollouts will cost, those in the ledger included."""
+    units, bounds = NOTHING, CostRange()
+    for training in trainings:
+        settings = training.recipe.training.grpo
+        every = settings.eval_every
+        answers = len(dev) * len(range(0, settings.batches, every)) if every else 0
+        low, high = (
+            settings.batches * settings.group_size * questions + answers
+            for questions in (
+                settings.batch_questions,
+                settings.batch_questions + settings.dynamic_sampling,
+            )
+        )
+        units = units[0] + low, units[1] + high
+        bounds += rollout_cost(training.recipe, data, tokens=True).times((low, high))
+    return estimate_from_run(context, TRAINING_CALLS, None, "rollout", units, bounds)
 
 
 def canary_prompts(recipe: Recipe, questions: Sequence[Question]) -> list[tuple[Message, ...]]:

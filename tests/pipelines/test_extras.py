@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.extras import extras_of, required_extras
+from pipelines.extras import required_extras
 from runs import recipe_checks
+from runs.extras import extras_of
 from runs.recipe_file import load_recipe, load_recipe_leniently
 from storage.errors import ConfigError
 

@@ -1,0 +1,429 @@
+"""Estimates what a stage will cost, before it calls a model.
+
+The estimate comes from the stage's earlier calls in a run's ledger. Without any it consists of
+bounds from the recipe, which are wide: the shortest possible work, and the longest.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from agent.protocol import root_of
+from agent.protocols import protocol_of
+from engines.cost import cost_usd
+from engines.sampling import Usage
+from engines.settings import ModelSettings
+from mcts.settings import SearchSettings
+from runs.extras import missing_extras
+from runs.recipe import Recipe
+from runs.seal import LEDGER
+from runs.stage import StageContext, StageResult
+from sources.load import Data
+from storage.call_history import CallHistory, read_call_history
+from storage.calls import Totals
+from storage.records import Question
+
+Range = tuple[float, float]
+"""A lowest and a highest value."""
+
+NOTHING: Range = (0.0, 0.0)
+CALL_BYTES = 420
+"""Bytes of a call in ledger and tables, without its text.
+
+Measured on `configs/atlas.yaml`: 1,658 calls take 692 kB in the ledger, of which 79 kB are text;
+trees and pairs of 1,092 of them take 50 kB.
+"""
+TEXT_BYTES = 4
+"""Bytes of a generated token's text."""
+PROMPT_ID_BYTES, SAMPLED_ID_BYTES = 4, 8
+"""Bytes of a prompt token's id, and of a generated one's id and log-probability, if stored."""
+DENSE_TEXT = 3
+"""Bytes of text per token from which the highest number of input tokens is computed.
+
+English has more than four, so prompts have fewer tokens.
+"""
+JUDGE_PROMPT_TOKENS = 500
+"""Tokens of a judge's or verifier's own prompt, from above."""
+STORED = ("ledger.sqlite*", "trees/*", "pairs/*", "eval/**/*", "select/*")
+"""Files of a run that grow with its calls."""
+
+TREE_CALLS = ("tree/*", "rollout/*", "judge/*", "verifier/*")
+EVALUATION_CALLS = ("eval+*", "eval/*")
+RATING_CALLS = ("select/*",)
+TRAINING_CALLS = ("grpo/*", "grpo-dev+*")
+
+
+@dataclass(frozen=True, slots=True)
+class CostRange:
+    """Costs from the lowest to the highest.
+
+    Attributes:
+        cost_usd: US dollars; None if a price is not set.
+    """
+
+    calls: Range = NOTHING
+    input_tokens: Range = NOTHING
+    output_tokens: Range = NOTHING
+    cost_usd: Range | None = NOTHING
+    disk_bytes: Range = NOTHING
+
+    def __add__(self, other: "CostRange") -> "CostRange":
+        priced = self.cost_usd is not None and other.cost_usd is not None
+        return CostRange(
+            _sum(self.calls, other.calls),
+            _sum(self.input_tokens, other.input_tokens),
+            _sum(self.output_tokens, other.output_tokens),
+            _sum(self.cost_usd or NOTHING, other.cost_usd or NOTHING) if priced else None,
+            _sum(self.disk_bytes, other.disk_bytes),
+        )
+
+    def times(self, units: Range) -> "CostRange":
+        """Returns the costs of so many questions, answers or rollouts."""
+        return CostRange(
+            _product(self.calls, units),
+            _product(self.input_tokens, units),
+            _product(self.output_tokens, units),
+            None if self.cost_usd is None else _product(self.cost_usd, units),
+            _product(self.disk_bytes, units),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CostEstimate:
+    """What a stage will cost.
+
+    Attributes:
+        unit: "question", "answer" or "rollout".
+        units: Number of them that the stage still has to process.
+        seconds: Duration; None if no rate was measured.
+        calls_per_s: Measured rate.
+        observed: Lowest, mean and highest number of calls per unit in the history.
+        basis: Origin of the numbers.
+        missing_extras: Names of extras that the recipe needs and that are not installed.
+    """
+
+    unit: str
+    units: Range
+    cost: CostRange
+    basis: str
+    observed: tuple[float, float, float] | None = None
+    calls_per_s: float | None = None
+    missing_extras: Sequence[str] = ()
+
+    @property
+    def seconds(self) -> Range | None:
+        return _scaled(self.cost.calls, 1 / self.calls_per_s) if self.calls_per_s else None
+
+    def report(self, context: StageContext, **planned: int) -> StageResult:
+        """Logs the estimate; returns the result of a dry run.
+
+        Args:
+            planned: Other totals of the stage.
+        """
+        for line in self.lines():
+            context.log(line)
+        return StageResult({**planned, **self.totals(), "dry_run": True})
+
+    def totals(self) -> dict[str, Any]:
+        """Returns the estimate in the form of a stage's totals."""
+        cost, seconds = self.cost, self.seconds
+        return {
+            f"expected_{self.unit}s": _whole(self.units),
+            "expected_calls": _whole(cost.calls),
+            "expected_input_tokens": _whole(cost.input_tokens),
+            "expected_output_tokens": _whole(cost.output_tokens),
+            "expected_cost_usd": None if cost.cost_usd is None else list(cost.cost_usd),
+            "expected_seconds": None if seconds is None else _whole(seconds),
+            "expected_disk_bytes": _whole(cost.disk_bytes),
+            "expected_from": self.basis,
+            "missing_extras": list(self.missing_extras),
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yields the estimate in words."""
+        if self.cost.calls[1]:
+            yield from self._costs()
+        else:
+            yield f"expected calls: none, {_count(self.units, self.unit)} left"
+        if self.missing_extras:
+            names = " ".join(self.missing_extras)
+            yield f'missing extras: {names}. Run `make setup EXTRAS="{names}"`'
+
+    def _costs(self) -> Iterator[str]:
+        cost, each = self.cost, ""
+        if self.observed:
+            low, mean, high = self.observed
+            each = f", {mean:,.1f} per {self.unit} ({low:,.0f} to {high:,.0f})"
+        yield (
+            f"expected calls: {_between(cost.calls)} for {_count(self.units, self.unit)}; "
+            f"{self.basis}{each}"
+        )
+        money = "no price set"
+        if cost.cost_usd is not None:
+            money = "{:,.4f} to {:,.4f} USD".format(*cost.cost_usd)
+        yield (
+            f"expected tokens: {_between(cost.input_tokens)} in, {_between(cost.output_tokens)} "
+            f"out; {money}"
+        )
+        time = "unknown before the first calls"
+        if self.seconds is not None:
+            rate = f"{self.calls_per_s:,.1f} calls per second"
+            time = f"{_joined(map(_duration, self.seconds))} at {rate}"
+        yield f"expected time: {time}; disk: {_joined(map(_size, cost.disk_bytes))}"
+        if not self.observed:
+            yield (
+                f"these bounds are wide: once the run has a few {self.unit}s, a dry run estimates "
+                "from them"
+            )
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Lengths of the prompts of a stage.
+
+    Attributes:
+        recipe: Recipe with the model and protocol that read them.
+        data: Questions and passages.
+    """
+
+    recipe: Recipe
+    data: Data
+
+    def calls(self, model: ModelSettings, number: Range, *, tokens: bool = False) -> CostRange:
+        """Returns bounds of the costs of a number of calls.
+
+        Args:
+            model: Model that is called.
+            number: Lowest and highest number of calls.
+            tokens: Whether the ledger keeps token ids.
+        """
+        low, high = self._lengths()
+        read, written = _product((low, high), number), _product((1, model.max_new_tokens), number)
+        ids = (PROMPT_ID_BYTES, SAMPLED_ID_BYTES) if tokens else (0, 0)
+        disk = _sum(
+            _scaled(number, CALL_BYTES),
+            _sum(_scaled(read, ids[0]), _scaled(written, TEXT_BYTES + ids[1])),
+        )
+        return CostRange(number, read, written, _dollars(model, read, written), disk)
+
+    def _lengths(self) -> Range:
+        """Returns bounds of the input tokens of a call."""
+        recipe, questions, passages = self.recipe, self.data.questions, self.data.passages
+        if not questions:
+            return NOTHING
+        protocol = protocol_of(recipe.agent)
+
+        def size(question: Question) -> int:
+            return sum(len(p.text) for p in protocol.given(question) or ()) + len(question.question)
+
+        def first_prompt(question: Question) -> str:
+            messages = protocol.prompt(root_of(question, protocol))
+            return " ".join(message.content for message in messages)
+
+        shortest, longest = (first_prompt(pick(questions, key=size)) for pick in (min, max))
+        passage = fmean(len(p.title + p.text) for p in passages) if passages else 0.0
+        found = recipe.retrieval.top_k * passage / DENSE_TEXT
+        added = protocol.max_calls * (found + recipe.policy.max_new_tokens)
+        high = len(longest.encode()) / DENSE_TEXT + added + JUDGE_PROMPT_TOKENS
+        return float(len(shortest.split())), high
+
+
+def tree_cost(recipe: Recipe, data: Data) -> CostRange:
+    """Returns bounds of the costs of growing a question's tree."""
+    protocol, prompts = protocol_of(recipe.agent), Prompts(recipe, data)
+    judge, verifier = recipe.active_judge, recipe.asked_verifier
+    low, drawn, ends = tree_calls(recipe.mcts, protocol.max_calls)
+    cost = prompts.calls(recipe.policy, (low, drawn), tokens=protocol.continues)
+    if judge is not None:
+        cost += prompts.calls(judge, (0, recipe.mcts.iterations))
+    if verifier is not None:
+        cost += prompts.calls(verifier, (0, ends))
+    return cost
+
+
+def tree_calls(search: SearchSettings, steps: int) -> tuple[int, int, int]:
+    """Returns bounds of the policy's calls for one tree.
+
+    Args:
+        search: Settings of the search.
+        steps: Most policy calls of a trajectory.
+
+    Returns:
+        Fewest calls, most calls, and most final states.
+    """
+    if search.kind == "chains":
+        # A chain visits at most one state per depth; each may get this many more draws, each
+        # followed to its end.
+        more = 2 * search.branches - 1 if search.branches > 1 else 0
+        chain = steps + more * steps * (steps + 1) // 2
+        low = 1 if search.max_output_tokens else search.iterations
+        return low, search.iterations * chain, search.iterations * (1 + more * steps)
+    # The root gets its children first, and a tree whose children are all final is exhausted.
+    low = 1 if search.max_output_tokens else min(search.iterations, search.max_children)
+    if search.evaluator == "playout":
+        return low, search.iterations * (steps + 1), search.iterations
+    rollouts = search.rollouts if search.evaluator == "rollout" else 0
+    left, high = search.iterations, 0
+    for depth in range(1, steps + 1):  # shallow nodes cost most: their rollouts are the longest
+        nodes = min(left, search.max_children**depth)
+        high += nodes * (2 + rollouts * (steps - depth))  # a repeated child is drawn once more
+        left -= nodes
+    return low, high, search.iterations
+
+
+def rollout_cost(recipe: Recipe, data: Data, *, tokens: bool = False) -> CostRange:
+    """Returns bounds of the costs of one trajectory from a question to its end."""
+    protocol = protocol_of(recipe.agent)
+    number = (1, protocol.max_calls)
+    return Prompts(recipe, data).calls(recipe.policy, number, tokens=tokens or protocol.continues)
+
+
+def estimate(
+    unit: str,
+    units: Range,
+    bounds: CostRange,
+    history: CallHistory | None = None,
+    *,
+    source: str = "",
+    bytes_per_call: float = CALL_BYTES,
+    more: CostRange | None = None,
+) -> CostEstimate:
+    """Returns the costs of some work.
+
+    Args:
+        unit: "question", "answer" or "rollout".
+        units: Number of them.
+        bounds: Bounds of the costs of all, from the recipe.
+        history: Costs of earlier ones; None returns the bounds.
+        source: Name of the history's run.
+        bytes_per_call: Bytes per call in that run.
+        more: Bounds of other calls, which are added.
+    """
+    more = more or CostRange()
+    if history is None:
+        return CostEstimate(unit, units, bounds + more, "bounds from the recipe")
+
+    def expected(value: Callable[[Totals], float]) -> Range:
+        return expected_sum([value(one) for one in history.totals], units)
+
+    calls = expected(lambda one: one.calls)
+    unpriced = any(one.unpriced for one in history.totals)
+    cost = CostRange(
+        calls,
+        expected(lambda one: one.input_tokens),
+        expected(lambda one: one.output_tokens),
+        None if unpriced else expected(lambda one: one.cost_usd),
+        _scaled(calls, bytes_per_call),
+    )
+    made = [one.calls for one in history.totals]
+    return CostEstimate(
+        unit,
+        units,
+        cost + more,
+        f"from {len(made):,} {unit}{'s' * (len(made) != 1)} of {source}",
+        (min(made), fmean(made), max(made)),
+        history.calls_per_s,
+    )
+
+
+def expected_sum(observed: Sequence[float], units: Range) -> Range:
+    """Returns the range in which the sum over `units` new ones is expected.
+
+    This is about the 95 % prediction interval; 2 + 4/(n - 1) approximates Student's t. A single
+    observation may be off by a factor of two.
+    """
+    number, mean = len(observed), fmean(observed)
+    if number == 1:
+        return units[0] * mean / 2, units[1] * mean * 2
+    deviations = stdev(observed) * (2 + 4 / (number - 1))
+    low, high = (
+        count * mean + sign * deviations * math.sqrt(count * (1 + count / number))
+        for count, sign in zip(units, (-1, 1), strict=True)
+    )
+    return max(low, 0.0), high
+
+
+def estimate_from_run(
+    context: StageContext,
+    paths: Sequence[str],
+    finished: set[str] | None,
+    unit: str,
+    units: Range,
+    bounds: CostRange,
+    more: CostRange | None = None,
+) -> CostEstimate:
+    """Returns `estimate` with the history of the stage's run, if it has any.
+
+    Args:
+        context: Its run folder may have the history.
+        paths: Patterns of the ledger paths of the stage's calls.
+        finished: See `read_call_history`.
+
+    Raises:
+        StorageError: If the ledger cannot be read.
+    """
+    run = context.run
+    history = read_call_history(run / LEDGER, paths, finished)
+    stored = CALL_BYTES if history is None else _stored_bytes(run) / history.calls
+    found = estimate(
+        unit, units, bounds, history, source="this run", bytes_per_call=stored, more=more
+    )
+    return replace(found, missing_extras=missing_extras(context.recipe))
+
+
+def _stored_bytes(run: Path) -> int:
+    files = (path for pattern in STORED for path in run.glob(pattern))
+    return sum(path.stat().st_size for path in files if path.is_file())
+
+
+def _dollars(model: ModelSettings, read: Range, written: Range) -> Range | None:
+    """Returns bounds in US dollars, the lowest with all input cached; None without a price."""
+    least, most = int(read[0]), int(read[1])
+    low = cost_usd(Usage(least, least, int(written[0])), model.price_per_million)
+    high = cost_usd(Usage(most, 0, int(written[1])), model.price_per_million)
+    return None if low is None or high is None else (low, high)
+
+
+def _sum(one: Range, other: Range) -> Range:
+    return one[0] + other[0], one[1] + other[1]
+
+
+def _product(one: Range, other: Range) -> Range:
+    return one[0] * other[0], one[1] * other[1]
+
+
+def _scaled(one: Range, factor: float) -> Range:
+    return one[0] * factor, one[1] * factor
+
+
+def _whole(one: Range) -> list[int]:
+    return [math.floor(one[0]), math.ceil(one[1])]
+
+
+def _between(one: Range) -> str:
+    return _joined(f"{number:,}" for number in _whole(one))
+
+
+def _joined(values: Iterable[str]) -> str:
+    return " to ".join(dict.fromkeys(values))
+
+
+def _count(units: Range, unit: str) -> str:
+    return f"{_between(units)} {unit}{'s' * (units[1] != 1)}"
+
+
+def _duration(seconds: float) -> str:
+    for length, name in ((3600, "h"), (60, "min")):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.1f} {name}"
+    return f"{seconds:,.0f} s"
+
+
+def _size(count: float) -> str:
+    for length, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= length:
+            return f"{count / length:,.1f} {name}"
+    return f"{count:,.0f} bytes"

@@ -1,0 +1,89 @@
+"""Reads what earlier work cost from a run's ledger, without a lock and without writing."""
+
+import os
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage.calls import Totals
+from storage.groupcommit import write_error
+from storage.ledger_check import check_version, read_rows
+
+PAUSE_S = 60.0
+"""A longer gap between calls is a pause, such as the time between two attempts at a run."""
+_QUESTION = "question_id"
+_TRAJECTORY = "question_id, policy_digest, substr(path, 1, instr(path, '+') - 1), draw"
+_SUMS = (
+    "count(*), sum(input_tokens), sum(cached_tokens), sum(output_tokens), total(cost_usd), "
+    f"count(*) - count(cost_usd), 0, {_QUESTION}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CallHistory:
+    """Costs of earlier questions or trajectories.
+
+    Attributes:
+        totals: Totals of each question or trajectory.
+        calls_per_s: Calls per second while calls were in flight; None if too few to measure.
+        calls: Calls of the whole ledger, of all stages.
+    """
+
+    totals: tuple[Totals, ...]
+    calls_per_s: float | None
+    calls: int
+
+
+def read_call_history(
+    ledger: Path, paths: Sequence[str], finished: set[str] | None = None
+) -> CallHistory | None:
+    """Reads the successful calls with some paths.
+
+    Args:
+        ledger: Path of the database.
+        paths: Patterns of ledger paths, such as `tree/*`.
+        finished: Ids of the questions to read, with one total per question. None reads all
+            questions, with one total per trajectory.
+
+    Returns:
+        The history, or None if there is no such call.
+
+    Raises:
+        StorageError: If the file is damaged, not a ledger, or of another version.
+    """
+    if not ledger.is_file():
+        return None
+    # Without a write-ahead log nobody writes, and `immutable` keeps SQLite from creating one.
+    fixed = "" if os.path.lexists(f"{ledger}-wal") else "&immutable=1"
+    uri = f"{ledger.resolve().as_uri()}?mode=ro{fixed}"
+    where = f"error IS NULL AND ({' OR '.join(['path GLOB ?'] * len(paths))})"
+    unit = _TRAJECTORY if finished is None else _QUESTION
+    try:
+        with closing(sqlite3.connect(uri, uri=True)) as reading:
+            if check_version(reading, ledger):
+                return None
+            sums = f"SELECT {_SUMS} FROM calls WHERE {where} GROUP BY {unit}"
+            rows = read_rows(reading, ledger, sums, tuple(paths))
+            ends = "SELECT 86400 * julianday(at), latency_s FROM calls WHERE " + where
+            ended = read_rows(reading, ledger, ends, tuple(paths))
+            ((calls,),) = read_rows(reading, ledger, "SELECT count(*) FROM calls")
+    except sqlite3.Error as error:
+        raise write_error("read", ledger, error) from error
+    found = tuple(Totals(*sums) for *sums, name in rows if finished is None or name in finished)
+    return CallHistory(found, calls_per_second(ended), calls) if found else None
+
+
+def calls_per_second(ended: Sequence[tuple[float, float]]) -> float | None:
+    """Returns calls per second, without pauses.
+
+    Args:
+        ended: End and duration of each call, in seconds.
+    """
+    active, until = 0.0, None
+    for start, end in sorted((end - latency, end) for end, latency in ended):
+        begin = start if until is None or start - until >= PAUSE_S else until
+        active += max(end - begin, 0.0)
+        until = end if until is None else max(until, end)
+    return len(ended) / active if active > 0 else None

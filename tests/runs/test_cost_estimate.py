@@ -1,0 +1,216 @@
+"""What a dry run expects to pay, against what the same stage then pays."""
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_endpoint import FakeEndpoint
+from loopback import serving
+from tiny_dataset import policy, recipe
+
+from mcts import Expansion, Node, SearchSettings, sample_chains, search
+from pipelines.cli import parser, run_stage
+from runs import extras
+from runs.cost_estimate import expected_sum, tree_calls
+from runs.recipe import Recipe
+from storage.call_history import calls_per_second
+from storage.ledger import Ledger
+
+PRICE = {"input": 1.0, "output": 4.0}
+
+
+@pytest.fixture
+def endpoint() -> Iterator[FakeEndpoint]:
+    with serving(policy) as served:
+        yield served
+
+
+@pytest.fixture
+def config(tmp_path: Path, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+    asked = {"source": "jsonl", "questions": str(tmp_path / "questions.jsonl"), "split": None}
+    return recipe(
+        tmp_path,
+        endpoint.base_url,
+        policy={
+            "engine": "openai",
+            "model": "policy",
+            "base_url": endpoint.base_url,
+            "price_per_million": PRICE,
+        },
+        evaluation={"set": asked, "bootstrap": 100, "baselines": ["closed-book"]},
+        difficulty={"rollouts": 4, "easy": 1, "medium": 2, "stages": {"1": {"easy": 1}}},
+    )
+
+
+def stage(name: str, config: Path, *more: str) -> int:
+    run = config.parent / "run"
+    arguments = [name, "--config", str(config), "--run", str(run), "--json", *more]
+    return run_stage(parser().parse_args(arguments))
+
+
+def planned(
+    name: str, config: Path, capsys: pytest.CaptureFixture[str], *more: str
+) -> tuple[dict[str, Any], str]:
+    """The totals and the words of a dry run, which must leave every file as it was."""
+    before = files_of(config.parent)
+    capsys.readouterr()
+    assert stage(name, config, "--dry-run", *more) == 0
+    assert files_of(config.parent) == before
+    told = capsys.readouterr()
+    return json.loads(told.out), told.err
+
+
+def files_of(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def spent(config: Path) -> dict[str, float]:
+    with Ledger(config.parent / "run" / "ledger.sqlite") as ledger:
+        found = ledger.totals()
+    return {"calls": found.calls, "output_tokens": found.output_tokens, "cost_usd": found.cost_usd}
+
+
+def test_trees_cost_what_the_recipe_allows_and_then_what_the_run_shows(
+    config: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected, words = planned("annotate", config, capsys, "--limit", "3")
+    assert endpoint.requests == []
+    assert expected["expected_questions"] == [3, 3]
+    assert expected["expected_from"] == "bounds from the recipe"
+    assert expected["expected_seconds"] is None
+    assert "bounds from the recipe" in words
+    assert stage("annotate", config, "--limit", "3") == 0
+    paid = spent(config)
+    for what in ("calls", "output_tokens"):
+        low, high = expected[f"expected_{what}"]
+        assert low <= paid[what] <= high
+    assert paid["cost_usd"] <= expected["expected_cost_usd"][1]
+
+    made = len(endpoint.requests)
+    expected, words = planned("annotate", config, capsys)
+    assert len(endpoint.requests) == made
+    assert expected["expected_questions"] == [3, 3], "three are done"
+    assert expected["expected_from"] == "from 3 questions of this run"
+    for what, total in paid.items():
+        low, high = expected[f"expected_{what}"]
+        assert low <= total <= high, "as many are left"
+        assert high <= 2 * total
+    assert f"from 3 questions of this run, {paid['calls'] / 3:.1f} per question" in words
+    assert "calls per second" in words
+    assert stage("annotate", config) == 0
+    finished, words = planned("annotate", config, capsys)
+    assert finished["expected_calls"] == [0, 0]
+    assert "expected calls: none, 0 questions left" in words
+
+
+@pytest.mark.parametrize(("name", "unit"), [("eval", "answer"), ("select", "question")])
+def test_other_stages_do_too(
+    name: str, unit: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected, _ = planned(name, config, capsys)
+    assert expected["expected_from"] == "bounds from the recipe"
+    assert stage(name, config) == 0
+    paid = spent(config)
+    for what in ("calls", "output_tokens"):
+        low, high = expected[f"expected_{what}"]
+        assert low <= paid[what] <= high
+    after, _ = planned(name, config, capsys)
+    assert after["expected_from"].endswith(f"{unit}s of this run")
+
+
+def test_calls_of_another_stage_are_no_history(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert stage("eval", config) == 0
+    expected, _ = planned("annotate", config, capsys)
+    assert expected["expected_from"] == "bounds from the recipe"
+
+
+def test_unknown_prices_are_not_free(
+    tmp_path: Path,
+    endpoint: FakeEndpoint,
+    config: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    unpriced = recipe(tmp_path, endpoint.base_url)
+    expected, words = planned("annotate", unpriced, capsys)
+    assert expected["expected_cost_usd"] is None
+    assert "no price set" in words
+    assert stage("annotate", unpriced, "--limit", "1") == 0
+    assert planned("annotate", unpriced, capsys)[0]["expected_cost_usd"] is None
+
+
+SEARCHES = [
+    {"iterations": 12, "max_children": 2},
+    {"iterations": 40, "max_children": 3, "rollouts": 2},
+    {"iterations": 200, "max_children": 2},
+    {"iterations": 9, "max_children": 4, "evaluator": "judge"},
+    {"iterations": 30, "max_children": 3, "evaluator": "playout"},
+    {"kind": "chains", "iterations": 6},
+    {"kind": "chains", "iterations": 4, "branches": 3},
+]
+
+
+@pytest.mark.parametrize("settings", SEARCHES, ids=str)
+@pytest.mark.parametrize("ending", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("kinds", [1, 2, 100])
+def test_every_search_makes_calls_within_its_bounds(
+    settings: dict[str, Any], ending: float, kinds: int
+) -> None:
+    """Policies that never end, or always, and repeat themselves or never do."""
+    chosen, steps = SearchSettings(**settings), 4
+    grow = sample_chains if chosen.kind == "chains" else search
+    low, high, ends = tree_calls(chosen, steps)
+    drawn, calls, finished = random.Random(0), 0, 0
+
+    async def expand(node: Node[int], draw: int) -> Expansion[int]:
+        nonlocal calls
+        calls += 1
+        last = node.depth + 1 == steps or drawn.random() < ending
+        return Expansion(node.depth + 1, last, (drawn.randrange(kinds), last))
+
+    async def evaluate(node: Node[int]) -> float:
+        nonlocal calls, finished
+        finished += node.terminal
+        if chosen.evaluator == "rollout" and not node.terminal:
+            calls += chosen.rollouts * (steps - node.depth)
+        return drawn.random()
+
+    for _ in range(20):
+        calls = finished = 0
+        asyncio.run(grow(0, expand, evaluate, chosen))
+        assert low <= calls <= high
+        assert finished <= ends
+
+
+def test_a_prediction_widens_with_the_spread_and_narrows_with_observations() -> None:
+    assert expected_sum([7.0, 7.0, 7.0], (10, 10)) == (70, 70)
+    assert expected_sum([7.0], (10, 20)) == (35, 280)
+    low, high = expected_sum([6.0, 8.0], (10, 10))
+    closer = expected_sum([6.0, 8.0] * 50, (10, 10))
+    assert 0 <= low < closer[0] < 70 < closer[1] < high
+
+
+def test_pauses_between_attempts_do_not_count_as_time() -> None:
+    minute = [(float(second), 1.0) for second in range(1, 61)]
+    later = [(end + 5000, latency) for end, latency in minute]
+    assert calls_per_second(minute) == pytest.approx(1)
+    assert calls_per_second(later + minute) == pytest.approx(1)
+    assert calls_per_second([*minute, *minute]) == pytest.approx(2), "calls in parallel"
+    assert calls_per_second([]) is None
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    needing = Recipe.model_validate({"name": "x", "stages": ["train-grpo"]})
+    monkeypatch.setattr(extras, "installed_version", lambda name: "1")
+    assert extras.missing_extras(needing) == ()
+    absent = {"matplotlib"}
+    monkeypatch.setattr(extras, "installed_version", lambda name: None if name in absent else "1")
+    assert extras.missing_extras(needing) == ("study",)
+    assert extras.missing_extras(Recipe(name="x")) == ()
