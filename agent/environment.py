@@ -135,7 +135,7 @@ class Environment:
         ended = protocol.is_spent(step)
         stage = TERMINAL if ended else protocol.next_stage(state, action, last=last)
         if stage != TERMINAL:  # the result of a last search would not be read
-            step = await self._answered(state, step)
+            step = await self._with_observation(state, step)
         return StepResult(state.after(step, stage), completion)
 
     async def trajectory(
@@ -170,7 +170,7 @@ class Environment:
         )
 
     def _written(self, completion: Completion) -> str:
-        """Returns the policy's text with the stop string that ended it, which it generated."""
+        """Returns the generated text, including its stop string."""
         stop = completion.stop_reason
         return completion.text + stop if stop in self.protocol.stops else completion.text
 
@@ -188,7 +188,7 @@ class Environment:
         )
         return ids[:-1] if by_itself else ids
 
-    async def _answered(self, state: State, step: Step) -> Step:
+    async def _with_observation(self, state: State, step: Step) -> Step:
         """Returns the step with the environment's reply: passages and inserted text."""
         query = query_of(step.action)
         found = replace(step, passages=() if query is None else await self._find(query))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from agent.environment import Environment
 from agent.state import State
 from annotation.evaluators import Evaluator
-from annotation.grower import Advance, grow
+from annotation.grower import ReportProgress, grow
 from annotation.pairs import sibling_pairs
 from annotation.rows import Provenance, labelled, pair_rows, tree_rows
 from annotation.scoring import node_scores
@@ -60,26 +60,29 @@ class Annotator:
     scored_by: RewardModel | None = None
 
     async def annotate(
-        self, question: Question, advance: Advance = lambda share: None
+        self, question: Question, report_progress: ReportProgress = lambda share: None
     ) -> AnnotatedQuestion:
         """Grows, labels and pairs one question; an error that affects only it becomes a `Failure`.
 
         Args:
             question: Question to grow a tree for.
-            advance: Called before each iteration with the share of iterations done, in [0, 1].
+            report_progress: Called before each iteration with the share of iterations done, in
+                [0, 1].
 
         Raises:
             EndpointError: If an error is fatal.
             BudgetExceeded: If a limit allows no further call; the question stays pending.
         """
         try:
-            return await self._annotate(question, advance)
+            return await self._annotate(question, report_progress)
         except (EndpointError, RetrievalError, JudgeError) as error:
             if isinstance(error, EndpointError) and error.fatal:
                 raise
             return AnnotatedQuestion(question, failure=Failure.of(question.id, "annotate", error))
 
-    async def _annotate(self, question: Question, advance: Advance) -> AnnotatedQuestion:
+    async def _annotate(
+        self, question: Question, report_progress: ReportProgress
+    ) -> AnnotatedQuestion:
         grown = await grow(
             question,
             self.environment,
@@ -87,25 +90,25 @@ class Annotator:
             self.search,
             self.scheme,
             self.sampling,
-            advance,
+            report_progress,
         )
         rows = tree_rows(question, grown, self.provenance)
         states = [node.state for node in grown.tree.nodes]
         labels = self.scheme.labels(question, rows, states)
         scores = await self._scores(rows, states)
-        luck = guessable(question.question, question.answers)
-        pairs, dropped = sibling_pairs(rows, labels, self.pairs, scores, guessable=luck)
+        is_guessable = guessable(question.question, question.answers)
+        pairs, dropped = sibling_pairs(rows, labels, self.pairs, scores, guessable=is_guessable)
         counts = Counter({f"pair dropped: {reason}": n for reason, n in dropped.items()})
         counts["duplicate siblings"] = grown.tree.duplicates
         counts["invalid actions"] = sum(row.action == "invalid" for row in rows)
         counts["stopped at mcts.max_output_tokens"] = int(grown.stopped)
-        for facts in grown.facts.values():
-            counts[f"unscored: {facts.unscored}"] += facts.unscored is not None
+        for evaluation in grown.evaluations.values():
+            counts[f"unscored: {evaluation.unscored}"] += evaluation.unscored is not None
         return AnnotatedQuestion(
             question,
             labelled(rows, labels),
             pair_rows(question, pairs, states, self.environment.prompt, self.provenance),
-            +counts,
+            +counts,  # + drops zero counts
             grown.usage,
         )
 

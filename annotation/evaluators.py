@@ -124,7 +124,7 @@ class JudgeEvaluator:
 
     async def evaluate(self, question: Question, state: State, path: str) -> NodeEvaluation:
         verdict = await self.judge.score(question, state, f"judge/{path}")
-        facts = NodeEvaluation(
+        evaluation = NodeEvaluation(
             value=None,
             judge_score=verdict.score,
             judge_text=verdict.text,
@@ -132,5 +132,5 @@ class JudgeEvaluator:
             usage=verdict.usage,
         )
         if verdict.score is None:
-            return facts
-        return replace(facts, value=self.scheme.judged(verdict.score, state))
+            return evaluation
+        return replace(evaluation, value=self.scheme.judged(verdict.score, state))

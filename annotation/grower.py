@@ -13,7 +13,7 @@ from rewards.answers import normalise
 from rewards.scheme import NodeEvaluation, RewardScheme
 from storage.records import Question
 
-Advance = Callable[[float], None]
+ReportProgress = Callable[[float], None]
 """Called before each iteration with the share of iterations done, in [0, 1]."""
 
 CHILDREN = "tree"
@@ -22,30 +22,30 @@ CHILDREN = "tree"
 
 @dataclass
 class GrownTree:
-    """A tree with the facts of its nodes.
+    """A tree with the evaluations of its nodes.
 
     Attributes:
         moves: Step that led to each node, by the node's path.
-        facts: Evaluation of each node, by its id.
+        evaluations: Evaluation of each node, by its id.
         stopped: Whether `mcts.max_output_tokens` ended the search early.
     """
 
     tree: Tree[State]
     moves: dict[str, StepResult] = field(default_factory=dict)
-    facts: dict[int, NodeEvaluation] = field(default_factory=dict)
+    evaluations: dict[int, NodeEvaluation] = field(default_factory=dict)
     stopped: bool = False
 
     @property
     def usage(self) -> Usage:
         """Tokens of every call made for this tree, repeated draws included."""
         drawn = sum((move.usage for move in self.moves.values()), Usage())
-        return sum((fact.usage for fact in self.facts.values()), drawn)
+        return sum((one.usage for one in self.evaluations.values()), drawn)
 
     @property
     def generated(self) -> int:
         """Output tokens of the policy: every draw and every rollout, but not the judge's."""
         drawn = sum(move.usage.output_tokens for move in self.moves.values())
-        return drawn + sum(r.tokens for fact in self.facts.values() for r in fact.rollouts)
+        return drawn + sum(r.tokens for one in self.evaluations.values() for r in one.rollouts)
 
 
 async def grow(
@@ -55,7 +55,7 @@ async def grow(
     settings: SearchSettings,
     scheme: RewardScheme,
     sampling: Sampling,
-    advance: Advance = lambda share: None,
+    report_progress: ReportProgress = lambda share: None,
 ) -> GrownTree:
     """Grows the tree of one question.
 
@@ -67,7 +67,7 @@ async def grow(
         settings: Settings of the search, or of the sampling of chains.
         scheme: Reward scheme that values terminal nodes.
         sampling: Sampling of child nodes (rollouts have their own).
-        advance: See `Advance`.
+        report_progress: See `ReportProgress`.
     """
     grown = GrownTree(Tree.grow_from(await environment.root(question)))
 
@@ -82,21 +82,21 @@ async def grow(
 
     async def evaluate(node: Node[State]) -> float | None:
         if node.terminal:
-            facts = await scheme.finished(question, node.state, node.path)
+            evaluation = await scheme.finished(question, node.state, node.path)
             if isinstance(evaluator, RewardModelEvaluator):
-                facts = await evaluator.rescored(facts, question, node.state, node.path)
+                evaluation = await evaluator.rescored(evaluation, question, node.state, node.path)
         elif evaluator is None:
             return None
         else:
-            facts = await evaluator.evaluate(question, node.state, node.path)
-        grown.facts[node.id] = facts
-        return facts.value
+            evaluation = await evaluator.evaluate(question, node.state, node.path)
+        grown.evaluations[node.id] = evaluation
+        return evaluation.value
 
     iterations = 0
 
     def keep_going() -> bool:
         nonlocal iterations
-        advance(min(1.0, iterations / settings.iterations))
+        report_progress(min(1.0, iterations / settings.iterations))
         iterations += 1
         limit = settings.max_output_tokens
         grown.stopped = limit is not None and grown.generated >= limit

@@ -1,8 +1,8 @@
 """Sibling pairs: selects which two actions of one state become a preference.
 
 Source: ReasonRAG section 2.2.3 (pairs with equal responses or a gap under 0.01 are dropped). The
-remaining pairs are filtered first and then, for a control, shuffled. In this order the shuffle does
-not affect which pairs are kept.
+remaining pairs are filtered. A control experiment (`pairs.order: shuffled`) then swaps the sides of
+random pairs, so it keeps the same pairs.
 """
 
 from collections import Counter, defaultdict
@@ -19,7 +19,7 @@ from storage.records import NO_PARENT, Component, TreeNode
 from storage.text import digest_of, replace_surrogates
 
 SHUFFLED = "shuffled pairs"
-"""Hash salt of the shuffle of `pairs.order: shuffled`."""
+"""Hash salt of the coin tosses of `pairs.order: shuffled`."""
 
 SCORE = "score"
 """Component of a pair's side: the reward model's score."""
@@ -29,7 +29,7 @@ SCORE = "score"
 class SiblingPair:
     """Two children of one node, and chosen minus rejected label.
 
-    The chosen one has the higher label, unless the pairs are shuffled or ordered by scores; then
+    The chosen one has the higher label, unless sides were swapped or scores order the pairs; then
     `gap` may be negative.
 
     Attributes:
@@ -44,8 +44,8 @@ class SiblingPair:
     margin: float
 
     @property
-    def turned(self) -> "SiblingPair":
-        """Same pair with the other side chosen."""
+    def swapped(self) -> "SiblingPair":
+        """The same pair with the other side chosen."""
         return SiblingPair(
             chosen=self.rejected,
             rejected=self.chosen,
@@ -89,7 +89,7 @@ def sibling_pairs(
     families: dict[int, list[_Sibling]] = defaultdict(list)
     for node, label, score in zip(nodes, labels, scores or [None] * len(nodes), strict=True):
         if node.parent_id != NO_PARENT:
-            known = _with_score(_labelled(node, label, settings), score)
+            known = _with_score(_zero_if_invalid(node, label, settings), score)
             families[node.parent_id].append(_Sibling(node, known, score))
     pairs: list[SiblingPair] = []
     dropped: Counter[str] = Counter()
@@ -103,10 +103,10 @@ def sibling_pairs(
     if guessable and settings.guessable == "drop":
         dropped["guessable"] = len(pairs)
         pairs = []
-    chosen, passed_over = _choose(pairs, settings)
+    kept, passed_over = _choose(pairs, settings)
     if settings.order == "shuffled":
-        chosen = [pair.turned if _falls_other_way(pair) else pair for pair in chosen]
-    return chosen, dropped + passed_over
+        kept = [pair.swapped if _coin_swaps_sides(pair) else pair for pair in kept]
+    return kept, dropped + passed_over
 
 
 def _choose(
@@ -139,11 +139,11 @@ def _widest(pairs: Sequence[SiblingPair], most: int) -> list[SiblingPair]:
     return [pairs[i] for i in sorted(ranked[:most])]
 
 
-def _falls_other_way(pair: SiblingPair) -> bool:
-    """Returns whether the coin prefers the side that the labels reject.
+def _coin_swaps_sides(pair: SiblingPair) -> bool:
+    """Returns whether the coin prefers the rejected side.
 
-    The coin depends on the state and both texts, and picks the earlier or the later sibling. So
-    labels of other estimators get the same coins.
+    The coin picks the earlier or the later sibling by a hash of the state and both texts. It
+    ignores labels and scores, so every estimator gets the same tosses.
     """
     earlier, later = sorted((pair.chosen, pair.rejected), key=lambda node: node.node_id)
     tossed = digest_of(
@@ -157,7 +157,7 @@ def _falls_other_way(pair: SiblingPair) -> bool:
     return preferred is not pair.chosen
 
 
-def _labelled(node: TreeNode, label: Label, settings: PairSettings) -> Label:
+def _zero_if_invalid(node: TreeNode, label: Label, settings: PairSettings) -> Label:
     if node.action == "invalid" and settings.invalid == "rejected":
         return Label(0.0, label.n_outcomes)
     return label
@@ -186,7 +186,7 @@ def _compare(one: _Sibling, other: _Sibling, settings: PairSettings) -> SiblingP
         return "same_content"
     if abs(difference) < settings.min_gap:
         return "small_gap"
-    return _left_out(chosen, rejected, settings) or SiblingPair(
+    return _exclusion_reason(chosen, rejected, settings) or SiblingPair(
         chosen, rejected, high, low, gap(high, low), abs(difference)
     )
 
@@ -202,7 +202,7 @@ def _difference(one: _Sibling, other: _Sibling, settings: PairSettings) -> float
     return one.score - other.score
 
 
-def _left_out(chosen: TreeNode, rejected: TreeNode, settings: PairSettings) -> str | None:
+def _exclusion_reason(chosen: TreeNode, rejected: TreeNode, settings: PairSettings) -> str | None:
     """Returns the reason the settings exclude such a pair, or None."""
     actions, ratio = settings.actions, settings.max_length_ratio
     most_alike = settings.max_similarity
@@ -210,7 +210,7 @@ def _left_out(chosen: TreeNode, rejected: TreeNode, settings: PairSettings) -> s
         return "other_action"
     if settings.same_action and chosen.action != rejected.action:
         return "unlike_actions"
-    if ratio is not None and not _is_similar(chosen, rejected, ratio):
+    if ratio is not None and not _has_similar_length(chosen, rejected, ratio):
         return "unlike_lengths"
     if most_alike is not None and chosen.action == rejected.action:
         return "same_words" if similarity(chosen.content, rejected.content) > most_alike else None
@@ -225,7 +225,7 @@ def _enough(node: TreeNode, label: Label, settings: PairSettings) -> bool:
     return node.terminal or label.n_outcomes >= settings.min_outcomes
 
 
-def _is_similar(one: TreeNode, other: TreeNode, max_ratio: float) -> bool:
+def _has_similar_length(one: TreeNode, other: TreeNode, max_ratio: float) -> bool:
     """Returns whether neither reply has more than `max_ratio` times the other's characters."""
     shorter, longer = sorted((len(one.text), len(other.text)))
     return longer <= max_ratio * shorter

@@ -62,7 +62,7 @@ def _tree_row(
     provenance: Provenance,
 ) -> TreeNode:
     step = node.state.steps[-1] if node.state.steps else None
-    facts = grown.facts.get(node.id, NodeEvaluation(None))
+    evaluation = grown.evaluations.get(node.id, NodeEvaluation(None))
     usage = grown.moves[node.path].usage if step else Usage()
     scores = AnswerScores.of(node.state.answer, question.answers)
     return TreeNode(
@@ -84,12 +84,12 @@ def _tree_row(
         cut=bool(step and step.cut),
         token_ids=step.token_ids if step else None,
         visits=node.visits,
-        value=node.total / node.scored if node.scored else None,
-        judge_score=facts.judge_score,
-        judge_text=facts.judge_text,
-        rollouts=facts.rollouts,
+        value=node.value_sum / node.scored_visits if node.scored_visits else None,
+        judge_score=evaluation.judge_score,
+        judge_text=evaluation.judge_text,
+        rollouts=evaluation.rollouts,
         iteration=node.iteration,
-        verdict=facts.verdict,
+        verdict=evaluation.verdict,
         em=scores.em,
         f1=scores.f1,
         input_tokens=usage.input_tokens,

@@ -38,11 +38,11 @@ class RewardModelEvaluator:
         return NodeEvaluation(score, unscored=too_long)
 
     async def rescored(
-        self, facts: NodeEvaluation, question: Question, state: State, path: str
+        self, evaluation: NodeEvaluation, question: Question, state: State, path: str
     ) -> NodeEvaluation:
         """Replaces the value of a finished trajectory with the model's score."""
         own = await self.evaluate(question, state, path)
-        return replace(facts, value=own.value, unscored=own.unscored)
+        return replace(evaluation, value=own.value, unscored=own.unscored)
 
 
 def node_scores(

@@ -55,18 +55,18 @@ async def sample_chains(
         joined one of its children, so its draws are its children and its duplicates, and the
         visits of its children.
     """
-    tree, worth = Tree.grow_from(root), terminal_only(evaluate)
+    tree, evaluate_node = Tree.grow_from(root), terminal_only(evaluate)
     for iteration in range(1, settings.iterations + 1):
         if not keep_going():
             return tree
-        tree.back_up(await play_out(tree, tree.root, expand, worth, iteration))
+        tree.back_up(await play_out(tree, tree.root, expand, evaluate_node, iteration))
     for node in [node for node in tree.nodes if not node.terminal]:
         while needs_branch(node, settings.branches):
             if not keep_going():
                 return tree
-            step = await take_step(tree, node, expand, worth, iteration + 1)
-            leaf = await play_out(tree, step, expand, worth, iteration + 1)
-            tree.back_up(leaf, since=node.id)
+            step = await take_step(tree, node, expand, evaluate_node, iteration + 1)
+            leaf = await play_out(tree, step, expand, evaluate_node, iteration + 1)
+            tree.back_up(leaf, stop_at=node.id)
     return tree
 
 

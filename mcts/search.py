@@ -58,10 +58,10 @@ async def search(
     """Grows a tree from `root` with `settings.iterations` simulations, or until it is exhausted.
 
     Args:
-        root: the state to start from; it is not evaluated.
+        root: State to start from; it is not evaluated.
         expand: Draws one child of a node. An exception ends the search.
-        evaluate: values a new node; with playouts, the one that it ends in.
-        settings: iterations, children, selection and exploration weight.
+        evaluate: Values a new node; with playouts, called for terminal nodes only.
+        settings: Iterations, children, selection and exploration weight.
         keep_going: Called before every possible simulation; the first False ends the
             search.
 
@@ -70,15 +70,15 @@ async def search(
     """
     tree = Tree.grow_from(root)
     score = SCORES[settings.selection]
-    worth = terminal_only(evaluate) if settings.evaluator == "playout" else evaluate
+    evaluate_node = terminal_only(evaluate) if settings.evaluator == "playout" else evaluate
     for iteration in range(1, settings.iterations + 1):
         if exhausted(tree, tree.root, settings.max_children) or not keep_going():
             break
         leaf = select_leaf(tree, score, settings)
         if not leaf.terminal:
-            leaf = await expand_node(tree, leaf, expand, worth, iteration)
+            leaf = await expand_node(tree, leaf, expand, evaluate_node, iteration)
             if settings.evaluator == "playout":
-                leaf = await play_out(tree, leaf, expand, worth, iteration)
+                leaf = await play_out(tree, leaf, expand, evaluate_node, iteration)
         tree.back_up(leaf)
     return tree
 
@@ -149,12 +149,12 @@ async def take_step(
 
 
 def terminal_only(evaluate: Evaluate[StateT]) -> Evaluate[StateT]:
-    """Asks `evaluate` of terminal nodes only; the others stay unscored."""
+    """Wraps `evaluate` so that nodes that are not terminal stay unscored."""
 
-    async def worth(node: Node[StateT]) -> float | None:
+    async def evaluate_node(node: Node[StateT]) -> float | None:
         return await evaluate(node) if node.terminal else None
 
-    return worth
+    return evaluate_node
 
 
 def add_drawn(

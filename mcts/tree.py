@@ -25,8 +25,8 @@ class Node(Generic[StateT]):
             same way in every run with the same draws.
         key: Key for duplicates; equal siblings are merged.
         visits: N, passes through or ending at this node.
-        scored: M, those passes that carried a value.
-        total: W, sum of those values.
+        scored_visits: M, those passes that carried a value.
+        value_sum: W, sum of those values.
         value: the node's own evaluation, or None if it could not be scored.
         draws: how many children were drawn so far (repeats included).
         duplicates: how many of them ended as visit weight on an existing child.
@@ -42,8 +42,8 @@ class Node(Generic[StateT]):
     key: Hashable = None
     children: list[int] = field(default_factory=list)
     visits: int = 0
-    scored: int = 0
-    total: float = 0.0
+    scored_visits: int = 0
+    value_sum: float = 0.0
     value: float | None = None
     draws: int = 0
     duplicates: int = 0
@@ -90,25 +90,25 @@ class Tree(Generic[StateT]):
     def q(self, node: Node[StateT]) -> float:
         """Q = W/M; if no pass was scored, the parent's Q, and `NEUTRAL_Q` at the root."""
         for ancestor in self.lineage(node):
-            if ancestor.scored:
-                return ancestor.total / ancestor.scored
+            if ancestor.scored_visits:
+                return ancestor.value_sum / ancestor.scored_visits
         return NEUTRAL_Q
 
-    def back_up(self, leaf: Node[StateT], since: int = NO_PARENT) -> None:
+    def back_up(self, leaf: Node[StateT], stop_at: int = NO_PARENT) -> None:
         """Records a pass that ended at `leaf`: N + 1 up to the root; W and M if the leaf has a
         value.
 
         Args:
-            since: id of the node that the pass began at, where that is not the root: it and what
-                is above it were not passed through.
+            stop_at: Id of the ancestor at which the update stops; it and its ancestors are not
+                updated.
         """
         for node in self.lineage(leaf):
-            if node.id == since:
+            if node.id == stop_at:
                 break
             node.visits += 1
             if leaf.value is not None:
-                node.scored += 1
-                node.total += leaf.value
+                node.scored_visits += 1
+                node.value_sum += leaf.value
         if leaf.value is not None:
             self.lowest, self.highest = min(self.lowest, leaf.value), max(self.highest, leaf.value)
 

@@ -24,7 +24,7 @@ def to_networkx(tree: Tree[StateT]) -> "networkx.DiGraph[Any]":
             depth=node.depth,
             terminal=node.terminal,
             visits=node.visits,
-            q=node.total / node.scored if node.scored else None,
+            q=node.value_sum / node.scored_visits if node.scored_visits else None,
             value=node.value,
             iteration=node.iteration,
         )

@@ -1,7 +1,7 @@
 """ARENA's reward: format, accuracy, relevance, and a bonus for all three (section 3.3).
 
-The paper requires three sections in order. The other format rules are ours: each closes a loophole
-that would pay for less than the requested reply.
+The paper requires three sections in order. The other format rules are ours: each prevents an
+incomplete reply from earning reward.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -74,7 +74,7 @@ def arena_outcome(
     golds: Sequence[str],
     settings: ArenaSettings,
     *,
-    shown: int,
+    reference_count: int,
     supporting: Collection[int] | None,
     judged: bool | None = None,
 ) -> ArenaOutcome:
@@ -84,7 +84,7 @@ def arena_outcome(
         segments: Segments of the rollout.
         golds: Gold answers; the best counts.
         settings: Reward settings.
-        shown: Number of references in the prompt.
+        reference_count: Number of references in the prompt.
         supporting: Numbers of the supporting references among them, from 1; None if unknown.
         judged: The judge's verdict on the answer, for `accuracy: judge`.
 
@@ -103,15 +103,15 @@ def arena_outcome(
         accuracy = float(judged)
     cited = _numbers(section(text, "relevance"))
     relevance = _relevance(cited, supporting, settings.partial_relevance)
-    failures = tuple(_failures(text, cited, shown))
+    failures = tuple(_failures(text, cited, reference_count))
     if any(segment.cut for segment in segments):
         failures = (*failures, "cut")
-    full = not failures and relevance == 1.0
+    format_and_relevance_ok = not failures and relevance == 1.0
     parts: dict[ArenaComponent, float | None] = {
         "format": float(not failures),
         "accuracy": accuracy,
         "relevance": relevance,
-        "bonus": settings.bonus if full and accuracy == 1.0 else 0.0,
+        "bonus": settings.bonus if format_and_relevance_ok and accuracy == 1.0 else 0.0,
     }
     components: dict[str, float | None] = {name: parts[name] for name in settings.components}
     return ArenaOutcome(
@@ -120,11 +120,11 @@ def arena_outcome(
         failures=failures,
         accuracy=accuracy,
         relevance=relevance,
-        all_correct=None if relevance is None else full and em == 1.0,
+        all_correct=None if relevance is None else format_and_relevance_ok and em == 1.0,
     )
 
 
-def _failures(text: str, cited: frozenset[int] | None, shown: int) -> Iterator[ArenaRule]:
+def _failures(text: str, cited: frozenset[int] | None, reference_count: int) -> Iterator[ArenaRule]:
     around = outside(text, SECTIONS)
     if around is None:
         yield "sections"
@@ -133,7 +133,7 @@ def _failures(text: str, cited: frozenset[int] | None, shown: int) -> Iterator[A
     if cited is None:
         if section(text, "relevance") is not None:
             yield "list"
-    elif not all(1 <= number <= shown for number in cited):
+    elif not all(1 <= number <= reference_count for number in cited):
         yield "range"
     contents = (section(text, name) for name in ("analysis", "answer"))
     if any(content is not None and not content.strip() for content in contents):
@@ -164,12 +164,12 @@ def _relevance(
 
 
 def arena_verdicts(question: Question, protocol: AgentProtocol, state: State) -> Verdicts:
-    """Judges a finished trajectory for evaluation, under the default settings."""
+    """Checks a finished trajectory against the rules, under the default settings."""
     outcome = arena_outcome(
         protocol.segments(state),
         question.answers,
         ArenaSettings(),
-        shown=len(state.given or ()),
+        reference_count=len(state.given or ()),
         supporting=supporting_numbers(question, state),
     )
     relevance = outcome.relevance
@@ -204,7 +204,7 @@ class Arena(OutcomeScheme):
             self.segments(state),
             question.answers,
             self.settings,
-            shown=len(state.given or ()),
+            reference_count=len(state.given or ()),
             supporting=supporting_numbers(question, state),
         )
         return Outcome(found.total, found.components)

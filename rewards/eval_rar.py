@@ -167,7 +167,7 @@ def _copied_share(evaluations: Iterable[_Evaluation], blocks: Sequence[str]) -> 
 
 
 def eval_rar_verdicts(question: Question, protocol: AgentProtocol, state: State) -> Verdicts:
-    """Judges a finished trajectory for evaluation, under the default settings."""
+    """Checks a finished trajectory against the rules, under the default settings."""
     search_tags = cast(SearchLoop, protocol).search_tags
     segments, golds = protocol.segments(state), question.answers
     outcome = eval_rar_outcome(segments, golds, EvalRarSettings(), search_tags)

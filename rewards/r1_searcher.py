@@ -24,8 +24,8 @@ R1Rule = Literal[
     "sections", "outside", "answer", "long-answer", "documents", "query", "ending", "unreadable"
 ]
 """Rules of the format: reasoning and answer once each, in this order; nothing around them; an
-answer that is short, not blank and without a tag; no document tag; a served search for each query;
-an end by `</answer>`; readable characters.
+answer that is short, not blank and without a tag; no document tag; one query in each policy
+segment before documents and none in others; an end by `</answer>`; readable characters.
 """
 
 
@@ -63,7 +63,7 @@ class R1SearcherOutcome:
         total: Their sum.
         failures: Rules of the format that the rollout breaks; none if the format is correct.
         retrievals: Blocks of documents that the environment inserted (n).
-        answer: Text of the answer; None if it is missing or unreadable.
+        answer: Text of the answer; None if blank or not in exactly one `<answer>` pair.
     """
 
     components: dict[str, float | None]
@@ -145,7 +145,7 @@ def _failures(
 
 
 def _only_served(segments: Sequence[Segment]) -> bool:
-    """Returns whether every query tag belongs to a served query, one before each block."""
+    """Returns whether each policy segment before documents has exactly one query, others none."""
     opening = R1_SEARCHER["documents"][0]
     for place, segment in enumerate(segments):
         if segment.role == "environment":
@@ -182,7 +182,7 @@ def _is_readable(text: str, shown: set[str]) -> bool:
 
 
 def r1_searcher_verdicts(question: Question, protocol: AgentProtocol, state: State) -> Verdicts:
-    """Judges a finished trajectory for evaluation, under the default settings."""
+    """Checks a finished trajectory against the rules, under the default settings."""
     outcome = r1_searcher_outcome(
         protocol.segments(state), question.question, question.answers, R1SearcherSettings()
     )

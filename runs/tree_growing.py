@@ -51,12 +51,12 @@ async def grow_questions(
     """
 
     async def work(question: Question) -> AnnotatedQuestion:
-        def advance(share: float) -> None:
+        def report_progress(share: float) -> None:
             progress.partial[question.id] = share
 
         progress.in_flight += 1
         try:
-            return await annotator.annotate(question, advance)
+            return await annotator.annotate(question, report_progress)
         finally:
             progress.in_flight -= 1
             progress.partial.pop(question.id, None)

@@ -12,7 +12,7 @@ from agent.reasonrag import ReasonRAG
 from agent.settings import AgentSettings
 from agent.state import State
 from annotation.evaluators import RolloutEvaluator
-from annotation.grower import Advance, GrownTree, grow
+from annotation.grower import GrownTree, ReportProgress, grow
 from engines.sampling import Capabilities, SampleRequest, Sampling, Usage
 from mcts import SearchSettings
 from rewards.scheme import NodeEvaluation
@@ -41,7 +41,7 @@ class CostlyJudge:
 
 
 async def grown(
-    advance: Advance = lambda share: None, **settings: object
+    report_progress: ReportProgress = lambda share: None, **settings: object
 ) -> tuple[GrownTree, ScriptedEngine]:
     engine, scheme = dice(), Recipe(name="x").scheme
     environment = Environment(
@@ -52,7 +52,7 @@ async def grown(
     evaluator = CostlyJudge() if search.evaluator == "judge" else rollouts
     sampling = Sampling()
     return (
-        await grow(a_question(), environment, evaluator, search, scheme, sampling, advance),
+        await grow(a_question(), environment, evaluator, search, scheme, sampling, report_progress),
         engine,
     )
 
@@ -64,7 +64,7 @@ async def test_chains_ask_the_policy_only_and_never_twice_under_one_name() -> No
     assert {name.path.partition("/")[0] for name in names} == {"tree"}
     assert len(set(names)) == len(names) == len(tree.moves)
     assert tree.tree.duplicates, "or nothing here is about prefix trees"
-    assert set(tree.facts) == {node.id for node in tree.tree.nodes if node.terminal}
+    assert set(tree.evaluations) == {node.id for node in tree.tree.nodes if node.terminal}
     again, _ = await grown(kind="chains", iterations=20)
     assert [n.path for n in again.tree.nodes] == [n.path for n in tree.tree.nodes]
 
@@ -87,7 +87,7 @@ async def test_no_iteration_begins_once_the_tokens_are_generated(kind: str) -> N
 @pytest.mark.parametrize("kind", ["tree", "chains"])
 async def test_progress_grows_with_the_iterations(kind: str) -> None:
     shares: list[float] = []
-    await grown(kind=kind, iterations=8, max_children=3, advance=shares.append)
+    await grown(kind=kind, iterations=8, max_children=3, report_progress=shares.append)
     assert shares[:8] == [n / 8 for n in range(8)]
     assert max(shares) <= 1
 

@@ -111,14 +111,16 @@ async def test_a_stored_tree_gives_the_same_states_and_labels_without_a_call(
             path = rewards(max_steps=6).episode(states[row.node_id].steps, GOLD).total
             above = rewards(max_steps=6).episode(states[row.node_id].steps[:-1], GOLD).total
             assert label.reward == pytest.approx(path - above)
-            assert tree.facts[row.node_id].value == pytest.approx(path), "what the search backs up"
+            assert tree.evaluations[row.node_id].value == pytest.approx(path), (
+                "what the search backs up"
+            )
 
 
 async def test_only_finished_trajectories_are_valued_and_every_label_rests_on_them() -> None:
     worth = evo_scheme()
     tree, _ = await grown(worth, evaluator="playout", normalise=True)
     nodes = tree.tree.nodes
-    assert set(tree.facts) == {node.id for node in nodes if node.terminal}
+    assert set(tree.evaluations) == {node.id for node in nodes if node.terminal}
     rows = stored(tree)
     labels = worth.labels(QUESTION, rows, [node.state for node in nodes])
     finished = {row.node_id for row in rows if row.terminal and row.action != "invalid"}
@@ -162,7 +164,7 @@ async def test_a_verifier_is_asked_of_refusals_after_a_search_and_its_word_is_st
         earned = {c.name: c.value for c in labels[node_id].components}["refusal"]
         assert earned == {True: -1.0, False: 1.0, None: None}[verdict]
         whole = worth.rewards.episode(states[node_id].steps, GOLD, verdict)
-        assert tree.facts[node_id].value == pytest.approx(whole.total)
+        assert tree.evaluations[node_id].value == pytest.approx(whole.total)
     for node_id, asked in searched.items():
         if not asked:
             value = {c.name: c.value for c in labels[node_id].components}["refusal"]

@@ -104,8 +104,8 @@ def test_scores_order_and_filter_pairs_and_rewards_stay() -> None:
     ]
     assert sides == [1.0, -1.0]
     assert dropped == {"small_gap": 1, "unlabelled": 3}
-    turned = first.turned
-    assert (turned.gap, turned.margin) == (-first.gap, -first.margin)
+    swapped = first.swapped
+    assert (swapped.gap, swapped.margin) == (-first.gap, -first.margin)
 
 
 def test_the_widest_pair_is_that_of_the_scores() -> None:

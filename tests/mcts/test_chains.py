@@ -29,13 +29,13 @@ async def test_every_chain_goes_from_the_root_to_a_leaf(
         if children:
             assert node.visits == node.draws == sum(child.visits for child in children)
             assert node.draws == len(children) + node.duplicates
-            assert node.scored == sum(child.scored for child in children)
-            assert node.total == pytest.approx(sum(child.total for child in children))
+            assert node.scored_visits == sum(child.scored_visits for child in children)
+            assert node.value_sum == pytest.approx(sum(child.value_sum for child in children))
             assert {draw for path, draw in policy.drawn if path == node.path} == set(
                 range(node.draws)
             )
         else:
-            assert node.scored == (0 if node.value is None else node.visits)
+            assert node.scored_visits == (0 if node.value is None else node.visits)
     again = Wanderer(seed, actions)
     same = await sample_chains("", again.expand, again.evaluate, settings)
     assert facts(same) == facts(tree)

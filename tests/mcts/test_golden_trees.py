@@ -48,8 +48,8 @@ async def test_tree_is_the_one_computed_by_hand(file: Path) -> None:
             "key": n.key,
             "path": n.path,
             "visits": n.visits,
-            "scored": n.scored,
-            "total": pytest.approx(n.total),
+            "scored": n.scored_visits,
+            "total": pytest.approx(n.value_sum),
             "terminal": n.terminal,
         }
         for n in tree.nodes

@@ -27,8 +27,8 @@ async def test_every_pass_of_a_playout_ends_in_a_leaf(
         if children:
             assert node.value is None
             assert node.visits == sum(child.visits for child in children)
-            assert node.scored == sum(child.scored for child in children)
-            assert node.total == pytest.approx(sum(child.total for child in children))
+            assert node.scored_visits == sum(child.scored_visits for child in children)
+            assert node.value_sum == pytest.approx(sum(child.value_sum for child in children))
     again = Wanderer(seed, actions)
     same = await search("", again.expand, again.evaluate, settings)
     assert facts(same) == facts(tree)

@@ -63,7 +63,7 @@ def arena(
         [Segment("policy", text or reply(), cut)],
         golds,
         ArenaSettings(**settings),
-        shown=4,
+        reference_count=4,
         supporting=supporting,
         judged=judged,
     )
@@ -524,12 +524,14 @@ def test_arena_totals(
     segments: list[Segment], golds: list[str], supporting: set[int], inserted: str
 ) -> None:
     settings = ArenaSettings()
-    outcome = arena_outcome(segments, golds, settings, shown=4, supporting=supporting)
+    outcome = arena_outcome(segments, golds, settings, reference_count=4, supporting=supporting)
     assert outcome.total in {0, 0.5, 1, 1.5, 2, 2.5, 13}
     if outcome.total == 13:
         assert outcome.all_correct
     beside = [*segments, Segment("environment", inserted), Segment("prefill", inserted)]
-    assert outcome == arena_outcome(beside, golds, settings, shown=4, supporting=supporting)
+    assert outcome == arena_outcome(
+        beside, golds, settings, reference_count=4, supporting=supporting
+    )
 
 
 @given(segments_of("r1"), GOLDS, TEXT)

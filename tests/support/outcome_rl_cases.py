@@ -72,7 +72,7 @@ class Case:
                 segments,
                 golds,
                 ArenaSettings(**given),
-                shown=len(self.references),
+                reference_count=len(self.references),
                 supporting=self.gold_documents,
             )
         if self.system == "r1-searcher":

@@ -101,7 +101,7 @@ async def test_an_arena_reply_cites_all_supporting_references(
             by.segments(end.state),
             question.answers,
             ArenaSettings(),
-            shown=len(end.state.given or ()),
+            reference_count=len(end.state.given or ()),
             supporting=supporting_numbers(question, end.state),
         )
         assert outcome.total == 13 and outcome.all_correct
