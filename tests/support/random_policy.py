@@ -37,6 +37,15 @@ class Wanderer:
 def facts(tree: Tree[str]) -> list[tuple[object, ...]]:
     """All that a node of the tree is, as values that can be compared."""
     return [
-        (n.path, n.state, n.visits, n.scored, n.total, n.draws, n.duplicates, n.iteration)
+        (
+            n.path,
+            n.state,
+            n.visits,
+            n.scored_visits,
+            n.value_sum,
+            n.draws,
+            n.duplicates,
+            n.iteration,
+        )
         for n in tree.nodes
     ]
