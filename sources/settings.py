@@ -18,8 +18,7 @@ class SetSettings(Settings):
 
     Attributes:
         source: Reader of the set.
-        questions: File of the set; for `hub`, "owner/name" or "owner/name:config". Not used by
-            atlas.
+        questions: File of the set; for `hub`, "owner/name[:config[:split]]". Not used by atlas.
         split: Split to draw from, by hash (warm, train, dev, test). Unset: all.
         limit: Most questions. Unset: all.
         types: Question types to keep. Unset: all.
