@@ -196,6 +196,9 @@ def _exit_code(context: StageContext, done: dict[str, Evaluated]) -> int:
     judged = [row for one in done.values() for row in one.predictions if row.em is not None]
     unread = sum(row.judge is None for row in judged) if context.recipe.evaluation.judge else 0
     if unread > share * len(judged):
-        context.log(f"judge: {unread} of {len(judged)} answers lack a readable verdict")
+        context.log(
+            f"judge: {unread} of {len(judged)} answers lack a readable verdict. Raise "
+            "judge.max_new_tokens, or use a larger judge"
+        )
         code = TOO_MANY_FAILURES
     return code
