@@ -18,7 +18,8 @@ class SetSettings(Settings):
 
     Attributes:
         source: Reader of the set.
-        questions: File of the set; for `hub`, "owner/name[:config[:split]]". Not used by atlas.
+        questions: File of the set, looked up in the recipe's folder, then in the current folder.
+            For `hub`, "owner/name[:config[:split]]". Not used by atlas.
         split: Split to draw from, by hash (warm, train, dev, test). Unset: all.
         limit: Most questions. Unset: all.
         types: Question types to keep. Unset: all.
@@ -44,8 +45,8 @@ class DataSettings(SetSettings):
     """Questions and their corpus.
 
     Attributes:
-        corpus: One file or several; identical passages are merged. Defaults to the source's own:
-            atlas's passages, or the questions' paragraphs.
+        corpus: One file or folder, or several, looked up as `questions`; identical passages are
+            merged. Defaults to the source's own: atlas's passages, or the questions' paragraphs.
         mix: Several sets instead of one; tables then count by source.
         passage_words: Words per passage when plain documents are cut.
         cities: Number of atlas's cities with a passage, largest first. Unset: all.
