@@ -95,12 +95,8 @@ def announce(context: StageContext, recipe: Recipe, data: Data) -> None:
 
 def _pending(run: Path, data: Data) -> int:
     """Counts the questions without a committed tree; a finished run needs no endpoint."""
-    done = _done(run)
+    done = question_ids(run, "trees") if run.is_dir() else set()
     return sum(question.id not in done for question in data.questions)
-
-
-def _done(run: Path) -> set[str]:
-    return question_ids(run, "trees") if run.is_dir() else set()
 
 
 def _estimate(context: StageContext, recipe: Recipe, data: Data) -> CostEstimate:
@@ -109,10 +105,11 @@ def _estimate(context: StageContext, recipe: Recipe, data: Data) -> CostEstimate
     return estimate_from_run(
         context,
         TREE_CALLS,
-        _done(context.run),
+        "trees",
         "question",
         (pending, pending),
         tree_cost(recipe, data).times((pending, pending)),
+        recipe,
     )
 
 

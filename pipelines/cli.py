@@ -89,6 +89,8 @@ STAGES = {
 }
 STAGES_WITH_LIMIT = frozenset({"warm-start", "select", "annotate", "train-grpo", "eval", "all"})
 """Stages that work through questions."""
+STAGES_WITH_ESTIMATE = frozenset({"select", "annotate", "train-grpo", "eval"})
+"""Stages whose dry run estimates costs."""
 STAGES_WITH_NAME = {
     "train-sft": "sft",
     "train-dpo": "dpo",
@@ -149,6 +151,10 @@ def _add_stage_arguments(name: str, one: argparse.ArgumentParser) -> None:
         one.add_argument("--dry-run", action="store_true", help="show plan and cost, then stop")
     if name in STAGES_WITH_LIMIT:
         one.add_argument("--limit", type=_positive_int, metavar="N", help="at most N questions")
+    if name in STAGES_WITH_ESTIMATE:
+        one.add_argument(
+            "--history", type=Path, metavar="DIR", help="a dry run estimates from this run's calls"
+        )
     if name in {"eval", "all"}:
         one.add_argument("--by-type", action="store_true", help="also print rows by question type")
     if name in {"annotate", "all"}:
@@ -275,10 +281,14 @@ def run_stage(options: argparse.Namespace) -> int:
 def _call_stage(options: argparse.Namespace, console: "Terminal") -> int:
     from runs.recipe_file import load_recipe
     from runs.stage import StageContext
+    from storage.errors import ConfigError
     from storage.safe_files import reject_special_files
 
-    if options.run is not None:
-        reject_special_files(options.run)  # before anything in it is read
+    history = getattr(options, "history", None)
+    if history is not None and not options.dry_run:
+        raise ConfigError("--history: only a dry run uses it. Add --dry-run, or remove it")
+    for named in filter(None, (options.run, history)):
+        reject_special_files(named)  # before anything in it is read
     recipe = load_recipe(recipe_file(options), options.overrides)
     shared = {"stage", "config", "run", "overrides", "resume", "dry_run", "limit", "json"}
     call = StageContext(

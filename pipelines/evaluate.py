@@ -12,7 +12,7 @@ stored answers; new verdicts replace earlier ones.
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from agent.protocols import protocol_of
@@ -115,11 +115,12 @@ def _estimate(context: StageContext, policies: Collection[Recipe], data: Data) -
         asked += number
     baselines = len(data.questions) * len(recipe.evaluation.baselines)
     bounds += rollout_cost(recipe, data).times((0, baselines))  # some ask no model
-    judged = CostRange()
-    if recipe.answer_judge is not None:
-        judged = Prompts(recipe, data).calls(recipe.answer_judge, (0, asked + baselines))
     units = (asked, asked + baselines)
-    return estimate_from_run(context, EVALUATION_CALLS, None, "answer", units, bounds, judged)
+    answers = estimate_from_run(context, EVALUATION_CALLS, None, "answer", units, bounds)
+    if recipe.answer_judge is None:
+        return answers
+    judged = Prompts(recipe, data).calls(recipe.answer_judge, (0, asked + baselines))
+    return replace(answers, cost=answers.cost + judged)
 
 
 def _stopped(context: StageContext, gate: Gate, ledger: Ledger, policies: list[str]) -> StageResult:

@@ -49,8 +49,7 @@ def select(context: StageContext) -> StageResult:
     require(model_files("difficulty.policy", rater.policy))
     if context.dry_run:
         return _estimate(context, rater, data).report(context, **planned)
-    rated = _rated(context.run)
-    if any(question.id not in rated for question in data.questions):
+    if _pending(context.run, data):
         require(servers(rater))
     retriever = open_index(recipe, data.passages, context.log)
     run = open_run(context.run, recipe, {"data": data.notes})
@@ -81,21 +80,23 @@ def select(context: StageContext) -> StageResult:
     return StageResult({**totals, "stages": stages}, code)
 
 
-def _rated(run: Path) -> set[str]:
-    return question_ids(run, TABLE) if run.is_dir() else set()
+def _pending(run: Path, data: Data) -> int:
+    """Counts the questions without a row; none are left in a finished run."""
+    rated = question_ids(run, TABLE) if run.is_dir() else set()
+    return sum(question.id not in rated for question in data.questions)
 
 
 def _estimate(context: StageContext, rater: Recipe, data: Data) -> CostEstimate:
     """Returns what the rating of the other questions will cost."""
-    rated = _rated(context.run)
-    pending = sum(question.id not in rated for question in data.questions)
+    pending = _pending(context.run, data)
     return estimate_from_run(
         context,
         RATING_CALLS,
-        rated,
+        TABLE,
         "question",
         (pending, pending),
         rollout_cost(rater, data).times((pending, pending * rater.difficulty.rollouts)),
+        rater,
     )
 
 

@@ -340,7 +340,7 @@ def _estimate(
     context: StageContext, trainings: Sequence[_Training], dev: Sequence[Question], data: Data
 ) -> CostEstimate:
     """Returns what all rollouts will cost, those in the ledger included."""
-    units, bounds = NOTHING, CostRange()
+    recipe, units, bounds = context.recipe, NOTHING, CostRange()
     for training in trainings:
         settings = training.recipe.training.grpo
         every = settings.eval_every
@@ -354,7 +354,7 @@ def _estimate(
         )
         units = units[0] + low, units[1] + high
         bounds += rollout_cost(training.recipe, data, tokens=True).times((low, high))
-    return estimate_from_run(context, TRAINING_CALLS, None, "rollout", units, bounds)
+    return estimate_from_run(context, TRAINING_CALLS, None, "rollout", units, bounds, recipe)
 
 
 def canary_prompts(recipe: Recipe, questions: Sequence[Question]) -> list[tuple[Message, ...]]:

@@ -5,7 +5,7 @@ bounds from the recipe, which are wide: the shortest possible work, and the long
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -15,16 +15,21 @@ from agent.protocol import root_of
 from agent.protocols import protocol_of
 from engines.cost import cost_usd
 from engines.sampling import Usage
-from engines.settings import ModelSettings
+from engines.settings import ModelSettings, Price
 from mcts.settings import SearchSettings
 from runs.extras import missing_extras
-from runs.recipe import Recipe
+from runs.folder import existing_run
+from runs.recipe import Recipe, identity_settings
 from runs.seal import LEDGER
+from runs.settings_diff import flat
 from runs.stage import StageContext, StageResult
 from sources.load import Data
 from storage.call_history import CallHistory, read_call_history
 from storage.calls import Totals
+from storage.errors import ConfigError
+from storage.parts import question_ids
 from storage.records import Question
+from storage.terminal_escape import inert
 
 Range = tuple[float, float]
 """A lowest and a highest value."""
@@ -51,6 +56,8 @@ STORED = ("ledger.sqlite*", "trees/*", "pairs/*", "eval/**/*", "select/*")
 """Files of a run that grow with its calls."""
 
 TREE_CALLS = ("tree/*", "rollout/*", "judge/*", "verifier/*")
+DECIDING = ("retrieval", "agent", "policy", "judge", "mcts", "verifier")
+"""Blocks of a recipe that decide how many calls and tokens its work needs."""
 EVALUATION_CALLS = ("eval+*", "eval/*")
 RATING_CALLS = ("select/*",)
 TRAINING_CALLS = ("grpo/*", "grpo-dev+*")
@@ -175,8 +182,8 @@ class CostEstimate:
         yield f"expected time: {time}; disk: {_joined(map(_size, cost.disk_bytes))}"
         if not self.observed:
             yield (
-                f"these bounds are wide: once the run has a few {self.unit}s, a dry run estimates "
-                "from them"
+                f"these bounds are wide: a dry run estimates from {self.unit}s of this run, once "
+                "there are some, or of another one (--history)"
             )
 
 
@@ -288,8 +295,8 @@ def estimate(
     history: CallHistory | None = None,
     *,
     source: str = "",
+    prices: Mapping[str, Price | None] | None = None,
     bytes_per_call: float = CALL_BYTES,
-    more: CostRange | None = None,
 ) -> CostEstimate:
     """Returns the costs of some work.
 
@@ -299,34 +306,44 @@ def estimate(
         bounds: Bounds of the costs of all, from the recipe.
         history: Costs of earlier ones; None returns the bounds.
         source: Name of the history's run.
+        prices: Prices by role; None uses the costs in the history.
         bytes_per_call: Bytes per call in that run.
-        more: Bounds of other calls, which are added.
     """
-    more = more or CostRange()
     if history is None:
-        return CostEstimate(unit, units, bounds + more, "bounds from the recipe")
-
-    def expected(value: Callable[[Totals], float]) -> Range:
-        return expected_sum([value(one) for one in history.totals], units)
-
-    calls = expected(lambda one: one.calls)
-    unpriced = any(one.unpriced for one in history.totals)
+        return CostEstimate(unit, units, bounds, "bounds from the recipe")
+    each = [sum(by_role.values(), Totals()) for by_role in history.totals]
+    paid = [_paid(by_role, prices) for by_role in history.totals]
+    known = [dollars for dollars in paid if dollars is not None]
+    made = [one.calls for one in each]
+    calls = expected_sum(made, units)
     cost = CostRange(
         calls,
-        expected(lambda one: one.input_tokens),
-        expected(lambda one: one.output_tokens),
-        None if unpriced else expected(lambda one: one.cost_usd),
+        expected_sum([one.input_tokens for one in each], units),
+        expected_sum([one.output_tokens for one in each], units),
+        expected_sum(known, units) if len(known) == len(paid) else None,
         _scaled(calls, bytes_per_call),
     )
-    made = [one.calls for one in history.totals]
     return CostEstimate(
         unit,
         units,
-        cost + more,
+        cost,
         f"from {len(made):,} {unit}{'s' * (len(made) != 1)} of {source}",
         (min(made), fmean(made), max(made)),
         history.calls_per_s,
     )
+
+
+def _paid(by_role: Mapping[str, Totals], prices: Mapping[str, Price | None] | None) -> float | None:
+    """Returns what calls cost at these prices, or did cost; None if a price is not known."""
+    if prices is None:
+        spent = sum(by_role.values(), Totals())
+        return None if spent.unpriced else spent.cost_usd
+    costs = [
+        cost_usd(Usage(one.input_tokens, one.cached_tokens, one.output_tokens), prices.get(role))
+        for role, one in by_role.items()
+    ]
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) if len(known) == len(costs) else None
 
 
 def expected_sum(observed: Sequence[float], units: Range) -> Range:
@@ -349,29 +366,60 @@ def expected_sum(observed: Sequence[float], units: Range) -> Range:
 def estimate_from_run(
     context: StageContext,
     paths: Sequence[str],
-    finished: set[str] | None,
+    finished: str | None,
     unit: str,
     units: Range,
     bounds: CostRange,
-    more: CostRange | None = None,
+    asked: Recipe | None = None,
 ) -> CostEstimate:
-    """Returns `estimate` with the history of the stage's run, if it has any.
+    """Returns `estimate` with the history of the run of `--history`, or of the stage's own run.
 
     Args:
         context: Its run folder may have the history.
         paths: Patterns of the ledger paths of the stage's calls.
-        finished: See `read_call_history`.
+        finished: Table with a row for every finished question. None counts trajectories.
+        asked: Recipe whose prices apply; None uses the costs in the history.
 
     Raises:
+        ConfigError: If `--history` does not name a run, or a run without such calls.
         StorageError: If the ledger cannot be read.
     """
-    run = context.run
-    history = read_call_history(run / LEDGER, paths, finished)
-    stored = CALL_BYTES if history is None else _stored_bytes(run) / history.calls
+    other = context.options.get("history")
+    run = context.run if other is None else existing_run(other).folder
+    done = question_ids(run, finished) if finished and run.is_dir() else set[str]()
+    history = read_call_history(run / LEDGER, paths, done if finished else None)
+    if other is not None and history is None:
+        raise ConfigError(f"--history: {other}: has no finished {unit}s of this stage")
+    if other is not None:
+        _warn_of_differences(context, existing_run(other).recipe)
     found = estimate(
-        unit, units, bounds, history, source="this run", bytes_per_call=stored, more=more
+        unit,
+        units,
+        bounds,
+        history,
+        source="this run" if other is None else inert(str(other)),
+        prices=None if asked is None else _prices(asked),
+        bytes_per_call=CALL_BYTES if history is None else _stored_bytes(run) / history.calls,
     )
     return replace(found, missing_extras=missing_extras(context.recipe))
+
+
+def _prices(recipe: Recipe) -> dict[str, Price | None]:
+    models = {
+        "policy": recipe.policy,
+        "judge": recipe.active_judge,
+        "verifier": recipe.asked_verifier,
+    }
+    return {role: model.price_per_million for role, model in models.items() if model is not None}
+
+
+def _warn_of_differences(context: StageContext, other: Recipe) -> None:
+    """Logs the settings of the other run that may make its costs differ."""
+    settings = [identity_settings(one.model_dump(mode="json")) for one in (other, context.recipe)]
+    old, new = (flat({name: one[name] for name in DECIDING}) for one in settings)
+    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    if names:
+        context.log(f"note: the run of --history has other settings: {', '.join(names)}")
 
 
 def _stored_bytes(run: Path) -> int:

@@ -2,23 +2,26 @@
 
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from storage.calls import Totals
 from storage.groupcommit import write_error
 from storage.ledger_check import check_version, read_rows
+from storage.safe_files import reject_irregular_files
 
 PAUSE_S = 60.0
 """A longer gap between calls is a pause, such as the time between two attempts at a run."""
-_QUESTION = "question_id"
 _TRAJECTORY = "question_id, policy_digest, substr(path, 1, instr(path, '+') - 1), draw"
 _SUMS = (
     "count(*), sum(input_tokens), sum(cached_tokens), sum(output_tokens), total(cost_usd), "
-    f"count(*) - count(cost_usd), 0, {_QUESTION}"
+    "count(*) - count(cost_usd), 0"
 )
+_SUMMED = len(fields(Totals))
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +29,12 @@ class CallHistory:
     """Costs of earlier questions or trajectories.
 
     Attributes:
-        totals: Totals of each question or trajectory.
+        totals: Totals of each question or trajectory, by the role of the model.
         calls_per_s: Calls per second while calls were in flight; None if too few to measure.
         calls: Calls of the whole ledger, of all stages.
     """
 
-    totals: tuple[Totals, ...]
+    totals: tuple[Mapping[str, Totals], ...]
     calls_per_s: float | None
     calls: int
 
@@ -51,28 +54,36 @@ def read_call_history(
         The history, or None if there is no such call.
 
     Raises:
+        ConfigError: If it is not a regular file.
         StorageError: If the file is damaged, not a ledger, or of another version.
     """
-    if not ledger.is_file():
+    reject_irregular_files(ledger)
+    if not ledger.exists():
         return None
     # Without a write-ahead log nobody writes, and `immutable` keeps SQLite from creating one.
     fixed = "" if os.path.lexists(f"{ledger}-wal") else "&immutable=1"
     uri = f"{ledger.resolve().as_uri()}?mode=ro{fixed}"
     where = f"error IS NULL AND ({' OR '.join(['path GLOB ?'] * len(paths))})"
-    unit = _TRAJECTORY if finished is None else _QUESTION
+    unit = _TRAJECTORY if finished is None else "question_id"
     try:
         with closing(sqlite3.connect(uri, uri=True)) as reading:
             if check_version(reading, ledger):
                 return None
-            sums = f"SELECT {_SUMS} FROM calls WHERE {where} GROUP BY {unit}"
+            sums = f"SELECT {_SUMS}, role, {unit} FROM calls WHERE {where} GROUP BY {unit}, role"
             rows = read_rows(reading, ledger, sums, tuple(paths))
             ends = "SELECT 86400 * julianday(at), latency_s FROM calls WHERE " + where
             ended = read_rows(reading, ledger, ends, tuple(paths))
             ((calls,),) = read_rows(reading, ledger, "SELECT count(*) FROM calls")
     except sqlite3.Error as error:
         raise write_error("read", ledger, error) from error
-    found = tuple(Totals(*sums) for *sums, name in rows if finished is None or name in finished)
-    return CallHistory(found, calls_per_second(ended), calls) if found else None
+    found: defaultdict[tuple[Any, ...], dict[str, Totals]] = defaultdict(dict)
+    for row in rows:
+        values, role, key = row[:_SUMMED], row[_SUMMED], row[_SUMMED + 1 :]
+        if finished is None or key[0] in finished:
+            found[key][role] = Totals(*values)
+    if not found:
+        return None
+    return CallHistory(tuple(found.values()), calls_per_second(ended), calls)
 
 
 def calls_per_second(ended: Sequence[tuple[float, float]]) -> float | None:

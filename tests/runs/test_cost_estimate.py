@@ -146,6 +146,31 @@ def test_unknown_prices_are_not_free(
     assert planned("annotate", unpriced, capsys)[0]["expected_cost_usd"] is None
 
 
+def test_another_run_can_give_the_history(
+    tmp_path: Path, config: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(tmp_path / "run")
+    assert stage("annotate", config, "--limit", "3") == 0
+    paid = spent(config)
+    elsewhere = ("--run", str(tmp_path / "new"), "--history", run)
+    dearer = ("--set", "policy.price_per_million={input: 10, output: 40}")
+    expected, words = planned("annotate", config, capsys, *elsewhere, *dearer)
+    assert expected["expected_questions"] == [6, 6]
+    assert expected["expected_from"] == f"from 3 questions of {run}"
+    assert expected["expected_calls"][0] <= 2 * paid["calls"] <= expected["expected_calls"][1]
+    low, high = expected["expected_cost_usd"]
+    assert low <= 20 * paid["cost_usd"] <= high, "at the prices of the recipe"
+    assert "other settings" not in words
+    _, words = planned("annotate", config, capsys, *elsewhere, "--set", "mcts.c=9")
+    assert "the run of --history has other settings: mcts.c\n" in words
+    assert stage("select", config, "--dry-run", "--history", run) == 2
+    assert "has no finished questions of this stage" in capsys.readouterr().err
+    assert stage("annotate", config, "--dry-run", "--history", str(tmp_path)) == 2
+    assert "no run here" in capsys.readouterr().err
+    assert stage("annotate", config, "--history", run) == 2
+    assert "Add --dry-run" in capsys.readouterr().err
+
+
 SEARCHES = [
     {"iterations": 12, "max_children": 2},
     {"iterations": 40, "max_children": 3, "rollouts": 2},
