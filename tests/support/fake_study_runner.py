@@ -43,7 +43,7 @@ class Pretended(StudyRunner):
     scored: Callable[[str], dict[str, Any]] = gives_nothing
     told: Callable[[Command], dict[str, Any]] = tells_nothing
 
-    def branchwise(self, stage: str, *arguments: str, **given: Any) -> dict[str, Any]:
+    def run_stage(self, stage: str, *arguments: str, **given: Any) -> dict[str, Any]:
         settings, after = given.get("settings") or {}, given.get("after") or {}
         command = Command(
             stage, self.context.run.name, settings, arguments, after, self.recipe.policy.model
