@@ -48,10 +48,22 @@ DISTRIBUTIONS = {
                max(reward) AS most
         FROM trees WHERE reward IS NOT NULL AND depth > 0 GROUP BY depth ORDER BY depth""",
     "judge": """
+        WITH RECURSIVE ended AS (
+            SELECT tree_id, node_id, parent_id, em FROM trees WHERE em IS NOT NULL
+            UNION ALL
+            SELECT tree_id, node_id, parent_id, unnest([r.em for r in rollouts]) FROM trees),
+        reached AS (
+            SELECT * FROM ended WHERE EXISTS (FROM trees WHERE judge_score IS NOT NULL)
+            UNION ALL
+            SELECT trees.tree_id, trees.node_id, trees.parent_id, reached.em
+            FROM reached JOIN trees
+            ON trees.tree_id = reached.tree_id AND trees.node_id = reached.parent_id),
+        outcomes AS (SELECT tree_id, node_id, avg(em) AS em FROM reached GROUP BY ALL)
         SELECT least(floor(judge_score * 10), 9) / 10 AS low,
                least(floor(judge_score * 10), 9) / 10 + 0.1 AS high, count(*) AS nodes,
-               avg(coalesce(em, list_avg([r.em for r in rollouts]))) AS em
-        FROM trees WHERE judge_score IS NOT NULL GROUP BY ALL ORDER BY low""",
+               avg(outcomes.em) AS em
+        FROM trees LEFT JOIN outcomes USING (tree_id, node_id)
+        WHERE judge_score IS NOT NULL GROUP BY ALL ORDER BY low""",
     "components": """
         WITH each AS (SELECT unnest(components, recursive := true) FROM trees),
         edge AS (SELECT name, min(value) AS least, greatest(max(value) - min(value), 1e-9) / 12

@@ -45,7 +45,7 @@ show("distribution-charts", [
   chart("Reward by depth", "Median, quartiles and range of the labelled steps.", found.rewards, (rows) => draw({
     x: { tickFormat: "d", type: "band" }, y: { grid: true, label: "reward" },
     marks: [Plot.ruleX(rows, { x: "depth", y1: "least", y2: "most" }), Plot.ruleX(rows, { x: "depth", y1: "low", y2: "high", stroke: "var(--high)", strokeWidth: 12 }), Plot.dot(rows, { x: "depth", y: "median", fill: "var(--text)", r: 4 })] })),
-  chart("Judge score and outcome", "Share of right answers among the steps of each score. A useful judge rises.", found.judge, (rows) => draw({
+  chart("Judge score and outcome", "Share of right answers among those reached from the steps of each score. A useful judge rises.", found.judge, (rows) => draw({
     y: { grid: true, domain: [0, 1], label: "share right" }, x: { label: "judge score", domain: [0, 1] },
     marks: [Plot.rectY(rows, { x1: "low", x2: "high", y: "em", fill: "var(--high)", inset: 1 })] })),
   ...d3.groups(found.components, (row) => row.name).map(([name, rows]) =>

@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 from report_run import HOSTILE, a_run_with_report
+from sample_records import a_node
 from tiny_dataset import QUESTIONS
 
-from storage.manifest import load_manifest
+from report.facts import distributions
+from storage.manifest import add_parts, load_manifest
+from storage.parts import write_part
+from storage.schemas import TREES, rows_to_table
 from storage.views import run_sql
 
 
@@ -80,3 +84,18 @@ def test_text_of_models_and_users_is_escaped(run: Path) -> None:
     assert not re.search(
         r"""(?:src|href)=["']?(?:https?:)?//""", unescape(page.split("<script")[0])
     )
+
+
+def test_a_judge_s_scores_are_compared_with_the_answers_reached(tmp_path: Path) -> None:
+    judged = [(1, 0, 0.25, None), (2, 1, 0.75, None), (5, 0, 0.75, None)]
+    ended = [(3, 1, None, 1.0), (4, 2, None, 0.0)]
+    nodes = [a_node(node_id=0, parent_id=-1, judge_score=None, em=None, rollouts=())]
+    nodes += [
+        a_node(node_id=n, parent_id=parent, judge_score=score, em=em, rollouts=())
+        for n, parent, score, em in (*judged, *ended)
+    ]
+    add_parts(tmp_path, [write_part(tmp_path, "trees", rows_to_table(nodes, TREES, "r"), 0)])
+    rows = distributions(tmp_path)["judge"]
+    # Below step 1: one right and one wrong answer; below step 2: a wrong one; below 5: none.
+    found = [(round(row["low"], 1), row["nodes"], row["em"]) for row in rows]
+    assert found == [(0.2, 1, 0.5), (0.7, 2, 0)]
