@@ -27,7 +27,7 @@ from rewards.schemes import scheme_of
 from runs.factories import engine_for, open_data, open_index
 from runs.recipe import Recipe
 from runs.recipe_file import load_recipe
-from runs.rollouts import Finished, Rollouts
+from runs.rollouts import Rollouts, ScoredRollout
 from runs.stage import Gate, StageContext
 from storage.ledger import Ledger
 from training.canary import Canary, CanaryResult
@@ -83,7 +83,7 @@ class Open:
     engine: Engine
 
     @asynccontextmanager
-    async def serving(self, model: Any) -> AsyncIterator[Engine]:
+    async def serve(self, model: Any) -> AsyncIterator[Engine]:
         async with self.engine:
             yield self.engine
 
@@ -97,7 +97,7 @@ class Counted(Rollouts):
 
     watch: list[Watch] = field(default_factory=list)
 
-    async def _rollout(self, *given: Any, **named: Any) -> Finished | None:
+    async def _rollout(self, *given: Any, **named: Any) -> ScoredRollout | None:
         if not self.watch:
             settings = self.recipe.training.grpo
             engine = self.serving.engine  # type: ignore[attr-defined]

@@ -113,7 +113,7 @@ class Synced:
 
     async def _collect(self, number: int, model: Any) -> RolloutBatch:
         began = time.perf_counter()
-        async with self.serving.serving(model) as engine:
+        async with self.serving.serve(model) as engine:
             self.written.append(TimedEngine.began - began)
             self.opened.append(time.perf_counter() - TimedEngine.began)
             opened = time.perf_counter()
@@ -143,7 +143,7 @@ class Synced:
     async def _error_with(self, model: Any, fault: str) -> float:
         served = deepcopy(model)
         FAULTS[fault](served, self.before)
-        async with self.serving.serving(served) as engine:
+        async with self.serving.serve(served) as engine:
             return (await Canary(self.prompts, math.inf).check(engine, model)).error
 
 

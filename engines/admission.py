@@ -9,7 +9,7 @@ from engines.breaker import CircuitBreaker
 from engines.concurrency import AdaptiveLimit, Slot
 from storage.errors import BranchwiseError, EndpointError
 
-_LOOK_EVERY_S = 1.0
+_RECHECK_EVERY_S = 1.0
 
 
 class Admission:
@@ -27,7 +27,7 @@ class Admission:
         self._limit = limit
         self._breaker = breaker
         self._waiting: list[tuple[int, asyncio.Future[Slot]]] = []
-        self._look: asyncio.TimerHandle | None = None
+        self._recheck_timer: asyncio.TimerHandle | None = None
 
     async def acquire(self, order: int) -> Slot:
         """Waits until a call may start; `release` returns its slot.
@@ -65,16 +65,16 @@ class Admission:
         until = _now() + seconds
         while (left := until - _now()) > 0:
             self.before_attempt()
-            await asyncio.sleep(min(left, _LOOK_EVERY_S))
+            await asyncio.sleep(min(left, _RECHECK_EVERY_S))
 
     def _admit(self) -> None:
         """Starts waiting calls in order, as far as slots are free."""
         # Runs after every change: a call entered, a slot was released, a timer fired. All waiters
         # need the same conditions, so if the head cannot start, no other can. Cancelled waiters
         # stay in the heap until they reach the head.
-        if self._look is not None:
-            self._look.cancel()
-            self._look = None
+        if self._recheck_timer is not None:
+            self._recheck_timer.cancel()
+            self._recheck_timer = None
         while self._waiting:
             waiter = self._waiting[0][1]
             if not waiter.done():  # otherwise it was cancelled
@@ -117,8 +117,8 @@ class Admission:
         """Sets a timer if the passage of time alone will let a call start."""
         now = _now()
         if self._opens_at() > now:
-            when = min(self._opens_at(), now + _LOOK_EVERY_S)
-            self._look = asyncio.get_running_loop().call_at(when, self._admit)
+            when = min(self._opens_at(), now + _RECHECK_EVERY_S)
+            self._recheck_timer = asyncio.get_running_loop().call_at(when, self._admit)
 
 
 def _now() -> float:

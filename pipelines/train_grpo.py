@@ -109,11 +109,11 @@ def _on_rollouts(context: StageContext) -> StageResult:
     run = open_run_if_exists(context.run, recipe) or open_run(context.run, recipe, facts)
     with run.open_ledger() as ledger:
         gate = Gate(recipe.limits, ledger.totals, context.log)
-        before: Path | None = None
+        previous_target: Path | None = None
         try:
             with gate.listening():
                 for training in trainings:
-                    asked = {
+                    data_origin = {
                         "run": run.folder.name,
                         "run_id": run.id,
                         "questions": len(training.questions),
@@ -125,10 +125,10 @@ def _on_rollouts(context: StageContext) -> StageResult:
                             training,
                             source,
                             deciding=(retriever.digest, json.dumps(answering(recipe))),
-                            before=before,
-                            data=asked,
+                            previous_target=previous_target,
+                            data=data_origin,
                         )
-                    before = training.target
+                    previous_target = training.target
         except BudgetExceeded:
             context.log(f"stopped: {gate.reason}; rerun the same command to resume")
             return StageResult(spending(ledger.totals()), gate.exit_code)
@@ -171,7 +171,7 @@ def _train(
     *,
     deciding: Sequence[str],
     data: dict[str, Any],
-    before: Path | None = None,
+    previous_target: Path | None = None,
 ) -> TrainingReport:
     """Trains, and draws the curves.
 
@@ -179,9 +179,11 @@ def _train(
         before: Folder of the stage that this one continues from.
     """
     recipe = training.recipe
-    adapter = None if before is None else before / "adapter"
+    adapter = None if previous_target is None else previous_target / "adapter"
     rewards = json.dumps(recipe.rewards.model_dump(mode="json"), sort_keys=True)
-    begun = () if adapter is None else (file_hash(adapter / "adapter_model.safetensors"),)
+    initial_adapter_hash = []
+    if adapter is not None:
+        initial_adapter_hash = [file_hash(adapter / "adapter_model.safetensors")]
     report = train(
         source,
         recipe.training.grpo,
@@ -189,7 +191,7 @@ def _train(
         target=training.target,
         seed=recipe.seed,
         temperature=recipe.policy.temperature,
-        deciding=(questions_digest(training.questions), rewards, *deciding, *begun),
+        deciding=(questions_digest(training.questions), rewards, *deciding, *initial_adapter_hash),
         begin_with=adapter,
         resume=context.resume,
         data=data,
@@ -310,9 +312,9 @@ def _selected(
 
 def dev_questions(recipe: Recipe) -> Sequence[Question]:
     """Returns the questions of the split `dev` that are answered now and then."""
-    asked = recipe.evaluation.model_copy(update={"split": "dev", "set": None})
+    evaluation = recipe.evaluation.model_copy(update={"split": "dev", "set": None})
     settings = data_settings(
-        recipe.model_copy(update={"evaluation": asked}), recipe.training.grpo.eval_questions
+        recipe.model_copy(update={"evaluation": evaluation}), recipe.training.grpo.eval_questions
     )
     return load_data(settings, recipe.seed, unfit=protocol_of(recipe.agent).unfit).questions
 
@@ -322,8 +324,8 @@ def _announce(context: StageContext, trainings: Sequence[_Training]) -> None:
     for training in trainings:
         recipe, settings = training.recipe, training.recipe.training.grpo
         protocol = protocol_of(recipe.agent)
-        asked = settings.batch_questions + settings.dynamic_sampling
-        rollouts = settings.batches * asked * settings.group_size
+        questions = settings.batch_questions + settings.dynamic_sampling
+        rollouts = settings.batches * questions * settings.group_size
         context.log(
             f"train-grpo: {settings.algorithm} on {recipe.rewards.scheme} rewards, protocol "
             f"{protocol.name}, {len(training.questions):,} questions, start "

@@ -245,7 +245,7 @@ def recorded(model: ModelSettings, digest: str, ledger: Ledger) -> LedgeredEngin
     Raises:
         StorageError: If the ledger does not know the engine.
     """
-    kept = ledger.engine(digest)
+    kept = ledger.engine_capabilities(digest)
     if kept is None:
         raise StorageError(
             f"{ledger.path}: engine {digest} ({model.model}) is missing, so this ledger is from "

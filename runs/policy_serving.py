@@ -44,7 +44,7 @@ class EmbeddedServing:
     folder: Path
 
     @asynccontextmanager
-    async def serving(self, model: Any) -> AsyncIterator[Engine]:
+    async def serve(self, model: Any) -> AsyncIterator[Engine]:
         """Yields an open engine with the weights of `model`.
 
         The engine has the digest of a policy folder with the same adapter.
@@ -95,7 +95,7 @@ class VllmServing:
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
 
     @asynccontextmanager
-    async def serving(self, model: Any) -> AsyncIterator[Engine]:
+    async def serve(self, model: Any) -> AsyncIterator[Engine]:
         """Yields an open engine with the weights of `model`; the first call starts the server.
 
         The engine has the digest of a policy folder with the same adapter.

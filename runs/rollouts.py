@@ -32,18 +32,18 @@ from training.packing import StepTokens
 from training.rollouts import PolicyCall, Rollout, RolloutBatch
 
 PATH = "grpo"
-"""Ledger path of the rollouts; followed by the numbers of batch and turn."""
+"""Ledger path of the rollouts; followed by the numbers of batch and epoch."""
 
 
 class Serving(Protocol):
     """See `runs.policy_serving`."""
 
-    def serving(self, model: Any) -> AbstractAsyncContextManager[Engine]: ...
+    def serve(self, model: Any) -> AbstractAsyncContextManager[Engine]: ...
     async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class ScoredRollout:
     """A rollout with its reward and its evaluation metrics."""
 
     rollout: Rollout
@@ -58,7 +58,7 @@ class Rollouts:
     Attributes:
         context: Its console shows the progress.
         recipe: Recipe; `training.grpo` sets the sizes.
-        questions: Training questions, used in turns.
+        questions: Training questions; an epoch uses each once.
         dev: Questions that are regularly answered greedily; none are trained on.
         serving: Loads the policy in training into its engine.
         canary: Checks that the engine has the current weights.
@@ -90,7 +90,7 @@ class Rollouts:
 
     async def _collect(self, number: int, model: Any) -> RolloutBatch:
         began = time.monotonic()
-        async with self.serving.serving(model) as served:
+        async with self.serving.serve(model) as served:
             checked = await self.canary.check(served, model)
             measured = {"sync_s": time.monotonic() - began, "canary_error": checked.error}
             if checked.moved is not None:
@@ -112,34 +112,34 @@ class Rollouts:
 
     async def _groups(
         self, environment: Environment, number: int
-    ) -> tuple[list[list[Finished]], Counter[str]]:
-        """Draws the groups of a batch; dynamic sampling adds one for each silent group."""
+    ) -> tuple[list[list[ScoredRollout]], Counter[str]]:
+        """Draws the groups of a batch; dynamic sampling adds one for each without reward spread."""
         settings, lost = self.recipe.training.grpo, Counter[str]()
         waiting = self._window(number)
-        groups: list[list[Finished]] = []
+        groups: list[list[ScoredRollout]] = []
         wanted = settings.batch_questions
         while wanted > 0 and waiting:
             asked, waiting = waiting[:wanted], waiting[wanted:]
             found = await self._draw(environment, number, asked, lost)
             groups += [group for group in found if group]
-            loud = sum(has_spread([one.rollout.reward for one in group]) for group in groups)
-            wanted = settings.batch_questions - loud
+            with_spread = sum(has_spread([one.rollout.reward for one in group]) for group in groups)
+            wanted = settings.batch_questions - with_spread
         return groups, lost
 
     def _window(self, number: int) -> list[tuple[Question, str]]:
         """Returns a batch's questions, including reserves for dynamic sampling, and their paths.
 
-        They depend only on the batch's number, so a resumed training draws the same. Between two
-        turns a batch can contain a question twice; the paths keep its rollouts apart.
+        They depend only on the batch's number, so a resumed training draws the same. A batch across
+        two epochs can contain a question twice; the paths keep its rollouts apart.
         """
         settings = self.recipe.training.grpo
         size = settings.batch_questions + settings.dynamic_sampling
         window = []
-        for place in range(number * size, (number + 1) * size):
-            turn, index = divmod(place, len(self.questions))
+        for position in range(number * size, (number + 1) * size):
+            epoch, index = divmod(position, len(self.questions))
             order = list(range(len(self.questions)))
-            random.Random(f"questions:{self.recipe.seed}:{turn}").shuffle(order)
-            window.append((self.questions[order[index]], f"{PATH}/{number}/{turn}"))
+            random.Random(f"questions:{self.recipe.seed}:{epoch}").shuffle(order)
+            window.append((self.questions[order[index]], f"{PATH}/{number}/{epoch}"))
         return window
 
     async def _draw(
@@ -148,17 +148,18 @@ class Rollouts:
         number: int,
         asked: Sequence[tuple[Question, str]],
         lost: Counter[str],
-    ) -> list[list[Finished]]:
+    ) -> list[list[ScoredRollout]]:
         size = self.recipe.training.grpo.group_size
         sampling = sampling_for(self.recipe.policy)
         progress = Progress(f"batch {number}", len(asked) * size, spent=self.ledger.totals)
         # Keyed by draw: sums of floats, and therefore the weights, depend on the order.
-        drawn: list[dict[int, Finished]] = [{} for _ in asked]
-        places = ((place, draw) for place in range(len(asked)) for draw in range(size))
+        drawn: list[dict[int, ScoredRollout]] = [{} for _ in asked]
+        draws = ((index, draw) for index in range(len(asked)) for draw in range(size))
 
-        async def work(place: tuple[int, int]) -> None:
+        async def work(item: tuple[int, int]) -> None:
             progress.in_flight += 1
-            (question, path), draw = asked[place[0]], place[1]
+            index, draw = item
+            question, path = asked[index]
             try:
                 finished = await self._rollout(environment, question, sampling, path, draw)
             except (EndpointError, RetrievalError) as error:
@@ -170,13 +171,13 @@ class Rollouts:
                 if finished is None:
                     lost["unscored"] += 1
                 else:
-                    drawn[place[0]][draw] = finished
+                    drawn[index][draw] = finished
             finally:
                 progress.in_flight -= 1
                 progress.done += 1
 
         async with progress.shown(self.context.console):
-            await self._all(work, places)
+            await self._all(work, draws)
         return [[group[draw] for draw in sorted(group)] for group in drawn]
 
     async def _all(self, work: Any, items: Iterable[Any]) -> None:
@@ -199,7 +200,7 @@ class Rollouts:
         sampling: Sampling,
         path: str,
         draw: int,
-    ) -> Finished | None:
+    ) -> ScoredRollout | None:
         """Draws a rollout; returns None if the scheme cannot score it."""
         began = time.monotonic()
         trajectory = await environment.trajectory(
@@ -220,7 +221,7 @@ class Rollouts:
             latency_s=time.monotonic() - began,
         )
         rollout = Rollout(question.id, _calls(trajectory), outcome.total, row.em == 1.0)
-        return Finished(rollout, outcome, row)
+        return ScoredRollout(rollout, outcome, row)
 
     async def _dev(self, environment: Environment, number: int) -> dict[str, float]:
         """Answers the dev questions greedily in every `eval_every`-th batch; else returns {}."""
@@ -262,7 +263,7 @@ def _calls(trajectory: Trajectory) -> tuple[PolicyCall, ...]:
     )
 
 
-def _curve(finished: Sequence[Finished]) -> dict[str, float]:
+def _curve(finished: Sequence[ScoredRollout]) -> dict[str, float]:
     """Returns means over a batch of rollouts."""
     if not finished:
         return {"rollouts": 0.0}

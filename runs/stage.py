@@ -43,7 +43,8 @@ class StageContext:
     Attributes:
         recipe: Resolved recipe.
         run: Run folder, `datasets/<name>`.
-        resume: Whether to keep another training's checkpoints; every stage resumes its own.
+        resume: Whether to fail if the folder has another training's checkpoints. If False, they are
+            replaced. Every stage resumes its own checkpoints.
         dry_run: Whether to log the plan and stop.
         limit: Most questions; overrides the recipe.
         console: Console for messages and progress.
@@ -130,7 +131,7 @@ class Gate:
         return None
 
     def closed(self) -> bool:
-        """Returns whether no further question may start; if so, sets `reason`."""
+        """Returns whether no further question may start; sets `reason` after a stop signal."""
         if self.interrupted:
             self.reason = "interrupted"
         return self.reason is not None

@@ -37,7 +37,7 @@ from storage.terminal_escape import guard_streams
 from storage.text import Log
 
 GO, NO_CALLS, NO_QUESTIONS = 0, 1, 2
-"""Permissions of the workers; each value forbids more than the one before."""
+"""Permissions of the workers: all, no new calls, neither new calls nor new questions."""
 REPORT_EVERY_S = 0.2
 """Seconds between cost reports to the parent; a limit can be exceeded by the costs of that time."""
 
@@ -106,13 +106,13 @@ def per_worker_recipe(recipe: Recipe, workers: int) -> Recipe:
 class WorkerPool:
     """Workers on one run, whose ledger their parent holds."""
 
-    def __init__(self, order: WorkerTask, workers: int, ledger: Ledger) -> None:
-        self._word: Any = _SPAWN.Value("b", GO, lock=False)
-        self._next: Any = _SPAWN.Value("q", 0)
-        self._lines: dict[Connection, SpawnProcess] = {}
+    def __init__(self, task: WorkerTask, workers: int, ledger: Ledger) -> None:
+        self._permission: Any = _SPAWN.Value("b", GO, lock=False)
+        self._next_index: Any = _SPAWN.Value("q", 0)
+        self._processes: dict[Connection, SpawnProcess] = {}
         self._reports: dict[Connection, Report] = {}
-        self._told: dict[str, Connection] = {}
-        self._order = order
+        self._first_senders: dict[str, Connection] = {}
+        self._task = task
         self._workers = workers
         self._ledger = ledger
 
@@ -140,18 +140,18 @@ class WorkerPool:
         # code is a crash: its questions stay pending.
         faults: list[Fault] = []
         async with self._at_work() as messages, _watching(gate, self._forbid):
-            async for line, message in messages:
+            async for pipe, message in messages:
                 match message:
                     case AnnotatedQuestion():
                         yield message
                     case Report():
-                        self._reports[line] = message
+                        self._reports[pipe] = message
                         progress.in_flight = sum(r.in_flight for r in self._reports.values())
-                        progress.partial[f"worker {line.fileno()}"] = message.partial
+                        progress.partial[f"worker {pipe.fileno()}"] = message.partial
                         _notice_limit(gate, self._forbid)
                     case str():
                         # All workers report the same pause; log only the first sender's copies.
-                        if self._told.setdefault(message, line) is line:
+                        if self._first_senders.setdefault(message, pipe) is pipe:
                             log(message)
                     case Fault():
                         faults.append(message)
@@ -159,8 +159,8 @@ class WorkerPool:
         if faults:
             raise faults[0].kind(faults[0].text)
 
-    def _forbid(self, word: int) -> None:
-        self._word.value = max(self._word.value, word)
+    def _forbid(self, permission: int) -> None:
+        self._permission.value = max(self._permission.value, permission)
 
     @asynccontextmanager
     async def _at_work(
@@ -170,10 +170,10 @@ class WorkerPool:
         try:
             for _ in range(self._workers):
                 self._start()
-            async with aclosing(_messages(self._lines)) as messages:
+            async with aclosing(_messages(self._processes)) as messages:
                 yield messages
         finally:
-            for process in self._lines.values():
+            for process in self._processes.values():
                 process.kill()
                 process.join()
             self._reports.clear()
@@ -182,11 +182,11 @@ class WorkerPool:
     def _start(self) -> None:
         ours, theirs = _SPAWN.Pipe(duplex=False)
         process = _SPAWN.Process(
-            target=work, args=(self._order, theirs, self._word, self._next), daemon=True
+            target=work, args=(self._task, theirs, self._permission, self._next_index), daemon=True
         )
         process.start()
         theirs.close()  # or `ours` would never reach EOF
-        self._lines[ours] = process
+        self._processes[ours] = process
 
 
 @asynccontextmanager
@@ -196,7 +196,7 @@ async def _watching(gate: Gate, forbid: Callable[[int], None]) -> AsyncGenerator
     async def watch() -> None:
         while not gate.interrupted:  # noqa: ASYNC110  (set by a signal handler)
             await asyncio.sleep(REPORT_EVERY_S)
-        gate.closed()
+        gate.closed()  # sets `gate.reason`
         forbid(NO_QUESTIONS)
 
     watcher = asyncio.create_task(watch())
@@ -215,32 +215,32 @@ def _notice_limit(gate: Gate, forbid: Callable[[int], None]) -> None:
 
 
 async def _messages(
-    lines: dict[Connection, SpawnProcess],
+    pipes: dict[Connection, SpawnProcess],
 ) -> AsyncGenerator[tuple[Connection, WorkerMessage], None]:
     """Yields the workers' messages until the last worker has closed its pipe."""
     loop = asyncio.get_running_loop()
     heard: asyncio.Queue[tuple[Connection, WorkerMessage | None]] = asyncio.Queue()
 
-    def tell(line: Connection, message: WorkerMessage | None) -> None:
+    def tell(pipe: Connection, message: WorkerMessage | None) -> None:
         with suppress(RuntimeError):  # the loop is closed, so the message is not needed
-            loop.call_soon_threadsafe(heard.put_nowait, (line, message))
+            loop.call_soon_threadsafe(heard.put_nowait, (pipe, message))
 
-    def listen(line: Connection) -> None:
+    def listen(pipe: Connection) -> None:
         with suppress(EOFError, OSError):
             while True:
-                tell(line, line.recv())
-        tell(line, None)
+                tell(pipe, pipe.recv())
+        tell(pipe, None)
 
-    for line in lines:
-        threading.Thread(target=listen, args=(line,), daemon=True).start()
-    talking = len(lines)
+    for pipe in pipes:
+        threading.Thread(target=listen, args=(pipe,), daemon=True).start()
+    talking = len(pipes)
     while talking:
-        line, message = await heard.get()
+        pipe, message = await heard.get()
         if message is None:
             talking -= 1
-            message = await asyncio.to_thread(_exit_fault, lines[line])
+            message = await asyncio.to_thread(_exit_fault, pipes[pipe])
         if message is not None:
-            yield line, message
+            yield pipe, message
 
 
 def _exit_fault(process: SpawnProcess) -> Fault | None:
@@ -256,22 +256,22 @@ def _exit_fault(process: SpawnProcess) -> Fault | None:
     )
 
 
-def work(order: WorkerTask, line: Connection, word: Any, following: Any) -> None:
+def work(task: WorkerTask, pipe: Connection, permission: Any, next_index: Any) -> None:
     """Runs a worker process."""
     for one in STOP_SIGNALS:
         signal.signal(one, signal.SIG_IGN)  # the parent handles it and passes it on
     guard_streams()
     _end_with_parent()
     try:
-        asyncio.run(_work(order, line, WorkerGate(word), following))
+        asyncio.run(_work(task, pipe, WorkerGate(permission), next_index))
     except BranchwiseError as error:
-        line.send(Fault(type(error), str(error)))
+        pipe.send(Fault(type(error), str(error)))
     except Exception as error:
         said = out_of_memory_message(error)
         why = f"{said}: use fewer --workers" if said else f"\n{traceback.format_exc()}"
-        line.send(Fault(BranchwiseError, f"a worker failed: {why}"))
+        pipe.send(Fault(BranchwiseError, f"a worker failed: {why}"))
     finally:
-        line.close()
+        pipe.close()
 
 
 def _end_with_parent() -> None:
@@ -285,24 +285,22 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-async def _work(order: WorkerTask, line: Connection, leave: "WorkerGate", following: Any) -> None:
-    data = open_data(order.recipe)
+async def _work(task: WorkerTask, pipe: Connection, gate: "WorkerGate", next_index: Any) -> None:
+    data = open_data(task.recipe)
     by_id = {question.id: question for question in data.questions}
-    pending = claim_questions([by_id[identity] for identity in order.pending], following)
-    retriever = open_index(order.recipe, data.passages, line.send)
-    with Ledger(order.ledger, shared=True) as ledger:
-        progress = Progress("worker", len(order.pending))
-        growing = grow_questions(
-            order.recipe, pending, retriever, ledger, leave, progress, line.send
-        )
-        async with _reporting(line, ledger, progress), aclosing(growing) as finished:
+    pending = claim_questions([by_id[identity] for identity in task.pending], next_index)
+    retriever = open_index(task.recipe, data.passages, pipe.send)
+    with Ledger(task.ledger, shared=True) as ledger:
+        progress = Progress("worker", len(task.pending))
+        growing = grow_questions(task.recipe, pending, retriever, ledger, gate, progress, pipe.send)
+        async with _reporting(pipe, ledger, progress), aclosing(growing) as finished:
             async for annotated in finished:
-                line.send(annotated)
+                pipe.send(annotated)
 
 
 @asynccontextmanager
 async def _reporting(
-    line: Connection, ledger: Ledger, progress: Progress
+    pipe: Connection, ledger: Ledger, progress: Progress
 ) -> AsyncGenerator[None, None]:
     """Reports this worker's progress to the parent regularly and at the end."""
 
@@ -312,22 +310,22 @@ async def _reporting(
     async def report() -> None:
         while True:
             await asyncio.sleep(REPORT_EVERY_S)
-            line.send(report_now())
+            pipe.send(report_now())
 
     reporter = asyncio.create_task(report())
     try:
         yield
     finally:
         reporter.cancel()
-        line.send(report_now())
+        pipe.send(report_now())
 
 
-def claim_questions(pending: Sequence[Question], following: Any) -> Iterator[Question]:
+def claim_questions(pending: Sequence[Question], next_index: Any) -> Iterator[Question]:
     """Yields questions that no other worker has claimed, one at a time."""
     while True:
-        with following.get_lock():
-            number = following.value
-            following.value += 1
+        with next_index.get_lock():
+            number = next_index.value
+            next_index.value += 1
         if number >= len(pending):
             return
         yield pending[number]
@@ -336,8 +334,8 @@ def claim_questions(pending: Sequence[Question], following: Any) -> Iterator[Que
 class WorkerGate:
     """A worker's gate, controlled by the parent's permission (`GO` …)."""
 
-    def __init__(self, word: Any) -> None:
-        self._word = word
+    def __init__(self, permission: Any) -> None:
+        self._permission = permission
         self._refused = False
 
     def check(self) -> None:
@@ -346,14 +344,14 @@ class WorkerGate:
         Raises:
             BudgetExceeded: If the parent forbids new calls.
         """
-        if self._word.value != GO:
+        if self._permission.value != GO:
             self._refused = True
             raise BudgetExceeded("stopped; rerun the same command to resume")
 
     def admit(self, questions: Iterable[Question]) -> Iterator[Question]:
         """Yields questions while the parent admits them."""
         waiting = iter(questions)
-        while not self._refused and self._word.value != NO_QUESTIONS:
+        while not self._refused and self._permission.value != NO_QUESTIONS:
             question = next(waiting, None)
             if question is None:
                 return

@@ -29,15 +29,15 @@ _Waiter = Future[None] | asyncio.Future[None]
 class Entry:
     """One statement for many rows of values; they are stored together or not at all.
 
-    After the commit, the writing thread calls `committed` (if given) with the number of changed
-    rows, then wakes the waiting caller. A `sealed` row gets the checksum of its stored values as
-    its last value.
+    After the commit, the writing thread calls `on_commit` (if given) with the number of changed
+    rows, then wakes the waiting caller. A `checksummed` row gets the checksum of its stored values
+    as its last value.
     """
 
     sql: str
     rows: Sequence[Sequence[object]]
-    committed: Callable[[int], None] | None = None
-    sealed: bool = False
+    on_commit: Callable[[int], None] | None = None
+    checksummed: bool = False
 
 
 def write_error(doing: str, path: Path, fault: Exception) -> StorageError:
@@ -132,8 +132,8 @@ class GroupCommit:
             _settle([waiter for _, waiter in batch], error)
             return
         for (entry, _), count in zip(batch, changed, strict=True):
-            if entry.committed is not None:
-                entry.committed(count)
+            if entry.on_commit is not None:
+                entry.on_commit(count)
         _settle([waiter for _, waiter in batch], None)
 
     def _transaction(self, entries: Sequence[Entry]) -> list[int]:
@@ -155,7 +155,7 @@ class GroupCommit:
 
 def _bindable(entry: Entry, values: Sequence[object]) -> list[object]:
     bound = [replace_surrogates(value) if isinstance(value, str) else value for value in values]
-    if entry.sealed:
+    if entry.checksummed:
         bound.append(checksum(bound))
     return bound
 

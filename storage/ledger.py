@@ -81,7 +81,7 @@ class Ledger:
             StorageError: If the file is damaged, not a ledger, or of another version.
         """
         self.path = path
-        self._reads = threading.Lock()
+        self._read_lock = threading.Lock()
         make_folder(path.parent)
         reject_irregular_files(*(path.with_name(path.name + suffix) for suffix in SUFFIXES))
         self._lock = None if shared else RunLock(lock_path(path))
@@ -107,10 +107,11 @@ class Ledger:
             StorageError: If the call could not be stored (full disk), or the ledger holds a reply
                 that it did not find before the call. Its result must not be used.
         """
-        hidden: list[str] = []
-        counted = self._counted(call, hidden)
-        await self._commits.write_async(Entry(PUT_CALL, [call_values(call)], counted, sealed=True))
-        if hidden:
+        conflicts: list[str] = []
+        on_commit = self._on_commit(call, conflicts)
+        entry = Entry(PUT_CALL, [call_values(call)], on_commit, checksummed=True)
+        await self._commits.write_async(entry)
+        if conflicts:
             raise self._damaged(call.question_id, call.path)
 
     def get(self, key: str) -> Call | None:
@@ -175,9 +176,9 @@ class Ledger:
 
     def note_engine(self, policy_digest: str, capabilities: str) -> None:
         """Stores an engine's capabilities (JSON), which decide the form of its requests."""
-        self._commits.write(Entry(PUT_ENGINE, [(policy_digest, capabilities)], sealed=True))
+        self._commits.write(Entry(PUT_ENGINE, [(policy_digest, capabilities)], checksummed=True))
 
-    def engine(self, policy_digest: str) -> str | None:
+    def engine_capabilities(self, policy_digest: str) -> str | None:
         """Returns the capabilities that `note_engine` stored; None if the run never opened the
         engine.
 
@@ -261,14 +262,16 @@ class Ledger:
         if self._lock is not None:
             self._lock.release()
 
-    def _counted(self, call: Call, hidden: list[str]) -> Any:
+    def _on_commit(self, call: Call, conflicts: list[str]) -> Any:
+        """Returns a callback that counts a stored call, or adds its key to `conflicts`."""
+
         def count(changed: int) -> None:
             if call.error is None:
                 new = self._stored.add(call.question_id, call.key)
                 if changed:
                     self._totals = self._totals.plus(call)
                 elif new:  # the database has it with a wrong question or state
-                    hidden.append(call.key)
+                    conflicts.append(call.key)
 
         return count
 
@@ -287,10 +290,10 @@ class Ledger:
         return damaged(self.path, f"{what} question {question_id!r}")
 
     def _write_questions(self, sql: str, rows: Iterable[QuestionRow]) -> None:
-        self._commits.write(Entry(sql, [question_values(row) for row in rows], sealed=True))
+        self._commits.write(Entry(sql, [question_values(row) for row in rows], checksummed=True))
 
     def _rows(self, sql: str, values: tuple[object, ...] = ()) -> list[Any]:
-        with self._reads:
+        with self._read_lock:
             return read_rows(self._reading, self.path, sql, values)
 
     def __enter__(self) -> Self:

@@ -38,15 +38,15 @@ def leave_one_out(rewards: Sequence[float]) -> list[float]:
     return [reward - (total - reward) / others for reward in rewards]
 
 
-def discounted_returns(reward: float, divergences: Sequence[float], beta: float) -> list[float]:
+def discounted_returns(reward: float, log_ratios: Sequence[float], beta: float) -> list[float]:
     """Returns R_t = r − β · Σ_{s ≥ t} d_s for each policy token of a rollout (REINFORCE++, γ = 1).
 
     Args:
         reward: Reward of the rollout, minus the baseline.
-        divergences: d = log π_old − log π_ref of each policy token, in nats.
+        log_ratios: d = log π_old − log π_ref of each policy token, in nats.
         beta: Weight of the divergence.
     """
-    to_go = list(accumulate(reversed(divergences)))[::-1]
+    to_go = list(accumulate(reversed(log_ratios)))[::-1]
     return [reward - beta * divergence for divergence in to_go]
 
 

@@ -38,11 +38,11 @@ from training.training_run import TrainingRun, log_line
 from training.tree_attention import enable_packed_forward
 from weights.adapter_chain import load_adapter
 
-MOST_LOST = 3
-"""Number of consecutive updates without a finite gradient that stops the training."""
+MAX_CONSECUTIVE_NONFINITE = 3
+"""Consecutive updates without a finite loss and gradient that stop the training."""
 
-_WATCHED = 8
-"""Policy calls per batch whose divergence is reported if the loss does not need it."""
+_KL_SAMPLE_CALLS = 8
+"""Policy calls per batch from which the metric `kl` is computed if the loss does not compute it."""
 
 
 class RolloutSource(Protocol):
@@ -86,7 +86,8 @@ def train_grpo(
         temperature: Sampling temperature of the rollouts, above 0.
         deciding: Further settings that affect the training: questions, rewards, protocol.
         begin_with: Adapter of an earlier stage from the same start, to continue with.
-        resume: Whether to keep another training's checkpoints and fail; see `TrainingRun`.
+        resume: Whether to fail if `target` has another training's checkpoints. If False, they are
+            replaced. This training's own checkpoints are resumed in both cases.
         log: Callback for status messages.
         data: Origin of the questions, as JSON; written to `training.json`.
 
@@ -159,7 +160,7 @@ def grpo_trainer(
 def advantages_of(
     groups: Sequence[Sequence[Rollout]],
     settings: GrpoSettings,
-    divergences: Mapping[StepTokens, Sequence[float]] | None = None,
+    log_ratios: Mapping[StepTokens, Sequence[float]] | None = None,
 ) -> list[tuple[Rollout, list[float]]]:
     """Returns the rollouts that teach something, each with the advantages of its sampled tokens.
 
@@ -167,17 +168,17 @@ def advantages_of(
     are 0. REINFORCE++ keeps both, because it standardises over the whole batch.
 
     Args:
-        divergences: log π_old − log π_ref of each call's tokens, in nats, if they are subtracted
+        log_ratios: log π_old − log π_ref of each call's tokens, in nats, if they are subtracted
             from the reward.
     """
-    beta = settings.beta if settings.kl_in == "reward" and divergences is not None else 0.0
+    beta = settings.beta if settings.kl_in == "reward" and log_ratios is not None else 0.0
     if settings.algorithm == "reinforce++":
-        return _reinforce(groups, settings, divergences, beta)
+        return _reinforce(groups, settings, log_ratios, beta)
     compare = leave_one_out if settings.algorithm == "rloo" else _scaled(settings)
     found = []
     for group in groups:
         rewards = [
-            rollout.reward - beta * sum(_of_tokens(rollout, divergences)) for rollout in group
+            rollout.reward - beta * sum(_of_tokens(rollout, log_ratios)) for rollout in group
         ]
         if has_spread(rewards):
             found += [
@@ -194,7 +195,7 @@ def _scaled(settings: GrpoSettings) -> Any:
 def _reinforce(
     groups: Sequence[Sequence[Rollout]],
     settings: GrpoSettings,
-    divergences: Mapping[StepTokens, Sequence[float]] | None,
+    log_ratios: Mapping[StepTokens, Sequence[float]] | None,
     beta: float,
 ) -> list[tuple[Rollout, list[float]]]:
     rollouts, returns = [], []
@@ -204,16 +205,16 @@ def _reinforce(
         for rollout in group:
             rollouts.append(rollout)
             gained = rollout.reward - baseline
-            returns.append(discounted_returns(gained, _of_tokens(rollout, divergences), beta))
+            returns.append(discounted_returns(gained, _of_tokens(rollout, log_ratios), beta))
     return list(zip(rollouts, standardised(returns), strict=True)) if rollouts else []
 
 
 def _of_tokens(
-    rollout: Rollout, divergences: Mapping[StepTokens, Sequence[float]] | None
+    rollout: Rollout, log_ratios: Mapping[StepTokens, Sequence[float]] | None
 ) -> list[float]:
-    if divergences is None:
+    if log_ratios is None:
         return [0.0] * rollout.sampled
-    return [value for call in rollout.calls for value in divergences[call.tokens]]
+    return [value for call in rollout.calls for value in log_ratios[call.tokens]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,18 +258,19 @@ def _trainer_class() -> Any:
             self.print_line = log
             self.updates: list[_Update] = []
             self.measured: dict[str, float] = {}
-            self.lost = 0
-            self.answer_rate: float | None = None
+            self.consecutive_nonfinite = 0
+            self.initial_answer_rate: float | None = None
+            self.warned = False
 
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
             return SequentialSampler(train_dataset or self.train_dataset)
 
         def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-            number, part = divmod(int(inputs["step"]), self.settings.updates)
-            if part == 0:
+            number, update_index = divmod(int(inputs["step"]), self.settings.updates)
+            if update_index == 0:
                 self.updates = self._next_updates(number, model)
             model.train()
-            return self._learn(model, self.updates[part])
+            return self._learn(model, self.updates[update_index])
 
         def _next_updates(self, number: int, model: Any) -> list[_Update]:
             """Draws a batch of rollouts and splits it into updates."""
@@ -277,18 +279,18 @@ def _trainer_class() -> Any:
             batch = self.source.collect(number, model)
             self.measured = dict(batch.measured)
             self.measured["rollout_s"] = time.monotonic() - began
-            self._warn_of_silence(number)
+            self._warn_of_missing_answers(number)
             began = time.monotonic()
-            divergences = None
+            log_ratios = None
             if settings.beta and settings.kl_in == "reward":
-                divergences = self._divergences(
+                log_ratios = self._log_ratios(
                     call.tokens for group in batch.groups for one in group for call in one.calls
                 )
-            learnt = advantages_of(batch.groups, settings, divergences)
-            if not learnt:
+            trainable = advantages_of(batch.groups, settings, log_ratios)
+            if not trainable:
                 self.print_line(f"batch {number}: no group has spread, so nothing was learnt")
-            random.Random(f"updates:{self.seed}:{number}").shuffle(learnt)
-            parts = [learnt[part :: settings.updates] for part in range(settings.updates)]
+            random.Random(f"updates:{self.seed}:{number}").shuffle(trainable)
+            parts = [trainable[start :: settings.updates] for start in range(settings.updates)]
             rows = [
                 self._rows(part, f"rows:{self.seed}:{number}:{n}") for n, part in enumerate(parts)
             ]
@@ -296,30 +298,30 @@ def _trainer_class() -> Any:
             self.measured["before_s"] = time.monotonic() - began
             return updates
 
-        def _warn_of_silence(self, number: int) -> None:
+        def _warn_of_missing_answers(self, number: int) -> None:
             """Warns once if the policy unlearns to answer (Search-R1++, arXiv 2602.19526)."""
             rate = self.measured.get("answer_rate")
-            if rate is None or self.answer_rate == 0.0:
+            if rate is None or self.warned:
                 return
-            if self.answer_rate is None:
-                self.answer_rate = rate
-            elif rate < self.answer_rate / 2:
+            if self.initial_answer_rate is None:
+                self.initial_answer_rate = rate
+            elif rate < self.initial_answer_rate / 2:
                 self.print_line(
                     f"batch {number}: the policy answers {100 * rate:.0f} % of its rollouts, "
-                    f"{100 * self.answer_rate:.0f} % in the first batch. If its reward does not "
-                    "punish silence, it may be learning not to answer"
+                    f"{100 * self.initial_answer_rate:.0f} % in the first batch. If its reward "
+                    "does not punish a missing answer, it may be learning not to answer"
                 )
-                self.answer_rate = 0.0
+                self.warned = True
 
         def _rows(
-            self, learnt: Sequence[tuple[Rollout, list[float]]], seed: str
+            self, trainable: Sequence[tuple[Rollout, list[float]]], seed: str
         ) -> list[TrainingRow]:
             settings = self.settings
             rows = rows_of(
-                [rollout for rollout, _ in learnt],
-                [advantages for _, advantages in learnt],
+                [rollout for rollout, _ in trainable],
+                [advantages for _, advantages in trainable],
                 aggregation=settings.aggregation,
-                held=settings.kl_on,
+                kl_on=settings.kl_on,
             )
             fitting = [row for row in rows if sum(map(len, row.tokens)) <= settings.max_length]
             self.measured["too_long"] = self.measured.get("too_long", 0) + len(rows) - len(fitting)
@@ -341,13 +343,13 @@ def _trainer_class() -> Any:
             if settings.beta and settings.kl_in == "loss":
                 reference_logps = self._start_logps(asked)
             else:
-                watched = self._divergences(asked[:_WATCHED]).values()
+                watched = self._log_ratios(asked[:_KL_SAMPLE_CALLS]).values()
                 seen = [value for values in watched for value in values]
                 if seen:
                     self.measured["kl"] = fmean(seen)
             return [_Update(part, old_logps, reference_logps) for part in parts]
 
-        def _divergences(self, asked: Any) -> dict[StepTokens, list[float]]:
+        def _log_ratios(self, asked: Any) -> dict[StepTokens, list[float]]:
             asked = set(asked)
             policy, start = self._logps(asked), self._start_logps(asked)
             return {
@@ -368,17 +370,17 @@ def _trainer_class() -> Any:
             settings, began = self.settings, time.monotonic()
             loss = torch.zeros((), device=self.args.device)
             seen = _Seen()
-            parts = batches(
+            micro_batches = batches(
                 update.rows,
                 settings.micro_tokens,
                 packed=settings.packed,
                 tokens_of=lambda row: row.tokens,
             )
-            for rows in parts:
+            for rows in micro_batches:
                 with self.compute_loss_context_manager():
-                    part = self._loss(model, rows, update, seen)
-                self.accelerator.backward(part)
-                loss += part.detach()
+                    micro_loss = self._loss(model, rows, update, seen)
+                self.accelerator.backward(micro_loss)
+                loss += micro_loss.detach()
             self._drop_unsound(model, loss)
             self.measured |= seen.means()
             self.measured["rows"] = len(update.rows)
@@ -390,8 +392,8 @@ def _trainer_class() -> Any:
         ) -> Any:
             settings = self.settings
             tokens = [row.tokens for row in rows]
-            said, output = read_steps(self, model, tokens, packed=settings.packed)
-            logps = output.log_probs[said].float()
+            sampled_mask, output = read_steps(self, model, tokens, packed=settings.packed)
+            logps = output.log_probs[sampled_mask].float()
 
             def flat(values: Any) -> Any:
                 return torch.tensor([value for one in values for value in one], device=logps.device)
@@ -405,11 +407,11 @@ def _trainer_class() -> Any:
             losses = clipped_loss(ratio, advantages, settings.clip)
             if update.reference_logps:
                 log_ratio = logps - flat(update.reference_logps[one] for one in tokens)
-                held = flat([float(row.is_held)] * len(row.advantages) for row in rows)
-                penalty = divergence(settings.kl, log_ratio) * held
+                kl_applies = flat([float(row.kl_applies)] * len(row.advantages) for row in rows)
+                penalty = divergence(settings.kl, log_ratio) * kl_applies
                 losses = losses + settings.beta * penalty
                 seen.add("kl", log_ratio)
-            seen.add("entropy", output.entropy[said])
+            seen.add("entropy", output.entropy[sampled_mask])
             seen.add("clip_share", is_clipped(ratio, advantages, settings.clip).float())
             if settings.ratio == "engine":
                 seen.add("engine_gap", (logps - old_logps).abs())
@@ -419,20 +421,20 @@ def _trainer_class() -> Any:
             """Drops gradients that are not finite, so that they harm neither weights nor Adam."""
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
             if bool(torch.isfinite(loss)) and all(bool(g.isfinite().all()) for g in gradients):
-                self.lost = 0
+                self.consecutive_nonfinite = 0
                 return
             model.zero_grad(set_to_none=True)
             loss.zero_()
-            self.lost += 1
+            self.consecutive_nonfinite += 1
             self.measured["lost_updates"] = self.measured.get("lost_updates", 0) + 1
             self.print_line(
                 f"step {self.state.global_step + 1}: loss or gradient is not finite; this "
                 "update is left out"
             )
-            if self.lost >= MOST_LOST:
+            if self.consecutive_nonfinite >= MAX_CONSECUTIVE_NONFINITE:
                 raise TrainingError(
-                    f"loss or gradient was not finite in {MOST_LOST} updates in a row. Lower "
-                    "training.grpo.lr; the same command resumes from the last checkpoint"
+                    f"loss or gradient was not finite in {MAX_CONSECUTIVE_NONFINITE} updates in a "
+                    "row. Lower training.grpo.lr; the same command resumes from the last checkpoint"
                 )
 
         def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:

@@ -69,14 +69,14 @@ class TrainingRow:
     Attributes:
         advantages: Advantage of each sampled token.
         weight: Weight of each sampled token in the loss of the update.
-        is_held: Whether its divergence from the start counts in the loss.
+        kl_applies: Whether its divergence from the start counts in the loss.
         logprobs: Log-probabilities of the sampled tokens under the engine's model, or None.
     """
 
     tokens: StepTokens
     advantages: tuple[float, ...]
     weight: float
-    is_held: bool = True
+    kl_applies: bool = True
     logprobs: tuple[float, ...] | None = None
 
 
@@ -85,7 +85,7 @@ def rows_of(
     advantages: Sequence[Sequence[float]],
     *,
     aggregation: Literal["rollout", "token"] = "rollout",
-    held: Literal["all", "wrong"] = "all",
+    kl_on: Literal["all", "wrong"] = "all",
 ) -> list[TrainingRow]:
     """Returns the rows of one update.
 
@@ -94,7 +94,7 @@ def rows_of(
         advantages: Advantages of the sampled tokens of each rollout, call after call.
         aggregation: `rollout` weights a token by 1 / (rollouts · tokens of its rollout), `token`
             by 1 / tokens of all rollouts.
-        held: Rollouts whose divergence from the start counts.
+        kl_on: Rollouts whose divergence from the start counts.
     """
     tokens = sum(rollout.sampled for rollout in rollouts)
     rows = []
@@ -108,7 +108,7 @@ def rows_of(
                     call.tokens,
                     tuple(own[start:end]),
                     1 / share,
-                    held == "all" or not rollout.is_right,
+                    kl_on == "all" or not rollout.is_right,
                     call.logprobs,
                 )
             )
@@ -134,6 +134,6 @@ def drawn(rows: Sequence[TrainingRow], max_tokens: int | None, seed: str) -> lis
     kept = max(bisect_right(range(len(mixed) + 1), max_tokens, key=distinct) - 1, 1)
     raised = len(mixed) / kept
     return [
-        TrainingRow(row.tokens, row.advantages, row.weight * raised, row.is_held, row.logprobs)
+        TrainingRow(row.tokens, row.advantages, row.weight * raised, row.kl_applies, row.logprobs)
         for row in mixed[:kept]
     ]

@@ -18,6 +18,6 @@ def test_wrong_weights_are_further_away_than_the_right_ones(tmp_path: Path) -> N
     serving = EmbeddedServing(policy, 4, 1, tmp_path / "serving")
     source = Synced(serving, [(Message("user", "Where is Holm?"),)], 1, list(FAULTS))
     run(policy, source, lr=1e-2)
-    assert len(source.sung) == len(source.opened) == 2
-    assert (source.sung[1].moved or 0) > 0.01 > source.sung[1].error
-    assert min(source.wrong.values()) > source.sung[1].error
+    assert len(source.results) == len(source.opened) == 2
+    assert (source.results[1].moved or 0) > 0.01 > source.results[1].error
+    assert min(source.wrong.values()) > source.results[1].error

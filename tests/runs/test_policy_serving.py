@@ -82,7 +82,7 @@ def new_canary() -> Canary:
 
 
 async def check(served: VllmServing, canary: Canary, logit: float) -> CanaryResult:
-    async with served.serving(model(logit)) as engine:
+    async with served.serve(model(logit)) as engine:
         return await canary.check(engine, model(logit))
 
 
@@ -97,7 +97,7 @@ def test_one_server_gets_the_adapter_of_each_batch_under_its_hash(
     served, canary, names = serving(fake), new_canary(), list[str]()
 
     async def batch(logit: float) -> CanaryResult:
-        async with served.serving(model(logit)) as engine:
+        async with served.serve(model(logit)) as engine:
             names.append(f"branchwise-{engine.digest[:16]}")
             kept = shutil.copytree(engine.model, fake / "kept", dirs_exist_ok=True)
             trained = settings(fake).model_copy(update={"model": str(kept)})
@@ -138,7 +138,7 @@ def test_a_server_that_died_is_started_again_and_has_the_adapter(
     os.kill(fake_vllm.kept(fake, "starts")[0]["pid"], signal.SIGKILL)
 
     async def batch() -> str:
-        async with served.serving(model(1.5)) as engine:
+        async with served.serve(model(1.5)) as engine:
             await canary.check(engine, model(1.5))
             os.kill(fake_vllm.kept(fake, "starts")[-1]["pid"], signal.SIGKILL)
             asked = SampleRequest(
@@ -185,7 +185,7 @@ def test_an_adapter_that_a_killed_training_left_on_a_server_is_used(
     async def twice() -> None:
         async with server_for(settings(fake), fake / "logs", rank=16) as there:
             one, other = (serving(fake, base_url=there.base_url) for _ in range(2))
-            async with one.serving(model(0.5)):
+            async with one.serve(model(0.5)):
                 await check(other, new_canary(), 0.5)
 
     runner.run(twice())

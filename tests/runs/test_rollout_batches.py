@@ -66,7 +66,7 @@ class World:
     said: StringIO = field(default_factory=StringIO)
 
     @asynccontextmanager
-    async def serving(self, model: Any) -> AsyncIterator[SpellingEngine]:
+    async def serve(self, model: Any) -> AsyncIterator[SpellingEngine]:
         yield self.engine
 
     async def close(self) -> None:

@@ -173,7 +173,7 @@ def test_where_questions_stand_and_what_engines_can_do_is_checked_too(tmp_path: 
         with pytest.raises(StorageError, match="the status of question 'q1'"):
             ledger.questions()
         with pytest.raises(StorageError, match="engine d"):
-            ledger.engine("d")
+            ledger.engine_capabilities("d")
         ledger.set_question("q1", "done", part="00000")
         assert ledger.questions()[0] == QuestionRow("q1", "done", None, "00000")
     assert len(check(path).damaged) == 1

@@ -29,7 +29,7 @@ class LittleServing:
         """Takes what `runs.policy_serving.serving_for` takes."""
 
     @asynccontextmanager
-    async def serving(self, model: Any) -> AsyncIterator[TrainedEngine]:
+    async def serve(self, model: Any) -> AsyncIterator[TrainedEngine]:
         hashed = hashlib.sha256()
         for parameter in model.parameters():
             if parameter.requires_grad:

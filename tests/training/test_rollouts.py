@@ -60,11 +60,11 @@ def test_advantages_follow_their_tokens_through_the_calls() -> None:
 
 def test_the_divergence_can_be_held_on_wrong_answers_only() -> None:
     rollouts = [rollout(1, 1, right=True), rollout(0, 1)]
-    held = {
-        which: [row.is_held for row in rows_of(rollouts, flat(rollouts), held=which)]
+    kl_on = {
+        which: [row.kl_applies for row in rows_of(rollouts, flat(rollouts), kl_on=which)]
         for which in ("all", "wrong")
     }
-    assert held == {"all": [True, True], "wrong": [False, True]}
+    assert kl_on == {"all": [True, True], "wrong": [False, True]}
 
 
 def test_a_turn_is_laid_out_once_however_many_calls_it_has() -> None:
@@ -103,13 +103,13 @@ def test_reinforce_gives_each_token_the_divergence_that_follows_it() -> None:
     settings = GrpoSettings(
         algorithm="reinforce++", baseline="none", kl="k1", kl_in="reward", beta=0.5
     )
-    divergences = {
+    log_ratios = {
         one.calls[0].tokens: (0.2,),
         one.calls[1].tokens: (0.4,),
         other.calls[0].tokens: (0.0, -0.2),
     }
-    learnt = advantages_of([[one, other]], settings, divergences)
-    found = {rollout.reward: advantages for rollout, advantages in learnt}
+    trainable = advantages_of([[one, other]], settings, log_ratios)
+    found = {rollout.reward: advantages for rollout, advantages in trainable}
     returns = [0.7, 0.8, 0.1, 0.1]
     mean = sum(returns) / 4
     deviation = (sum((r - mean) ** 2 for r in returns) / 4) ** 0.5
@@ -119,13 +119,13 @@ def test_reinforce_gives_each_token_the_divergence_that_follows_it() -> None:
 
 def test_a_divergence_in_the_reward_of_grpo_is_that_of_the_whole_rollout() -> None:
     one, other = rollout(1, 1, 1), rollout(1, 2)
-    divergences = {
+    log_ratios = {
         one.calls[0].tokens: (1.0,),
         one.calls[1].tokens: (1.0,),
         other.calls[0].tokens: (0.0, 0.0),
     }
     settings = GrpoSettings(scale="none", kl="k1", kl_in="reward", beta=0.1)
-    found = advantages_of([[one, other]], settings, divergences)
+    found = advantages_of([[one, other]], settings, log_ratios)
     assert [advantages for _, advantages in found] == [
         pytest.approx([-0.1, -0.1]),
         pytest.approx([0.1, 0.1]),
