@@ -203,7 +203,7 @@ def test_other_variables_are_not_run_either(name: str, value: str, checkout: Che
         done = checkout.make(target, *words, **environment)
         assert not checkout.fooled
         assert (done.returncode == 0) == (name != "EXTRAS"), done.stderr
-        assert name != "EXTRAS" or "EXTRAS: choose of" in done.stderr
+        assert name != "EXTRAS" or "EXTRAS: choose from" in done.stderr
 
 
 def test_arguments_are_the_shell_s(checkout: Checkout) -> None:

@@ -86,6 +86,7 @@ def test_a_dry_run_says_what_it_costs_and_makes_nothing(
     said = capsys.readouterr().out
     assert "protocol search-r1, 4 questions" in said and "models/run/mine" in said
     assert "3 batches of 2 questions, 4 rollouts each; at most 24 rollouts and 96 calls" in said
+    assert "expected calls: 24 to 96 for 24 rollouts; bounds from the recipe" in said
     assert not (desk.folder / "run").exists() and not (desk.folder / "models").exists()
 
 
@@ -199,6 +200,9 @@ def test_whatever_kills_it_the_training_becomes_the_same(desk: Desk) -> None:
     curve = whole.curve()
     assert len(curve) == 3 and any(line["grad_norm"] > 0 for line in curve)
     assert len(whole.stored()) == len(whole.calls()) == 3 * 2 * 4 * 2
+    expected = whole.run("--dry-run").stdout
+    assert "expected calls: 48 for 24 rollouts; from 24 rollouts of this run" in expected
+    assert not whole.calls()
     for seam in KILLS:
         before = killed.stored()
         died = killed.run(seam=seam)
