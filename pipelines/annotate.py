@@ -152,10 +152,10 @@ def _make_worker_pool(
     workers = min(context.options.get("workers") or 1, len(pending))
     if workers < 2:
         return None
-    order = WorkerTask(
+    task = WorkerTask(
         run.ledger, per_worker_recipe(run.recipe, workers), tuple(q.id for q in pending)
     )
-    return WorkerPool(order, workers, ledger)
+    return WorkerPool(task, workers, ledger)
 
 
 async def _commit(
