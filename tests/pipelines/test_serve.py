@@ -95,7 +95,7 @@ def test_serve_needs_the_role_that_it_is_asked_for(
     with pytest.raises(SystemExit) as ended:
         main(["serve", "--config", str(recipe), "--role", role])
     assert ended.value.code == 2
-    assert f"no `{role}:`" in capsys.readouterr().out
+    assert f"the recipe lacks a `{role}` block" in capsys.readouterr().out
 
 
 def test_each_role_serves_its_own_block() -> None:

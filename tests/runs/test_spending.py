@@ -176,7 +176,7 @@ def test_totals_include_what_workers_spend_in_this_attempt(
     assert totals["calls"] == made > before["calls"]
     agree(totals, run)
     assert f"{made} calls in the ledger, {totals['cost_usd']:,.4f} USD" in told
-    (last,) = [line for line in told.splitlines() if line.startswith("annotate: questions 6/6")]
+    (last,) = [line for line in told.splitlines() if "· questions 6/6 ·" in line]
     assert f"USD {totals['cost_usd'] - before['cost_usd']:,.4f}" in last
 
 
