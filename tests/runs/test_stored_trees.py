@@ -26,11 +26,10 @@ def branchwise(stage: str, run: Path, *more: object) -> int:
 
 
 def knowing(request: dict[str, Any]) -> str:
-    """Knows Lyon's answers, so that some trajectory is right whatever port seeds the draws."""
-    reply, asked = policy(request), request["messages"][-1]["content"].partition("\n")[0]
-    if reply.startswith("<answer>") and "Lyon" in asked:
+    """Answers one question rightly at once, so that a trajectory is right whatever the seeds."""
+    if "Which city governs the country of Lyon" in request["messages"][-1]["content"]:
         return "<answer>Paris</answer>"
-    return reply
+    return policy(request)
 
 
 @pytest.fixture(scope="module")
