@@ -11,15 +11,20 @@ import numpy as np
 from retrieval.encoder import Encoder, Vectors
 from retrieval.passages import PassageNumbers, Scores, retrieved, top_k_rows
 from storage.records import Passage, RetrievedPassage
+from storage.step_messages import StepMessages
+from storage.text import Log
 
 VECTORS = "vectors.npy"
 _CHUNK = 1024
 _log = logging.getLogger(__name__)
 
 
-def build_dense(encoder: Encoder, passages: Sequence[Passage], folder: Path) -> None:
+def build_dense(
+    encoder: Encoder, passages: Sequence[Passage], folder: Path, log: Log | None = None
+) -> None:
     """Writes the vectors of `passages` (in index order) into `folder`."""
     vectors: Vectors | None = None
+    messages = StepMessages(log or _log.info, "passages encoded", len(passages))
     for start in range(0, len(passages), _CHUNK):
         chunk = passages[start : start + _CHUNK]
         encoded = encoder.encode_passages([f"{found.title} {found.text}" for found in chunk])
@@ -29,7 +34,7 @@ def build_dense(encoder: Encoder, passages: Sequence[Passage], folder: Path) -> 
                 folder / VECTORS, mode="w+", dtype=np.float32, shape=shape
             )
         vectors[start : start + len(chunk)] = encoded
-        _log.info("encoded %d of %d passages", start + len(chunk), len(passages))
+        messages.report(start + len(chunk))
     if isinstance(vectors, np.memmap):
         vectors.flush()
     (folder / "encoder.json").write_text(json.dumps({"identity": encoder.identity}) + "\n")

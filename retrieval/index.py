@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -16,10 +17,15 @@ from storage.errors import ConfigError
 from storage.records import Passage
 from storage.text import Log
 
+_log = logging.getLogger(__name__)
+
 __all__ = ["corpus_hash", "open_retriever"]
 
 FORMAT = 1
 """Version of the files of an index; part of its key."""
+
+LARGE_CORPUS = 50_000
+"""Passages from which building a BM25 index takes seconds, so a message announces it."""
 
 
 def open_retriever(
@@ -34,12 +40,13 @@ def open_retriever(
         settings: Kind of retrieval, and its encoder.
         corpus: the passages, in any order; ignored by kind `http` (the server has its own).
         cache: folder of all indexes; None takes `indexes` in the cache folder.
-        log: Callback for messages about damaged indexes; defaults to the log.
+        log: Callback for progress and for messages about damaged indexes; defaults to the log.
 
     Raises:
         ConfigError: If the corpus is empty or has two passages with one id, no url for `http`, the
-            extra that `dense` and `fusion` need is not installed, or others can write into the
-        cache. StorageError: If the folder of the indexes cannot be written.
+            extra that `dense` and `fusion` need is not installed, or others can write into
+            the cache.
+        StorageError: If the folder of the indexes cannot be written.
     """
     if settings.kind == "http":
         return _open_http(settings)
@@ -62,7 +69,13 @@ def open_retriever(
 def _open_bm25(passages: Sequence[Passage], corpus: str, cache: Path, log: Log | None) -> Retriever:
     parts = {"corpus": corpus, "tokeniser": TOKENISER, "bm25s": version("bm25s")}
     digest = _key("bm25", parts)
-    folder = get_or_build(cache / f"bm25-{digest}", lambda new: build_bm25(passages, new), log)
+
+    def build(new: Path) -> None:
+        if len(passages) >= LARGE_CORPUS:
+            (log or _log.info)(f"building the BM25 index of {len(passages):,} passages")
+        build_bm25(passages, new)
+
+    folder = get_or_build(cache / f"bm25-{digest}", build, log)
     return Bm25Retriever(folder, passages, digest)
 
 
@@ -80,7 +93,7 @@ def _open_dense(
     digest = _key("dense", {"corpus": corpus, "encoder": encoder.identity})
 
     def build(new: Path) -> None:
-        build_dense(encoder, passages, new)
+        build_dense(encoder, passages, new, log)
 
     folder = get_or_build(cache / f"dense-{digest}", build, log)
     return DenseRetriever(folder, passages, encoder, digest)

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from runs.terminal import Terminal, printing_above
 from storage.calls import Totals
+from storage.step_messages import format_duration
 from storage.terminal_escape import inert
 
 PLAIN_EVERY_S = 30.0
@@ -97,7 +98,7 @@ class Progress:
         if self.grows:
             facts["pairs"] = str(self.pairs)
             facts["mean reward"] = "–" if reward is None else f"{reward:.3f}"
-        return facts | {"time left": _clock(self.left_s)}
+        return facts | {"time left": format_duration(self.left_s)}
 
     def line(self) -> str:
         """Returns the plain line."""
@@ -153,11 +154,3 @@ class Progress:
         for name, count in sorted(self.counts.items()):
             table.add_row(Text(inert(name)), Text(f"{count:,}"))
         return table
-
-
-def _clock(seconds: float | None) -> str:
-    if seconds is None:
-        return "–"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,6 +1,7 @@
 """The curve of a training: `metrics.jsonl`, with one JSON line per step, and log messages."""
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,13 @@ from typing import Any
 from storage.errors import StorageError
 from storage.plain_json import as_object, parse_json
 from storage.safe_files import LOG_BYTES, read_inside
+from storage.step_messages import StepMessages
+from storage.terminal_escape import bare
 from storage.text import Log
 from training.checkpoints import list_checkpoint
 
 METRICS = "metrics.jsonl"
 
-_SPOKEN_EVERY_S = 30.0
 _NAMES = {
     "learning_rate": "lr",
     "num_input_tokens_seen": "tokens",
@@ -45,7 +47,7 @@ def curves(target: Path, checkpoints: Path, run: str, log: Log) -> Any:
         """See `curves`."""
 
         def __init__(self) -> None:
-            self.before = self.spoken = 0.0
+            self.before = 0.0
             self.started = time.monotonic()
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -55,6 +57,7 @@ def curves(target: Path, checkpoints: Path, run: str, log: Log) -> Any:
             (target / METRICS).write_text(text, encoding="utf-8")
             self.before = keep[-1].get("seconds", 0.0) if keep else 0.0
             self.started = time.monotonic()
+            self.messages = StepMessages(log, "steps", state.max_steps, state.global_step)
 
         def on_log(
             self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any
@@ -68,18 +71,43 @@ def curves(target: Path, checkpoints: Path, run: str, log: Log) -> Any:
                     line[_NAMES.get(name, name)] = value
             with (target / METRICS).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
-            self._speak(state, logs["loss"])
-
-        def _speak(self, state: Any, loss: float) -> None:
-            now = time.monotonic() - self.started
-            if now - self.spoken >= _SPOKEN_EVERY_S:
-                self.spoken = now
-                log(f"step {state.global_step} of {state.max_steps}, loss {loss:.3f}")
+            self.messages.report(state.global_step, f", loss {logs['loss']:.3f}")
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             list_checkpoint(checkpoints, checkpoints / f"checkpoint-{state.global_step}", run)
 
     return Curves()
+
+
+def step_bar() -> Any:
+    """Returns a trainer callback that shows a bar of steps with the time left, on standard error.
+
+    transformers' own bar also prints every line of the curve, and the guarded stream would escape
+    its control characters.
+    """
+    from tqdm import tqdm
+    from transformers import TrainerCallback
+
+    class StepBar(TrainerCallback):  # type: ignore[misc]
+        """See `step_bar`."""
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.bar = tqdm(
+                total=state.max_steps,
+                initial=state.global_step,
+                unit="step",
+                file=bare(sys.stderr),
+                dynamic_ncols=True,
+                leave=False,
+            )
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.bar.update(state.global_step - self.bar.n)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.bar.close()
+
+    return StepBar()
 
 
 def read_metrics(target: Path) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ checkpoints, and writes the adapter, the curve and the record.
 import hashlib
 import json
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from storage.errors import StorageError
 from storage.text import Log
 from training.arguments import example_arguments, shared_arguments, silence_libraries
 from training.checkpoints import forget_checkpoints, latest_checkpoint
-from training.curves import curves, read_metrics
+from training.curves import curves, read_metrics, step_bar
 from training.holdout import HoldoutScore
 from training.lengths import filter_by_length
 from training.policy_shift import movement_of
@@ -112,7 +113,12 @@ class TrainingRun:
         run = self._fingerprint(examples)
         checkpoint = self._resume_point(run)
         trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(curves(self.target, self.checkpoints, run, self.log))
+        # The rollouts of outcome RL have a display of their own.
+        has_bar = sys.stderr.isatty() and self.kind != "grpo"
+        if has_bar:
+            trainer.add_callback(step_bar())
+        log = log_line if has_bar else self.log
+        trainer.add_callback(curves(self.target, self.checkpoints, run, log))
         began = time.monotonic()
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         seconds = time.monotonic() - began

@@ -17,6 +17,7 @@ import numpy as np
 from storage.cache import cache_section
 from storage.errors import ConfigError
 from storage.records import Message
+from storage.step_messages import StepMessages
 from storage.text import Log, replace_surrogates
 from storage.vectors import Vector, VectorCache
 from weights.backbone import Backbone, StepVectors, Tokens
@@ -29,8 +30,6 @@ from weights.policy_files import (
 )
 
 _log = logging.getLogger(__name__)
-_WORTH_A_WORD = 500
-"""Number of steps between two progress messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +140,11 @@ class FrozenEncoder:
         if self._backbone is None:
             self._backbone = Backbone.load(self._files)
         self._check_length(max(map(len, sequences)), self._backbone.most_tokens)
-        done = told = 0
+        messages, done = StepMessages(self._log, "steps embedded", len(sequences)), 0
         for read in self._backbone.last_states(sequences, self._batch_tokens):
             yield read
             done += len(read)
-            if done - told >= _WORTH_A_WORD:
-                told = done
-                self._log(f"{done} of {len(sequences)} steps embedded")
+            messages.report(done)
 
     def _check_length(self, longest: int, limit: int | None) -> None:
         if limit is not None and longest > limit:
