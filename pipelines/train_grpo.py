@@ -227,7 +227,7 @@ def _rollouts(
 
 
 def rollout_recipe(context: StageContext) -> Recipe:
-    """Returns the recipe of the rollouts: structured output off, questions of the training.
+    """Returns the recipe with the questions of the training.
 
     Raises:
         ConfigError: If rollouts cannot differ, the ratio of the loss would be wrong, or the engine
@@ -247,12 +247,7 @@ def rollout_recipe(context: StageContext) -> Recipe:
         )
     selects = any(stage.select for stage in settings.stages)
     update = {"limit": None if selects else context.limit or settings.questions}
-    return recipe.model_copy(
-        update={
-            "data": recipe.data.model_copy(update=update),
-            "agent": recipe.agent.model_copy(update={"structured": False}),
-        }
-    )
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update=update)})
 
 
 def _trainings(

@@ -79,8 +79,8 @@ class HttpRetriever:
                 return await http.ask("POST", self._url, headers=headers, body=body)
         except Redirected as redirect:
             raise RetrievalError(
-                f"{self._url} {redirect}; none is followed: if queries are meant to go there, set "
-                "retrieval.url to that address"
+                f"{self._url} {redirect}; Branchwise follows no redirect. If you trust that "
+                "server, set retrieval.url to its address"
             ) from None
         except ReplyTooLarge as error:
             raise RetrievalError(f"{self._url} {error}: lower retrieval.top_k") from None
@@ -90,7 +90,8 @@ class HttpRetriever:
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise RetrievalError(
-                f"cannot reach the search server {self._url}: {_shown(str(error))}; is it running?"
+                f"cannot reach the search server {self._url}: {_shown(str(error))}. "
+                "Check that it runs"
             ) from error
 
 

@@ -156,9 +156,8 @@ def _overheard(setting: str, url: str | None, seen: str) -> Iterator[str]:
     with suppress(ConfigError):  # `servers` reports an invalid proxy
         if (proxy := proxy_for(url)) is not None:
             yield (
-                f"{setting}: {shown_url(url)} is reached through the proxy {proxy.address} of the "
-                f"environment, which can read every {seen} because the address is http: use "
-                "https, or add the host to NO_PROXY"
+                f"{setting}: {shown_url(url)} is unencrypted, so the environment's proxy "
+                f"{proxy.address} can read every {seen}: use https, or add the host to NO_PROXY"
             )
 
 

@@ -99,7 +99,7 @@ class Rollouts:
             engine = LedgeredEngine(
                 served, self.ledger, self.recipe.policy.price_per_million, self.gate.check
             )
-            environment = replace(environment_for(self.recipe, engine, self.retriever), tokens=True)
+            environment = self._environment(engine)
             began = time.monotonic()
             groups, lost = await self._groups(environment, number)
             measured["sample_s"] = time.monotonic() - began
@@ -109,6 +109,12 @@ class Rollouts:
             measured["silent_share"] = 1 - fmean(spread) if spread else 1.0
             measured |= await self._dev(environment, number)
         return RolloutBatch([[one.rollout for one in group] for group in groups], measured)
+
+    def _environment(self, engine: Engine) -> Environment:
+        """Returns an environment without structured decoding, which would change the policy."""
+        agent = self.recipe.agent.model_copy(update={"structured": False})
+        recipe = self.recipe.model_copy(update={"agent": agent})
+        return replace(environment_for(recipe, engine, self.retriever), tokens=True)
 
     async def _groups(
         self, environment: Environment, number: int

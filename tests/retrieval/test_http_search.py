@@ -76,7 +76,7 @@ async def test_no_server() -> None:
     async with answering("") as url:
         pass
     client = HttpRetriever(url)
-    with pytest.raises(RetrievalError, match="is it running"):
+    with pytest.raises(RetrievalError, match="Check that it runs"):
         await client.search("q", 3)
 
 
