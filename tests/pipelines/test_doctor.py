@@ -70,7 +70,7 @@ def test_a_proxy_that_would_read_prompts_and_key_is_named(
     search = {"kind": "http", "url": "http://search.example"}
     both = told("doctor", retrieval=search)
     assert [line.split(":")[1] for line in both] == [" retrieval.url", " policy.base_url"]
-    assert all("the proxy http://127.0.0.1:9" in line for line in both)
+    assert all("proxy http://127.0.0.1:9" in line for line in both)
     assert "the key" in both[1]
     assert len(told("annotate")) == len(told("eval")) == 1
     secure = {"engine": "openai", "model": "policy", "base_url": "https://model.example/v1"}
