@@ -145,15 +145,33 @@ class Gate:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Closes the gate at the first stop signal; aborts at the second (exit code 130)."""
+        """Closes the gate at the first stop signal; aborts at the second (exit code 130).
 
-        def close(signum: int) -> None:
-            if self.interrupted:
-                raise KeyboardInterrupt
-            self.interrupted = True
-            _log_soon(self.log, STOPPING)
+        Work of the event loop is aborted between two of its callbacks, never inside one, and by a
+        third signal at once.
+        """
+        signals = aborts = 0
 
-        with on_stop_signal(close):
+        def abort() -> None:
+            nonlocal aborts
+            aborts += 1
+            raise KeyboardInterrupt
+
+        def abort_once() -> None:
+            if not aborts:
+                abort()
+
+        def take(signum: int) -> None:
+            nonlocal signals
+            signals, self.interrupted = signals + 1, True
+            if signals == 1:
+                _call_soon(lambda: self.log(STOPPING))
+            elif signals == 2:
+                _call_soon(abort_once)
+            else:
+                abort()
+
+        with on_stop_signal(take):
             yield
 
     @property
@@ -163,9 +181,15 @@ class Gate:
         return LIMIT_REACHED if self.reason else DONE
 
 
-def _log_soon(log: Log, text: str) -> None:
-    """Logs from a signal handler: in the event loop, if one runs, so that no output is mixed."""
+def _call_soon(function: Callable[[], None]) -> None:
+    """Calls a function for a signal handler: in the event loop if one runs, else at once.
+
+    A handler interrupts any code. Text that it printed could be mixed with other output, and an
+    error that it raised could be lost, in a finaliser for example.
+    """
     try:
-        asyncio.get_running_loop().call_soon_threadsafe(log, text)
-    except RuntimeError:  # no loop runs
-        log(text)
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        function()
+    else:
+        loop.call_soon_threadsafe(function)

@@ -10,18 +10,38 @@ from runs.recipe import LimitSettings
 from runs.stage import INTERRUPTED, STOPPING, Gate
 
 
-async def test_the_first_signal_is_answered_and_the_second_aborts() -> None:
+def test_the_first_signal_is_answered_and_the_second_aborts() -> None:
     said: list[str] = []
     gate = Gate(LimitSettings(), log=said.append)
-    with gate.listening():
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.sleep(0)  # the loop takes the message
-        assert said == [STOPPING]
-        assert list(gate.admit(["question"])) == []
-        assert gate.exit_code == INTERRUPTED
-        with pytest.raises(KeyboardInterrupt):
+
+    async def work() -> None:
+        with gate.listening():
             os.kill(os.getpid(), signal.SIGTERM)
-    assert said == [STOPPING]
+            await asyncio.sleep(0)  # the loop takes the message
+            assert said == [STOPPING]
+            assert list(gate.admit(["question"])) == []
+            assert gate.exit_code == INTERRUPTED
+            os.kill(os.getpid(), signal.SIGTERM)
+            said.append("a callback is not cut off")
+            await asyncio.Event().wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(work())
+    assert said == [STOPPING, "a callback is not cut off"]
+
+
+def test_a_third_signal_cuts_off_a_callback_that_hangs() -> None:
+    sent: list[int] = []
+
+    async def work() -> None:
+        with Gate(LimitSettings()).listening():
+            for number in (1, 2, 3):
+                os.kill(os.getpid(), signal.SIGTERM)
+                sent.append(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(work())
+    assert sent == [1, 2]
 
 
 def test_a_signal_is_answered_outside_a_loop() -> None:
