@@ -4,12 +4,13 @@ import asyncio
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent.reasonrag import ReasonRAG
 from agent.state import State
-from engines.openvino import OpenVINOEngine, embedded_engine
+from engines.openvino import OpenVINOEngine, _parallel_decoders, embedded_engine
 from engines.sampling import CallIdentity, SampleRequest, Sampling, Structure
 from engines.settings import ModelSettings
 from storage.errors import EndpointError
@@ -125,3 +126,23 @@ async def test_a_batch_of_one_draws_by_its_seed(
     texts = [completion.text for completion in among]
     assert texts[1] == alone.text
     assert len(set(texts)) == 3
+
+
+async def test_every_sampling_thread_has_its_own_decoder(
+    engine: OpenVINOEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads that share one can wait for it forever; see `_parallel_decoders`."""
+    import openvino_genai
+
+    opened = openvino_genai.ContinuousBatchingPipeline
+    given: list[tuple[dict[str, object], dict[str, object]]] = []
+
+    def watched(path: str, scheduler: object, device: str, main: Any, tokenizer: Any) -> Any:
+        given.append((main, tokenizer))
+        return opened(path, scheduler, device, main, tokenizer)
+
+    monkeypatch.setattr(openvino_genai, "ContinuousBatchingPipeline", watched)
+    async with engine:
+        pass
+    [(main, tokenizer)] = given
+    assert main["sampler_num_threads"] == tokenizer["NUM_STREAMS"] == _parallel_decoders() >= 1

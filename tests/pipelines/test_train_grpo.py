@@ -16,6 +16,8 @@ from tiny_dataset import recipe
 from tiny_llama import write_tiny_folder
 
 from pipelines.cli import main
+from runs.folder import existing_run
+from runs.recipe_file import load_recipe
 from training.curves import read_metrics
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -131,16 +133,14 @@ class Trained:
     desk: Desk
     name: str
 
-    def run(
-        self, *more: str, stage: str = "train-grpo", seam: Seam | None = None
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, *more: str, seam: Seam | None = None) -> subprocess.CompletedProcess[str]:
         path = os.pathsep.join(map(str, (SUPPORT / "loopback_only", SUPPORT, REPOSITORY)))
         told = {"LITTLE_LOG": str(self.log), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         if seam is not None:
             told["LITTLE_SEAM"] = json.dumps(asdict(seam))
         return subprocess.run(
             [
-                *(sys.executable, str(SUPPORT / "little_grpo.py"), stage),
+                *(sys.executable, str(SUPPORT / "little_grpo.py"), "train-grpo"),
                 *("--config", str(self.desk.config), "--run", f"datasets/{self.name}", *more),
             ],
             cwd=self.desk.folder,
@@ -205,7 +205,8 @@ def test_whatever_kills_it_the_training_becomes_the_same(desk: Desk) -> None:
     expected = whole.run("--dry-run").stdout
     assert "expected calls: 48 for 24 rollouts; from 24 rollouts of this run" in expected
     assert not whole.calls()
-    assert whole.run("--dry-run", stage="annotate").returncode == 0, "the run takes trees as well"
+    kept = existing_run(desk.folder / "datasets" / "whole").recipe
+    assert kept.agent == load_recipe(desk.config).agent, "`annotate` would refuse another run"
     for seam in KILLS:
         before = killed.stored()
         died = killed.run(seam=seam)
