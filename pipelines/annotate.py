@@ -50,7 +50,7 @@ def annotate(context: StageContext) -> StageResult:
     announce(context, recipe, data)
     check_workers_allowed(recipe, context.options.get("workers") or 1)
     # Before the run folder has a recipe in it, which the fixed command would not be let change.
-    check_run_folder(context.run)
+    check_run_folder(context.run, recipe)
     check_not_fewer(context.run, data.questions, recipe.data.limit)
     require(weights(recipe))
     if told := outdated_weights_warning(recipe):

@@ -9,7 +9,7 @@ An imported run holds pairs alone: train on it with `train-dpo` or `train-sft`.
 from collections.abc import Iterable
 from pathlib import Path
 
-from runs.folder import existing_run, open_run
+from runs.folder import check_run_folder, existing_run, open_run
 from runs.stage import StageContext, StageResult
 from runs.stored_pairs import pairs_of, pairs_table
 from sources.files import read_rows
@@ -41,6 +41,7 @@ def import_pairs(context: StageContext) -> StageResult:
     pairs = read_proguide(source)
     if not pairs:
         raise ConfigError(f"{source}: contains no pairs")
+    check_run_folder(context.run, context.recipe)
     if context.dry_run:
         context.log(f"import-pairs: {len(pairs)} pairs → {context.run}")
         return StageResult({"pairs": len(pairs), "dry_run": True})

@@ -45,7 +45,7 @@ def select(context: StageContext) -> StageResult:
     unfit = protocol_of(rater.agent).unfit
     data = load_data(recipe.data, recipe.seed, unfit=lambda q: unanswerable(q) or unfit(q))
     planned = _announce(context, rater, data)
-    check_run_folder(context.run)
+    check_run_folder(context.run, recipe)
     require(model_files("difficulty.policy", rater.policy))
     if context.dry_run:
         return _estimate(context, rater, data).report(context, **planned)

@@ -172,8 +172,7 @@ def _continue(
 ) -> Seal:
     """Resumes a run if recipe and inputs are unchanged."""
     seal = checked_seal(folder, _provenance(folder), kept)
-    wanted = identity_settings(recipe.model_dump(mode="json"))
-    check_unchanged(folder, flat(with_defaults(seal.settings)), flat(wanted))
+    _check_same_settings(folder, seal, recipe)
     check_same_inputs(folder, {name: inputs[name] for name in inputs if name not in grown})
     if load_manifest(folder).run is None:  # it was removed; its parts are rebuilt
         begin_manifest(folder, seal.digest)
@@ -280,12 +279,17 @@ def dump_recipe(recipe: Recipe) -> str:
     return inert_yaml(recipe.model_dump(mode="json"))
 
 
-def check_run_folder(folder: Path) -> None:
+def check_run_folder(folder: Path, recipe: Recipe | None = None) -> None:
     """Checks a run folder without writing to it.
+
+    Args:
+        folder: Run folder.
+        recipe: Recipe of a stage that will open the run with `open_run`.
 
     Raises:
         ConfigError: If it is a file or in one, is not writable, holds other files than a run, or
-            holds a run that cannot be read or whose files do not belong together (see `runs.seal`).
+            holds a run that cannot be read, whose files do not belong together (see `runs.seal`),
+            or that was started with other settings than the recipe's.
         StorageError: If the manifest of its run cannot be read.
     """
     there = next(path for path in (folder, *folder.parents) if os.access(path, os.F_OK))
@@ -303,7 +307,14 @@ def check_run_folder(folder: Path) -> None:
         _reject_foreign(folder)
     else:
         _recipe_in(folder, identity_settings(kept))
-        checked_seal(folder, _provenance(folder), kept)
+        seal = checked_seal(folder, _provenance(folder), kept)
+        if recipe is not None:
+            _check_same_settings(folder, seal, recipe)
+
+
+def _check_same_settings(folder: Path, seal: Seal, recipe: Recipe) -> None:
+    wanted = identity_settings(recipe.model_dump(mode="json"))
+    check_unchanged(folder, flat(with_defaults(seal.settings)), flat(wanted))
 
 
 def _reject_foreign(folder: Path) -> None:

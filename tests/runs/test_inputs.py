@@ -213,6 +213,29 @@ def test_imported_pairs_and_trees_do_not_share_a_run(
     assert read_parts(run, "pairs").num_rows == 1
 
 
+def test_a_dry_run_refuses_what_the_stage_would_refuse(
+    tmp_path: Path, config: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, file = tmp_path / "run", tmp_path / "pairs.json"
+    file.write_text(json.dumps([PAIR]))
+    begun(config, run)
+    made, before = len(endpoint.requests), contents(run)
+    for stage, more in (
+        ("annotate", ()),
+        ("select", ()),
+        ("import-pairs", ("--file", str(file))),
+    ):
+        arguments = (stage, config, run, *more, "--dry-run")
+        assert branchwise(*arguments) == 0
+        capsys.readouterr()
+        assert branchwise(*arguments, "--set", "rewards.alpha=0.5") == 2
+        told = capsys.readouterr().out
+        assert "holds a run with other settings" in told
+        assert "rewards.alpha: was 0.9, now 0.5" in told
+    assert len(endpoint.requests) == made
+    assert contents(run) == before
+
+
 def test_nothing_is_written_into_a_run_that_another_process_holds(
     tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
