@@ -8,7 +8,7 @@ from typing import Any
 from agent.protocols import protocol_of
 from retrieval.interface import Retriever
 from runs.inputs import questions_digest
-from runs.recipe import Recipe, identity, without_later
+from runs.recipe import Recipe, identity
 from sources.load import Data, load_data
 from sources.settings import DataSettings
 from sources.splits import folded_question
@@ -70,9 +70,6 @@ def evaluation_identity(
 ) -> dict[str, Any]:
     """Returns settings, and digests of prompts, questions, index and weights, that decide answers.
 
-    An empty list of baselines and draw 0 are left out, so that an evaluation without them keeps the
-    name that earlier versions gave it.
-
     Args:
         candidates: Settings that affect the answers of each policy and baseline, by name.
     """
@@ -84,8 +81,8 @@ def evaluation_identity(
         "policies": {name: one for name, one in candidates.items() if name not in baselines},
         "index_digest": retriever.digest,
         "questions_digest": questions_digest(data.questions),
-        **({"baselines": baselines} if baselines else {}),
-        **({"draw": recipe.evaluation.draw} if recipe.evaluation.draw else {}),
+        "baselines": baselines,
+        "draw": recipe.evaluation.draw,
     }
 
 
@@ -103,7 +100,7 @@ def answering(recipe: Recipe) -> dict[str, Any]:
 
 def unique_name(recipe: Recipe, settings: Mapping[str, Any]) -> str:
     """Returns the set's name with a hash of the settings, so that evaluations do not mix."""
-    digest = digest_of(json.dumps(without_later(settings), sort_keys=True))
+    digest = digest_of(json.dumps(settings, sort_keys=True))
     return f"{set_name(recipe)}-{digest[:6]}"
 
 

@@ -17,7 +17,7 @@ from runs.evaluation_set import answering
 from runs.factories import environment_for, open_engine, sampling_for
 from runs.inputs import model_digest, questions_digest
 from runs.progress import Progress
-from runs.recipe import Recipe, without_later
+from runs.recipe import Recipe
 from runs.stage import Gate, StageContext
 from storage.errors import EndpointError, RetrievalError
 from storage.ledger import Ledger
@@ -76,7 +76,7 @@ def deciding_digest(rater: Recipe, retriever: Retriever) -> str:
         "index": retriever.digest,
         "rollouts": rater.difficulty.rollouts,
     }
-    return digest_of(json.dumps(without_later(deciding), sort_keys=True))
+    return digest_of(json.dumps(deciding, sort_keys=True))
 
 
 def row_digest(deciding: str, question: Question) -> str:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from copy import deepcopy
 from functools import reduce
 from typing import Any, Literal, TypeVar
 
@@ -77,45 +76,6 @@ def identity(model: Mapping[str, Any]) -> dict[str, Any]:
         passing.add("base_url")
     defaults = ModelSettings().model_dump(mode="json")
     return {**model, **{name: defaults[name] for name in passing & model.keys()}}
-
-
-LATER: Mapping[str, Any] = {
-    "cycle": 0,
-    "stages": list(DEFAULT_STAGES),
-    "data.skip": 0,
-    "data.references": 0,
-    "agent.max_total_tokens": None,
-    "agent.max_retrievals": 8,
-    "agent.max_corrections": 3,
-    "agent.references": "given",
-    "agent.prompt": "base",
-    "agent.prefill": None,
-    "agent.history": "contents",
-    "curriculum": CurriculumSettings().model_dump(mode="json"),
-    "difficulty": DifficultySettings().model_dump(mode="json"),
-    "mcts.kind": "tree",
-    "mcts.max_output_tokens": None,
-    "mcts.rollout_temperature": None,
-    "pairs.actions": None,
-    "pairs.same_action": False,
-    "pairs.max_length_ratio": None,
-    "pairs.max_similarity": None,
-    "pairs.guessable": "keep",
-    "pairs.per_state": "all",
-    "pairs.max_per_question": None,
-    "pairs.order": "earned",
-    "pairs.confirmed": False,
-    "pairs.score": "labels",
-    "mcts.branches": 1,
-    "mcts.normalise": False,
-    "verifier": None,
-    "reward_model": None,
-}
-"""Settings that were added later, each at the value that keeps the earlier behaviour.
-
-Digests exclude a setting at that value. So runs that were started without it keep their ids and
-digests.
-"""
 
 
 class LimitSettings(Settings):
@@ -281,8 +241,6 @@ class Recipe(Settings):
     def digest(self, *blocks: str, without: Collection[str] = ()) -> str:
         """Returns the hash of the named blocks, or of the whole recipe (12 hex digits).
 
-        Settings of `LATER` at their neutral values do not count.
-
         Args:
             blocks: Names of the blocks; defaults to all.
             without: Settings to exclude, such as `training.dpo.micro_batch`.
@@ -308,17 +266,6 @@ def _updated(block: S, values: Mapping[str, Any]) -> S:
     return block.model_copy(update=own)
 
 
-def without_later(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings as plain values, except settings of `LATER` at their neutral values."""
-    kept = deepcopy(dict(content))
-    for path, before in LATER.items():
-        block, _, name = path.partition(".")
-        within, key = (kept.get(block, {}), name) if name else (kept, block)
-        if key in within and within[key] == before:
-            del within[key]
-    return kept
-
-
 def _hash(content: dict[str, Any]) -> str:
-    canonical = json.dumps(without_later(content), sort_keys=True, ensure_ascii=False)
+    canonical = json.dumps(content, sort_keys=True, ensure_ascii=False)
     return hashlib.blake2b(canonical.encode(), digest_size=6).hexdigest()

@@ -1,0 +1,70 @@
+"""A run goes on under its own settings; what does not decide its rows may change."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from runs.folder import existing_run, open_run
+from runs.recipe import Recipe
+from runs.seal import SEAL, new_seal
+from storage.atomic import atomic_write_json
+from storage.errors import ConfigError
+from storage.manifest import begin_manifest
+
+
+def recipe(**blocks: Any) -> Recipe:
+    return Recipe.model_validate({"name": "x", **blocks})
+
+
+def test_every_changed_setting_is_named_with_both_values(tmp_path: Path) -> None:
+    open_run(tmp_path / "run", recipe(), {})
+    with pytest.raises(ConfigError, match=r"mcts.kind: was 'tree', now 'chains'") as told:
+        open_run(tmp_path / "run", recipe(mcts={"kind": "chains"}, pairs={"min_gap": 0.5}), {})
+    assert "pairs.min_gap: was 0.01, now 0.5" in str(told.value)
+    assert str(told.value).count(": was ") == 2
+
+
+def test_a_setting_that_this_version_does_not_know_is_refused(tmp_path: Path) -> None:
+    run = open_run(tmp_path / "run", recipe(), {})
+    kept = yaml.safe_load((run.folder / "config.yaml").read_text())
+    kept["mcts"]["widening"] = 2
+    (run.folder / "config.yaml").write_text(yaml.safe_dump(kept))
+    with pytest.raises(ConfigError, match=r"`mcts.widening`: .* the version of Branchwise that"):
+        open_run(run.folder, recipe(), {})
+
+
+def test_a_run_without_a_newer_setting_has_its_default(tmp_path: Path) -> None:
+    run = open_run(tmp_path / "run", recipe(), {}).folder
+    kept = yaml.safe_load((run / "config.yaml").read_text())
+    del kept["mcts"]["kind"]
+    (run / "config.yaml").write_text(yaml.safe_dump(kept))
+    seal = new_seal(run, recipe())
+    older = seal.model_copy(update={"settings": {**seal.settings, "mcts": kept["mcts"]}})
+    atomic_write_json(run / "provenance.json", {SEAL: older.noted()})
+    begin_manifest(run, older.digest)
+    assert open_run(run, recipe(), {}).id == older.run_id
+    with pytest.raises(ConfigError, match=r"mcts.kind: was 'tree', now 'chains'"):
+        open_run(run, recipe(mcts={"kind": "chains"}), {})
+
+
+def test_price_key_and_training_may_change_when_a_run_goes_on(tmp_path: Path) -> None:
+    before = open_run(tmp_path / "run", recipe(), {}).id
+    policy = {"price_per_million": {"input": 0.1}, "api_key_env": "OTHER_KEY"}
+    training = {"dpo": {"lr": 0.001}}
+    assert open_run(tmp_path / "run", recipe(policy=policy, training=training), {}).id == before
+    assert existing_run(tmp_path / "run").recipe.policy.api_key_env == "OTHER_KEY"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "openai"])
+def test_a_vllm_server_may_move_and_no_other_endpoint(tmp_path: Path, engine: str) -> None:
+    def at(port: int) -> Recipe:
+        return recipe(policy={"engine": engine, "base_url": f"http://127.0.0.1:{port}/v1"})
+
+    before = open_run(tmp_path / "run", at(8000), {}).id
+    if engine == "vllm":
+        assert open_run(tmp_path / "run", at(8001), {}).id == before
+    else:
+        with pytest.raises(ConfigError, match=r"policy.base_url: was '.*:8000/v1', now"):
+            open_run(tmp_path / "run", at(8001), {})
