@@ -136,7 +136,7 @@ def open_run(
             run. The message gives every changed setting and input with its old and new value.
         StorageError: If the file system refused.
     """
-    check_run_folder(folder)
+    _check_usable(folder)
     make_folder(folder)
     with _held(folder):
         kept = _kept(folder)
@@ -154,6 +154,7 @@ def _held(folder: Path) -> RunLock:
 
 def _begin(folder: Path, recipe: Recipe, facts: Mapping[str, Any]) -> Seal:
     """Writes the files of a new run, the recipe last, because it makes the folder a run."""
+    _reject_foreign(folder)
     seal = new_seal(folder, recipe)
     noted = {**environment_facts(), **facts, SEAL: seal.noted()}
     atomic_write_json(folder / PROVENANCE, noted)
@@ -171,8 +172,7 @@ def _continue(
     grown: Collection[str],
 ) -> Seal:
     """Resumes a run if recipe and inputs are unchanged."""
-    seal = checked_seal(folder, _provenance(folder), kept)
-    _check_same_settings(folder, seal, recipe)
+    seal = _sealed(folder, kept, recipe)
     check_same_inputs(folder, {name: inputs[name] for name in inputs if name not in grown})
     if load_manifest(folder).run is None:  # it was removed; its parts are rebuilt
         begin_manifest(folder, seal.digest)
@@ -292,6 +292,17 @@ def check_run_folder(folder: Path, recipe: Recipe | None = None) -> None:
             or that was started with other settings than the recipe's.
         StorageError: If the manifest of its run cannot be read.
     """
+    if not _check_usable(folder):
+        return
+    kept = _kept(folder)
+    if kept is None:
+        _reject_foreign(folder)
+    else:
+        _sealed(folder, kept, recipe)
+
+
+def _check_usable(folder: Path) -> bool:
+    """Rejects a folder that cannot be read and written; returns whether it exists."""
     there = next(path for path in (folder, *folder.parents) if os.access(path, os.F_OK))
     if not there.is_dir():
         raise ConfigError(f"{folder}: {there} is a file, not a folder; give another --run folder")
@@ -300,21 +311,17 @@ def check_run_folder(folder: Path, recipe: Recipe | None = None) -> None:
             f"{folder}: no permission to read and write {there}; fix it, or give another --run "
             "folder"
         )
-    if there != folder:
-        return
-    kept = _kept(folder)
-    if kept is None:
-        _reject_foreign(folder)
-    else:
-        _recipe_in(folder, identity_settings(kept))
-        seal = checked_seal(folder, _provenance(folder), kept)
-        if recipe is not None:
-            _check_same_settings(folder, seal, recipe)
+    return there == folder
 
 
-def _check_same_settings(folder: Path, seal: Seal, recipe: Recipe) -> None:
-    wanted = identity_settings(recipe.model_dump(mode="json"))
-    check_unchanged(folder, flat(with_defaults(seal.settings)), flat(wanted))
+def _sealed(folder: Path, kept: Mapping[str, Any], recipe: Recipe | None) -> Seal:
+    """Returns the seal of a run, checked against its files and a recipe that will continue it."""
+    _recipe_in(folder, identity_settings(kept))
+    seal = checked_seal(folder, _provenance(folder), kept)
+    if recipe is not None:
+        wanted = identity_settings(recipe.model_dump(mode="json"))
+        check_unchanged(folder, flat(with_defaults(seal.settings)), flat(wanted))
+    return seal
 
 
 def _reject_foreign(folder: Path) -> None:

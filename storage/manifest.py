@@ -4,6 +4,7 @@ A part is committed once it is named here, so readers see neither incomplete nor
 """
 
 import hashlib
+import os
 from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
 from typing import Annotated
@@ -191,13 +192,18 @@ def verify_manifest(run: Path) -> list[str]:
 def problem_of(run: Path, part: PartInfo) -> str | None:
     """Returns the reason a committed part must not be read; None if it is intact.
 
-    Hashes the file, because a flipped bit can make parquet read another value without an error.
+    Hashes the file, because a flipped bit can make parquet read another value without an error. A
+    process hashes an unchanged file once.
 
     Raises:
         ConfigError: If the part is not a regular file, or its path goes through a link.
     """
     try:
         with open_inside(run, part.path) as file:
+            state = os.fstat(file.fileno())
+            seen = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, part.sha256)
+            if seen in _INTACT:
+                return None
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             if digest != part.sha256:
                 return f"its content changed (sha256 {digest[:12]}…, committed {part.sha256[:12]}…)"
@@ -206,4 +212,11 @@ def problem_of(run: Path, part: PartInfo) -> str | None:
         return "missing"
     except (OSError, ArrowException) as error:
         return f"unreadable ({error})"
-    return None if rows == part.rows else f"has {rows} rows, but {part.rows} were committed"
+    if rows != part.rows:
+        return f"has {rows} rows, but {part.rows} were committed"
+    _INTACT.add(seen)
+    return None
+
+
+_INTACT: set[tuple[int | str, ...]] = set()
+"""Files that this process has found intact, with the time of their last change."""
