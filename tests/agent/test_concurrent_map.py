@@ -55,7 +55,7 @@ async def test_an_item_is_taken_when_its_work_can_start() -> None:
         running.remove(number)
         return number
 
-    found = []
+    found: list[int] = []
     async for number in map_concurrently(items(), work, 3):
         assert len(taken) <= len(found) + 6, "three of a batch that is given, and three after it"
         found.append(number)

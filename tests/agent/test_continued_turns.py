@@ -12,12 +12,13 @@ from agent.replay import replay_tree
 from agent.segments import Segment
 from agent.settings import AgentSettings
 from agent.state import Action, State, Step
-from annotation.evaluators import NodeEvaluation
 from annotation.grower import grow
 from annotation.rows import Provenance, tree_rows
 from engines.sampling import Sampling
 from mcts import SearchSettings
 from rewards.labels import Label
+from rewards.outcome import Outcome
+from rewards.scheme import NodeEvaluation, RewardScheme
 from storage.errors import EndpointError
 from storage.records import Message, Passage, Question, RetrievedPassage
 
@@ -66,14 +67,23 @@ def world(engine: SpellingEngine | ScriptedEngine, **settings: Any) -> Environme
     return Environment(Pausing(AgentSettings(**settings)), engine, shelf, top_k=1)
 
 
-class Worthless:
+class Worthless(RewardScheme):
     """A reward scheme for which everything is worth nothing."""
+
+    def __init__(self) -> None:
+        """Needs no recipe."""
 
     async def finished(self, question: Question, state: State, path: str) -> NodeEvaluation:
         return NodeEvaluation(0.0)
 
+    def outcome(self, *_: object) -> Outcome:
+        return Outcome(0.0)
+
     def labels(self, *_: object) -> list[Label]:
         return []
+
+    def describe(self) -> str:
+        return "nothing"
 
 
 async def followed(*texts: str, **settings: Any) -> tuple[Trajectory, SpellingEngine]:

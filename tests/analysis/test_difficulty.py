@@ -96,9 +96,9 @@ def test_stages_keep_their_proportions(
         for buckets in wanted.values()
         for name in buckets
     }
-    for stage, buckets in wanted.items():
-        used_up = any(taken[name] == there(numbers, name) for name in buckets)
-        complete = all(len(drawn[stage][name]) == number for name, number in buckets.items())
+    for stage, asked in wanted.items():
+        used_up = any(taken[name] == there(numbers, name) for name in asked)
+        complete = all(len(drawn[stage][name]) == number for name, number in asked.items())
         assert complete or used_up, "a stage is small only because a bucket of it is empty"
 
 

@@ -105,7 +105,7 @@ def test_a_seed_s_luck_is_not_washed_out_by_its_questions() -> None:
         won, lost = rng.random((2, 300, 5))
         scores = (won < 0.1 + lucky / 2).astype(float) - (lost < 0.1 - lucky / 2)
         crossed = crossed_bootstrap(np.zeros((300, 1)), scores, resamples=300, seed=number)
-        alone = paired_bootstrap(np.zeros(300), scores.mean(axis=1), resamples=300, seed=number)
+        alone = paired_bootstrap([0.0] * 300, [*scores.mean(axis=1)], resamples=300, seed=number)
         covered["crossed"] += crossed.low <= 0 <= crossed.high
         covered["questions"] += alone.low <= 0 <= alone.high
     assert covered["crossed"] >= 0.9 * 150

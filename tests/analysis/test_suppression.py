@@ -1,6 +1,7 @@
 """What a schedule prefers: the sanity test of any recipe, and what its threshold silences."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from sample_records import a_node
@@ -16,7 +17,7 @@ from analysis.suppression import (
 from rewards.settings import EvoRagSettings
 from storage.records import TreeNode
 
-LITERAL = {
+LITERAL: dict[str, Any] = {
     "retrieval_bonus": "any",
     "early_refusal": "judged",
     "overlap_threshold": 0.0,
@@ -33,7 +34,7 @@ SANE = (
 
 
 def compared(
-    max_steps: int = 10, *, min_gap: float = 0.2, overlap: float = 0.5, **settings: object
+    max_steps: int = 10, *, min_gap: float = 0.2, overlap: float = 0.5, **settings: Any
 ) -> dict[tuple[str, int], Compared]:
     rows = simulate_suppression(
         EvoRagSettings.model_validate(settings), max_steps, min_gap=min_gap, overlap=overlap
@@ -43,7 +44,7 @@ def compared(
     return found
 
 
-def gaps(name: str, **settings: object) -> list[float]:
+def gaps(name: str, **settings: Any) -> list[float]:
     """By t, from the first call at which both ways are open."""
     return [row.gap for (comparison, _), row in compared(**settings).items() if comparison == name]
 
@@ -147,7 +148,7 @@ def test_the_step_value_decides_over_searches_that_overlap_a_little(
 # What the threshold silences.
 
 
-def outcomes(name: str, **settings: object) -> Counter[str]:
+def outcomes(name: str, **settings: Any) -> Counter[Any]:
     rows = list(compared(**settings).values())
     return counts(rows)[name]
 

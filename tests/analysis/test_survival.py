@@ -10,7 +10,7 @@ from runs.recipe import Recipe
 from storage.records import FreshRollouts, Pair, Rollout
 
 
-def worth(**settings: object) -> Worth:
+def worth(**settings: Any) -> Worth:
     """The value of a rollout by SPRE."""
     return Recipe.model_validate({"name": "x", "rewards": settings}).scheme.rollout_value
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from sample_records import a_question
@@ -41,7 +42,7 @@ class CostlyJudge:
 
 
 async def grown(
-    report_progress: ReportProgress = lambda share: None, **settings: object
+    report_progress: ReportProgress = lambda share: None, **settings: Any
 ) -> tuple[GrownTree, ScriptedEngine]:
     engine, scheme = dice(), Recipe(name="x").scheme
     environment = Environment(

@@ -1,6 +1,7 @@
 """Which siblings become a pair, and what happens to those that do not."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ ROOT = node(0, "", "", parent=-1)
 
 
 def run(
-    *children: tuple[TreeNode, Label], **settings: object
+    *children: tuple[TreeNode, Label], **settings: Any
 ) -> tuple[list[tuple[int, int]], Counter[str]]:
     nodes = [ROOT, *(child for child, _ in children)]
     labels = [Label(None, 0), *(label for _, label in children)]
@@ -85,7 +86,7 @@ def test_an_invalid_action_is_dropped_or_rejected_but_never_chosen() -> None:
     assert run(invalid, worthless, invalid="rejected", min_gap=0.0)[0] == []
 
 
-def rewarded(**settings: object) -> tuple[list[tuple[int, int]], Counter[str]]:
+def rewarded(**settings: Any) -> tuple[list[tuple[int, int]], Counter[str]]:
     """Two states: 1, 2, 3 below the root and 4, 5 below 1."""
     return run(
         (node(1, "query", "France"), Label(0.2, 3)),

@@ -62,7 +62,7 @@ def named(query: str) -> list[RetrievedPassage]:
     return [RetrievedPassage(**one.model_dump(), score=1.5) for one in found]
 
 
-async def grown(scheme: RewardScheme, **search: object) -> tuple[GrownTree, ScriptedEngine]:
+async def grown(scheme: RewardScheme, **search: Any) -> tuple[GrownTree, ScriptedEngine]:
     policy = dice()
     environment = Environment(
         EvoRAG(AgentSettings(max_steps=6)), policy, ScriptedRetriever(named), top_k=1
@@ -108,8 +108,8 @@ async def test_a_stored_tree_gives_the_same_states_and_labels_without_a_call(
     for row, label in zip(rows, before, strict=True):
         if row.terminal and row.action != "invalid":
             assert label.reward is not None
-            path = rewards(max_steps=6).episode(states[row.node_id].steps, GOLD).total
-            above = rewards(max_steps=6).episode(states[row.node_id].steps[:-1], GOLD).total
+            path: Any = rewards(max_steps=6).episode(states[row.node_id].steps, GOLD).total
+            above: Any = rewards(max_steps=6).episode(states[row.node_id].steps[:-1], GOLD).total
             assert label.reward == pytest.approx(path - above)
             assert tree.evaluations[row.node_id].value == pytest.approx(path), (
                 "what the search backs up"
@@ -211,7 +211,7 @@ async def test_reasonrag_s_worth_is_its_own_arithmetic() -> None:
 # |R(x+) − R(x−)| ≥ Δ, and one pair a state for the policy.
 
 
-def paired(grove: Grove, **settings: object) -> list[tuple[int, int, float]]:
+def paired(grove: Grove, **settings: Any) -> list[tuple[int, int, Any]]:
     labels = label_returns(grove.nodes, grove.states, GOLD, rewards(schedule="static"))
     pairs, _ = sibling_pairs(grove.nodes, labels, PairSettings.model_validate(settings))
     return [(p.chosen.node_id, p.rejected.node_id, pytest.approx(p.gap)) for p in pairs]

@@ -49,9 +49,9 @@ def test_an_answer_closes_it_and_the_next_time_begins_anew() -> None:
 def test_it_gives_up_after_failures_alone_for_as_long_as_patience_goes() -> None:
     breaker = broken()
     breaker.record_failure("still no", 599.0, 3, probe=True)
-    assert not breaker.given_up
+    given_up = [breaker.given_up]
     breaker.record_failure("still no", 600.0, 3, probe=True)
-    assert breaker.given_up
+    assert [*given_up, breaker.given_up] == [False, True]
     assert breaker.fault == "still no"
     breaker.record_success(601.0)
     assert not breaker.given_up

@@ -45,8 +45,8 @@ def _variants() -> list[SampleRequest]:
         for field in fields(part):
             changed = replace(part, **{field.name: _other(getattr(part, field.name))})
             found.append(replace(REQUEST, **{name: changed}))
-    for role, content in (("assistant", "Où ?"), ("user", "Ou ?")):
-        found.append(replace(REQUEST, messages=(REQUEST.messages[0], Message(role, content))))
+    for other in (Message("assistant", "Où ?"), Message("user", "Ou ?")):
+        found.append(replace(REQUEST, messages=(REQUEST.messages[0], other)))
     return found
 
 

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from virtual_time import in_virtual_time, now
@@ -54,7 +55,7 @@ class Server:
 
 
 def traffic(
-    most: int = 256, deadline_s: float = 900.0, **policy: float
+    most: int = 256, deadline_s: float = 900.0, **policy: Any
 ) -> tuple[RequestScheduler, list[str]]:
     made = RequestScheduler(
         "http://server", TrafficSettings(most, deadline_s, RetryPolicy(**policy))

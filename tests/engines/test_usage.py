@@ -14,7 +14,6 @@ from engines.openai import OpenAIEngine
 from engines.sampling import (
     CallIdentity,
     FinishReason,
-    Message,
     SampleRequest,
     Sampling,
     Structure,
@@ -23,6 +22,7 @@ from engines.sampling import (
 )
 from engines.settings import ModelSettings
 from engines.usage import TokenizerCount, UpperEstimate, usage_of
+from storage.records import Message
 from weights.chat_template import prompt_ids, target_ids
 from weights.policy_files import load_tokenizer, packaged_gguf
 
@@ -31,7 +31,20 @@ REQUEST = SampleRequest(
     Sampling(max_new_tokens=17),
     CallIdentity("policy", "q1", "tree/0"),
 )
-NO_COUNTS = [None, -1, 0, True, False, "12", 12.5, float("nan"), float("inf"), 10**30, [], {}]
+NO_COUNTS: list[Any] = [
+    None,
+    -1,
+    0,
+    True,
+    False,
+    "12",
+    12.5,
+    float("nan"),
+    float("inf"),
+    10**30,
+    [],
+    {},
+]
 
 
 class Counted:

@@ -1,5 +1,7 @@
 """Verdicts of the protocols' rules on every row, checked against the worked cases."""
 
+from typing import Any
+
 import pytest
 from outcome_rl_cases import CASES, UNREACHABLE, Case, asked, follow
 from scripted_engine import ScriptedEngine, ScriptedRetriever
@@ -47,7 +49,11 @@ async def test_a_row_says_what_the_case_says(case: Case) -> None:
         assert row.format_failures is row.relevance is row.all_correct is None
         share = case.facts.get("evaluations")
         assert share is None or share == (row.evaluated or 0) * (row.retrievals or 0)
-    facts = {"retrievals": row.retrievals, "searches": row.retrievals, "steps": row.steps}
+    facts: dict[str, Any] = {
+        "retrievals": row.retrievals,
+        "searches": row.retrievals,
+        "steps": row.steps,
+    }
     facts |= {"valid_searches": row.valid_searches, "corrections": row.corrections}
     facts |= {"stop": row.stop_reason}
     assert {name: facts[name] for name in case.facts if name in facts} == {

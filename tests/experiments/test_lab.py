@@ -34,7 +34,7 @@ def test_a_finished_stage_is_not_run_again(tmp_path: Path, monkeypatch: pytest.M
     first = runner(tmp_path).run_stage("data", settings={"data.limit": 3})
     assert first["questions"] == 3
 
-    def refused(*_: object, **__: object) -> None:
+    def refused(*_: object, **__: Any) -> None:
         raise AssertionError("started a process")
 
     monkeypatch.setattr(subprocess, "Popen", refused)

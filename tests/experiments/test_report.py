@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from sample_records import a_prediction, a_question
 
+from analysis.comparison import Scored
 from analysis.significance import Interval
 from evaluation.scoring import score_failure
 from experiments.arms import Arm, EvaluatedArm
@@ -17,19 +18,20 @@ from experiments.report import (
     scores,
 )
 from experiments.report import stratum_sheet as strata_of
+from runs.study_runner import StageTotals
 
 
 def examined(name: str, *by_seed: str, trainer: bool = True) -> EvaluatedArm:
     """An arm whose answers are right ("1") or wrong ("0"), a string a seed."""
     arm = Arm(name, "train-dpo" if trainer else None)
-    rows = {
+    rows: dict[int, list[Scored]] = {
         seed: [
             a_prediction(question_id=f"q{n}", em=float(right), f1=float(right), guessable=n < 2)
             for n, right in enumerate(answers)
         ]
         for seed, answers in enumerate(by_seed)
     }
-    totals = [{"examples": 10, "movement": {"kl": 0.5}} for _ in by_seed]
+    totals: list[StageTotals] = [{"examples": 10, "movement": {"kl": 0.5}} for _ in by_seed]
     return EvaluatedArm(arm, rows, totals if trainer else [], [])
 
 

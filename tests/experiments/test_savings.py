@@ -4,6 +4,7 @@ import pytest
 from evo_answers import searching
 from sample_records import a_question
 
+from analysis.comparison import Scored
 from evaluation.scoring import score_failure
 from experiments.arms import Arm, EvaluatedArm
 from experiments.report import Claim
@@ -11,8 +12,10 @@ from experiments.savings import saving_sheet, savings
 
 
 def examined(name: str, count: int, *by_seed: str) -> EvaluatedArm:
-    rows = {seed: [*searching(count, answered, 1)] for seed, answered in enumerate(by_seed)}
-    return EvaluatedArm(Arm(name), dict(rows))
+    rows: dict[int, list[Scored]] = {
+        seed: [*searching(count, answered, 1)] for seed, answered in enumerate(by_seed)
+    }
+    return EvaluatedArm(Arm(name), rows)
 
 
 def test_three_searches_for_four_are_a_quarter_saved() -> None:

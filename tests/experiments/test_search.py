@@ -12,7 +12,7 @@ from analysis.survival import Fresh
 from experiments import arms, fresh_rollouts, search
 from runs.folder import Run, open_run
 from runs.fresh_rollouts import FreshRolloutResult
-from runs.study_runner import StageStopped
+from runs.study_runner import StageStopped, with_sibling_run
 from storage.manifest import add_parts
 from storage.parts import write_part
 from storage.records import FreshRollouts, Record, Rollout
@@ -23,7 +23,7 @@ KINDS = ("tree", "chains")
 
 def grown(runner: Pretended, kind: str) -> None:
     """Two trees of three nodes, and a pair of each."""
-    run = open_run(search.with_sibling_run(runner, kind).context.run, runner.recipe, {})
+    run = open_run(with_sibling_run(runner, kind).context.run, runner.recipe, {})
     trees = [
         a_node(tree_id=tree, question_id=tree, node_id=n) for tree in ("t1", "t2") for n in range(3)
     ]
@@ -91,7 +91,7 @@ def test_both_kinds_have_a_run_of_their_own_and_one_journal(runner: Pretended) -
     annotated = [(one.run, one.settings) for one in runner.ran if one.stage == "annotate"]
     assert annotated == [(f"search-{kind}", {"mcts.kind": kind}) for kind in KINDS]
     assert runner.recipe.mcts.max_output_tokens, "what makes them equal"
-    assert {search.with_sibling_run(runner, kind).folder for kind in KINDS} == {runner.folder}
+    assert {with_sibling_run(runner, kind).folder for kind in KINDS} == {runner.folder}
 
 
 def test_what_a_search_gave_is_counted_and_looked_at_again(runner: Pretended) -> None:

@@ -52,7 +52,7 @@ async def test_a_search_that_is_stopped_is_the_shorter_search(kind: str) -> None
         return asked <= 3
 
     one, other = Wanderer(7, 4), Wanderer(7, 4)
-    long, short = (SearchSettings(kind=kind, iterations=n) for n in (50, 3))
+    long, short = (SearchSettings.model_validate({"kind": kind, "iterations": n}) for n in (50, 3))
     stopped = await grow("", one.expand, one.evaluate, long, thrice)
     assert asked == 4
     assert facts(stopped) == facts(await grow("", other.expand, other.evaluate, short))

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ class Script:
         return value
 
 
-async def grow(file: Path) -> tuple[Tree[str], Script, dict]:
+async def grow(file: Path) -> tuple[Tree[str], Script, dict[str, Any]]:
     golden = json.loads(file.read_text())  # noqa: ASYNC240
     script = Script(golden["draws"])
     settings = SearchSettings(**golden["settings"])

@@ -44,9 +44,8 @@ async def test_every_pass_of_a_playout_ends_in_a_leaf(
 async def test_a_normalised_search_asks_neither_the_unit_nor_the_zero_of_its_values(
     selection: str, evaluator: str, seed: int, scale: float, shift: float
 ) -> None:
-    settings = SearchSettings(
-        evaluator=evaluator, selection=selection, iterations=30, max_children=3, normalise=True
-    )
+    named = {"evaluator": evaluator, "selection": selection, "normalise": True}
+    settings = SearchSettings.model_validate({**named, "iterations": 30, "max_children": 3})
     one, other = Wanderer(seed, 4), Wanderer(seed, 4, scale=scale, shift=shift)
     plain = await search("", one.expand, one.evaluate, settings)
     changed = await search("", other.expand, other.evaluate, settings)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Dialog, Page, expect, sync_playwright
 from report_run import HOSTILE, a_run_with_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -27,8 +27,13 @@ def page(run: Path) -> Iterator[Page]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         opened = browser.new_page(viewport={"width": 1600, "height": 1000})
         faults: list[str] = []
+
+        def dismissed(dialog: Dialog) -> None:
+            faults.append(dialog.message)
+            dialog.dismiss()
+
         opened.on("pageerror", lambda error: faults.append(str(error)))
-        opened.on("dialog", lambda dialog: (faults.append(dialog.message), dialog.dismiss()))
+        opened.on("dialog", dismissed)
         opened.on("request", lambda one: faults.append(one.url) if "http" in one.url[:4] else None)
         opened.goto((run / "report.html").as_uri())
         expect(opened.locator("#tree-canvas svg")).to_be_visible()

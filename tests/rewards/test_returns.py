@@ -10,6 +10,7 @@ from evo_world import GOLD, Grove, rewards, step
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.state import Step
 from rewards.evo_rag import Gold
 from rewards.labels import Label, gap
 from rewards.returns import EpisodeRewards, label_returns
@@ -137,14 +138,16 @@ kinds = st.sampled_from([FINDS, MISSES, BACKTRACK])
 
 
 @given(st.lists(kinds, max_size=7), st.sampled_from([RIGHT, WRONG, REFUSE]))
-def test_the_label_of_an_unbranched_trajectory_is_its_return(inner: list, last: object) -> None:
+def test_the_label_of_an_unbranched_trajectory_is_its_return(inner: list[Step], last: Step) -> None:
     grove, scale = Grove(), rewards(stage="discovery")
     grove.chain(0, [*inner, last])
     found = labels(grove, scale)
-    assert found[1].reward == pytest.approx(scale.episode(grove.states[-1].steps, GOLD).total)
+    whole = scale.episode(grove.states[-1].steps, GOLD).total
+    assert whole is not None
+    assert found[1].reward == pytest.approx(whole)
     for place in range(1, len(found)):
         before = scale.episode(grove.states[place].steps[:-1], GOLD).total
-        whole = scale.episode(grove.states[-1].steps, GOLD).total
+        assert before is not None
         assert found[place].reward == pytest.approx(whole - before)
 
 

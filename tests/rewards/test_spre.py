@@ -6,6 +6,8 @@ root ─┬─ 1 query ──┬─ 3 evidence ── 5 answer "France" (right)
 α = 0.9 and F1 is 1 or 0, so the right answer at depth 3 is worth 0.729.
 """
 
+from typing import Any
+
 import pytest
 
 from rewards.settings import Estimator, SpreSettings
@@ -17,7 +19,7 @@ ALPHA = 0.9
 
 
 def node(
-    node_id: int, parent_id: int, depth: int, action: str, content: str, **more: object
+    node_id: int, parent_id: int, depth: int, action: str, content: str, **more: Any
 ) -> TreeNode:
     values = {
         "tree_id": "t", "question_id": "q", "source": "s", "seed": 0, "stage": "reasoning",
@@ -51,7 +53,7 @@ def tree() -> list[TreeNode]:
     ]
 
 
-def rewards(estimator: Estimator, **settings: object) -> list[float | None]:
+def rewards(estimator: Estimator, **settings: Any) -> list[float | None]:
     labels = label_tree(tree(), GOLD, SpreSettings(**settings), estimator)
     return [None if x.reward is None else round(x.reward, 6) for x in labels]
 
@@ -107,7 +109,7 @@ def test_an_invalid_action_is_null_and_no_outcome() -> None:
     assert label[1].n_outcomes == 2
 
 
-def evidence(nodes: list[TreeNode], estimator: Estimator) -> list[tuple[int, float, float] | None]:
+def evidence(nodes: list[TreeNode], estimator: Estimator) -> list[tuple[Any, ...] | None]:
     """Number of outcomes, mean F1 and mean steps of every node; null where there is no label."""
     labels = label_tree(nodes, GOLD, SpreSettings(), estimator)
     return [

@@ -16,7 +16,7 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 def test_a_recipe_at_the_paper_s_scale_loads(name: str) -> None:
     recipe = load_recipe(CONFIGS / f"{name}-paper.yaml")
     assert recipe.agent.protocol == name
-    assert name in scheme_of(recipe).protocols  # type: ignore[attr-defined]
+    assert name in scheme_of(recipe).protocols
     assert protocol_of(recipe.agent).prompts
     for part in recipe.data.mix:
         assert part.split is None, "the paper's own split, not a part by hash"

@@ -5,7 +5,6 @@ from collections import Counter
 
 import pytest
 
-from runs import progress
 from runs.progress import Progress
 from runs.terminal import Terminal
 from storage.calls import Totals
@@ -24,7 +23,7 @@ def said(console: Terminal) -> list[str]:
 async def test_the_plain_line_tells_this_attempt_s_rate_and_calls(
     console: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress.time, "monotonic", lambda: 1020.0)
+    monkeypatch.setattr("time.monotonic", lambda: 1020.0)
     spent = Totals(900, 1_000_000, 5_000, 20_000)  # by earlier attempts
     shown = Progress(
         "annotate", 40, grows=True, spent=lambda: spent, started=1000.0, done=30, resumed_from=30
@@ -43,7 +42,7 @@ async def test_the_plain_line_tells_this_attempt_s_rate_and_calls(
 def test_trees_in_flight_count_towards_share_and_time_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(progress.time, "monotonic", lambda: 1060.0)
+    monkeypatch.setattr("time.monotonic", lambda: 1060.0)
     shown = Progress("annotate", 4, started=1000.0)
     assert shown.facts()["time left"] == "–"
     shown.partial = {"q1": 0.5, "q2": 0.25}

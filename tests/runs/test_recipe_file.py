@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from rewards.settings import EvoRagSettings
 from runs.factories import engine_for
 from runs.recipe import Recipe
 from runs.recipe_file import load_recipe
@@ -46,6 +47,7 @@ def test_the_paper_s_side_of_every_evo_rag_decision_is_a_recipe() -> None:
         assert (recipe.mcts.kind, recipe.mcts.iterations, recipe.mcts.branches) == ("chains", 4, 2)
         assert (recipe.pairs.per_state, recipe.pairs.min_gap) == ("extremes", 0.2)
     for rewards in (ours.rewards, paper.rewards):
+        assert isinstance(rewards, EvoRagSettings)
         assert (rewards.schedule, rewards.stage) == ("time-dynamic", "discovery")
 
 

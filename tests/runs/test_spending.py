@@ -149,14 +149,11 @@ def test_calls_without_a_price_are_told_of_where_dollars_are_limited(
 ) -> None:
     with serving(policy) as endpoint:
         free = {**priced(endpoint), "price_per_million": None}
-        run, limits = tmp_path / "run", {"max_tokens": 300}
-        assert stage("annotate", recipe(tmp_path, "", policy=free, limits=limits), run) == 3
+        run, few = tmp_path / "run", {"max_tokens": 300}
+        assert stage("annotate", recipe(tmp_path, "", policy=free, limits=few), run) == 3
         before, _ = ended(capsys)
-        limits = {"max_usd": 1000.0}
-        assert (
-            stage("annotate", recipe(tmp_path, "", policy=priced(endpoint), limits=limits), run)
-            == 0
-        )
+        config = recipe(tmp_path, "", policy=priced(endpoint), limits={"max_usd": 1000.0})
+        assert stage("annotate", config, run) == 0
     _, told = ended(capsys)
     assert f"max_usd does not count {before['calls']} calls" in told
 

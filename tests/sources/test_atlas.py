@@ -7,10 +7,11 @@ import pytest
 
 from sources.atlas import build_corpus, build_questions
 from sources.atlas.facts import load_facts
+from sources.settings import Split
 from sources.splits import split_of
 from storage.records import Passage, Question
 
-PARTS = ("warm", "train", "dev", "test")
+PARTS: tuple[Split, ...] = ("warm", "train", "dev", "test")
 SHARED = {"yes", "no"}
 
 

@@ -1,5 +1,7 @@
 """Gold documents: marked ids, else titles that hold the answer, else all of that title."""
 
+from typing import Any
+
 import pytest
 
 from sources.gold import resolve_gold
@@ -16,7 +18,7 @@ CORPUS = [
 ]
 
 
-def gold(**fields: object) -> tuple[str, ...]:
+def gold(**fields: Any) -> tuple[str, ...]:
     values = {"id": "q", "source": "s", "question": "?", "answers": ("Bay",), **fields}
     return resolve_gold([Question.model_validate(values)], CORPUS, {"old": "c"})[0].supporting_ids
 

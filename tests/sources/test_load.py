@@ -243,7 +243,9 @@ def test_nothing_to_work_on(tmp_path: Path) -> None:
 def test_the_real_mix() -> None:
     sets = {"hotpotqa": "hotpotqa", "2wiki": "2wikimultihopqa", "musique": "musique"}
     mix = tuple(
-        SetSettings(source=source, questions=str(SHARED / f"{name}_shared.jsonl.gz"), limit=50)
+        SetSettings.model_validate(
+            {"source": source, "questions": str(SHARED / f"{name}_shared.jsonl.gz"), "limit": 50}
+        )
         for source, name in sets.items()
     )
     corpus = tuple(str(SHARED / f"{name}_corpus.jsonl.gz") for name in sets.values())

@@ -4,12 +4,13 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from fake_endpoint import FakeEndpoint, Script
 
 
 @contextmanager
-def serving(script: Script, **settings: object) -> Iterator[FakeEndpoint]:
+def serving(script: Script, **settings: Any) -> Iterator[FakeEndpoint]:
     """The endpoint, answering on loopback until the block ends."""
     endpoint = FakeEndpoint(script, **settings)
     loop = asyncio.new_event_loop()

@@ -138,7 +138,7 @@ def _half_written(_: When, passing: Passing) -> None:
             passing(_named(path))
         return inner(path, data)
 
-    Path.write_bytes = wrapped  # type: ignore[method-assign]
+    Path.write_bytes = wrapped  # type: ignore[method-assign, assignment]
 
 
 def _statements(when: When, passing: Passing) -> None:
@@ -176,7 +176,7 @@ def _jumping_clock(_: When, __: Passing) -> None:
     time.time = lambda: inner() + 3600 * next(jumps)
     for module in ("engines.ledgered", "runs.folder", "storage.records"):
         assert import_module(module).datetime is datetime
-        import_module(module).datetime = Jumping
+        setattr(import_module(module), "datetime", Jumping)  # noqa: B010
 
 
 PLANTED: dict[At, Callable[[When, Passing], None]] = {
