@@ -38,36 +38,6 @@ class UnreadableReply(ValueError):
     """A reply has status 200, but its content is unusable."""
 
 
-class ReplyReader:
-    """Reads the JSON of replies.
-
-    Attributes:
-        repeating: Number of replies with a key repeated in one object; the last value counts.
-    """
-
-    def __init__(self) -> None:
-        self.repeating = 0
-        self._repeats = False
-        self._decoder = json.JSONDecoder(object_pairs_hook=self._object)
-
-    def read(self, body: bytes) -> Any:
-        """Returns the JSON value in `body`.
-
-        Raises:
-            ValueError, RecursionError: If Python cannot read the text as JSON.
-        """
-        self._repeats = False
-        value = self._decoder.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
-        self.repeating += self._repeats
-        return value
-
-    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) != len(pairs):
-            self._repeats = True
-        return made
-
-
 def longest_text(max_new_tokens: int) -> int:
     """Returns the character limit of a completion, far above the length of `max_new_tokens`."""
     return max(_SHORTEST_LIMIT, _CHARACTERS_A_TOKEN * max_new_tokens)

@@ -6,6 +6,7 @@ server gets its own form of constraint (`structured_outputs`); other servers get
 """
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,6 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Self
 
 from engines.chat import (
-    ReplyReader,
     StructuredForm,
     UnreadableReply,
     chat_body,
@@ -103,7 +103,6 @@ class OpenAIEngine:
         self._before_attempt = before_attempt
         asked = settings.structured_output
         self._form: StructuredForm = "none" if asked == "auto" else asked
-        self._reader = ReplyReader()
         self._counting = LazyTokenCounter(settings.weights)
         self._client: AsyncOpenAI | None = None
         self._traffic: RequestScheduler | None = None
@@ -242,7 +241,7 @@ class OpenAIEngine:
         import httpx2
 
         response = await self._connected().post(path, body=body, cast_to=httpx2.Response)
-        return self._reader.read(response.content)
+        return json.loads(response.content)
 
     async def _with_timeout(self, call: Any, timeout_s: float | None = None) -> Any:
         """Awaits one call to the endpoint under the time limit; converts faults into our errors."""
@@ -310,7 +309,7 @@ class OpenAIEngine:
                 page = await self._connected().get(path, cast_to=httpx2.Response)
             except (openai.NotFoundError, openai.UnprocessableEntityError):
                 return None
-            return self._reader.read(page.content)
+            return json.loads(page.content)
 
         return await self._with_timeout(fetched(), min(self._timeout_s, _PREFLIGHT_TIMEOUT_S))
 
@@ -343,12 +342,3 @@ class OpenAIEngine:
         client, self._client, self._traffic = self._client, None, None
         if client is not None:
             await client.close()
-            self._tell_of_repeated_keys()
-
-    def _tell_of_repeated_keys(self) -> None:
-        count, self._reader.repeating = self._reader.repeating, 0
-        if count and self._on_event is not None:
-            self._on_event(
-                f"warning: {count:,} replies from {self._url} repeat a key in a JSON object; the "
-                "last value is used, but other readers may use the first"
-            )

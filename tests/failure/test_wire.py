@@ -351,22 +351,3 @@ async def test_a_text_that_tokens_can_be_is_kept_whole() -> None:
         kept, refused = [await asked.sample(REQUEST) for _ in range(2)]
     assert (len(kept.text), kept.stop_reason) == (65_536, "stop")
     assert (refused.text, refused.finish_reason, refused.stop_reason) == ("", "length", "overlong")
-
-
-def test_replies_that_name_a_key_twice_are_counted(stages: Stages, tmp_path: Path) -> None:
-    """JSON lets them; whether the first or the last counts is each reader's own choice."""
-
-    def ambiguous(request: dict[str, Any]) -> Any:
-        text = policy(request)
-        if request["seed"] % 3:
-            return text
-        body = json.dumps(completion(text)).replace('"content"', '"content": "no", "content"')
-        return web.Response(text=body, content_type="application/json")
-
-    with serving(ambiguous) as endpoint:
-        config = recipe(tmp_path, endpoint.base_url, mcts={"iterations": 4, "max_children": 2})
-        done = stages.run("annotate", "--config", config, "--run", tmp_path / "run")
-        assert done.code == 0, done.said
-        twice = sum(request["seed"] % 3 == 0 for request in endpoint.requests)
-    assert twice
-    assert f"warning: {twice} replies from {endpoint.base_url} repeat a key" in done.said
