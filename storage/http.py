@@ -7,8 +7,6 @@ the recipe does not name. No cookie is kept. A reply is refused once it has unpa
 
 import ipaddress
 import os
-import re
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
 from storage.errors import ConfigError
+from storage.terminal_escape import inert
 
 if TYPE_CHECKING:
     import ssl
@@ -30,9 +29,7 @@ LONGEST_COMPLAINT = 2**16
 """Number of bytes that are read of an error's body."""
 
 _KEEP_ALIVE_S = 5.0
-_LONGEST_HOST = 100
-_SHOWABLE_HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?")
-_SHORT_IPV4 = re.compile(r"[0-9a-fx.]+")
+_UNREADABLE = "an address that cannot be read"
 
 
 class Redirected(Exception):
@@ -174,15 +171,13 @@ def _target(url: str, location: str) -> str:
     """Returns scheme and host of a redirect's target, which may hold any text."""
     try:
         parts = urlsplit(urljoin(url, location))
-        host = parts.netloc.rpartition("@")[2]
     except ValueError:
-        return "an address that cannot be read"
-    readable = len(host) <= _LONGEST_HOST and _SHOWABLE_HOST.fullmatch(host)
-    if parts.scheme not in ("http", "https") or not readable:
-        return "an address that cannot be read"
-    if (parts.scheme, host) == urlsplit(url)[:2]:
-        return f"another path of {parts.scheme}://{host}"
-    return f"{parts.scheme}://{host}"
+        return _UNREADABLE
+    if parts.scheme not in ("http", "https"):
+        return _UNREADABLE
+    host = inert(parts.netloc.rpartition("@")[2])
+    path = "another path of " if (parts.scheme, host) == urlsplit(url)[:2] else ""
+    return f"{path}{parts.scheme}://{host}"
 
 
 def shown_url(url: str) -> str:
@@ -190,7 +185,7 @@ def shown_url(url: str) -> str:
     try:
         parts = urlsplit(url)
     except ValueError:  # an open bracket
-        return "an address that cannot be read"
+        return _UNREADABLE
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
 
@@ -227,22 +222,7 @@ def checked_address(url: str | None, setting: str, example: str, remedy: str) ->
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
         shown = "contains an @" if "@" in url else f"is {shown_url(url) or 'missing'}"
         raise ConfigError(f"{setting} {shown}: give an http or https address, such as {example}")
-    if (whole := _spelt_out(parts.hostname)) is not None:
-        raise ConfigError(f"{setting} has the short host {parts.hostname}: write {whole}")
     return url
-
-
-def _spelt_out(host: str) -> str | None:
-    """Returns the full address for a short form (127.1, 0x7f000001); None for any other host.
-
-    aiohttp does not accept short forms; other programs read them as this machine, or as a name.
-    """
-    if not _SHORT_IPV4.fullmatch(host) or _ip(host) is not None:
-        return None
-    try:
-        return socket.inet_ntoa(socket.inet_aton(host))
-    except OSError:
-        return None
 
 
 def is_loopback(url: str) -> bool:
@@ -260,11 +240,9 @@ def is_loopback(url: str) -> bool:
 
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        address = ipaddress.ip_address(host)
+        return ipaddress.ip_address(host)
     except ValueError:
         return None
-    # ::ffff:127.0.0.1 is 127.0.0.1, which Python knows since 3.13.
-    return getattr(address, "ipv4_mapped", None) or address
 
 
 def proxy_for(url: str) -> Proxy | None:

@@ -108,8 +108,6 @@ async def test_nor_is_a_look_at_the_server(status: int) -> None:
         (f"http://{KEY}.evil.example/", "http://[key].evil.example. Redirects"),
         ("javascript:hunter2", "an address that cannot be read"),
         ("http://[::1", "an address that cannot be read"),
-        ("http://a%1b[31mb/", "an address that cannot be read"),
-        (f"http://{'hunter2' * 100}/", "an address that cannot be read"),
         ("", "another path of http://127.0.0.1:"),
     ],
 )
@@ -174,7 +172,7 @@ async def test_cookies_are_not_kept() -> None:
     assert not any("Cookie" in sent for sent in server.headers)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.2", "[::1]", "[::ffff:127.0.0.1]", "localhost"])
+@pytest.mark.parametrize("host", ["127.0.0.2", "[::1]", "localhost"])
 async def test_a_proxy_is_not_asked_for_this_machine(
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

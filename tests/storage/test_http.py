@@ -18,8 +18,6 @@ from storage.http import checked_address, is_loopback, proxy_for, shown_url
         "127.255.255.255",
         "[::1]:1",
         "[0:0:0:0:0:0:0:1]",
-        "[::ffff:127.0.0.1]",
-        "[::ffff:7f00:2]",
         "0.0.0.0",
         "[::]",
     ],
@@ -97,9 +95,6 @@ def test_what_is_no_http_proxy_is_refused(named: str, monkeypatch: pytest.Monkey
         "ftp://hunter2@host/v1",
         "http://[::1?hunter2",
         "http://host:hunter2/v1",
-        "http://127.1/v1",
-        "http://2130706433/v1",
-        "http://0x7f.1/v1",
         "http://host:0/v1",
         "host:8000/v1",
         "",
@@ -110,11 +105,6 @@ def test_what_is_no_address_is_refused_and_not_repeated(url: str | None) -> None
     with pytest.raises(ConfigError, match=r"^some\.url") as caught:
         checked_address(url, "some.url", "http://127.0.0.1:1", "a key has no place here")
     assert "hunter2" not in str(caught.value)
-
-
-def test_a_short_host_is_spelt_out() -> None:
-    with pytest.raises(ConfigError, match=r"write 127\.0\.0\.1"):
-        checked_address("http://0177.1:8000/v1", "url", "", "")
 
 
 @pytest.mark.parametrize("url", ["http://host/v1", "https://[::1]:8000/v1/", "http://dead.beef"])
