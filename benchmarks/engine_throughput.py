@@ -149,10 +149,10 @@ def await_health(child: "subprocess.Popen[bytes]", port: int, log: Path) -> None
 def against(kind: str, python: Path, requests: int) -> None:
     """Measures a server with the packaged weights in float32."""
     from engines.openai import OpenAIEngine
-    from weights.policy_files import load_base
+    from weights.policy_files import PACKAGED, load_policy, policy_files
 
     with tempfile.TemporaryDirectory(prefix="branchwise-bench-") as folder:
-        model, tokenizer = load_base("float32")
+        model, tokenizer = load_policy(policy_files(PACKAGED))
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         del model

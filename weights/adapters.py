@@ -1,27 +1,21 @@
 """Checks the files of a PEFT adapter, configuration and weights, before PEFT reads them.
 
-The files may be untrusted. PEFT allocates memory for any rank in the configuration, uses entries
-as regular expressions for module names, and supports formats that run code.
+The files may be untrusted. PEFT allocates memory for any rank in the configuration, and supports
+formats that run code.
 """
 
-import re
 from pathlib import Path
 from typing import Any
 
 from storage.errors import ConfigError
 from storage.plain_json import as_object, parse_json
 from storage.safe_files import read_named
-from weights.model_folders import ADAPTER_CONFIG, MOST_LAYERS
+from weights.model_folders import ADAPTER_CONFIG
 from weights.safetensors_header import tensor_shapes
 
 WEIGHTS = "adapter_model.safetensors"
 HIGHEST_RANK = 8192
 """Highest allowed rank of a LoRA; larger ranks do not help any existing model."""
-
-_MOST_REPEATS = 6
-"""Most quantifiers in a pattern for module names."""
-# Nested repetition can take exponential time in the length of the text.
-_NESTED = re.compile(r"\)[*+{]")
 
 
 def adapter_config(adapter: Path) -> dict[str, Any]:
@@ -43,7 +37,7 @@ def adapter_config(adapter: Path) -> dict[str, Any]:
 
 
 def check_adapter(adapter: Path) -> None:
-    """Rejects an adapter that is damaged, or would take too much time or memory to merge.
+    """Rejects an adapter that is damaged, or would take too much memory to merge.
 
     Raises:
         ConfigError: If the adapter is damaged or too large.
@@ -81,26 +75,3 @@ def _reject_absurd(config: dict[str, Any]) -> None:
             raise ValueError(
                 f"rank {str(rank)[:40]} is not a whole number from 1 to {HIGHEST_RANK}"
             )
-    _check_layers(config.get("layer_replication") or [])
-    for text in _patterns(config):
-        if _NESTED.search(text) or sum(text.count(mark) for mark in "*+{") > _MOST_REPEATS:
-            raise ValueError(f"matching the pattern {text[:80]!r} may take forever")
-
-
-def _check_layers(ranges: Any) -> None:
-    try:
-        layers = sum(end - begin for begin, end in ranges)
-    except (TypeError, ValueError):
-        raise ValueError("`layer_replication` is not a list of ranges") from None
-    if layers > MOST_LAYERS:
-        raise ValueError(f"`layer_replication` creates too many layers ({layers})")
-
-
-def _patterns(config: dict[str, Any]) -> list[str]:
-    """Returns all entries that PEFT reads as regular expressions."""
-    found = [config.get(name) for name in ("target_modules", "exclude_modules", "layers_pattern")]
-    for name in ("rank_pattern", "alpha_pattern"):
-        value = config.get(name)
-        found += list(value) if isinstance(value, dict) else []
-    lists = [text for one in found if isinstance(one, list) for text in one]
-    return [text for text in (*found, *lists) if isinstance(text, str)]

@@ -269,15 +269,6 @@ def _hash_content(path: str, size: int, mtime_ns: int) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def load_base(dtype: str = "float32") -> tuple[Any, Any]:
-    """Returns the packaged model and its tokenizer for transformers (about 3 s), ready to save.
-
-    Raises:
-        ConfigError: If a package is missing.
-    """
-    return _load_gguf(packaged_gguf(), dtype)
-
-
 def load_policy(files: PolicyFiles, dtype: str = "float32") -> tuple[Any, Any]:
     """Returns a policy with its adapters merged in float32, and its tokenizer, for transformers.
 

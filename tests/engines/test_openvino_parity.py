@@ -16,7 +16,7 @@ from engines.sampling import CallIdentity, Completion, SampleRequest, Sampling
 from engines.settings import ModelSettings
 from storage.records import Message, RetrievedPassage
 from weights.gguf import export_gguf
-from weights.policy_files import load_base, packaged_gguf, policy_digest, policy_files
+from weights.policy_files import PACKAGED, load_policy, packaged_gguf, policy_digest, policy_files
 
 pytestmark = pytest.mark.model
 
@@ -86,7 +86,7 @@ class Reference:
 
 @pytest.fixture(scope="module")
 def reference() -> Reference:
-    model, tokenizer = load_base("float32")
+    model, tokenizer = load_policy(policy_files(PACKAGED))
     prompts = [
         tokenizer.apply_chat_template(
             [{"role": m.role, "content": m.content} for m in messages],
