@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.packed_training import counting
-from storage.calls import unpacked
+from storage.ledger_rows import unpacked
 from training.arguments import lora_config, shared_arguments, silence_libraries
 from training.grpo import grpo_trainer
 from training.packing import StepTokens

@@ -30,9 +30,8 @@ from benchmarks.workload import annotate_command, question_id, write_run
 from runs.commit import QUESTIONS_A_PART
 from runs.folder import LEDGER
 from runs.stage import DONE, LIMIT_REACHED
-from storage.calls import CALL_COLUMNS, QuestionRow
-from storage.checksums import checksum
 from storage.ledger import Ledger
+from storage.ledger_rows import CALL_COLUMNS, QuestionRow, checksum
 from storage.manifest import add_parts, load_manifest
 from storage.parts import read_parts, write_part
 

@@ -19,9 +19,9 @@ from engines.sampling import (
     prompt_digest,
 )
 from engines.settings import Price
-from storage.calls import Call, packed, unpacked
 from storage.errors import EndpointError, StorageError
 from storage.ledger import Ledger
+from storage.ledger_rows import Call, packed, unpacked
 from storage.text import replace_surrogates
 
 BeforeCall = Callable[[], None]

@@ -15,8 +15,8 @@ from engines.chat import OVERLONG
 from runs.costs import estimates, spending
 from runs.folder import Run
 from runs.inputs import model_digest
-from storage.calls import QuestionRow
 from storage.ledger import Ledger
+from storage.ledger_rows import QuestionRow
 from storage.manifest import PartInfo, load_manifest, remove_parts
 from storage.parts import Part, number_of, part_of, question_ids, read_parts
 from storage.records import Failure, Question

@@ -25,8 +25,8 @@ from runs.settings_diff import flat
 from runs.stage import StageContext, StageResult
 from sources.load import Data
 from storage.call_history import CallHistory, read_call_history
-from storage.calls import Totals
 from storage.errors import ConfigError
+from storage.ledger_rows import Totals
 from storage.parts import question_ids
 from storage.records import Question
 from storage.terminal_escape import inert

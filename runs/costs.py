@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from runs.recipe import LimitSettings
-from storage.calls import REPORTED, Totals
 from storage.ledger import Ledger
+from storage.ledger_rows import REPORTED, Totals
 
 COUNTED_BY = {
     "tokenizer": "counted with the model's tokenizer",

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from runs.terminal import Terminal, printing_above
-from storage.calls import Totals
+from storage.ledger_rows import Totals
 from storage.step_messages import format_duration
 from storage.terminal_escape import inert
 

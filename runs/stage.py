@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from runs.recipe import NAME_PATTERN, LimitSettings, Recipe
 from runs.signals import on_stop_signal
 from runs.terminal import Terminal
-from storage.calls import Totals
 from storage.errors import BudgetExceeded, ConfigError
+from storage.ledger_rows import Totals
 from storage.text import Log
 
 DONE, FAILED, BAD_INPUT, LIMIT_REACHED, TOO_MANY_FAILURES = 0, 1, 2, 3, 4

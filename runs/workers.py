@@ -28,9 +28,9 @@ from runs.recipe import Recipe
 from runs.signals import STOP_SIGNALS
 from runs.stage import Gate
 from runs.tree_growing import grow_questions
-from storage.calls import Totals
 from storage.errors import BranchwiseError, BudgetExceeded, ConfigError
 from storage.ledger import Ledger
+from storage.ledger_rows import Totals
 from storage.memory import out_of_memory_message
 from storage.records import Question
 from storage.terminal_escape import guard_streams

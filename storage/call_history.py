@@ -9,9 +9,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from storage.calls import Totals
-from storage.groupcommit import write_error
 from storage.ledger_check import check_version, read_rows
+from storage.ledger_rows import Totals
+from storage.ledger_writer import write_error
 from storage.safe_files import reject_irregular_files
 
 PAUSE_S = 60.0

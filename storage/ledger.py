@@ -1,7 +1,7 @@
 """The ledger of a run: every model call, stored before its result is used, and every question.
 
 SQLite in WAL mode with `synchronous=FULL`: once `put` returns, its call survives a kill and a power
-cut. One thread writes (group commit, `storage.groupcommit`); reads use a separate connection and
+cut. One thread writes (group commit, `storage.ledger_writer`); reads use a separate connection and
 see committed rows only. One process at a time holds a run (`storage.lock`); the workers that it
 starts write their calls to the same database (`shared`).
 
@@ -13,55 +13,48 @@ read for use. A damaged row raises an error: it is neither used nor silently pai
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any, Self
 
 from storage.atomic import make_folder, sync
-from storage.calls import (
+from storage.errors import StorageError
+from storage.ledger_check import LEDGER_VERSION, DamagedRow, check_version, damaged, read_rows
+from storage.ledger_rows import (
     CALL_COLUMNS,
-    COUNT_BASES,
-    COUNT_ENDED,
-    COUNT_MODELS,
     CREATE,
-    GET_CALL,
-    GET_CALLS,
-    GET_ENGINE,
     GET_FACT,
-    GET_QUESTIONS,
     IS_USED,
-    MARK_PENDING,
     PUT_CALL,
     PUT_ENGINE,
-    PUT_FACT,
     PUT_QUESTION,
-    SUM_CALLS,
-    SUM_GENERATED,
+    REPORTED,
     Call,
     QuestionRow,
     QuestionStatus,
     Totals,
     call_values,
-    question_values,
+    sound,
 )
-from storage.checksums import sound
-from storage.errors import StorageError
-from storage.groupcommit import Entry, GroupCommit, write_error
-from storage.ledger_check import LEDGER_VERSION, DamagedRow, check_version, damaged, read_rows
+from storage.ledger_writer import Entry, LedgerWriter, write_error
 from storage.lock import RunLock, lock_path
 from storage.run_digest import BEGUN, UNSEALED
 from storage.safe_files import reject_irregular_files
-from storage.stored_calls import StoredCalls
 
 SUFFIXES = ("", "-wal", "-shm", "-journal")
 """Suffixes of SQLite's files."""
 _PROGRAMS = "SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger')"
 BUSY_S = 60.0
 """Seconds that a write waits for other processes, whose writes take milliseconds."""
+QUESTIONS = 2048
+"""Number of questions whose keys are kept: about 20 MB at 100 calls per question. It exceeds the
+questions in progress; rows of an older question are reread at its next lookup.
+"""
 
 
 class Ledger:
-    """An open ledger (see module); use it in a `with` or `async with` block.
+    """An open ledger (see module); use it in a `with` block.
 
     Attributes:
         path: The database; next to it are SQLite's own files and `<name>.lock`.
@@ -97,7 +90,7 @@ class Ledger:
                 raise write_error("open", path, error) from error
             raise
         self._stored = StoredCalls(self._calls_of)
-        self._commits = GroupCommit(writing, path)
+        self._commits = LedgerWriter(writing, path)
         self._closed = False
 
     async def put(self, call: Call) -> None:
@@ -120,7 +113,7 @@ class Ledger:
         Raises:
             StorageError: If the row is damaged.
         """
-        rows = self._rows(GET_CALL, (key,))
+        rows = self._rows("SELECT * FROM calls WHERE key = ?", key)
         if not rows:
             return None
         call = self._sound_call(rows[0])
@@ -152,26 +145,43 @@ class Ledger:
 
     def recount(self) -> None:
         """Recomputes the totals; must not run while a call is being stored."""
-        ((calls, *sums),) = self._rows(SUM_CALLS)
+        ((calls, *sums),) = self._rows(
+            "SELECT count(*), coalesce(sum(input_tokens), 0), coalesce(sum(cached_tokens), 0), "
+            "coalesce(sum(output_tokens), 0), total(cost_usd), count(*) - count(cost_usd), "
+            "count(*) FILTER (WHERE usage_basis <> ?) FROM calls WHERE error IS NULL",
+            REPORTED,
+        )
         self._totals = Totals(calls, *sums)
 
     def bases(self) -> dict[str, int]:
         """Counts calls by the origin of their token counts (see `Call.usage_basis`)."""
-        return dict(self._rows(COUNT_BASES))
+        counted = "SELECT usage_basis, count(*) FROM calls WHERE error IS NULL GROUP BY usage_basis"
+        return dict(self._rows(counted))
 
     def models(self, policy_digest: str) -> dict[str, int]:
         """Counts the replies of an engine by the model name that they report."""
-        return dict(self._rows(COUNT_MODELS, (policy_digest,)))
+        return dict(
+            self._rows(
+                "SELECT model, count(*) FROM calls WHERE policy_digest = ? AND error IS NULL "
+                "GROUP BY model",
+                policy_digest,
+            )
+        )
 
     def count_stop_reason(self, stop_reason: str) -> int:
         """Counts the replies that ended for this reason."""
-        return int(self._rows(COUNT_ENDED, (stop_reason,))[0][0])
+        ended = "SELECT count(*) FROM calls WHERE stop_reason = ? AND error IS NULL"
+        return int(self._rows(ended, stop_reason)[0][0])
 
     def generated_tokens_by_question(self, *roots: str) -> Counter[str]:
         """Returns the generated tokens per question, of calls whose path begins with a root."""
+        summed = (
+            "SELECT question_id, sum(output_tokens) FROM calls WHERE error IS NULL "
+            "AND substr(path, 1, instr(path, '/') - 1) = ? GROUP BY question_id"
+        )
         found: Counter[str] = Counter()
         for root in roots:
-            found.update(dict(self._rows(SUM_GENERATED, (root,))))
+            found.update(dict(self._rows(summed, root)))
         return found
 
     def note_engine(self, policy_digest: str, capabilities: str) -> None:
@@ -185,26 +195,27 @@ class Ledger:
         Raises:
             StorageError: If the row is damaged.
         """
-        rows = self._rows(GET_ENGINE, (policy_digest,))
+        rows = self._rows("SELECT * FROM engines WHERE policy_digest = ?", policy_digest)
         if rows and not sound(rows[0]):
             raise damaged(self.path, f"the engine {policy_digest}")
         return str(rows[0][1]) if rows else None
 
     def begin(self, begun: str) -> None:
         """Stores the run's digest; an existing one is kept."""
-        self._commits.write(Entry(PUT_FACT, [(BEGUN, begun)]))
+        self._commits.write(Entry("INSERT OR IGNORE INTO facts VALUES (?, ?)", [(BEGUN, begun)]))
 
     @property
     def begun(self) -> str | None:
         """Digest stored by `begin`; None in a new ledger, `UNSEALED` if rows exist without it."""
-        found = self._rows(GET_FACT, (BEGUN,))
+        found = self._rows(GET_FACT, BEGUN)
         if found:
             return str(found[0][0])
         return UNSEALED if self._rows(IS_USED)[0][0] else None
 
     def mark_pending(self, question_ids: Iterable[str]) -> None:
         """Marks unknown questions as pending; returns once they are on disk."""
-        self._write_questions(MARK_PENDING, (QuestionRow(one, "pending") for one in question_ids))
+        rows = (QuestionRow(one, "pending") for one in question_ids)
+        self._write_questions("INSERT OR IGNORE INTO questions VALUES (?, ?, ?, ?, ?)", rows)
 
     def set_question(
         self,
@@ -220,17 +231,13 @@ class Ledger:
         """Stores the states of many questions, all or none."""
         self._write_questions(PUT_QUESTION, rows)
 
-    def question_status(self) -> dict[str, QuestionStatus]:
-        """Returns the status of every question noted, by id."""
-        return {row.question_id: row.status for row in self.questions()}
-
     def questions(self) -> list[QuestionRow]:
         """Returns every noted question, in the order of its first note.
 
         Raises:
             StorageError: If a row is damaged.
         """
-        rows = self._rows(GET_QUESTIONS)
+        rows = self._rows("SELECT * FROM questions ORDER BY rowid")
         for row in rows:
             if not sound(row):
                 raise damaged(self.path, f"the status of question {row[0]!r}")
@@ -276,7 +283,10 @@ class Ledger:
         return count
 
     def _calls_of(self, question_id: str) -> dict[str, Call]:
-        calls = map(self._sound_call, self._rows(GET_CALLS, (question_id,)))
+        calls = map(
+            self._sound_call,
+            self._rows("SELECT * FROM calls WHERE question_id = ?", question_id),
+        )
         return {call.key: call for call in calls if call.error is None}
 
     def _sound_call(self, row: Sequence[Any]) -> Call:
@@ -290,9 +300,9 @@ class Ledger:
         return damaged(self.path, f"{what} question {question_id!r}")
 
     def _write_questions(self, sql: str, rows: Iterable[QuestionRow]) -> None:
-        self._commits.write(Entry(sql, [question_values(row) for row in rows], checksummed=True))
+        self._commits.write(Entry(sql, [astuple(row) for row in rows], checksummed=True))
 
-    def _rows(self, sql: str, values: tuple[object, ...] = ()) -> list[Any]:
+    def _rows(self, sql: str, *values: object) -> list[Any]:
         with self._read_lock:
             return read_rows(self._reading, self.path, sql, values)
 
@@ -302,12 +312,75 @@ class Ledger:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(self, *exception: object) -> None:
-        # Not in another thread: a cancelled task must still leave a closed ledger behind.
-        self.close()
+class StoredCalls:
+    """The stored calls of the questions in progress, so that a new call needs no disk read.
+
+    All rows of a question are read and checked together, at its first lookup. A lookup per key
+    would cost a new call more than storing it: the writing thread has just changed the pages that
+    the lookup reads, and both threads wait for each other. A call is kept until it is taken, which
+    a replay does once.
+    """
+
+    def __init__(
+        self, read: Callable[[str], Mapping[str, Call]], questions: int = QUESTIONS
+    ) -> None:
+        """Creates an empty cache.
+
+        Args:
+            read: Function that returns the calls of a question in the database, by key.
+            questions: Number of questions to keep; the oldest one is dropped first.
+        """
+        self._read = read
+        self._questions = questions
+        self._calls: dict[str, dict[str, Call | None]] = {}
+        self._loading: str | None = None
+        self._asking = threading.Lock()
+
+    def holds(self, question_id: str, key: str) -> bool:
+        """Returns whether a call of the question is stored."""
+        with self._asking:
+            known = self._calls.get(question_id)
+            return key in (self._load(question_id) if known is None else known)
+
+    def take(self, question_id: str, key: str) -> Call | None:
+        """Returns a call that was read with its question; None if already taken, or added later."""
+        known = self._calls.get(question_id, {})
+        call = known.get(key)
+        if call is not None:
+            known[key] = None
+        return call
+
+    def add(self, question_id: str, key: str) -> bool:
+        """Records a call that is now on disk; any thread may do so.
+
+        Returns:
+            Whether the call was known to be missing.
+        """
+        known = self._calls.get(question_id)
+        if known is None or key in known:
+            return False
+        known[key] = None
+        return question_id != self._loading
+
+    def _load(self, question_id: str) -> dict[str, Call | None]:
+        # Threads: lookups run on readers, `add` on the ledger's writer. Invariant: a key that is on
+        # disk is in `_calls[question]` if that question has been loaded. The empty dict is
+        # published before the read, so a call committed during the read is either in the result set
+        # or added by `add`.
+        if len(self._calls) >= self._questions:
+            del self._calls[next(iter(self._calls))]
+        self._loading = question_id
+        known: dict[str, Call | None] = {}
+        self._calls[question_id] = known
+        try:
+            known.update(self._read(question_id))
+        except BaseException:
+            del self._calls[question_id]
+            raise
+        finally:
+            self._loading = None
+        return known
 
 
 def _connect(path: Path) -> sqlite3.Connection:

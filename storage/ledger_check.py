@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from storage.calls import GET_NUMBERED, SEALED
-from storage.checksums import sound
 from storage.errors import StorageError
-from storage.groupcommit import write_error
+from storage.ledger_rows import SEALED, sound
+from storage.ledger_writer import write_error
 
 LEDGER_VERSION = 4
 """`PRAGMA user_version` of the database."""
@@ -143,7 +142,7 @@ def _read_only(path: Path) -> str:
 def _damaged_rows(connection: sqlite3.Connection, table: str) -> tuple[int, list[DamagedRow]]:
     """Returns the number of a table's rows, and the damaged ones."""
     bad, count = [], 0
-    for number, *row in connection.execute(GET_NUMBERED[table]):
+    for number, *row in connection.execute(f"SELECT rowid, * FROM {table} ORDER BY rowid"):
         count += 1
         if not sound(row):
             values = dict(zip(SEALED[table], row, strict=False))

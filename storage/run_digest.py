@@ -7,7 +7,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from storage.calls import GET_FACT, IS_USED
+from storage.ledger_rows import GET_FACT, IS_USED
 
 BEGUN = "begun"
 """Name of the ledger's fact that holds the digest."""

@@ -74,7 +74,7 @@ class CountingEngine:
 
 
 async def test_draws_differ_and_a_replay_makes_no_call(tmp_path: Path) -> None:
-    async with Ledger(tmp_path / "l") as ledger:
+    with Ledger(tmp_path / "l") as ledger:
         engine = CountingEngine(lambda number: f"cut {number} \ud83d")
         ledgered = LedgeredEngine(engine, ledger, Price(input=1, cached=0.5, output=2))
         first = await asyncio.gather(*map(ledgered.sample, DRAWS))
@@ -83,7 +83,7 @@ async def test_draws_differ_and_a_replay_makes_no_call(tmp_path: Path) -> None:
         assert (ledgered.hits, ledgered.misses) == (0, 3)
         assert ledger.totals().cost_usd == pytest.approx(3 * (60 + 20 + 20) / 1e6)
         assert {tokens_of(one) for one in first} == {(None, None, None)}, "nobody asked for them"
-    async with Ledger(tmp_path / "l") as ledger:
+    with Ledger(tmp_path / "l") as ledger:
         silent = CountingEngine()
         resumed = LedgeredEngine(silent, ledger)
         assert await asyncio.gather(*map(resumed.sample, DRAWS)) == first
@@ -113,9 +113,9 @@ def test_tokens_are_the_same_fresh_and_replayed(
     async def drawn(path: Path) -> tuple[Completion, Completion, int]:
         engine = CountingEngine()
         engine.tokens = (prompt, ids, logprobs)
-        async with Ledger(path) as ledger:
+        with Ledger(path) as ledger:
             fresh = await LedgeredEngine(engine, ledger).sample(asked)
-        async with Ledger(path) as ledger:
+        with Ledger(path) as ledger:
             return fresh, await LedgeredEngine(engine, ledger).sample(asked), len(engine.asked)
 
     with TemporaryDirectory() as folder:
@@ -127,7 +127,7 @@ def test_tokens_are_the_same_fresh_and_replayed(
 
 async def test_tokens_that_were_not_stored_are_missed_in_words(tmp_path: Path) -> None:
     asked = replace(REQUEST, tokens=True)
-    async with Ledger(tmp_path / "l") as ledger:
+    with Ledger(tmp_path / "l") as ledger:
         ledgered = LedgeredEngine(CountingEngine(), ledger)
         plain, missed = await asyncio.gather(
             ledgered.sample(REQUEST), ledgered.sample(asked), return_exceptions=True
@@ -141,7 +141,7 @@ async def test_tokens_that_were_not_stored_are_missed_in_words(tmp_path: Path) -
 
 
 async def test_a_reply_is_stored_before_anybody_sees_it(tmp_path: Path) -> None:
-    async with Ledger(tmp_path / "l") as ledger:
+    with Ledger(tmp_path / "l") as ledger:
         engine = CountingEngine()
         ledgered = LedgeredEngine(engine, ledger)
 
@@ -155,7 +155,7 @@ async def test_a_reply_is_stored_before_anybody_sees_it(tmp_path: Path) -> None:
 
 
 async def test_equal_calls_at_one_time_are_one_call(tmp_path: Path) -> None:
-    async with Ledger(tmp_path / "l") as ledger:
+    with Ledger(tmp_path / "l") as ledger:
         engine = CountingEngine()
         engine.gate = asyncio.Event()
         ledgered = LedgeredEngine(engine, ledger)
@@ -172,7 +172,7 @@ async def test_equal_calls_at_one_time_are_one_call(tmp_path: Path) -> None:
 
 
 async def test_a_failed_call_is_noted_and_made_again(tmp_path: Path) -> None:
-    async with Ledger(tmp_path / "l") as ledger:
+    with Ledger(tmp_path / "l") as ledger:
         engine = CountingEngine()
         engine.error = EndpointError("it broke", attempts=4)
         ledgered = LedgeredEngine(engine, ledger)
@@ -193,7 +193,7 @@ async def test_a_spent_budget_stops_new_calls_not_replays(tmp_path: Path) -> Non
         if ledger.totals().calls:
             raise BudgetExceeded("limits.max_tokens 10 reached")
 
-    async with Ledger(tmp_path / "l") as ledger:
+    with Ledger(tmp_path / "l") as ledger:
         engine = CountingEngine()
         ledgered = LedgeredEngine(engine, ledger, before_call=spent)
         paid = await ledgered.sample(REQUEST)
@@ -229,7 +229,7 @@ async def test_a_run_killed_at_the_first_use_has_paid_once(tmp_path: Path) -> No
         check=False,
     )
     assert killed.returncode == -signal.SIGKILL
-    async with Ledger(path) as ledger:
+    with Ledger(path) as ledger:
         engine = CountingEngine()
         completion = await LedgeredEngine(engine, ledger).sample(REQUEST)
         assert (completion.text, engine.asked) == ("1", [])

@@ -39,7 +39,7 @@ def grown(runner: Pretended, kind: str) -> None:
 async def called(run: Run) -> None:
     """30 tokens for a child and its rollout, and others that are none of the search's."""
     spent = {"tree/0": 10, "rollout/0/1": 20, "fresh/t1/1": 100, "eval/dpo": 100}
-    async with run.open_ledger() as opened:
+    with run.open_ledger() as opened:
         for tree in ("t1", "t2"):
             for path, tokens in spent.items():
                 key = f"{tree} {path}"

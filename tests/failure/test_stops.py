@@ -60,7 +60,7 @@ def test_the_first_signal_drains(
     assert world.seeds[before:] == paid, "no call begins after the signal"
     assert stored_seeds(run) == set(paid), "calls under way are finished and stored"
     with Ledger(run / "ledger.sqlite") as ledger:
-        status = ledger.question_status()
+        status = {row.question_id: row.status for row in ledger.questions()}
     done = {identity for identity, now in status.items() if now == "done"}
     assert done == question_ids(run, "trees") != set(), "finished questions are committed"
     assert list(status.values()).count("pending") == 6 - len(done)

@@ -12,9 +12,8 @@ from loopback import serving
 from tiny_dataset import policy, recipe
 
 from pipelines.cli import parser, run_stage
-from storage.calls import CALL_COLUMNS
-from storage.checksums import checksum
 from storage.ledger import Ledger
+from storage.ledger_rows import CALL_COLUMNS, checksum
 from storage.manifest import verify_manifest
 from storage.parts import question_ids
 

@@ -7,7 +7,7 @@ import pytest
 
 from runs.progress import Progress
 from runs.terminal import Terminal
-from storage.calls import Totals
+from storage.ledger_rows import Totals
 
 
 @pytest.fixture

@@ -13,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_records import a_call
 
-from storage.calls import Call, QuestionRow, packed, unpacked
-from storage.checksums import checksum, sound
 from storage.errors import StorageError
 from storage.ledger import Ledger
 from storage.ledger_check import LEDGER_VERSION, check
+from storage.ledger_rows import Call, QuestionRow, checksum, packed, sound, unpacked
 
 CALL = a_call(
     text="<answer>Lyon</answer>",
@@ -29,7 +28,7 @@ COLUMNS = [field.name for field in fields(Call)]
 
 
 async def stored(path: Path, *calls: Call) -> Path:
-    async with Ledger(path) as ledger:
+    with Ledger(path) as ledger:
         for call in calls:
             await ledger.put(call)
     return path
@@ -139,14 +138,14 @@ async def test_a_reply_under_another_question_is_not_paid_for_twice_in_silence(
 ) -> None:
     path = await stored(tmp_path / "l", CALL)
     changed(path, "UPDATE calls SET question_id = 'q9'")
-    async with Ledger(path) as ledger:
+    with Ledger(path) as ledger:
         assert ledger.get_for_question("q1", "k1") is None, "no look at the disk finds it"
         with pytest.raises(StorageError, match="question 'q1' is damaged"):
             await ledger.put(replace(CALL, text="paid again"))
 
 
 async def test_a_reply_that_two_tasks_store_is_no_damage(tmp_path: Path) -> None:
-    async with Ledger(tmp_path / "l") as ledger:
+    with Ledger(tmp_path / "l") as ledger:
         assert ledger.get_for_question("q1", "k1") is None
         await ledger.put(CALL)
         await ledger.put(replace(CALL, text="another"))  # its first task was cancelled, say
@@ -200,7 +199,7 @@ async def test_a_flipped_bit_in_table_or_index_is_told_and_can_be_dropped(
         broken[place + 2] ^= 1 << bit
         path.write_bytes(broken)
         assert not check(path).whole
-        async with Ledger(path) as ledger:
+        with Ledger(path) as ledger:
             try:
                 known = ledger.get_for_question(asked.question_id, asked.key)
                 if known is None:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from sample_records import a_call
 
-from storage.calls import QuestionRow, Totals
 from storage.errors import ConfigError, StorageError
 from storage.ledger import Ledger
 from storage.ledger_check import LEDGER_VERSION
+from storage.ledger_rows import QuestionRow, Totals
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -37,7 +37,7 @@ def test_rows_come_back_and_totals_are_cumulative(tmp_path: Path) -> None:
     path = tmp_path / "run" / "ledger.sqlite"
 
     async def first() -> None:
-        async with Ledger(path) as ledger:
+        with Ledger(path) as ledger:
             await asyncio.gather(
                 ledger.put(CALL), *(ledger.put(replace(CALL, key=f"n{i}")) for i in range(500))
             )
@@ -60,7 +60,7 @@ async def test_what_was_generated_is_told_by_where_it_was_asked(tmp_path: Path) 
         replace(CALL, key="4", path="treehouse/0", output_tokens=100),
         replace(CALL, key="5", path="tree/9", output_tokens=100, error="it broke"),
     ]
-    async with Ledger(tmp_path / "l") as ledger:
+    with Ledger(tmp_path / "l") as ledger:
         for call in calls:
             await ledger.put(call)
         assert ledger.generated_tokens_by_question("tree", "rollout") == {"q1": 12, "q2": 1}
@@ -68,7 +68,7 @@ async def test_what_was_generated_is_told_by_where_it_was_asked(tmp_path: Path) 
 
 
 async def test_a_stored_reply_stays_and_an_error_gives_way(tmp_path: Path) -> None:
-    async with Ledger(tmp_path / "l") as ledger:
+    with Ledger(tmp_path / "l") as ledger:
         await ledger.put(replace(CALL, error="it broke", text=""))
         assert ledger.get("k1") is None
         await ledger.put(CALL)
@@ -82,7 +82,7 @@ async def test_a_stored_reply_stays_and_an_error_gives_way(tmp_path: Path) -> No
 
 
 async def test_one_bad_row_fails_alone(tmp_path: Path) -> None:
-    async with Ledger(tmp_path / "l") as ledger:
+    with Ledger(tmp_path / "l") as ledger:
         results = await asyncio.gather(
             ledger.put(CALL),
             ledger.put(replace(CALL, key="bad", draw=2**70)),
@@ -101,14 +101,13 @@ def test_question_status(tmp_path: Path) -> None:
         ledger.set_question("a", "done", part="00000")
         ledger.set_questions([QuestionRow("c", "failed", "EndpointError")])
         ledger.mark_pending(["a", "d"])
-        assert list(ledger.question_status().items()) == [
-            ("b", "pending"),
-            ("a", "done"),
-            ("c", "failed"),
-            ("d", "pending"),
+        assert ledger.questions() == [
+            QuestionRow("b", "pending"),
+            QuestionRow("a", "done", None, "00000"),
+            QuestionRow("c", "failed", "EndpointError"),
+            QuestionRow("d", "pending"),
         ]
         assert ledger.counts() == {"pending": 2, "done": 1, "failed": 1}
-        assert ledger.questions()[1] == QuestionRow("a", "done", None, "00000")
     with pytest.raises(StorageError, match="closed"):
         ledger.set_question("a", "done")
 
@@ -158,7 +157,7 @@ from test_ledger import CALL
 
 async def main():
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    async with Ledger(Path(sys.argv[1])) as ledger:
+    with Ledger(Path(sys.argv[1])) as ledger:
         await ledger.put(CALL)
         _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from sample_records import a_call
 
-from storage.calls import Call
-from storage.ledger import Ledger
-from storage.stored_calls import StoredCalls
+from storage.ledger import Ledger, StoredCalls
+from storage.ledger_rows import Call
 
 CALL = a_call()
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from storage.calls import Call
+from storage.ledger_rows import Call
 from storage.records import Component, Message, Pair, Prediction, Question, TreeNode
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from storage.checksums import checksum
 from storage.errors import StorageError
+from storage.ledger_rows import checksum
 from storage.text import replace_surrogates
 
 MAX_BATCH = 4096
@@ -54,7 +54,7 @@ def write_error(doing: str, path: Path, fault: Exception) -> StorageError:
     )
 
 
-class GroupCommit:
+class LedgerWriter:
     """The only writer of a database; commits entries in the order of their arrival.
 
     Takes over `connection`, which must be in autocommit mode and usable from any thread.
