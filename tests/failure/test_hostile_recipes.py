@@ -88,13 +88,13 @@ def test_a_recipe(text: str, says: str, world: World, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("text", "says"), RECIPES.values(), ids=RECIPES)
-def test_a_recipe_of_a_run(text: str, says: str, world: World, run: Path) -> None:
+@pytest.mark.parametrize("which", ["an anchor", "deep lists", "a date", "twice", "too long"])
+def test_a_recipe_of_a_run(which: str, world: World, run: Path) -> None:
+    text, says = RECIPES[which]
     (run / "config.yaml").write_text(text)
     told(world.stages.run("inspect", "--run", run), says, f"{run}/config.yaml")
-    if says != "mcts.c":  # which is a difference, and told as one
-        other = world.stages.run("annotate", "--config", world.recipe, "--run", run)
-        told(other, says, f"{run}/config.yaml")
+    other = world.stages.run("annotate", "--config", world.recipe, "--run", run)
+    told(other, says, f"{run}/config.yaml")
 
 
 @pytest.mark.parametrize(
