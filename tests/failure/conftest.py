@@ -1,6 +1,8 @@
 """What the tests of this folder share: one warm process, one endpoint, one run left in peace."""
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from durable import World, opened_world
@@ -17,3 +19,9 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stages]:
 def world(tmp_path_factory: pytest.TempPathFactory, stages: Stages) -> Iterator[World]:
     with opened_world(tmp_path_factory.mktemp("world"), stages) as opened:
         yield opened
+
+
+@pytest.fixture
+def run(world: World, tmp_path: Path) -> Path:
+    """A finished run of one's own."""
+    return Path(shutil.copytree(world.whole, tmp_path / "run"))

@@ -1,6 +1,5 @@
 """Files that were damaged afterwards: each reader names the file and a remedy, which works."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,12 +46,6 @@ def missing(path: Path) -> None:
 
 
 Damage = Callable[[Path], None]
-
-
-@pytest.fixture
-def run(world: World, tmp_path: Path) -> Path:
-    """A finished run of one's own."""
-    return Path(shutil.copytree(world.whole, tmp_path / "run"))
 
 
 def told(world: World, stage: str, run: Path, tmp_path: Path) -> Ended:

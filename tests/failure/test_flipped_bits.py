@@ -5,7 +5,6 @@ part again with other rows, noted their hash, and exited with 0.
 """
 
 import random
-import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -23,9 +22,8 @@ FLIPS = 12
 
 
 @pytest.fixture
-def run(world: World, tmp_path: Path) -> Path:
+def run(run: Path) -> Path:
     """A finished run of one's own, of which a part is lost."""
-    run = Path(shutil.copytree(world.whole, tmp_path / "run"))
     (run / LOST).unlink()
     return run
 

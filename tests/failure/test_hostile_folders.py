@@ -4,7 +4,6 @@ Each is a sentence that names it, and exit code 2, before anything outside the f
 written. A stage that hangs is told of by `Stages`.
 """
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -58,12 +57,6 @@ MORE = {
     "train-dpo": ("--dry-run",),
     "study": ("--name", "labels", "--dry-run"),
 }
-
-
-@pytest.fixture
-def run(world: World, tmp_path: Path) -> Path:
-    """A finished run of one's own."""
-    return Path(shutil.copytree(world.whole, tmp_path / "run"))
 
 
 def refused(world: World, run: Path, stage: str, name: str) -> Ended:

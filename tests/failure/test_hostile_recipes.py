@@ -4,7 +4,6 @@ A stage that hangs is told of by `Stages`.
 """
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -62,12 +61,6 @@ JSONS = {
     "torn": '{"inputs": {',
     "latin": '{"inputs": "\xe9"}',
 }
-
-
-@pytest.fixture
-def run(world: World, tmp_path: Path) -> Path:
-    """A finished run of one's own."""
-    return Path(shutil.copytree(world.whole, tmp_path / "run"))
 
 
 def told(ended: Ended, *said: str, code: int = 2) -> None:
