@@ -10,17 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from storage.ledger_check import check_version, read_rows
-from storage.ledger_rows import Totals
+from storage.ledger_rows import SUMS, Totals
 from storage.ledger_writer import write_error
 from storage.safe_files import reject_irregular_files
 
 PAUSE_S = 60.0
 """A longer gap between calls is a pause, such as the time between two attempts at a run."""
 _TRAJECTORY = "question_id, policy_digest, substr(path, 1, instr(path, '+') - 1), draw"
-_SUMS = (
-    "count(*), sum(input_tokens), sum(cached_tokens), sum(output_tokens), total(cost_usd), "
-    "count(*) - count(cost_usd), 0"
-)
 _SUMMED = len(fields(Totals))
 
 
@@ -69,7 +65,7 @@ def read_call_history(
         with closing(sqlite3.connect(uri, uri=True)) as reading:
             if check_version(reading, ledger):
                 return None
-            sums = f"SELECT {_SUMS}, role, {unit} FROM calls WHERE {where} GROUP BY {unit}, role"
+            sums = f"SELECT {SUMS}, role, {unit} FROM calls WHERE {where} GROUP BY {unit}, role"
             rows = read_rows(reading, ledger, sums, tuple(paths))
             ends = "SELECT 86400 * julianday(at), latency_s FROM calls WHERE " + where
             ended = read_rows(reading, ledger, ends, tuple(paths))

@@ -29,7 +29,7 @@ from storage.ledger_rows import (
     PUT_CALL,
     PUT_ENGINE,
     PUT_QUESTION,
-    REPORTED,
+    SUMS,
     Call,
     QuestionRow,
     QuestionStatus,
@@ -145,13 +145,7 @@ class Ledger:
 
     def recount(self) -> None:
         """Recomputes the totals; must not run while a call is being stored."""
-        ((calls, *sums),) = self._rows(
-            "SELECT count(*), coalesce(sum(input_tokens), 0), coalesce(sum(cached_tokens), 0), "
-            "coalesce(sum(output_tokens), 0), total(cost_usd), count(*) - count(cost_usd), "
-            "count(*) FILTER (WHERE usage_basis <> ?) FROM calls WHERE error IS NULL",
-            REPORTED,
-        )
-        self._totals = Totals(calls, *sums)
+        self._totals = Totals(*self._rows(f"SELECT {SUMS} FROM calls WHERE error IS NULL")[0])
 
     def bases(self) -> dict[str, int]:
         """Counts calls by the origin of their token counts (see `Call.usage_basis`)."""

@@ -177,6 +177,12 @@ def _put(table: str) -> str:
 # A stored reply is never overwritten, so all replays get the same one. A stored error may be.
 PUT_CALL = _put("calls") + " WHERE calls.error IS NOT NULL"
 PUT_ENGINE, PUT_QUESTION = _put("engines"), _put("questions")
+SUMS = (
+    "count(*), coalesce(sum(input_tokens), 0), coalesce(sum(cached_tokens), 0), "
+    "coalesce(sum(output_tokens), 0), total(cost_usd), count(*) - count(cost_usd), "
+    f"count(*) FILTER (WHERE usage_basis <> '{REPORTED}')"
+)
+"""The fields of `Totals`, in SQL."""
 GET_FACT = "SELECT value FROM facts WHERE name = ?"
 IS_USED = (
     "SELECT EXISTS (SELECT 1 FROM calls) OR EXISTS (SELECT 1 FROM questions)"
