@@ -3,43 +3,22 @@
 import pytest
 
 from storage.errors import ConfigError
-from storage.http import checked_address, is_loopback, proxy_for, shown_url
+from storage.http import Proxy, checked_address, is_loopback, proxy_for, shown_url
 
-
-@pytest.mark.parametrize(
-    "host",
-    [
-        "localhost",
-        "LOCALHOST:80",
-        "localhost.",
-        "a.localhost",
-        "127.0.0.1",
-        "127.8.0.1:9",
-        "127.255.255.255",
-        "[::1]:1",
-        "[0:0:0:0:0:0:0:1]",
-        "0.0.0.0",
-        "[::]",
-    ],
+OURS = (
+    "localhost LOCALHOST:80 localhost. a.localhost 127.0.0.1 127.8.0.1:9 127.255.255.255 [::1]:1 "
+    "[0:0:0:0:0:0:0:1] 0.0.0.0 [::]"
 )
-def test_this_machine(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    monkeypatch.setenv("no_proxy", "")
-    assert is_loopback(f"http://{host}/v1")
-    assert proxy_for(f"http://{host}/v1") is None
+OTHERS = "localhost.example.org notlocalhost 126.255.255.255 128.0.0.1 10.0.0.1 [::2]"
 
 
-@pytest.mark.parametrize(
-    "host",
-    ["localhost.example.org", "notlocalhost", "126.255.255.255", "128.0.0.1", "10.0.0.1", "[::2]"],
-)
-def test_another_machine(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_machine_and_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
     monkeypatch.setenv("no_proxy", "")
-    assert not is_loopback(f"http://{host}/v1")
-    found = proxy_for(f"http://{host}/v1")
-    assert found is not None
-    assert found.address == "http://proxy.example:3128"
+    for host in (*OURS.split(), *OTHERS.split()):
+        url, ours = f"http://{host}/v1", host in OURS.split()
+        assert is_loopback(url) == ours, host
+        assert proxy_for(url) == (None if ours else Proxy("http://proxy.example:3128")), host
 
 
 @pytest.mark.parametrize(
