@@ -30,11 +30,11 @@ from typing import Any
 
 from benchmarks.packed_training import counting
 from storage.ledger_rows import unpacked
-from training.arguments import lora_config, shared_arguments, silence_libraries
+from training.arguments import lora_config, silence_libraries, trainer_arguments
 from training.grpo import grpo_trainer
 from training.packing import StepTokens
 from training.rollouts import PolicyCall, Rollout, RolloutBatch
-from training.settings import GrpoSettings
+from training.settings import GrpoSettings, TrainingSettings
 from weights.policy_files import load_policy, policy_files
 
 Groups = Sequence[Sequence[Rollout]]
@@ -153,21 +153,21 @@ class Stored:
         return RolloutBatch(self.groups)
 
 
-def our_trainer(start: str, groups: Groups, settings: GrpoSettings, folder: Path) -> Any:
+def our_trainer(start: str, groups: Groups, training: TrainingSettings, folder: Path) -> Any:
     model, tokenizer = load_policy(policy_files(start))
-    arguments = shared_arguments(settings, folder, 0)
-    return grpo_trainer(model, tokenizer, Stored(groups), settings, arguments, 0, temperature=1.0)
+    arguments = trainer_arguments(training, "grpo", folder, 0)
+    return grpo_trainer(model, tokenizer, Stored(groups), training, arguments, 0, temperature=1.0)
 
 
 def trl_trainer(
-    start: str, groups: Groups, settings: GrpoSettings, folder: Path, micro_batch: int
+    start: str, groups: Groups, training: TrainingSettings, folder: Path, micro_batch: int
 ) -> Any:
     """Returns TRL's trainer with the same settings."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
     model, tokenizer = load_policy(policy_files(start))
-    rollouts, size = sum(map(len, groups)), len(groups[0])
+    settings, rollouts, size = training.grpo, sum(map(len, groups)), len(groups[0])
 
     def roll_out(prompts: list[str], trainer: Any) -> dict[str, Any]:
         # Each prompt comes once for each rollout of its group.
@@ -188,7 +188,7 @@ def trl_trainer(
         rollout_func=roll_out,
         args=GRPOConfig(
             **{
-                **shared_arguments(settings, folder, 0),
+                **trainer_arguments(training, "grpo", folder, 0),
                 "max_steps": settings.batches,
                 "per_device_train_batch_size": micro_batch,
                 "gradient_accumulation_steps": rollouts // micro_batch,
@@ -202,12 +202,12 @@ def trl_trainer(
         ),
         train_dataset=Dataset.from_list([{"prompt": str(n)} for n in range(len(groups))]),
         processing_class=tokenizer,
-        peft_config=lora_config(settings.lora),
+        peft_config=lora_config(training.lora),
     )
 
 
 def train_once(
-    start: str, groups: Groups, settings: GrpoSettings, micro_batch: int, threads: int
+    start: str, groups: Groups, training: TrainingSettings, micro_batch: int, threads: int
 ) -> Measured:
     """Trains a new adapter on `start` and discards it; loading is not timed.
 
@@ -236,7 +236,7 @@ def train_once(
     with tempfile.TemporaryDirectory() as name:
         make: Any = (our_trainer, trl_trainer)[bool(micro_batch)]
         more = (micro_batch,) * bool(micro_batch)
-        trainer = make(start, groups, settings, Path(name), *more)
+        trainer = make(start, groups, training, Path(name), *more)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(Watch())
         move(trainer.model)
@@ -277,14 +277,14 @@ def compare(groups: Groups, options: argparse.Namespace, beta: float) -> dict[st
         max_tokens=None,
         micro_tokens=options.micro_tokens,
         save_every=10**6,
-        precision="float32",
     )
+    training = TrainingSettings(grpo=settings, precision="float32")
     found: dict[str, list[Measured]] = {"TRL": [], "ours": []}
     for _ in range(options.rounds):
         for name, runs in found.items():
             micro_batch = options.micro_batch if name == "TRL" else 0
             with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # memory of its own
-                given = (options.start, groups, settings, micro_batch, options.threads)
+                given = (options.start, groups, training, micro_batch, options.threads)
                 runs.append(pool.submit(train_once, *given).result())
     return found
 

@@ -22,11 +22,11 @@ from typing import Any
 from storage.parts import read_parts
 from storage.records import Pair
 from storage.schemas import table_to_records
-from training.arguments import example_arguments, shared_arguments, silence_libraries
+from training.arguments import silence_libraries, trainer_arguments
 from training.likelihood import step_logps
 from training.pair_trainer import pair_trainer, set_reference_logps
 from training.preferences import PreferenceTokens, describe_lengths, tokenise_pairs
-from training.settings import DpoSettings
+from training.settings import DpoSettings, TrainingSettings
 from weights.policy_files import load_policy, policy_files
 
 
@@ -48,20 +48,21 @@ class Measured:
         return 2 * self.learned + self.read
 
 
-def train_once(start: str, pairs: Sequence[PreferenceTokens], settings: DpoSettings) -> Measured:
+def train_once(
+    start: str, pairs: Sequence[PreferenceTokens], training: TrainingSettings
+) -> Measured:
     """Trains a new adapter on `start` and discards it; loading is not timed."""
     from transformers import PrinterCallback
 
     model, tokenizer = load_policy(policy_files(start))
     measured = Measured()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = shared_arguments(settings, Path(folder), seed=0)
-        arguments |= example_arguments(settings)
-        trainer = pair_trainer(model, tokenizer, pairs, settings, arguments)
+        arguments = trainer_arguments(training, "dpo", Path(folder), seed=0)
+        trainer = pair_trainer(model, tokenizer, pairs, training, arguments)
         trainer.remove_callback(PrinterCallback)
         model.get_input_embeddings().register_forward_hook(counting(measured))
         began = time.perf_counter()
-        if settings.packed:
+        if training.packed:
             rows = [row for pair in pairs for row in pair.rows]
             with trainer.model.disable_adapter():
                 set_reference_logps(trainer, pairs, step_logps(trainer, rows, packed=True))
@@ -110,10 +111,11 @@ def main() -> None:
                 batch_size=options.batch,
                 micro_batch=options.micro_batch,
                 save_every=10**6,
-                packed=name == "packed",
-                precision=options.precision,
             )
-            measured = train_once(options.start, pairs, settings)
+            training = TrainingSettings(
+                dpo=settings, packed=name == "packed", precision=options.precision
+            )
+            measured = train_once(options.start, pairs, training)
             best[name] = min(best.get(name, measured), measured, key=lambda m: m.seconds)
     for name, measured in best.items():
         print(

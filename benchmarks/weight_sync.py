@@ -33,12 +33,12 @@ from runs.factories import open_data
 from runs.policy_serving import EmbeddedServing
 from runs.recipe_file import load_recipe
 from storage.records import Message
-from training.arguments import shared_arguments, silence_libraries
+from training.arguments import silence_libraries, trainer_arguments
 from training.canary import TOLERANCE, Canary, CanaryResult
 from training.grpo import grpo_trainer
 from training.packing import StepTokens
 from training.rollouts import PolicyCall, Rollout, RolloutBatch
-from training.settings import GrpoSettings
+from training.settings import GrpoSettings, TrainingSettings
 from weights.policy_files import load_policy, policy_files
 
 Adapter = dict[str, Any]
@@ -163,12 +163,12 @@ def run(policy: ModelSettings, source: Synced, lr: float) -> None:
         batch_questions=1,
         group_size=4,
         save_every=10**6,
-        precision="float32",
     )
+    training = TrainingSettings(grpo=settings, precision="float32")
     model, tokenizer = load_policy(policy_files(policy.model))
     with tempfile.TemporaryDirectory() as checkpoints:
-        arguments = shared_arguments(settings, Path(checkpoints), 0)
-        trainer = grpo_trainer(model, tokenizer, source, settings, arguments, 0, 1.0)
+        arguments = trainer_arguments(training, "grpo", Path(checkpoints), 0)
+        trainer = grpo_trainer(model, tokenizer, source, training, arguments, 0, 1.0)
         trainer.remove_callback(PrinterCallback)
         trainer.train()
 

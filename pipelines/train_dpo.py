@@ -29,7 +29,7 @@ def train_dpo(context: StageContext) -> StageResult:
         return StageResult({"pairs": len(pairs), "dry_run": True})
     report = train(
         pairs,
-        recipe.training.dpo,
+        recipe.training,
         start=start,
         target=target,
         seed=recipe.seed,

@@ -186,7 +186,7 @@ def _train(
         initial_adapter_hash = [file_hash(adapter / "adapter_model.safetensors")]
     report = train(
         source,
-        recipe.training.grpo,
+        recipe.training,
         start=recipe.policy.trainable,
         target=training.target,
         seed=recipe.seed,

@@ -31,7 +31,7 @@ def train_sft(context: StageContext) -> StageResult:
         return StageResult({"examples": len(examples), "dry_run": True})
     report = train_on_steps(
         examples,
-        settings,
+        recipe.training,
         kind="sft",
         start=start,
         target=target,

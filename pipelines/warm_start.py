@@ -80,7 +80,7 @@ def warm_start(context: StageContext) -> StageResult:
         return StageResult({**made, "dry_run": True})
     report = train(
         traces.examples,
-        settings,
+        recipe.training,
         target=target,
         seed=recipe.seed,
         stops=protocol.stops,

@@ -103,7 +103,7 @@ class VllmServing:
         policy = self.recipe.policy
         if self._server is None and policy.base_url is None:
             start = policy.model_copy(update={"model": policy.trainable})
-            rank = self.recipe.training.grpo.lora.r
+            rank = self.recipe.training.lora.r
             server = await asyncio.to_thread(server_for, start, self.logs, None, self.log, rank)
             self._server = await self._stack.enter_async_context(server)
         folder = self._write(model)

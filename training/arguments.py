@@ -9,7 +9,7 @@ from typing import Any
 
 from storage.errors import ConfigError
 from storage.seeds import to_uint32
-from training.settings import ExampleSettings, LoraSettings, OptimiserSettings
+from training.settings import ExampleSettings, LoraSettings, TrainingKind, TrainingSettings
 
 # Names of glibc's `mallopt` settings (malloc.h).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -37,15 +37,19 @@ def tune_malloc() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
-def shared_arguments(settings: OptimiserSettings, checkpoints: Path, seed: int) -> dict[str, Any]:
-    """Returns keyword arguments of a Hugging Face `TrainingArguments` that every trainer uses.
+def trainer_arguments(
+    training: TrainingSettings, kind: TrainingKind, checkpoints: Path, seed: int
+) -> dict[str, Any]:
+    """Returns keyword arguments of a Hugging Face `TrainingArguments`.
 
     Raises:
-        ConfigError: If a reporter is missing.
+        ConfigError: If a reporter is missing, or `batch_size` is not a multiple of `micro_batch`.
     """
     import torch
 
-    _check_present(settings.report_to)
+    _check_present(training.report_to)
+    settings = training.of(kind)
+    batches = _batch_arguments(settings) if isinstance(settings, ExampleSettings) else {}
     accelerated = torch.cuda.is_available()
     return {
         "output_dir": str(checkpoints),
@@ -58,23 +62,20 @@ def shared_arguments(settings: OptimiserSettings, checkpoints: Path, seed: int) 
         "save_strategy": "steps",
         "save_steps": settings.save_every,
         "save_total_limit": 2,
-        "report_to": list(settings.report_to) or "none",
+        "report_to": list(training.report_to) or "none",
         "seed": to_uint32(seed),
         "data_seed": to_uint32(seed),
         "use_cpu": not accelerated,
-        "bf16": in_bfloat16(settings.precision),
+        "bf16": in_bfloat16(training.precision),
         "disable_tqdm": True,
         "remove_unused_columns": False,
         "dataloader_pin_memory": accelerated,
+        **batches,
     }
 
 
-def example_arguments(settings: ExampleSettings) -> dict[str, Any]:
-    """Returns the keyword arguments of `TrainingArguments` for trainers on fixed examples.
-
-    Raises:
-        ConfigError: If `batch_size` is not a multiple of `micro_batch`.
-    """
+def _batch_arguments(settings: ExampleSettings) -> dict[str, Any]:
+    """Returns the keyword arguments of trainers on fixed examples."""
     if settings.batch_size % settings.micro_batch:
         raise ConfigError(
             f"training: batch_size {settings.batch_size} is not a multiple of micro_batch "
@@ -89,7 +90,7 @@ def example_arguments(settings: ExampleSettings) -> dict[str, Any]:
 
 
 def in_bfloat16(precision: str) -> bool:
-    """Returns whether layers compute in bfloat16; see `training.settings.OptimiserSettings`."""
+    """Returns whether layers compute in bfloat16; see `training.settings.TrainingSettings`."""
     import torch
 
     if precision != "auto":

@@ -25,14 +25,14 @@ from training.pair_trainer import pair_trainer, set_reference_logps
 from training.preferences import PreferenceTokens, describe_lengths, tokenise_pairs
 from training.reference import reference_logps
 from training.report import TrainingReport
-from training.settings import DpoSettings
+from training.settings import TrainingSettings
 from training.training_run import TrainingRun, log_line
 from weights.policy_files import policy_digest, policy_files
 
 
 def train_dpo(
     pairs: Sequence[Pair],
-    settings: DpoSettings,
+    training: TrainingSettings,
     *,
     start: str,
     target: Path,
@@ -54,7 +54,7 @@ def train_dpo(
 
     Args:
         pairs: Rows of the pairs parquet.
-        settings: See `training.settings.DpoSettings`.
+        training: Settings of `training.dpo`, and those that all trainings share.
         start: "packaged" or a model folder: the policy that the pairs were drawn from.
         target: Folder for `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
         seed: Random seed of initialisation and order.
@@ -65,19 +65,20 @@ def train_dpo(
 
     Raises:
         ConfigError: If `pairs` is empty, too many are longer than `max_length`, all are held out,
-            or the model cannot read packed pairs (use `packed: false`).
+            or the model cannot read packed pairs (use `training.packed: false`).
         StorageError: If `resume` is set and the target's checkpoints belong to another training.
     """
     if not pairs:
         raise ConfigError("the list of training pairs is empty; annotate more questions")
-    course = TrainingRun("dpo", settings, start, target, seed, resume, log, data)
+    settings = training.dpo
+    course = TrainingRun("dpo", training, start, target, seed, resume, log, data)
     model, tokenizer = course.load_start()
     tokens = tokenise_pairs(pairs, tokenizer, stops)
     lengths = describe_lengths(tokens)
     log(lengths)
     trained, out = split_holdout(course.drop_overlong(tokens), settings.holdout, seed)
-    trainer = pair_trainer(model, tokenizer, trained, settings, course.arguments())
-    asked = settings.packed or settings.max_start_margin is not None
+    trainer = pair_trainer(model, tokenizer, trained, training, course.arguments())
+    asked = training.packed or settings.max_start_margin is not None
     reference = _reference(trainer, [*(trained if asked else []), *out], course)
     kept = filter_by_start_margin(trained, reference, settings.max_start_margin)
     if len(kept) < len(trained):
@@ -87,11 +88,11 @@ def train_dpo(
         )
         trained = [trained[place] for place in kept]
         trainer.train_dataset = trainer.train_dataset.select(kept)
-    if settings.packed:
+    if training.packed:
         set_reference_logps(trainer, trained, reference)
 
     def scored(trainer: Any) -> HoldoutScore | None:
-        policy = step_logps(trainer, _rows(out), packed=settings.packed)
+        policy = step_logps(trainer, _rows(out), packed=training.packed)
         return score(out, policy, reference, settings.beta) if out else None
 
     return course.train(trainer, trained, len(pairs) - len(out), lengths, scored)
@@ -106,7 +107,7 @@ def _reference(
 
     def compute(rows: Sequence[StepTokens]) -> dict[StepTokens, float]:
         with trainer.model.disable_adapter():
-            return step_logps(trainer, rows, packed=course.settings.packed)
+            return step_logps(trainer, rows, packed=course.training.packed)
 
     digest = policy_digest(policy_files(course.start), "f32")
     precision = trainer.accelerator.mixed_precision

@@ -33,7 +33,7 @@ from training.packing import StepTokens
 from training.policy_loss import clipped_loss, divergence, is_clipped
 from training.report import TrainingReport
 from training.rollouts import Rollout, RolloutBatch, TrainingRow, drawn, rows_of
-from training.settings import GrpoSettings
+from training.settings import GrpoSettings, TrainingSettings
 from training.training_run import TrainingRun, log_line
 from training.tree_attention import enable_packed_forward
 from weights.adapter_chain import load_adapter
@@ -60,7 +60,7 @@ class RolloutSource(Protocol):
 
 def train_grpo(
     source: RolloutSource,
-    settings: GrpoSettings,
+    training: TrainingSettings,
     *,
     start: str,
     target: Path,
@@ -79,7 +79,7 @@ def train_grpo(
 
     Args:
         source: Draws the rollouts.
-        settings: See `training.settings.GrpoSettings`.
+        training: Settings of `training.grpo`, and those that all trainings share.
         start: "packaged" or a model folder; also the reference of the divergence.
         target: Folder for `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
         seed: Random seed of initialisation and sampling.
@@ -92,14 +92,14 @@ def train_grpo(
         data: Origin of the questions, as JSON; written to `training.json`.
 
     Raises:
-        ConfigError: If the model cannot read packed rows (use `packed: false`).
+        ConfigError: If the model cannot read packed rows (use `training.packed: false`).
         StorageError: If `resume` is set and the target's checkpoints belong to another training.
         TrainingError: If gradients were not finite three times in a row.
     """
-    course = TrainingRun("grpo", settings, start, target, seed, resume, log, data)
+    course = TrainingRun("grpo", training, start, target, seed, resume, log, data)
     model, tokenizer = course.load_start()
     trainer = grpo_trainer(
-        model, tokenizer, source, settings, course.arguments(), seed, temperature, begin_with, log
+        model, tokenizer, source, training, course.arguments(), seed, temperature, begin_with, log
     )
     return course.train(trainer, list(deciding), given=len(deciding))
 
@@ -108,7 +108,7 @@ def grpo_trainer(
     model: Any,
     tokenizer: Any,
     source: RolloutSource,
-    settings: GrpoSettings,
+    training: TrainingSettings,
     arguments: Mapping[str, Any],
     seed: int,
     temperature: float,
@@ -118,15 +118,16 @@ def grpo_trainer(
     """Returns a trainer around a plain `model` (the start), with a new adapter on it.
 
     Args:
-        arguments: See `training.arguments.shared_arguments`.
+        arguments: See `training.arguments.trainer_arguments`.
 
     Raises:
-        ConfigError: If the model cannot read packed rows, and `settings.packed` is set.
+        ConfigError: If the model cannot read packed rows, and `training.packed` is set.
     """
     from peft import get_peft_model
     from transformers import TrainingArguments, set_seed
     from trl.trainer.utils import add_fused_lm_head
 
+    settings = training.grpo
     steps = settings.batches * settings.updates
     configuration = TrainingArguments(
         **{
@@ -136,12 +137,12 @@ def grpo_trainer(
             "per_device_train_batch_size": 1,
         }
     )
-    if settings.packed:
-        enable_packed_forward(model, "grpo")
+    if training.packed:
+        enable_packed_forward(model)
     one_device(configuration)
     set_seed(to_uint32(seed))  # before the adapter, whose first weights are random
     add_fused_lm_head(model, temperature=temperature, outputs=("log_probs", "entropy"))
-    policy = get_peft_model(model, lora_config(settings.lora))
+    policy = get_peft_model(model, lora_config(training.lora))
     if begin_with is not None:
         load_adapter(policy, begin_with)
     return _trainer_class()(
@@ -152,6 +153,7 @@ def grpo_trainer(
         data_collator=lambda steps: steps[0],
         source=source,
         settings=settings,
+        packed=training.packed,
         seed=seed,
         log=log,
     )
@@ -247,6 +249,7 @@ def _trainer_class() -> Any:
             *,
             source: RolloutSource,
             settings: GrpoSettings,
+            packed: bool,
             seed: int,
             log: Log,
             **given: Any,
@@ -254,6 +257,7 @@ def _trainer_class() -> Any:
             super().__init__(**given)
             self.source = source
             self.settings = settings
+            self.packed = packed
             self.seed = seed
             self.print_line = log
             self.updates: list[_Update] = []
@@ -359,7 +363,7 @@ def _trainer_class() -> Any:
 
         def _logps(self, asked: Any) -> dict[StepTokens, tuple[float, ...]]:
             self.model.eval()
-            return token_logps(self, asked, packed=self.settings.packed)
+            return token_logps(self, asked, packed=self.packed)
 
         def _start_logps(self, asked: Any) -> dict[StepTokens, tuple[float, ...]]:
             with self.model.disable_adapter():
@@ -373,7 +377,7 @@ def _trainer_class() -> Any:
             micro_batches = batches(
                 update.rows,
                 settings.micro_tokens,
-                packed=settings.packed,
+                packed=self.packed,
                 tokens_of=lambda row: row.tokens,
             )
             for rows in micro_batches:
@@ -392,7 +396,7 @@ def _trainer_class() -> Any:
         ) -> Any:
             settings = self.settings
             tokens = [row.tokens for row in rows]
-            sampled_mask, output = read_steps(self, model, tokens, packed=settings.packed)
+            sampled_mask, output = read_steps(self, model, tokens, packed=self.packed)
             logps = output.log_probs[sampled_mask].float()
 
             def flat(values: Any) -> Any:

@@ -14,7 +14,7 @@ from training.arguments import lora_config, one_device
 from training.packing import StepTokens, packed_batch
 from training.preferences import PreferenceTokens
 from training.samplers import StateOrder
-from training.settings import DpoSettings
+from training.settings import DpoSettings, TrainingSettings
 from training.tree_attention import enable_packed_forward
 
 
@@ -22,20 +22,21 @@ def pair_trainer(
     model: Any,
     tokenizer: Any,
     pairs: Sequence[PreferenceTokens],
-    settings: DpoSettings,
+    training: TrainingSettings,
     arguments: Mapping[str, Any],
 ) -> Any:
     """Returns a trainer around a plain `model` (the start), with a new adapter on it.
 
     Args:
-        arguments: See `training.arguments.shared_arguments`.
+        arguments: See `training.arguments.trainer_arguments`.
 
     Raises:
-        ConfigError: If the model cannot read packed pairs, and `settings.packed` is set.
+        ConfigError: If the model cannot read packed pairs, and `training.packed` is set.
     """
     from datasets import Dataset
     from trl import DPOConfig
 
+    settings = training.dpo
     configuration = DPOConfig(
         **arguments,
         beta=settings.beta,
@@ -48,16 +49,16 @@ def pair_trainer(
         for p, n in ((p, len(p)) for p in pairs)
     ]
     given: dict[str, Any] = {}
-    if settings.packed:
-        enable_packed_forward(model, "dpo")
+    if training.packed:
+        enable_packed_forward(model)
         one_device(configuration)
         given["data_collator"] = PackedPairs(tokenizer.pad_token_id or tokenizer.eos_token_id)
-    return _trainer_class(settings)(
+    return _trainer_class(settings, training.packed)(
         model=model,
         args=configuration,
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
-        peft_config=lora_config(settings.lora),
+        peft_config=lora_config(training.lora),
         **given,
     )
 
@@ -110,7 +111,7 @@ class PackedPairs:
         return packed_batch(rows, self.pad) | reference
 
 
-def _trainer_class(settings: DpoSettings) -> Any:
+def _trainer_class(settings: DpoSettings, packed: bool) -> Any:
     """Defines the class here, because TRL takes seconds to import."""
     from trl import DPOTrainer
 
@@ -129,7 +130,7 @@ def _trainer_class(settings: DpoSettings) -> Any:
             return dataset
 
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-            if not settings.packed:
+            if not packed:
                 return super()._get_train_sampler(train_dataset)
             return StateOrder(list(map(tuple, self.train_dataset["prompt_ids"])), self.args.seed)
 
@@ -138,7 +139,7 @@ def _trainer_class(settings: DpoSettings) -> Any:
             if reference_free:
                 nothing = inputs["input_ids"].new_zeros(len(inputs["input_ids"]) // 2).float()
                 inputs = inputs | {"ref_chosen_logps": nothing, "ref_rejected_logps": nothing}
-            if settings.packed:
+            if packed:
                 # TRL counts the rows, but the model reads the tree.
                 self._total_train_tokens += int(
                     inputs["tree_tokens"].numel() - inputs["attention_mask"].sum()

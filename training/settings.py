@@ -22,28 +22,18 @@ class LoraSettings(Settings):
 
 
 class OptimiserSettings(Settings):
-    """Settings of every policy trainer.
+    """Settings of every policy trainer in its own block.
 
     Attributes:
         lr: Peak learning rate, falling linearly to 0 after the warmup.
         warmup_share: Fraction of the steps used for linear learning-rate warmup.
         max_length: Tokens of the longest example; longer ones are counted and dropped.
-        precision: Compute precision of the layers. Weights, updates and loss stay in float32.
-            "auto" is bfloat16 if a GPU or the processor is faster in it (AMX, AMD's AVX512-BF16),
-            else float32.
-        packed: Whether the common beginnings of prompts in a micro-batch are computed once. The
-            result is the same within rounding, in a fraction of the time. Not every model can.
-        report_to: Experiment trackers for the curves, in addition to `metrics.jsonl`.
     """
 
     lr: float = Field(gt=0)
     warmup_share: float = Field(default=0.05, ge=0, lt=1)
     max_length: int = Field(default=1024, ge=32)
     save_every: int = Field(default=25, ge=1, description="Steps between checkpoints.")
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    packed: bool = True
-    report_to: tuple[Literal["tensorboard", "trackio"], ...] = ()
-    lora: LoraSettings = LoraSettings()
 
 
 class ExampleSettings(OptimiserSettings):
@@ -281,11 +271,39 @@ class RewardModelSettings(Settings):
     batch_tokens: int = Field(default=2048, ge=32)
 
 
-class TrainingSettings(Settings):
-    """One block per trainer."""
+TrainingKind = Literal["warm-start", "sft", "dpo", "grpo"]
+"""Trainings of a policy."""
 
+
+class TrainingSettings(Settings):
+    """One block per trainer, and what all trainings of policies share.
+
+    Attributes:
+        precision: Compute precision of the layers. Weights, updates and loss stay in float32.
+            "auto" is bfloat16 if a GPU or the processor is faster in it (AMX, AMD's AVX512-BF16),
+            else float32.
+        packed: Whether the common beginnings of prompts in a micro-batch are computed once. The
+            result is the same within rounding, in a fraction of the time. Not every model can.
+        report_to: Experiment trackers for the curves, in addition to `metrics.jsonl`.
+    """
+
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    packed: bool = True
+    report_to: tuple[Literal["tensorboard", "trackio"], ...] = ()
+    lora: LoraSettings = LoraSettings()
     warm_start: WarmStartSettings = WarmStartSettings()
     sft: SftSettings = SftSettings()
     dpo: DpoSettings = DpoSettings()
     grpo: GrpoSettings = GrpoSettings()
     reward_model: RewardModelSettings = RewardModelSettings()
+
+    def of(self, kind: TrainingKind) -> OptimiserSettings:
+        """Returns the block of a training."""
+        block: OptimiserSettings = getattr(self, kind.replace("-", "_"))
+        return block
+
+    def values_of(self, kind: TrainingKind) -> dict[str, Any]:
+        """Returns the settings of a training as plain values: its block's and the shared ones."""
+        blocks = {"warm_start", "sft", "dpo", "grpo", "reward_model"}
+        shared = self.model_dump(mode="json", exclude=blocks)
+        return shared | self.of(kind).model_dump(mode="json")

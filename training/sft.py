@@ -17,16 +17,16 @@ from training.examples import IGNORED, StepExample, TokenExample, tokenise
 from training.packing import StepTokens, packed_batch
 from training.report import TrainingReport
 from training.samplers import StateOrder
-from training.settings import ExampleSettings
+from training.settings import TrainingKind, TrainingSettings
 from training.training_run import TrainingRun, log_line
 from training.tree_attention import enable_packed_forward
 
 
 def train_on_steps(
     examples: Sequence[StepExample],
-    settings: ExampleSettings,
+    training: TrainingSettings,
     *,
-    kind: str,
+    kind: TrainingKind,
     start: str,
     target: Path,
     seed: int,
@@ -40,7 +40,7 @@ def train_on_steps(
 
     Args:
         examples: Examples, one per step.
-        settings: Optimiser, lengths, checkpoints.
+        training: Settings of the block of `kind`, and those that all trainings share.
         kind: "warm-start" or "sft"; written to `training.json`.
         start: "packaged" or a model folder.
         target: Folder for `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
@@ -53,10 +53,10 @@ def train_on_steps(
 
     Raises:
         ConfigError: If `examples` is empty, too many do not fit, or the model cannot read packed
-            ones (use `packed: false`).
+            ones (use `training.packed: false`).
         StorageError: If `resume` is set and the target's checkpoints belong to another training.
     """
-    course = TrainingRun(kind, settings, start, target, seed, resume, log, data)
+    course = TrainingRun(kind, training, start, target, seed, resume, log, data)
     model, tokenizer = course.load_start()
     tokens = course.drop_overlong(tokenise(examples, tokenizer, stops))
     # Calls of one turn begin with each other's prompts, which packing reads once.
@@ -78,18 +78,18 @@ def _trainer(
 
     pad = tokenizer.pad_token_id or tokenizer.eos_token_id
     arguments = TrainingArguments(**course.arguments(), include_num_input_tokens_seen="non_padding")
-    if course.settings.packed:
-        enable_packed_forward(model, course.kind.replace("-", "_"))
+    if course.training.packed:
+        enable_packed_forward(model)
         one_device(arguments)
     set_seed(to_uint32(course.seed))  # before the adapter, whose first weights are random
     return _trainer_class(label_smoothing, together)(
-        model=get_peft_model(model, lora_config(course.settings.lora)),
+        model=get_peft_model(model, lora_config(course.training.lora)),
         args=arguments,
         train_dataset=[
             {"input_ids": [*t.prompt, *t.target], "labels": t.labels, "weight": t.weight}
             for t in tokens
         ],
-        data_collator=PackedSteps(pad) if course.settings.packed else LeftPadding(pad),
+        data_collator=PackedSteps(pad) if course.training.packed else LeftPadding(pad),
     )
 
 

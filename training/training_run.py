@@ -16,14 +16,14 @@ from typing import Any, TypeVar, cast
 
 from storage.errors import StorageError
 from storage.text import Log
-from training.arguments import example_arguments, shared_arguments, silence_libraries
+from training.arguments import silence_libraries, trainer_arguments
 from training.checkpoints import forget_checkpoints, latest_checkpoint
 from training.curves import curves, read_metrics, step_bar
 from training.holdout import HoldoutScore
 from training.lengths import filter_by_length
 from training.policy_shift import movement_of
 from training.report import TrainingReport, write_training_record
-from training.settings import ExampleSettings, OptimiserSettings
+from training.settings import ExampleSettings, TrainingKind, TrainingSettings
 from weights.adapter_chain import check_not_own_start, copy_chain, save_adapter
 from weights.policy_files import load_policy, policy_digest, policy_files
 
@@ -35,8 +35,8 @@ class TrainingRun:
     """A training, from its inputs to its output folder.
 
     Attributes:
-        kind: "warm-start", "sft" or "dpo"; written to `training.json`.
-        settings: Optimiser, lengths, checkpoints, and the settings of the kind.
+        kind: Kind of the training; written to `training.json`.
+        training: Settings of the block of this kind, and the shared ones.
         start: "packaged" or a model folder.
         target: Folder for `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
         seed: Random seed of initialisation and order.
@@ -46,8 +46,8 @@ class TrainingRun:
         data: Origin of the examples, as JSON; written to `training.json`.
     """
 
-    kind: str
-    settings: OptimiserSettings
+    kind: TrainingKind
+    training: TrainingSettings
     start: str
     target: Path
     seed: int
@@ -71,7 +71,7 @@ class TrainingRun:
         Raises:
             ConfigError: If too many do not fit, or `examples` is empty.
         """
-        settings = cast(ExampleSettings, self.settings)
+        settings = cast(ExampleSettings, self.training.of(self.kind))
         limit, share = settings.max_length, settings.max_dropped_share
         kept, lengths = filter_by_length([len(example) for example in examples], limit, share)
         self.log(f"{self.kind}: {lengths}")
@@ -83,10 +83,7 @@ class TrainingRun:
 
     def arguments(self) -> dict[str, Any]:
         """Returns keyword arguments for the trainer's configuration."""
-        shared = shared_arguments(self.settings, self.checkpoints, self.seed)
-        if isinstance(self.settings, ExampleSettings):
-            shared |= example_arguments(self.settings)
-        return shared
+        return trainer_arguments(self.training, self.kind, self.checkpoints, self.seed)
 
     def train(
         self,
@@ -148,7 +145,7 @@ class TrainingRun:
             "seed": self.seed,
             "fingerprint": run,
             "data": self.data,
-            "settings": self.settings.model_dump(mode="json"),
+            "settings": self.training.values_of(self.kind),
         }
         write_training_record(self.target, report, made_of)
         return report
@@ -171,10 +168,10 @@ class TrainingRun:
     def _fingerprint(self, examples: Sequence[Sized]) -> str:
         """Returns the hash of everything that affects the training (32 hex digits)."""
         passing = {"save_every", "report_to", "allow_off_policy_pairs"}
-        settings = self.settings.model_dump(mode="json", exclude=passing)
+        settings = self.training.values_of(self.kind)
         parts = {
             "kind": self.kind,
-            "settings": settings,
+            "settings": {name: settings[name] for name in settings.keys() - passing},
             "start": policy_digest(policy_files(self.start), "f32"),
             "seed": self.seed,
             "examples": [repr(example) for example in examples],

@@ -12,14 +12,11 @@ from storage.errors import ConfigError
 from weights.tree_attention import enable_tree_attention, tree_attention_blocker, tree_inputs
 
 
-def enable_packed_forward(model: Any, block: str) -> None:
+def enable_packed_forward(model: Any) -> None:
     """Makes a causal `model` of transformers also read packed batches; others it reads as before.
 
     If the model has an attention that can skip the tree's masked blocks, it uses that
     (`weights.tree_attention`).
-
-    Args:
-        block: Recipe block of the training ("dpo"), for the error message.
 
     Raises:
         ConfigError: If its layers see less than their whole past, or it does not take positions.
@@ -28,7 +25,7 @@ def enable_packed_forward(model: Any, block: str) -> None:
     if why:
         raise ConfigError(
             f"this model ({model.config.model_type}) {why}, so prompts cannot be shared; "
-            f"set training.{block}.packed: false"
+            "set training.packed: false"
         )
     enable_tree_attention(model)
     backbone = model.base_model

@@ -7,14 +7,14 @@ from typing import Any
 from storage.text import Log
 from training.examples import StepExample
 from training.report import TrainingReport
-from training.settings import WarmStartSettings
+from training.settings import TrainingSettings
 from training.sft import train_on_steps
 from training.training_run import log_line
 
 
 def warm_start(
     examples: Sequence[StepExample],
-    settings: WarmStartSettings,
+    training: TrainingSettings,
     *,
     target: Path,
     seed: int,
@@ -26,14 +26,14 @@ def warm_start(
     """Trains on traces; see `training.sft.train_on_steps` for its output and errors."""
     return train_on_steps(
         examples,
-        settings,
+        training,
         kind="warm-start",
-        start=settings.base,
+        start=training.warm_start.base,
         target=target,
         seed=seed,
         stops=stops,
         resume=resume,
-        label_smoothing=settings.label_smoothing,
+        label_smoothing=training.warm_start.label_smoothing,
         log=log,
         data=data,
     )

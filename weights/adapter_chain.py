@@ -86,6 +86,6 @@ def load_adapter(model: Any, adapter: Path) -> None:
     try:
         unfit = set_peft_model_state_dict(model, load_file(adapter / WEIGHTS)).unexpected_keys
     except RuntimeError as error:
-        raise ConfigError(f"adapter {adapter} does not fit training.grpo.lora: {error}") from error
+        raise ConfigError(f"adapter {adapter} does not fit training.lora: {error}") from error
     if unfit:
         raise ConfigError(f"adapter {adapter} has weights for other layers, such as {unfit[0]}")

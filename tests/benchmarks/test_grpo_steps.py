@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 from tiny_llama import write_tiny_folder
+from training_settings import training_settings
 
 from benchmarks.grpo_steps import Shape, distance, random_rollouts, train_once, turn_of
 from training.packing import StepTokens
 from training.rollouts import PolicyCall, Rollout
-from training.settings import GrpoSettings
 
 
 def call(prompt: tuple[int, ...], *step: int) -> PolicyCall:
@@ -30,13 +30,8 @@ def test_a_protocol_that_rewrites_its_prompts_has_no_such_row() -> None:
 def test_both_trainers_take_the_same_first_step(beta: float, tmp_path: Path) -> None:
     start = str(write_tiny_folder(tmp_path / "tiny"))
     groups = random_rollouts(Shape(prompt=40, calls=(1, 3), sampled=6, inserted=9), 2, 2)
-    settings = GrpoSettings(
-        batches=1,
-        batch_questions=2,
-        group_size=2,
-        beta=beta,
-        max_tokens=None,
-        precision="float32",
+    settings = training_settings(
+        "grpo", batches=1, batch_questions=2, group_size=2, beta=beta, max_tokens=None
     )
     ours, trl = (train_once(start, groups, settings, micro, threads=1) for micro in (0, 2))
     assert distance(ours.gradient, trl.gradient) < 1e-4

@@ -26,7 +26,7 @@ def test_every_setting_of_a_recipe_is_there() -> None:
         "judge", "verifier", "evaluation.set", "evaluation.judge", "policy.price_per_million",
         "difficulty.policy",
     }  # fmt: skip
-    assert {"judge.model", "verifier.model", "training.dpo.lora.r"} <= named
+    assert {"judge.model", "verifier.model", "training.lora.r"} <= named
     assert {"rewards.schedule", "rewards.alpha"} <= named, "of every scheme"
 
 

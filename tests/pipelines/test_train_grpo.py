@@ -27,7 +27,6 @@ GRPO = {
     "batch_questions": 2,
     "group_size": 4,
     "lr": 5e-3,
-    "precision": "float32",
     "questions": 6,
 }
 
@@ -53,7 +52,7 @@ class Desk:
             rewards={"scheme": "eval-rar", "reward": "em"},
             mcts={"kind": "chains"},
             policy=self.policy,
-            training={"grpo": self.grpo},
+            training={"precision": "float32", "grpo": self.grpo},
         )
 
     def refused(self, capsys: pytest.CaptureFixture[str]) -> str:

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 from tiny_llama import write_tiny_folder
+from training_settings import training_settings
 
 from storage.errors import BudgetExceeded, TrainingError
-from training.arguments import shared_arguments
+from training.arguments import trainer_arguments
 from training.curves import read_metrics
 from training.grpo import grpo_trainer, train_grpo
 from training.packing import StepTokens
 from training.rollouts import PolicyCall, Rollout, RolloutBatch
-from training.settings import GrpoSettings
+from training.settings import TrainingSettings
 from weights import policy_files as weights
 from weights.policy_files import load_policy, policy_files
 
@@ -83,9 +84,9 @@ class RandomRollouts:
         return Rollout(str(question), calls, paid, paid > 0)
 
 
-def settings(**changes: Any) -> GrpoSettings:
+def settings(**changes: Any) -> TrainingSettings:
     fields = {"batches": 3, "batch_questions": 2, "group_size": 4, "lr": 5e-3}
-    return GrpoSettings(**{**fields, "precision": "float32", **changes})
+    return training_settings("grpo", **{**fields, **changes})
 
 
 def train(source: RandomRollouts, base: str, target: Path, said: Any = None, **changes: Any) -> Any:
@@ -108,7 +109,7 @@ def curve(target: Path) -> list[tuple[float, float]]:
 def trainer_on(base: str, folder: Path, temperature: float = 1.0, **changes: Any) -> Any:
     model, tokenizer = load_policy(policy_files(base))
     chosen = settings(**changes)
-    arguments = shared_arguments(chosen, folder, 0)
+    arguments = trainer_arguments(chosen, "grpo", folder, 0)
     source = RandomRollouts()
     return grpo_trainer(model, tokenizer, source, chosen, arguments, 0, temperature)
 
@@ -222,7 +223,7 @@ def test_a_stage_goes_on_with_the_adapter_of_the_one_before(base: str, tmp_path:
     adapter = tmp_path / "first" / "adapter"
     model, tokenizer = load_policy(policy_files(base))
     chosen = settings()
-    arguments = shared_arguments(chosen, tmp_path, 0)
+    arguments = trainer_arguments(chosen, "grpo", tmp_path, 0)
     second = grpo_trainer(
         model, tokenizer, RandomRollouts(), chosen, arguments, 0, 1.0, begin_with=adapter
     )

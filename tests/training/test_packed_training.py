@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sample_records import a_pair
 from tiny_llama import random_llama, write_tiny_folder
+from training_settings import training_settings
 
 from storage.records import Message, Pair
 from training import training_run as course
@@ -18,7 +19,7 @@ from training.curves import curves, read_metrics
 from training.dpo import train_dpo
 from training.examples import StepExample
 from training.packing import StepTokens, packed_batch
-from training.settings import DpoSettings, SftSettings
+from training.settings import TrainingSettings
 from training.sft import train_on_steps
 from training.tree_attention import enable_packed_forward
 from weights import policy_files as weights
@@ -68,9 +69,9 @@ def pairs(n: int = 8) -> list[Pair]:
     ]
 
 
-def preference(**changes: Any) -> DpoSettings:
+def preference(**changes: Any) -> TrainingSettings:
     fields = {"batch_size": 8, "micro_batch": 8, "epochs": 3, "lr": 5e-3, "save_every": 2}
-    return DpoSettings(**{**fields, "precision": "float32", **changes})
+    return training_settings("dpo", **{**fields, **changes})
 
 
 def curve(target: Path, *names: str) -> list[list[float]]:
@@ -175,9 +176,7 @@ def test_packed_supervised_training_has_the_curve_of_the_padded_one(
     for packed in (True, False):
         train_on_steps(
             examples,
-            SftSettings(
-                batch_size=4, micro_batch=2, lr=5e-3, epochs=2, packed=packed, precision="float32"
-            ),
+            training_settings("sft", batch_size=4, micro_batch=2, lr=5e-3, epochs=2, packed=packed),
             kind="sft",
             start=base,
             target=tmp_path / str(packed),
@@ -285,7 +284,7 @@ def test_calls_of_one_turn_are_read_together(base: str, tmp_path: Path) -> None:
         for n in range(3)
         for q in "abcdef"
     ]
-    settings = SftSettings(batch_size=3, micro_batch=3, precision="float32")
+    settings = training_settings("sft", batch_size=3, micro_batch=3)
     for name, stops in (("apart", ()), ("together", ("]",))):
         train_on_steps(
             calls, settings, kind="sft", start=base, target=tmp_path / name, seed=0, stops=stops
@@ -299,7 +298,7 @@ def test_two_threads_give_one_gradient() -> None:
     import torch
 
     model = random_llama()
-    enable_packed_forward(model, "grpo")
+    enable_packed_forward(model)
     prompt = tuple(range(50))
     batch = packed_batch([StepTokens(prompt, tuple(range(n, n + 40))) for n in range(100, 140)], 0)
     tree = {name: value for name, value in batch.items() if name.startswith("tree")}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sample_records import a_pair
 from tiny_llama import write_tiny_folder, write_tiny_gguf
+from training_settings import training_settings
 
 from storage.errors import ConfigError, StorageError
 from storage.records import Message, Pair
@@ -19,7 +20,7 @@ from training.dpo import train_dpo
 from training.examples import StepExample
 from training.export import export_policy
 from training.preferences import tokenise_pairs
-from training.settings import DpoSettings, WarmStartSettings
+from training.settings import TrainingSettings
 from training.warm_start import warm_start
 from weights import policy_files as weights
 from weights.policy_files import load_policy, policy_files
@@ -79,9 +80,9 @@ def steps(n: int) -> list[StepExample]:
     ]
 
 
-def supervised(base: str, **changes: Any) -> WarmStartSettings:
+def supervised(base: str, **changes: Any) -> TrainingSettings:
     fields = {"base": base, "batch_size": 4, "micro_batch": 4, "lr": 5e-3, "save_every": 2}
-    return WarmStartSettings(**{**fields, "precision": "float32", **changes})
+    return training_settings("warm_start", **{**fields, **changes})
 
 
 def pairs(n: int = 8) -> list[Pair]:
@@ -95,9 +96,9 @@ def pairs(n: int = 8) -> list[Pair]:
     ]
 
 
-def preference(**changes: Any) -> DpoSettings:
+def preference(**changes: Any) -> TrainingSettings:
     fields = {"batch_size": 4, "micro_batch": 2, "epochs": 3, "lr": 5e-3}
-    return DpoSettings(**{**fields, "precision": "float32", **changes})
+    return training_settings("dpo", **{**fields, **changes})
 
 
 def losses(target: Path) -> list[float]:
@@ -168,7 +169,7 @@ def _killed_at(step: int) -> Any:
     return curves
 
 
-def _refuses_to_resume_what_is_not_its_own(settings: WarmStartSettings, target: Path) -> None:
+def _refuses_to_resume_what_is_not_its_own(settings: TrainingSettings, target: Path) -> None:
     with pytest.raises(StorageError, match="another training"):
         warm_start(steps(7), settings, target=target, seed=0, resume=True)
     newest = max((target / "checkpoints").glob("checkpoint-*"), key=lambda p: p.stat().st_mtime)

@@ -52,7 +52,7 @@ def tiny(attention: str) -> Any:
         attn_implementation=attention,
     )
     plain = LlamaForCausalLM(config)
-    enable_packed_forward(plain, "dpo")
+    enable_packed_forward(plain)
     assert plain.config._attn_implementation in (attention, TREE_SDPA, "flex_attention")
     plain.set_attn_implementation(attention)  # on a GPU it would always be FlexAttention
     lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
@@ -181,5 +181,5 @@ def test_a_model_that_cannot_share_prompts_is_refused_with_the_way_out() -> None
             sliding_window=4,
         )
     )
-    with pytest.raises(ConfigError, match=r"mistral.*set training\.warm_start\.packed: false"):
-        enable_packed_forward(sliding, "warm_start")
+    with pytest.raises(ConfigError, match=r"mistral.*set training\.packed: false"):
+        enable_packed_forward(sliding)

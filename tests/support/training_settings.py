@@ -1,0 +1,11 @@
+"""Settings of one training, in float32."""
+
+from typing import Any
+
+from training.settings import TrainingSettings
+
+
+def training_settings(block: str, **changes: Any) -> TrainingSettings:
+    """Returns settings of the block "warm_start", "sft", "dpo" or "grpo", and shared ones."""
+    shared = {name: changes.pop(name) for name in TrainingSettings.model_fields & changes.keys()}
+    return TrainingSettings.model_validate({"precision": "float32", **shared, block: changes})
