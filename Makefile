@@ -24,11 +24,13 @@ ifneq ($(filter-out $(PINNED_EXTRAS),$(EXTRAS)),)
 $(error EXTRAS: choose from $(PINNED_EXTRAS))
 endif
 
-.PHONY: help setup doctor clean data index warm-start select annotate relabel diagnose verify inspect report export-pairs \
-        import-pairs train-sft train-dpo train-grpo train-rm export eval serve curriculum schedule study all test test-fast test-failure test-browser test-vllm lint bench constraints
+STAGES := $(shell sed -nE 's/^    "([a-z-]+)": Stage.*/\1/p' pipelines/stages.py)
+.PHONY: $(STAGES) help setup clean test test-fast test-failure test-browser test-vllm lint bench constraints
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
+	@{ sed -nE 's/^    "([a-z-]+)": Stage\("[^"]*", "([^"]*)".*/\1\t\2/p' pipelines/stages.py; \
+	    grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/'; } | expand -t 16
+	@echo 'Variables: CONFIG=<recipe>, RUN=<run folder>, ARGS="<more options>"; for study STUDY=<name>; for inspect SQL="<query>"'
 
 # Each extra has a stamp file. An extra is reinstalled when its pins are newer than its stamp.
 $(BIN)/python:
@@ -84,45 +86,15 @@ TRAIN := $(CPU) $(VENV)/train.done
 
 setup: $(TRAIN) $(EXTRAS:%=$(VENV)/%.done) ## install what the default recipe needs; EXTRAS="dense" more
 
-# Recipes may need further extras. Python finds them, because it reads the recipe and ARGS.
+# Stages and recipes may need further extras. Python finds them, because it reads the recipe and ARGS.
 STAGE_ARGUMENTS = $(strip $@ $(if $(filter study,$@),--name="$$STUDY") $(if $(CONFIG),--config="$$CONFIG") $(if $(RUN),--run="$$RUN"))
 define STAGE
 @for extra in $$("$(BIN)/python" -m pipelines.extras $(STAGE_ARGUMENTS)); do $(MAKE) --no-print-directory "$(VENV)/$$extra.done"; done
 "$(BIN)/branchwise" $(STAGE_ARGUMENTS) $(ARGS)
 endef
 
-doctor data index select annotate relabel diagnose verify inspect report export-pairs import-pairs eval serve: $(CPU)
+$(STAGES): $(CPU)
 	$(STAGE)
-warm-start train-sft train-dpo train-rm export all: $(TRAIN)
-	$(STAGE)
-train-grpo curriculum schedule study: $(TRAIN) $(VENV)/study.done
-	$(STAGE)
-
-# Descriptions of these stages, for `make help`.
-doctor:       ## check this machine and the recipe
-data:         ## read questions and corpus, and count them
-index:        ## build the index (also done on demand)
-warm-start:   ## supervised training on traces built from gold facts
-select:       ## rate questions by difficulty and draw training stages (outcome RL)
-annotate:     ## grow and label search trees, write preference pairs
-relabel:      ## label a finished run with other reward settings
-diagnose:     ## check labels and pairs before training, and the training afterwards
-verify:       ## check the run's files; rebuild damaged ones from the ledger
-inspect:      ## query the run with DuckDB; SQL="select …" runs one query
-report:       ## write the run as one HTML page, with all trees
-export-pairs: ## write pairs as RAG-ProGuide JSON (ARGS="--file pairs.json")
-import-pairs: ## make a run from RAG-ProGuide JSON (ARGS="--file pairs.json")
-train-sft:    ## train on chosen steps
-train-dpo:    ## train on preference pairs (DPO)
-train-grpo:   ## train on rewards of whole rollouts (GRPO)
-train-rm:     ## train a reward model on sibling steps (evo-rag)
-export:       ## write the merged policy as safetensors and GGUF
-eval:         ## compare policies on a question set
-serve:        ## start vLLM with the recipe's policy, or ARGS="--role judge --port 8000"
-curriculum:   ## run Discovery and Refinement in cycles: CONFIG=configs/evo-rag.yaml
-schedule:     ## print EVO-RAG's reward weights over an episode
-study:        ## run a recorded experiment: STUDY=atlas-dpo, evo-schedules, …
-all:          ## run the recipe's stages; by default annotate, train-dpo, eval
 
 DEV := $(TRAIN) $(VENV)/dense.done $(VENV)/study.done $(VENV)/dev.done
 

@@ -28,7 +28,7 @@ from runs.preflight import plaintext_proxy_warnings, require, servers, weights
 from runs.progress import Progress
 from runs.recipe import Recipe
 from runs.reward_model import outdated_weights_warning
-from runs.stage import DONE, TOO_MANY_FAILURES, Gate, StageContext, StageResult
+from runs.stage import DONE, TOO_MANY_FAILURES, Gate, StageContext, StageResult, Workers
 from runs.tree_growing import grow_questions
 from runs.workers import WorkerPool, WorkerTask, check_workers_allowed, per_worker_recipe
 from sources.load import Data
@@ -42,13 +42,13 @@ INVALID_REPLY_WARNING_SHARE = 0.9
 """Share of invalid replies from which the model is the reason for missing pairs."""
 
 
-def annotate(context: StageContext) -> StageResult:
+def annotate(context: StageContext, workers: Workers = 1) -> StageResult:
     """Runs the stage (see module)."""
     recipe = context.limited_recipe
     check_not_confirmed(recipe)
     data = open_data(recipe)
     announce(context, recipe, data)
-    check_workers_allowed(recipe, context.options.get("workers") or 1)
+    check_workers_allowed(recipe, workers)
     # Before the run folder has a recipe in it, which the fixed command would not be let change.
     check_run_folder(context.run, recipe)
     check_not_fewer(context.run, data.questions, recipe.data.limit)
@@ -63,7 +63,7 @@ def annotate(context: StageContext) -> StageResult:
     inputs = inputs_of(recipe, data, retriever)
     grown = ("questions",) if adds_questions(context.run, data.questions) else ()
     run = open_run(context.run, recipe, {"data": data.notes}, inputs, grown)
-    return asyncio.run(_annotate(context, run, data, retriever))
+    return asyncio.run(_annotate(context, run, data, retriever, workers))
 
 
 def check_not_confirmed(recipe: Recipe) -> None:
@@ -114,13 +114,13 @@ def _estimate(context: StageContext, recipe: Recipe, data: Data) -> CostEstimate
 
 
 async def _annotate(
-    context: StageContext, run: Run, data: Data, retriever: Retriever
+    context: StageContext, run: Run, data: Data, retriever: Retriever, workers: int
 ) -> StageResult:
     recipe = run.recipe
     with run.open_ledger() as ledger:
         committer = Committer(run, ledger, data.questions, data.notes)
         pending = committer.pending()
-        workforce = _make_worker_pool(context, run, pending, ledger)
+        workforce = _make_worker_pool(workers, run, pending, ledger)
         spent = workforce.spent if workforce else ledger.totals
         gate = Gate(recipe.limits, spent, context.log)
         progress = Progress("annotate", len(data.questions), grows=True, spent=spent)
@@ -146,10 +146,10 @@ async def _annotate(
 
 
 def _make_worker_pool(
-    context: StageContext, run: Run, pending: Sequence[Question], ledger: Ledger
+    workers: int, run: Run, pending: Sequence[Question], ledger: Ledger
 ) -> WorkerPool | None:
     """Returns the workers of `--workers`; None for a single process."""
-    workers = min(context.options.get("workers") or 1, len(pending))
+    workers = min(workers, len(pending))
     if workers < 2:
         return None
     task = WorkerTask(

@@ -10,12 +10,13 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import version
+from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 
+from pipelines.stages import STAGES, Stage
 from storage.memory import format_memory_error, out_of_memory_message
 from storage.seeds import LEAST, MOST, fits_int64
 from storage.terminal_escape import guard_streams, inert, inert_json
@@ -38,66 +39,6 @@ DEFAULT_RECIPE = Path("configs/atlas.yaml")
 """The recipe if neither `--config` nor an existing run gives one."""
 
 
-@dataclass(frozen=True)
-class StageEntry:
-    """A stage: its module, its function, and a one-line description."""
-
-    module: str
-    function: str
-    does: str
-
-
-STAGES = {
-    "doctor": StageEntry("pipelines.doctor", "doctor", "check this machine and the recipe"),
-    "settings": StageEntry("pipelines.settings", "settings_page", "every setting, and its default"),
-    "data": StageEntry("pipelines.data", "data", "read questions and corpus, and count them"),
-    "index": StageEntry("pipelines.data", "index", "build the index"),
-    "warm-start": StageEntry(
-        "pipelines.warm_start", "warm_start", "supervised start on gold traces"
-    ),
-    "select": StageEntry("pipelines.select", "select", "questions by difficulty, for outcome RL"),
-    "annotate": StageEntry("pipelines.annotate", "annotate", "grow trees, label, write pairs"),
-    "relabel": StageEntry(
-        "pipelines.relabel", "relabel", "recompute labels and pairs, no model calls"
-    ),
-    "diagnose": StageEntry(
-        "pipelines.diagnose", "diagnose", "predict whether training on a run helps"
-    ),
-    "verify": StageEntry("pipelines.verify", "verify", "check the run's files and repair them"),
-    "inspect": StageEntry("pipelines.inspect", "inspect", "DuckDB on the run"),
-    "show": StageEntry("pipelines.show", "show", "print a tree, a step or a pair"),
-    "report": StageEntry("pipelines.report", "report", "write the run as one HTML page"),
-    "export-pairs": StageEntry("pipelines.proguide", "export_pairs", "pairs as RAG-ProGuide JSON"),
-    "import-pairs": StageEntry("pipelines.proguide", "import_pairs", "RAG-ProGuide JSON as a run"),
-    "train-sft": StageEntry(
-        "pipelines.train_sft", "train_sft", "supervised training on chosen steps"
-    ),
-    "train-dpo": StageEntry("pipelines.train_dpo", "train_dpo", "preference training on the pairs"),
-    "train-grpo": StageEntry(
-        "pipelines.train_grpo", "train_grpo", "reinforcement learning on outcome rewards"
-    ),
-    "train-rm": StageEntry(
-        "pipelines.train_rm", "train_rm", "a reward model on the run's siblings"
-    ),
-    "serve": StageEntry("pipelines.serve", "serve", "policy or judge on a vLLM server of its own"),
-    "export": StageEntry("pipelines.export", "export", "merged policy: safetensors, GGUF"),
-    "eval": StageEntry("pipelines.evaluate", "evaluate", "policies on a question set"),
-    "curriculum": StageEntry("pipelines.curriculum", "curriculum", "EVO-RAG's stages, in cycles"),
-    "schedule": StageEntry("pipelines.schedule", "schedule", "show EVO-RAG's reward weights"),
-    "study": StageEntry("pipelines.study", "study", "a recorded experiment, resumable"),
-    "all": StageEntry("pipelines.all", "all_stages", "the recipe's stages, one after the other"),
-}
-STAGES_WITH_LIMIT = frozenset({"warm-start", "select", "annotate", "train-grpo", "eval", "all"})
-"""Stages that work through questions."""
-STAGES_WITH_ESTIMATE = frozenset({"select", "annotate", "train-grpo", "eval"})
-"""Stages whose dry run estimates costs."""
-STAGES_WITH_NAME = {
-    "train-sft": "sft",
-    "train-dpo": "dpo",
-    "train-grpo": "grpo",
-    "train-rm": "reward-model",
-}
-"""Stages whose model may be given another name than this one."""
 NEXT = {
     "warm-start": "annotate",
     "annotate": "report, train-dpo",
@@ -108,16 +49,23 @@ NEXT = {
     "train-rm": "curriculum",
 }
 """Stages that usually follow a stage, for its closing line."""
-READ_ONLY_STAGES = frozenset({"doctor", "settings", "data", "inspect", "report", "show"})
-"""Stages that write nothing, so `--dry-run` does not apply."""
 
 
 class Arguments(argparse.ArgumentParser):
-    """A parser with one-line error messages."""
+    """A parser with one-line error messages; that of a stage imports it at the first use."""
+
+    stage: Stage | None = None
 
     def error(self, message: str) -> NoReturn:
         """Prints the message and exits with code 2."""
         super().error(inert(message))
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parses what it knows."""
+        if self.stage is not None:
+            _add_arguments(self, self.stage)
+            self.stage = None
+        return super().parse_known_args(args, namespace)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -130,80 +78,58 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"branchwise {version('branchwise')}")
     stages = top.add_subparsers(dest="stage", metavar="STAGE")
     for name, stage in STAGES.items():
-        one = stages.add_parser(name, help=stage.does, description=stage.does)
-        one.add_argument(
-            "--config", type=Path, metavar="FILE", help="default: the run's own, else atlas"
-        )
-        one.add_argument("--run", type=Path, metavar="DIR", help="default: datasets/<name>")
-        one.add_argument("--set", action="append", default=[], metavar="a.b=c", dest="overrides")
-        one.add_argument(
-            "--resume", action="store_true", help="never replace another training's checkpoints"
-        )
-        one.add_argument("--json", action="store_true", help="totals as JSON on the last line")
-        _add_stage_arguments(name, one)
+        stages.add_parser(name, help=stage.does, description=stage.does).stage = stage
     return top
 
 
-def _add_stage_arguments(name: str, one: argparse.ArgumentParser) -> None:
-    """Adds the arguments that only some stages take."""
-    one.set_defaults(dry_run=False, limit=None)
-    if name not in READ_ONLY_STAGES:
+def _add_arguments(one: argparse.ArgumentParser, stage: Stage) -> None:
+    """Adds the arguments of every stage, and those of this one."""
+    one.add_argument(
+        "--config", type=Path, metavar="FILE", help="default: the run's own, else atlas"
+    )
+    one.add_argument("--run", type=Path, metavar="DIR", help="default: datasets/<name>")
+    one.add_argument("--set", action="append", default=[], metavar="a.b=c", dest="overrides")
+    one.add_argument(
+        "--resume", action="store_true", help="never replace another training's checkpoints"
+    )
+    one.add_argument("--json", action="store_true", help="totals as JSON on the last line")
+    one.set_defaults(dry_run=False, limit=None, history=None)
+    if "dry_run" in stage.takes:
         one.add_argument("--dry-run", action="store_true", help="show plan and cost, then stop")
-    if name in STAGES_WITH_LIMIT:
+    if "limit" in stage.takes:
         one.add_argument("--limit", type=_positive_int, metavar="N", help="at most N questions")
-    if name in STAGES_WITH_ESTIMATE:
+    if "history" in stage.takes:
         one.add_argument(
             "--history", type=Path, metavar="DIR", help="a dry run estimates from this run's calls"
         )
-    if name in {"eval", "all"}:
-        one.add_argument("--by-type", action="store_true", help="also print rows by question type")
-    if name in {"annotate", "all"}:
-        one.add_argument(
-            "--workers", type=_positive_int, metavar="N", help="processes at an endpoint"
-        )
-    if name == "inspect":
-        one.add_argument("--format", choices=("table", "csv", "json", "md"), default="table")
-    if name in {"relabel", "diagnose", "inspect", "train-sft", "train-dpo", "train-grpo"}:
-        one.add_argument("--label", default=None, help="name of the relabelling")
-    if name == "verify":
-        one.add_argument(
-            "--drop-damaged",
-            action="store_true",
-            help="remove damaged rows from the ledger; their calls will be paid for a second time",
-        )
-    if name == "diagnose":
-        one.add_argument(
-            "--sample", type=_positive_int, default=40, metavar="N", help="pairs rolled out"
-        )
-        one.add_argument(
-            "--rollouts", type=_positive_int, default=8, metavar="N", help="a side of a pair"
-        )
-        one.add_argument("--no-model", action="store_true", help="use no model, parquet only")
-        one.add_argument("--model", default=None, help="trained; default models/<run>/dpo")
-        one.add_argument("--export", action="store_true", help="also compare it with its export")
-    if name in {"export-pairs", "import-pairs"}:
-        one.add_argument("--file", type=Path, required=True, help="the RAG-ProGuide JSON file")
-    if name == "show":
-        one.add_argument("what", nargs="?", help="question id or words, ID:STEP, or pair id")
-    if name == "study":
-        one.add_argument("--name", required=True, help="which: atlas-dpo, …; see docs/studies.md")
-        one.add_argument("--seeds", type=_seed, nargs="+", default=None, help="of the trainings")
-    _add_model_arguments(name, one)
+    for option in stage.options().values():
+        _add_option(one, option)
 
 
-def _add_model_arguments(name: str, one: argparse.ArgumentParser) -> None:
-    """Adds the arguments that name a model."""
-    if name == "export":
-        one.add_argument("--model", default=None, help="model folder; default models/<run>/dpo")
-    if name == "serve":
-        one.add_argument("--role", choices=("policy", "judge", "verifier"), default="policy")
-        one.add_argument(
-            "--port", type=_positive_int, metavar="N", help="default: one that is free"
-        )
-    if name in STAGES_WITH_NAME:
-        one.add_argument(
-            "--name", default=None, help=f"of the model; default {STAGES_WITH_NAME[name]}"
-        )
+def _add_option(one: argparse.ArgumentParser, option: Parameter) -> None:
+    """Adds the argument of a stage function's parameter; its annotation has the type and help."""
+    kind, text, *count = get_args(option.annotation)
+    if isinstance(kind, UnionType):
+        kind, _ = get_args(kind)  # the other is None
+    how: dict[str, Any] = {"help": text}
+    if option.default is not Parameter.empty:
+        how["default"] = option.default
+        how["help"] += f"; default {option.default}" if option.default else ""
+    if kind is bool:
+        how["action"] = "store_true"
+    elif kind is int:
+        how |= {"type": _positive_int, "metavar": "N"}
+    elif kind == tuple[int, ...]:
+        how |= {"type": _seed, "nargs": "+"}
+    elif get_origin(kind) is Literal:
+        how["choices"] = get_args(kind)
+    else:
+        how["type"] = kind
+    if count:
+        one.add_argument(option.name, nargs=count[0], **how)
+    else:
+        flag = f"--{option.name.replace('_', '-')}"
+        one.add_argument(flag, required="default" not in how, **how)
 
 
 def _positive_int(text: str) -> int:
@@ -230,13 +156,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _reject_undecodable(top, words)
     if words and words[0] not in STAGES and not words[0].startswith("-"):
         top.error(f"no stage is named {words[0]!r}{did_you_mean(words[0], STAGES)}")
-    options = top.parse_args(words)
-    if options.stage is None:
-        top.print_help()
-        return
     for name, value in QUIET_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    try:
+        options = top.parse_args(words)
+    except KeyboardInterrupt:  # while the stage was imported
+        sys.exit(130)
+    if options.stage is None:
+        top.print_help()
+        return
     sys.exit(run_stage(options))
 
 
@@ -284,26 +213,23 @@ def _call_stage(options: argparse.Namespace, console: "Terminal") -> int:
     from storage.errors import ConfigError
     from storage.safe_files import reject_special_files
 
-    history = getattr(options, "history", None)
-    if history is not None and not options.dry_run:
+    if options.history is not None and not options.dry_run:
         raise ConfigError("--history: only a dry run uses it. Add --dry-run, or remove it")
-    for named in filter(None, (options.run, history)):
+    for named in filter(None, (options.run, options.history)):
         reject_special_files(named)  # before anything in it is read
     recipe = load_recipe(recipe_file(options), options.overrides)
-    shared = {"stage", "config", "run", "overrides", "resume", "dry_run", "limit", "json"}
     call = StageContext(
         recipe=recipe,
         run=options.run or Path("datasets") / recipe.name,
         resume=options.resume,
         dry_run=options.dry_run,
         limit=options.limit,
+        history=options.history,
         console=console,
-        options={k: v for k, v in vars(options).items() if k not in shared},
     )
     if options.run is None:
         reject_special_files(call.run)
-    stage = STAGES[options.stage]
-    outcome = getattr(import_module(stage.module), stage.function)(call)
+    outcome = STAGES[options.stage].run(call, vars(options))
     produced = outcome.exit_code == 0 and not call.dry_run and outcome.totals.get("pairs") != 0
     if options.stage in NEXT and produced:
         call.log(next_stages(options, outcome.totals.get("label")))

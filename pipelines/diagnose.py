@@ -13,7 +13,7 @@ the ledger and in `survival/`, so none is paid for twice.
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rich.table import Table
 from rich.text import Text
@@ -42,7 +42,7 @@ from runs.factories import model_folder
 from runs.folder import existing_run
 from runs.fresh_rollouts import FreshRolloutResult, roll_fresh
 from runs.labelling import labelling_of
-from runs.stage import DONE, TOO_MANY_FAILURES, StageContext, StageResult
+from runs.stage import DONE, TOO_MANY_FAILURES, Label, StageContext, StageResult
 from runs.stored_pairs import check_relabelling, pairs_table
 from runs.stored_trees import stored_trees
 from storage.atomic import atomic_write_json, atomic_write_text
@@ -74,10 +74,17 @@ class Diagnosis:
         return {**asdict(self), "conclusion": conclusion(self.findings)}
 
 
-def diagnose(context: StageContext) -> StageResult:
+def diagnose(
+    context: StageContext,
+    label: Label = None,
+    sample: Annotated[int, "pairs rolled out"] = 40,
+    rollouts: Annotated[int, "rollouts per side of a pair"] = 8,
+    no_model: Annotated[bool, "use no model, parquet only"] = False,
+    model: Annotated[str | None, "trained; default models/<run>/dpo"] = None,
+    export: Annotated[bool, "also compare it with its export"] = False,
+) -> StageResult:
     """Runs the stage (see module)."""
     run = existing_run(context.run)
-    label = context.options.get("label")
     table = pairs_table(label)
     check_relabelling(run, label)
     pairs = table_to_records(read_parts(run.folder, table), Pair)
@@ -85,14 +92,14 @@ def diagnose(context: StageContext) -> StageResult:
     labels = f"relabelled/{label}/labels" if label else "trees"
     grown = load_manifest(run.folder).rows(labels)
     returns = not scheme.by_answer
-    unsampled = context.options["no_model"] or not grown or returns
-    sample = [] if unsampled else _sample(context, pairs)
+    unsampled = no_model or not grown or returns
+    sampled = [] if unsampled else sample_pairs(pairs, sample, context.recipe.seed)
     context.log(
-        f"diagnose: {len(pairs)} pairs of {table}, {len(sample)} of them get fresh rollouts"
+        f"diagnose: {len(pairs)} pairs of {table}, {len(sampled)} of them get fresh rollouts"
     )
     if context.dry_run:
-        return StageResult({"pairs": len(pairs), "sample": len(sample), "dry_run": True})
-    rolled = roll_fresh(context, run, sample, context.options["rollouts"]) if sample else None
+        return StageResult({"pairs": len(pairs), "sample": len(sampled), "dry_run": True})
+    rolled = roll_fresh(context, run, sampled, rollouts) if sampled else None
     if rolled is not None and rolled.pending:
         context.log(f"stopped: {rolled.reason}; rerun the same command to resume")
         return StageResult({"pending": rolled.pending}, rolled.exit_code)
@@ -104,14 +111,10 @@ def diagnose(context: StageContext) -> StageResult:
     if returns:
         found.findings.append(SURVIVAL_NOT_APPLICABLE)
     if rolled is not None:
-        _add_label_survival(found, sample, rolled.fresh, scheme.rollout_value)
-    found.findings += _training(context, found)
+        _add_label_survival(found, sampled, rolled.fresh, scheme.rollout_value)
+    found.findings += _training(context, found, model, export=export)
     _report(context, found, run.folder / Path(table).parent)
-    return StageResult(found.totals(), _exit_code(context, sample, rolled))
-
-
-def _sample(context: StageContext, pairs: Sequence[Pair]) -> list[Pair]:
-    return sample_pairs(pairs, context.options["sample"], context.recipe.seed)
+    return StageResult(found.totals(), _exit_code(context, sampled, rolled))
 
 
 def _add_label_survival(
@@ -123,18 +126,19 @@ def _add_label_survival(
     found.findings.append(of_survival(next(iter(found.survival["all"]), None), len(sample)))
 
 
-def _training(context: StageContext, found: Diagnosis) -> Iterator[Finding]:
+def _training(
+    context: StageContext, found: Diagnosis, named: str | None, *, export: bool
+) -> Iterator[Finding]:
     """Yields findings on the trained model, if there is one."""
-    named = context.options.get("model")
     model = Path(named or model_folder(context.run, "dpo"))
     found.training = movement_of(model)
     if found.training is None:
-        if named or context.options["export"]:
+        if named or export:
             raise ConfigError(f"{model}: no metrics.jsonl; train it first, or name another --model")
         yield Finding("training", "not yet", "–", f"`branchwise train-dpo --run {context.run}`")
         return
     yield from of_training(found.training)
-    if context.options["export"]:
+    if export:
         yield _exported(context, found, model)
     else:
         advice = "--export writes its files and compares their logits with the adapter's"

@@ -43,7 +43,7 @@ from runs.folder import Run, check_run_folder, open_run, open_run_if_exists
 from runs.judging import AnswerJudging, stored_answers
 from runs.preflight import plaintext_proxy_warnings
 from runs.recipe import Recipe
-from runs.stage import DONE, TOO_MANY_FAILURES, Gate, StageContext, StageResult
+from runs.stage import DONE, TOO_MANY_FAILURES, ByType, Gate, StageContext, StageResult
 from sources.load import Data
 from storage.atomic import atomic_write_json, atomic_write_text
 from storage.ledger import Ledger
@@ -51,7 +51,7 @@ from storage.parts import write_part
 from storage.schemas import rows_to_table, schema_of
 
 
-def evaluate(context: StageContext) -> StageResult:
+def evaluate(context: StageContext, by_type: ByType = False) -> StageResult:
     """Runs the stage (see module)."""
     recipe = context.recipe
     check_run_folder(context.run)
@@ -102,7 +102,7 @@ def evaluate(context: StageContext) -> StageResult:
             for policy, answered in judged.items():
                 _write(run, policy, name, answered)
             done = judged
-        totals = {**_report(context, run, name, done), **_spent(context, ledger)}
+        totals = {**_report(context, run, name, done, by_type=by_type), **_spent(context, ledger)}
     return StageResult(totals, _exit_code(context, done))
 
 
@@ -156,7 +156,7 @@ def _write(run: Run, policy: str, name: str, answered: Evaluated) -> None:
 
 
 def _report(
-    context: StageContext, run: Run, name: str, done: dict[str, Evaluated]
+    context: StageContext, run: Run, name: str, done: dict[str, Evaluated], *, by_type: bool
 ) -> dict[str, Any]:
     """Prints the table, and keeps it in the run folder; the stage's totals."""
     comparison = compare(
@@ -166,7 +166,6 @@ def _report(
         resamples=run.recipe.evaluation.bootstrap,
         seed=run.recipe.seed,
     )
-    by_type = bool(context.options.get("by_type"))
     context.console.print(render_table(comparison, by_type=by_type))
     rows = [asdict(row) for row in comparison.rows if row.stratum == EVERYTHING]
     for row in rows:

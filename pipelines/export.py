@@ -8,6 +8,7 @@ rounding lost it.
 """
 
 from pathlib import Path
+from typing import Annotated
 
 from runs.factories import model_folder
 from runs.stage import StageContext, StageResult
@@ -15,9 +16,12 @@ from storage.safe_files import reject_special_files
 from training.export import export_policy
 
 
-def export(context: StageContext) -> StageResult:
+def export(
+    context: StageContext,
+    model: Annotated[str | None, "model folder; default models/<run>/dpo"] = None,
+) -> StageResult:
     """Runs the stage (see module)."""
-    model = context.options.get("model") or str(model_folder(context.run, "dpo"))
+    model = model or str(model_folder(context.run, "dpo"))
     precision = context.recipe.policy.precision
     reject_special_files(Path(model))  # it is written into
     context.log(f"export: {model} as safetensors and {precision} GGUF")

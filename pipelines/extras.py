@@ -1,9 +1,9 @@
-"""Lists the extras of a recipe, in addition to those of its stage, for the Makefile.
+"""Lists the extras of a stage and its recipe, in addition to `cpu`, for the Makefile.
 
     ARGS="--limit 20" python -m pipelines.extras annotate --run=datasets/mine
 
 Takes the arguments of `branchwise`; ARGS holds further words of the stage's command line. Prints
-one name per line. If the arguments or the recipe are wrong, it prints nothing: the stage itself
+one name per line. If the arguments or the recipe are wrong, it prints those of the stage, which
 reports the error.
 """
 
@@ -16,13 +16,14 @@ from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 
 from pipelines.cli import parser, recipe_file
+from pipelines.stages import STAGES
 from runs.extras import extras_of
 from runs.recipe_file import load_recipe_leniently
 from storage.errors import ConfigError
 
 
 def required_extras(given: Sequence[str], shell_words: str = "") -> tuple[str, ...]:
-    """Returns the extras for a command line of `branchwise`, or none if it or its recipe is wrong.
+    """Returns the extras of a command line's recipe, or none if one of them is wrong.
 
     Args:
         given: the stage and its arguments.
@@ -53,4 +54,5 @@ def _options(words: Sequence[str]) -> Namespace | None:
 
 
 if __name__ == "__main__":
-    print(*required_extras(sys.argv[1:], os.environ.get("ARGS", "")), sep="\n")
+    extras = required_extras(sys.argv[1:], os.environ.get("ARGS", ""))
+    print(*STAGES[sys.argv[1]].extras, *extras, sep="\n")

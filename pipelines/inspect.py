@@ -16,13 +16,13 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from rich.table import Table
 from rich.text import Text
 
 from runs.folder import Run, existing_run
-from runs.stage import StageContext, StageResult
+from runs.stage import Label, StageContext, StageResult
 from runs.stored_pairs import check_relabelling
 from runs.terminal import Terminal
 from storage.errors import ConfigError
@@ -31,20 +31,23 @@ from storage.text import replace_surrogates
 from storage.views import VIEWS, QueryResult, canned_queries, connect, query, run_sql
 
 
-def inspect(context: StageContext) -> StageResult:
+def inspect(
+    context: StageContext,
+    format: Annotated[Literal["table", "csv", "json", "md"], "of the result"] = "table",
+    label: Label = None,
+) -> StageResult:
     """Runs the stage (see module)."""
-    run, label = existing_run(context.run), context.options["label"]
+    run = existing_run(context.run)
     check_relabelling(run, label)
-    form = context.options["format"]
     sql = replace_surrogates(os.environ.get("SQL", "")).strip()
     if sql:
         result = run_sql(run.folder, sql, label)
-        show(context.console, result, form)
+        show(context.console, result, format)
         return StageResult({"rows": len(result.rows)})
-    if form in {"csv", "json"}:
-        raise ConfigError(f'--format {form}: needs a query, as in SQL="select * from pairs"')
+    if format in {"csv", "json"}:
+        raise ConfigError(f'--format {format}: needs a query, as in SQL="select * from pairs"')
     for title, canned in canned_queries():
-        show(context.console, run_sql(run.folder, canned, label), form, title)
+        show(context.console, run_sql(run.folder, canned, label), format, title)
     if context.console.is_terminal and sys.stdin.isatty():
         _prompt(context.console, run, label)
     return StageResult({"run": str(run.folder)})

@@ -8,6 +8,7 @@ An imported run holds pairs alone: train on it with `train-dpo` or `train-sft`.
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated
 
 from runs.folder import check_run_folder, existing_run, open_run
 from runs.stage import StageContext, StageResult
@@ -21,31 +22,31 @@ from storage.records import Pair
 from storage.schemas import rows_to_table, schema_of
 from storage.text import digest_of
 
+File = Annotated[Path, "the RAG-ProGuide JSON file"]
 
-def export_pairs(context: StageContext) -> StageResult:
+
+def export_pairs(context: StageContext, file: File) -> StageResult:
     """Writes the run's pairs as RAG-ProGuide JSON."""
     run = existing_run(context.run)
-    target = Path(context.options["file"])
     pairs = pairs_of(run, pairs_table())
     if context.dry_run:
-        context.log(f"export-pairs: {len(pairs)} pairs → {target}")
+        context.log(f"export-pairs: {len(pairs)} pairs → {file}")
         return StageResult({"pairs": len(pairs), "dry_run": True})
-    written = write_proguide(target, pairs)
-    context.log(f"wrote {written} pairs to {target}")
-    return StageResult({"pairs": written, "file": str(target)})
+    written = write_proguide(file, pairs)
+    context.log(f"wrote {written} pairs to {file}")
+    return StageResult({"pairs": written, "file": str(file)})
 
 
-def import_pairs(context: StageContext) -> StageResult:
+def import_pairs(context: StageContext, file: File) -> StageResult:
     """Reads RAG-ProGuide JSON into a run of its own."""
-    source = Path(context.options["file"])
-    pairs = read_proguide(source)
+    pairs = read_proguide(file)
     if not pairs:
-        raise ConfigError(f"{source}: contains no pairs")
+        raise ConfigError(f"{file}: contains no pairs")
     check_run_folder(context.run, context.recipe)
     if context.dry_run:
         context.log(f"import-pairs: {len(pairs)} pairs → {context.run}")
         return StageResult({"pairs": len(pairs), "dry_run": True})
-    run = open_run(context.run, context.recipe, {"imported": str(source)}, _inputs(pairs))
+    run = open_run(context.run, context.recipe, {"imported": str(file)}, _inputs(pairs))
     rows = rows_to_table(pairs, schema_of("pairs"), run.id)
     with run.held():
         run.commit([write_part(run.folder, "pairs", rows, 0)])

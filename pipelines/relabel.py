@@ -17,7 +17,7 @@ from runs.labelling import keep_labelling, with_label_settings
 from runs.recipe import Recipe
 from runs.relabelling import Relabeller
 from runs.reward_model import outdated_weights_warning
-from runs.stage import StageContext, StageResult, checked_name
+from runs.stage import Label, StageContext, StageResult, checked_name
 from runs.stored_trees import stored_trees
 from runs.tree_growing import LABELLING
 from storage.errors import ConfigError
@@ -27,16 +27,16 @@ from storage.records import Record
 from storage.schemas import rows_to_table, schema_of
 
 
-def relabel(context: StageContext) -> StageResult:
+def relabel(context: StageContext, label: Label = None) -> StageResult:
     """Runs the stage (see module)."""
     run = existing_run(context.run)
     with run.held():
-        return _relabel(context, run)
+        return _relabel(context, run, label)
 
 
-def _relabel(context: StageContext, run: Run) -> StageResult:
+def _relabel(context: StageContext, run: Run, label: str | None) -> StageResult:
     recipe = with_label_settings(run, context.recipe)
-    label = checked_name(context.options.get("label") or recipe.digest(*LABELLING))
+    label = checked_name(label or recipe.digest(*LABELLING))
     relabeller = Relabeller(
         recipe, required_fresh_rollouts(run, recipe) if recipe.pairs.confirmed else {}
     )

@@ -8,7 +8,7 @@ SIGHUP, or when this process ends for any reason.
 """
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from engines.settings import ModelSettings
 from engines.vllm import server_for
@@ -20,13 +20,17 @@ from runs.stage import StageContext, StageResult
 from storage.errors import ConfigError, EndpointError
 
 
-def serve(context: StageContext) -> StageResult:
+def serve(
+    context: StageContext,
+    role: Annotated[Literal["policy", "judge", "verifier"], "whose model"] = "policy",
+    port: Annotated[int | None, "default: one that is free"] = None,
+) -> StageResult:
     """Runs the stage (see module)."""
-    settings = served_settings(context.recipe, context.options["role"])
+    settings = served_settings(context.recipe, role)
     context.log(f"serve: {settings.model} with vLLM; its weights are made ready first")
     if context.dry_run:
         return StageResult({"model": settings.model, "dry_run": True})
-    server = server_for(settings, server_logs(), context.options["port"], context.log)
+    server = server_for(settings, server_logs(), port, context.log)
     return StageResult(asyncio.run(_run_server(context, settings, server)))
 
 

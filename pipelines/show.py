@@ -8,7 +8,7 @@ branchwise show --run datasets/atlas 5f0c8a…               # a pair, by the be
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rich.table import Table
 from rich.text import Text
@@ -23,10 +23,12 @@ from storage.views import connect
 _LISTED = 50
 """Questions that are listed at most."""
 
+What = Annotated[str, "question id or words, ID:STEP, or pair id", "?"]
 
-def show(context: StageContext) -> StageResult:
+
+def show(context: StageContext, what: What = "") -> StageResult:
     """Runs the stage (see module)."""
-    run, what = existing_run(context.run), str(context.options["what"] or "").strip()
+    run, what = existing_run(context.run), what.strip()
     console = context.console
     if not what:
         return _list(context, rows(run.folder, _QUESTIONS + " ORDER BY question_id"))

@@ -12,6 +12,7 @@ Markdown, CSV), plots and the list of all started stages are in `study/` of the 
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Annotated
 
 from runs.folder import STUDY, check_run_folder, existing_run
 from runs.preflight import cannot_serve_trained_reason, require_matplotlib
@@ -61,9 +62,12 @@ STUDIES_OF_EXISTING_RUN = frozenset({"labels", "recipes"})
 """Studies of the trees of a run that is there."""
 
 
-def study(context: StageContext) -> StageResult:
+def study(
+    context: StageContext,
+    name: Annotated[str, "which: atlas-dpo, …; see docs/studies.md"],
+    seeds: Annotated[tuple[int, ...], "of the trainings"] = (),
+) -> StageResult:
     """Runs the stage (see module)."""
-    name = context.options.get("name")
     carry_out = study_named(name)
     check_run_folder(context.run)
     if name in STUDIES_OF_EXISTING_RUN:
@@ -77,7 +81,7 @@ def study(context: StageContext) -> StageResult:
     if fault:
         raise ConfigError(f"study {name}: {fault}")
     output_folder = context.run / STUDY / name if name in SHARED else None
-    runner = StudyRunner(context, seeds_of(context), output_folder)
+    runner = StudyRunner(context, seeds_of(name, seeds), output_folder)
     try:
         if context.dry_run:
             carry_out(runner)
@@ -97,20 +101,20 @@ def recipe_of(name: str) -> Path:
     return Path("configs") / f"{SHARED.get(name, name)}.yaml"
 
 
-def seeds_of(context: StageContext) -> tuple[int, ...]:
+def seeds_of(name: str, seeds: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the seeds of the trainings.
 
     Raises:
         ConfigError: If one is named twice, which would count one training as two.
     """
-    seeds = tuple(context.options.get("seeds") or SEEDS.get(context.options["name"], (0, 1, 2)))
+    seeds = tuple(seeds or SEEDS.get(name, (0, 1, 2)))
     twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
     if twice:
         raise ConfigError(f"--seeds names {', '.join(map(str, twice))} more than once")
     return seeds
 
 
-def study_named(name: str | None) -> Callable[[StudyRunner], None]:
+def study_named(name: str) -> Callable[[StudyRunner], None]:
     """Returns the function of a study.
 
     Raises:

@@ -9,21 +9,21 @@ fails if too many would not fit. Writes `models/<run>/dpo/`, or a sibling folder
 
 from agent.protocols import protocol_of
 from runs.folder import existing_run
-from runs.stage import StageContext, StageResult
+from runs.stage import Label, ModelName, StageContext, StageResult
 from runs.stored_pairs import pairs_of, pairs_table
 from runs.training_start import trained_folder, training_data_provenance, validated_start_policy
 from training.dpo import train_dpo as train
 
 
-def train_dpo(context: StageContext) -> StageResult:
+def train_dpo(context: StageContext, label: Label = None, name: ModelName = "dpo") -> StageResult:
     """Runs the stage (see module)."""
     recipe, run = context.recipe, existing_run(context.run)
-    table = pairs_table(context.options.get("label"))
+    table = pairs_table(label)
     pairs = pairs_of(run, table)
     start = validated_start_policy(
         context, run, table, allow_off_policy_pairs=recipe.training.dpo.allow_off_policy_pairs
     )
-    target = trained_folder(context, "dpo")
+    target = trained_folder(context, "dpo", name)
     context.log(f"train-dpo: {len(pairs)} pairs, start {start} → {target}")
     if context.dry_run:
         return StageResult({"pairs": len(pairs), "dry_run": True})

@@ -43,7 +43,7 @@ from runs.policy_serving import check_servable, serving_for
 from runs.preflight import model_files, plaintext_proxy_warnings, require
 from runs.recipe import Recipe
 from runs.rollouts import Rollouts
-from runs.stage import Gate, StageContext, StageResult
+from runs.stage import Gate, Label, ModelName, StageContext, StageResult
 from runs.stored_pairs import pairs_table
 from runs.training_start import trained_folder, training_data_provenance, validated_start_policy
 from runs.tree_groups import TreeGroups, tree_groups
@@ -64,11 +64,11 @@ from weights.policy_files import file_hash, policy_files, tokenizer_of
 _CANARY_PROMPTS = 4
 
 
-def train_grpo(context: StageContext) -> StageResult:
+def train_grpo(context: StageContext, label: Label = None, name: ModelName = "grpo") -> StageResult:
     """Runs the stage (see module)."""
     if context.recipe.training.grpo.rollouts == "trees":
-        return _on_trees(context)
-    return _on_rollouts(context)
+        return _on_trees(context, label, name)
+    return _on_rollouts(context, name)
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ class _Training:
     questions: Sequence[Question]
 
 
-def _on_rollouts(context: StageContext) -> StageResult:
+def _on_rollouts(context: StageContext, name: str) -> StageResult:
     recipe = rollout_recipe(context)
     check_run_folder(context.run)
     require(model_files("policy", recipe.policy))
-    target = trained_folder(context, "grpo")
+    target = trained_folder(context, "grpo", name)
     data = open_data(recipe)
     trainings = list(_trainings(context, recipe, data.questions, target))
     dev = dev_questions(recipe) if recipe.training.grpo.eval_every else ()
@@ -138,12 +138,12 @@ def _on_rollouts(context: StageContext) -> StageResult:
     return StageResult({"model": str(target), **report.totals(), **totals})
 
 
-def _on_trees(context: StageContext) -> StageResult:
+def _on_trees(context: StageContext, label: str | None, name: str) -> StageResult:
     recipe, run = context.recipe, existing_run(context.run)
-    settings, label = recipe.training.grpo, context.options.get("label")
+    settings = recipe.training.grpo
     table = f"{pairs_table(label).rpartition('/')[0]}/labels" if label else "trees"
     start = validated_start_policy(context, run, table)
-    target = trained_folder(context, "grpo")
+    target = trained_folder(context, "grpo", name)
     trees = tree_groups(run, table, tokenizer_of(policy_files(start).base))
     groups = sum(len(groups) for _, groups in trees)
     context.log(

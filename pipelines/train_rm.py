@@ -25,7 +25,7 @@ from runs.folder import Run, existing_run
 from runs.labelling import with_label_settings
 from runs.recipe import Recipe
 from runs.reward_model import UNTAUGHT, encoder_of
-from runs.stage import BAD_INPUT, StageContext, StageResult
+from runs.stage import BAD_INPUT, ModelName, StageContext, StageResult
 from runs.stored_trees import stored_trees
 from runs.training_start import trained_folder, training_data_provenance
 from storage.errors import ConfigError
@@ -41,11 +41,11 @@ from training.settings import RewardModelSettings
 from weights.embedding import FrozenEncoder, Prefix
 
 
-def train_rm(context: StageContext) -> StageResult:
+def train_rm(context: StageContext, name: ModelName = KIND) -> StageResult:
     """Runs the stage (see module)."""
     settings, run = context.recipe.training.reward_model, existing_run(context.run)
     material, dropped = build_comparisons(run, labels_of(context, run), settings)
-    target, encoder = trained_folder(context, KIND), encoder_of(context.recipe)
+    target, encoder = trained_folder(context, KIND, name), encoder_of(context.recipe)
     pairs, heads = len(material.comparisons), pairs_by_head(material, settings)
     context.log(
         f"train-rm: {pairs} pairs of {len(material.steps)} steps, encoder {encoder} → {target}"

@@ -8,7 +8,7 @@ trajectories. Writes `models/<run>/sft/`, or a sibling folder with `--name`.
 
 from agent.protocols import protocol_of
 from runs.folder import Run, existing_run
-from runs.stage import StageContext, StageResult
+from runs.stage import Label, ModelName, StageContext, StageResult
 from runs.stored_pairs import pairs_of, pairs_table
 from runs.stored_trees import stored_trees
 from runs.training_start import trained_folder, training_data_provenance, validated_start_policy
@@ -18,14 +18,14 @@ from training.sft import train_on_steps
 from training.sft_examples import chosen_steps, right_trajectories
 
 
-def train_sft(context: StageContext) -> StageResult:
+def train_sft(context: StageContext, label: Label = None, name: ModelName = "sft") -> StageResult:
     """Runs the stage (see module)."""
     recipe, settings = context.recipe, context.recipe.training.sft
     run, chosen = existing_run(context.run), settings.examples == "chosen"
-    table = pairs_table(context.options.get("label")) if chosen else "trees"
+    table = pairs_table(label) if chosen else "trees"
     examples = chosen_steps(pairs_of(run, table)) if chosen else right_steps(run)
     start = validated_start_policy(context, run, table)
-    target = trained_folder(context, "sft")
+    target = trained_folder(context, "sft", name)
     context.log(f"train-sft: {len(examples)} {settings.examples} steps, start {start} → {target}")
     if context.dry_run:
         return StageResult({"examples": len(examples), "dry_run": True})

@@ -14,6 +14,7 @@ import asyncio
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from annotation.annotator import AnnotatedQuestion
 from engines.ledgered import LedgeredEngine
@@ -48,7 +49,10 @@ REPORTED_ROWS = 20
 """Damaged rows of a ledger that are named; of more there is only the number."""
 
 
-def verify(context: StageContext) -> StageResult:
+def verify(
+    context: StageContext,
+    drop_damaged: Annotated[bool, "remove damaged ledger rows; their calls are paid again"] = False,
+) -> StageResult:
     """Runs the stage (see module)."""
     run = existing_run(context.run)
     parts = load_manifest(run.folder).parts
@@ -56,7 +60,7 @@ def verify(context: StageContext) -> StageResult:
     for part, problem in bad:
         context.log(f"{run.folder / part.path}: {problem}")
     context.log(f"{len(parts) - len(bad)} of {len(parts)} parts are as they were committed")
-    ledger = _checked_ledger(context, run)
+    ledger = _checked_ledger(context, run, drop_damaged=drop_damaged)
     totals = {
         "parts": len(parts),
         "bad": [part.path for part, _ in bad],
@@ -70,13 +74,13 @@ def verify(context: StageContext) -> StageResult:
     )
 
 
-def _checked_ledger(context: StageContext, run: Run) -> Checked:
+def _checked_ledger(context: StageContext, run: Run, *, drop_damaged: bool) -> Checked:
     """Checks the ledger's rows; reports or removes damaged ones."""
     if not run.ledger.exists():  # runs of imported pairs have only parquet
         return Checked(0, (), ())
     found = check(run.ledger)
     _report_damage(context, run, found)
-    if found.whole or context.dry_run or not context.options.get("drop_damaged"):
+    if found.whole or context.dry_run or not drop_damaged:
         return found
     with run.open_ledger() as ledger:
         ledger.drop(found.damaged)

@@ -384,7 +384,7 @@ def estimate_from_run(
         ConfigError: If `--history` does not name a run, or a run without such calls.
         StorageError: If the ledger cannot be read.
     """
-    other = context.options.get("history")
+    other = context.history
     run = context.run if other is None else existing_run(other).folder
     done = question_ids(run, finished) if finished and run.is_dir() else set[str]()
     history = read_call_history(run / LEDGER, paths, done if finished else None)

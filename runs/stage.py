@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from runs.recipe import NAME_PATTERN, LimitSettings, Recipe
 from runs.signals import on_stop_signal
@@ -19,6 +19,12 @@ from storage.text import Log
 DONE, FAILED, BAD_INPUT, LIMIT_REACHED, TOO_MANY_FAILURES = 0, 1, 2, 3, 4
 INTERRUPTED = 130
 STOPPING = "stopping: calls in flight will finish and be stored. Press Ctrl-C again to abort them"
+
+Label = Annotated[str | None, "name of the relabelling"]
+ModelName = Annotated[str, "of the model"]
+ByType = Annotated[bool, "also print rows by question type"]
+Workers = Annotated[int, "processes at an endpoint"]
+"""Options of several stages: a type, and its text in `--help`."""
 
 Item = TypeVar("Item")
 
@@ -47,8 +53,8 @@ class StageContext:
             replaced. Every stage resumes its own checkpoints.
         dry_run: Whether to log the plan and stop.
         limit: Most questions; overrides the recipe.
+        history: Run whose calls a dry run estimates costs from; None uses this run.
         console: Console for messages and progress.
-        options: Options of this stage only.
     """
 
     recipe: Recipe
@@ -56,8 +62,8 @@ class StageContext:
     resume: bool = False
     dry_run: bool = False
     limit: int | None = None
+    history: Path | None = None
     console: Terminal = field(default_factory=Terminal)
-    options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def limited_recipe(self) -> Recipe:

@@ -92,16 +92,15 @@ def _drawn_by_another(run: Run, start: str, others: Sequence[str]) -> ConfigErro
     )
 
 
-def trained_folder(context: StageContext, kind: str) -> Path:
-    """Returns the folder of a training on pairs: `models/<run>/<kind>`, or `--name` for `kind`.
+def trained_folder(context: StageContext, kind: str, name: str) -> Path:
+    """Returns the folder of a training: `models/<run>/<name>`.
 
     Raises:
         ConfigError: If the name is not a valid folder name, or is the warm start's, which may be
             this training's start. Also if the folder has a policy but a reward model would be
             written, or the reverse, or if it is a link.
     """
-    name = checked_name(context.options.get("name") or kind)
-    if name == WARM_START:
+    if checked_name(name) == WARM_START:
         raise ConfigError(f"--name {name} is the folder of `make warm-start`; choose another")
     target = model_folder(context.run, name)
     held = _kind_in(target)

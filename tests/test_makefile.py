@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.stages import STAGES
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 VARIABLES = ("CONFIG", "RUN", "SQL", "STUDY", "ARGS", "EXTRAS")
 STAMPS = ("first", "package", "torch", "cpu", "train", "study")
@@ -114,6 +116,8 @@ def a_checkout(folder: Path, records: Path) -> Checkout:
         shutil.copy(file, folder)
     for file in REPOSITORY.glob("constraints*.txt"):
         shutil.copy(file, folder)
+    (folder / "pipelines").mkdir()
+    shutil.copy(REPOSITORY / "pipelines" / "stages.py", folder / "pipelines")
     for name, text in (("branchwise", BRANCHWISE), ("python", PYTHON)):
         record = records / ("pip" if name == "python" else "argv.json")
         (binaries / name).write_text(text.format(python=sys.executable, record=record))
@@ -173,7 +177,8 @@ def test_a_checkout_may_lie_anywhere(value: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert not checkout.fooled
     assert checkout.given == ["annotate", "--config=configs/atlas.yaml", ""]
-    assert checkout.make("help").returncode == 0
+    shown = checkout.make("help").stdout.splitlines()
+    assert [line.split()[0] for line in shown[: len(STAGES)]] == list(STAGES)
     assert checkout.make("test-vllm", "--dry-run").returncode == 0
     assert not checkout.fooled
 

@@ -1,5 +1,7 @@
 """The command line: whose recipe a stage takes, and options that mean what they say."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,3 +95,23 @@ def test_an_option_that_would_do_nothing_is_refused(
         branchwise(*arguments)
     assert ended.value.code == 2
     assert says in capsys.readouterr().err
+
+
+HELP = """
+import sys
+from pipelines.cli import parser
+from pipelines.stages import STAGES
+for name, stage in STAGES.items():
+    before = set(sys.modules)
+    try:
+        parser().parse_args([name, "--help"])
+    except SystemExit:
+        new = {module for module in set(sys.modules) - before if module.startswith("pipelines.")}
+        assert new <= {"pipelines." + stage.place.partition(".")[0]}, new
+assert not {"torch", "openvino_genai", "transformers", "matplotlib"} & set(sys.modules)
+"""
+
+
+def test_the_help_of_a_stage_imports_that_stage_alone() -> None:
+    repository = Path(__file__).resolve().parents[2]
+    subprocess.run([sys.executable, "-c", HELP], cwd=repository, check=True)

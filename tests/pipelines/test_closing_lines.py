@@ -7,7 +7,8 @@ import pytest
 
 from annotation.settings import PairSettings
 from pipelines.annotate import ADVICE, no_pairs_reason
-from pipelines.cli import NEXT, STAGES, next_stages
+from pipelines.cli import NEXT, next_stages
+from pipelines.stages import STAGES
 
 
 def test_the_next_stages_take_the_same_recipe_and_run() -> None:

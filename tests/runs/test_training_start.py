@@ -176,13 +176,13 @@ def test_a_training_writes_through_no_link(tmp_path: Path, monkeypatch: pytest.M
     models.mkdir(parents=True)
     (models / "dpo").symlink_to(letters)
     with pytest.raises(ConfigError, match="models/run/dpo: is a symbolic link"):
-        trained_folder(call, "dpo")
+        trained_folder(call, "dpo", "dpo")
     (models / "dpo").unlink()
     (models / "dpo").mkdir()
     (models / "dpo" / "metrics.jsonl").symlink_to(letters / "metrics.jsonl")
     with pytest.raises(ConfigError, match=r"dpo/metrics\.jsonl: is a symbolic link"):
-        trained_folder(call, "dpo")
+        trained_folder(call, "dpo", "dpo")
     (models / "dpo" / "metrics.jsonl").unlink()
     (tmp_path / "models").rename(tmp_path / "elsewhere")
     (tmp_path / "models").symlink_to(tmp_path / "elsewhere")
-    assert trained_folder(call, "dpo") == Path("models/run/dpo")
+    assert trained_folder(call, "dpo", "dpo") == Path("models/run/dpo")
