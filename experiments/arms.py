@@ -6,7 +6,7 @@ one engine and one precision. They differ only in the data that they learn from.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from analysis.comparison import Scored
 from evaluation.scoring import score_failure
@@ -19,12 +19,6 @@ from storage.parts import question_ids, read_parts
 from storage.records import FailedPrediction, Prediction
 from storage.schemas import table_to_records
 
-Trainer = Literal["train-dpo", "train-sft", "train-grpo"]
-BLOCKS: dict[Trainer, str] = {
-    "train-dpo": "training.dpo",
-    "train-sft": "training.sft",
-    "train-grpo": "training.grpo",
-}
 START = "warm-start"
 """Name of the arm that all others start from."""
 
@@ -35,7 +29,7 @@ class Arm:
 
     Attributes:
         name: Name of the arm; its policies are `<name>-<seed>`.
-        trainer: Command that trains it; None for the start itself.
+        trainer: Stage that trains it, such as `train-dpo`; None for the start itself.
         pairs: Settings of the relabelling that it learns from.
         training: Settings of its trainer's block.
         asked: Evaluation settings of its policy in addition to the model, such as its protocol.
@@ -51,7 +45,7 @@ class Arm:
     """
 
     name: str
-    trainer: Trainer | None = None
+    trainer: str | None = None
     pairs: Mapping[str, object] = field(default_factory=dict)
     training: Mapping[str, object] = field(default_factory=dict)
     asked: Mapping[str, object] = field(default_factory=dict)
@@ -105,7 +99,7 @@ def train_arm(
         return runner.recipe.policy.trainable, {}
     start, before = _begins(runner, arm, seed, trees)
     label, read = _labelled(runner, arm, trees)
-    name, block = f"{arm.models or arm.name}-{seed}", BLOCKS[arm.trainer]
+    name, block = f"{arm.models or arm.name}-{seed}", arm.trainer.replace("train-", "training.")
     totals = runner.run_stage(
         arm.trainer,
         *label,

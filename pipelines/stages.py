@@ -63,7 +63,7 @@ STAGES = {
     "index": Stage("data.index", "build the index (also done on demand)"),
     "warm-start": Stage("warm_start", "train on traces built from gold facts", ASKS, TRAIN),
     "select": Stage("select", "rate questions by difficulty, draw stages of outcome RL", PAYS),
-    "annotate": Stage("annotate", "grow and label search trees, write preference pairs", PAYS),
+    "annotate": Stage("annotate", "grow trees, label their steps, write preference pairs", PAYS),
     "relabel": Stage("relabel", "label a finished run with other reward settings"),
     "diagnose": Stage("diagnose", "check labels and pairs, before and after a training on them"),
     "verify": Stage("verify", "check the run's files; rebuild damaged ones from the ledger"),

@@ -15,14 +15,8 @@ from storage.text import digest_of
 PRODUCT = "product"
 """Key of a stage's totals under which the study keeps the digest."""
 
-WEIGHTS: Mapping[str, str] = {
-    "warm-start": "adapter/*",
-    "train-sft": "adapter/*",
-    "train-dpo": "adapter/*",
-    "train-grpo": "adapter/*",
-    "train-rm": "heads.safetensors",
-}
-"""Pattern of a training's weight files, relative to its model folder."""
+WEIGHTS = ("adapter/*", "heads.safetensors")
+"""Patterns of weight files in the model folder of a policy, and of a reward model."""
 
 
 def artifact_digest(stage: str, run: Path, totals: Mapping[str, Any]) -> str | None:
@@ -41,8 +35,8 @@ def artifact_digest(stage: str, run: Path, totals: Mapping[str, Any]) -> str | N
     """
     if totals.get("dry_run"):
         return ""
-    if stage in WEIGHTS:
-        return _of_model(Path(str(totals.get("model"))), WEIGHTS[stage])
+    if "model" in totals:
+        return _of_model(Path(str(totals["model"])))
     tables = list(_tables(stage, totals))
     return _of_tables(run, tables) if tables else ""
 
@@ -74,9 +68,9 @@ def _of_tables(run: Path, tables: list[str]) -> str | None:
     return digest_of(*(part.sha256 for part in parts))
 
 
-def _of_model(model: Path, weights: str) -> str | None:
+def _of_model(model: Path) -> str | None:
     digests = []
-    for path in sorted(model.glob(weights)):
+    for path in sorted(path for weights in WEIGHTS for path in model.glob(weights)):
         with path.open("rb") as file:
             digests += [path.name, hashlib.file_digest(file, "sha256").hexdigest()]
     whole = digests and (model / "training.json").is_file()
