@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 from annotation.annotator import AnnotatedQuestion
 from retrieval.interface import Retriever
 from runs.commit import Committer
-from runs.cost_estimate import TREE_CALLS, CostEstimate, estimate_from_run, tree_cost
+from runs.cost_bounds import tree_cost
+from runs.cost_estimate import TREE_CALLS, CostEstimate, estimate_from_run
 from runs.costs import describe_costs
 from runs.dataset_card import describe_search, write_card
 from runs.factories import open_data, open_index

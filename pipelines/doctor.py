@@ -14,7 +14,8 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from runs.folder import check_run_folder, environment_facts
+from runs.environment import environment_facts
+from runs.folder import check_run_folder
 from runs.preflight import (
     Check,
     data_files,

@@ -21,14 +21,8 @@ from analysis.tables import render_markdown, render_table
 from evaluation.run import Evaluated, askable
 from retrieval.interface import Retriever
 from runs.candidates import baseline_candidates, policies_of, policy_candidates
-from runs.cost_estimate import (
-    EVALUATION_CALLS,
-    CostEstimate,
-    CostRange,
-    Prompts,
-    estimate_from_run,
-    rollout_cost,
-)
+from runs.cost_bounds import CostRange, Prompts, rollout_cost
+from runs.cost_estimate import EVALUATION_CALLS, CostEstimate, estimate_from_run
 from runs.costs import describe_costs, spending
 from runs.evaluation import PolicyEvaluation
 from runs.evaluation_set import (

@@ -17,7 +17,8 @@ from typing import Any
 
 from agent.protocols import protocol_of
 from analysis.difficulty import LABELS, UNSOLVED, difficulty_of, draw_stages
-from runs.cost_estimate import RATING_CALLS, CostEstimate, estimate_from_run, rollout_cost
+from runs.cost_bounds import rollout_cost
+from runs.cost_estimate import RATING_CALLS, CostEstimate, estimate_from_run
 from runs.costs import describe_costs, spending
 from runs.factories import open_index
 from runs.folder import Run, check_run_folder, open_run

@@ -25,14 +25,8 @@ from agent.protocols import protocol_of
 from engines.vllm_command import installed_vllm
 from retrieval.interface import Retriever
 from rewards.schemes import scheme_of
-from runs.cost_estimate import (
-    NOTHING,
-    TRAINING_CALLS,
-    CostEstimate,
-    CostRange,
-    estimate_from_run,
-    rollout_cost,
-)
+from runs.cost_bounds import NOTHING, CostRange, rollout_cost
+from runs.cost_estimate import TRAINING_CALLS, CostEstimate, estimate_from_run
 from runs.costs import describe_costs, spending
 from runs.curve_plots import plot_curves
 from runs.evaluation_set import answering, data_settings

@@ -23,15 +23,9 @@ from engines.sampling import Capabilities
 from engines.settings import ModelSettings
 from retrieval.interface import Retriever
 from runs.commit import Committer
+from runs.environment import installed_version
 from runs.factories import open_data, open_index
-from runs.folder import (
-    Run,
-    check_same_inputs,
-    existing_run,
-    installed_version,
-    noted_inputs,
-    noted_version,
-)
+from runs.folder import Run, check_same_inputs, existing_run, noted_inputs, noted_version
 from runs.inputs import inputs_of
 from runs.stage import DONE, FAILED, StageContext, StageResult
 from runs.tree_growing import annotator_for

@@ -1,7 +1,7 @@
 """Estimates what a stage will cost, before it calls a model.
 
 The estimate comes from the stage's earlier calls in a run's ledger. Without any it consists of
-bounds from the recipe, which are wide: the shortest possible work, and the longest.
+bounds from the recipe, which are wide (`runs.cost_bounds`).
 """
 
 import math
@@ -11,47 +11,22 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from agent.protocol import root_of
-from agent.protocols import protocol_of
 from engines.cost import cost_usd
 from engines.sampling import Usage
-from engines.settings import ModelSettings, Price
-from mcts.settings import SearchSettings
+from engines.settings import Price
+from runs.cost_bounds import CALL_BYTES, CostRange, Range, scale
 from runs.extras import missing_extras
 from runs.folder import existing_run
 from runs.recipe import Recipe, identity_settings
 from runs.seal import LEDGER
 from runs.settings_diff import flat
 from runs.stage import StageContext, StageResult
-from sources.load import Data
 from storage.call_history import CallHistory, read_call_history
 from storage.errors import ConfigError
 from storage.ledger_rows import Totals
 from storage.parts import question_ids
-from storage.records import Question
 from storage.terminal_escape import inert
 
-Range = tuple[float, float]
-"""A lowest and a highest value."""
-
-NOTHING: Range = (0.0, 0.0)
-CALL_BYTES = 420
-"""Bytes of a call in ledger and tables, without its text.
-
-Measured on `configs/atlas.yaml`: 1,658 calls take 692 kB in the ledger, of which 79 kB are text;
-trees and pairs of 1,092 of them take 50 kB.
-"""
-TEXT_BYTES = 4
-"""Bytes of a generated token's text."""
-PROMPT_ID_BYTES, SAMPLED_ID_BYTES = 4, 8
-"""Bytes of a prompt token's id, and of a generated one's id and log-probability, if stored."""
-DENSE_TEXT = 3
-"""Bytes of text per token from which the highest number of input tokens is computed.
-
-English has more than four, so prompts have fewer tokens.
-"""
-JUDGE_PROMPT_TOKENS = 500
-"""Tokens of a judge's or verifier's own prompt, from above."""
 STORED = ("ledger.sqlite*", "trees/*", "pairs/*", "eval/**/*", "select/*")
 """Files of a run that grow with its calls."""
 
@@ -61,41 +36,6 @@ DECIDING = ("retrieval", "agent", "policy", "judge", "mcts", "verifier")
 EVALUATION_CALLS = ("eval+*", "eval/*")
 RATING_CALLS = ("select/*",)
 TRAINING_CALLS = ("grpo/*", "grpo-dev+*")
-
-
-@dataclass(frozen=True, slots=True)
-class CostRange:
-    """Costs from the lowest to the highest.
-
-    Attributes:
-        cost_usd: US dollars; None if a price is not set.
-    """
-
-    calls: Range = NOTHING
-    input_tokens: Range = NOTHING
-    output_tokens: Range = NOTHING
-    cost_usd: Range | None = NOTHING
-    disk_bytes: Range = NOTHING
-
-    def __add__(self, other: "CostRange") -> "CostRange":
-        priced = self.cost_usd is not None and other.cost_usd is not None
-        return CostRange(
-            _sum(self.calls, other.calls),
-            _sum(self.input_tokens, other.input_tokens),
-            _sum(self.output_tokens, other.output_tokens),
-            _sum(self.cost_usd or NOTHING, other.cost_usd or NOTHING) if priced else None,
-            _sum(self.disk_bytes, other.disk_bytes),
-        )
-
-    def times(self, units: Range) -> "CostRange":
-        """Returns the costs of so many questions, answers or rollouts."""
-        return CostRange(
-            _product(self.calls, units),
-            _product(self.input_tokens, units),
-            _product(self.output_tokens, units),
-            None if self.cost_usd is None else _product(self.cost_usd, units),
-            _product(self.disk_bytes, units),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +62,7 @@ class CostEstimate:
 
     @property
     def seconds(self) -> Range | None:
-        return _scaled(self.cost.calls, 1 / self.calls_per_s) if self.calls_per_s else None
+        return scale(self.cost.calls, 1 / self.calls_per_s) if self.calls_per_s else None
 
     def report(self, context: StageContext, **planned: int) -> StageResult:
         """Logs the estimate; returns the result of a dry run.
@@ -187,107 +127,6 @@ class CostEstimate:
             )
 
 
-@dataclass(frozen=True)
-class Prompts:
-    """Lengths of the prompts of a stage.
-
-    Attributes:
-        recipe: Recipe with the model and protocol that read them.
-        data: Questions and passages.
-    """
-
-    recipe: Recipe
-    data: Data
-
-    def calls(self, model: ModelSettings, number: Range, *, tokens: bool = False) -> CostRange:
-        """Returns bounds of the costs of a number of calls.
-
-        Args:
-            model: Model that is called.
-            number: Lowest and highest number of calls.
-            tokens: Whether the ledger keeps token ids.
-        """
-        low, high = self._lengths()
-        read, written = _product((low, high), number), _product((1, model.max_new_tokens), number)
-        ids = (PROMPT_ID_BYTES, SAMPLED_ID_BYTES) if tokens else (0, 0)
-        disk = _sum(
-            _scaled(number, CALL_BYTES),
-            _sum(_scaled(read, ids[0]), _scaled(written, TEXT_BYTES + ids[1])),
-        )
-        return CostRange(number, read, written, _dollars(model, read, written), disk)
-
-    def _lengths(self) -> Range:
-        """Returns bounds of the input tokens of a call."""
-        recipe, questions, passages = self.recipe, self.data.questions, self.data.passages
-        if not questions:
-            return NOTHING
-        protocol = protocol_of(recipe.agent)
-
-        def size(question: Question) -> int:
-            return sum(len(p.text) for p in protocol.given(question) or ()) + len(question.question)
-
-        def first_prompt(question: Question) -> str:
-            messages = protocol.prompt(root_of(question, protocol))
-            return " ".join(message.content for message in messages)
-
-        shortest, longest = (first_prompt(pick(questions, key=size)) for pick in (min, max))
-        passage = fmean(len(p.title + p.text) for p in passages) if passages else 0.0
-        found = recipe.retrieval.top_k * passage / DENSE_TEXT
-        added = protocol.max_calls * (found + recipe.policy.max_new_tokens)
-        high = len(longest.encode()) / DENSE_TEXT + added + JUDGE_PROMPT_TOKENS
-        return float(len(shortest.split())), high
-
-
-def tree_cost(recipe: Recipe, data: Data) -> CostRange:
-    """Returns bounds of the costs of growing a question's tree."""
-    protocol, prompts = protocol_of(recipe.agent), Prompts(recipe, data)
-    judge, verifier = recipe.active_judge, recipe.asked_verifier
-    low, drawn, ends = tree_calls(recipe.mcts, protocol.max_calls)
-    cost = prompts.calls(recipe.policy, (low, drawn), tokens=protocol.continues)
-    if judge is not None:
-        cost += prompts.calls(judge, (0, recipe.mcts.iterations))
-    if verifier is not None:
-        cost += prompts.calls(verifier, (0, ends))
-    return cost
-
-
-def tree_calls(search: SearchSettings, steps: int) -> tuple[int, int, int]:
-    """Returns bounds of the policy's calls for one tree.
-
-    Args:
-        search: Settings of the search.
-        steps: Most policy calls of a trajectory.
-
-    Returns:
-        Fewest calls, most calls, and most final states.
-    """
-    if search.kind == "chains":
-        # A chain visits at most one state per depth; each may get this many more draws, each
-        # followed to its end.
-        more = 2 * search.branches - 1 if search.branches > 1 else 0
-        chain = steps + more * steps * (steps + 1) // 2
-        low = 1 if search.max_output_tokens else search.iterations
-        return low, search.iterations * chain, search.iterations * (1 + more * steps)
-    # The root gets its children first, and a tree whose children are all final is exhausted.
-    low = 1 if search.max_output_tokens else min(search.iterations, search.max_children)
-    if search.evaluator == "playout":
-        return low, search.iterations * (steps + 1), search.iterations
-    rollouts = search.rollouts if search.evaluator == "rollout" else 0
-    left, high = search.iterations, 0
-    for depth in range(1, steps + 1):  # shallow nodes cost most: their rollouts are the longest
-        nodes = min(left, search.max_children**depth)
-        high += nodes * (2 + rollouts * (steps - depth))  # a repeated child is drawn once more
-        left -= nodes
-    return low, high, search.iterations
-
-
-def rollout_cost(recipe: Recipe, data: Data, *, tokens: bool = False) -> CostRange:
-    """Returns bounds of the costs of one trajectory from a question to its end."""
-    protocol = protocol_of(recipe.agent)
-    number = (1, protocol.max_calls)
-    return Prompts(recipe, data).calls(recipe.policy, number, tokens=tokens or protocol.continues)
-
-
 def estimate(
     unit: str,
     units: Range,
@@ -321,7 +160,7 @@ def estimate(
         expected_sum([one.input_tokens for one in each], units),
         expected_sum([one.output_tokens for one in each], units),
         expected_sum(known, units) if len(known) == len(paid) else None,
-        _scaled(calls, bytes_per_call),
+        scale(calls, bytes_per_call),
     )
     return CostEstimate(
         unit,
@@ -425,26 +264,6 @@ def _warn_of_differences(context: StageContext, other: Recipe) -> None:
 def _stored_bytes(run: Path) -> int:
     files = (path for pattern in STORED for path in run.glob(pattern))
     return sum(path.stat().st_size for path in files if path.is_file())
-
-
-def _dollars(model: ModelSettings, read: Range, written: Range) -> Range | None:
-    """Returns bounds in US dollars, the lowest with all input cached; None without a price."""
-    least, most = int(read[0]), int(read[1])
-    low = cost_usd(Usage(least, least, int(written[0])), model.price_per_million)
-    high = cost_usd(Usage(most, 0, int(written[1])), model.price_per_million)
-    return None if low is None or high is None else (low, high)
-
-
-def _sum(one: Range, other: Range) -> Range:
-    return one[0] + other[0], one[1] + other[1]
-
-
-def _product(one: Range, other: Range) -> Range:
-    return one[0] * other[0], one[1] * other[1]
-
-
-def _scaled(one: Range, factor: float) -> Range:
-    return one[0] * factor, one[1] * factor
 
 
 def _whole(one: Range) -> list[int]:

@@ -8,7 +8,8 @@ from agent.protocols import protocol_of
 from analysis.table import markdown_cell
 from annotation.settings import PairSettings
 from mcts import SearchSettings
-from runs.folder import Run, installed_version, noted_inputs, repository
+from runs.environment import installed_version, repository
+from runs.folder import Run, noted_inputs
 from storage.atomic import atomic_write_text
 from storage.manifest import load_manifest
 from storage.parts import read_parts

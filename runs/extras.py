@@ -3,7 +3,7 @@
 import re
 from importlib.metadata import requires
 
-from runs.folder import installed_version
+from runs.environment import installed_version
 from runs.recipe import Recipe
 
 

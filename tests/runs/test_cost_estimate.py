@@ -15,7 +15,8 @@ from tiny_dataset import policy, recipe
 from mcts import Expansion, Node, SearchSettings, sample_chains, search
 from pipelines.cli import parser, run_stage
 from runs import extras
-from runs.cost_estimate import expected_sum, tree_calls
+from runs.cost_bounds import tree_calls
+from runs.cost_estimate import expected_sum
 from runs.recipe import Recipe
 from storage.call_history import calls_per_second
 from storage.ledger import Ledger

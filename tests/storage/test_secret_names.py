@@ -2,7 +2,8 @@
 
 import pytest
 
-from runs.folder import environment_facts, flat
+from runs.environment import environment_facts
+from runs.folder import flat
 from runs.recipe import Recipe
 from storage.secret_names import names_secret, redacted_command
 

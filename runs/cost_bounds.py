@@ -1,0 +1,198 @@
+"""Bounds of what a stage's calls cost: the shortest possible work, and the longest."""
+
+from dataclasses import dataclass
+from statistics import fmean
+
+from agent.protocol import root_of
+from agent.protocols import protocol_of
+from engines.cost import cost_usd
+from engines.sampling import Usage
+from engines.settings import ModelSettings
+from mcts.settings import SearchSettings
+from runs.recipe import Recipe
+from sources.load import Data
+from storage.records import Question
+
+Range = tuple[float, float]
+"""A lowest and a highest value."""
+
+NOTHING: Range = (0.0, 0.0)
+CALL_BYTES = 420
+"""Bytes of a call in ledger and tables, without its text.
+
+Measured on `configs/atlas.yaml`: 1,658 calls take 692 kB in the ledger, of which 79 kB are text;
+trees and pairs of 1,092 of them take 50 kB.
+"""
+TEXT_BYTES = 4
+"""Bytes of a generated token's text."""
+PROMPT_ID_BYTES, SAMPLED_ID_BYTES = 4, 8
+"""Bytes of a prompt token's id, and of a generated one's id and log-probability, if stored."""
+DENSE_TEXT = 3
+"""Bytes of text per token from which the highest number of input tokens is computed.
+
+English has more than four, so prompts have fewer tokens.
+"""
+JUDGE_PROMPT_TOKENS = 500
+"""Tokens of a judge's or verifier's own prompt, from above."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostRange:
+    """Costs from the lowest to the highest.
+
+    Attributes:
+        cost_usd: US dollars; None if a price is not set.
+    """
+
+    calls: Range = NOTHING
+    input_tokens: Range = NOTHING
+    output_tokens: Range = NOTHING
+    cost_usd: Range | None = NOTHING
+    disk_bytes: Range = NOTHING
+
+    def __add__(self, other: "CostRange") -> "CostRange":
+        priced = self.cost_usd is not None and other.cost_usd is not None
+        return CostRange(
+            add(self.calls, other.calls),
+            add(self.input_tokens, other.input_tokens),
+            add(self.output_tokens, other.output_tokens),
+            add(self.cost_usd or NOTHING, other.cost_usd or NOTHING) if priced else None,
+            add(self.disk_bytes, other.disk_bytes),
+        )
+
+    def times(self, units: Range) -> "CostRange":
+        """Returns the costs of so many questions, answers or rollouts."""
+        return CostRange(
+            multiply(self.calls, units),
+            multiply(self.input_tokens, units),
+            multiply(self.output_tokens, units),
+            None if self.cost_usd is None else multiply(self.cost_usd, units),
+            multiply(self.disk_bytes, units),
+        )
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Lengths of the prompts of a stage.
+
+    Attributes:
+        recipe: Recipe with the model and protocol that read them.
+        data: Questions and passages.
+    """
+
+    recipe: Recipe
+    data: Data
+
+    def calls(self, model: ModelSettings, number: Range, *, tokens: bool = False) -> CostRange:
+        """Returns bounds of the costs of a number of calls.
+
+        Args:
+            model: Model that is called.
+            number: Lowest and highest number of calls.
+            tokens: Whether the ledger keeps token ids.
+        """
+        low, high = self._lengths()
+        read, written = (
+            multiply((low, high), number),
+            multiply((1, model.max_new_tokens), number),
+        )
+        ids = (PROMPT_ID_BYTES, SAMPLED_ID_BYTES) if tokens else (0, 0)
+        disk = add(
+            scale(number, CALL_BYTES),
+            add(scale(read, ids[0]), scale(written, TEXT_BYTES + ids[1])),
+        )
+        return CostRange(number, read, written, _dollars(model, read, written), disk)
+
+    def _lengths(self) -> Range:
+        """Returns bounds of the input tokens of a call."""
+        recipe, questions, passages = self.recipe, self.data.questions, self.data.passages
+        if not questions:
+            return NOTHING
+        protocol = protocol_of(recipe.agent)
+
+        def size(question: Question) -> int:
+            return sum(len(p.text) for p in protocol.given(question) or ()) + len(question.question)
+
+        def first_prompt(question: Question) -> str:
+            messages = protocol.prompt(root_of(question, protocol))
+            return " ".join(message.content for message in messages)
+
+        shortest, longest = (first_prompt(pick(questions, key=size)) for pick in (min, max))
+        passage = fmean(len(p.title + p.text) for p in passages) if passages else 0.0
+        found = recipe.retrieval.top_k * passage / DENSE_TEXT
+        added = protocol.max_calls * (found + recipe.policy.max_new_tokens)
+        high = len(longest.encode()) / DENSE_TEXT + added + JUDGE_PROMPT_TOKENS
+        return float(len(shortest.split())), high
+
+
+def tree_cost(recipe: Recipe, data: Data) -> CostRange:
+    """Returns bounds of the costs of growing a question's tree."""
+    protocol, prompts = protocol_of(recipe.agent), Prompts(recipe, data)
+    judge, verifier = recipe.active_judge, recipe.asked_verifier
+    low, drawn, ends = tree_calls(recipe.mcts, protocol.max_calls)
+    cost = prompts.calls(recipe.policy, (low, drawn), tokens=protocol.continues)
+    if judge is not None:
+        cost += prompts.calls(judge, (0, recipe.mcts.iterations))
+    if verifier is not None:
+        cost += prompts.calls(verifier, (0, ends))
+    return cost
+
+
+def tree_calls(search: SearchSettings, steps: int) -> tuple[int, int, int]:
+    """Returns bounds of the policy's calls for one tree.
+
+    Args:
+        search: Settings of the search.
+        steps: Most policy calls of a trajectory.
+
+    Returns:
+        Fewest calls, most calls, and most final states.
+    """
+    if search.kind == "chains":
+        # A chain visits at most one state per depth; each may get this many more draws, each
+        # followed to its end.
+        more = 2 * search.branches - 1 if search.branches > 1 else 0
+        chain = steps + more * steps * (steps + 1) // 2
+        low = 1 if search.max_output_tokens else search.iterations
+        return low, search.iterations * chain, search.iterations * (1 + more * steps)
+    # The root gets its children first, and a tree whose children are all final is exhausted.
+    low = 1 if search.max_output_tokens else min(search.iterations, search.max_children)
+    if search.evaluator == "playout":
+        return low, search.iterations * (steps + 1), search.iterations
+    rollouts = search.rollouts if search.evaluator == "rollout" else 0
+    left, high = search.iterations, 0
+    for depth in range(1, steps + 1):  # shallow nodes cost most: their rollouts are the longest
+        nodes = min(left, search.max_children**depth)
+        high += nodes * (2 + rollouts * (steps - depth))  # a repeated child is drawn once more
+        left -= nodes
+    return low, high, search.iterations
+
+
+def rollout_cost(recipe: Recipe, data: Data, *, tokens: bool = False) -> CostRange:
+    """Returns bounds of the costs of one trajectory from a question to its end."""
+    protocol = protocol_of(recipe.agent)
+    number = (1, protocol.max_calls)
+    return Prompts(recipe, data).calls(recipe.policy, number, tokens=tokens or protocol.continues)
+
+
+def _dollars(model: ModelSettings, read: Range, written: Range) -> Range | None:
+    """Returns bounds in US dollars, the lowest with all input cached; None without a price."""
+    least, most = int(read[0]), int(read[1])
+    low = cost_usd(Usage(least, least, int(written[0])), model.price_per_million)
+    high = cost_usd(Usage(most, 0, int(written[1])), model.price_per_million)
+    return None if low is None or high is None else (low, high)
+
+
+def add(one: Range, other: Range) -> Range:
+    """Adds two ranges."""
+    return one[0] + other[0], one[1] + other[1]
+
+
+def multiply(one: Range, other: Range) -> Range:
+    """Multiplies two ranges of positive numbers."""
+    return one[0] * other[0], one[1] * other[1]
+
+
+def scale(one: Range, factor: float) -> Range:
+    """Multiplies a range by a positive number."""
+    return one[0] * factor, one[1] * factor
