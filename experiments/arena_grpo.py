@@ -19,6 +19,6 @@ CLAIMS = (Claim("grpo", START, primary=True),)
 
 def arena_grpo(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
-    started = runner.run_stage("warm-start")
-    for done in evaluate_arms(runner, ARMS, TEST, started):
+    runner.run_stage("warm-start")
+    for done in evaluate_arms(runner, ARMS, TEST):
         write_report(runner, NAME, done, CLAIMS)

@@ -10,7 +10,6 @@ from typing import Any
 
 from analysis.comparison import Scored
 from evaluation.scoring import score_failure
-from runs.artifacts import merge_totals
 from runs.evaluation_set import evaluation_data
 from runs.factories import model_folder
 from runs.study_runner import StageTotals, StudyRunner
@@ -37,8 +36,6 @@ class Arm:
         label: Name of a relabelling that arms share; defaults to the arm's name.
         models: Prefix of model folders that arms share; defaults to the arm's name.
         before: Arm that is trained first, with the same seed; None starts from the recipe's policy.
-        extra_inputs: Totals of other stages that its relabelling reads, such as a reward model's
-            training.
         min_pairs: Minimum number of pairs. With fewer, the arm is left out, and its row reports
             it; 0 stops the study instead.
         paper: Result of this arm in the paper, for an extra column.
@@ -53,7 +50,6 @@ class Arm:
     label: str | None = None
     models: str | None = None
     before: "Arm | None" = None
-    extra_inputs: StageTotals = field(default_factory=dict)
     min_pairs: int = 0
     paper: str = ""
 
@@ -81,13 +77,8 @@ class EvaluatedArm:
     left_out: str | None = None
 
 
-def train_arm(
-    runner: StudyRunner, arm: Arm, seed: int, trees: StageTotals | None = None
-) -> tuple[str, StageTotals]:
+def train_arm(runner: StudyRunner, arm: Arm, seed: int) -> tuple[str, StageTotals]:
     """Trains an arm on its pairs, after the arm before it.
-
-    Args:
-        trees: Totals of the stage that grew them; see `evaluate_arms`.
 
     Returns:
         The model folder and the totals of the training.
@@ -97,33 +88,27 @@ def train_arm(
     """
     if arm.trainer is None:
         return runner.recipe.policy.trainable, {}
-    start, before = _begins(runner, arm, seed, trees)
-    label, read = _labelled(runner, arm, trees)
+    start, before = _begins(runner, arm, seed)
+    label = _labelled(runner, arm)
     name, block = f"{arm.models or arm.name}-{seed}", arm.trainer.replace("train-", "training.")
     totals = runner.run_stage(
         arm.trainer,
         *label,
         *("--name", name),
         settings={"seed": seed, **start, **{f"{block}.{k}": v for k, v in arm.training.items()}},
-        after=merge_totals(read, *before) if before else read,
     )
     return str(model_folder(runner.context.run, name)), _summed(totals, before)
 
 
-def _labelled(
-    runner: StudyRunner, arm: Arm, trees: StageTotals | None
-) -> tuple[tuple[str, ...], StageTotals]:
-    """Returns the arguments that name an arm's relabelling, and the totals of the stages that its
-    training reads.
-    """
-    read = merge_totals(trees, arm.extra_inputs) if trees else arm.extra_inputs
+def _labelled(runner: StudyRunner, arm: Arm) -> tuple[str, ...]:
+    """Relabels the trees for an arm; returns the arguments that name the relabelling."""
     if arm.trainer == "train-grpo":  # which draws its own rollouts
-        return (), read
+        return ()
     label = arm.label or arm.name
-    labelled = runner.run_stage("relabel", "--label", label, settings=arm.pairs, after=read)
+    labelled = runner.run_stage("relabel", "--label", label, settings=arm.pairs)
     if (pairs := labelled.get("pairs", arm.min_pairs)) < arm.min_pairs:
         raise TooFewPairs(f"{label}: only {pairs} of at least {arm.min_pairs} pairs")
-    return ("--label", label), labelled
+    return "--label", label
 
 
 def _summed(last: StageTotals, before: Sequence[StageTotals]) -> StageTotals:
@@ -136,7 +121,7 @@ def _summed(last: StageTotals, before: Sequence[StageTotals]) -> StageTotals:
 
 
 def _begins(
-    runner: StudyRunner, arm: Arm, seed: int, trees: StageTotals | None
+    runner: StudyRunner, arm: Arm, seed: int
 ) -> tuple[dict[str, object], tuple[StageTotals, ...]]:
     """Returns the settings that name an arm's start, and the totals of the training that gave it.
 
@@ -144,22 +129,17 @@ def _begins(
     """
     if arm.before is None:
         return {}, ()
-    folder, totals = train_arm(runner, arm.before, seed, trees)
+    folder, totals = train_arm(runner, arm.before, seed)
     return {"policy.model": folder, "policy.weights": None}, (totals,)
 
 
 def evaluate_arms(
-    runner: StudyRunner,
-    arms: Sequence[Arm],
-    asked: Mapping[str, object],
-    trees: StageTotals | None = None,
+    runner: StudyRunner, arms: Sequence[Arm], asked: Mapping[str, object]
 ) -> Iterator[list[EvaluatedArm]]:
     """Trains every arm and evaluates all policies on the same questions, one seed after the other.
 
     Args:
         asked: Settings of every evaluation, such as its split, its limit and the precision.
-        trees: Totals of the stage that grew them. Pass them if another study of the run may change
-            the trees by retrying failed questions: changed trees are relabelled.
 
     Yields:
         All arms after each seed, so that tables grow with the study.
@@ -168,19 +148,15 @@ def evaluate_arms(
     for seed in runner.seeds:
         for one in found:
             if one.arm.trainer or not one.predictions:
-                _run_arm(runner, one, seed, asked, trees)
+                _run_arm(runner, one, seed, asked)
         yield found
 
 
 def _run_arm(
-    runner: StudyRunner,
-    done: EvaluatedArm,
-    seed: int,
-    asked: Mapping[str, object],
-    trees: StageTotals | None,
+    runner: StudyRunner, done: EvaluatedArm, seed: int, asked: Mapping[str, object]
 ) -> None:
     try:
-        folder, totals = train_arm(runner, done.arm, seed, trees)
+        folder, totals = train_arm(runner, done.arm, seed)
     except TooFewPairs as few:
         runner.context.log(f"{runner.title}: {done.arm.name} is left out: {few}")
         done.left_out = str(few)
@@ -189,7 +165,7 @@ def _run_arm(
     own = {"model": folder, **done.arm.asked} if done.arm.asked else folder
     named = {"evaluation.policies": {policy: own}, "evaluation.draw": done.arm.draw}
     settings = {**asked, **named}
-    evaluated = runner.run_stage("eval", settings=settings, after=totals)
+    evaluated = runner.run_stage("eval", settings=settings)
     done.predictions[seed] = predictions_of(runner, policy, evaluated, settings)
     done.trainings.append(totals)
     done.evaluations.append(evaluated)

@@ -57,8 +57,8 @@ SAVED = (
 
 def evo_combinations(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
-    grown = runner.run_stage("annotate")
-    for done in evaluate_arms(runner, ARMS, TEST, grown):
+    runner.run_stage("annotate")
+    for done in evaluate_arms(runner, ARMS, TEST):
         if not runner.context.dry_run:
             spread = distributions(done, query_similarity())
             draw_distributions(spread, runner.folder / f"{NAME}-distributions.svg")

@@ -48,7 +48,7 @@ TotalsByVariant = Mapping[str, Sequence[StageTotals]]
 
 def evo_heads(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
-    grown = runner.run_stage("annotate")
+    runner.run_stage("annotate")
     found: dict[str, list[StageTotals]] = {name: [] for name in VARIANTS}
     for seed in runner.seeds:
         for name, variant in VARIANTS.items():
@@ -59,7 +59,7 @@ def evo_heads(runner: StudyRunner) -> None:
                 **{f"training.reward_model.{key}": value for key, value in variant.items()},
             }
             named = ("--name", f"heads-{name}-{seed}")
-            found[name].append(runner.run_stage("train-rm", *named, settings=settings, after=grown))
+            found[name].append(runner.run_stage("train-rm", *named, settings=settings))
         if not runner.context.dry_run:
             draw(bars(found), runner.folder / f"{NAME}.svg", AXIS, rest=0.5)
             told = f"{trees_of(runner.recipe)} {OTHERS}"

@@ -45,8 +45,8 @@ SAVED = (
 
 def evo_literal(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
-    grown = runner.run_stage("annotate")
-    for done in evaluate_arms(runner, ARMS, TEST, grown):
+    runner.run_stage("annotate")
+    for done in evaluate_arms(runner, ARMS, TEST):
         if not runner.context.dry_run:
             saved = savings(done, SAVED, runner.recipe.seed)
             more = (

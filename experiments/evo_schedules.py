@@ -91,8 +91,8 @@ TRACED = ("answer-only", "two-stage", "time-dynamic")
 def evo_schedules(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
     runner.context.console.print(silence_sheet(runner.recipe).text())
-    grown = runner.run_stage("annotate")
-    for done in evaluate_arms(runner, ARMS, TEST, grown):
+    runner.run_stage("annotate")
+    for done in evaluate_arms(runner, ARMS, TEST):
         if not runner.context.dry_run:
             _write(runner, done)
 

@@ -80,29 +80,25 @@ class Preference:
 
 def evo_single(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
-    grown = runner.run_stage("annotate")
-    learned = [preference(runner, reward, grown) for reward in PAPERS]
+    runner.run_stage("annotate")
+    learned = [preference(runner, reward) for reward in PAPERS]
     arms = (Arm(START), *(one.arm for one in learned if one.arm))
     claims = [Claim(arm.name, START) for arm in arms[1:]]
-    for done in evaluate_arms(runner, arms, TEST, grown):
+    for done in evaluate_arms(runner, arms, TEST):
         if not runner.context.dry_run:
             more = [single_sheet(learned, done), leaning_sheet(runner.context.run, arms)]
             write_report(runner, NAME, done, claims, more=more, about=about(runner.recipe, done))
 
 
-def preference(runner: StudyRunner, reward: RewardName, grown: StageTotals) -> Preference:
-    """Trains a reward model on one reward, if enough siblings differ in it.
-
-    Args:
-        grown: Totals of the trees.
-    """
+def preference(runner: StudyRunner, reward: RewardName) -> Preference:
+    """Trains a reward model on one reward, if enough siblings differ in it."""
     settings = {
         **TIME_DYNAMIC,
         "rewards.components": [reward],
         "training.reward_model.heads": "single",
         "training.reward_model.min_gap": LEAST_GAP,
     }
-    counted = runner.run_stage("train-rm", "--dry-run", settings=settings, after=grown)
+    counted = runner.run_stage("train-rm", "--dry-run", settings=settings)
     siblings = counted.get("heads", {}).get(TOTAL)
     if siblings is not None and siblings < FEWEST:
         runner.context.log(
@@ -110,11 +106,11 @@ def preference(runner: StudyRunner, reward: RewardName, grown: StageTotals) -> P
         )
         return Preference(reward, siblings)
     name = f"prefers-{reward}"
-    totals = runner.run_stage("train-rm", "--name", name, settings=settings, after=grown)
+    totals = runner.run_stage("train-rm", "--name", name, settings=settings)
     agent = dpo(f"only-{reward}", components=[reward])
     folder = str(model_folder(runner.context.run, name))
     scored = {**agent.pairs, "pairs.score": "reward_model", "reward_model": folder}
-    arm = replace(agent, pairs=scored, training={"holdout": HOLDOUT}, extra_inputs=totals)
+    arm = replace(agent, pairs=scored, training={"holdout": HOLDOUT})
     return Preference(reward, siblings, totals, arm)
 
 

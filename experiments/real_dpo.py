@@ -41,8 +41,8 @@ DPO, SFT = (
 def real_dpo(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
     check_same_start(runner)
-    made = runner.run_stage("warm-start")
-    runner.run_stage("annotate", after=made)
+    runner.run_stage("warm-start")
+    runner.run_stage("annotate")
     beside = list(baselines(runner))
     for done in evaluate_arms(runner, arms(DPO, SFT), TEST):
         write_report(runner, "real-dpo", [*beside, *done], CLAIMS, STRATA)

@@ -20,7 +20,7 @@ from experiments.real_dpo import DPO
 from experiments.report import Claim, Stratum, write_report
 from runs.folder import existing_run
 from runs.stored_pairs import pairs_of, pairs_table
-from runs.study_runner import StageTotals, StudyRunner, with_sibling_run
+from runs.study_runner import StudyRunner, with_sibling_run
 
 DEV = {"evaluation.split": "dev", "evaluation.limit": 400}
 FRESH = 4
@@ -87,9 +87,9 @@ def tried(runner: StudyRunner) -> Iterator[EvaluatedArm]:
     yield second_round(runner, max(found[1:], key=dev_em).arm)
 
 
-def asked(runner: StudyRunner, arm: Arm, trees: StageTotals | None = None) -> EvaluatedArm:
+def asked(runner: StudyRunner, arm: Arm) -> EvaluatedArm:
     """Evaluates an arm with all seeds."""
-    *_, (done,) = evaluate_arms(runner, (arm,), DEV, trees)
+    *_, (done,) = evaluate_arms(runner, (arm,), DEV)
     return done
 
 
@@ -111,10 +111,10 @@ def draw_confirming_rollouts(runner: StudyRunner) -> None:
 
 def second_round(runner: StudyRunner, best: Arm) -> EvaluatedArm:
     """Evaluates the recipe on new trees, grown by an arm's policy of the first seed."""
-    folder, totals = train_arm(runner, best, runner.seeds[0])
+    folder, _ = train_arm(runner, best, runner.seeds[0])
     own = with_sibling_run(runner, f"{SECOND_ROUND}-{best.name}-{runner.seeds[0]}")
     if not runner.context.dry_run:
         grown_by = {"policy.model": folder, "policy.weights": None}
         own = replace(own, context=replace(own.context, recipe=runner.recipe_with(grown_by)))
-    trees = own.run_stage("annotate", after=totals)
-    return asked(own, replace(BASELINE_ARM, name=SECOND_ROUND), trees)
+    own.run_stage("annotate")
+    return asked(own, replace(BASELINE_ARM, name=SECOND_ROUND))

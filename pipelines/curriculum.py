@@ -27,7 +27,7 @@ from runs.folder import check_unchanged, dump_recipe, open_run
 from runs.inputs import model_digest
 from runs.recipe import Recipe
 from runs.stage import StageContext, StageResult
-from runs.study_runner import StageStopped, StageTotals, StudyRunner, overrides
+from runs.study_runner import StageStopped, StudyRunner, overrides
 from storage.atomic import atomic_write_json, atomic_write_text
 from storage.errors import ConfigError
 from storage.lock import RunLock
@@ -122,7 +122,6 @@ class CurriculumState:
         runner: Runs the stages.
         results: Dev results of every policy, the start first.
         chosen: the best of either stage so far.
-        trained: totals of every policy's training, by its name.
         places: cycles started, with or without a result.
         reward_model: folder of the last one that was trained.
     """
@@ -130,7 +129,6 @@ class CurriculumState:
     runner: StudyRunner
     results: list[DevResult] = field(default_factory=list)
     chosen: dict[StageName, DevResult] = field(default_factory=dict)
-    trained: dict[str, StageTotals] = field(default_factory=lambda: {START: {}})
     places: int = 0
     reward_model: str | None = None
 
@@ -169,12 +167,11 @@ class CurriculumState:
         asks = self.reward_model if searches else None
         cycle = Cycle(stage, number, self.places, start_policy, asks)
         self.runner.context.log(f"curriculum: {cycle.name}, starts from {cycle.start_policy.model}")
-        taught = carry_out(self.runner, cycle, self.trained[cycle.start_policy.name])
+        taught = carry_out(self.runner, cycle)
         if taught.result is None:
             self.runner.context.log(
                 f"curriculum: {cycle.stage} ends because {cycle.name} yielded no pairs"
             )
-        self.trained[cycle.name] = taught.totals
         self.reward_model = taught.reward_model or self.reward_model
         return taught.result
 

@@ -148,12 +148,13 @@ def _on_trees(context: StageContext, label: str | None, name: str) -> StageResul
         nothing = CostEstimate("rollout", NOTHING, CostRange(), "trees need no calls")
         return nothing.report(context, groups=groups)
     source = TreeGroups([one for _, one in trees], settings.batch_questions, recipe.seed)
+    data = training_data_provenance(run, table)
     report = _train(
         context,
         _Training(recipe, target, [question for question, _ in trees]),
         source,
-        deciding=(run.id, table),
-        data=training_data_provenance(run, table),
+        deciding=(run.id, table, data["digest"]),
+        data=data,
     )
     return StageResult({"model": str(target), "groups": groups, **report.totals()})
 

@@ -12,7 +12,7 @@ from typing import Any
 from storage.manifest import load_manifest, problem_of
 from storage.text import digest_of
 
-PRODUCT = "product"
+OUTPUT = "output"
 """Key of a stage's totals under which the study keeps the digest."""
 
 WEIGHTS = ("adapter/*", "heads.safetensors")
@@ -39,11 +39,6 @@ def artifact_digest(stage: str, run: Path, totals: Mapping[str, Any]) -> str | N
         return _of_model(Path(str(totals["model"])))
     tables = list(_tables(stage, totals))
     return _of_tables(run, tables) if tables else ""
-
-
-def merge_totals(*made: Mapping[str, Any]) -> dict[str, str]:
-    """Combines the totals of several stages, for a stage that reads the output of all of them."""
-    return {PRODUCT: digest_of(*(str(totals.get(PRODUCT, "")) for totals in made))}
 
 
 def _tables(stage: str, totals: Mapping[str, Any]) -> Iterator[str]:

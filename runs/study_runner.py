@@ -1,8 +1,9 @@
 """Runs the stages of a study or a curriculum, each in its own process.
 
-A finished stage is not repeated while its output is unchanged, so an interrupted study resumes at
-the stage that was stopped; that stage resumes by itself. One process per stage frees its memory,
-and makes every step a command that a user can repeat.
+An interrupted study resumes at the stage that was stopped: the finished stages before it are not
+repeated while their output is unchanged. All stages after it run again, because they may read what
+it writes; each skips by itself what it has done. One process per stage frees its memory, and makes
+every step a command that a user can repeat.
 """
 
 import json
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from runs.artifacts import PRODUCT, artifact_digest
+from runs.artifacts import OUTPUT, artifact_digest
 from runs.folder import STUDY, dump_recipe
 from runs.journal import Event, Journal, command_key
 from runs.recipe import Recipe
@@ -61,6 +62,7 @@ class StudyRunner:
         title: Prefix of its messages.
         changeable_settings: Settings that may change when the study resumes; finished stages stay
             valid.
+        executed: Stages that this process ran; the ones before were finished.
     """
 
     context: StageContext
@@ -68,6 +70,7 @@ class StudyRunner:
     output_folder: Path | None = None
     title: str = "study"
     changeable_settings: tuple[str, ...] = MEMORY_SETTINGS
+    executed: list[str] = field(default_factory=list)
 
     @property
     def folder(self) -> Path:
@@ -87,7 +90,6 @@ class StudyRunner:
         stage: str,
         *arguments: str,
         settings: Mapping[str, object] | None = None,
-        after: StageTotals | None = None,
     ) -> StageTotals:
         """Runs a stage to its end, or returns the totals of its last success.
 
@@ -95,8 +97,6 @@ class StudyRunner:
             stage: "annotate", "train-dpo", …
             arguments: Further arguments of the command.
             settings: `--set` overrides, by dotted name.
-            after: Totals of the stage whose output this stage reads, if the command does not change
-                with that output. If the output has changed, the stage is rerun.
 
         Returns:
             The stage's totals, as `--json` prints them, and a digest of its output; empty in a dry
@@ -106,10 +106,10 @@ class StudyRunner:
             StageStopped: If the exit code is not 0, or a stop signal came.
         """
         words = (stage, "--run", str(self.context.run), *arguments, *overrides(settings or {}))
-        key = command_key((*words, str((after or {}).get(PRODUCT, ""))), self.deciding)
-        kept = self._kept(key, stage)
-        if kept is not None:
+        key = command_key(words, self.deciding)
+        if not self.executed and (kept := self._kept(key, stage)) is not None:
             return kept
+        self.executed.append(stage)
         words = (*words, "--config", str(self._recipe_file()))
         command = shlex.join(("branchwise", *words))
         self.context.log(f"{self.title}: {command}")
@@ -118,7 +118,8 @@ class StudyRunner:
         self.journal.note(Event(key, command, "started"))
         began = time.monotonic()
         ended = _run((*words, "--json"))
-        totals = {**ended.totals, PRODUCT: self._product(stage, ended)}
+        output = None if ended.code else artifact_digest(stage, self.context.run, ended.totals)
+        totals = {**ended.totals, OUTPUT: output}
         self.journal.note(
             Event(
                 key,
@@ -143,14 +144,11 @@ class StudyRunner:
         kept = self.journal.done(key)
         if kept is None:
             return None
-        product = artifact_digest(stage, self.context.run, kept)
-        if product is not None and product == kept.get(PRODUCT):
+        output = artifact_digest(stage, self.context.run, kept)
+        if output is not None and output == kept.get(OUTPUT):
             return kept
         self.context.log(f"{self.title}: output of {stage} is missing or has changed; rerunning it")
         return None
-
-    def _product(self, stage: str, ended: "ProcessResult") -> str | None:
-        return None if ended.code else artifact_digest(stage, self.context.run, ended.totals)
 
     def recipe_with(self, settings: Mapping[str, object]) -> Recipe:
         """Returns the study's recipe as a stage with these settings reads it."""

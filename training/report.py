@@ -9,9 +9,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from storage.atomic import atomic_write_json
 from training.policy_shift import PolicyShift
 from weights.policy_files import policy_digest, policy_files
+
+RECORD = "training.json"
+ADAPTER = Path("adapter", "adapter_model.safetensors")
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,9 @@ class TrainingReport:
         return asdict(self)
 
 
+_REPORT = TypeAdapter(TrainingReport)
+
+
 def write_training_record(target: Path, report: TrainingReport, made_of: Mapping[str, Any]) -> None:
     """Writes `training.json` of a model folder: the adapter's base, by digest, and its training.
 
@@ -66,14 +74,26 @@ def write_training_record(target: Path, report: TrainingReport, made_of: Mapping
         **made_of,
         "digests": {
             "start": policy_digest(policy_files(made_of["start"]), "f16"),
-            "adapter": _digest(target / "adapter" / "adapter_model.safetensors"),
+            "adapter": _digest(target / ADAPTER),
         },
         "kind": report.kind,
         "report": asdict(report),
         "versions": {name: _version(name) for name in ("torch", "transformers", "trl", "peft")},
         "python": platform.python_version(),
     }
-    atomic_write_json(target / "training.json", json.loads(json.dumps(record, default=str)))
+    atomic_write_json(target / RECORD, json.loads(json.dumps(record, default=str)))
+
+
+def finished_training(target: Path, fingerprint: str) -> TrainingReport | None:
+    """Returns the report of a model folder with this fingerprint and an unchanged adapter."""
+    try:
+        record = json.loads((target / RECORD).read_bytes())
+        same = record["fingerprint"] == fingerprint
+        if same and record["digests"]["adapter"] == _digest(target / ADAPTER):
+            return _REPORT.validate_python(record["report"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None  # trained again, which replaces it
+    return None
 
 
 def _digest(path: Path) -> str:

@@ -22,7 +22,7 @@ from training.curves import curves, read_metrics, step_bar
 from training.holdout import HoldoutScore
 from training.lengths import filter_by_length
 from training.policy_shift import movement_of
-from training.report import TrainingReport, write_training_record
+from training.report import TrainingReport, finished_training, write_training_record
 from training.settings import ExampleSettings, TrainingKind, TrainingSettings
 from weights.adapter_chain import check_not_own_start, copy_chain, save_adapter
 from weights.policy_files import load_policy, policy_digest, policy_files
@@ -93,7 +93,7 @@ class TrainingRun:
         lengths: str = "",
         scored: Callable[[Any], HoldoutScore | None] = lambda trainer: None,
     ) -> TrainingReport:
-        """Runs `trainer` and writes the result.
+        """Runs `trainer` and writes the result, or returns that of the same finished training.
 
         Args:
             trainer: Hugging Face trainer of a PEFT model.
@@ -108,6 +108,9 @@ class TrainingRun:
         from transformers import PrinterCallback
 
         run = self._fingerprint(examples)
+        if finished := finished_training(self.target, run):
+            self.log(f"{self.kind}: {self.target} is finished; remove it to train again")
+            return finished
         checkpoint = self._resume_point(run)
         trainer.remove_callback(PrinterCallback)
         # The rollouts of outcome RL have a display of their own.

@@ -64,40 +64,36 @@ class CycleResult:
 
     Attributes:
         result: Dev result of its policy; None without training pairs.
-        totals: Totals of the policy's training, on which later stages depend.
         reward_model: Folder of the cycle's reward model; None if it trained none.
     """
 
     result: DevResult | None
-    totals: StageTotals
     reward_model: str | None = None
 
 
-def carry_out(runner: StudyRunner, cycle: Cycle, before: StageTotals) -> CycleResult:
+def carry_out(runner: StudyRunner, cycle: Cycle) -> CycleResult:
     """Runs the stages of a cycle; finished ones are skipped.
 
     Args:
         runner: Runner of the curriculum.
         cycle: Cycle to run.
-        before: Totals of the training of the cycle's start policy; empty for the curriculum's
-            start.
 
     Raises:
         StageStopped: If a stage ended early.
     """
     own, settings = with_sibling_run(runner, cycle.name), cycle.settings(runner.recipe)
-    pairs, label, reward_model = _pairs(own, settings, before)
+    pairs, label, reward_model = _pairs(own, settings)
     if pairs.get("pairs") == 0:
-        return CycleResult(None, pairs, reward_model)
-    trained = own.run_stage("train-dpo", *label, settings=settings, after=pairs)
+        return CycleResult(None, reward_model)
+    trained = own.run_stage("train-dpo", *label, settings=settings)
     model = str(model_folder(own.context.run, "dpo"))
-    result = evaluate_on_dev(own, cycle.name, model, settings=settings, after=trained)
+    result = evaluate_on_dev(own, cycle.name, model, settings=settings)
     begun = replace(result, begun_from=cycle.start_policy.name, pairs=trained.get("examples"))
-    return CycleResult(begun, trained, reward_model)
+    return CycleResult(begun, reward_model)
 
 
 def _pairs(
-    own: StudyRunner, settings: Mapping[str, object], before: StageTotals
+    own: StudyRunner, settings: Mapping[str, object]
 ) -> tuple[StageTotals, tuple[str, ...], str | None]:
     """Makes the pairs of a cycle, from the labels or from a reward model that learned the labels.
 
@@ -108,11 +104,11 @@ def _pairs(
     recipe = own.recipe
     scored = recipe.pairs.score == "reward_model"
     by_label = {**settings, "pairs.score": "labels"} if scored else settings
-    grown = own.run_stage("annotate", settings=by_label, after=before)
+    grown = own.run_stage("annotate", settings=by_label)
     if grown.get("pairs") == 0 or not recipe.curriculum.reward_model:
         return grown, (), None
     try:
-        learned = own.run_stage("train-rm", settings=by_label, after=grown)
+        own.run_stage("train-rm", settings=by_label)
     except StageStopped as stopped:
         # Few pairs may train the policy but not the reward model; continue if the search does
         # not use it.
@@ -126,4 +122,4 @@ def _pairs(
         return grown, (), model
     label = ("--label", REWARD_MODEL)
     asked = {**settings, "reward_model": model}
-    return own.run_stage("relabel", *label, settings=asked, after=learned), label, model
+    return own.run_stage("relabel", *label, settings=asked), label, model

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from runs.study_runner import StageTotals, StudyRunner
+from runs.study_runner import StudyRunner
 from storage.errors import ConfigError
 
 StageName = Literal["discovery", "refinement"]
@@ -84,7 +84,6 @@ def evaluate_on_dev(
     model: str,
     *,
     settings: Mapping[str, object] | None = None,
-    after: StageTotals | None = None,
 ) -> DevResult:
     """Evaluates a policy on the dev questions, or reads the stored result.
 
@@ -93,7 +92,6 @@ def evaluate_on_dev(
         name: Name of the policy.
         model: Model folder, or "packaged".
         settings: Settings of its cycle.
-        after: Totals of its training.
 
     Returns:
         The result; in a dry run, one with EM and F1 of 0.
@@ -110,7 +108,7 @@ def evaluate_on_dev(
         "evaluation.policies": {name: model},
         "evaluation.baselines": [],
     }
-    totals = runner.run_stage("eval", settings=asked, after=after)
+    totals = runner.run_stage("eval", settings=asked)
     if not totals:
         return DevResult(name, model, 0.0, 0.0)
     (row,) = totals["policies"]

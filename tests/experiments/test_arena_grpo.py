@@ -23,9 +23,3 @@ def test_each_seed_trains_from_the_same_start_without_trees(runner: Pretended) -
     assert [one.arguments for one in trained] == [("--name", "grpo-0"), ("--name", "grpo-1")]
     assert [one.settings for one in trained] == [{"seed": 0}, {"seed": 1}]
     assert runner.asked("test") == ["warm-start", "grpo-0", "grpo-1"]
-
-
-def test_a_new_warm_start_is_trained_from_anew(runner: Pretended) -> None:
-    arena_grpo.arena_grpo(runner)
-    trained = [one.after for one in runner.ran if one.stage == "train-grpo"]
-    assert all("product" in after for after in trained)

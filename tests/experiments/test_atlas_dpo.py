@@ -60,20 +60,6 @@ def test_arms_learn_from_the_chosen_recipe_s_pairs(runner: Pretended) -> None:
     assert dpo == ["bold", "shuffled", "answers"]
 
 
-def test_what_is_made_of_something_else_is_made_anew(runner: Pretended) -> None:
-    atlas_dpo.atlas_dpo(runner)
-    for one in runner.ran:
-        if one.stage in {"train-dpo", "train-sft"}:
-            assert one.after["product"] == f"relabel --label {one.arguments[1]}"
-        if (
-            one.stage == "eval"
-            and runner.recipe.policy.model not in one.settings["evaluation.policies"].values()
-        ):
-            (policy,) = one.settings["evaluation.policies"]
-            trained = policy.replace("dpo-", "bold-")  # what dev chose is not trained again
-            assert one.after["product"].endswith(f"--name {trained}")
-
-
 def test_the_table_is_kept(runner: Pretended) -> None:
     atlas_dpo.atlas_dpo(runner)
     kept = (runner.folder / "atlas-dpo.md").read_text()

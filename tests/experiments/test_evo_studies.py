@@ -27,7 +27,7 @@ from experiments import (
 from experiments.arms import START, Arm
 from pipelines.cli import parser, run_stage
 from pipelines.study import SHARED, STUDIES, study_named
-from runs.artifacts import PRODUCT, artifact_digest, merge_totals
+from runs.artifacts import artifact_digest
 from sources.load import Data
 from storage.records import Prediction
 
@@ -142,39 +142,6 @@ def test_the_letter_changes_two_rewards_in_both_steps(runner: Pretended) -> None
     assert [row["against"] for row in table(runner, "evo-literal-searches")] == [
         "two-stage-literal", START, START
     ]  # fmt: skip
-
-
-def test_a_second_step_is_made_of_its_pairs_and_of_the_first(runner: Pretended) -> None:
-    evo_schedules.evo_schedules(runner)
-    by_name = {named(one): one for one in trainings(runner)}
-    first = by_name["discovery-static-1"]
-    assert first.after[PRODUCT] == "relabel --label discovery-static"
-    made = {PRODUCT: "train-dpo --label discovery-static --name discovery-static-1"}
-    pairs = {PRODUCT: "relabel --label static"}
-    assert by_name["static-1"].after == merge_totals(pairs, made)
-    assert (
-        merge_totals(pairs, made) != merge_totals(made) != merge_totals(pairs, {PRODUCT: "another"})
-    )
-    for one in runner.ran:
-        policies = one.settings.get("evaluation.policies", {})
-        if one.stage == "eval" and START not in policies:
-            (policy,) = policies
-            assert one.after[PRODUCT].endswith(f"--name {policy}")
-
-
-def test_trees_that_another_study_has_grown_on_are_labelled_anew(
-    tmp_path: Path, runner: Pretended
-) -> None:
-    def regrown(command: Command) -> dict[str, Any]:
-        return {"product": "more trees"} if command.stage == "annotate" else single(command)
-
-    for name in ("evo-schedules", "evo-combinations", "evo-step-value", "evo-single"):
-        labs = [shared(tmp_path, told=told) for told in (single, regrown)]
-        for one in labs:
-            study_named(name)(one)
-        before, after = ([c for c in one.ran if c.stage == "relabel"] for one in labs)
-        assert len(before) == len(after) > 2
-        assert all(x.after != y.after for x, y in zip(before, after, strict=True))
 
 
 def test_a_second_step_has_no_divergence_from_the_policy_of_the_trees(
@@ -312,14 +279,11 @@ def test_an_agent_learns_what_its_reward_model_prefers(tmp_path: Path, runner: P
         [reward] for reward in ("refusal", "retrieval", "step", "overlap")
     ]
     assert {one.settings["training.reward_model.heads"] for one in models} == {"single"}
-    assert all(one.after[PRODUCT] == "annotate" for one in models)
     labelled = {one.arguments[1]: one for one in alone.ran if one.stage == "relabel"}
     refusal = labelled["only-refusal"]
     assert refusal.settings["pairs.score"] == "reward_model"
     assert refusal.settings["reward_model"] == "models/run/prefers-refusal"
     assert refusal.settings["rewards.components"] == ["refusal"]
-    model = {PRODUCT: "train-rm --name prefers-refusal"}
-    assert refusal.after == merge_totals({PRODUCT: "annotate"}, model)
     assert {one.settings["training.dpo.holdout"] for one in trainings(alone)} == {0.2}
     for command in alone.ran:
         alone.recipe_with(command.settings)
@@ -372,7 +336,6 @@ def test_heads_are_compared_over_splits(tmp_path: Path) -> None:
     ]
     assert trained["heads-total-1"].settings["training.reward_model.labels"] == "total"
     assert trained["heads-single-1"].settings["training.reward_model.split_seed"] == 1
-    assert all(one.after[PRODUCT] == "annotate" for one in trained.values())
     for command in trained.values():
         alone.recipe_with(command.settings)
     rows = (alone.folder / "evo-heads-reward-models.csv").read_text().splitlines()[1:]

@@ -83,7 +83,6 @@ def test_the_second_round_is_grown_by_the_best_policy(tmp_path: Path, looked_at:
     ]
     assert [command.stage for command in own] == ["annotate", "relabel", "train-dpo", "eval"]
     assert {command.policy for command in own} == {"models/real-dpo/higher-rate-0"}
-    assert own[0].after["product"].startswith("train-dpo"), "other weights, other trees"
 
 
 def test_a_second_look_that_is_stopped_stops_the_study(

@@ -20,7 +20,6 @@ class Command:
     run: str
     settings: Mapping[str, Any]
     arguments: tuple[str, ...]
-    after: Mapping[str, Any]
     policy: str
 
 
@@ -44,15 +43,13 @@ class Pretended(StudyRunner):
     told: Callable[[Command], dict[str, Any]] = tells_nothing
 
     def run_stage(self, stage: str, *arguments: str, **given: Any) -> dict[str, Any]:
-        settings, after = given.get("settings") or {}, given.get("after") or {}
-        command = Command(
-            stage, self.context.run.name, settings, arguments, after, self.recipe.policy.model
-        )
+        settings = given.get("settings") or {}
+        run, policy = self.context.run.name, self.recipe.policy.model
+        command = Command(stage, run, settings, arguments, policy)
         self.ran.append(command)
         policies = settings.get("evaluation.policies", {})
         rows = [{"policy": policy, **self.scored(policy)} for policy in policies]
-        product = f"{stage} {' '.join(arguments)}".strip()
-        return {"set": "s", "policies": rows, "product": product, **self.told(command)}
+        return {"set": "s", "policies": rows, **self.told(command)}
 
     def stages(self) -> list[str]:
         return [command.stage for command in self.ran]

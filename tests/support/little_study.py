@@ -5,5 +5,5 @@ from runs.study_runner import StudyRunner
 
 def little_study(runner: StudyRunner) -> None:
     """Grow the trees, and label them again."""
-    grown = runner.run_stage("annotate")
-    runner.run_stage("relabel", "--label", "again", after=grown)
+    runner.run_stage("annotate")
+    runner.run_stage("relabel", "--label", "again")

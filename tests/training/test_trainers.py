@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -146,8 +147,12 @@ def test_a_resumed_training_is_the_uninterrupted_one(
     adapter = "adapter/adapter_model.safetensors"
     assert (killed / adapter).read_bytes() == (whole / adapter).read_bytes()
     curve = (killed / "metrics.jsonl").read_text()
-    warm_start(steps(8), settings, target=killed, seed=0)  # done before: not a step more
+    shutil.rmtree(killed / "checkpoints")  # done before: not a step more, even without these
+    assert warm_start(steps(8), settings, target=killed, seed=0) == report
     assert (killed / "metrics.jsonl").read_text() == curve
+    (killed / adapter).write_bytes((killed / adapter).read_bytes()[:-1] + b"x")
+    warm_start(steps(8), settings, target=killed, seed=0)  # damaged: trained again
+    assert (killed / adapter).read_bytes() == (whole / adapter).read_bytes()
     _refuses_to_resume_what_is_not_its_own(settings, killed)
 
 
@@ -172,6 +177,7 @@ def _killed_at(step: int) -> Any:
 def _refuses_to_resume_what_is_not_its_own(settings: TrainingSettings, target: Path) -> None:
     with pytest.raises(StorageError, match="another training"):
         warm_start(steps(7), settings, target=target, seed=0, resume=True)
+    (target / "training.json").unlink()  # as if it had been killed before its last line
     newest = max((target / "checkpoints").glob("checkpoint-*"), key=lambda p: p.stat().st_mtime)
     (newest / "optimizer.pt").write_bytes(b"a pickle from elsewhere")
     with pytest.raises(StorageError, match="has changed since this run wrote it"):
