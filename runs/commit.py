@@ -79,7 +79,8 @@ class Committer:
         """Adds a finished question; commits when a part is full."""
         if annotated.failure is not None:
             self._failures.append(annotated.failure)
-            self.ledger.set_question(annotated.question.id, "failed", annotated.failure.kind)
+            row = QuestionRow(annotated.question.id, "failed", annotated.failure.kind)
+            self.ledger.set_questions([row])
             return
         self._waiting.append(annotated)
         if len(self._waiting) >= self._questions_a_part:

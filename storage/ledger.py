@@ -211,18 +211,8 @@ class Ledger:
         rows = (QuestionRow(one, "pending") for one in question_ids)
         self._write_questions("INSERT OR IGNORE INTO questions VALUES (?, ?, ?, ?, ?)", rows)
 
-    def set_question(
-        self,
-        question_id: str,
-        status: QuestionStatus,
-        detail: str | None = None,
-        part: str | None = None,
-    ) -> None:
-        """Stores the state of a question; returns once it is on disk."""
-        self.set_questions([QuestionRow(question_id, status, detail, part)])
-
     def set_questions(self, rows: Iterable[QuestionRow]) -> None:
-        """Stores the states of many questions, all or none."""
+        """Stores the states of questions, all or none; returns once they are on disk."""
         self._write_questions(PUT_QUESTION, rows)
 
     def questions(self) -> list[QuestionRow]:

@@ -88,10 +88,6 @@ class Manifest(Record):
         """Returns the parts of one table."""
         return tuple(part for part in self.parts if part.table == table)
 
-    def tables(self) -> tuple[str, ...]:
-        """Returns the names of the tables that have a part."""
-        return tuple(dict.fromkeys(part.table for part in self.parts))
-
     def rows(self, table: str) -> int:
         """Returns the number of rows of one table."""
         return sum(part.rows for part in self.of(table))

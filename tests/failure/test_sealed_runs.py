@@ -90,7 +90,7 @@ def goes_on(world: World, run: Path) -> Ended:
 
 
 def run_ids(run: Path) -> set[str]:
-    tables = load_manifest(run).tables()
+    tables = {part.table for part in load_manifest(run).parts}
     columns = [read_parts(run, table, ["run_id"])["run_id"] for table in tables]
     return {name for column in columns for name in pc.unique(column).to_pylist()}
 

@@ -44,7 +44,7 @@ def held(folder: Path) -> list[str]:
     """Where the canary is: in a file's bytes, or in the values of a packed one."""
     found = [str(p) for p in folder.rglob("*") if p.is_file() and CANARY in read(p)]
     if (folder / "manifest.json").exists():
-        tables = load_manifest(folder).tables()
+        tables = {part.table for part in load_manifest(folder).parts}
         found += [table for table in tables if CANARY in str(read_parts(folder, table).to_pylist())]
     return found
 

@@ -163,7 +163,7 @@ def test_where_questions_stand_and_what_engines_can_do_is_checked_too(tmp_path: 
     path = tmp_path / "l"
     with Ledger(path) as ledger:
         ledger.mark_pending(["q1", "q2"])
-        ledger.set_question("q1", "done", part="00000")
+        ledger.set_questions([QuestionRow("q1", "done", None, "00000")])
         ledger.note_engine("d", "{}")
     assert check(path).whole
     changed(path, "UPDATE questions SET part = '00001' WHERE question_id = 'q1'")
@@ -173,7 +173,7 @@ def test_where_questions_stand_and_what_engines_can_do_is_checked_too(tmp_path: 
             ledger.questions()
         with pytest.raises(StorageError, match="engine d"):
             ledger.engine_capabilities("d")
-        ledger.set_question("q1", "done", part="00000")
+        ledger.set_questions([QuestionRow("q1", "done", None, "00000")])
         assert ledger.questions()[0] == QuestionRow("q1", "done", None, "00000")
     assert len(check(path).damaged) == 1
 

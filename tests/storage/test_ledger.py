@@ -98,7 +98,7 @@ async def test_one_bad_row_fails_alone(tmp_path: Path) -> None:
 def test_question_status(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l") as ledger:
         ledger.mark_pending(["b", "a", "c"])
-        ledger.set_question("a", "done", part="00000")
+        ledger.set_questions([QuestionRow("a", "done", None, "00000")])
         ledger.set_questions([QuestionRow("c", "failed", "EndpointError")])
         ledger.mark_pending(["a", "d"])
         assert ledger.questions() == [
@@ -109,7 +109,7 @@ def test_question_status(tmp_path: Path) -> None:
         ]
         assert ledger.counts() == {"pending": 2, "done": 1, "failed": 1}
     with pytest.raises(StorageError, match="closed"):
-        ledger.set_question("a", "done")
+        ledger.set_questions([QuestionRow("a", "done")])
 
 
 KILLED = """

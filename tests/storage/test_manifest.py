@@ -46,7 +46,7 @@ def test_commits_add_up_and_a_path_is_replaced(tmp_path: Path) -> None:
     manifest = add_parts(tmp_path, [trees, pairs])
     assert (trees.path, trees.rows, trees.questions) == ("trees/part-00000.parquet", 3, 2)
     assert manifest == load_manifest(tmp_path)
-    assert manifest.tables() == ("pairs", "trees")
+    assert [part.table for part in manifest.parts] == ["pairs", "trees"]
     failures = write_part(tmp_path, "eval/p/s/predictions", _trees(), None)
     assert failures.path == "eval/p/s/predictions.parquet"
     again = write_part(tmp_path, "trees", _trees(nodes[0]), 0)
