@@ -61,7 +61,6 @@ class Arguments(argparse.ArgumentParser):
         super().error(inert(message))
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parses what it knows."""
         if self.stage is not None:
             _add_arguments(self, self.stage)
             self.stage = None
@@ -84,25 +83,20 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_arguments(one: argparse.ArgumentParser, stage: Stage) -> None:
     """Adds the arguments of every stage, and those of this one."""
-    one.add_argument(
-        "--config", type=Path, metavar="FILE", help="default: the run's own, else atlas"
-    )
-    one.add_argument("--run", type=Path, metavar="DIR", help="default: datasets/<name>")
-    one.add_argument("--set", action="append", default=[], metavar="a.b=c", dest="overrides")
-    one.add_argument(
-        "--resume", action="store_true", help="never replace another training's checkpoints"
-    )
-    one.add_argument("--json", action="store_true", help="totals as JSON on the last line")
+    add = one.add_argument
+    add("--config", type=Path, metavar="FILE", help="default: the run's own, else atlas")
+    add("--run", type=Path, metavar="DIR", help="default: datasets/<name>")
+    add("--set", action="append", default=[], metavar="a.b=c", dest="overrides")
+    add("--resume", action="store_true", help="never replace another training's checkpoints")
+    add("--json", action="store_true", help="totals as JSON on the last line")
     one.set_defaults(dry_run=False, limit=None, history=None)
     if "dry_run" in stage.takes:
-        one.add_argument("--dry-run", action="store_true", help="show plan and cost, then stop")
+        add("--dry-run", action="store_true", help="show plan and cost, then stop")
     if "limit" in stage.takes:
-        one.add_argument("--limit", type=_positive_int, metavar="N", help="at most N questions")
+        add("--limit", type=_positive_int, metavar="N", help="at most N questions")
     if "history" in stage.takes:
-        one.add_argument(
-            "--history", type=Path, metavar="DIR", help="a dry run estimates from this run's calls"
-        )
-    for option in stage.options().values():
+        add("--history", type=Path, metavar="DIR", help="a dry run estimates from this run's calls")
+    for option in stage.options():
         _add_option(one, option)
 
 

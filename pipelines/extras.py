@@ -10,7 +10,6 @@ reports the error.
 import os
 import shlex
 import sys
-from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -29,13 +28,14 @@ def required_extras(given: Sequence[str], shell_words: str = "") -> tuple[str, .
         given: the stage and its arguments.
         shell_words: more arguments, as a shell would read them; redirections change nothing.
     """
-    options = _options([*given, *_words(shell_words)])
-    if options is None or options.stage is None:
-        return ()
-    try:
-        return extras_of(load_recipe_leniently(recipe_file(options), options.overrides))
-    except ConfigError:
-        return ()
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        try:
+            options = parser().parse_known_args([*given, *_words(shell_words)])[0]
+            if options.stage is None:
+                return ()
+            return extras_of(load_recipe_leniently(recipe_file(options), options.overrides))
+        except (ConfigError, SystemExit):
+            return ()
 
 
 def _words(text: str) -> list[str]:
@@ -43,14 +43,6 @@ def _words(text: str) -> list[str]:
         return shlex.split(text, comments=True)
     except ValueError:
         return []
-
-
-def _options(words: Sequence[str]) -> Namespace | None:
-    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-        try:
-            return parser().parse_known_args(words)[0]
-        except SystemExit:
-            return None
 
 
 if __name__ == "__main__":

@@ -44,15 +44,14 @@ class Stage:
         module, _, name = self.place.partition(".")
         return getattr(import_module(f"pipelines.{module}"), name or module)
 
-    def options(self) -> Mapping[str, Parameter]:
+    def options(self) -> list[Parameter]:
         """Returns its own options: the parameters of its function after the context."""
-        _, *own = signature(self.function).parameters.values()
-        return {option.name: option for option in own}
+        return list(signature(self.function).parameters.values())[1:]
 
     def run(self, context: "StageContext", given: Mapping[str, Any]) -> "StageResult":
         """Runs the stage with those of the given options that are its own."""
-        own = given.keys() & self.options()
-        result: StageResult = self.function(context, **{name: given[name] for name in own})
+        own = {one.name: given[one.name] for one in self.options() if one.name in given}
+        result: StageResult = self.function(context, **own)
         return result
 
 
