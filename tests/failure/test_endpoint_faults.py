@@ -124,8 +124,10 @@ async def test_a_passing_fault_costs_one_more_request(fault: Reply) -> None:
 
 @pytest.mark.parametrize("fault", [stalled, hanging], ids=["slow body", "accepts and hangs"])
 async def test_a_silent_server_is_left_after_the_time_limit(fault: Reply) -> None:
-    bounds = {"max_concurrency": 4, "timeout_s": 1.0}
-    async with FakeEndpoint(at_first(fault, every=3)) as server, engine(server, **bounds) as asked:
+    async with (
+        FakeEndpoint(at_first(fault, every=3)) as server,
+        engine(server, max_concurrency=4, timeout_s=1.0) as asked,
+    ):
         said = await replies(asked, 9)
     assert all(one.attempts > 1 for one in said[::3])
     assert server.most <= 4
@@ -296,7 +298,7 @@ def rows(run: Path, table: str) -> list[str]:
     return sorted(map(repr, read_parts(run, table).to_pylist()))
 
 
-def hurry(monkeypatch: pytest.MonkeyPatch, **changes: float) -> None:
+def hurry(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     made = replace(HURRIED, **changes)
     monkeypatch.setattr("engines.openai.RetryPolicy", partial(replace, made))
 

@@ -78,7 +78,7 @@ class Possessed:
 
     def __init__(self) -> None:
         self.given: set[str] = set()
-        self._turns = {
+        self._turns: dict[str, Iterator[Any]] = {
             name: cycle(replies)
             for name, replies in (
                 ("query", WORDS),
@@ -148,6 +148,7 @@ def test_every_question_has_its_tree_and_every_file_is_readable(run: Path, world
     found = {passage.id for node in nodes for passage in node.passages}
     assert found == set(PASSAGES)
     assert any(node.action == "query" and not node.passages for node in nodes)
+    assert isinstance(world.endpoint.script, Possessed)
     given = {replace_surrogates(text) for text in world.endpoint.script.given}
     texts = {node.text for node in nodes}
     assert texts - {""} <= given, "kept as it was written"

@@ -347,9 +347,9 @@ def test_an_evaluation_begins_a_run(world: World, tmp_path: Path) -> None:
     questions = tmp_path / "asked.jsonl"
     questions.write_text(json.dumps({"id": "x", "question": "Which sea?", "answers": ["Aral"]}))
     evaluation = {"policies": {"one": "policy"}, "set": {**asked, "questions": str(questions)}}
-    words = ("eval", "--config", world.recipe, "--run", run, "--set", "policy.temperature=0.3")
+    words = ["eval", "--config", world.recipe, "--run", run, "--set", "policy.temperature=0.3"]
     settings = [f"evaluation.{name}={json.dumps(value)}" for name, value in evaluation.items()]
-    words = (*words, *(word for one in settings for word in ("--set", one)))
+    words += [word for one in settings for word in ("--set", one)]
     evaluated = world.stages.run(*words)
     assert evaluated.code == 0, evaluated.said
     refused = world.annotate(run)

@@ -46,7 +46,9 @@ def evo_recipe(folder: Path, base_url: str, growth: str, **changes: Any) -> Path
     blocks = {**EVO, "mcts": GROWTHS[growth], "verifier": served, **changes}
     config = recipe(folder, base_url, **blocks)
     country = {"Paris": "france", "Tokyo": "japan", "Yen": "japan"}
-    rows = [{**row, "supporting_ids": [country[row["answers"][0]]]} for row in QUESTIONS]
+    rows: list[dict[str, Any]] = [
+        {**row, "supporting_ids": [country[row["answers"][0]]]} for row in QUESTIONS
+    ]
     rows[-1] = {**QUESTIONS[-1], "answers": [], "answerable": False}
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "questions.jsonl").write_text(lines)
@@ -200,11 +202,8 @@ def test_a_pair_s_gap_is_that_of_what_both_sides_know(
     partly_unknown = 0
     for pair in pairs_of(run):
         sides = (pair.chosen_components, pair.rejected_components)
-        one, other = ({c.name: c.value for c in side} for side in sides)
-        known = [
-            name for name in REWARDS
-            if one[f"{name}_return"] is not None and other[f"{name}_return"] is not None
-        ]  # fmt: skip
+        one, other = ({c.name: c.value for c in side if c.value is not None} for side in sides)
+        known = [name for name in REWARDS if f"{name}_return" in one.keys() & other.keys()]
         difference = [start[n] * (one[f"{n}_return"] - other[f"{n}_return"]) for n in known]
         assert pair.reward_gap == pytest.approx(sum(difference), abs=1e-5)
         assert pair.reward_gap >= 0.05

@@ -46,7 +46,7 @@ class Rater:
             return "<evidence>None</evidence>"
         if "Lyon!" not in user:
             return "<query>Lyon!</query>"
-        name = question["id"]
+        name = str(question["id"])
         self.rollouts[name] += 1
         right = self.rollouts[name] == RIGHT_AT[name]
         return f"<answer>{'It is ' + question['answers'][0] if right else 'Rome'}.</answer>"
@@ -91,12 +91,12 @@ def test_questions_are_labelled_by_their_first_right_rollout(
     assert len(endpoint.requests) == 3 * sum(row.rollouts for row in rows.values())
     assert {request["temperature"] for request in endpoint.requests} == {1.0}
     assert run_sql(run, "select count(*) from difficulty where label = 'medium'").rows == ((2,),)
-    first, second = (stage(tmp_path, run, name, config) for name in ("1", "2"))
-    assert [rows[q.id].label for q in first] == ["medium"]
-    assert {rows[q.id].label for q in second} == {"medium", "difficult"}
-    assert len({q.id for q in (*first, *second)}) == 3
+    one, two = (stage(tmp_path, run, name, config) for name in ("1", "2"))
+    assert [rows[q.id].label for q in one] == ["medium"]
+    assert {rows[q.id].label for q in two} == {"medium", "difficult"}
+    assert len({q.id for q in (*one, *two)}) == 3
     asked = {row["id"]: row["question"] for row in QUESTIONS}
-    assert all(q.question == asked[q.id] and q.extra["source"] == "jsonl" for q in second)
+    assert all(q.question == asked[q.id] and q.extra["source"] == "jsonl" for q in two)
 
 
 def test_nothing_is_paid_twice_and_another_draw_is_free(

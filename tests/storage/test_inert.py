@@ -4,6 +4,7 @@ import io
 import json
 import re
 import sys
+from typing import Any
 
 import pytest
 import yaml
@@ -92,8 +93,9 @@ def test_streams_are_guarded_once_and_spell_out_what_they_cannot_hold(
     inner = sys.stdout
     guard_streams()
     guard_streams()
-    assert isinstance(sys.stdout, InertStream)
-    assert bare(sys.stdout) is inner
+    guarded: list[Any] = [sys.stdout]
+    assert isinstance(guarded[0], InertStream)
+    assert bare(guarded[0]) is inner
     print("é 日 \x1b[2J\n", end="")
     sys.stdout.writelines(["a\r", "b\n"])
     assert sys.stdout.buffer.getvalue() == b"\xe9 \\u65e5 \\x1b[2J\na\\rb\n"

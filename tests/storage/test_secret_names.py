@@ -3,8 +3,8 @@
 import pytest
 
 from runs.environment import environment_facts
-from runs.folder import flat
 from runs.recipe import Recipe
+from runs.settings_diff import flat
 from storage.secret_names import names_secret, redacted_command
 
 SECRET = (

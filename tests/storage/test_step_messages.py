@@ -2,13 +2,12 @@
 
 import pytest
 
-from storage import step_messages
 from storage.step_messages import StepMessages, format_duration
 
 
 def test_a_message_comes_at_most_every_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, lines = [0.0], list[str]()
-    monkeypatch.setattr(step_messages.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
     messages = StepMessages(lines.append, "steps", 100, before=20, started=0.0)
     for done, clock[0] in ((30, 29.0), (40, 31.0), (50, 45.0), (60, 62.0), (100, 70.0)):
         messages.report(done, ", loss 0.5")

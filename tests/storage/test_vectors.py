@@ -18,7 +18,7 @@ from storage.vectors import Vector, VectorCache
 
 def vectors(n: int, first: int = 0) -> dict[bytes, Vector]:
     return {
-        f"key {i}".encode(): np.arange(i, i + 50, dtype=np.float32) / 3
+        f"key {i}".encode(): np.arange(i, i + 50, dtype=np.float32) / np.float32(3)
         for i in range(first, first + n)
     }
 
