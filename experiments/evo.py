@@ -6,12 +6,17 @@ from the warm start that grew the trees. All policies answer the first `evaluati
 of split `test` once, greedily, in the recipe's precision. Some of these questions are unanswerable.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.arms import Arm, EvaluatedArm
+from analysis.table import Sheet
+from experiments.arms import Arm, EvaluatedArm, evaluate_arms
+from experiments.labellings import agreement_sheet, leaning_sheet
+from experiments.report import Claim, write_report
+from experiments.savings import Counted, saving_sheet, saving_size, savings
 from runs.recipe import Recipe
+from runs.study_runner import StudyRunner
 
 TEST = {"evaluation.split": "test"}
 FEWEST = 20
@@ -77,3 +82,47 @@ def trees_of(recipe: Recipe) -> str:
 
 OTHERS = "Columns `paper` show 8B models on HotpotQA: other models, other data, other budgets."
 """Note on the paper's results for readers of the tables."""
+
+
+@dataclass(frozen=True)
+class RewardStudy:
+    """A study of reward settings, called with its runner.
+
+    Attributes:
+        name: Name of the study.
+        arms: Its arms.
+        claims: Comparisons of EM.
+        saved: Comparisons of the number of searches or steps.
+        measure: What is saved: "searches" or "steps".
+        note: Sentence for the table of arms.
+        more_sheets: Returns further tables, and may write further files; called after each seed.
+    """
+
+    name: str
+    arms: tuple[Arm, ...]
+    claims: tuple[Claim, ...]
+    saved: tuple[Claim, ...]
+    measure: Counted = "searches"
+    note: str = ""
+    more_sheets: Callable[[StudyRunner, Sequence[EvaluatedArm]], Sequence[Sheet]] = (
+        lambda runner, done: ()
+    )
+
+    def __call__(self, runner: StudyRunner) -> None:
+        """Runs the study."""
+        runner.run_stage("annotate")
+        for done in evaluate_arms(runner, self.arms, TEST):
+            if not runner.context.dry_run:
+                self._write(runner, done)
+
+    def _write(self, runner: StudyRunner, done: Sequence[EvaluatedArm]) -> None:
+        saved = savings(done, self.saved, runner.recipe.seed, self.measure)
+        sheets = [
+            saving_sheet(saved, self.measure),
+            *self.more_sheets(runner, done),
+            leaning_sheet(runner.context.run, self.arms),
+            agreement_sheet(runner.context.run, self.arms, self.claims),
+        ]
+        told = (about(runner.recipe, done), self.note, saving_size(saved, self.measure))
+        told_of = " ".join(filter(None, told))
+        write_report(runner, self.name, done, self.claims, more=sheets, about=told_of)

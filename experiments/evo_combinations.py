@@ -12,12 +12,13 @@ each). The paper's combinations differ by 2.6 points of EM and by a third of the
 questions detect such a difference in steps, but not in EM.
 """
 
-from experiments.arms import START, Arm, evaluate_arms
+from collections.abc import Sequence
+
+from analysis.table import Sheet
+from experiments.arms import START, Arm, EvaluatedArm
 from experiments.distributions import distribution_sheet, distributions, draw_distributions
-from experiments.evo import FULL, TEST, about, dpo, full
-from experiments.labellings import agreement_sheet, leaning_sheet
-from experiments.report import Claim, write_report
-from experiments.savings import saving_sheet, saving_size, savings
+from experiments.evo import FULL, RewardStudy, dpo, full
+from experiments.report import Claim
 from rewards.evo_scheme import query_similarity
 from runs.study_runner import StudyRunner
 
@@ -55,18 +56,11 @@ SAVED = (
 )
 
 
-def evo_combinations(runner: StudyRunner) -> None:
-    """Runs the study (see module)."""
-    runner.run_stage("annotate")
-    for done in evaluate_arms(runner, ARMS, TEST):
-        if not runner.context.dry_run:
-            spread = distributions(done, query_similarity())
-            draw_distributions(spread, runner.folder / f"{NAME}-distributions.svg")
-            saved = savings(done, SAVED, runner.recipe.seed)
-            taught = (
-                leaning_sheet(runner.context.run, ARMS),
-                agreement_sheet(runner.context.run, ARMS, CLAIMS),
-            )
-            more = [saving_sheet(saved), distribution_sheet(spread), *taught]
-            told = f"{about(runner.recipe, done)} {saving_size(saved)}"
-            write_report(runner, NAME, done, CLAIMS, more=more, about=told)
+def draw_spread(runner: StudyRunner, done: Sequence[EvaluatedArm]) -> tuple[Sheet, ...]:
+    """Draws the distributions of steps and searches (figure 4); returns their table."""
+    spread = distributions(done, query_similarity())
+    draw_distributions(spread, runner.folder / f"{NAME}-distributions.svg")
+    return (distribution_sheet(spread),)
+
+
+evo_combinations = RewardStudy(NAME, ARMS, CLAIMS, SAVED, more_sheets=draw_spread)

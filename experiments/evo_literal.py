@@ -12,14 +12,9 @@ by default): 4 trainings of 180 pairs (4 minutes each) and 2 evaluations of 200 
 each).
 """
 
-from experiments.arms import START, Arm, evaluate_arms
-from experiments.evo import IN_TWO_STEPS, TEST, about, two_steps
-from experiments.labellings import agreement_sheet, leaning_sheet
-from experiments.report import Claim, write_report
-from experiments.savings import saving_sheet, saving_size, savings
-from runs.study_runner import StudyRunner
-
-NAME = "evo-literal"
+from experiments.arms import START, Arm
+from experiments.evo import IN_TWO_STEPS, RewardStudy, two_steps
+from experiments.report import Claim
 
 LITERAL = {"retrieval_bonus": "any", "overlap_threshold": 0.0}
 
@@ -43,16 +38,4 @@ SAVED = (
 )
 
 
-def evo_literal(runner: StudyRunner) -> None:
-    """Runs the study (see module)."""
-    runner.run_stage("annotate")
-    for done in evaluate_arms(runner, ARMS, TEST):
-        if not runner.context.dry_run:
-            saved = savings(done, SAVED, runner.recipe.seed)
-            more = (
-                saving_sheet(saved),
-                leaning_sheet(runner.context.run, ARMS),
-                agreement_sheet(runner.context.run, ARMS, CLAIMS),
-            )
-            told = f"{about(runner.recipe, done)} {IN_TWO_STEPS} {saving_size(saved)}"
-            write_report(runner, NAME, done, CLAIMS, more=more, about=told)
+evo_literal = RewardStudy("evo-literal", ARMS, CLAIMS, SAVED, note=IN_TWO_STEPS)

@@ -36,12 +36,11 @@ from analysis.suppression import (
     simulate_suppression,
 )
 from analysis.table import NONE, Sheet
-from experiments.arms import START, Arm, EvaluatedArm, evaluate_arms
+from experiments.arms import START, Arm, EvaluatedArm
 from experiments.distributions import distribution_sheet, distributions, draw_distributions
-from experiments.evo import IN_TWO_STEPS, TEST, about, two_steps
-from experiments.labellings import agreement_sheet, labels_of, leaning_sheet
-from experiments.report import Claim, write_report
-from experiments.savings import saving_sheet, saving_size, savings
+from experiments.evo import IN_TWO_STEPS, TEST, RewardStudy, two_steps
+from experiments.labellings import labels_of
+from experiments.report import Claim
 from experiments.traces import trace_text
 from rewards.evo_scheme import query_similarity
 from rewards.settings import EvoRagSettings
@@ -91,31 +90,20 @@ TRACED = ("answer-only", "two-stage", "time-dynamic")
 def evo_schedules(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
     runner.context.console.print(silence_sheet(runner.recipe).text())
-    runner.run_stage("annotate")
-    for done in evaluate_arms(runner, ARMS, TEST):
-        if not runner.context.dry_run:
-            _write(runner, done)
+    RewardStudy(NAME, ARMS, CLAIMS, SAVED, note=IN_TWO_STEPS, more_sheets=_more)(runner)
 
 
-def _write(runner: StudyRunner, done: Sequence[EvaluatedArm]) -> None:
-    spread = distributions(done, query_similarity())
+def _more(runner: StudyRunner, done: Sequence[EvaluatedArm]) -> tuple[Sheet, ...]:
+    """Writes the plots and table 7; returns the tables of this study alone."""
+    similarity = query_similarity()
+    spread = distributions(done, similarity)
     draw_distributions(spread, runner.folder / f"{NAME}-distributions.svg")
     draw_weights(runner.recipe, settings_of(runner.recipe), runner.folder / f"{NAME}-weights.svg")
-    saved = savings(done, SAVED, runner.recipe.seed)
-    more = (
-        saving_sheet(saved),
-        distribution_sheet(spread),
-        silence_sheet(runner.recipe),
-        sibling_sheet(runner),
-        leaning_sheet(runner.context.run, ARMS),
-        agreement_sheet(runner.context.run, ARMS, CLAIMS),
-    )
-    told = f"{about(runner.recipe, done)} {IN_TWO_STEPS} {saving_size(saved)}"
-    write_report(runner, NAME, done, CLAIMS, more=more, about=told)
     traced = [one for one in done if one.arm.name in TRACED]
     questions = evaluation_data(runner.recipe_with(TEST)).questions
-    text = trace_text(traced, questions, query_similarity())
+    text = trace_text(traced, questions, similarity)
     atomic_write_text(runner.folder / f"{NAME}-traces.md", text)
+    return distribution_sheet(spread), silence_sheet(runner.recipe), sibling_sheet(runner)
 
 
 def silence_sheet(recipe: Recipe) -> Sheet:

@@ -14,14 +14,9 @@ questions detect a saving of about 4 % of the steps and a difference of 6 points
 paper's 0.3.
 """
 
-from experiments.arms import START, Arm, evaluate_arms
-from experiments.evo import TEST, about, dpo, full
-from experiments.labellings import agreement_sheet, leaning_sheet
-from experiments.report import Claim, write_report
-from experiments.savings import saving_sheet, saving_size, savings
-from runs.study_runner import StudyRunner
-
-NAME = "evo-step-value"
+from experiments.arms import START, Arm
+from experiments.evo import RewardStudy, dpo, full
+from experiments.report import Claim
 
 ARMS = (
     Arm(START),
@@ -46,16 +41,4 @@ SAVED = (
 )
 
 
-def evo_step_value(runner: StudyRunner) -> None:
-    """Runs the study (see module)."""
-    runner.run_stage("annotate")
-    for done in evaluate_arms(runner, ARMS, TEST):
-        if not runner.context.dry_run:
-            saved = savings(done, SAVED, runner.recipe.seed, "steps")
-            more = (
-                saving_sheet(saved, "steps"),
-                leaning_sheet(runner.context.run, ARMS),
-                agreement_sheet(runner.context.run, ARMS, CLAIMS),
-            )
-            told = f"{about(runner.recipe, done)} {saving_size(saved, 'steps')}"
-            write_report(runner, NAME, done, CLAIMS, more=more, about=told)
+evo_step_value = RewardStudy("evo-step-value", ARMS, CLAIMS, SAVED, measure="steps")
