@@ -23,8 +23,8 @@ from sources.load import load_data
 from sources.settings import DataSettings
 from storage.errors import ConfigError
 from storage.safe_files import reject_special_files
+from training.sft import train_on_steps
 from training.traces import NOT_GIVEN, NOT_IN_CORPUS, SKIPPED, WALKS, build_traces
-from training.warm_start import warm_start as train
 
 MOST_SKIPPED = 0.5
 """Share of skipped questions above which the stage stops: the policy would learn from a rest."""
@@ -78,9 +78,11 @@ def warm_start(context: StageContext) -> StageResult:
     made = {"examples": len(traces.examples), "counts": counts}
     if context.dry_run:
         return StageResult({**made, "dry_run": True})
-    report = train(
+    report = train_on_steps(
         traces.examples,
         recipe.training,
+        kind="warm-start",
+        start=settings.base,
         target=target,
         seed=recipe.seed,
         stops=protocol.stops,

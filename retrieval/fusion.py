@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from retrieval.interface import Retriever
 from storage.records import RetrievedPassage
 
+K = 60
+"""Damps the weight of the first ranks."""
+
 DEPTH = 100
 """How deep each retriever is read at least. Fixed, so that the best 3 are the first of the
 best 10."""
@@ -16,16 +19,14 @@ best 10."""
 class FusionRetriever:
     """Orders passages by the sum of 1 / (k + rank) over retrievers of one corpus."""
 
-    def __init__(self, retrievers: Sequence[Retriever], k: int = 60) -> None:
-        """Fuses `retrievers`; `k` (at least 1) damps the weight of the first ranks."""
+    def __init__(self, retrievers: Sequence[Retriever]) -> None:
         self._retrievers = tuple(retrievers)
-        self._k = k
 
     @property
     def digest(self) -> str:
-        """Hash of the fused retrievers' digests and of `k`."""
+        """Hash of the fused retrievers' digests and of `K`."""
         parts = [retriever.digest for retriever in self._retrievers]
-        text = " ".join(["rrf", str(self._k), str(DEPTH), *parts])
+        text = " ".join(["rrf", str(K), str(DEPTH), *parts])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
@@ -36,7 +37,7 @@ class FusionRetriever:
         rankings = await asyncio.gather(
             *(retriever.search(query, depth) for retriever in self._retrievers)
         )
-        return fuse(rankings, self._k)[:top_k]
+        return fuse(rankings, K)[:top_k]
 
 
 def fuse(rankings: Sequence[Sequence[RetrievedPassage]], k: int) -> list[RetrievedPassage]:

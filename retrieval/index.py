@@ -63,7 +63,7 @@ def open_retriever(
         _open_bm25(passages, digest, folder, log),
         _open_dense(settings, passages, digest, folder, log),
     ]
-    return CachedRetriever(FusionRetriever(parts, settings.rrf_k))
+    return CachedRetriever(FusionRetriever(parts))
 
 
 def _open_bm25(passages: Sequence[Passage], corpus: str, cache: Path, log: Log | None) -> Retriever:

@@ -41,7 +41,6 @@ class RetrievalSettings(Settings):
     kind: Literal["bm25", "dense", "fusion", "http"] = "bm25"
     top_k: int = Field(default=3, ge=1, le=100)
     dense: DenseSettings = DenseSettings()
-    rrf_k: int = Field(default=60, ge=1, description="Constant of reciprocal-rank fusion.")
     url: str | None = None
 
 

@@ -177,12 +177,10 @@ def _load_set(one: SetSettings, reading: _Reading) -> _Loaded:
 def _drawn(
     one: SetSettings, questions: Iterable[PlacedQuestion], reading: _Reading
 ) -> tuple[PlacedQuestion, ...]:
-    """Returns the questions of the wanted types and split, sampled to the limit."""
+    """Returns the questions of the wanted split, sampled to the limit."""
     kept, notes = [], reading.notes
     for placed in questions:
-        if one.types is not None and placed.question.type not in one.types:
-            notes[f"{one.source}: questions of another type"] += 1
-        elif one.split is not None and placed.question.split != one.split:
+        if one.split is not None and placed.question.split != one.split:
             notes[f"{one.source}: questions of another split"] += 1
         elif reason := reading.unfit(placed.question):
             notes[f"{one.source}: questions left out, {reason}"] += 1
@@ -319,7 +317,6 @@ def _atlas(one: SetSettings, reading: _Reading) -> tuple[QuestionSet, Corpus]:
         one.split,
         one.limit,
         reading.seed,
-        one.types,
         settings.cities,
         unfit=reading.unfit,
         skip=_offset_of(one),

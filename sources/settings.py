@@ -22,14 +22,12 @@ class SetSettings(Settings):
             For `hub`, "owner/name[:config[:split]]". Not used by atlas.
         split: Split to draw from, by hash (warm, train, dev, test). Unset: all.
         limit: Most questions. Unset: all.
-        types: Question types to keep. Unset: all.
     """
 
     source: SourceName = "atlas"
     questions: str | None = None
     split: Split | None = "train"
     limit: int | None = Field(default=None, ge=1)
-    types: tuple[str, ...] | None = None
 
     @field_validator("questions", "corpus", check_fields=False)
     @classmethod

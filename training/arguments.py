@@ -55,7 +55,6 @@ def trainer_arguments(
         "output_dir": str(checkpoints),
         "learning_rate": settings.lr,
         "lr_scheduler_type": "linear",
-        "warmup_steps": settings.warmup_share,  # a share, if it is below 1
         "weight_decay": 0.0,
         "gradient_checkpointing": False,
         "logging_steps": 1,
@@ -85,6 +84,7 @@ def _batch_arguments(settings: ExampleSettings) -> dict[str, Any]:
         "per_device_train_batch_size": settings.micro_batch,
         "gradient_accumulation_steps": settings.batch_size // settings.micro_batch,
         "num_train_epochs": settings.epochs,
+        "warmup_steps": 0.05,  # a share of all steps, because it is below 1
         "train_sampling_strategy": "group_by_length",
     }
 

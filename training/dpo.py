@@ -19,7 +19,6 @@ from storage.records import Pair
 from storage.text import Log
 from training.holdout import HoldoutScore, score, split_holdout
 from training.likelihood import step_logps
-from training.margin_filter import filter_by_start_margin
 from training.packing import StepTokens
 from training.pair_trainer import pair_trainer, set_reference_logps
 from training.preferences import PreferenceTokens, describe_lengths, tokenise_pairs
@@ -70,30 +69,20 @@ def train_dpo(
     """
     if not pairs:
         raise ConfigError("the list of training pairs is empty; annotate more questions")
-    settings = training.dpo
     course = TrainingRun("dpo", training, start, target, seed, resume, log, data)
     model, tokenizer = course.load_start()
     tokens = tokenise_pairs(pairs, tokenizer, stops)
     lengths = describe_lengths(tokens)
     log(lengths)
-    trained, out = split_holdout(course.drop_overlong(tokens), settings.holdout, seed)
+    trained, out = split_holdout(course.drop_overlong(tokens), training.dpo.holdout, seed)
     trainer = pair_trainer(model, tokenizer, trained, training, course.arguments())
-    asked = training.packed or settings.max_start_margin is not None
-    reference = _reference(trainer, [*(trained if asked else []), *out], course)
-    kept = filter_by_start_margin(trained, reference, settings.max_start_margin)
-    if len(kept) < len(trained):
-        log(
-            f"dpo: {len(trained) - len(kept)} pairs left out, because the start decides them "
-            "already"
-        )
-        trained = [trained[place] for place in kept]
-        trainer.train_dataset = trainer.train_dataset.select(kept)
+    reference = _reference(trainer, [*(trained if training.packed else []), *out], course)
     if training.packed:
         set_reference_logps(trainer, trained, reference)
 
     def scored(trainer: Any) -> HoldoutScore | None:
         policy = step_logps(trainer, _rows(out), packed=training.packed)
-        return score(out, policy, reference, settings.beta) if out else None
+        return score(out, policy, reference, training.dpo.beta) if out else None
 
     return course.train(trainer, trained, len(pairs) - len(out), lengths, scored)
 

@@ -17,6 +17,9 @@ from storage.errors import ConfigError
 from training.comparisons import SiblingComparison, head_names, orders, places
 from training.settings import RewardModelSettings
 
+BATCH_SIZE = 64
+"""Pairs per step."""
+
 
 def fit_heads(
     vectors: Array,
@@ -49,7 +52,7 @@ def fit_heads(
     mean, sd = _mean_and_sd(vectors[used])
     inputs = torch.from_numpy((vectors - mean) / sd)
     weight = torch.zeros(signs.shape[1], vectors.shape[1], requires_grad=True)
-    optimiser = torch.optim.AdamW([weight], settings.lr, weight_decay=settings.weight_decay)
+    optimiser = torch.optim.AdamW([weight], settings.lr, weight_decay=0.01)
     batches = list(_batches(len(comparisons), settings, seed))
     falling = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1 - step / len(batches))
     for batch in batches:
@@ -91,8 +94,8 @@ def _batches(n: int, settings: RewardModelSettings, seed: int) -> Iterator[Any]:
     order = torch.Generator().manual_seed(seed)
     for _ in range(settings.epochs):
         shuffled = torch.randperm(n, generator=order)
-        for start in range(0, n, settings.batch_size):
-            yield shuffled[start : start + settings.batch_size]
+        for start in range(0, n, BATCH_SIZE):
+            yield shuffled[start : start + BATCH_SIZE]
 
 
 def _mean_and_sd(values: Array) -> tuple[Array, Array]:

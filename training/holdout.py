@@ -18,7 +18,7 @@ class HoldoutScore:
         accuracy: Share of the pairs whose chosen step gained more over the start than the rejected
             one; a tie counts half, so the start itself has 0.5.
         margin: Mean difference of the gains, in nats times beta.
-        loss: Mean of −log σ of the margins, under any training loss; ln 2 for the start.
+        loss: Mean of −log σ of the margins; ln 2 for the start.
     """
 
     pairs: int

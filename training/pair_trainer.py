@@ -66,8 +66,8 @@ def pair_trainer(
 def _losses(settings: DpoSettings) -> dict[str, Any]:
     """Returns the preference loss, and the chosen step's own loss if it has a weight."""
     if not settings.sft_weight:
-        return {"loss_type": [settings.loss]}
-    return {"loss_type": [settings.loss, "sft"], "loss_weights": [1.0, settings.sft_weight]}
+        return {"loss_type": ["sigmoid"]}
+    return {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, settings.sft_weight]}
 
 
 def set_reference_logps(

@@ -25,7 +25,7 @@ class TrainingReport:
 
     Attributes:
         examples: Number of examples trained on.
-        dropped: Number of examples that were too long, or over `max_examples`.
+        dropped: Number of examples that were too long.
         movement: Figures of the training's end; None without a curve.
         seconds: Seconds of training, over all attempts.
         lengths: Description of the examples' lengths.

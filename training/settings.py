@@ -25,13 +25,12 @@ class OptimiserSettings(Settings):
     """Settings of every policy trainer in its own block.
 
     Attributes:
-        lr: Peak learning rate, falling linearly to 0 after the warmup.
-        warmup_share: Fraction of the steps used for linear learning-rate warmup.
+        lr: Peak learning rate, falling linearly to 0. On fixed examples it first rises linearly,
+            over 5 % of the steps.
         max_length: Tokens of the longest example; longer ones are counted and dropped.
     """
 
     lr: float = Field(gt=0)
-    warmup_share: float = Field(default=0.05, ge=0, lt=1)
     max_length: int = Field(default=1024, ge=32)
     save_every: int = Field(default=25, ge=1, description="Steps between checkpoints.")
 
@@ -43,7 +42,6 @@ class ExampleSettings(OptimiserSettings):
         epochs: Passes over the examples.
         batch_size: Examples per step.
         micro_batch: Examples in memory at once; larger ones share more prompts.
-        max_examples: Most examples, the first that fit. Unset: all.
         max_dropped_share: Share of dropped examples above which the stage fails.
     """
 
@@ -51,7 +49,6 @@ class ExampleSettings(OptimiserSettings):
     batch_size: int = Field(default=8, ge=1)
     micro_batch: int = Field(default=8, ge=1)
     max_dropped_share: float = Field(default=0.02, ge=0, le=1)
-    max_examples: int | None = Field(default=None, ge=1)
 
 
 class TraceSettings(Settings):
@@ -87,14 +84,12 @@ class WarmStartSettings(ExampleSettings):
         base: Model to train: "packaged", or a model folder.
         questions: Questions of split `warm` to read; unanswerable ones give a trace if the protocol
             can refuse.
-        label_smoothing: Smoothing of the targets, so that sampled siblings still vary.
         traces: Deliberate inefficiencies of the traces.
     """
 
     lr: float = Field(default=5e-4, gt=0)
     base: str = "packaged"
     questions: int = Field(default=150, ge=1)
-    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     traces: TraceSettings = TraceSettings()
 
 
@@ -115,12 +110,9 @@ class DpoSettings(ExampleSettings):
     Attributes:
         beta: Weight of the divergence from the reference.
         reference: `start` is the run's start policy; `none` is the formula as printed in the paper.
-        loss: TRL's name of the loss.
         sft_weight: Weight of the chosen step's mean token loss, added to the preference loss, so
             that its own probability does not fall (Pang et al. 2024, "Iterative reasoning
             preference optimization", eq. 1; there 1).
-        max_start_margin: Largest margin of the chosen over the rejected step under the start, in
-            nats; pairs above it are left out (`training.margin_filter`). Unset: keeps all.
         holdout: Share of the questions whose pairs are scored after the training instead of used
             for it.
         allow_off_policy_pairs: Whether pairs of another policy may be trained on, as in a second
@@ -131,9 +123,7 @@ class DpoSettings(ExampleSettings):
     lr: float = Field(default=1e-4, gt=0)
     beta: float = Field(default=0.1, gt=0)
     reference: Literal["start", "none"] = "start"
-    loss: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
     sft_weight: float = Field(default=0.0, ge=0)
-    max_start_margin: float | None = None
     holdout: float = Field(default=0.0, ge=0, le=0.5)
     allow_off_policy_pairs: bool = False
 
@@ -193,7 +183,6 @@ class GrpoSettings(OptimiserSettings):
     """
 
     lr: float = Field(default=3e-4, gt=0)
-    warmup_share: float = Field(default=0.0, ge=0, lt=1)
     max_length: int = Field(default=2048, ge=32)
     save_every: int = Field(default=1, ge=1, description="Batches between checkpoints.")
     algorithm: Literal["grpo", "rloo", "reinforce++"] = "grpo"
@@ -248,8 +237,6 @@ class RewardModelSettings(Settings):
         split_seed: Seed that selects the validation questions.
         epochs: Passes over the pairs. The paper's one pass is over many more pairs.
         lr: Learning rate of AdamW on the heads, falling linearly to 0.
-        weight_decay: Weight decay of AdamW on the heads.
-        batch_size: Pairs per step.
         max_length: Tokens of the longest step with its prompt; pairs with a longer one are counted
             and dropped.
         max_dropped_share: Share of such pairs above which the stage fails.
@@ -264,8 +251,6 @@ class RewardModelSettings(Settings):
     split_seed: int = 0
     epochs: int = Field(default=5, ge=1)
     lr: float = Field(default=1e-3, gt=0)
-    weight_decay: float = Field(default=0.01, ge=0)
-    batch_size: int = Field(default=64, ge=1)
     max_length: int = Field(default=2048, ge=32)
     max_dropped_share: float = Field(default=0.02, ge=0, le=1)
     batch_tokens: int = Field(default=2048, ge=32)

@@ -32,7 +32,6 @@ def train_on_steps(
     seed: int,
     stops: tuple[str, ...] = (),
     resume: bool = False,
-    label_smoothing: float = 0.0,
     log: Log = log_line,
     data: Mapping[str, Any] | None = None,
 ) -> TrainingReport:
@@ -47,7 +46,6 @@ def train_on_steps(
         seed: Random seed of initialisation and order.
         stops: Strings that end a call of the examples' protocol within its turn.
         resume: Whether to keep another training's checkpoints and fail; see `TrainingRun`.
-        label_smoothing: Share of the probability spread over all tokens, in [0, 1).
         log: Callback for progress messages.
         data: Origin of the examples, as JSON; written to `training.json`.
 
@@ -61,7 +59,7 @@ def train_on_steps(
     tokens = course.drop_overlong(tokenise(examples, tokenizer, stops))
     # Calls of one turn begin with each other's prompts, which packing reads once.
     together = [one.question_id for one in tokens] if stops else None
-    trainer = _trainer(model, tokenizer, tokens, course, label_smoothing, together)
+    trainer = _trainer(model, tokenizer, tokens, course, together)
     return course.train(trainer, tokens, given=len(examples))
 
 
@@ -70,7 +68,6 @@ def _trainer(
     tokenizer: Any,
     tokens: Sequence[TokenExample],
     course: TrainingRun,
-    label_smoothing: float,
     together: Sequence[str] | None,
 ) -> Any:
     from peft import get_peft_model
@@ -82,7 +79,7 @@ def _trainer(
         enable_packed_forward(model)
         one_device(arguments)
     set_seed(to_uint32(course.seed))  # before the adapter, whose first weights are random
-    return _trainer_class(label_smoothing, together)(
+    return _trainer_class(together)(
         model=get_peft_model(model, lora_config(course.training.lora)),
         args=arguments,
         train_dataset=[
@@ -93,7 +90,7 @@ def _trainer(
     )
 
 
-def _trainer_class(label_smoothing: float, together: Sequence[str] | None) -> Any:
+def _trainer_class(together: Sequence[str] | None) -> Any:
     """Defines the class here, because transformers takes seconds to import."""
     import torch
     from transformers import Trainer
@@ -130,7 +127,6 @@ def _trainer_class(label_smoothing: float, together: Sequence[str] | None) -> An
                 output.logits[:, :-1].flatten(0, 1).float(),
                 labels[:, -last:].flatten(),
                 ignore_index=IGNORED,
-                label_smoothing=label_smoothing,
                 reduction="none",
             ).view(len(labels), last)
             # Target tokens of the whole step, so that its micro-batches add up to one mean.

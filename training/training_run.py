@@ -75,7 +75,7 @@ class TrainingRun:
         limit, share = settings.max_length, settings.max_dropped_share
         kept, lengths = filter_by_length([len(example) for example in examples], limit, share)
         self.log(f"{self.kind}: {lengths}")
-        return [examples[i] for i in kept][: settings.max_examples]
+        return [examples[i] for i in kept]
 
     @property
     def checkpoints(self) -> Path:

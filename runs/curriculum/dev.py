@@ -115,7 +115,7 @@ def evaluate_on_dev(
     if row["em"] is None:
         raise ConfigError(
             f"none of the {row['n']} questions of split dev is answerable, so EM cannot compare "
-            "policies: raise curriculum.dev_questions, or check data.types"
+            "policies: raise curriculum.dev_questions"
         )
     return DevResult(
         name, model, questions=row["n"], **{field: row[field] for field in METRICS_FROM_EVAL}

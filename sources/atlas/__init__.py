@@ -6,7 +6,7 @@ from typing import get_args
 
 from sources.atlas.facts import load_facts
 from sources.atlas.passages import build_corpus as _corpus
-from sources.atlas.questions import MIX, questions_of
+from sources.atlas.questions import questions_of
 from sources.atlas.references import Shelf
 from sources.settings import Split
 from storage.errors import ConfigError
@@ -33,7 +33,6 @@ def build_questions(
     split: Split | None,
     limit: int | None,
     seed: int = 0,
-    types: tuple[str, ...] | None = None,
     cities: int | None = None,
     *,
     unfit: Callable[[Question], str | None] = lambda _: None,
@@ -48,21 +47,17 @@ def build_questions(
         split: warm, train, dev or test.
         limit: Number of questions, per split if `split` is None.
         seed: Random seed for places and wordings.
-        types: single, bridge, comparison, compositional, unanswerable; None for all.
         cities: Number of cities in the corpus; questions name only those.
         unfit: Returns the reason to leave a question out; the others keep their order.
         skip: Number of questions to leave out first, per split if `split` is None.
         references: Paragraphs per question; 0 for none.
     """
-    kinds = [kind for kind in MIX if types is None or kind.rstrip("3") in types]
-    if not kinds:
-        return []
     splits: tuple[Split, ...] = (split,) if split else get_args(Split)
     facts, wanted = load_facts(cities), DEFAULT_PER_PART if limit is None else limit
     found: list[Question] = []
     shelf = Shelf(facts, seed)
     for one in splits:
-        asked = questions_of(facts, one, seed, kinds)
+        asked = questions_of(facts, one, seed)
         if references:
             asked = (shelf.with_references(question, references) for question in asked)
         found += islice(_fitting(asked, unfit), skip, skip + wanted)
@@ -86,5 +81,5 @@ def _fitting(
         elif (refused := refused + 1) == HOPELESS:
             raise ConfigError(
                 f"data.source: atlas's questions are {reason}. Set data.references for questions "
-                "with paragraphs, or change agent or data.types"
+                "with paragraphs, or change agent.protocol"
             )

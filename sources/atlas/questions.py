@@ -12,7 +12,7 @@ be enough.
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -245,16 +245,14 @@ def _words(text: str) -> str:
     return f" {' '.join(found)} "
 
 
-def questions_of(
-    facts: Facts, split: Split, seed: int, kinds: Sequence[str] = MIX
-) -> Iterator[Question]:
-    """Yields questions of one split, one kind after another as in `kinds`; the same for a seed.
+def questions_of(facts: Facts, split: Split, seed: int) -> Iterator[Question]:
+    """Yields questions of one split, one kind after another as in `MIX`; the same for a seed.
 
     A used-up kind drops out; the questions end when all kinds are used up.
     """
-    author, seen, open_kinds = Author(facts, split), set[str](), set(kinds)
+    author, seen, open_kinds = Author(facts, split), set[str](), set(MIX)
     for number in count():
-        kind = kinds[number % len(kinds)]
+        kind = MIX[number % len(MIX)]
         if not open_kinds:
             return
         if kind not in open_kinds:

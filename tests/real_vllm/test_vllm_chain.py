@@ -286,7 +286,6 @@ def branchwise(stage: str, run: Path, cache: Path) -> dict[str, Any]:
         "policy.model": POLICY,
         "data.cities": 2000,
         "data.limit": 2,
-        "data.types": "[single, bridge]",
         "mcts.iterations": 4,
         "pairs.min_outcomes": 1,
         "limits.timeout_s": 300,

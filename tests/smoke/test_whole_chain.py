@@ -26,14 +26,14 @@ SMALL = {
     "policy.model": POLICY,
     "data.cities": 2000,
     "data.limit": 4,
-    "data.types": "[single, bridge]",
     "mcts.iterations": 8,
+    "mcts.temperature": 1.2,  # other siblings, so that four questions have pairs
     "pairs.min_gap": 0.01,  # four questions have too few of right against wrong
     "rewards.alpha": 0.9,
-    "training.dpo.max_examples": 8,
+    "training.precision": "float32",  # the first loss is ln 2; bfloat16 rounds it
     "training.dpo.batch_size": 4,
     "training.dpo.micro_batch": 2,
-    "training.dpo.epochs": 4,  # the first step of a training has a learning rate of 0
+    "training.dpo.epochs": 3,  # the first step of a training has a learning rate of 0
     "training.dpo.sft_weight": 0,  # so that the first loss is ln 2
     "evaluation.limit": 4,
     "evaluation.policies": "{dpo: 'models/{run}/dpo', start: '" + str(POLICY) + "'}",

@@ -68,10 +68,9 @@ def test_a_limit_is_a_sample_that_grows_and_ignores_the_order_of_the_file(tmp_pa
 
 def test_the_corpus_of_paragraphs_serves_every_part(tmp_path: Path) -> None:
     path = write(tmp_path / "q.jsonl", rows("a", 30))
-    data = load(path, split=None, types=["odd"], limit=3)
+    data = load(path, split=None, limit=3)
     assert len(data.passages) == 31
     assert data.notes["passages merged: same id and content"] == 29
-    assert data.notes["jsonl: questions of another type"] == 15
     by_id = {passage.id: passage for passage in data.passages}
     for question in data.questions:
         assert [by_id[name].title for name in question.supporting_ids] == [question.id]
@@ -234,8 +233,8 @@ def test_nothing_to_work_on(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.corpus is not set"):
         load(bare, split=None)
     path = write(tmp_path / "p.jsonl", rows("a", 4))
-    with pytest.raises(ConfigError, match=r"no questions are left.*another type: 4"):
-        load(path, split=None, types=["none such"])
+    with pytest.raises(ConfigError, match=r"no questions are left.*another split: 4"):
+        load(path, split="dev")
 
 
 @pytest.mark.shared

@@ -21,8 +21,9 @@ from training.dpo import train_dpo
 from training.examples import StepExample
 from training.export import export_policy
 from training.preferences import tokenise_pairs
+from training.report import TrainingReport
 from training.settings import TrainingSettings
-from training.warm_start import warm_start
+from training.sft import train_on_steps
 from weights import policy_files as weights
 from weights.policy_files import load_policy, policy_files
 from weights.policy_gguf import ensure_gguf
@@ -79,6 +80,15 @@ def steps(n: int) -> list[StepExample]:
         )
         for i in range(n)
     ]
+
+
+def warm_start(
+    examples: list[StepExample], training: TrainingSettings, *, target: Path, **given: Any
+) -> TrainingReport:
+    start = training.warm_start.base
+    return train_on_steps(
+        examples, training, kind="warm-start", start=start, target=target, **given
+    )
 
 
 def supervised(base: str, **changes: Any) -> TrainingSettings:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from fake_study_runner import Command, Pretended, pretended
+from tiny_dataset import recipe
 
 from pipelines.curriculum import CurriculumState, curriculum, final_eval_command
 from runs.curriculum import checks, report
@@ -273,7 +274,6 @@ def test_dev_without_an_answerable_question_is_refused(tmp_path: Path) -> None:
         (("data.split=dev",), "data.split of atlas is dev"),
         (("policy={engine: openai, base_url: http://x, model: m}",), "cannot load the trained"),
         (("policy={engine: vllm, base_url: http://x}",), "base_url names a running server"),
-        (("data.limit=800", "data.types=[unanswerable]"), r"800 questions each, but there are \d"),
     ],
 )
 def test_what_is_no_curriculum_is_refused_first(
@@ -285,6 +285,15 @@ def test_what_is_no_curriculum_is_refused_first(
     with pytest.raises(ConfigError, match=told):
         check_curriculum(call)
     assert not call.run.exists()
+
+
+def test_too_few_questions_are_refused_first(tmp_path: Path) -> None:
+    recipe(tmp_path, "")
+    data = f"data={{source: jsonl, questions: {tmp_path}/questions.jsonl, corpus: {tmp_path}"
+    few = (f"{data}/corpus.jsonl, limit: 800}}", "policy.model=packaged")
+    call = pretended("evo-rag", tmp_path / "evo", *few).context
+    with pytest.raises(ConfigError, match=r"800 questions each, but there are \d"):
+        check_curriculum(call)
 
 
 def test_a_cycle_that_trains_no_reward_model_leaves_the_one_before(tmp_path: Path) -> None:
