@@ -110,7 +110,6 @@ def main() -> None:
                 epochs=options.epochs,
                 batch_size=options.batch,
                 micro_batch=options.micro_batch,
-                save_every=10**6,
             )
             training = TrainingSettings(
                 dpo=settings, packed=name == "packed", precision=options.precision

@@ -95,6 +95,7 @@ def main() -> None:
             report = train_reward_model(
                 material,
                 settings,
+                max_dropped_share=0,
                 encoder=MadeUp(PACKAGED),
                 target=Path(folder) / target,
                 seed=0,

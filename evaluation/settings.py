@@ -31,7 +31,7 @@ class EvaluatedPolicy(ModelSettings, AgentSettings):
     Attributes:
         model: Model folder, "packaged" or served name; `{run}` is replaced by the run's name.
         temperature: Sampling temperature; defaults to `evaluation.temperature`, and for a rater to
-            `difficulty.temperature`.
+            1.
     """
 
     model: str
@@ -81,7 +81,6 @@ class EvaluationSettings(Settings):
         policies: Name → model folder, or a block of settings (see the next section). The first one
             is the baseline of the differences. A missing folder is an error.
         limit: Number of questions.
-        bootstrap: Resamples of the paired interval.
         temperature: Sampling temperature of the answers; 0 is greedy.
         baselines: Modules of `evaluation.baselines` to evaluate on the same questions. `majority`
             is the most frequent answer in the source's `train` split. The others are one turn of
@@ -96,7 +95,6 @@ class EvaluationSettings(Settings):
 
     policies: dict[PolicyName, EvaluatedPolicy] = Field(default_factory=dict)
     limit: int = Field(default=200, ge=1)
-    bootstrap: int = Field(default=10_000, ge=100)
     temperature: float = Field(default=0.0, ge=0, le=5)
     baselines: tuple[str, ...] = ()
     baseline_model: str | None = None

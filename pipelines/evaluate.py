@@ -157,7 +157,6 @@ def _report(
         {policy: answered.predictions for policy, answered in done.items()},
         {policy: answered.unanswered for policy, answered in done.items()},
         references=context.recipe.evaluation.baselines,
-        resamples=run.recipe.evaluation.bootstrap,
         seed=run.recipe.seed,
     )
     context.console.print(render_table(comparison, by_type=by_type))

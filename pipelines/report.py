@@ -37,7 +37,6 @@ def write_report(run: Run, log: Log) -> dict[str, Any]:
     """Writes the report of a run; returns the stage's totals."""
     trees = trees_of(run.folder, _passages(run, log))
     pairs = pairs_of(run.folder)
-    evaluation = run.recipe.evaluation
     shown = {
         "run": _about(run),
         "cost": _cost(run),
@@ -47,7 +46,7 @@ def write_report(run: Run, log: Log) -> dict[str, Any]:
         "failures": facts.failures(run.folder),
         "distributions": facts.distributions(run.folder),
         "trainings": facts.trainings(model_folder(run.folder, "dpo").parent),
-        "evaluations": facts.evaluations(run.folder, evaluation.bootstrap, run.recipe.seed),
+        "evaluations": facts.evaluations(run.folder, run.recipe.seed),
     }
     page = run.folder / PAGE
     write_page(page, shown, trees, pairs)

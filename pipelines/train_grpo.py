@@ -56,6 +56,8 @@ from training.settings import GrpoStage
 from weights.policy_files import file_hash, policy_files, tokenizer_of
 
 _CANARY_PROMPTS = 4
+_DEV_QUESTIONS = 100
+"""Questions per evaluation during the training."""
 
 
 def train_grpo(context: StageContext, label: Label = None, name: ModelName = "grpo") -> StageResult:
@@ -303,9 +305,7 @@ def _selected(
 def dev_questions(recipe: Recipe) -> Sequence[Question]:
     """Returns the questions of the split `dev` that are answered now and then."""
     evaluation = recipe.evaluation.model_copy(update={"split": "dev", "set": None})
-    settings = data_settings(
-        recipe.model_copy(update={"evaluation": evaluation}), recipe.training.grpo.eval_questions
-    )
+    settings = data_settings(recipe.model_copy(update={"evaluation": evaluation}), _DEV_QUESTIONS)
     return load_data(settings, recipe.seed, unfit=protocol_of(recipe.agent).unfit).questions
 
 

@@ -58,6 +58,7 @@ def train_rm(context: StageContext, name: ModelName = KIND) -> StageResult:
         report = train_reward_model(
             material,
             settings,
+            max_dropped_share=context.recipe.training.max_dropped_share,
             encoder=FrozenEncoder(encoder, batch_tokens=settings.batch_tokens, log=context.log),
             target=target,
             seed=context.recipe.seed,

@@ -131,7 +131,7 @@ def trainings(models: Path) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def evaluations(run: Path, resamples: int, seed: int) -> list[dict[str, Any]]:
+def evaluations(run: Path, seed: int) -> list[dict[str, Any]]:
     """Returns each evaluation of the run: a row per policy, and differences in EM.
 
     Intervals are 95 %: Wilson's for a policy's EM, a paired bootstrap for a difference. A question
@@ -139,7 +139,6 @@ def evaluations(run: Path, resamples: int, seed: int) -> list[dict[str, Any]]:
     has not finished are left out.
 
     Args:
-        resamples: Number of samples of the paired bootstrap.
         seed: Random seed of the bootstrap.
     """
     found: dict[str, dict[str, dict[str, float]]] = {}
@@ -151,7 +150,7 @@ def evaluations(run: Path, resamples: int, seed: int) -> list[dict[str, Any]]:
         {
             "name": name,
             "rows": [_policy(run, name, policy) for policy in scores],
-            "differences": list(_differences(scores, resamples, seed)),
+            "differences": list(_differences(scores, seed)),
         }
         for name, scores in found.items()
     ]
@@ -177,16 +176,13 @@ def _policy(run: Path, name: str, policy: str) -> dict[str, Any]:
     return {**{key: row[key] for key in kept}, "low": low, "high": high}
 
 
-def _differences(
-    scores: Mapping[str, Mapping[str, float]], resamples: int, seed: int
-) -> Iterator[dict[str, Any]]:
+def _differences(scores: Mapping[str, Mapping[str, float]], seed: int) -> Iterator[dict[str, Any]]:
     for (baseline, before), (policy, after) in combinations(scores.items(), 2):
         asked = sorted(before.keys() | after.keys())
         if asked:
             found = paired_bootstrap(
                 [before.get(one, 0.0) for one in asked],
                 [after.get(one, 0.0) for one in asked],
-                resamples=resamples,
                 seed=seed,
             )
             yield {

@@ -107,7 +107,6 @@ class Encoder:
         """
         require_dense_extra()
         self.encoding = encoding_of(settings)
-        self._batch_size = settings.batch_size
         self._source = str(packaged_model()) if settings.model == "packaged" else settings.model
         self._model: Any = None
         self._lock = threading.Lock()
@@ -127,7 +126,7 @@ class Encoder:
             if self._model is None:
                 self._model = _load(self._source, self.encoding)
             vectors = self._model.encode(
-                texts, batch_size=self._batch_size, show_progress_bar=False, convert_to_numpy=True
+                texts, batch_size=64, show_progress_bar=False, convert_to_numpy=True
             )
         return np.ascontiguousarray(vectors, dtype=np.float32)
 

@@ -16,7 +16,6 @@ class DenseSettings(Settings):
             hub name.
         preset: Pooling, prefixes and normalisation of a family of encoders.
         pooling, query_prefix, passage_prefix, normalise: Override the preset if set.
-        batch_size: Texts per forward pass.
     """
 
     model: str = "packaged"
@@ -25,7 +24,6 @@ class DenseSettings(Settings):
     query_prefix: str | None = None
     passage_prefix: str | None = None
     normalise: bool | None = None
-    batch_size: int = Field(default=64, ge=1)
 
 
 class RetrievalSettings(Settings):

@@ -38,8 +38,7 @@ class R1SearcherSettings(SchemeSettings):
         format: Stage 1, R_format if the format is correct.
         format_failure: Stage 2, R'_format if the format is not correct.
         answer_reward: Stage 2, R_answer: `f1` (eq. 4), or `em` or `cover_em` (eq. 5), which pay 1
-            for a right answer and `wrong_answer` for any other.
-        wrong_answer: R_answer of eq. 5 if the answer is not right.
+            for a right answer and −1 for any other.
         max_answer_words: Most words of an answer, unless a gold is longer. The paper lacks a
             number; 10 is from descendants of the published code.
     """
@@ -50,7 +49,6 @@ class R1SearcherSettings(SchemeSettings):
     format: float = Field(default=0.5, ge=0)
     format_failure: float = Field(default=-2.0, le=0)
     answer_reward: Literal["f1", "em", "cover_em"] = "f1"
-    wrong_answer: float = Field(default=-1.0, le=0)
     max_answer_words: int = Field(default=10, ge=1)
 
 
@@ -111,7 +109,7 @@ def _answer_reward(answer: str | None, golds: Sequence[str], settings: R1Searche
     if settings.answer_reward == "f1":
         return 0.0 if answer is None else f1(answer, golds)
     is_right = exact_match if settings.answer_reward == "em" else cover_em
-    return 1.0 if answer is not None and is_right(answer, golds) else settings.wrong_answer
+    return 1.0 if answer is not None and is_right(answer, golds) else -1.0
 
 
 def _blocks(segments: Sequence[Segment]) -> list[str]:

@@ -16,8 +16,7 @@ class DifficultySettings(Settings):
 
     Attributes:
         policy: Rater, in the form of an entry of `evaluation.policies`; defaults to the recipe's
-            policy.
-        temperature: Sampling temperature of the rater, unless `policy` sets one.
+            policy, and its temperature to 1.
         rollouts: Most rollouts per question. Sampling ends at the first correct one (cover-EM);
             without one the question is `unsolved`.
         easy: Most rollouts that an `easy` question needs for its first correct one.
@@ -28,7 +27,6 @@ class DifficultySettings(Settings):
     """
 
     policy: EvaluatedPolicy | None = None
-    temperature: float = Field(default=1.0, gt=0, le=5)
     rollouts: int = Field(default=32, ge=1, le=10_000)
     easy: int = Field(default=9, ge=1)
     medium: int = Field(default=20, ge=1)

@@ -199,7 +199,7 @@ class Recipe(Settings):
         `policy_recipes` for `run`.
         """
         rater = self.difficulty.policy or EvaluatedPolicy(model=self.policy.model)
-        recipe = self._with_policy(rater, run, self.difficulty.temperature)
+        recipe = self._with_policy(rater, run, 1.0)
         alone = recipe.evaluation.model_copy(update={"policies": {}, "judge": None})
         return recipe.model_copy(update={"evaluation": alone, "judge": None, "verifier": None})
 

@@ -14,6 +14,9 @@ from training.settings import ExampleSettings, LoraSettings, TrainingKind, Train
 # Names of glibc's `mallopt` settings (malloc.h).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
+SAVE_STEPS = 25
+"""Steps between checkpoints of trainings on fixed examples."""
+
 
 def silence_libraries() -> None:
     """Turns off telemetry and the trainers' notices; call it before you import them."""
@@ -59,7 +62,6 @@ def trainer_arguments(
         "gradient_checkpointing": False,
         "logging_steps": 1,
         "save_strategy": "steps",
-        "save_steps": settings.save_every,
         "save_total_limit": 2,
         "report_to": list(training.report_to) or "none",
         "seed": to_uint32(seed),
@@ -84,6 +86,7 @@ def _batch_arguments(settings: ExampleSettings) -> dict[str, Any]:
         "per_device_train_batch_size": settings.micro_batch,
         "gradient_accumulation_steps": settings.batch_size // settings.micro_batch,
         "num_train_epochs": settings.epochs,
+        "save_steps": SAVE_STEPS,
         "warmup_steps": 0.05,  # a share of all steps, because it is below 1
         "train_sampling_strategy": "group_by_length",
     }
@@ -130,7 +133,6 @@ def lora_config(lora: LoraSettings) -> Any:
     return LoraConfig(
         r=lora.r,
         lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )

@@ -42,6 +42,6 @@ def filter_by_length(
         raise ConfigError(
             f"{report.too_long} of {len(lengths)} examples are longer than max_length "
             f"{max_length} tokens (longest {report.longest}); raise max_length, use shorter "
-            "or fewer passages, or raise max_dropped_share"
+            "or fewer passages, or raise training.max_dropped_share"
         )
     return kept, report

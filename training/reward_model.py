@@ -88,6 +88,7 @@ def train_reward_model(
     material: RewardTrainingData,
     settings: RewardModelSettings,
     *,
+    max_dropped_share: float,
     encoder: FrozenEncoder,
     target: Path,
     seed: int,
@@ -99,6 +100,7 @@ def train_reward_model(
     Args:
         material: Steps and comparisons.
         settings: See `training.settings.RewardModelSettings`.
+        max_dropped_share: See `training.settings.TrainingSettings`.
         encoder: Encoder of the steps; it is not trained.
         target: Folder for the files named above.
         seed: Random seed of the order of the pairs.
@@ -110,7 +112,7 @@ def train_reward_model(
         ConfigError: If too many steps are too long.
         StorageError: If the cache or the target cannot be written.
     """
-    fitting, vectors = _embedded(material, settings, encoder, log)
+    fitting, vectors = _embedded(material, settings, max_dropped_share, encoder, log)
     trained, kept = split_questions(fitting, settings.validation, settings.split_seed)
     if not trained:
         raise NothingToLearn(
@@ -134,7 +136,11 @@ def train_reward_model(
 
 
 def _embedded(
-    material: RewardTrainingData, settings: RewardModelSettings, encoder: FrozenEncoder, log: Log
+    material: RewardTrainingData,
+    settings: RewardModelSettings,
+    max_dropped_share: float,
+    encoder: FrozenEncoder,
+    log: Log,
 ) -> tuple[list[SiblingComparison], Any]:
     """Returns the comparisons whose steps fit, and all steps as vectors, (n, d).
 
@@ -143,8 +149,8 @@ def _embedded(
     if not material.comparisons:
         return [], np.zeros((0, 0), np.float32)
     tokens = encoder.tokens(material.steps)
-    limit, share = settings.max_length, settings.max_dropped_share
-    fit, lengths = filter_by_length([len(one) for one in tokens], limit, share)
+    every = [len(one) for one in tokens]
+    fit, lengths = filter_by_length(every, settings.max_length, max_dropped_share)
     log(f"{KIND}: steps with their prompts: {lengths}")
     fits = frozenset(fit)
     fitting = [one for one in material.comparisons if {one.better, one.worse} <= fits]

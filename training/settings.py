@@ -13,12 +13,10 @@ class LoraSettings(Settings):
     Attributes:
         r: Rank.
         alpha: Scale; the adapter's change is multiplied by alpha / r.
-        dropout: Share of its inputs that training drops.
     """
 
     r: int = Field(default=16, ge=1)
     alpha: int = Field(default=32, ge=1)
-    dropout: float = Field(default=0.0, ge=0, lt=1)
 
 
 class OptimiserSettings(Settings):
@@ -32,7 +30,6 @@ class OptimiserSettings(Settings):
 
     lr: float = Field(gt=0)
     max_length: int = Field(default=1024, ge=32)
-    save_every: int = Field(default=25, ge=1, description="Steps between checkpoints.")
 
 
 class ExampleSettings(OptimiserSettings):
@@ -42,13 +39,11 @@ class ExampleSettings(OptimiserSettings):
         epochs: Passes over the examples.
         batch_size: Examples per step.
         micro_batch: Examples in memory at once; larger ones share more prompts.
-        max_dropped_share: Share of dropped examples above which the stage fails.
     """
 
     epochs: float = Field(default=1.0, gt=0)
     batch_size: int = Field(default=8, ge=1)
     micro_batch: int = Field(default=8, ge=1)
-    max_dropped_share: float = Field(default=0.02, ge=0, le=1)
 
 
 class TraceSettings(Settings):
@@ -175,7 +170,6 @@ class GrpoSettings(OptimiserSettings):
             sampled. Unset: no limit.
         micro_tokens: Distinct tokens in memory at once.
         eval_every: Batches between greedy evaluations on `dev`; 0: never.
-        eval_questions: Questions per such evaluation.
         rollouts: `fresh` ones, or the `trees` of `annotate`, whose steps are compared with
             their siblings (`runs.tree_groups`).
         stages: Trainings in a row instead of one, each with a new optimiser; the reference stays
@@ -204,7 +198,6 @@ class GrpoSettings(OptimiserSettings):
     max_tokens: int | None = Field(default=16_000, ge=256)
     micro_tokens: int = Field(default=2048, ge=256)
     eval_every: int = Field(default=0, ge=0)
-    eval_questions: int = Field(default=100, ge=1)
     rollouts: Literal["fresh", "trees"] = "fresh"
     stages: tuple[GrpoStage, ...] = ()
 
@@ -239,7 +232,6 @@ class RewardModelSettings(Settings):
         lr: Learning rate of AdamW on the heads, falling linearly to 0.
         max_length: Tokens of the longest step with its prompt; pairs with a longer one are counted
             and dropped.
-        max_dropped_share: Share of such pairs above which the stage fails.
         batch_tokens: Tokens per forward pass of the encoder.
     """
 
@@ -252,7 +244,6 @@ class RewardModelSettings(Settings):
     epochs: int = Field(default=5, ge=1)
     lr: float = Field(default=1e-3, gt=0)
     max_length: int = Field(default=2048, ge=32)
-    max_dropped_share: float = Field(default=0.02, ge=0, le=1)
     batch_tokens: int = Field(default=2048, ge=32)
 
 
@@ -261,7 +252,7 @@ TrainingKind = Literal["warm-start", "sft", "dpo", "grpo"]
 
 
 class TrainingSettings(Settings):
-    """One block per trainer, and what all trainings of policies share.
+    """One block per trainer, and what trainers share.
 
     Attributes:
         precision: Compute precision of the layers. Weights, updates and loss stay in float32.
@@ -270,11 +261,14 @@ class TrainingSettings(Settings):
         packed: Whether the common beginnings of prompts in a micro-batch are computed once. The
             result is the same within rounding, in a fraction of the time. Not every model can.
         report_to: Experiment trackers for the curves, in addition to `metrics.jsonl`.
+        max_dropped_share: Largest share of examples that are dropped because they are longer than
+            `max_length`; above it, training fails. Outcome RL drops without this limit.
     """
 
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     packed: bool = True
     report_to: tuple[Literal["tensorboard", "trackio"], ...] = ()
+    max_dropped_share: float = Field(default=0.02, ge=0, le=1)
     lora: LoraSettings = LoraSettings()
     warm_start: WarmStartSettings = WarmStartSettings()
     sft: SftSettings = SftSettings()

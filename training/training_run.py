@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from storage.errors import StorageError
 from storage.text import Log
@@ -23,7 +23,7 @@ from training.holdout import HoldoutScore
 from training.lengths import filter_by_length
 from training.policy_shift import movement_of
 from training.report import TrainingReport, finished_training, write_training_record
-from training.settings import ExampleSettings, TrainingKind, TrainingSettings
+from training.settings import TrainingKind, TrainingSettings
 from weights.adapter_chain import check_not_own_start, copy_chain, save_adapter
 from weights.policy_files import load_policy, policy_digest, policy_files
 
@@ -71,8 +71,7 @@ class TrainingRun:
         Raises:
             ConfigError: If too many do not fit, or `examples` is empty.
         """
-        settings = cast(ExampleSettings, self.training.of(self.kind))
-        limit, share = settings.max_length, settings.max_dropped_share
+        limit, share = self.training.of(self.kind).max_length, self.training.max_dropped_share
         kept, lengths = filter_by_length([len(example) for example in examples], limit, share)
         self.log(f"{self.kind}: {lengths}")
         return [examples[i] for i in kept]

@@ -19,9 +19,8 @@ from weights.policy_files import policy_files
 FITS = (
     *MEMORY_SETTINGS,
     "training.dpo.max_length",
-    "training.dpo.max_dropped_share",
+    "training.max_dropped_share",
     "training.reward_model.max_length",
-    "training.reward_model.max_dropped_share",
 )
 """Settings that let a training resume after it ran out of memory or prompt length."""
 

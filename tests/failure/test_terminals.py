@@ -83,7 +83,6 @@ def world(tmp_path_factory: pytest.TempPathFactory, stages: Stages) -> Iterator[
             mcts={"iterations": 20, "max_children": 3, "evaluator": "judge"},
             evaluation={
                 "policies": {"p": MODEL, "q": MODEL},
-                "bootstrap": 100,
                 "set": {
                     "source": "jsonl",
                     "questions": str(folder / "exam.jsonl"),

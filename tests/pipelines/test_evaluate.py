@@ -36,7 +36,7 @@ def config(tmp_path: Path, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPat
 
 def asking(folder: Path) -> dict[str, Any]:
     questions = {"source": "jsonl", "questions": str(folder / "questions.jsonl"), "split": None}
-    return {"policies": POLICIES, "bootstrap": 100, "set": questions}
+    return {"policies": POLICIES, "set": questions}
 
 
 def branchwise(stage: str, config: Path, run: Path, *more: str) -> int:

@@ -48,7 +48,7 @@ def config(tmp_path: Path, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OPENAI_API_KEY", "test-key")
     questions = {"source": "jsonl", "questions": str(tmp_path / "questions.jsonl"), "split": None}
-    asking = {"policies": POLICIES, "bootstrap": 100, "set": questions}
+    asking = {"policies": POLICIES, "set": questions}
     judge = {"engine": "openai", "model": "judge", "base_url": endpoint.base_url}
     return recipe(tmp_path, endpoint.base_url, evaluation=asking, judge=judge)
 

@@ -67,7 +67,7 @@ def config(
         policy={
             "engine": "openai", "model": "policy", "base_url": here.base_url, "api_key_env": "HERE",
         },
-        evaluation={"policies": policies, "bootstrap": 100, "set": asked},
+        evaluation={"policies": policies, "set": asked},
     )  # fmt: skip
 
 

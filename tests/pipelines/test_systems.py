@@ -164,7 +164,7 @@ def config(
         agent={"protocol": system, **agent},
         rewards=rewards,
         mcts={"kind": "chains", "iterations": 6},
-        evaluation={"policies": {"one": "policy"}, "bootstrap": 100, "set": questions},
+        evaluation={"policies": {"one": "policy"}, "set": questions},
     )
     paragraphs = [
         {"title": p["title"], "text": p["text"], "is_supporting": p["id"] == "france"}

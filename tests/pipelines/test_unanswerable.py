@@ -51,7 +51,7 @@ def test_they_are_drawn_asked_and_counted_where_a_policy_can_refuse(
             endpoint.base_url,
             agent={"protocol": protocol, "max_steps": 6},
             mcts={"kind": "chains", "iterations": 2},
-            evaluation={"bootstrap": 100, "set": asked(tmp_path)},
+            evaluation={"set": asked(tmp_path)},
         )
         run, exam = tmp_path / "run", tmp_path / "exam"
         assert branchwise("annotate", config, run) == 0

@@ -57,7 +57,6 @@ def test_every_setting_of_the_encoding_is_part_of_its_identity() -> None:
         DenseSettings(model="some/encoder"),
     ]
     assert len({Encoder(variant).identity for variant in variants}) == len(variants)
-    assert Encoder(DenseSettings(batch_size=1)).identity == Encoder(DenseSettings()).identity
 
 
 def test_an_override_wins_over_the_preset_even_when_empty() -> None:

@@ -44,7 +44,7 @@ def config(tmp_path: Path, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPat
             "base_url": endpoint.base_url,
             "price_per_million": PRICE,
         },
-        evaluation={"set": asked, "bootstrap": 100, "baselines": ["closed-book"]},
+        evaluation={"set": asked, "baselines": ["closed-book"]},
         difficulty={
             "rollouts": 4,
             "easy": 1,

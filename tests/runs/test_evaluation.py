@@ -51,7 +51,7 @@ def config(tmp_path: Path, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPat
     questions = tmp_path / "questions.jsonl"
     asked = {"source": "jsonl", "questions": str(questions), "split": "test", "limit": 8}
     evaluation = {"baselines": BASELINES, "baseline_model": "untrained", "set": asked}
-    path = recipe(tmp_path, endpoint.base_url, evaluation={"bootstrap": 100, **evaluation})
+    path = recipe(tmp_path, endpoint.base_url, evaluation=evaluation)
     questions.write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
     return path
 

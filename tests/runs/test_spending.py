@@ -117,7 +117,7 @@ def test_an_evaluation_counts_and_tells_likewise(
     silent: FakeEndpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     questions = {"source": "jsonl", "questions": str(tmp_path / "questions.jsonl"), "split": None}
-    asking = {"policies": {"start": "policy"}, "bootstrap": 100, "set": questions}
+    asking = {"policies": {"start": "policy"}, "set": questions}
     blocks = {"policy": priced(silent), "evaluation": asking}
     config, run = recipe(tmp_path, "", **blocks), tmp_path / "run"
     limit = ("--set", "limits.max_usd=0.5", "--set", "limits.max_questions_in_flight=1")

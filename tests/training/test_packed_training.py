@@ -13,6 +13,7 @@ from tiny_llama import random_llama, write_tiny_folder
 from training_settings import training_settings
 
 from storage.records import Message, Pair
+from training import arguments
 from training import training_run as course
 from training.arguments import in_bfloat16
 from training.curves import curves, read_metrics
@@ -36,6 +37,7 @@ def quick_and_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(weights, "load_tokenizer", cache(weights.load_tokenizer))
+        patch.setattr(arguments, "SAVE_STEPS", 2)
         patch.setenv("BRANCHWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
     torch.set_num_threads(threads)
@@ -70,7 +72,7 @@ def pairs(n: int = 8) -> list[Pair]:
 
 
 def preference(**changes: Any) -> TrainingSettings:
-    fields = {"batch_size": 8, "micro_batch": 8, "epochs": 3, "lr": 5e-3, "save_every": 2}
+    fields = {"batch_size": 8, "micro_batch": 8, "epochs": 3, "lr": 5e-3}
     return training_settings("dpo", **{**fields, **changes})
 
 

@@ -239,7 +239,12 @@ def test_a_training_leaves_heads_metrics_and_what_they_were_made_of(tmp_path: Pa
     material = RewardTrainingData(steps, comparisons(found), SCHEME)
     settings = SETTINGS.model_copy(update={"max_length": 32})
     reader, said = Reader(found), list[str]()
-    made: dict[str, Any] = {"encoder": reader, "target": tmp_path / "rm", "seed": 0}
+    made: dict[str, Any] = {
+        "encoder": reader,
+        "target": tmp_path / "rm",
+        "seed": 0,
+        "max_dropped_share": 0.02,
+    }
     report = train_reward_model(material, settings, **made, log=said.append)
     assert report.dropped == 1, "one side of one pair is longer than max_length"
     assert (6,) * 3 not in reader.asked, "its sibling is in no other pair, so it is not read"
@@ -255,10 +260,12 @@ def test_a_training_leaves_heads_metrics_and_what_they_were_made_of(tmp_path: Pa
     train_reward_model(material, settings, **made | {"target": tmp_path / "2"}, log=said.append)
     assert read_record(tmp_path / "2") | {"seconds": 0} == record | {"seconds": 0}
     long = [replace(material.comparisons[0], better=n, worse=7) for n in range(7)]
-    most = settings.model_copy(update={"max_dropped_share": 0.5})
+    made |= {"max_dropped_share": 0.5}
     for none in ([], long):
         with pytest.raises(ConfigError, match=f"no pair is left.*of {len(none)}"):
-            train_reward_model(replace(material, comparisons=none), most, **made, log=said.append)
+            train_reward_model(
+                replace(material, comparisons=none), settings, **made, log=said.append
+            )
 
 
 def test_seven_heads_on_the_total_are_one_head() -> None:
@@ -298,7 +305,12 @@ def test_the_settings_say_what_is_kept_for_validation(tmp_path: Path) -> None:
     material = RewardTrainingData(steps, comparisons(found), SCHEME)
     for changes in ({"validation": 0.5}, {"validation": 0.0}, {"split": 1}, {"split": 2}):
         told = SETTINGS.model_copy(update=changes)
-        made: dict[str, Any] = {"encoder": Reader(found), "target": tmp_path, "seed": 0}
+        made: dict[str, Any] = {
+            "encoder": Reader(found),
+            "target": tmp_path,
+            "seed": 0,
+            "max_dropped_share": 0,
+        }
         report = train_reward_model(material, told, **made, log=str)
         kept = split_questions(material.comparisons, told.validation, told.split_seed)[1]
         assert report.kept == len(kept)

@@ -15,7 +15,7 @@ from training_settings import training_settings
 
 from storage.errors import ConfigError, StorageError
 from storage.records import Message, Pair
-from training import export, training_run
+from training import arguments, export, training_run
 from training.curves import read_metrics
 from training.dpo import train_dpo
 from training.examples import StepExample
@@ -42,6 +42,7 @@ def one_tokenizer() -> Iterator[None]:
 @pytest.fixture(scope="module", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arguments, "SAVE_STEPS", 2)
         patch.setenv("BRANCHWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 
@@ -92,7 +93,7 @@ def warm_start(
 
 
 def supervised(base: str, **changes: Any) -> TrainingSettings:
-    fields = {"base": base, "batch_size": 4, "micro_batch": 4, "lr": 5e-3, "save_every": 2}
+    fields = {"base": base, "batch_size": 4, "micro_batch": 4, "lr": 5e-3}
     return training_settings("warm_start", **{**fields, **changes})
 
 
