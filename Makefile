@@ -136,6 +136,7 @@ lint: $(DEV) ## ruff, mypy, import-linter and a check of our prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	MYPYPATH=.:tests/support $(BIN)/mypy --explicit-package-bases tests
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/check_prose.py
 

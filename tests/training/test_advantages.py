@@ -122,7 +122,8 @@ def true_gradient(theta: torch.Tensor, start: torch.Tensor, *, forward: bool) ->
     theta = theta.clone().requires_grad_()
     policy, reference = theta.log_softmax(0), start.log_softmax(0)
     one, other = (policy, reference) if forward else (reference, policy)
-    (one.exp() * (one - other)).sum().backward()
+    divergence_of: torch.Tensor = (one.exp() * (one - other)).sum()
+    divergence_of.backward()  # type: ignore[no-untyped-call]
     assert theta.grad is not None
     return list(theta.grad.tolist())
 

@@ -87,11 +87,10 @@ METRICS = ("loss", "kl", "margin", "chosen_logps", "rejected_logps", "entropy", 
 def test_packed_preference_training_is_the_stock_one(
     base: str, tmp_path: Path, reference: str
 ) -> None:
-    for name, changes in {
-        "stock": {"packed": False},
-        "packed": {},
-        "in parts": {"micro_batch": 2},
-    }.items():
+    arms: dict[str, dict[str, Any]] = {
+        "stock": {"packed": False}, "packed": {}, "in parts": {"micro_batch": 2}
+    }  # fmt: skip
+    for name, changes in arms.items():
         settings = preference(reference=reference, **changes)
         train_dpo(pairs(), settings, start=base, target=tmp_path / name, seed=0)
     stock, packed = (curve(tmp_path / name, *METRICS) for name in ("stock", "packed"))

@@ -48,7 +48,7 @@ def comparisons(steps: Any, *, without: Sequence[str] = ()) -> list[SiblingCompa
         total = sum(gaps.values())
         better, worse = (i, i + 1) if total > 0 else (i + 1, i)
         sign = 1 if total > 0 else -1
-        signed = {name: sign * gap for name, gap in gaps.items()}
+        signed: dict[str, float] = {name: sign * gap for name, gap in gaps.items()}
         found.append(SiblingComparison(f"q{i // 8}", i % 5, better, worse, signed, abs(total)))
     return found
 
@@ -90,7 +90,7 @@ def test_a_head_learns_the_same_whatever_the_others_learn() -> None:
     found = vectors()
     pairs = comparisons(found)
     whole = fit_heads(found, pairs, SETTINGS, seed=0)
-    turned = [replace(one, gaps=one.gaps | {"overlap": -one.gaps["overlap"]}) for one in pairs]
+    turned = [replace(one, gaps={**one.gaps, "overlap": -one.gaps["overlap"]}) for one in pairs]
     without = [replace(one, gaps={**one.gaps, "overlap": 0.0}) for one in pairs]
     place = REWARDS.index("overlap")
     others = [k for k in range(len(REWARDS)) if k != place]
@@ -303,20 +303,21 @@ def test_the_settings_say_what_is_kept_for_validation(tmp_path: Path) -> None:
     prompt = (Message("user", "Where?"),)
     steps = [Prefix(prompt, f"0{n}") for n in range(len(found))]
     material = RewardTrainingData(steps, comparisons(found), SCHEME)
-    for changes in ({"validation": 0.5}, {"validation": 0.0}, {"split": 1}, {"split": 2}):
+    for changes in ({"validation": 0.5}, {"validation": 0.0}, {"split_seed": 1}, {"split_seed": 2}):
         told = SETTINGS.model_copy(update=changes)
         made: dict[str, Any] = {
             "encoder": Reader(found),
             "target": tmp_path,
             "seed": 0,
             "max_dropped_share": 0,
+            "log": lambda line: None,
         }
-        report = train_reward_model(material, told, **made, log=str)
+        report = train_reward_model(material, told, **made)
         kept = split_questions(material.comparisons, told.validation, told.split_seed)[1]
         assert report.kept == len(kept)
         assert report.validation_questions == len({one.question_id for one in kept})
     digests = set()
     for seed in (0, 1):
-        train_reward_model(material, SETTINGS, **made | {"seed": seed}, log=str)
+        train_reward_model(material, SETTINGS, **made | {"seed": seed})
         digests.add(read_record(tmp_path)["heads_digest"])
     assert len(digests) == 2, "the seed orders the pairs"

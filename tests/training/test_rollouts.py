@@ -15,7 +15,8 @@ from weights.prefix_tree import prefix_tree
 
 def rollout(reward: float, *lengths: int, question: str = "q", right: bool = False) -> Rollout:
     """Of one turn: each call's prompt goes on from the one before and two inserted tokens."""
-    calls, prompt, next_id = [], (1, 2, 3), 10 + int(100 * reward)
+    prompt: tuple[int, ...] = (1, 2, 3)
+    calls, next_id = [], 10 + int(100 * reward)
     for length in lengths:
         sampled = tuple(range(next_id, next_id + length))
         calls.append(PolicyCall(StepTokens(prompt, sampled)))

@@ -16,6 +16,7 @@ from training_settings import training_settings
 from storage.errors import ConfigError, StorageError
 from storage.records import Message, Pair
 from training import arguments, export, training_run
+from training.curves import curves as curves_of
 from training.curves import read_metrics
 from training.dpo import train_dpo
 from training.examples import StepExample
@@ -168,7 +169,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(
 
 
 def _killed_at(step: int) -> Any:
-    real = training_run.curves
+    real = curves_of
 
     def curves(*args: Any) -> Any:
         from transformers import TrainerCallback
