@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from itertools import islice
 from typing import Any, TypeVar
 
-from storage.errors import BudgetExceeded
+from base.errors import BudgetExceeded
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

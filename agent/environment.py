@@ -10,9 +10,9 @@ from operator import add
 
 from agent.protocol import AgentProtocol, query_of, root_of
 from agent.state import TERMINAL, State, Step
+from base.errors import EndpointError
 from engines.sampling import CallIdentity, Completion, Engine, SampleRequest, Sampling, Usage
 from retrieval.interface import Retriever
-from storage.errors import EndpointError
 from storage.records import Message, Question, RetrievedPassage
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from agent.actions import ACTIONS
 from agent.protocol import AgentProtocol, root_of
 from agent.state import TERMINAL, Action, State, Step
-from storage.errors import StorageError
+from base.errors import StorageError
 from storage.records import NO_PARENT, Passage, Question, RetrievedPassage, TreeNode
 
 

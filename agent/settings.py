@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from storage.settings import Settings
+from base.settings import Settings
 
 
 class AgentSettings(Settings):

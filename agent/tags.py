@@ -10,6 +10,8 @@ MAX_CONTENT_CHARS = 300
 """Longest tag content that structured decoding allows."""
 
 _TAG = re.compile(r"<(/?)(query|evidence|answer)>")
+_CONTENT = re.compile(r"<(answer|query|search|evidence)>(.*?)</\1>", re.DOTALL)
+_PREFERRED = ("answer", "query", "search", "evidence")
 
 
 def parse_tag(text: str, allowed: tuple[str, ...]) -> Action:
@@ -44,3 +46,12 @@ def fenced(title: str, text: str) -> str:
 def inert(text: str) -> str:
     """Returns the text on one line, without angle brackets that could imitate a tag."""
     return " ".join(text.split()).replace("<", "‹").replace(">", "›")
+
+
+def content_of(reply: str) -> str:
+    """Returns the content as the published code defines it: inside the first tag; "" without one.
+
+    An answer is preferred to a query (`search` in EVO-RAG), and a query to evidence.
+    """
+    found = dict(reversed(_CONTENT.findall(reply)))  # the first of a kind wins
+    return next((found[tag].strip() for tag in _PREFERRED if tag in found), "")

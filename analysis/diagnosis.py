@@ -11,10 +11,10 @@ from statistics import fmean, pstdev
 import numpy as np
 
 from agent.actions import is_end
+from agent.tags import content_of
 from analysis.survival import Bounds, wilson
 from rewards import similarity as likeness
 from rewards.guessable import guessable
-from storage.proguide import content_of
 from storage.records import NO_PARENT, Pair, TreeNode
 
 NEAR = 0.8

@@ -9,8 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
+from base.text import digest_of
 from storage.records import Difficulty
-from storage.text import digest_of
 
 EASY, MEDIUM, DIFFICULT, UNSOLVED = LABELS = ("easy", "medium", "difficult", "unsolved")
 

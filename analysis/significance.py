@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike
 
-from storage.seeds import to_uint32
+from base.seeds import to_uint32
 
 _CHUNK_DRAWS = 2_000_000
 """Maximum number of resampled items in memory (16 MB)."""

@@ -16,8 +16,8 @@ from typing import Literal
 
 import numpy as np
 
+from base.seeds import to_uint32
 from storage.records import FreshRollouts, Pair, Rollout
-from storage.seeds import to_uint32
 
 OrderVerdict = Literal["kept", "reversed", "tied"]
 Fresh = Mapping[tuple[str, int], FreshRollouts]

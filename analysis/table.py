@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from storage.terminal_escape import inert
+from base.terminal_escape import inert
 
 NONE = "–"
 """Text of a cell without a value."""

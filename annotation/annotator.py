@@ -17,12 +17,12 @@ from annotation.pairs import sibling_pairs
 from annotation.rows import Provenance, labelled, pair_rows, tree_rows
 from annotation.scoring import node_scores
 from annotation.settings import PairSettings
+from base.errors import EndpointError, JudgeError, RetrievalError
 from engines.sampling import Sampling, Usage
 from mcts import SearchSettings
 from rewards.guessable import guessable
 from rewards.reward_model import RewardModel
 from rewards.scheme import RewardScheme
-from storage.errors import EndpointError, JudgeError, RetrievalError
 from storage.records import Failure, Pair, Question, TreeNode
 
 

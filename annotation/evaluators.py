@@ -13,11 +13,11 @@ from typing import Protocol
 from agent.environment import Environment, Trajectory
 from agent.state import State
 from annotation.judge import Judge
+from base.errors import BudgetExceeded
 from engines.sampling import Sampling, Usage
 from rewards.outcome import AnswerScores
 from rewards.scheme import NodeEvaluation, RewardScheme
 from rewards.spre import trajectory_digest
-from storage.errors import BudgetExceeded
 from storage.records import Question, Rollout
 
 ROLLOUTS = "rollout"

@@ -14,6 +14,7 @@ from agent.prompts import prompts_digest
 from agent.state import State, Step
 from agent.tags import inert
 from annotation.verdict import VERDICT_REGEX, VERDICT_SCHEMA, read_score
+from base.errors import JudgeError
 from engines.sampling import (
     CallIdentity,
     Capabilities,
@@ -24,7 +25,6 @@ from engines.sampling import (
     Usage,
 )
 from engines.settings import JudgeSettings
-from storage.errors import JudgeError
 from storage.records import Message, Question
 
 

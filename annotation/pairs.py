@@ -12,11 +12,11 @@ from itertools import combinations
 from typing import NamedTuple
 
 from annotation.settings import PairSettings
+from base.text import digest_of, replace_surrogates
 from rewards.answers import normalise
 from rewards.labels import Label, gap
 from rewards.similarity import similarity
 from storage.records import NO_PARENT, Component, TreeNode
-from storage.text import digest_of, replace_surrogates
 
 SHUFFLED = "shuffled pairs"
 """Hash salt of the coin tosses of `pairs.order: shuffled`."""

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from agent.state import State
 from annotation.grower import GrownTree
 from annotation.pairs import SiblingPair
+from base.text import digest_of
 from engines.sampling import Usage
 from mcts import Node
 from rewards.labels import Label
 from rewards.outcome import AnswerScores
 from rewards.scheme import NodeEvaluation
 from storage.records import Message, Pair, PassageRef, Question, TreeNode, pair_id
-from storage.text import digest_of
 
 Prompt = Callable[[State], Sequence[Message]]
 """State → messages of the prompt for its next step."""

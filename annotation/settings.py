@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from agent.actions import ACTIONS
-from storage.settings import Settings
+from base.settings import Settings
 
 
 def _known_action(kind: str) -> str:

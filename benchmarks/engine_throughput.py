@@ -26,10 +26,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from base.errors import EndpointError
 from engines.openvino import embedded_engine
 from engines.sampling import CallIdentity, Engine, SampleRequest, Sampling, Usage
 from engines.settings import ModelSettings
-from storage.errors import EndpointError
 from storage.records import Message
 
 START_LIMIT_S = 300.0

@@ -20,13 +20,13 @@ import numpy as np
 from rewards.settings import REWARDS, EvoRagSettings
 from runs.recipe import Recipe
 from storage.records import Message
-from storage.vectors import Vector
 from training.comparisons import SiblingComparison
 from training.reward_model import RewardTrainingData, train_reward_model
 from training.settings import RewardModelSettings
 from weights.backbone import Backbone, Tokens
 from weights.embedding import FrozenEncoder, Prefix
 from weights.policy_files import PACKAGED
+from weights.vectors import Vector
 
 TOKENS = 600
 

@@ -5,9 +5,9 @@ import heapq
 import math
 from collections.abc import Callable
 
+from base.errors import BranchwiseError, EndpointError
 from engines.breaker import CircuitBreaker
 from engines.concurrency import AdaptiveLimit, Slot
-from storage.errors import BranchwiseError, EndpointError
 
 _RECHECK_EVERY_S = 1.0
 

@@ -7,8 +7,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from storage.errors import EndpointError
-from storage.memory import out_of_memory_message
+from base.errors import EndpointError
+from base.memory import out_of_memory_message
 
 
 class Handle(Protocol):

@@ -4,6 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal, TypeGuard
 
+from base.errors import EndpointError, TokenDrift
+from base.text import replace_surrogates
 from engines.sampling import (
     Completion,
     FinishReason,
@@ -13,8 +15,6 @@ from engines.sampling import (
     begun_turn,
 )
 from engines.usage import TokenCounter, cached_tokens, usage_of
-from storage.errors import EndpointError, TokenDrift
-from storage.text import replace_surrogates
 
 StructuredForm = Literal["vllm", "json_schema", "none"]
 """Format in which an endpoint takes a constraint; `vllm` is vLLM's own since 0.11."""

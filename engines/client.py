@@ -3,8 +3,8 @@
 import os
 from typing import TYPE_CHECKING, Any
 
+from base.http import HttpClient, checked_address
 from engines.settings import ModelSettings
-from storage.http import HttpClient, checked_address
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -6,11 +6,11 @@ import re
 import time
 from collections.abc import Iterator
 
+from base.errors import EndpointError
+from base.http import Redirected, ReplyTooLarge
+from base.terminal_escape import one_line
 from engines.retry import FaultKind, TransientError
 from engines.retry_after import epoch_s, retry_after_s
-from storage.errors import EndpointError
-from storage.http import Redirected, ReplyTooLarge
-from storage.terminal_escape import one_line
 
 _LONGEST_DETAIL = 300
 _LONGEST_LOOKED_AT = 20_000

@@ -6,6 +6,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Self, get_args
 
+from base.errors import EndpointError, StorageError
+from base.text import replace_surrogates
 from engines.cost import cost_usd
 from engines.sampling import (
     Capabilities,
@@ -19,10 +21,8 @@ from engines.sampling import (
     prompt_digest,
 )
 from engines.settings import Price
-from storage.errors import EndpointError, StorageError
 from storage.ledger import Ledger
 from storage.ledger_rows import Call, packed, unpacked
-from storage.text import replace_surrogates
 
 BeforeCall = Callable[[], None]
 """Called before every new call; raises `BudgetExceeded` if no more are allowed."""

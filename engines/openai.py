@@ -14,6 +14,8 @@ from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Self
 
+from base.errors import EndpointError
+from base.http import Redirected, ReplyTooLarge, shown_url
 from engines.chat import (
     StructuredForm,
     UnreadableReply,
@@ -41,8 +43,6 @@ from engines.server import ServerFacts, read_models
 from engines.settings import ModelSettings
 from engines.traffic import RequestScheduler, TrafficSettings, traffic_to
 from engines.usage import LazyTokenCounter
-from storage.errors import EndpointError
-from storage.http import Redirected, ReplyTooLarge, shown_url
 from storage.records import Message
 
 if TYPE_CHECKING:

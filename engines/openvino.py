@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
+from base.errors import ConfigError, EndpointError
+from base.text import Log, replace_surrogates
 from engines.batching import BatchingThread
 from engines.sampling import (
     Capabilities,
@@ -28,8 +30,6 @@ from engines.sampling import (
 )
 from engines.settings import ModelSettings
 from engines.structure import drop_wide_bounds, truncate_to_bounds
-from storage.errors import ConfigError, EndpointError
-from storage.text import Log, replace_surrogates
 from weights.chat_template import rendered
 from weights.gguf import gguf_metadata
 from weights.policy_files import policy_digest, policy_files

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Self
 
+from base.errors import BudgetExceeded
 from engines.sampling import Capabilities, Completion, SampleRequest
-from storage.errors import BudgetExceeded
 
 
 @dataclass(frozen=True)

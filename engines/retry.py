@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from storage.errors import EndpointError
+from base.errors import EndpointError
 
 T = TypeVar("T")
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from base.terminal_escape import inert
 from engines.chat import StructuredForm
-from storage.terminal_escape import inert
 
 _OPENAI_OWNERS = frozenset({"openai", "openai-internal", "system"})
 _SHOWN, _LONGEST_SHOWN = 10, 100

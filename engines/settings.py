@@ -5,8 +5,8 @@ from typing import Literal, get_args
 
 from pydantic import Field, field_validator
 
-from storage.secret_names import names_secret
-from storage.settings import Settings
+from base.secret_names import names_secret
+from base.settings import Settings
 
 Precision = Literal["f16", "q8_0"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)

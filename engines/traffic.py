@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
+from base.errors import EndpointError
 from engines.admission import Admission
 from engines.breaker import CircuitBreaker
 from engines.concurrency import AdaptiveLimit, Slot
 from engines.retry import RetryBudget, RetryPolicy, TransientError
-from storage.errors import EndpointError
 
 T = TypeVar("T")
 

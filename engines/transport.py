@@ -1,8 +1,8 @@
-"""Connects the `openai` package to our HTTP client (`storage.http`)."""
+"""Connects the `openai` package to our HTTP client (`base.http`)."""
 
 import httpx2
 
-from storage.http import HttpClient
+from base.http import HttpClient
 
 
 class Transport(httpx2.AsyncBaseTransport):

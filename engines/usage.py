@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from base.text import replace_surrogates
 from engines.sampling import FinishReason, SampleRequest, Usage, UsageBasis
 from storage.records import Message
-from storage.text import replace_surrogates
 from weights.chat_template import rendered
 from weights.policy_files import policy_files, tokenizer_of
 

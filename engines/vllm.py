@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
+from base.errors import EndpointError
+from base.text import Log
 from engines.sampling import Capabilities, Completion, Engine, SampleRequest
 from engines.settings import ModelSettings
 from engines.vllm_command import Served, Vllm, installed_vllm, server_command, server_environment
 from engines.vllm_server import VllmServer
 from engines.vllm_weights import prepare_weights, served_digest, served_name
-from storage.errors import EndpointError
-from storage.text import Log
 
 if TYPE_CHECKING:
     from engines.openai import OpenAIEngine

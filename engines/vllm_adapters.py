@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from base.errors import EndpointError
+from base.http import HttpClient, Redirected, ReplyTooLarge, shown_url
 from engines.client import checked_url, key_in
 from engines.endpoint_errors import redacted
 from engines.settings import ModelSettings
@@ -13,8 +15,6 @@ from engines.vllm import KEY_VARIABLE
 from engines.vllm_command import RUNTIME_ADAPTERS
 from engines.vllm_server import VllmServer
 from engines.vllm_weights import served_name
-from storage.errors import EndpointError
-from storage.http import HttpClient, Redirected, ReplyTooLarge, shown_url
 
 _TIMEOUT_S = 300.0
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from storage.errors import ConfigError
+from base.errors import ConfigError
 
 VARIABLE = "BRANCHWISE_VLLM_PYTHON"
 """Variable with the interpreter of the environment that contains vLLM."""

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from storage.errors import BranchwiseError, ConfigError, EndpointError, StorageError
-from storage.http import HttpClient, Redirected, ReplyTooLarge
-from storage.terminal_escape import inert
+from base.errors import BranchwiseError, ConfigError, EndpointError, StorageError
+from base.http import HttpClient, Redirected, ReplyTooLarge
+from base.terminal_escape import inert
 
 START_LIMIT_S = 1800.0
 """Seconds until a started server must be healthy: large weights and compiling take minutes."""

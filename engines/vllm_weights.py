@@ -9,11 +9,11 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from base.errors import ConfigError
+from base.text import Log, digest_of
 from engines.settings import ModelSettings
 from engines.vllm_command import Served
 from storage.cache import cache_section, get_or_build
-from storage.errors import ConfigError
-from storage.text import Log, digest_of
 from weights.adapters import adapter_config, check_adapter
 from weights.hub import HUB
 from weights.model_folders import read_config

@@ -10,9 +10,9 @@ from agent.concurrent_map import map_concurrently
 from agent.environment import Environment
 from agent.protocol import AgentProtocol
 from agent.state import State
+from base.errors import EndpointError, RetrievalError
 from engines.sampling import Sampling
 from evaluation.scoring import score_failure, score_trajectory
-from storage.errors import EndpointError, RetrievalError
 from storage.records import FailedPrediction, Failure, Prediction, Question
 
 __all__ = ["Begin", "Evaluated", "evaluate", "score_trajectory"]

@@ -12,10 +12,10 @@ from pydantic import (
 )
 
 from agent.settings import AgentSettings
+from base.settings import Settings
 from engines.settings import JudgeSettings, ModelSettings
 from evaluation.baselines import baseline_names
 from rewards.answer_judge import JudgePrompt
-from storage.settings import Settings
 
 PolicyName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,60}$")]
 """Names a folder of the run."""

@@ -36,6 +36,7 @@ from analysis.suppression import (
     simulate_suppression,
 )
 from analysis.table import NONE, Sheet
+from base.atomic import atomic_write_text
 from experiments.arms import START, Arm, EvaluatedArm
 from experiments.distributions import distribution_sheet, distributions, draw_distributions
 from experiments.evo import IN_TWO_STEPS, TEST, RewardStudy, two_steps
@@ -49,7 +50,6 @@ from runs.evaluation_set import evaluation_data
 from runs.recipe import Recipe
 from runs.schedule_weights import draw_weights, settings_of
 from runs.study_runner import StudyRunner
-from storage.atomic import atomic_write_text
 from storage.parts import read_parts
 from storage.records import Question, TreeNode
 from storage.schemas import table_to_records

@@ -18,6 +18,7 @@ from typing import Literal
 from analysis.survival import Fresh, SurvivalRow, fresh_value, sample_pairs, survival_table
 from analysis.table import NONE, Sheet, number, percent
 from annotation.settings import PairSettings
+from base.errors import ConfigError
 from experiments.fresh_rollouts import draw_fresh_rollouts
 from experiments.report import Bar, draw
 from rewards.labels import Label
@@ -28,7 +29,6 @@ from runs.relabelling import Relabeller
 from runs.stored_trees import stored_trees
 from runs.study_runner import StudyRunner
 from runs.study_tables import write_sheets
-from storage.errors import ConfigError
 from storage.records import Pair, TreeNode
 
 SAMPLE, ROLLOUTS = 200, 8

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from base.errors import ConfigError
 from experiments.arms import Arm, EvaluatedArm, evaluate_arms, predictions_of
 from experiments.atlas_dpo import CANDIDATES, CLAIMS, SFT_CANDIDATES, arms
 from experiments.report import Stratum, write_report
 from runs.factories import model_folder
 from runs.study_runner import StudyRunner
 from runs.training_start import WARM_START
-from storage.errors import ConfigError
 
 TEST = {"evaluation.split": "test"}
 BASELINES = ("majority", "closed-book", "one-shot", "oracle")

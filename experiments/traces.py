@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
 from analysis.table import Sheet
+from base.terminal_escape import inert
 from experiments.arms import EvaluatedArm
 from experiments.report import Key
 from experiments.trajectories import NEAR, RecordedStep, moves_of
 from rewards.evo_rag import Similarity
 from storage.records import Prediction, Question
-from storage.terminal_escape import inert
 
 ANSWERABLE, UNANSWERABLE = 3, 1
 """Number of questions of either kind to show, as in the paper."""

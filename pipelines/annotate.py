@@ -16,6 +16,8 @@ from pathlib import Path
 import pyarrow.compute as pc
 
 from annotation.annotator import AnnotatedQuestion
+from base.errors import ConfigError, StorageError
+from base.terminal_escape import inert
 from retrieval.interface import Retriever
 from runs.commit import Committer
 from runs.cost_bounds import tree_cost
@@ -33,11 +35,9 @@ from runs.stage import DONE, TOO_MANY_FAILURES, Gate, StageContext, StageResult,
 from runs.tree_growing import grow_questions
 from runs.workers import WorkerPool, WorkerTask, check_workers_allowed, per_worker_recipe
 from sources.load import Data
-from storage.errors import ConfigError, StorageError
 from storage.ledger import Ledger
 from storage.parts import question_ids, read_parts
 from storage.records import Question
-from storage.terminal_escape import inert
 
 INVALID_REPLY_WARNING_SHARE = 0.9
 """Share of invalid replies from which the model is the reason for missing pairs."""

@@ -16,11 +16,11 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 
+from base.memory import format_memory_error, out_of_memory_message
+from base.seeds import LEAST, MOST, fits_int64
+from base.terminal_escape import guard_streams, inert, inert_json
+from base.text import did_you_mean, replace_surrogates
 from pipelines.stages import STAGES, Stage
-from storage.memory import format_memory_error, out_of_memory_message
-from storage.seeds import LEAST, MOST, fits_int64
-from storage.terminal_escape import guard_streams, inert, inert_json
-from storage.text import did_you_mean, replace_surrogates
 
 if TYPE_CHECKING:
     from runs.terminal import Terminal
@@ -176,8 +176,8 @@ def _reject_undecodable(top: argparse.ArgumentParser, words: Sequence[str]) -> N
 
 def run_stage(options: argparse.Namespace) -> int:
     """Runs one stage; errors that a user can fix are printed without a traceback."""
+    from base.errors import BranchwiseError, BudgetExceeded, ConfigError
     from runs.terminal import Terminal
-    from storage.errors import BranchwiseError, BudgetExceeded, ConfigError
 
     console = Terminal(stderr=options.json)
     try:
@@ -202,10 +202,10 @@ def run_stage(options: argparse.Namespace) -> int:
 
 
 def _call_stage(options: argparse.Namespace, console: "Terminal") -> int:
+    from base.errors import ConfigError
+    from base.safe_files import reject_special_files
     from runs.recipe_file import load_recipe
     from runs.stage import StageContext
-    from storage.errors import ConfigError
-    from storage.safe_files import reject_special_files
 
     if options.history is not None and not options.dry_run:
         raise ConfigError("--history: only a dry run uses it. Add --dry-run, or remove it")

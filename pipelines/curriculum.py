@@ -19,6 +19,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from base.atomic import atomic_write_json, atomic_write_text
+from base.errors import ConfigError
+from base.lock import RunLock
+from base.plain_json import object_inside
 from runs.curriculum.checks import BEGUN, FITS, FOLDER, check_curriculum, planned, questions_of
 from runs.curriculum.cycle import Cycle, carry_out
 from runs.curriculum.dev import STAGES, START, DevResult, StageName, best, evaluate_on_dev, stalled
@@ -28,10 +32,6 @@ from runs.inputs import model_digest
 from runs.recipe import Recipe
 from runs.stage import StageContext, StageResult
 from runs.study_runner import StageStopped, StudyRunner, overrides
-from storage.atomic import atomic_write_json, atomic_write_text
-from storage.errors import ConfigError
-from storage.lock import RunLock
-from storage.plain_json import object_inside
 
 START_POLICY_FILE = "start.json"
 """Which weights the curriculum was started with, next to its journal."""

@@ -8,9 +8,9 @@ from collections import Counter
 from rich.table import Table
 from rich.text import Text
 
+from base.terminal_escape import inert
 from runs.factories import open_data, open_index
 from runs.stage import StageContext, StageResult
-from storage.terminal_escape import inert
 
 
 def data(context: StageContext) -> StageResult:

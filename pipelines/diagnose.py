@@ -28,6 +28,9 @@ from analysis.survival import (
     survival_table,
 )
 from analysis.table import markdown_cell
+from base.atomic import atomic_write_json, atomic_write_text
+from base.errors import ConfigError, StorageError
+from base.terminal_escape import inert
 from runs.diagnosis_rules import (
     SURVIVAL_NOT_APPLICABLE,
     Finding,
@@ -45,13 +48,10 @@ from runs.labelling import labelling_of
 from runs.stage import DONE, TOO_MANY_FAILURES, Label, StageContext, StageResult
 from runs.stored_pairs import check_relabelling, pairs_table
 from runs.stored_trees import stored_trees
-from storage.atomic import atomic_write_json, atomic_write_text
-from storage.errors import ConfigError, StorageError
 from storage.manifest import load_manifest
 from storage.parts import read_parts
 from storage.records import Pair
 from storage.schemas import table_to_records
-from storage.terminal_escape import inert
 from training.policy_shift import PolicyShift, movement_of
 
 STYLES = {"good": "green", "watch": "yellow", "bad": "red"}

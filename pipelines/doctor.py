@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from base.terminal_escape import inert
 from runs.environment import environment_facts
 from runs.folder import check_run_folder
 from runs.preflight import (
@@ -28,7 +29,6 @@ from runs.preflight import (
 from runs.recipe import Recipe
 from runs.stage import BAD_INPUT, DONE, StageContext, StageResult
 from storage.cache import check_cache_not_shared
-from storage.terminal_escape import inert
 
 NEEDS = {
     "cpu": ("openvino_genai", "transformers", "gguf"),

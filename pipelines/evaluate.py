@@ -18,6 +18,7 @@ from typing import Any
 from agent.protocols import protocol_of
 from analysis.comparison import EVERYTHING, compare
 from analysis.tables import render_markdown, render_table
+from base.atomic import atomic_write_json, atomic_write_text
 from evaluation.run import Evaluated, askable
 from retrieval.interface import Retriever
 from runs.candidates import baseline_candidates, policies_of, policy_candidates
@@ -39,7 +40,6 @@ from runs.preflight import plaintext_proxy_warnings
 from runs.recipe import Recipe
 from runs.stage import DONE, TOO_MANY_FAILURES, ByType, Gate, StageContext, StageResult
 from sources.load import Data
-from storage.atomic import atomic_write_json, atomic_write_text
 from storage.ledger import Ledger
 from storage.parts import write_part
 from storage.schemas import rows_to_table, schema_of

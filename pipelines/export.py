@@ -10,9 +10,9 @@ rounding lost it.
 from pathlib import Path
 from typing import Annotated
 
+from base.safe_files import reject_special_files
 from runs.factories import model_folder
 from runs.stage import StageContext, StageResult
-from storage.safe_files import reject_special_files
 from training.export import export_policy
 
 

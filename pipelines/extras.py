@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 
+from base.errors import ConfigError
 from pipelines.cli import parser, recipe_file
 from pipelines.stages import STAGES
 from runs.extras import extras_of
 from runs.recipe_file import load_recipe_leniently
-from storage.errors import ConfigError
 
 
 def required_extras(given: Sequence[str], shell_words: str = "") -> tuple[str, ...]:

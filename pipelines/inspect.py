@@ -21,13 +21,13 @@ from typing import Annotated, Any, Literal
 from rich.table import Table
 from rich.text import Text
 
+from base.errors import ConfigError
+from base.terminal_escape import bare, inert, inert_lines
+from base.text import replace_surrogates
 from runs.folder import Run, existing_run
 from runs.stage import Label, StageContext, StageResult
 from runs.stored_pairs import check_relabelling
 from runs.terminal import Terminal
-from storage.errors import ConfigError
-from storage.terminal_escape import bare, inert, inert_lines
-from storage.text import replace_surrogates
 from storage.views import VIEWS, QueryResult, canned_queries, connect, query, run_sql
 
 

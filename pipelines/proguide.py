@@ -10,17 +10,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
+from base.errors import ConfigError
+from base.reading import Faults
+from base.text import digest_of
 from runs.folder import check_run_folder, existing_run, open_run
+from runs.proguide import pairs_of_records, write_proguide
 from runs.stage import StageContext, StageResult
 from runs.stored_pairs import pairs_of, pairs_table
 from sources.files import read_rows
-from storage.errors import ConfigError
 from storage.parts import write_part
-from storage.proguide import pairs_of_records, write_proguide
-from storage.reading import Faults
 from storage.records import Pair
 from storage.schemas import rows_to_table, schema_of
-from storage.text import digest_of
 
 File = Annotated[Path, "the RAG-ProGuide JSON file"]
 

@@ -11,6 +11,7 @@ from collections import Counter
 from itertools import groupby
 
 from analysis.survival import Fresh
+from base.errors import ConfigError
 from runs.folder import Run, existing_run
 from runs.fresh_rollouts import stored_fresh
 from runs.labelling import keep_labelling, with_label_settings
@@ -20,7 +21,6 @@ from runs.reward_model import outdated_weights_warning
 from runs.stage import Label, StageContext, StageResult, checked_name
 from runs.stored_trees import stored_trees
 from runs.tree_growing import LABELLING
-from storage.errors import ConfigError
 from storage.manifest import PartInfo
 from storage.parts import write_part
 from storage.records import Record

@@ -10,6 +10,10 @@ works offline. It contains questions, passages and model text.
 from importlib.metadata import version
 from typing import Any
 
+from base.errors import BranchwiseError
+from base.plain_json import object_inside
+from base.safe_files import LOG_BYTES
+from base.text import Log
 from report import facts
 from report.page import write_page
 from report.trees import pairs_of, trees_of
@@ -18,12 +22,8 @@ from runs.dataset_card import describe_search
 from runs.factories import model_folder, open_data
 from runs.folder import Run, existing_run
 from runs.stage import StageContext, StageResult
-from storage.errors import BranchwiseError
 from storage.manifest import load_manifest
-from storage.plain_json import object_inside
 from storage.records import Passage
-from storage.safe_files import LOG_BYTES
-from storage.text import Log
 
 PAGE = "report.html"
 

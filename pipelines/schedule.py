@@ -14,6 +14,7 @@ from typing import get_args
 from analysis.suppression import ASSUMED_OVERLAP, counts, simulate_suppression
 from analysis.suppression import Effect as Verdict
 from analysis.table import Sheet, number
+from base.atomic import atomic_write_text
 from rewards.settings import REWARDS, EvoRagSettings
 from runs.curriculum.dev import STAGES
 from runs.folder import STUDY, check_run_folder
@@ -21,7 +22,6 @@ from runs.preflight import require_matplotlib
 from runs.recipe import Recipe
 from runs.schedule_weights import ByStage, draw_weights, episode, settings_of
 from runs.stage import StageContext, StageResult
-from storage.atomic import atomic_write_text
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 

@@ -17,6 +17,8 @@ from typing import Any
 
 from agent.protocols import protocol_of
 from analysis.difficulty import LABELS, UNSOLVED, difficulty_of, draw_stages
+from base.atomic import atomic_write_text
+from base.terminal_escape import inert
 from runs.cost_bounds import rollout_cost
 from runs.cost_estimate import RATING_CALLS, CostEstimate, estimate_from_run
 from runs.costs import describe_costs, spending
@@ -29,12 +31,10 @@ from runs.recipe import Recipe
 from runs.stage import BAD_INPUT, DONE, TOO_MANY_FAILURES, Gate, StageContext, StageResult
 from sources.jsonl import line_of
 from sources.load import Data, load_data, unanswerable
-from storage.atomic import atomic_write_text
 from storage.manifest import load_manifest
 from storage.parts import number_of, question_ids, read_parts, write_part
 from storage.records import Difficulty, Failure, Question
 from storage.schemas import rows_to_table, schema_of, table_to_records
-from storage.terminal_escape import inert
 
 TABLE, FAILURES = "select/difficulty", "select/failures"
 

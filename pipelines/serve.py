@@ -10,6 +10,7 @@ SIGHUP, or when this process ends for any reason.
 import asyncio
 from typing import Annotated, Any, Literal
 
+from base.errors import ConfigError, EndpointError
 from engines.settings import ModelSettings
 from engines.vllm import server_for
 from engines.vllm_server import VllmServer
@@ -17,7 +18,6 @@ from runs.factories import server_logs
 from runs.recipe import Recipe
 from runs.signals import on_stop_signal
 from runs.stage import StageContext, StageResult
-from storage.errors import ConfigError, EndpointError
 
 
 def serve(

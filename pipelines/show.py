@@ -13,11 +13,11 @@ from typing import Annotated, Any
 from rich.table import Table
 from rich.text import Text
 
+from base.errors import BranchwiseError, ConfigError
 from report.text import node_text, pair_text, tree_text
 from runs.factories import open_data
 from runs.folder import Run, existing_run
 from runs.stage import StageContext, StageResult
-from storage.errors import BranchwiseError, ConfigError
 from storage.views import connect
 
 _LISTED = 50

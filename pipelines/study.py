@@ -14,12 +14,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
+from base.errors import ConfigError
+from base.lock import RunLock
 from runs.folder import STUDY, check_run_folder, existing_run
 from runs.preflight import cannot_serve_trained_reason, require_matplotlib
 from runs.stage import StageContext, StageResult
 from runs.study_runner import StageStopped, StudyRunner
-from storage.errors import ConfigError
-from storage.lock import RunLock
 
 STUDIES = {
     "atlas-dpo": "experiments.atlas_dpo",

@@ -22,6 +22,10 @@ from pydantic import ValidationError
 
 from agent.protocol import root_of
 from agent.protocols import protocol_of
+from base.errors import BudgetExceeded, ConfigError
+from base.safe_files import read_inside
+from base.settings import describe_errors
+from base.terminal_escape import inert
 from engines.vllm_command import installed_vllm
 from retrieval.interface import Retriever
 from rewards.schemes import scheme_of
@@ -42,12 +46,8 @@ from runs.stored_pairs import pairs_table
 from runs.training_start import trained_folder, training_data_provenance, validated_start_policy
 from runs.tree_groups import TreeGroups, tree_groups
 from sources.load import Data, load_data
-from storage.errors import BudgetExceeded, ConfigError
 from storage.ledger import Ledger
 from storage.records import Message, Question
-from storage.safe_files import read_inside
-from storage.settings import describe_errors
-from storage.terminal_escape import inert
 from training.canary import Canary, tolerance_for
 from training.grpo import RolloutSource
 from training.grpo import train_grpo as train

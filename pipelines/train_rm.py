@@ -19,6 +19,7 @@ from rich.table import Table
 from agent.protocols import protocol_of
 from annotation.pairs import sibling_pairs
 from annotation.settings import PairSettings
+from base.errors import ConfigError
 from rewards.reward_model import KIND, prefix_of
 from rewards.schemes import naming
 from runs.folder import Run, existing_run
@@ -28,7 +29,6 @@ from runs.reward_model import UNTAUGHT, encoder_of
 from runs.stage import BAD_INPUT, ModelName, StageContext, StageResult
 from runs.stored_trees import stored_trees
 from runs.training_start import trained_folder, training_data_provenance
-from storage.errors import ConfigError
 from training.comparisons import SiblingComparison, head_names, orders, return_gaps
 from training.head_metrics import HeadMetrics, ModelMetrics
 from training.reward_model import (

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from annotation.annotator import AnnotatedQuestion
+from base.errors import BudgetExceeded, StorageError
 from engines.ledgered import LedgeredEngine
 from engines.recorded import RecordedEngine
 from engines.sampling import Capabilities
@@ -30,7 +31,6 @@ from runs.inputs import inputs_of
 from runs.stage import DONE, FAILED, StageContext, StageResult
 from runs.tree_growing import annotator_for
 from sources.load import Data
-from storage.errors import BudgetExceeded, StorageError
 from storage.ledger import Ledger
 from storage.ledger_check import REMEDY, Checked, check
 from storage.manifest import PartInfo, bad_parts, load_manifest, remove_parts

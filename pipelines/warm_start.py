@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent.protocols import protocol_of
+from base.errors import ConfigError
+from base.safe_files import reject_special_files
 from runs.factories import model_folder, open_index
 from runs.recipe import Recipe
 from runs.stage import StageContext, StageResult
 from sources.load import load_data
 from sources.settings import DataSettings
-from storage.errors import ConfigError
-from storage.safe_files import reject_special_files
 from training.sft import train_on_steps
 from training.traces import NOT_GIVEN, NOT_IN_CORPUS, SKIPPED, WALKS, build_traces
 

@@ -14,9 +14,9 @@ from typing import Any
 import duckdb
 
 from analysis.significance import paired_bootstrap, wilson
+from base.plain_json import as_object
 from storage.manifest import Manifest, load_manifest
 from storage.parts import read_parts
-from storage.plain_json import as_object
 from storage.records import Failure
 from storage.schemas import table_to_records
 from storage.views import connect

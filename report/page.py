@@ -11,8 +11,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from base.atomic import atomic_write_text
 from report.trees import Blobs
-from storage.atomic import atomic_write_text
 
 _FILES = Path(__file__).with_name("page")
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from base.step_messages import StepMessages
+from base.text import Log
 from retrieval.encoder import Encoder, Vectors
 from retrieval.passages import PassageNumbers, Scores, retrieved, top_k_rows
 from storage.records import Passage, RetrievedPassage
-from storage.step_messages import StepMessages
-from storage.text import Log
 
 VECTORS = "vectors.npy"
 _CHUNK = 1024

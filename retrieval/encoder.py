@@ -12,9 +12,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from base.errors import ConfigError
+from base.safe_files import open_named
 from retrieval.settings import DenseSettings
-from storage.errors import ConfigError
-from storage.safe_files import open_named
 from weights.model_folders import reject_code
 
 Vectors = NDArray[np.float32]

@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from base.errors import RetrievalError
+from base.http import HttpClient, Redirected, Reply, ReplyTooLarge
+from base.terminal_escape import one_line
 from retrieval.settings import checked_url
-from storage.errors import RetrievalError
-from storage.http import HttpClient, Redirected, Reply, ReplyTooLarge
 from storage.records import RetrievedPassage
-from storage.terminal_escape import one_line
 
 
 class HttpRetriever:

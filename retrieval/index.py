@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from base.errors import ConfigError
+from base.text import Log
 from retrieval.bm25 import TOKENISER, Bm25Retriever, build_bm25
 from retrieval.cached import CachedRetriever
 from retrieval.interface import Retriever
 from retrieval.passages import corpus_hash, in_index_order
 from retrieval.settings import RetrievalSettings
 from storage.cache import cache_section, get_or_build
-from storage.errors import ConfigError
 from storage.records import Passage
-from storage.text import Log
 
 _log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.errors import ConfigError
+from base.errors import ConfigError
 from storage.records import Passage, RetrievedPassage
 
 Scores = NDArray[np.float32]

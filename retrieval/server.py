@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from base.errors import RetrievalError
 from retrieval.http import join_contents
 from retrieval.interface import Retriever
-from storage.errors import RetrievalError
 from storage.records import RetrievedPassage
 
 

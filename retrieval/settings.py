@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from storage.http import checked_address
-from storage.settings import Settings
+from base.http import checked_address
+from base.settings import Settings
 
 
 class DenseSettings(Settings):

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
 
 from agent.state import State
+from base.text import digest_of
 from retrieval.similarity import QuerySimilarity
 from rewards.evo_rag import Gold
 from rewards.labels import Label
@@ -14,7 +15,6 @@ from rewards.scheme import NodeEvaluation, RewardScheme
 from rewards.settings import EvoRagSettings
 from rewards.verifier import Verifier, verifier_prompt_hash
 from storage.records import Question, TreeNode
-from storage.text import digest_of
 
 
 class EvoRag(RewardScheme):

@@ -16,12 +16,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from base.atomic import atomic_path
+from base.errors import StorageError
+from base.plain_json import as_object, parse_json
+from base.safe_files import reject_irregular_files
 from rewards.schedule import Weights
 from rewards.settings import REWARDS
-from storage.atomic import atomic_path
-from storage.errors import StorageError
-from storage.plain_json import as_object, parse_json
-from storage.safe_files import reject_irregular_files
 
 Array = NDArray[np.float32]
 Learned = Literal["component", "total"]

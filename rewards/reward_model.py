@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from agent.state import State
+from base.errors import ConfigError
+from base.plain_json import object_inside
+from base.text import Log, digest_of, replace_surrogates
 from rewards.heads import Heads
 from rewards.schedule import Weights
-from storage.errors import ConfigError
-from storage.plain_json import object_inside
 from storage.records import Message
-from storage.text import Log, digest_of, replace_surrogates
 from weights.embedding import FrozenEncoder, Prefix
 from weights.hub import HUB
 from weights.policy_files import PACKAGED

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, SerializeAsAny, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from base.text import did_you_mean
 from engines.sampling import Engine
 from rewards.arena import Arena
 from rewards.eval_rar import EvalRar
@@ -14,7 +15,6 @@ from rewards.r1_searcher import R1Searcher
 from rewards.scheme import RecipeFacts, RewardScheme
 from rewards.settings import SchemeSettings
 from rewards.spre import Spre
-from storage.text import did_you_mean
 
 SCHEMES: dict[str, type[RewardScheme]] = {
     "spre": Spre,

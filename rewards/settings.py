@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 from pydantic import Field
 
-from storage.settings import Settings
+from base.settings import Settings
 
 Estimator = Literal["monte_carlo", "tree", "rollout", "judge"]
 RewardName = Literal["retrieval", "action", "overlap", "backtrack", "refusal", "step", "answer"]

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from base.text import digest_of
 from storage.manifest import load_manifest, problem_of
-from storage.text import digest_of
 
 OUTPUT = "output"
 """Key of a stage's totals under which the study keeps the digest."""

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.protocols import protocol_of
+from base.errors import ConfigError
+from base.text import Log
 from evaluation.baselines import Material, load_baseline
 from evaluation.run import Begin
 from retrieval.interface import Retriever
@@ -15,9 +17,7 @@ from runs.preflight import model_files, problems
 from runs.recipe import Recipe
 from sources.load import Data, load_split
 from sources.splits import folded_question
-from storage.errors import ConfigError
 from storage.records import Question
-from storage.text import Log
 
 
 @dataclass(frozen=True)

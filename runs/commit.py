@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from annotation.annotator import AnnotatedQuestion
+from base.terminal_escape import inert
 from engines.chat import OVERLONG
 from runs.costs import estimates, spending
 from runs.folder import Run
@@ -21,7 +22,6 @@ from storage.manifest import PartInfo, load_manifest, remove_parts
 from storage.parts import Part, number_of, part_of, question_ids, read_parts
 from storage.records import Failure, Question
 from storage.schemas import rows_to_table, schema_of, table_to_records
-from storage.terminal_escape import inert
 
 QUESTIONS_A_PART = 16
 """Fewest questions per part; after a kill, at most this many are replayed."""

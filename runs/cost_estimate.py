@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from base.errors import ConfigError
+from base.terminal_escape import inert
 from engines.cost import cost_usd
 from engines.sampling import Usage
 from engines.settings import Price
@@ -22,10 +24,8 @@ from runs.seal import LEDGER
 from runs.settings_diff import flat
 from runs.stage import StageContext, StageResult
 from storage.call_history import CallHistory, read_call_history
-from storage.errors import ConfigError
 from storage.ledger_rows import Totals
 from storage.parts import question_ids
-from storage.terminal_escape import inert
 
 STORED = ("ledger.sqlite*", "trees/*", "pairs/*", "eval/**/*", "select/*")
 """Files of a run that grow with its calls."""

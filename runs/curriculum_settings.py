@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from storage.settings import Settings
+from base.settings import Settings
 
 
 class CycleCounts(Settings):

@@ -5,8 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from base.text import Log
 from runs.plot import svg
-from storage.text import Log
 from training.curves import read_metrics
 
 CURVES = "curves.svg"

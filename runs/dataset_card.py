@@ -7,13 +7,13 @@ import pyarrow as pa
 from agent.protocols import protocol_of
 from analysis.table import markdown_cell
 from annotation.settings import PairSettings
+from base.atomic import atomic_write_text
+from base.terminal_escape import inert
 from mcts import SearchSettings
 from runs.environment import installed_version, repository
 from runs.folder import Run, noted_inputs
-from storage.atomic import atomic_write_text
 from storage.manifest import load_manifest
 from storage.parts import read_parts
-from storage.terminal_escape import inert
 
 
 def write_card(run: Run) -> None:

@@ -5,8 +5,8 @@ from typing import Annotated
 from pydantic import Field, field_validator
 
 from analysis.difficulty import LABELS
+from base.settings import Settings
 from evaluation.settings import EvaluatedPolicy, PolicyName
-from storage.settings import Settings
 
 Wanted = Annotated[int, Field(ge=1, le=10**9)]
 

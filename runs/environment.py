@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from storage.secret_names import redacted_command
+from base.secret_names import redacted_command
 
 VERSIONED = (
     "branchwise",

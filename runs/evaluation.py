@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import groupby
 
+from base.text import digest_of
 from engines.recorded import RecordedEngine
 from engines.sampling import Capabilities, Engine
 from evaluation.run import Evaluated
@@ -18,7 +19,6 @@ from runs.progress import Progress
 from runs.stage import Gate, StageContext
 from storage.ledger import Ledger
 from storage.records import Failure, Prediction
-from storage.text import digest_of
 
 
 @dataclass(frozen=True)

@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from agent.protocols import protocol_of
+from base.errors import ConfigError
+from base.plain_json import object_inside
+from base.text import digest_of
 from retrieval.interface import Retriever
 from runs.inputs import questions_digest
 from runs.recipe import Recipe, identity
 from sources.load import Data, load_data
 from sources.settings import DataSettings
 from sources.splits import folded_question
-from storage.errors import ConfigError
 from storage.parts import read_parts
-from storage.plain_json import object_inside
 from storage.records import Question
 from storage.schemas import table_to_records
-from storage.text import digest_of
 from weights.policy_files import TRAINING
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from agent.environment import Environment
 from agent.protocols import protocol_of
+from base.text import Log
 from engines.ledgered import BeforeCall, LedgeredEngine
 from engines.sampling import Engine, Sampling
 from engines.settings import ModelSettings
@@ -20,7 +21,6 @@ from sources.settings import DataSettings
 from storage.cache import cache_section
 from storage.ledger import Ledger
 from storage.records import Passage
-from storage.text import Log
 
 
 def open_data(recipe: Recipe, settings: DataSettings | None = None) -> Data:

@@ -8,6 +8,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from base.atomic import atomic_write_json, atomic_write_text, is_temporary, make_folder
+from base.errors import ConfigError, StorageError
+from base.lock import RunLock, lock_path
+from base.plain_json import object_inside
+from base.plain_yaml import parse_settings
+from base.safe_files import read_inside
+from base.settings import describe_errors
+from base.terminal_escape import inert_yaml
 from runs.environment import environment_facts
 from runs.recipe import Recipe, identity_settings
 from runs.recipe_file import RECIPE_BYTES
@@ -23,16 +31,8 @@ from runs.seal import (
     with_defaults,
 )
 from runs.settings_diff import diff_settings, flat
-from storage.atomic import atomic_write_json, atomic_write_text, is_temporary, make_folder
-from storage.errors import ConfigError, StorageError
 from storage.ledger import Ledger
-from storage.lock import RunLock, lock_path
 from storage.manifest import MANIFEST, PartInfo, add_parts, begin_manifest, load_manifest
-from storage.plain_json import object_inside
-from storage.plain_yaml import parse_settings
-from storage.safe_files import read_inside
-from storage.settings import describe_errors
-from storage.terminal_escape import inert_yaml
 
 STUDY = "study"
 """Subfolder with a study's journal; it exists before the run's recipe."""

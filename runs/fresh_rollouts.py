@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from agent.concurrent_map import map_concurrently
 from annotation.fresh import FreshRoller
+from base.errors import ConfigError, EndpointError, RetrievalError
 from engines.sampling import Sampling
 from retrieval.interface import Retriever
 from runs.factories import environment_for, open_engine, open_index, sampling_for
@@ -23,7 +24,6 @@ from runs.progress import Progress
 from runs.recipe import Recipe
 from runs.stage import Gate, StageContext
 from runs.stored_trees import StoredTree, stored_trees
-from storage.errors import ConfigError, EndpointError, RetrievalError
 from storage.ledger import Ledger
 from storage.manifest import load_manifest
 from storage.parts import number_of, read_parts, write_part

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from agent.protocols import protocol_of
 from annotation.judge import judge_prompt_hash
+from base.errors import ConfigError
+from base.text import digest_of_many
 from engines.settings import ModelSettings
 from engines.vllm_weights import served_digest
 from retrieval.interface import Retriever
@@ -18,10 +20,8 @@ from runs.factories import engine_for, open_data
 from runs.folder import Run, check_same_inputs, noted_inputs
 from runs.recipe import Recipe
 from sources.load import Data
-from storage.errors import ConfigError
 from storage.parts import question_ids
 from storage.records import Passage, Question
-from storage.text import digest_of_many
 from weights.policy_files import policy_digest, policy_files
 
 

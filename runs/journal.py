@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from storage.errors import StorageError
-from storage.safe_files import LOG_BYTES, read_inside, reject_irregular_files
-from storage.text import digest_of
+from base.errors import StorageError
+from base.safe_files import LOG_BYTES, read_inside, reject_irregular_files
+from base.text import digest_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from agent.concurrent_map import map_concurrently
 from agent.protocols import protocol_of
+from base.errors import EndpointError, StorageError
 from engines.settings import JudgeSettings
 from evaluation.run import Evaluated, askable
 from evaluation.settings import EvaluationJudge
@@ -18,7 +19,6 @@ from runs.folder import Run
 from runs.progress import Progress
 from runs.recipe import Recipe, identity
 from runs.stage import Gate, StageContext
-from storage.errors import EndpointError, StorageError
 from storage.ledger import Ledger
 from storage.parts import read_parts
 from storage.records import Prediction, Question

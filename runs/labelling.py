@@ -7,15 +7,15 @@ comparable.
 from collections.abc import Collection
 from typing import Any
 
+from base.atomic import atomic_write_text
+from base.errors import ConfigError
+from base.plain_yaml import parse_settings
+from base.safe_files import read_inside
+from base.terminal_escape import inert_yaml
 from runs.folder import Run
 from runs.recipe import Recipe
 from runs.recipe_file import RECIPE_BYTES
 from runs.tree_growing import LABELLING
-from storage.atomic import atomic_write_text
-from storage.errors import ConfigError
-from storage.plain_yaml import parse_settings
-from storage.safe_files import read_inside
-from storage.terminal_escape import inert_yaml
 
 LABELS = "labelling.yaml"
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from storage.atomic import make_folder
+from base.atomic import make_folder
 
 
 @contextmanager

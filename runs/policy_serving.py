@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from base.atomic import atomic_write_json
+from base.errors import ConfigError
+from base.text import Log
 from engines.ledgered import BeforeCall
 from engines.openvino import OpenVINOEngine
 from engines.sampling import Engine
@@ -19,9 +22,6 @@ from engines.vllm_server import VllmServer
 from engines.vllm_weights import served_name
 from runs.factories import engine_for
 from runs.recipe import Recipe
-from storage.atomic import atomic_write_json
-from storage.errors import ConfigError
-from storage.text import Log
 from weights.adapter_chain import save_adapter
 from weights.policy_files import TRAINING, PolicyFiles, policy_digest, policy_files
 from weights.policy_gguf import write_policy_gguf

@@ -14,6 +14,9 @@ from urllib.parse import urlsplit
 from agent.environment import require_token_ids
 from agent.protocol import AgentProtocol
 from agent.protocols import protocol_of
+from base.errors import BranchwiseError, ConfigError
+from base.http import proxy_for, shown_url
+from base.reading import Faults
 from engines.settings import ModelSettings
 from engines.vllm_command import installed_vllm
 from engines.vllm_weights import served_files
@@ -21,9 +24,6 @@ from rewards.reward_model import reward_model_digest
 from runs.factories import engine_for
 from runs.recipe import JUDGE, Recipe
 from sources.files import existing
-from storage.errors import BranchwiseError, ConfigError
-from storage.http import proxy_for, shown_url
-from storage.reading import Faults
 from weights.policy_files import validated_policy_files
 
 Check = tuple[str, Callable[[], object]]

@@ -12,10 +12,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from base.step_messages import format_duration
+from base.terminal_escape import inert
 from runs.terminal import Terminal, printing_above
 from storage.ledger_rows import Totals
-from storage.step_messages import format_duration
-from storage.terminal_escape import inert
 
 PLAIN_EVERY_S = 30.0
 LIVE_EVERY_S = 0.5

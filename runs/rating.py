@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from agent.concurrent_map import map_concurrently
 from agent.environment import Environment
 from analysis.difficulty import difficulty_of
+from base.errors import EndpointError, RetrievalError
+from base.text import digest_of
 from retrieval.interface import Retriever
 from rewards.outcome import AnswerScores
 from runs.evaluation_set import answering
@@ -19,10 +21,8 @@ from runs.inputs import model_digest, questions_digest
 from runs.progress import Progress
 from runs.recipe import Recipe
 from runs.stage import Gate, StageContext
-from storage.errors import EndpointError, RetrievalError
 from storage.ledger import Ledger
 from storage.records import Difficulty, Failure, Question
-from storage.text import digest_of
 
 PATH = "select/root"
 """Ledger path of the rollouts, distinct from trees and evaluations."""

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from agent.settings import AgentSettings
 from annotation.settings import PairSettings
+from base.settings import Settings
 from engines.settings import JudgeSettings, ModelSettings
 from evaluation.settings import EvaluatedPolicy, EvaluationSettings
 from mcts.settings import SearchSettings
@@ -20,7 +21,6 @@ from rewards.settings import SpreSettings
 from runs.curriculum_settings import CurriculumSettings
 from runs.difficulty_settings import DifficultySettings
 from sources.settings import DataSettings, SetSettings, Split
-from storage.settings import Settings
 from training.settings import TrainingSettings
 
 S = TypeVar("S", bound=Settings)

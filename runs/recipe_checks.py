@@ -3,14 +3,14 @@
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 
+from base.errors import ConfigError
+from base.secret_names import names_secret
 from engines.client import checked_url as endpoint_address
 from engines.settings import ModelSettings
 from retrieval.encoder import require_dense_extra
 from retrieval.settings import checked_url as search_address
 from rewards.schemes import naming
 from runs.recipe import Recipe
-from storage.errors import ConfigError
-from storage.secret_names import names_secret
 from training.settings import TraceSettings
 
 

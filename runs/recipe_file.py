@@ -10,17 +10,17 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from base.errors import ConfigError
+from base.plain_yaml import DEEPEST, parse_yaml
+from base.safe_files import read_named
+from base.secret_names import REDACTED, names_secret, redacted_setting
+from base.terminal_escape import inert
+from base.text import did_you_mean
 from rewards.schemes import settings_class
 from rewards.settings import SchemeSettings
 from runs.recipe import Recipe
 from runs.recipe_checks import find_conflicts
 from runs.seal import CONFIG, PROVENANCE
-from storage.errors import ConfigError
-from storage.plain_yaml import DEEPEST, parse_yaml
-from storage.safe_files import read_named
-from storage.secret_names import REDACTED, names_secret, redacted_setting
-from storage.terminal_escape import inert
-from storage.text import did_you_mean
 
 _MAY_HOLD_KEYS = frozenset({"api_key_env", "base_url", "server_args", "url"})
 """Settings whose value messages do not repeat, because users put keys there by mistake."""

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from base.errors import ConfigError
+from base.text import Log
 from rewards.reward_model import RewardModel, read_record
 from runs.recipe import Recipe
-from storage.errors import ConfigError
-from storage.text import Log
 from weights.embedding import base_of
 
 UNTAUGHT = "untaught"

@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self
 
 from agent.concurrent_map import map_concurrently
 from agent.environment import Environment, Trajectory
+from base.errors import BudgetExceeded, EndpointError, RetrievalError
 from engines.ledgered import LedgeredEngine
 from engines.sampling import Engine, Sampling
 from evaluation.scoring import score_trajectory
@@ -23,7 +24,6 @@ from runs.factories import environment_for, sampling_for
 from runs.progress import Progress
 from runs.recipe import Recipe
 from runs.stage import Gate, StageContext
-from storage.errors import BudgetExceeded, EndpointError, RetrievalError
 from storage.ledger import Ledger
 from storage.records import Prediction, Question
 from training.advantages import has_spread

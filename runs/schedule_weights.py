@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from base.errors import ConfigError
 from rewards.schedule import Weights, weights
 from rewards.settings import REWARDS, EvoRagSettings
 from runs.curriculum.dev import STAGES, StageName
 from runs.plot import svg
 from runs.recipe import Recipe
-from storage.errors import ConfigError
 
 ByStage = Mapping[StageName, EvoRagSettings]
 

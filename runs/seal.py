@@ -24,12 +24,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from base.errors import ConfigError
+from base.text import digest_of
 from runs.recipe import Recipe, identity_settings
 from runs.settings_diff import diff_settings, flat
-from storage.errors import ConfigError
 from storage.manifest import MANIFEST, load_manifest
 from storage.run_digest import UNSEALED, begun_of_ledger
-from storage.text import digest_of
 
 SEAL = "seal"
 """Key of the seal in `provenance.json`."""

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+from base.errors import BudgetExceeded, ConfigError
+from base.text import Log
 from runs.recipe import NAME_PATTERN, LimitSettings, Recipe
 from runs.signals import on_stop_signal
 from runs.terminal import Terminal
-from storage.errors import BudgetExceeded, ConfigError
 from storage.ledger_rows import Totals
-from storage.text import Log
 
 DONE, FAILED, BAD_INPUT, LIMIT_REACHED, TOO_MANY_FAILURES = 0, 1, 2, 3, 4
 INTERRUPTED = 130

@@ -1,8 +1,8 @@
 """Reads the pairs of a run, or of one of its relabellings."""
 
+from base.errors import ConfigError
 from runs.folder import Run
 from runs.stage import checked_name
-from storage.errors import ConfigError
 from storage.manifest import load_manifest
 from storage.parts import question_ids, read_parts
 from storage.records import Pair

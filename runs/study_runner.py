@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from base.atomic import atomic_write_text
+from base.errors import BranchwiseError
 from runs.artifacts import OUTPUT, artifact_digest
 from runs.folder import STUDY, dump_recipe
 from runs.journal import Event, Journal, command_key
@@ -25,8 +27,6 @@ from runs.recipe import Recipe
 from runs.recipe_file import load_recipe
 from runs.signals import STOP_SIGNALS, on_stop_signal
 from runs.stage import FAILED, INTERRUPTED, StageContext
-from storage.atomic import atomic_write_text
-from storage.errors import BranchwiseError
 
 StageTotals = Mapping[str, Any]
 

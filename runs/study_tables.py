@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from analysis.table import NONE, Sheet, number
+from base.atomic import atomic_write_text
+from base.terminal_escape import inert
 from runs.study_runner import StudyRunner
-from storage.atomic import atomic_write_text
-from storage.terminal_escape import inert
 
 
 def write_sheets(runner: StudyRunner, name: str, sheets: Sequence[Sheet], about: str = "") -> None:

@@ -16,7 +16,7 @@ from rich.file_proxy import FileProxy
 from rich.segment import Segment
 from rich.text import Text
 
-from storage.terminal_escape import InertStream, bare, inert_lines
+from base.terminal_escape import InertStream, bare, inert_lines
 
 PIPED_WIDTH = 200
 """Columns without a terminal: a narrower table would lose data in a file or a pipe."""

@@ -4,6 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from base.errors import ConfigError
+from base.plain_json import object_inside
+from base.safe_files import reject_special_files
+from base.text import digest_of
 from engines.settings import PRECISIONS, ModelSettings
 from engines.vllm_weights import served_files
 from rewards.reward_model import KIND as REWARD_MODEL
@@ -11,12 +15,8 @@ from runs.factories import model_folder
 from runs.folder import Run
 from runs.inputs import model_digest
 from runs.stage import StageContext, checked_name
-from storage.errors import ConfigError
 from storage.manifest import load_manifest
 from storage.parts import read_parts
-from storage.plain_json import object_inside
-from storage.safe_files import reject_special_files
-from storage.text import digest_of
 from weights.policy_files import policy_digest, policy_files
 
 WARM_START = "warm-start"

@@ -12,9 +12,9 @@ from statistics import fmean
 from typing import Any
 
 from agent.protocols import protocol_of
+from base.errors import ConfigError
 from runs.folder import Run
 from runs.stored_trees import StoredTree, stored_trees
-from storage.errors import ConfigError
 from storage.records import NO_PARENT, Question
 from training.advantages import has_spread
 from training.packing import StepTokens

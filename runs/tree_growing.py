@@ -11,6 +11,7 @@ from annotation.evaluators import Evaluator, JudgeEvaluator, RolloutEvaluator
 from annotation.judge import Judge
 from annotation.rows import Provenance
 from annotation.scoring import RewardModelEvaluator
+from base.text import Log, digest_of
 from engines.ledgered import BeforeCall
 from engines.sampling import Engine
 from retrieval.interface import Retriever
@@ -23,7 +24,6 @@ from runs.recipe import Recipe
 from runs.reward_model import reward_model_for
 from storage.ledger import Ledger
 from storage.records import Question
-from storage.text import Log, digest_of
 
 LABELLING = ("rewards", "pairs", "reward_model")
 """Blocks of the recipe that decide labels and pairs."""

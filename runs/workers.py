@@ -22,19 +22,19 @@ from pathlib import Path
 from typing import Any
 
 from annotation.annotator import AnnotatedQuestion
+from base.errors import BranchwiseError, BudgetExceeded, ConfigError
+from base.memory import out_of_memory_message
+from base.terminal_escape import guard_streams
+from base.text import Log
 from runs.factories import open_data, open_index
 from runs.progress import Progress
 from runs.recipe import Recipe
 from runs.signals import STOP_SIGNALS
 from runs.stage import Gate
 from runs.tree_growing import grow_questions
-from storage.errors import BranchwiseError, BudgetExceeded, ConfigError
 from storage.ledger import Ledger
 from storage.ledger_rows import Totals
-from storage.memory import out_of_memory_message
 from storage.records import Question
-from storage.terminal_escape import guard_streams
-from storage.text import Log
 
 GO, NO_CALLS, NO_QUESTIONS = 0, 1, 2
 """Permissions of the workers: all, no new calls, neither new calls nor new questions."""

@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from base.errors import ConfigError
+from base.plain_json import kind_in_words
+from base.reading import Faults
 from sources.documents import (
     CONVERTERS,
     ENDINGS,
@@ -16,9 +19,6 @@ from sources.documents import (
 )
 from sources.files import Placed, Raw, existing, kind_of, read_rows
 from sources.rows import content_id
-from storage.errors import ConfigError
-from storage.plain_json import kind_in_words
-from storage.reading import Faults
 from storage.records import Passage, Question
 
 READ = "passages read"

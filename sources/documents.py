@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from base.reading import Faults
 from sources.files import kind_of, open_lossless, valid_lines
-from storage.reading import Faults
 from storage.records import Passage
 
 ENDINGS = (".txt", ".md")

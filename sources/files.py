@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from storage.plain_json import as_object, kind_in_words, parse_json
-from storage.reading import Faults, open_text
-from storage.text import replace_surrogates
+from base.plain_json import as_object, kind_in_words, parse_json
+from base.reading import Faults, open_text
+from base.text import replace_surrogates
 
 Raw = dict[str, Any]
 Placed = tuple[str, Raw]

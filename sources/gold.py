@@ -13,9 +13,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
+from base.text import holds_phrase
 from sources.documents import ENDINGS
 from storage.records import Passage, Question
-from storage.text import holds_phrase
 
 CLOSED_ANSWERS = {"yes", "no"}
 

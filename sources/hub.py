@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+from base.errors import ConfigError
+from base.text import storable_values
 from sources.files import Placed
-from storage.errors import ConfigError
-from storage.text import storable_values
 
 
 def hub_rows(name: str) -> Iterator[Placed]:

@@ -5,10 +5,10 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
+from base.terminal_escape import inert_json
+from base.text import storable_values
 from sources.rows import Answers, Identifier, Row, Text, distinct, paragraph, with_answers
 from storage.records import Question
-from storage.terminal_escape import inert_json
-from storage.text import storable_values
 
 
 class ParagraphField(BaseModel):

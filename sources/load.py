@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 
+from base.errors import ConfigError
+from base.reading import Faults
+from base.terminal_escape import inert
 from sources.corpus import READ, Corpus, corpus_of_paragraphs, load_corpus, merge_passages
 from sources.gold import resolve_gold
 from sources.readers import PlacedQuestion, QuestionSet, fold, read_set
 from sources.settings import DataSettings, SetSettings, Split
-from storage.errors import ConfigError
-from storage.reading import Faults
 from storage.records import Passage, Question
-from storage.terminal_escape import inert
 
 Notes = Counter[str]
 

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from base.errors import ConfigError
+from base.reading import Faults
 from sources.bamboogle import BamboogleRow, NqRow, PlainRow
 from sources.files import Placed, Raw, existing, read_rows
 from sources.flashrag import FlashRow
@@ -13,8 +15,6 @@ from sources.musique import MusiqueRow
 from sources.popqa import PopRow
 from sources.rows import Row
 from sources.splits import folded_question, split_of
-from storage.errors import ConfigError
-from storage.reading import Faults
 from storage.records import Question
 
 FORMS: dict[str, tuple[type[Row], ...]] = {

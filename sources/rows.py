@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
+from base.settings import describe_errors
 from storage.records import Paragraph, Question
-from storage.settings import describe_errors
 
 
 def _not_blank(text: str) -> str:

@@ -1,7 +1,7 @@
 """Assigns questions to splits by hash, so that every machine draws the same ones."""
 
+from base.text import number_of
 from sources.settings import Split
-from storage.text import number_of
 
 SHARES: dict[Split, int] = {"warm": 30, "train": 25, "dev": 15, "test": 30}
 """Percentage of the keys per split."""

@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from storage.atomic import sync
-from storage.errors import ConfigError, StorageError
+from base.atomic import sync
+from base.errors import ConfigError, StorageError
+from base.text import Log
 from storage.file_seal import seal_folder, verify_folder
-from storage.text import Log
 
 _ELSEWHERE = "set the environment variable BRANCHWISE_CACHE to a folder"
 _log = logging.getLogger(__name__)

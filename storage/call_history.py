@@ -9,10 +9,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from base.safe_files import reject_irregular_files
 from storage.ledger_check import check_version, read_rows
 from storage.ledger_rows import SUMS, Totals
 from storage.ledger_writer import write_error
-from storage.safe_files import reject_irregular_files
 
 PAUSE_S = 60.0
 """A longer gap between calls is a pause, such as the time between two attempts at a run."""

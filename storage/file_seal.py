@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from storage.atomic import atomic_write_json
+from base.atomic import atomic_write_json
 
 SEAL = "seal.json"
 """Name of the seal in a folder; it lists all other files."""

@@ -2,7 +2,7 @@
 
 SQLite in WAL mode with `synchronous=FULL`: once `put` returns, its call survives a kill and a power
 cut. One thread writes (group commit, `storage.ledger_writer`); reads use a separate connection and
-see committed rows only. One process at a time holds a run (`storage.lock`); the workers that it
+see committed rows only. One process at a time holds a run (`base.lock`); the workers that it
 starts write their calls to the same database (`shared`).
 
 Every row of calls, questions and engines ends in a checksum, which is compared whenever the row is
@@ -18,8 +18,10 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any, Self
 
-from storage.atomic import make_folder, sync
-from storage.errors import StorageError
+from base.atomic import make_folder, sync
+from base.errors import StorageError
+from base.lock import RunLock, lock_path
+from base.safe_files import reject_irregular_files
 from storage.ledger_check import LEDGER_VERSION, DamagedRow, check_version, damaged, read_rows
 from storage.ledger_rows import (
     CALL_COLUMNS,
@@ -38,9 +40,7 @@ from storage.ledger_rows import (
     sound,
 )
 from storage.ledger_writer import Entry, LedgerWriter, write_error
-from storage.lock import RunLock, lock_path
 from storage.run_digest import BEGUN, UNSEALED
-from storage.safe_files import reject_irregular_files
 
 SUFFIXES = ("", "-wal", "-shm", "-journal")
 """Suffixes of SQLite's files."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from storage.errors import StorageError
+from base.errors import StorageError
 from storage.ledger_rows import SEALED, sound
 from storage.ledger_writer import write_error
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from storage.errors import StorageError
+from base.errors import StorageError
+from base.text import replace_surrogates
 from storage.ledger_rows import checksum
-from storage.text import replace_surrogates
 
 MAX_BATCH = 4096
 """Maximum entries per transaction."""

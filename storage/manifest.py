@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 from pyarrow import ArrowException
 from pydantic import AfterValidator, Field, ValidationError
 
-from storage.atomic import atomic_write_text
-from storage.errors import StorageError
+from base.atomic import atomic_write_text
+from base.errors import StorageError
+from base.safe_files import LOG_BYTES, open_inside, read_inside
+from base.settings import describe_errors
+from base.text import digest_of
 from storage.records import SCHEMA_VERSION, Record
-from storage.safe_files import LOG_BYTES, open_inside, read_inside
-from storage.settings import describe_errors
-from storage.text import digest_of
 
 MANIFEST = "manifest.json"
 DAMAGED = (
@@ -146,7 +146,7 @@ def add_parts(
 ) -> Manifest:
     """Commits parts, all or none; a part replaces an older one with the same path.
 
-    The caller must hold the run (see `storage.lock`), or two writers would undo each other's work.
+    The caller must hold the run (see `base.lock`), or two writers would undo each other's work.
 
     Args:
         run: Path of the run folder.

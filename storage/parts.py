@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from storage.atomic import atomic_write_bytes
-from storage.errors import StorageError
+from base.atomic import atomic_write_bytes
+from base.errors import StorageError
+from base.safe_files import open_inside
 from storage.manifest import DAMAGED, PartInfo, load_manifest, problem_of
 from storage.records import Question
-from storage.safe_files import open_inside
 from storage.schemas import schema_of, table_to_records
 
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from storage.errors import BranchwiseError
-from storage.text import digest_of
+from base.errors import BranchwiseError
+from base.text import digest_of
 
 SCHEMA_VERSION = 2
 """Version of every parquet table; every change of a contract increments it."""

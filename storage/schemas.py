@@ -16,7 +16,9 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 import pyarrow as pa
 from pydantic import BaseModel, ValidationError
 
-from storage.errors import StorageError
+from base.errors import StorageError
+from base.settings import describe_errors
+from base.text import storable_values
 from storage.records import (
     SCHEMA_VERSION,
     Difficulty,
@@ -28,8 +30,6 @@ from storage.records import (
     Record,
     TreeNode,
 )
-from storage.settings import describe_errors
-from storage.text import storable_values
 
 R = TypeVar("R", bound=Record)
 

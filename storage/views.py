@@ -7,7 +7,7 @@ from typing import Any
 import duckdb
 import pyarrow.dataset as ds
 
-from storage.errors import ConfigError, StorageError
+from base.errors import ConfigError, StorageError
 from storage.manifest import DAMAGED, Manifest, load_manifest, problem_of, verify_manifest
 from storage.schemas import SCHEMAS
 

@@ -7,8 +7,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from storage.errors import ConfigError
-from storage.seeds import to_uint32
+from base.errors import ConfigError
+from base.seeds import to_uint32
 from training.settings import ExampleSettings, LoraSettings, TrainingKind, TrainingSettings
 
 # Names of glibc's `mallopt` settings (malloc.h).

@@ -13,9 +13,9 @@ from itertools import chain, count
 from math import sqrt
 from typing import Any
 
+from base.errors import TrainingError
 from engines.sampling import CallIdentity, Completion, Engine, SampleRequest, Sampling
 from engines.settings import ModelSettings
-from storage.errors import TrainingError
 from storage.records import Message
 
 TOLERANCE = {

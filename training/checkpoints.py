@@ -10,9 +10,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from storage.atomic import atomic_write_json
-from storage.errors import StorageError
-from storage.plain_json import object_inside
+from base.atomic import atomic_write_json
+from base.errors import StorageError
+from base.plain_json import object_inside
 
 LISTING = "checkpoints.json"
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from base.text import share_of
 from rewards.heads import TOTAL
 from rewards.labels import Label
 from rewards.returns import RETURN
 from rewards.settings import REWARDS
-from storage.text import share_of
 from training.settings import RewardModelSettings
 
 TIE = 1e-9

@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from storage.errors import StorageError
-from storage.plain_json import as_object, parse_json
-from storage.safe_files import LOG_BYTES, read_inside
-from storage.step_messages import StepMessages
-from storage.terminal_escape import bare
-from storage.text import Log
+from base.errors import StorageError
+from base.plain_json import as_object, parse_json
+from base.safe_files import LOG_BYTES, read_inside
+from base.step_messages import StepMessages
+from base.terminal_escape import bare
+from base.text import Log
 from training.checkpoints import list_checkpoint
 
 METRICS = "metrics.jsonl"

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from storage.errors import ConfigError
+from base.errors import ConfigError
+from base.text import Log
 from storage.records import Pair
-from storage.text import Log
 from training.holdout import HoldoutScore, score, split_holdout
 from training.likelihood import step_logps
 from training.packing import StepTokens

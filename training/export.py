@@ -15,7 +15,7 @@ import numpy as np
 from agent.protocol import AgentProtocol
 from agent.reasonrag import ReasonRAG
 from agent.state import State
-from storage.errors import ConfigError, StorageError
+from base.errors import ConfigError, StorageError
 from storage.file_seal import seal_file
 from training.arguments import silence_libraries
 from weights.chat_template import prompt_ids

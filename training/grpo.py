@@ -17,9 +17,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
-from storage.errors import TrainingError
-from storage.seeds import to_uint32
-from storage.text import Log
+from base.errors import TrainingError
+from base.seeds import to_uint32
+from base.text import Log
 from training.advantages import (
     discounted_returns,
     group_advantages,

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from base.errors import ConfigError
 from rewards.heads import Array, Heads
-from storage.errors import ConfigError
 from training.comparisons import SiblingComparison, head_names, orders, places
 from training.settings import RewardModelSettings
 

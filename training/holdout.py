@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from storage.errors import ConfigError
-from storage.text import share_of
+from base.errors import ConfigError
+from base.text import share_of
 from training.packing import StepTokens
 from training.preferences import PreferenceTokens
 

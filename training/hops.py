@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.tags import inert
+from base.text import holds_phrase
 from storage.records import Passage, Question
-from storage.text import holds_phrase
 
 MAX_EVIDENCE_CHARS = 280
 """Length of the longest evidence that a trace copies; the protocol allows 300 characters."""

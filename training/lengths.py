@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from storage.errors import ConfigError
+from base.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

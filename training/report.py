@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from storage.atomic import atomic_write_json
+from base.atomic import atomic_write_json
 from training.policy_shift import PolicyShift
 from weights.policy_files import policy_digest, policy_files
 

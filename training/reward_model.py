@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from base.atomic import atomic_write_json
+from base.errors import ConfigError
+from base.text import Log, digest_of_many
 from rewards.heads import Heads
 from rewards.reward_model import HEADS, KIND, RECORD, stored_encoder
 from rewards.scheme import RewardScheme
-from storage.atomic import atomic_write_json
-from storage.errors import ConfigError
-from storage.text import Log, digest_of_many
 from training.comparisons import SiblingComparison, split_questions
 from training.head_metrics import ModelMetrics, Steps, measure
 from training.heads import fit_heads

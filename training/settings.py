@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from storage.settings import Settings
+from base.settings import Settings
 
 
 class LoraSettings(Settings):

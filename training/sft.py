@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from storage.seeds import to_uint32
-from storage.text import Log
+from base.seeds import to_uint32
+from base.text import Log
 from training.arguments import lora_config, one_device
 from training.examples import IGNORED, StepExample, TokenExample, tokenise
 from training.packing import StepTokens, packed_batch

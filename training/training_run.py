@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from storage.errors import StorageError
-from storage.text import Log
+from base.errors import StorageError
+from base.text import Log
 from training.arguments import silence_libraries, trainer_arguments
 from training.checkpoints import forget_checkpoints, latest_checkpoint
 from training.curves import curves, read_metrics, step_bar

@@ -8,7 +8,7 @@ sequences, within float error.
 
 from typing import Any
 
-from storage.errors import ConfigError
+from base.errors import ConfigError
 from weights.tree_attention import enable_tree_attention, tree_attention_blocker, tree_inputs
 
 

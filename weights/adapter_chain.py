@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from storage.atomic import atomic_write_json
-from storage.errors import ConfigError
+from base.atomic import atomic_write_json
+from base.errors import ConfigError
 from weights.adapters import WEIGHTS, check_adapter
 from weights.model_folders import ADAPTER_CONFIG
 from weights.policy_files import PACKAGED, packaged_gguf, policy_files

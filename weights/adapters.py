@@ -7,9 +7,9 @@ formats that run code.
 from pathlib import Path
 from typing import Any
 
-from storage.errors import ConfigError
-from storage.plain_json import as_object, parse_json
-from storage.safe_files import read_named
+from base.errors import ConfigError
+from base.plain_json import as_object, parse_json
+from base.safe_files import read_named
 from weights.model_folders import ADAPTER_CONFIG
 from weights.safetensors_header import tensor_shapes
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.errors import ConfigError
-from storage.vectors import Vector
+from base.errors import ConfigError
 from weights.policy_files import PolicyFiles, load_policy
 from weights.prefix_tree import common_prefix, prefix_tree
 from weights.pretrained import pretrained
 from weights.tree_attention import enable_tree_attention, tree_attention_blocker, tree_inputs
+from weights.vectors import Vector
 
 Tokens = tuple[int, ...]
 StepVectors = NDArray[np.float32]

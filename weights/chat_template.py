@@ -5,9 +5,9 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import Any
 
-from storage.errors import ConfigError
+from base.errors import ConfigError
+from base.text import replace_surrogates
 from storage.records import Message
-from storage.text import replace_surrogates
 
 
 def rendered(template: str, messages: tuple[Message, ...], prefix: str = "") -> str:

@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from base.errors import ConfigError
+from base.step_messages import StepMessages
+from base.text import Log, replace_surrogates
 from storage.cache import cache_section
-from storage.errors import ConfigError
 from storage.records import Message
-from storage.step_messages import StepMessages
-from storage.text import Log, replace_surrogates
-from storage.vectors import Vector, VectorCache
 from weights.backbone import Backbone, StepVectors, Tokens
 from weights.chat_template import prompt_ids, target_ids
 from weights.policy_files import (
@@ -28,6 +27,7 @@ from weights.policy_files import (
     policy_files,
     tokenizer_of,
 )
+from weights.vectors import Vector, VectorCache
 
 _log = logging.getLogger(__name__)
 

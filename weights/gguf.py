@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from storage.atomic import atomic_path
-from storage.errors import ConfigError
-from storage.safe_files import open_named
+from base.atomic import atomic_path
+from base.errors import ConfigError
+from base.safe_files import open_named
 
 Precision = Literal["f16", "q8_0"]
 

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from storage.errors import ConfigError
+from base.errors import ConfigError
 
 HUB = "hub:"
 _NAME = re.compile(r"hub:(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")

@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from storage.errors import ConfigError
-from storage.plain_json import as_object, parse_json
-from storage.safe_files import open_named, read_named
+from base.errors import ConfigError
+from base.plain_json import as_object, parse_json
+from base.safe_files import open_named, read_named
 
 ADAPTER_CONFIG = "adapter_config.json"
 MOST_LAYERS = 1000

@@ -23,9 +23,9 @@ from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Any
 
-from storage.errors import ConfigError
-from storage.plain_json import as_object, object_inside, parse_json
-from storage.safe_files import open_named, read_named
+from base.errors import ConfigError
+from base.plain_json import as_object, object_inside, parse_json
+from base.safe_files import open_named, read_named
 from weights.adapters import WEIGHTS as _ADAPTER_WEIGHTS
 from weights.adapters import adapter_config, check_adapter
 from weights.hub import HUB, hub_folder, pinned_name

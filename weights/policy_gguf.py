@@ -4,9 +4,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from base.text import Log
 from storage.cache import cache_section, get_or_build
 from storage.file_seal import file_fault
-from storage.text import Log
 from weights.gguf import (
     DIGEST_KEY,
     Precision,

@@ -6,8 +6,8 @@ No code from a model folder ever runs, neither its Python code nor pickles.
 from pathlib import Path
 from typing import Any
 
-from storage.errors import ConfigError
-from storage.safe_files import open_named
+from base.errors import ConfigError
+from base.safe_files import open_named
 from weights.model_folders import reject_code
 
 SAFE = {"trust_remote_code": False, "local_files_only": True}

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from storage.errors import ConfigError
-from storage.safe_files import open_named
+from base.errors import ConfigError
+from base.safe_files import open_named
 
 Shape = tuple[int, ...]
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from base.errors import ConfigError
 from rewards.schemes import naming
 from runs.factories import open_data
 from runs.folder import check_run_folder, check_unchanged
@@ -13,7 +14,6 @@ from runs.reward_model import encoder_of
 from runs.settings_diff import flat
 from runs.stage import StageContext
 from runs.study_runner import MEMORY_SETTINGS
-from storage.errors import ConfigError
 from weights.policy_files import policy_files
 
 FITS = (

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from base.errors import ConfigError
 from runs.study_runner import StudyRunner
-from storage.errors import ConfigError
 
 StageName = Literal["discovery", "refinement"]
 STAGES: tuple[StageName, ...] = get_args(StageName)

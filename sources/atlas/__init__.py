@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import get_args
 
+from base.errors import ConfigError
 from sources.atlas.facts import load_facts
 from sources.atlas.passages import build_corpus as _corpus
 from sources.atlas.questions import questions_of
 from sources.atlas.references import Shelf
 from sources.settings import Split
-from storage.errors import ConfigError
 from storage.records import Passage, Question
 
 DEFAULT_PER_PART = 2_000

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 
-from storage.errors import ConfigError
+from base.errors import ConfigError
 
 CONTINENTS = {
     "AF": "Africa",

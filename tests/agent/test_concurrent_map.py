@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent.concurrent_map import map_concurrently
-from storage.errors import BudgetExceeded, EndpointError
+from base.errors import BudgetExceeded, EndpointError
 
 
 async def test_no_result_and_no_error_of_a_batch_is_lost() -> None:

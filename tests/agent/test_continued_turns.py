@@ -14,12 +14,12 @@ from agent.settings import AgentSettings
 from agent.state import Action, State, Step
 from annotation.grower import grow
 from annotation.rows import Provenance, tree_rows
+from base.errors import EndpointError
 from engines.sampling import Sampling
 from mcts import SearchSettings
 from rewards.labels import Label
 from rewards.outcome import Outcome
 from rewards.scheme import NodeEvaluation, RewardScheme
-from storage.errors import EndpointError
 from storage.records import Message, Passage, Question, RetrievedPassage
 
 OOPS = "\nTry again.\n"

@@ -10,9 +10,9 @@ from agent.environment import Environment
 from agent.reasonrag import ReasonRAG
 from agent.state import State
 from annotation.evaluators import RolloutEvaluator
+from base.errors import BudgetExceeded, EndpointError
 from engines.sampling import Completion, SampleRequest, Sampling
 from runs.recipe import Recipe
-from storage.errors import BudgetExceeded, EndpointError
 
 
 class Faulty(ScriptedEngine):

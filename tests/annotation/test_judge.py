@@ -12,10 +12,10 @@ from scripted_engine import ScriptedEngine
 from agent.state import Action, State, Step
 from annotation.judge import Judge
 from annotation.verdict import SCORES, VERDICT_REGEX, VERDICT_SCHEMA, read_score
+from base.errors import JudgeError
 from engines.openai import OpenAIEngine
 from engines.sampling import Capabilities, FinishReason
 from engines.settings import JudgeSettings
-from storage.errors import JudgeError
 from storage.records import Question
 
 QUESTION = Question(id="q1", source="atlas", question="Capital of X?", answers=("Paris", "Lutetia"))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from base.errors import EndpointError
 from engines.batching import BatchingThread
-from storage.errors import EndpointError
 
 
 class Text(bytes):

@@ -8,10 +8,10 @@ from fake_endpoint import completion, encoded, ids_completion
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from base.errors import EndpointError
 from engines.chat import UnreadableReply, read_ids_reply, read_reply
 from engines.sampling import CallIdentity, Completion, SampleRequest, Sampling
 from engines.usage import UpperEstimate
-from storage.errors import EndpointError
 from storage.records import Message
 
 JSON = st.recursive(

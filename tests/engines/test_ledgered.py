@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from base.errors import BudgetExceeded, EndpointError, StorageError
 from engines.ledgered import LedgeredEngine
 from engines.sampling import CallIdentity, Capabilities, Completion, SampleRequest, Sampling, Usage
 from engines.settings import Price
-from storage.errors import BudgetExceeded, EndpointError, StorageError
 from storage.ledger import Ledger
 from storage.records import Message
 

@@ -12,12 +12,12 @@ import pytest
 from aiohttp import web
 from fake_endpoint import FakeEndpoint, completion, encoded, failure, ids_completion
 
+from base.errors import ConfigError, EndpointError, TokenDrift
 from engines.cost import cost_usd
 from engines.openai import OpenAIEngine
 from engines.retry import RetryPolicy
 from engines.sampling import CallIdentity, SampleRequest, Sampling, Structure, Usage
 from engines.settings import ModelSettings, Price
-from storage.errors import ConfigError, EndpointError, TokenDrift
 from storage.records import Message
 
 KEY = "sk-verysecret-0123456789"

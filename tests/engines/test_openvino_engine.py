@@ -10,10 +10,10 @@ import pytest
 
 from agent.reasonrag import ReasonRAG
 from agent.state import State
+from base.errors import EndpointError
 from engines.openvino import OpenVINOEngine, _parallel_decoders, embedded_engine
 from engines.sampling import CallIdentity, SampleRequest, Sampling, Structure
 from engines.settings import ModelSettings
-from storage.errors import EndpointError
 from storage.records import Message
 
 pytestmark = pytest.mark.model

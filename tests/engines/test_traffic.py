@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from virtual_time import in_virtual_time, now
 
+from base.errors import BudgetExceeded, EndpointError
 from engines.retry import FaultKind, RetryPolicy, TransientError
 from engines.traffic import RequestScheduler, TrafficSettings, traffic_to
-from storage.errors import BudgetExceeded, EndpointError
 
 
 def fault(kind: FaultKind = "trouble", retry_after_s: float | None = None) -> TransientError:

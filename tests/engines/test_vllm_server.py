@@ -14,13 +14,13 @@ from typing import Any
 import fake_vllm
 import pytest
 
+from base.errors import ConfigError, EndpointError
 from engines.openai import OpenAIEngine
 from engines.sampling import CallIdentity, SampleRequest, Sampling, call_key, derived_seed
 from engines.settings import ModelSettings
 from engines.vllm import VllmEngine, server_for
 from engines.vllm_command import VARIABLE, installed_vllm
 from engines.vllm_weights import served_digest
-from storage.errors import ConfigError, EndpointError
 from storage.records import Message
 
 OWNER = """

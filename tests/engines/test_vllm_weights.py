@@ -10,10 +10,10 @@ import pytest
 from damage import HARMS, Harm
 from tiny_llama import write_tiny_folder
 
+from base.errors import ConfigError
 from engines.settings import ModelSettings
 from engines.vllm_command import Served
 from engines.vllm_weights import prepare_weights
-from storage.errors import ConfigError
 from weights.policy_files import load_policy, policy_files
 
 

@@ -11,6 +11,7 @@ from scripted_engine import ScriptedEngine, ScriptedRetriever
 from agent.environment import Environment
 from agent.protocols import protocol_of
 from agent.settings import AgentSettings
+from base.errors import RetrievalError
 from engines.sampling import SampleRequest, Sampling, Usage
 from evaluation import baselines
 from evaluation.baselines import Material, baseline_names, load_baseline
@@ -18,7 +19,6 @@ from evaluation.baselines.majority import majority_answers
 from evaluation.baselines.oracle import supporting
 from evaluation.run import Evaluated, evaluate
 from evaluation.settings import EvaluationSettings
-from storage.errors import RetrievalError
 from storage.records import Paragraph, Passage, Prediction, Question, RetrievedPassage
 
 CORPUS = {

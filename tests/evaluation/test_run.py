@@ -13,10 +13,10 @@ from agent.reasonrag import ReasonRAG
 from agent.settings import AgentSettings
 from agent.state import State
 from analysis.comparison import compare
+from base.errors import BudgetExceeded, EndpointError
 from engines.sampling import Capabilities, SampleRequest, Sampling, Usage
 from evaluation.run import evaluate
 from evaluation.scoring import valid_searches
-from storage.errors import BudgetExceeded, EndpointError
 from storage.records import Failure, Prediction, Question, RetrievedPassage
 
 

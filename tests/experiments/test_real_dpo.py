@@ -6,11 +6,11 @@ import pytest
 from fake_study_runner import Pretended, pretended
 from sample_records import a_prediction
 
+from base.errors import ConfigError
 from experiments import arms, real_dpo
 from runs.evaluation_set import data_settings
 from runs.recipe_file import load_recipe
 from sources.load import load_split
-from storage.errors import ConfigError
 from storage.records import Prediction
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"

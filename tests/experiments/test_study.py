@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from base.lock import RunLock
 from pipelines.cli import parser, run_stage
 from runs.folder import check_run_folder
-from storage.lock import RunLock
 
 STUDIES = {"little": "little_study"}
 

@@ -24,12 +24,12 @@ from fake_endpoint import (
 from loopback import serving
 from tiny_dataset import policy, recipe
 
+from base.errors import EndpointError
 from engines.openai import OpenAIEngine
 from engines.retry import RetryPolicy
 from engines.sampling import CallIdentity, Completion, SampleRequest, Sampling
 from engines.settings import ModelSettings
 from pipelines.cli import parser, run_stage
-from storage.errors import EndpointError
 from storage.ledger import Ledger
 from storage.manifest import verify_manifest
 from storage.parts import question_ids, read_parts

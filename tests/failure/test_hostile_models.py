@@ -17,7 +17,7 @@ from stages import Ended
 from strange_files import NOT_FOLDERS, Strange, sparse
 from tiny_llama import write_tiny_folder
 
-from storage.errors import ConfigError
+from base.errors import ConfigError
 from weights.policy_files import load_policy, policy_files
 
 pytestmark = pytest.mark.failure

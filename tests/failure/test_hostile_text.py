@@ -14,11 +14,11 @@ from loopback import serving
 from stages import Stages
 from tiny_dataset import recipe
 
+from base.text import replace_surrogates
 from storage.manifest import verify_manifest
 from storage.parts import read_parts
 from storage.records import Failure, Pair, Question, TreeNode
 from storage.schemas import table_to_records
-from storage.text import replace_surrogates
 
 pytestmark = pytest.mark.failure
 

@@ -362,7 +362,7 @@ def test_faults_of_question_files_are_text(field: str, world: World, tmp_path: P
 
 PRINTED = f"""
 import logging, sys, threading, warnings
-from storage.terminal_escape import guard_streams
+from base.terminal_escape import guard_streams
 guard_streams()
 said = {HOSTILE!r}
 print(said, said, sep=said)

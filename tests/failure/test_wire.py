@@ -21,12 +21,12 @@ from stages import REPOSITORY, Stages
 from tiny_dataset import policy, recipe
 from wire import Answer, Listener, certificate, listening
 
+from base.errors import ConfigError, EndpointError, RetrievalError
 from engines.openai import OpenAIEngine
 from engines.retry import RetryPolicy
 from engines.sampling import CallIdentity, SampleRequest, Sampling
 from engines.settings import ModelSettings
 from retrieval.http import HttpRetriever
-from storage.errors import ConfigError, EndpointError, RetrievalError
 from storage.records import Message
 
 pytestmark = pytest.mark.failure
@@ -249,7 +249,7 @@ from engines.sampling import CallIdentity, SampleRequest, Sampling
 from storage.records import Message
 from engines.settings import ModelSettings
 from retrieval.http import HttpRetriever
-from storage.errors import BranchwiseError
+from base.errors import BranchwiseError
 
 def held():
     # Not `getrusage`: a child's maximum begins at what its parent held.

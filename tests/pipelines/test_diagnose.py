@@ -26,10 +26,10 @@ from runs.diagnosis_rules import (
 )
 from runs.folder import existing_run
 from runs.fresh_rollouts import stored_fresh
+from runs.proguide import write_proguide
 from storage.ledger import Ledger
 from storage.manifest import add_parts, load_manifest, remove_parts
 from storage.parts import read_parts, write_part
-from storage.proguide import write_proguide
 from storage.records import FreshRollouts, Pair, Rollout, TreeNode
 from storage.schemas import rows_to_table, schema_of, table_to_records
 from training.policy_shift import PolicyShift, movement_of

@@ -10,10 +10,10 @@ from fake_endpoint import FakeEndpoint, failure
 from loopback import serving
 from tiny_dataset import QUESTIONS, recipe
 
+from base.errors import ConfigError
 from pipelines.cli import parser, run_stage
 from runs.folder import dump_recipe
 from runs.recipe_file import load_recipe
-from storage.errors import ConfigError
 from storage.parts import read_parts
 from storage.records import Prediction
 from storage.schemas import table_to_records

@@ -11,11 +11,11 @@ from loopback import serving
 from tiny_dataset import QUESTIONS, policy, recipe
 
 from agent.settings import AgentSettings
+from base.errors import ConfigError
 from engines.settings import ModelSettings
 from pipelines.cli import parser, run_stage
 from runs.recipe import Recipe
 from runs.recipe_file import load_recipe
-from storage.errors import ConfigError
 from storage.parts import read_parts
 from storage.records import Prediction
 from storage.schemas import table_to_records

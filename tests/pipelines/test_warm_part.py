@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from base.errors import ConfigError
 from pipelines.warm_start import warm_part, warm_start
 from runs.recipe_file import load_recipe
 from runs.stage import StageContext
 from sources.load import load_data
-from storage.errors import ConfigError
 
 
 def test_sets_of_a_mix_give_the_same_number_each() -> None:

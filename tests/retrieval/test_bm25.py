@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from base.errors import ConfigError
 from retrieval.bm25 import Bm25Retriever, build_bm25, tokenize
 from retrieval.passages import corpus_hash, in_index_order, top_k_rows
-from storage.errors import ConfigError
 from storage.records import Passage
 
 TEXTS = ["red fox", "red red hen", "blue hen", "green"]

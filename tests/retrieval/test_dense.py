@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from base.errors import ConfigError
 from retrieval import encoder as encoder_module
 from retrieval.encoder import Encoder, encoding_of, require_dense_extra
 from retrieval.index import open_retriever
 from retrieval.settings import DenseSettings, RetrievalSettings
-from storage.errors import ConfigError
 from storage.records import Passage
 
 needs_dense = pytest.mark.skipif(

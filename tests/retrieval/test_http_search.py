@@ -9,11 +9,11 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from base.errors import RetrievalError
 from retrieval.http import HttpRetriever, join_contents, split_contents
 from retrieval.index import open_retriever
 from retrieval.server import serving
 from retrieval.settings import RetrievalSettings
-from storage.errors import RetrievalError
 from storage.records import Passage
 
 CORPUS = [

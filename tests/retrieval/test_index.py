@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from base.errors import ConfigError, StorageError
 from retrieval import index
 from retrieval.index import corpus_hash, open_retriever
 from retrieval.settings import RetrievalSettings
-from storage.errors import ConfigError, StorageError
 from storage.records import Passage, RetrievedPassage
 
 CORPUS = [

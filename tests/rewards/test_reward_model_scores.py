@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from agent.state import Action, State, Step
+from base.errors import BranchwiseError, ConfigError
 from rewards import reward_model
 from rewards.heads import Heads
 from rewards.reward_model import RewardModel, prefix_of, reward_model_digest, stored_encoder
 from rewards.schedule import Weights, weights
 from rewards.settings import REWARDS, EvoRagSettings
-from storage.errors import BranchwiseError, ConfigError
 from storage.records import Message
 from weights.embedding import Prefix
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import yaml
 
+from base.atomic import atomic_write_json
+from base.errors import ConfigError
 from runs.folder import existing_run, open_run
 from runs.recipe import Recipe
 from runs.seal import SEAL, new_seal
-from storage.atomic import atomic_write_json
-from storage.errors import ConfigError
 from storage.manifest import begin_manifest
 
 

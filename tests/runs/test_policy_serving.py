@@ -12,6 +12,7 @@ from typing import Any
 import fake_vllm
 import pytest
 
+from base.errors import ConfigError, EndpointError, TrainingError
 from engines.sampling import CallIdentity, SampleRequest, Sampling
 from engines.settings import ModelSettings
 from engines.vllm import server_for
@@ -19,7 +20,6 @@ from engines.vllm_command import VARIABLE
 from engines.vllm_weights import served_digest
 from runs.policy_serving import VllmServing, check_servable, serving_for
 from runs.recipe import Recipe
-from storage.errors import ConfigError, EndpointError, TrainingError
 from storage.records import Message
 from training.canary import Canary, CanaryResult
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from base.errors import ConfigError
 from rewards.settings import EvoRagSettings
 from runs.factories import engine_for
 from runs.recipe import Recipe
 from runs.recipe_file import load_recipe
-from storage.errors import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EVO = "name: x\nrewards: {scheme: evo-rag}\nagent: {protocol: evo-rag}"

@@ -14,6 +14,7 @@ from sample_records import a_question
 from scripted_engine import ScriptedRetriever, SpellingEngine, spelt
 
 from agent.search_loop import CORRECTION
+from base.errors import BudgetExceeded, EndpointError, RetrievalError
 from engines.sampling import Capabilities, SampleRequest
 from pipelines.train_grpo import rollout_recipe
 from rewards.schemes import scheme_of
@@ -21,7 +22,6 @@ from runs.recipe import Recipe
 from runs.rollouts import Rollouts
 from runs.stage import Gate, StageContext
 from runs.terminal import Terminal
-from storage.errors import BudgetExceeded, EndpointError, RetrievalError
 from storage.ledger import Ledger
 from storage.records import Question, RetrievedPassage
 from training.canary import CanaryResult

@@ -9,13 +9,13 @@ import pytest
 from loopback import serving
 from tiny_dataset import policy, recipe
 
+from base.errors import StorageError
 from pipelines.cli import parser, run_stage
 from pipelines.train_sft import right_steps
 from runs import stored_trees as walk
 from runs.folder import Run, existing_run
 from runs.stored_pairs import pairs_of
 from runs.stored_trees import stored_trees
-from storage.errors import StorageError
 from storage.manifest import load_manifest, remove_parts
 from storage.records import TreeNode
 from storage.schemas import table_to_records

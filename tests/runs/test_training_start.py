@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from sample_records import a_pair
 
+from base.errors import ConfigError
 from engines.settings import ModelSettings
 from engines.vllm_weights import served_digest
 from pipelines.cli import parser, run_stage
@@ -13,7 +14,6 @@ from runs.folder import existing_run, open_run
 from runs.recipe import Recipe
 from runs.stage import StageContext
 from runs.training_start import trained_folder, training_data_provenance
-from storage.errors import ConfigError
 from storage.manifest import add_parts
 from storage.parts import write_part
 from storage.schemas import rows_to_table, schema_of

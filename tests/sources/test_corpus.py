@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from base.errors import ConfigError
 from sources.corpus import corpus_of_paragraphs, load_corpus
 from sources.documents import cut
-from storage.errors import ConfigError
 from storage.records import Paragraph, Question
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from base.errors import ConfigError
 from sources.load import Data, load_data, unanswerable
 from sources.settings import DataSettings, SetSettings
-from storage.errors import ConfigError
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from base.errors import ConfigError
+from base.reading import Faults
 from sources.files import parse_object, read_rows
 from sources.readers import LICENCES, read_set
-from storage.errors import ConfigError
-from storage.reading import Faults
 from storage.records import Question
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"

@@ -15,9 +15,9 @@ from damage import HARMS, Harm, fifo, flipped
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from base.errors import ConfigError, StorageError
 from storage import file_seal
 from storage.cache import cache_folder, cache_section, get_or_build
-from storage.errors import ConfigError, StorageError
 from storage.file_seal import SEAL, file_fault, seal_file
 
 SMALL = {"one.npy": b"first" * 20, "deeper/two.json": b'{"k": [1, 2]}', "empty": b""}

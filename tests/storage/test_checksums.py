@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_records import a_call
 
-from storage.errors import StorageError
+from base.errors import StorageError
 from storage.ledger import Ledger
 from storage.ledger_check import LEDGER_VERSION, check
 from storage.ledger_rows import CALL_COLUMNS, Call, QuestionRow, checksum, packed, sound, unpacked

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sample_records import a_call
 
-from storage.errors import ConfigError, StorageError
+from base.errors import ConfigError, StorageError
 from storage.ledger import Ledger, StoredCalls
 from storage.ledger_check import LEDGER_VERSION
 from storage.ledger_rows import Call, QuestionRow, Totals
@@ -151,7 +151,7 @@ FULL_DISK = """
 import asyncio, resource, signal, sys
 from dataclasses import replace
 from pathlib import Path
-from storage.errors import StorageError
+from base.errors import StorageError
 from storage.ledger import Ledger
 from test_ledger import CALL
 

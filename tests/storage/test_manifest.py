@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from sample_records import a_node, a_pair
 
-from storage.errors import StorageError
+from base.errors import StorageError
 from storage.manifest import (
     Manifest,
     PartInfo,

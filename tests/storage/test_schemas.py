@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_records import a_node
 
-from storage.errors import StorageError
+from base.errors import StorageError
+from base.text import replace_surrogates
 from storage.records import (
     SCHEMA_VERSION,
     Failure,
@@ -25,7 +26,6 @@ from storage.records import (
     TreeNode,
 )
 from storage.schemas import SCHEMAS, TREES, rows_to_table, table_to_records
-from storage.text import replace_surrogates
 
 TEXT = st.text(max_size=12)  # no surrogates, everything else: NUL, right-to-left, emoji
 FLOAT = st.floats(allow_nan=False, width=32)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from sample_records import a_node, a_pair, a_question
 
-from storage.errors import ConfigError, StorageError
+from base.errors import ConfigError, StorageError
 from storage.manifest import add_parts
 from storage.parts import write_part
 from storage.schemas import PAIRS, QUESTIONS, TREES, rows_to_table

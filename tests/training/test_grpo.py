@@ -12,7 +12,7 @@ import pytest
 from tiny_llama import write_tiny_folder
 from training_settings import training_settings
 
-from storage.errors import BudgetExceeded, TrainingError
+from base.errors import BudgetExceeded, TrainingError
 from training.arguments import trainer_arguments
 from training.curves import read_metrics
 from training.grpo import grpo_trainer, train_grpo

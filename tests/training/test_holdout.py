@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from storage.errors import ConfigError
+from base.errors import ConfigError
 from training.holdout import score, split_holdout
 from training.preferences import PreferenceTokens
 from training.samplers import StateOrder

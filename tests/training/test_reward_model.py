@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from base.errors import ConfigError
 from rewards.heads import Heads
 from rewards.labels import Label
 from rewards.reward_model import read_record
 from rewards.schedule import weights
 from rewards.settings import REWARDS, EvoRagSettings
 from runs.recipe import Recipe
-from storage.errors import ConfigError
 from storage.records import Component, Message
 from training.comparisons import SiblingComparison, orders, return_gaps, split_questions
 from training.head_metrics import Steps, measure

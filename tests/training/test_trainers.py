@@ -13,7 +13,7 @@ from sample_records import a_pair
 from tiny_llama import write_tiny_folder, write_tiny_gguf
 from training_settings import training_settings
 
-from storage.errors import ConfigError, StorageError
+from base.errors import ConfigError, StorageError
 from storage.records import Message, Pair
 from training import arguments, export, training_run
 from training.curves import curves as curves_of

@@ -10,8 +10,8 @@ import pytest
 from tiny_llama import random_llama
 from trained_engine import TrainedEngine
 
+from base.errors import TrainingError
 from engines.sampling import Completion, SampleRequest
-from storage.errors import TrainingError
 from storage.records import Message
 from training.canary import Canary
 

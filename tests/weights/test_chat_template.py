@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage.errors import ConfigError
+from base.errors import ConfigError
 from storage.records import Message
 from weights.chat_template import rendered
 

@@ -11,13 +11,13 @@ import torch
 from tiny_llama import write_tiny_folder
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, MistralConfig, MistralModel
 
-from storage.errors import ConfigError
+from base.errors import ConfigError
 from storage.records import Message
-from storage.vectors import Vector
 from training.examples import StepExample, tokenise
 from weights.backbone import Backbone, Tokens
 from weights.embedding import FrozenEncoder, Prefix, base_of
 from weights.policy_files import PACKAGED, load_tokenizer, packaged_gguf
+from weights.vectors import Vector
 
 # Siblings of two states of one instruction, one the beginning of another; and one longer than all.
 SEQUENCES: list[Tokens] = [

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from damage import HARMS, Harm, cut, emptied, flipped, lost
 
-from storage.errors import ConfigError
+from base.errors import ConfigError
 from storage.file_seal import SEAL, seal_file
 from weights.gguf import DIGEST_KEY, export_gguf, gguf_metadata, gguf_precision, rewrite_gguf
 from weights.policy_files import PolicyFiles, packaged_gguf, policy_digest, policy_files

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from strange_files import pipe
 
-from storage.errors import ConfigError
+from base.errors import ConfigError
 from weights.gguf import open_gguf
 from weights.policy_files import load_tokenizer, packaged_gguf
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tiny_llama import write_tiny_folder
 
-from storage.errors import ConfigError
+from base.errors import ConfigError
 from weights.adapter_chain import copy_chain
 from weights.policy_files import load_policy, policy_digest, policy_files
 

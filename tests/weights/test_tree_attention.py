@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from storage.errors import ConfigError
+from base.errors import ConfigError
 from training.packing import StepTokens, packed_batch, padded_batch
 from training.tree_attention import enable_packed_forward
 from weights import tree_attention

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
-from storage.text import Log
+from base.text import Log
 
 EVERY_S = 30.0
 

@@ -4,8 +4,8 @@ import gzip
 from pathlib import Path
 from typing import TextIO
 
-from storage.errors import ConfigError
-from storage.terminal_escape import inert
+from base.errors import ConfigError
+from base.terminal_escape import inert
 
 
 class Faults:

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from storage.errors import ConfigError
+from base.errors import ConfigError
 
 DEEPEST = 40
 """Maximum levels of nesting; a recipe has five."""

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.terminal_escape import (
+from base.terminal_escape import (
     InertStream,
     bare,
     guard_streams,

@@ -16,9 +16,9 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.atomic import make_folder
+from base.atomic import make_folder
+from base.errors import StorageError
 from storage.cache import file_lock, remove
-from storage.errors import StorageError
 
 Vector = NDArray[np.float32]
 T = TypeVar("T")

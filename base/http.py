@@ -13,8 +13,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
-from storage.errors import ConfigError
-from storage.terminal_escape import inert
+from base.errors import ConfigError
+from base.terminal_escape import inert
 
 if TYPE_CHECKING:
     import ssl

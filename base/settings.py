@@ -5,8 +5,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from storage.seeds import LEAST, MOST, fits_int64
-from storage.text import replace_surrogates
+from base.seeds import LEAST, MOST, fits_int64
+from base.text import replace_surrogates
 
 
 class Settings(BaseModel):

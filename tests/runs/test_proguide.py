@@ -9,11 +9,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from sample_records import a_pair
 
+from agent.tags import content_of
+from base.errors import ConfigError
 from pipelines.proguide import read_proguide
-from storage.errors import ConfigError
-from storage.proguide import (
+from runs.proguide import (
     ProGuideRecord,
-    content_of,
     from_proguide,
     to_proguide,
     write_proguide,

@@ -8,20 +8,20 @@ provenance: an exported pair is imported without them.
 
 import gzip
 import json
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from storage.atomic import atomic_path
-from storage.errors import ConfigError
-from storage.reading import Faults
+from agent.tags import content_of
+from base.atomic import atomic_path
+from base.errors import ConfigError
+from base.reading import Faults
+from base.settings import describe_errors
+from base.terminal_escape import inert_json
+from base.text import digest_of, replace_surrogates
 from storage.records import Message, Pair, pair_id
-from storage.settings import describe_errors
-from storage.terminal_escape import inert_json
-from storage.text import digest_of, replace_surrogates
 
 SOURCE = "rag-proguide"
 """`source` of imported pairs, which the format does not record."""
@@ -34,9 +34,7 @@ _PUBLISHED = {
 _OTHER = "Other"
 _OURS = {published: ours for ours, published in _PUBLISHED.items()}
 _QUESTION_MARK = "Question:"
-_PREFERRED = ("answer", "query", "search", "evidence")
 _EQUAL = "chosen and rejected are identical, so neither is preferred: remove the record"
-_TAG = re.compile(r"<(answer|query|search|evidence)>(.*?)</\1>", re.DOTALL)
 
 
 class ProGuideRecord(BaseModel):
@@ -177,12 +175,3 @@ def write_proguide(path: Path, pairs: Iterable[Pair]) -> int:
 
 def _open_new(path: Path, packed: bool) -> TextIO:
     return gzip.open(path, "wt", encoding="utf-8") if packed else path.open("w", encoding="utf-8")
-
-
-def content_of(reply: str) -> str:
-    """Returns the content as the published code defines it: inside the first tag; "" without one.
-
-    An answer is preferred to a query (`search` in EVO-RAG), and a query to evidence.
-    """
-    found = dict(reversed(_TAG.findall(reply)))  # the first of a kind wins
-    return next((found[tag].strip() for tag in _PREFERRED if tag in found), "")

@@ -9,16 +9,16 @@ import pytest
 from sample_records import a_node
 from strange_files import NOT_FOLDERS, Strange, folder, link, pipe, sparse
 
+from base.errors import ConfigError, StorageError
+from base.lock import RunLock
+from base.safe_files import open_inside, read_inside, read_named, reject_special_files
 from rewards.heads import Heads
 from rewards.reward_model import read_record
 from runs.folder import existing_run, noted_inputs
 from runs.journal import Event, Journal
-from storage.errors import ConfigError, StorageError
 from storage.ledger import Ledger
-from storage.lock import RunLock
 from storage.manifest import add_parts, load_manifest, verify_manifest
 from storage.parts import read_parts, write_part
-from storage.safe_files import open_inside, read_inside, read_named, reject_special_files
 from storage.schemas import TREES, rows_to_table
 from storage.views import connect
 from training.checkpoints import latest_checkpoint

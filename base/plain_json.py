@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from storage.safe_files import RECORD_BYTES, read_inside
-from storage.text import storable_values
+from base.safe_files import RECORD_BYTES, read_inside
+from base.text import storable_values
 
 
 def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
@@ -37,7 +37,7 @@ def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
 
 
 def object_inside(folder: Path, name: str, most: int = RECORD_BYTES) -> dict[str, Any]:
-    """Returns the JSON object in a file inside a folder (see `storage.safe_files`).
+    """Returns the JSON object in a file inside a folder (see `base.safe_files`).
 
     Raises:
         ConfigError: If it is not a regular file inside the folder, or is too large.

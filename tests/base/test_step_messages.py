@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage.step_messages import StepMessages, format_duration
+from base.step_messages import StepMessages, format_duration
 
 
 def test_a_message_comes_at_most_every_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:

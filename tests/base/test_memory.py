@@ -4,8 +4,8 @@ import errno
 
 import pytest
 
-from storage.errors import ConfigError, EndpointError, StorageError
-from storage.memory import format_memory_error, out_of_memory_message
+from base.errors import ConfigError, EndpointError, StorageError
+from base.memory import format_memory_error, out_of_memory_message
 
 
 def caused(error: Exception, cause: BaseException) -> Exception:

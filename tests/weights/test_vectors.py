@@ -12,8 +12,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from storage.errors import StorageError
-from storage.vectors import Vector, VectorCache
+from base.errors import StorageError
+from weights.vectors import Vector, VectorCache
 
 
 def vectors(n: int, first: int = 0) -> dict[bytes, Vector]:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from storage.errors import ConfigError
-from storage.http import Proxy, checked_address, is_loopback, proxy_for, shown_url
+from base.errors import ConfigError
+from base.http import Proxy, checked_address, is_loopback, proxy_for, shown_url
 
 OURS = (
     "localhost LOCALHOST:80 localhost. a.localhost 127.0.0.1 127.8.0.1:9 127.255.255.255 [::1]:1 "

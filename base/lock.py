@@ -6,8 +6,8 @@ import stat
 from pathlib import Path
 from typing import Self
 
-from storage.errors import ConfigError, StorageError
-from storage.safe_files import reject_irregular_files
+from base.errors import ConfigError, StorageError
+from base.safe_files import reject_irregular_files
 
 # Follow no link, which may lead to a file that must not be emptied. Do not wait for a pipe.
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK

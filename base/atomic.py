@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from storage.errors import StorageError
-from storage.terminal_escape import inert_json
+from base.errors import StorageError
+from base.terminal_escape import inert_json
 
 
 @contextmanager

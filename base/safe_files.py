@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
 
-from storage.errors import ConfigError
+from base.errors import ConfigError
 
 RECORD_BYTES = 16 << 20
 """Maximum size of a record that Branchwise or a training keeps (`provenance.json` has a few kB)."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.atomic import atomic_path, atomic_write_bytes, atomic_write_json, atomic_write_text
-from storage.errors import StorageError
+from base.atomic import atomic_path, atomic_write_bytes, atomic_write_json, atomic_write_text
+from base.errors import StorageError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 DYING_WRITER = """
 import sys
 from pathlib import Path
-import storage.atomic as atomic
+import base.atomic as atomic
 
 real = Path.replace
 def stop_at_the_seam(self, target):
