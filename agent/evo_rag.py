@@ -58,7 +58,7 @@ class EvoRAG(AgentProtocol):
         tags = [f"<{kind}>{_BODY}</{kind}>" for kind in _allowed(stack, last) if kind in _FILLED]
         tags += [tag for tag, kind in _EMPTY.items() if kind in _allowed(stack, last)]
         note = f"({_NOTE})?" if stack else ""
-        # No `|` inside a group: `engines.structure` cuts every alternative at its bound.
+        # No `|` inside a group: `engines.embedded.structure` cuts every alternative at its bound.
         return Structure("regex", "|".join(note + tag for tag in tags))
 
     def parse(self, state: State, text: str, *, last: bool) -> Action:

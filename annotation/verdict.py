@@ -34,7 +34,7 @@ VERDICT_REGEX = (
 """The same form for engines that take a regex, with a critique of at most 41 words.
 
 The limit counts words, not characters, because grammar engines are slow for wide bounds
-(`engines.structure`).
+(`engines.embedded.structure`).
 """
 
 _ANNOUNCED = re.compile(r"\bso the score is\b", re.IGNORECASE)

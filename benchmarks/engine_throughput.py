@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from base.errors import EndpointError
-from engines.openvino import embedded_engine
+from engines.embedded.openvino import embedded_engine
 from engines.sampling import CallIdentity, Engine, SampleRequest, Sampling, Usage
 from engines.settings import ModelSettings
 from storage.records import Message
@@ -148,7 +148,7 @@ def await_health(child: "subprocess.Popen[bytes]", port: int, log: Path) -> None
 
 def against(kind: str, python: Path, requests: int) -> None:
     """Measures a server with the packaged weights in float32."""
-    from engines.openai import OpenAIEngine
+    from engines.endpoint.openai import OpenAIEngine
     from weights.policy_files import PACKAGED, load_policy, policy_files
 
     with tempfile.TemporaryDirectory(prefix="branchwise-bench-") as folder:

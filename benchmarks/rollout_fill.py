@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from engines.openvino import OpenVINOEngine
+from engines.embedded.openvino import OpenVINOEngine
 from engines.sampling import Engine
 from pipelines.train_grpo import rollout_recipe
 from rewards.schemes import scheme_of

@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from engines.openvino import OpenVINOEngine
+from engines.embedded.openvino import OpenVINOEngine
 from engines.sampling import CallIdentity, SampleRequest, Sampling
 from engines.settings import ModelSettings
 from pipelines.train_grpo import canary_prompts

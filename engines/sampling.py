@@ -1,7 +1,7 @@
 """The sampling interface: requests to a model, and completions.
 
-Every engine (`engines.openai`, `engines.openvino`) and the ledger that wraps them implement
-`Engine`. Code outside this package does not depend on the kind of engine.
+Every engine (`engines.endpoint.openai`, `engines.embedded.openvino`) and the ledger that wraps them
+implement `Engine`. Code outside this package does not depend on the kind of engine.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from storage.records import Message
 FinishReason = Literal["stop", "length", "content_filter", "unknown"]
 UsageBasis = Literal["reported", "tokenizer", "bytes"]
 """Source of token counts, most reliable first: the engine's report, a tokenizer on this machine, or
-an upper estimate from bytes (`engines.usage`).
+an upper estimate from bytes (`engines.endpoint.usage`).
 """
 _ROUGHNESS: tuple[UsageBasis, ...] = get_args(UsageBasis)
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from base.errors import ConfigError, EndpointError
 from engines.settings import ModelSettings
-from engines.vllm import server_for
-from engines.vllm_server import VllmServer
+from engines.vllm.engine import server_for
+from engines.vllm.server import VllmServer
 from runs.factories import server_logs
 from runs.recipe import Recipe
 from runs.signals import on_stop_signal

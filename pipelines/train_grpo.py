@@ -26,7 +26,7 @@ from base.errors import BudgetExceeded, ConfigError
 from base.safe_files import read_inside
 from base.settings import describe_errors
 from base.terminal_escape import inert
-from engines.vllm_command import installed_vllm
+from engines.vllm.command import installed_vllm
 from retrieval.interface import Retriever
 from rewards.schemes import scheme_of
 from runs.cost_bounds import NOTHING, CostRange, rollout_cost

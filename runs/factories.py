@@ -13,7 +13,7 @@ from base.text import Log
 from engines.ledgered import BeforeCall, LedgeredEngine
 from engines.sampling import Engine, Sampling
 from engines.settings import ModelSettings
-from engines.vllm_server import VllmServer
+from engines.vllm.server import VllmServer
 from retrieval.interface import Retriever
 from runs.recipe import Recipe
 from sources.load import Data, load_data
@@ -62,7 +62,7 @@ def engine_for(
         server: Running vLLM server that already has the model.
     """
     if model.engine == "openvino":
-        from engines.openvino import embedded_engine
+        from engines.embedded.openvino import embedded_engine
 
         limits = recipe.limits
         return embedded_engine(
@@ -71,7 +71,7 @@ def engine_for(
             kv_cache_gib=limits.kv_cache_gib,
             log=log,
         )
-    from engines.openai import OpenAIEngine
+    from engines.endpoint.openai import OpenAIEngine
 
     connect = partial(
         OpenAIEngine,
@@ -82,7 +82,7 @@ def engine_for(
         on_event=log,
     )
     if model.engine == "vllm":
-        from engines.vllm import VllmEngine
+        from engines.vllm.engine import VllmEngine
 
         return VllmEngine(model, connect, logs or server_logs(), log, server)
     return connect(model)

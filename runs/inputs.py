@@ -12,7 +12,7 @@ from annotation.judge import judge_prompt_hash
 from base.errors import ConfigError
 from base.text import digest_of_many
 from engines.settings import ModelSettings
-from engines.vllm_weights import served_digest
+from engines.vllm.weights import served_digest
 from retrieval.interface import Retriever
 from retrieval.passages import corpus_hash
 from rewards.reward_model import reward_model_digest

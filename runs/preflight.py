@@ -18,8 +18,8 @@ from base.errors import BranchwiseError, ConfigError
 from base.http import proxy_for, shown_url
 from base.reading import Faults
 from engines.settings import ModelSettings
-from engines.vllm_command import installed_vllm
-from engines.vllm_weights import served_files
+from engines.vllm.command import installed_vllm
+from engines.vllm.weights import served_files
 from rewards.reward_model import reward_model_digest
 from runs.factories import engine_for
 from runs.recipe import JUDGE, Recipe
@@ -170,7 +170,7 @@ def _models(recipe: Recipe) -> Iterator[tuple[str, ModelSettings]]:
 
 
 def _reach(model: ModelSettings, recipe: Recipe, protocol: AgentProtocol | None = None) -> None:
-    from engines.openai import OpenAIEngine
+    from engines.endpoint.openai import OpenAIEngine
 
     timeout_s = min(recipe.limits.timeout_s, CHECK_TIMEOUT_S)
     hurried = recipe.limits.model_copy(update={"max_concurrency": 1, "timeout_s": timeout_s})

@@ -5,7 +5,7 @@ from functools import partial
 
 from base.errors import ConfigError
 from base.secret_names import names_secret
-from engines.client import checked_url as endpoint_address
+from engines.endpoint.client import checked_url as endpoint_address
 from engines.settings import ModelSettings
 from retrieval.encoder import require_dense_extra
 from retrieval.settings import checked_url as search_address

@@ -13,7 +13,7 @@ from agent.evo_rag import EvoRAG, LiveSearch, live_searches, note_of
 from agent.protocol import query_of
 from agent.state import Action, State, Step
 from agent.tags import MAX_CONTENT_CHARS
-from engines.structure import drop_wide_bounds, truncate_to_bounds
+from engines.embedded.structure import drop_wide_bounds, truncate_to_bounds
 from storage.records import RetrievedPassage
 
 PROTOCOL = EvoRAG()

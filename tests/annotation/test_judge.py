@@ -13,7 +13,7 @@ from agent.state import Action, State, Step
 from annotation.judge import Judge
 from annotation.verdict import SCORES, VERDICT_REGEX, VERDICT_SCHEMA, read_score
 from base.errors import JudgeError
-from engines.openai import OpenAIEngine
+from engines.endpoint.openai import OpenAIEngine
 from engines.sampling import Capabilities, FinishReason
 from engines.settings import JudgeSettings
 from storage.records import Question

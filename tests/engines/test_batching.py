@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from base.errors import EndpointError
-from engines.batching import BatchingThread
+from engines.embedded.batching import BatchingThread
 
 
 class Text(bytes):

@@ -1,6 +1,6 @@
 """The circuit breaker: when it opens, how it probes, and when it gives up."""
 
-from engines.breaker import CircuitBreaker
+from engines.endpoint.breaker import CircuitBreaker
 
 
 def broken(threshold: int = 3) -> CircuitBreaker:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engines.concurrency import AdaptiveLimit
+from engines.endpoint.concurrency import AdaptiveLimit
 
 
 def succeed(limit: AdaptiveLimit, calls: int) -> None:

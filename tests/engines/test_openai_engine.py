@@ -14,8 +14,8 @@ from fake_endpoint import FakeEndpoint, completion, encoded, failure, ids_comple
 
 from base.errors import ConfigError, EndpointError, TokenDrift
 from engines.cost import cost_usd
-from engines.openai import OpenAIEngine
-from engines.retry import RetryPolicy
+from engines.endpoint.openai import OpenAIEngine
+from engines.endpoint.retry import RetryPolicy
 from engines.sampling import CallIdentity, SampleRequest, Sampling, Structure, Usage
 from engines.settings import ModelSettings, Price
 from storage.records import Message

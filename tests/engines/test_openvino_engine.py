@@ -11,7 +11,7 @@ import pytest
 from agent.reasonrag import ReasonRAG
 from agent.state import State
 from base.errors import EndpointError
-from engines.openvino import OpenVINOEngine, _parallel_decoders, embedded_engine
+from engines.embedded.openvino import OpenVINOEngine, _parallel_decoders, embedded_engine
 from engines.sampling import CallIdentity, SampleRequest, Sampling, Structure
 from engines.settings import ModelSettings
 from storage.records import Message

@@ -11,7 +11,7 @@ import pytest
 
 from agent.reasonrag import ReasonRAG
 from agent.state import Action, State, Step
-from engines.openvino import OpenVINOEngine, embedded_engine
+from engines.embedded.openvino import OpenVINOEngine, embedded_engine
 from engines.sampling import CallIdentity, Completion, SampleRequest, Sampling
 from engines.settings import ModelSettings
 from storage.records import Message, RetrievedPassage

@@ -10,8 +10,8 @@ import pytest
 from virtual_time import in_virtual_time, now
 
 from base.errors import BudgetExceeded, EndpointError
-from engines.retry import FaultKind, RetryPolicy, TransientError
-from engines.traffic import RequestScheduler, TrafficSettings, traffic_to
+from engines.endpoint.retry import FaultKind, RetryPolicy, TransientError
+from engines.endpoint.traffic import RequestScheduler, TrafficSettings, traffic_to
 
 
 def fault(kind: FaultKind = "trouble", retry_after_s: float | None = None) -> TransientError:

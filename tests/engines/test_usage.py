@@ -10,7 +10,8 @@ from fake_endpoint import FakeEndpoint, completion
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.openai import OpenAIEngine
+from engines.endpoint.openai import OpenAIEngine
+from engines.endpoint.usage import TokenizerCount, UpperEstimate, usage_of
 from engines.sampling import (
     CallIdentity,
     FinishReason,
@@ -21,7 +22,6 @@ from engines.sampling import (
     UsageBasis,
 )
 from engines.settings import ModelSettings
-from engines.usage import TokenizerCount, UpperEstimate, usage_of
 from storage.records import Message
 from weights.chat_template import prompt_ids, target_ids
 from weights.policy_files import load_tokenizer, packaged_gguf

@@ -15,19 +15,19 @@ import fake_vllm
 import pytest
 
 from base.errors import ConfigError, EndpointError
-from engines.openai import OpenAIEngine
+from engines.endpoint.openai import OpenAIEngine
 from engines.sampling import CallIdentity, SampleRequest, Sampling, call_key, derived_seed
 from engines.settings import ModelSettings
-from engines.vllm import VllmEngine, server_for
-from engines.vllm_command import VARIABLE, installed_vllm
-from engines.vllm_weights import served_digest
+from engines.vllm.command import VARIABLE, installed_vllm
+from engines.vllm.engine import VllmEngine, server_for
+from engines.vllm.weights import served_digest
 from storage.records import Message
 
 OWNER = """
 import asyncio, sys
 from pathlib import Path
 from engines.settings import ModelSettings
-from engines.vllm import server_for
+from engines.vllm.engine import server_for
 
 async def own():
     async with server_for(ModelSettings(engine="vllm", model=sys.argv[1]), Path(sys.argv[2])):

@@ -12,8 +12,8 @@ from tiny_llama import write_tiny_folder
 
 from base.errors import ConfigError
 from engines.settings import ModelSettings
-from engines.vllm_command import Served
-from engines.vllm_weights import prepare_weights
+from engines.vllm.command import Served
+from engines.vllm.weights import prepare_weights
 from weights.policy_files import load_policy, policy_files
 
 
@@ -78,7 +78,7 @@ def test_all_but_the_last_adapter_is_merged_once(
     assert torch.equal(logits(served.weights), below)
     assert not torch.allclose(below, whole, atol=1e-3)
 
-    monkeypatch.setattr("engines.vllm_weights.load_policy", lambda *_: pytest.fail("not cached"))
+    monkeypatch.setattr("engines.vllm.weights.load_policy", lambda *_: pytest.fail("not cached"))
     assert ready(chain / "dpo") == served
 
 
@@ -103,7 +103,7 @@ def test_merged_weights_that_changed_on_disk_are_merged_again(
         merged.append(len(files.adapters))
         return Saved("model.safetensors"), Saved("config.json")
 
-    monkeypatch.setattr("engines.vllm_weights.load_policy", load)
+    monkeypatch.setattr("engines.vllm.weights.load_policy", load)
     settings = ModelSettings(engine="vllm", model=str(chain / "dpo"))
     served = prepare_weights(settings, said.append)
     names = sorted(path.name for path in Path(served.weights).iterdir())
@@ -129,7 +129,7 @@ def test_an_adapter_that_vllm_cannot_apply_is_merged_too(
         merged.append(len(files.adapters))
         return Saved("model.safetensors"), Saved("config.json")
 
-    monkeypatch.setattr("engines.vllm_weights.load_policy", load)
+    monkeypatch.setattr("engines.vllm.weights.load_policy", load)
     config = chain / "dpo" / "adapter" / "adapter_config.json"
     plain = config.read_text()
     config.write_text(json.dumps(json.loads(plain) | beyond))

@@ -25,8 +25,8 @@ from loopback import serving
 from tiny_dataset import policy, recipe
 
 from base.errors import EndpointError
-from engines.openai import OpenAIEngine
-from engines.retry import RetryPolicy
+from engines.endpoint.openai import OpenAIEngine
+from engines.endpoint.retry import RetryPolicy
 from engines.sampling import CallIdentity, Completion, SampleRequest, Sampling
 from engines.settings import ModelSettings
 from pipelines.cli import parser, run_stage
@@ -300,7 +300,7 @@ def rows(run: Path, table: str) -> list[str]:
 
 def hurry(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     made = replace(HURRIED, **changes)
-    monkeypatch.setattr("engines.openai.RetryPolicy", partial(replace, made))
+    monkeypatch.setattr("engines.endpoint.openai.RetryPolicy", partial(replace, made))
 
 
 class Mischief:

@@ -22,8 +22,8 @@ from tiny_dataset import policy, recipe
 from wire import Answer, Listener, certificate, listening
 
 from base.errors import ConfigError, EndpointError, RetrievalError
-from engines.openai import OpenAIEngine
-from engines.retry import RetryPolicy
+from engines.endpoint.openai import OpenAIEngine
+from engines.endpoint.retry import RetryPolicy
 from engines.sampling import CallIdentity, SampleRequest, Sampling
 from engines.settings import ModelSettings
 from retrieval.http import HttpRetriever
@@ -244,7 +244,7 @@ HUGE = 200_000_000
 CHILD = """
 import asyncio, re, sys
 from pathlib import Path
-from engines.openai import OpenAIEngine
+from engines.endpoint.openai import OpenAIEngine
 from engines.sampling import CallIdentity, SampleRequest, Sampling
 from storage.records import Message
 from engines.settings import ModelSettings

@@ -12,7 +12,7 @@ import fake_vllm
 import pytest
 import tiny_dataset
 
-from engines.vllm_command import VARIABLE
+from engines.vllm.command import VARIABLE
 from pipelines.cli import main
 from pipelines.serve import served_settings
 from runs.recipe_file import load_recipe

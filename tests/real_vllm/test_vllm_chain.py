@@ -22,13 +22,13 @@ import pytest
 
 from agent.reasonrag import ReasonRAG
 from agent.state import State
-from engines.openai import OpenAIEngine
-from engines.openvino import embedded_engine
+from engines.embedded.openvino import embedded_engine
+from engines.endpoint.openai import OpenAIEngine
 from engines.sampling import CallIdentity, Completion, Engine, SampleRequest, Sampling, Structure
 from engines.settings import ModelSettings
-from engines.vllm import KEY_VARIABLE, VllmEngine
-from engines.vllm_command import installed_vllm
-from engines.vllm_weights import served_digest
+from engines.vllm.command import installed_vllm
+from engines.vllm.engine import KEY_VARIABLE, VllmEngine
+from engines.vllm.weights import served_digest
 from storage.parts import read_parts
 from storage.records import Message
 

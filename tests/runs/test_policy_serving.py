@@ -15,9 +15,9 @@ import pytest
 from base.errors import ConfigError, EndpointError, TrainingError
 from engines.sampling import CallIdentity, SampleRequest, Sampling
 from engines.settings import ModelSettings
-from engines.vllm import server_for
-from engines.vllm_command import VARIABLE
-from engines.vllm_weights import served_digest
+from engines.vllm.command import VARIABLE
+from engines.vllm.engine import server_for
+from engines.vllm.weights import served_digest
 from runs.policy_serving import VllmServing, check_servable, serving_for
 from runs.recipe import Recipe
 from storage.records import Message

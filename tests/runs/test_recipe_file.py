@@ -288,7 +288,8 @@ def test_the_embedded_engine_gets_the_cache_that_the_recipe_allows(
 ) -> None:
     given: list[dict[str, object]] = []
     monkeypatch.setattr(
-        "engines.openvino.embedded_engine", lambda model, log, **limits: given.append(limits)
+        "engines.embedded.openvino.embedded_engine",
+        lambda model, log, **limits: given.append(limits),
     )
     recipe = Recipe.model_validate(
         {"name": "x", "limits": {"kv_cache_gib": 7, "max_concurrency": 3}}

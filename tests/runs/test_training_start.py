@@ -8,7 +8,7 @@ from sample_records import a_pair
 
 from base.errors import ConfigError
 from engines.settings import ModelSettings
-from engines.vllm_weights import served_digest
+from engines.vllm.weights import served_digest
 from pipelines.cli import parser, run_stage
 from runs.folder import existing_run, open_run
 from runs.recipe import Recipe

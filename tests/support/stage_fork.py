@@ -20,7 +20,7 @@ from typing import Any
 WARM = (
     "aiohttp",
     "bm25s",
-    "engines.openai",
+    "engines.endpoint.openai",
     "httpx2",
     "matplotlib.pyplot",
     "openai.resources.chat.completions",

@@ -14,7 +14,7 @@ from agent.protocols import protocol_of
 from agent.search_loop import SearchLoop
 from agent.segments import policy_text
 from agent.settings import AgentSettings
-from engines.openvino import embedded_engine
+from engines.embedded.openvino import embedded_engine
 from engines.sampling import CallIdentity, SampleRequest, Sampling
 from engines.settings import ModelSettings
 from retrieval.index import open_retriever

@@ -1,7 +1,7 @@
 """A vLLM server on this machine: starts it, restarts it after a crash, stops it.
 
 The server listens on loopback. It has its own process group, so Ctrl-C at the terminal does not
-reach it. It is tied to this process (`engines.parent_bound_process`), so it never outlives it.
+reach it. It is tied to this process (`engines.vllm.parent_bound_process`), so it never outlives it.
 """
 
 import asyncio

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from base.errors import EndpointError
 from base.http import Redirected, ReplyTooLarge, shown_url
-from engines.chat import (
+from engines.endpoint.chat import (
     StructuredForm,
     UnreadableReply,
     chat_body,
@@ -27,9 +27,12 @@ from engines.chat import (
     read_ids_reply,
     read_reply,
 )
-from engines.client import checked_url, key_in, new_client
-from engines.endpoint_errors import to_endpoint_error
-from engines.retry import RetryPolicy, once
+from engines.endpoint.client import checked_url, key_in, new_client
+from engines.endpoint.endpoint_errors import to_endpoint_error
+from engines.endpoint.retry import RetryPolicy, once
+from engines.endpoint.server import ServerFacts, read_models
+from engines.endpoint.traffic import RequestScheduler, TrafficSettings, traffic_to
+from engines.endpoint.usage import LazyTokenCounter
 from engines.sampling import (
     CallIdentity,
     Capabilities,
@@ -39,10 +42,7 @@ from engines.sampling import (
     call_key,
     derived_seed,
 )
-from engines.server import ServerFacts, read_models
 from engines.settings import ModelSettings
-from engines.traffic import RequestScheduler, TrafficSettings, traffic_to
-from engines.usage import LazyTokenCounter
 from storage.records import Message
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ class OpenAIEngine:
     """One model at one endpoint; use inside `async with`.
 
     With `structured_output: auto`, entering the engine queries the server for its type. `check` is
-    the preflight. Engines at one address share its limit, pauses and retries (`engines.traffic`)
-    if they have the same bounds and run in the same event loop.
+    the preflight. Engines at one address share its limit, pauses and retries
+    (`engines.endpoint.traffic`) if they have the same bounds and run in the same event loop.
 
     Raises:
         ConfigError: If `base_url` is missing, is not an HTTP address, or contains credentials or a
@@ -76,7 +76,7 @@ class OpenAIEngine:
         known_as: str | None = None,
         digest: str | None = None,
     ) -> None:
-        """Checks the address and keeps the limits; see `engines.traffic` for most of the terms.
+        """Checks the address and keeps the limits (see `engines.endpoint.traffic`).
 
         Args:
             settings: Model and endpoint.

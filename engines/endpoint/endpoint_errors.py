@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from base.errors import EndpointError
 from base.http import Redirected, ReplyTooLarge
 from base.terminal_escape import one_line
-from engines.retry import FaultKind, TransientError
-from engines.retry_after import epoch_s, retry_after_s
+from engines.endpoint.retry import FaultKind, TransientError
+from engines.endpoint.retry_after import epoch_s, retry_after_s
 
 _LONGEST_DETAIL = 300
 _LONGEST_LOOKED_AT = 20_000

@@ -16,7 +16,8 @@ from typing import Any, Self
 
 from base.errors import ConfigError, EndpointError
 from base.text import Log, replace_surrogates
-from engines.batching import BatchingThread
+from engines.embedded.batching import BatchingThread
+from engines.embedded.structure import drop_wide_bounds, truncate_to_bounds
 from engines.sampling import (
     Capabilities,
     Completion,
@@ -29,7 +30,6 @@ from engines.sampling import (
     derived_seed,
 )
 from engines.settings import ModelSettings
-from engines.structure import drop_wide_bounds, truncate_to_bounds
 from weights.chat_template import rendered
 from weights.gguf import gguf_metadata
 from weights.policy_files import policy_digest, policy_files

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from base.errors import EndpointError
 from base.http import HttpClient, Redirected, ReplyTooLarge, shown_url
-from engines.client import checked_url, key_in
-from engines.endpoint_errors import redacted
+from engines.endpoint.client import checked_url, key_in
+from engines.endpoint.endpoint_errors import redacted
 from engines.settings import ModelSettings
-from engines.vllm import KEY_VARIABLE
-from engines.vllm_command import RUNTIME_ADAPTERS
-from engines.vllm_server import VllmServer
-from engines.vllm_weights import served_name
+from engines.vllm.command import RUNTIME_ADAPTERS
+from engines.vllm.engine import KEY_VARIABLE
+from engines.vllm.server import VllmServer
+from engines.vllm.weights import served_name
 
 _TIMEOUT_S = 300.0
 

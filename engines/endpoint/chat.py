@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeGuard
 
 from base.errors import EndpointError, TokenDrift
 from base.text import replace_surrogates
+from engines.endpoint.usage import TokenCounter, cached_tokens, usage_of
 from engines.sampling import (
     Completion,
     FinishReason,
@@ -14,7 +15,6 @@ from engines.sampling import (
     Usage,
     begun_turn,
 )
-from engines.usage import TokenCounter, cached_tokens, usage_of
 
 StructuredForm = Literal["vllm", "json_schema", "none"]
 """Format in which an endpoint takes a constraint; `vllm` is vLLM's own since 0.11."""
@@ -97,7 +97,7 @@ def read_reply(
         request: The request.
         model: Name of the model, used if the reply does not give one.
         latency_s: Duration of the call in seconds.
-        counter: Counter for tokens that the reply does not report (see `engines.usage`).
+        counter: Counter for tokens that the reply does not report (see `engines.endpoint.usage`).
         longest: Character limit for the text (`longest_text`).
 
     Raises:

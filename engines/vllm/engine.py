@@ -16,12 +16,12 @@ from base.errors import EndpointError
 from base.text import Log
 from engines.sampling import Capabilities, Completion, Engine, SampleRequest
 from engines.settings import ModelSettings
-from engines.vllm_command import Served, Vllm, installed_vllm, server_command, server_environment
-from engines.vllm_server import VllmServer
-from engines.vllm_weights import prepare_weights, served_digest, served_name
+from engines.vllm.command import Served, Vllm, installed_vllm, server_command, server_environment
+from engines.vllm.server import VllmServer
+from engines.vllm.weights import prepare_weights, served_digest, served_name
 
 if TYPE_CHECKING:
-    from engines.openai import OpenAIEngine
+    from engines.endpoint.openai import OpenAIEngine
 
 KEY_VARIABLE = "VLLM_API_KEY"
 """Variable from which vLLM itself reads the key that clients must send; it gets no other key."""
@@ -49,7 +49,7 @@ def server_for(
         logs: Folder for the server's log.
         port: Port to listen on; None for a free one.
         log: Callback for messages about the server's start.
-        rank: LoRA rank of adapters added while the server runs (`engines.vllm_adapters`).
+        rank: LoRA rank of adapters added while the server runs (`engines.vllm.adapters`).
 
     Raises:
         ConfigError: If vLLM, the weights or a package are missing.

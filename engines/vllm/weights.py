@@ -12,7 +12,7 @@ from pathlib import Path
 from base.errors import ConfigError
 from base.text import Log, digest_of
 from engines.settings import ModelSettings
-from engines.vllm_command import Served
+from engines.vllm.command import Served
 from storage.cache import cache_section, get_or_build
 from weights.adapters import adapter_config, check_adapter
 from weights.hub import HUB

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 
 from base.errors import BranchwiseError, EndpointError
-from engines.breaker import CircuitBreaker
-from engines.concurrency import AdaptiveLimit, Slot
+from engines.endpoint.breaker import CircuitBreaker
+from engines.endpoint.concurrency import AdaptiveLimit, Slot
 
 _RECHECK_EVERY_S = 1.0
 

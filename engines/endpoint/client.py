@@ -22,7 +22,7 @@ def new_client(settings: ModelSettings, *, concurrency: int, timeout_s: float) -
     import httpx2
     import openai
 
-    from engines.transport import Transport
+    from engines.endpoint.transport import Transport
 
     url = checked_url(settings)
     # More connections than calls: waiting for a connection would use up the call's time limit.

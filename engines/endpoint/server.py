@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from base.terminal_escape import inert
-from engines.chat import StructuredForm
+from engines.endpoint.chat import StructuredForm
 
 _OPENAI_OWNERS = frozenset({"openai", "openai-internal", "system"})
 _SHOWN, _LONGEST_SHOWN = 10, 100

@@ -1,8 +1,8 @@
 """Schedules all calls to one endpoint: how many at once, when they start, which are retried.
 
-It combines the adaptive limit (`engines.concurrency`), the pause requested by the endpoint, the
-circuit breaker (`engines.breaker`) and the retry budget (`engines.retry`). All times are in the
-event loop's time.
+It combines the adaptive limit (`engines.endpoint.concurrency`), the pause requested by the
+endpoint, the circuit breaker (`engines.endpoint.breaker`) and the retry budget
+(`engines.endpoint.retry`). All times are in the event loop's time.
 """
 
 import asyncio
@@ -14,10 +14,10 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from base.errors import EndpointError
-from engines.admission import Admission
-from engines.breaker import CircuitBreaker
-from engines.concurrency import AdaptiveLimit, Slot
-from engines.retry import RetryBudget, RetryPolicy, TransientError
+from engines.endpoint.admission import Admission
+from engines.endpoint.breaker import CircuitBreaker
+from engines.endpoint.concurrency import AdaptiveLimit, Slot
+from engines.endpoint.retry import RetryBudget, RetryPolicy, TransientError
 
 T = TypeVar("T")
 
