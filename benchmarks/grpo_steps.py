@@ -31,9 +31,9 @@ from typing import Any
 from benchmarks.packed_training import counting
 from storage.ledger_rows import unpacked
 from training.arguments import lora_config, silence_libraries, trainer_arguments
-from training.grpo import grpo_trainer
+from training.grpo.rollouts import PolicyCall, Rollout, RolloutBatch
+from training.grpo.train import grpo_trainer
 from training.packing import StepTokens
-from training.rollouts import PolicyCall, Rollout, RolloutBatch
 from training.settings import GrpoSettings, TrainingSettings
 from weights.policy_files import load_policy, policy_files
 
@@ -145,7 +145,7 @@ def turn_of(rollout: Rollout) -> tuple[list[int], list[int], list[int]]:
 
 @dataclass(frozen=True)
 class Stored:
-    """Returns the same rollouts for each batch (see `training.grpo.RolloutSource`)."""
+    """Returns the same rollouts for each batch (see `training.grpo.train.RolloutSource`)."""
 
     groups: Groups
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from runs.plot import svg
-from training.policy_loss import Estimator, divergence
+from training.grpo.loss import Estimator, divergence
 
 REFERENCE = 0.5
 """Probability of the first action under π_ref."""

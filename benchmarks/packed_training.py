@@ -24,8 +24,8 @@ from storage.records import Pair
 from storage.schemas import table_to_records
 from training.arguments import silence_libraries, trainer_arguments
 from training.likelihood import step_logps
-from training.pair_trainer import pair_trainer, set_reference_logps
-from training.preferences import PreferenceTokens, describe_lengths, tokenise_pairs
+from training.preference.pairs import PreferenceTokens, describe_lengths, tokenise_pairs
+from training.preference.trainer import pair_trainer, set_reference_logps
 from training.settings import DpoSettings, TrainingSettings
 from weights.policy_files import load_policy, policy_files
 

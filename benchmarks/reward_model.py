@@ -20,8 +20,8 @@ import numpy as np
 from rewards.settings import REWARDS, EvoRagSettings
 from runs.recipe import Recipe
 from storage.records import Message
-from training.comparisons import SiblingComparison
-from training.reward_model import RewardTrainingData, train_reward_model
+from training.reward_model.comparisons import SiblingComparison
+from training.reward_model.train import RewardTrainingData, train_reward_model
 from training.settings import RewardModelSettings
 from weights.backbone import Backbone, Tokens
 from weights.embedding import FrozenEncoder, Prefix

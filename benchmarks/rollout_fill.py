@@ -30,7 +30,7 @@ from runs.recipe_file import load_recipe
 from runs.rollouts import Rollouts, ScoredRollout
 from runs.stage import Gate, StageContext
 from storage.ledger import Ledger
-from training.canary import Canary, CanaryResult
+from training.grpo.canary import Canary, CanaryResult
 
 
 @dataclass

@@ -8,7 +8,7 @@ loads the new weights, as in `train-grpo`. Prints this process's memory after ev
 must stay flat), and for each precision: seconds to write the weights, to open the engine and to run
 the canary; the canary's error, in nats per token; the distance that an update moved the trainer;
 and the canary's error if the engine serves wrong weights. An error above
-`training.canary.TOLERANCE` stops a training.
+`training.grpo.canary.TOLERANCE` stops a training.
 """
 
 import argparse
@@ -34,10 +34,10 @@ from runs.policy_serving import EmbeddedServing
 from runs.recipe_file import load_recipe
 from storage.records import Message
 from training.arguments import silence_libraries, trainer_arguments
-from training.canary import TOLERANCE, Canary, CanaryResult
-from training.grpo import grpo_trainer
+from training.grpo.canary import TOLERANCE, Canary, CanaryResult
+from training.grpo.rollouts import PolicyCall, Rollout, RolloutBatch
+from training.grpo.train import grpo_trainer
 from training.packing import StepTokens
-from training.rollouts import PolicyCall, Rollout, RolloutBatch
 from training.settings import GrpoSettings, TrainingSettings
 from weights.policy_files import load_policy, policy_files
 
@@ -83,7 +83,7 @@ an adapter without one layer.
 
 @dataclass
 class Synced:
-    """Serves the weights of each batch and draws short rollouts (`training.grpo.RolloutSource`).
+    """Serves the weights of each batch and draws short rollouts (a `RolloutSource`).
 
     Attributes:
         faults: Names of the faults to serve after the last sync.

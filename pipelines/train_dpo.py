@@ -12,7 +12,7 @@ from runs.folder import existing_run
 from runs.stage import Label, ModelName, StageContext, StageResult
 from runs.stored_pairs import pairs_of, pairs_table
 from runs.training_start import trained_folder, training_data_provenance, validated_start_policy
-from training.dpo import train_dpo as train
+from training.preference.dpo import train_dpo as train
 
 
 def train_dpo(context: StageContext, label: Label = None, name: ModelName = "dpo") -> StageResult:

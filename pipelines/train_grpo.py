@@ -48,9 +48,9 @@ from runs.tree_groups import TreeGroups, tree_groups
 from sources.load import Data, load_data
 from storage.ledger import Ledger
 from storage.records import Message, Question
-from training.canary import Canary, tolerance_for
-from training.grpo import RolloutSource
-from training.grpo import train_grpo as train
+from training.grpo.canary import Canary, tolerance_for
+from training.grpo.train import RolloutSource
+from training.grpo.train import train_grpo as train
 from training.report import TrainingReport
 from training.settings import GrpoStage
 from weights.policy_files import file_hash, policy_files, tokenizer_of

@@ -29,9 +29,9 @@ from runs.reward_model import UNTAUGHT, encoder_of
 from runs.stage import BAD_INPUT, ModelName, StageContext, StageResult
 from runs.stored_trees import stored_trees
 from runs.training_start import trained_folder, training_data_provenance
-from training.comparisons import SiblingComparison, head_names, orders, return_gaps
-from training.head_metrics import HeadMetrics, ModelMetrics
-from training.reward_model import (
+from training.reward_model.comparisons import SiblingComparison, head_names, orders, return_gaps
+from training.reward_model.metrics import HeadMetrics, ModelMetrics
+from training.reward_model.train import (
     NothingToLearn,
     RewardModelReport,
     RewardTrainingData,

@@ -24,7 +24,7 @@ from runs.stage import StageContext, StageResult
 from sources.load import load_data
 from sources.settings import DataSettings
 from training.sft import train_on_steps
-from training.traces import NOT_GIVEN, NOT_IN_CORPUS, SKIPPED, WALKS, build_traces
+from training.warm_start.traces import NOT_GIVEN, NOT_IN_CORPUS, SKIPPED, WALKS, build_traces
 
 MOST_SKIPPED = 0.5
 """Share of skipped questions above which the stage stops: the policy would learn from a rest."""

@@ -26,10 +26,10 @@ from runs.recipe import Recipe
 from runs.stage import Gate, StageContext
 from storage.ledger import Ledger
 from storage.records import Prediction, Question
-from training.advantages import has_spread
-from training.canary import Canary
+from training.grpo.advantages import has_spread
+from training.grpo.canary import Canary
+from training.grpo.rollouts import PolicyCall, Rollout, RolloutBatch
 from training.packing import StepTokens
-from training.rollouts import PolicyCall, Rollout, RolloutBatch
 
 PATH = "grpo"
 """Ledger path of the rollouts; followed by the numbers of batch and epoch."""
@@ -53,7 +53,7 @@ class ScoredRollout:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Draws batches of rollouts (see `training.grpo.RolloutSource`); use it in a `with` block.
+    """Draws batches of rollouts (a `RolloutSource`); use it in a `with` block.
 
     Attributes:
         context: Its console shows the progress.

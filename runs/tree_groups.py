@@ -16,9 +16,9 @@ from base.errors import ConfigError
 from runs.folder import Run
 from runs.stored_trees import StoredTree, stored_trees
 from storage.records import NO_PARENT, Question
-from training.advantages import has_spread
+from training.grpo.advantages import has_spread
+from training.grpo.rollouts import PolicyCall, Rollout, RolloutBatch
 from training.packing import StepTokens
-from training.rollouts import PolicyCall, Rollout, RolloutBatch
 from weights.chat_template import prompt_ids, target_ids
 
 Group = tuple[Rollout, ...]

@@ -30,7 +30,7 @@ class TrainingReport:
         seconds: Seconds of training, over all attempts.
         lengths: Description of the examples' lengths.
         holdout_pairs, holdout_accuracy, holdout_margin, holdout_loss: Scores on the held-out
-            pairs; see `training.holdout.HoldoutScore`. None without such pairs.
+            pairs; see `training.preference.holdout.HoldoutScore`. None without such pairs.
     """
 
     kind: str

@@ -21,7 +21,7 @@ from engines.vllm.weights import served_digest
 from runs.policy_serving import VllmServing, check_servable, serving_for
 from runs.recipe import Recipe
 from storage.records import Message
-from training.canary import Canary, CanaryResult
+from training.grpo.canary import Canary, CanaryResult
 
 pytestmark = pytest.mark.model
 

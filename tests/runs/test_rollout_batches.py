@@ -24,8 +24,8 @@ from runs.stage import Gate, StageContext
 from runs.terminal import Terminal
 from storage.ledger import Ledger
 from storage.records import Question, RetrievedPassage
-from training.canary import CanaryResult
-from training.rollouts import RolloutBatch
+from training.grpo.canary import CanaryResult
+from training.grpo.rollouts import RolloutBatch
 
 QUESTIONS = tuple(
     a_question(id=f"q{n}", question=f"What is {n}?", answers=("Paris",)) for n in range(6)

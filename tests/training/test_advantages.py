@@ -7,14 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.advantages import (
+from training.grpo.advantages import (
     discounted_returns,
     group_advantages,
     has_spread,
     leave_one_out,
     standardised,
 )
-from training.policy_loss import Estimator, clipped_loss, divergence, is_clipped
+from training.grpo.loss import Estimator, clipped_loss, divergence, is_clipped
 
 ESTIMATORS: tuple[Estimator, ...] = ("k1", "k2", "k3")
 REWARDS = st.lists(st.floats(-13, 13), min_size=2, max_size=16)

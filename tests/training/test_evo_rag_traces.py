@@ -17,11 +17,11 @@ from retrieval.interface import Retriever
 from retrieval.settings import RetrievalSettings
 from sources.atlas import build_corpus, build_questions
 from storage.records import Passage, Question
-from training.evo_rag_traces import NOTHING_FOUND
 from training.examples import StepExample
-from training.hops import queries_about
 from training.settings import TraceSettings
-from training.traces import Traces, build_traces
+from training.warm_start.evo_rag import NOTHING_FOUND
+from training.warm_start.hops import queries_about
+from training.warm_start.traces import Traces, build_traces
 
 TOP_K = 2
 PROTOCOL = EvoRAG()

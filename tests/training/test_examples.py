@@ -12,7 +12,7 @@ from agent.settings import AgentSettings
 from agent.state import Action, State, Step
 from storage.records import Message, RetrievedPassage
 from training.examples import IGNORED, StepExample, tokenise
-from training.preferences import tokenise_pairs
+from training.preference.pairs import tokenise_pairs
 from weights.policy_files import load_tokenizer, packaged_gguf
 
 SIDES = ("chosen", "rejected")

@@ -15,9 +15,9 @@ from training_settings import training_settings
 from base.errors import BudgetExceeded, TrainingError
 from training.arguments import trainer_arguments
 from training.curves import read_metrics
-from training.grpo import grpo_trainer, train_grpo
+from training.grpo.rollouts import PolicyCall, Rollout, RolloutBatch
+from training.grpo.train import grpo_trainer, train_grpo
 from training.packing import StepTokens
-from training.rollouts import PolicyCall, Rollout, RolloutBatch
 from training.settings import TrainingSettings
 from weights import policy_files as weights
 from weights.policy_files import load_policy, policy_files
@@ -274,8 +274,8 @@ class TestAgainstTrl:
     def _own(
         self, base: str, folder: Path, changes: Mapping[str, Any], stale: bool
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        from training.grpo import _Update
-        from training.rollouts import rows_of
+        from training.grpo.rollouts import rows_of
+        from training.grpo.train import _Update
 
         fields = dict(changes)
         temperature = fields.pop("temperature", 1.0)

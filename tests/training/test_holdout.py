@@ -5,8 +5,8 @@ import math
 import pytest
 
 from base.errors import ConfigError
-from training.holdout import score, split_holdout
-from training.preferences import PreferenceTokens
+from training.preference.holdout import score, split_holdout
+from training.preference.pairs import PreferenceTokens
 from training.samplers import StateOrder
 
 

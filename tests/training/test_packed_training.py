@@ -17,9 +17,9 @@ from training import arguments
 from training import training_run as course
 from training.arguments import in_bfloat16
 from training.curves import curves, read_metrics
-from training.dpo import train_dpo
 from training.examples import StepExample
 from training.packing import StepTokens, packed_batch
+from training.preference.dpo import train_dpo
 from training.settings import TrainingSettings
 from training.sft import train_on_steps
 from training.tree_attention import enable_packed_forward

@@ -29,7 +29,7 @@ def test_every_private_name_that_we_use_is_still_there() -> None:
 
     loss = "self model inputs return_outputs num_items_in_batch"
     functions = [
-        # training/pair_trainer.py
+        # training/preference/trainer.py
         (DPOTrainer, "_prepare_dataset", "self dataset processing_class args dataset_name"),
         (DPOTrainer, "_get_train_sampler", "self train_dataset"),
         (DPOTrainer, "compute_loss", loss),
@@ -50,7 +50,7 @@ def test_every_private_name_that_we_use_is_still_there() -> None:
         (AttentionMaskInterface, "register", "key value"),
     ]
     attributes = [
-        # training/pair_trainer.py; the loss must read the first and write the rest.
+        # training/preference/trainer.py; the loss must read the first and write the rest.
         (DPOTrainer, r"self\.precompute_ref_logps = "),
         (DPOTrainer, r"if self\.precompute_ref_logps:"),
         (DPOTrainer, r"self\._total_train_tokens \+= num_tokens_in_batch"),

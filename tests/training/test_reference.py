@@ -8,7 +8,7 @@ import pytest
 from damage import HARMS, Harm
 
 from training.packing import StepTokens
-from training.reference import reference_logps
+from training.preference.reference import reference_logps
 
 ROWS = [StepTokens((1, 2), (3,)), StepTokens((1, 2), (4, 5)), StepTokens((9,), (3,))]
 

@@ -19,10 +19,15 @@ from rewards.schedule import weights
 from rewards.settings import REWARDS, EvoRagSettings
 from runs.recipe import Recipe
 from storage.records import Component, Message
-from training.comparisons import SiblingComparison, orders, return_gaps, split_questions
-from training.head_metrics import Steps, measure
-from training.heads import fit_heads, head_losses
-from training.reward_model import RewardTrainingData, _steps, train_reward_model
+from training.reward_model.comparisons import (
+    SiblingComparison,
+    orders,
+    return_gaps,
+    split_questions,
+)
+from training.reward_model.heads import fit_heads, head_losses
+from training.reward_model.metrics import Steps, measure
+from training.reward_model.train import RewardTrainingData, _steps, train_reward_model
 from training.settings import RewardModelSettings
 from weights.embedding import Prefix
 

@@ -6,9 +6,9 @@ from sample_records import a_question
 
 from agent.reasonrag import ReasonRAG
 from storage.records import Passage, Question, RetrievedPassage
-from training.hops import best_sentence, hops_of
-from training.reasonrag_traces import NOTHING_FOUND
-from training.traces import Traces, build_traces
+from training.warm_start.hops import best_sentence, hops_of
+from training.warm_start.reasonrag import NOTHING_FOUND
+from training.warm_start.traces import Traces, build_traces
 
 LIMA = Passage(id="lima", title="Lima", text="Lima is a city in Peru. It has a port.")
 PERU = Passage(id="peru", title="Peru", text="Peru lies in America. It pays with the Sol.")

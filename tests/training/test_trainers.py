@@ -18,10 +18,10 @@ from storage.records import Message, Pair
 from training import arguments, export, training_run
 from training.curves import curves as curves_of
 from training.curves import read_metrics
-from training.dpo import train_dpo
 from training.examples import StepExample
 from training.export import export_policy
-from training.preferences import tokenise_pairs
+from training.preference.dpo import train_dpo
+from training.preference.pairs import tokenise_pairs
 from training.report import TrainingReport
 from training.settings import TrainingSettings
 from training.sft import train_on_steps

@@ -13,7 +13,7 @@ from trained_engine import TrainedEngine
 from base.errors import TrainingError
 from engines.sampling import Completion, SampleRequest
 from storage.records import Message
-from training.canary import Canary
+from training.grpo.canary import Canary
 
 pytestmark = pytest.mark.model
 

@@ -1,11 +1,11 @@
 """Reinforcement learning on outcome rewards: GRPO, RLOO and REINFORCE++.
 
 The current policy draws each batch of rollouts: first the engine gets its weights, and a canary
-checks that they arrived (`training.canary`). TRL's `GRPOTrainer` trains on one row per rollout and
-a fixed number of rollouts per question. Here a rollout has a row for each policy call, and failed
-rollouts are left out. So the loop is that of transformers' `Trainer` with our own small loss
-(`training.policy_loss`), whose gradients equal TRL's on rows that both can express. The output
-layer is TRL's.
+checks that they arrived (`training.grpo.canary`). TRL's `GRPOTrainer` trains on one row per rollout
+and a fixed number of rollouts per question. Here a rollout has a row for each policy call, and
+failed rollouts are left out. So the loop is that of transformers' `Trainer` with our own small loss
+(`training.grpo.loss`), whose gradients equal TRL's on rows that both can express. The output layer
+is TRL's.
 """
 
 import math
@@ -20,19 +20,19 @@ from typing import Any, Protocol
 from base.errors import TrainingError
 from base.seeds import to_uint32
 from base.text import Log
-from training.advantages import (
+from training.arguments import lora_config, one_device
+from training.grpo.advantages import (
     discounted_returns,
     group_advantages,
     has_spread,
     leave_one_out,
     standardised,
 )
-from training.arguments import lora_config, one_device
+from training.grpo.loss import clipped_loss, divergence, is_clipped
+from training.grpo.rollouts import Rollout, RolloutBatch, TrainingRow, drawn, rows_of
 from training.likelihood import batches, read_steps, token_logps
 from training.packing import StepTokens
-from training.policy_loss import clipped_loss, divergence, is_clipped
 from training.report import TrainingReport
-from training.rollouts import Rollout, RolloutBatch, TrainingRow, drawn, rows_of
 from training.settings import GrpoSettings, TrainingSettings
 from training.training_run import TrainingRun, log_line
 from training.tree_attention import enable_packed_forward

@@ -1,7 +1,7 @@
 """Advantages of rollouts: GRPO, RLOO and REINFORCE++.
 
 A group is all rollouts of one question. The functions compute on lists of floats;
-`training.policy_loss` has the loss that uses them.
+`training.grpo.loss` has the loss that uses them.
 """
 
 from collections.abc import Sequence

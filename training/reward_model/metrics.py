@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rewards.heads import Array, Heads
 from rewards.schedule import Weights
-from training.comparisons import TIE, SiblingComparison, orders, places
+from training.reward_model.comparisons import TIE, SiblingComparison, orders, places
 from training.settings import RewardModelSettings
 
 Signs = NDArray[np.float32]

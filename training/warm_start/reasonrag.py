@@ -4,8 +4,8 @@ If a query misses the passage, the trace keeps it with the evidence "None" and t
 wording, so it shows real recovery. An answer comes only after its evidence.
 """
 
-from training.hops import GoldHop
-from training.trace_builder import MAX_TRIES, Walk
+from training.warm_start.hops import GoldHop
+from training.warm_start.trace_builder import MAX_TRIES, Walk
 
 NOTHING_FOUND = "None"
 """Evidence if none of the passages helps (the protocol's own word)."""

@@ -1,10 +1,10 @@
 """Trains the heads of a reward model: pairwise logistic loss on frozen vectors.
 
 Source: EVO-RAG section 3.3, L = −(1/7) Σ_k log σ(f_k(x+) − f_k(x−)). Here each head has its own
-sides x+ and x− (`training.comparisons.orders`) and its own pairs, and the reported mean is over the
-heads that have pairs. Training minimises the sum. Heads share no parameters, so with a sum each
-learns the same with or without the others; with a mean, every step would depend on the number of
-heads that have a pair in it.
+sides x+ and x− (`training.reward_model.comparisons.orders`) and its own pairs, and the reported
+mean is over the heads that have pairs. Training minimises the sum. Heads share no parameters, so
+with a sum each learns the same with or without the others; with a mean, every step would depend on
+the number of heads that have a pair in it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ import numpy as np
 
 from base.errors import ConfigError
 from rewards.heads import Array, Heads
-from training.comparisons import SiblingComparison, head_names, orders, places
+from training.reward_model.comparisons import SiblingComparison, head_names, orders, places
 from training.settings import RewardModelSettings
 
 BATCH_SIZE = 64
@@ -79,7 +79,7 @@ def head_losses(margins: Any, signs: Any) -> Any:
 
     Args:
         margins: f_k of the better side minus that of the worse one, (n, K).
-        signs: Result of `training.comparisons.orders`, (n, K).
+        signs: Result of `training.reward_model.comparisons.orders`, (n, K).
     """
     from torch.nn.functional import softplus
 

@@ -11,8 +11,8 @@ from agent.state import TERMINAL, Action, State, Step
 from retrieval.interface import Retriever
 from storage.records import Question, RetrievedPassage
 from training.examples import StepExample
-from training.hops import GoldHop
 from training.settings import TraceSettings
+from training.warm_start.hops import GoldHop
 
 MAX_TRIES = 3
 """Wordings of one query that a walk tries."""

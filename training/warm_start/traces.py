@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from agent.protocol import AgentProtocol, root_of
 from retrieval.interface import Retriever
 from storage.records import Passage, Question
-from training.arena_traces import walk_arena
-from training.evo_rag_traces import walk_evo_rag
 from training.examples import StepExample
-from training.hops import hops_of, queries_about
-from training.reasonrag_traces import walk_reasonrag
-from training.search_traces import walk_r1_searcher, walk_search_loop
 from training.settings import TraceSettings
-from training.trace_builder import Walk
+from training.warm_start.arena import walk_arena
+from training.warm_start.evo_rag import walk_evo_rag
+from training.warm_start.hops import hops_of, queries_about
+from training.warm_start.reasonrag import walk_reasonrag
+from training.warm_start.search import walk_r1_searcher, walk_search_loop
+from training.warm_start.trace_builder import Walk
 
 WALKS: Mapping[str, Callable[[Walk], Awaitable[None]]] = {
     "reasonrag": walk_reasonrag,

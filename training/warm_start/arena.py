@@ -1,7 +1,7 @@
 """Replies in ARENA's protocol: supporting references, an analysis of each, and the answer."""
 
 from agent.arena import supporting_numbers
-from training.trace_builder import Walk, cited
+from training.warm_start.trace_builder import Walk, cited
 
 
 async def walk_arena(walk: Walk) -> None:

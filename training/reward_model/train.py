@@ -24,10 +24,10 @@ from base.text import Log, digest_of_many
 from rewards.heads import Heads
 from rewards.reward_model import HEADS, KIND, RECORD, stored_encoder
 from rewards.scheme import RewardScheme
-from training.comparisons import SiblingComparison, split_questions
-from training.head_metrics import ModelMetrics, Steps, measure
-from training.heads import fit_heads
 from training.lengths import filter_by_length
+from training.reward_model.comparisons import SiblingComparison, split_questions
+from training.reward_model.heads import fit_heads
+from training.reward_model.metrics import ModelMetrics, Steps, measure
 from training.settings import RewardModelSettings
 from weights.embedding import FrozenEncoder, Prefix
 

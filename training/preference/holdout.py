@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from base.errors import ConfigError
 from base.text import share_of
 from training.packing import StepTokens
-from training.preferences import PreferenceTokens
+from training.preference.pairs import PreferenceTokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ answer comes only after its evidence.
 
 from agent.search_loop import SearchLoop
 from storage.records import RetrievedPassage
-from training.hops import GoldHop
-from training.trace_builder import MAX_TRIES, Walk, cited
+from training.warm_start.hops import GoldHop
+from training.warm_start.trace_builder import MAX_TRIES, Walk, cited
 
 NEEDLESS = 0.15
 """Share of the hops of R1-Searcher's traces that are followed by a useless search."""

@@ -4,10 +4,11 @@ The start is merged in float32 and a new LoRA is trained on it. So the reference
 adapter off) is the policy that the run began with; at step 0 both agree, and the loss is ln 2. That
 is not so with `reference: none`, which is ReasonRAG's eq. 3 as printed, without a reference.
 
-TRL's `DPOTrainer` does the training (`training.pair_trainer`). Most of the work is the prompt,
-which siblings share, so it is read once for all of them (`training.tree_attention`). The start's
-log-probabilities are computed once for all epochs and arms (`training.reference`). Pairs that are
-too long are counted and left out; above a share of them, the training fails.
+TRL's `DPOTrainer` does the training (`training.preference.trainer`). Most of the work is the
+prompt, which siblings share, so it is read once for all of them (`training.tree_attention`). The
+start's log-probabilities are computed once for all epochs and arms
+(`training.preference.reference`). Pairs that are too long are counted and left out; above a share
+of them, the training fails.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,12 +18,12 @@ from typing import Any
 from base.errors import ConfigError
 from base.text import Log
 from storage.records import Pair
-from training.holdout import HoldoutScore, score, split_holdout
 from training.likelihood import step_logps
 from training.packing import StepTokens
-from training.pair_trainer import pair_trainer, set_reference_logps
-from training.preferences import PreferenceTokens, describe_lengths, tokenise_pairs
-from training.reference import reference_logps
+from training.preference.holdout import HoldoutScore, score, split_holdout
+from training.preference.pairs import PreferenceTokens, describe_lengths, tokenise_pairs
+from training.preference.reference import reference_logps
+from training.preference.trainer import pair_trainer, set_reference_logps
 from training.report import TrainingReport
 from training.settings import TrainingSettings
 from training.training_run import TrainingRun, log_line
@@ -49,7 +50,7 @@ def train_dpo(
     and rejected steps to the start. The start drew these steps, so `kl` is the estimate k1 of
     KL(start ‖ policy) in nats per step, biased by the selection of pairs; it may be negative.
     (Pairs of another policy, `allow_off_policy_pairs`, do not allow this estimate.)
-    Pairs of held-out questions are scored after the last step (`training.holdout`).
+    Pairs of held-out questions are scored after the last step (`training.preference.holdout`).
 
     Args:
         pairs: Rows of the pairs parquet.

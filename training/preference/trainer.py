@@ -12,7 +12,7 @@ from typing import Any
 
 from training.arguments import lora_config, one_device
 from training.packing import StepTokens, packed_batch
-from training.preferences import PreferenceTokens
+from training.preference.pairs import PreferenceTokens
 from training.samplers import StateOrder
 from training.settings import DpoSettings, TrainingSettings
 from training.tree_attention import enable_packed_forward
