@@ -1,6 +1,6 @@
 """Predicts from pairs and trees, without a model, whether training on them can help.
 
-This module only counts; `runs.diagnosis_rules` interprets the figures.
+This module only counts; `runs.annotation.diagnosis_rules` interprets the figures.
 """
 
 from collections import Counter, defaultdict

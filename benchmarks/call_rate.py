@@ -34,10 +34,10 @@ from benchmarks.simulated_models import golden_answer, question_text
 from benchmarks.workload import write_run
 from engines.ledgered import LedgeredEngine
 from engines.sampling import CallIdentity, Completion, SampleRequest, Sampling
+from runs.annotation.tree_growing import annotator_for
 from runs.factories import engine_for
 from runs.recipe import Recipe
 from runs.recipe_file import load_recipe
-from runs.tree_growing import annotator_for
 from storage.ledger import Ledger
 from storage.records import Question
 

@@ -17,8 +17,8 @@ from statistics import fmean
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
 
+from runs.annotation.stored_trees import stored_trees
 from runs.folder import existing_run
-from runs.stored_trees import stored_trees
 from storage.manifest import load_manifest
 from storage.records import TreeNode
 

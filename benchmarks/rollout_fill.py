@@ -27,8 +27,8 @@ from rewards.schemes import scheme_of
 from runs.factories import engine_for, open_data, open_index
 from runs.recipe import Recipe
 from runs.recipe_file import load_recipe
-from runs.rollouts import Rollouts, ScoredRollout
 from runs.stage import Gate, StageContext
+from runs.training.rollouts import Rollouts, ScoredRollout
 from storage.ledger import Ledger
 from training.grpo.canary import Canary, CanaryResult
 

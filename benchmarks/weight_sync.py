@@ -28,10 +28,10 @@ from engines.embedded.openvino import OpenVINOEngine
 from engines.sampling import CallIdentity, SampleRequest, Sampling
 from engines.settings import ModelSettings
 from pipelines.train_grpo import canary_prompts
-from runs import policy_serving
 from runs.factories import open_data
-from runs.policy_serving import EmbeddedServing
 from runs.recipe_file import load_recipe
+from runs.training import policy_serving
+from runs.training.policy_serving import EmbeddedServing
 from storage.records import Message
 from training.arguments import silence_libraries, trainer_arguments
 from training.grpo.canary import TOLERANCE, Canary, CanaryResult

@@ -6,7 +6,7 @@ Start and policies answer the same 600 questions of the split `test` once, greed
 
 from experiments.arms import START, Arm, evaluate_arms
 from experiments.report import Claim, write_report
-from runs.study_runner import StudyRunner
+from runs.studies.study_runner import StudyRunner
 
 NAME = "arena-grpo"
 

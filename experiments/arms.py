@@ -11,9 +11,9 @@ from typing import Any
 from analysis.comparison import Scored
 from base.errors import BranchwiseError
 from evaluation.scoring import score_failure
-from runs.evaluation_set import evaluation_data
+from runs.evaluation.question_set import evaluation_data
 from runs.factories import model_folder
-from runs.study_runner import StageTotals, StudyRunner
+from runs.studies.study_runner import StageTotals, StudyRunner
 from storage.parts import question_ids, read_parts
 from storage.records import FailedPrediction, Prediction
 from storage.schemas import table_to_records

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from experiments.arms import START, Arm, EvaluatedArm, evaluate_arms
 from experiments.report import Claim, write_report
-from runs.study_runner import StudyRunner
+from runs.studies.study_runner import StudyRunner
 
 DEV = {"evaluation.split": "dev", "evaluation.limit": 200, "policy.precision": "q8_0"}
 TEST = {"evaluation.split": "test", "evaluation.limit": 600, "policy.precision": "f16"}

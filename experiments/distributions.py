@@ -13,7 +13,7 @@ from analysis.table import NONE, Sheet, number
 from experiments.arms import EvaluatedArm
 from experiments.trajectories import RecordedStep, moves_of
 from rewards.evo_rag import Similarity
-from runs.plot import svg
+from runs.studies.plot import svg
 from storage.records import Prediction
 
 QUANTILES = {"5 %": 0.05, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "95 %": 0.95}

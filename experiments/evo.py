@@ -16,7 +16,7 @@ from experiments.labellings import agreement_sheet, leaning_sheet
 from experiments.report import Claim, write_report
 from experiments.savings import Counted, saving_sheet, saving_size, savings
 from runs.recipe import Recipe
-from runs.study_runner import StudyRunner
+from runs.studies.study_runner import StudyRunner
 
 TEST = {"evaluation.split": "test"}
 FEWEST = 20

@@ -20,7 +20,7 @@ from experiments.distributions import distribution_sheet, distributions, draw_di
 from experiments.evo import FULL, RewardStudy, dpo, full
 from experiments.report import Claim
 from rewards.evo_scheme import query_similarity
-from runs.study_runner import StudyRunner
+from runs.studies.study_runner import StudyRunner
 
 NAME = "evo-combinations"
 

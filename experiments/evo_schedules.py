@@ -46,10 +46,10 @@ from experiments.traces import trace_text
 from rewards.evo_scheme import query_similarity
 from rewards.settings import EvoRagSettings
 from runs.curriculum.dev import STAGES
-from runs.evaluation_set import evaluation_data
+from runs.curriculum.schedule_weights import draw_weights, settings_of
+from runs.evaluation.question_set import evaluation_data
 from runs.recipe import Recipe
-from runs.schedule_weights import draw_weights, settings_of
-from runs.study_runner import StudyRunner
+from runs.studies.study_runner import StudyRunner
 from storage.parts import read_parts
 from storage.records import Question, TreeNode
 from storage.schemas import table_to_records

@@ -37,7 +37,7 @@ from experiments.report import PAPER, Claim, write_report
 from rewards.heads import TOTAL
 from rewards.settings import RewardName
 from runs.factories import model_folder
-from runs.study_runner import StageTotals, StudyRunner
+from runs.studies.study_runner import StageTotals, StudyRunner
 from storage.records import Prediction
 
 NAME = "evo-single"

@@ -4,10 +4,10 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
+from runs.annotation.fresh_rollouts import FreshRolloutResult, roll_fresh
 from runs.folder import Run
-from runs.fresh_rollouts import FreshRolloutResult, roll_fresh
-from runs.journal import Event, command_key
-from runs.study_runner import StageStopped, StudyRunner
+from runs.studies.journal import Event, command_key
+from runs.studies.study_runner import StageStopped, StudyRunner
 from storage.records import Pair
 
 

@@ -17,8 +17,8 @@ from experiments.arms import Arm, EvaluatedArm, evaluate_arms, predictions_of
 from experiments.atlas_dpo import CANDIDATES, CLAIMS, SFT_CANDIDATES, arms
 from experiments.report import Stratum, write_report
 from runs.factories import model_folder
-from runs.study_runner import StudyRunner
-from runs.training_start import WARM_START
+from runs.studies.study_runner import StudyRunner
+from runs.training.start import WARM_START
 
 TEST = {"evaluation.split": "test"}
 BASELINES = ("majority", "closed-book", "one-shot", "oracle")

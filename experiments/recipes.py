@@ -18,9 +18,9 @@ from experiments.arms import START, Arm, EvaluatedArm, evaluate_arms, train_arm
 from experiments.fresh_rollouts import draw_fresh_rollouts
 from experiments.real_dpo import DPO
 from experiments.report import Claim, Stratum, write_report
+from runs.annotation.stored_pairs import pairs_of, pairs_table
 from runs.folder import existing_run
-from runs.stored_pairs import pairs_of, pairs_table
-from runs.study_runner import StudyRunner, with_sibling_run
+from runs.studies.study_runner import StudyRunner, with_sibling_run
 
 DEV = {"evaluation.split": "dev", "evaluation.limit": 400}
 FRESH = 4

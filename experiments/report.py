@@ -15,9 +15,9 @@ from analysis.significance import Interval, crossed_bootstrap, holm, permutation
 from analysis.table import NONE, Sheet, number, percent
 from analysis.tables import interval
 from experiments.arms import EvaluatedArm, mean_of
-from runs.plot import svg
-from runs.study_runner import StudyRunner
-from runs.study_tables import write_sheets
+from runs.studies.plot import svg
+from runs.studies.study_runner import StudyRunner
+from runs.studies.tables import write_sheets
 from storage.records import Prediction
 
 Key = tuple[str, str]

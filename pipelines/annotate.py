@@ -19,21 +19,21 @@ from annotation.annotator import AnnotatedQuestion
 from base.errors import ConfigError, StorageError
 from base.terminal_escape import inert
 from retrieval.interface import Retriever
-from runs.commit import Committer
+from runs.annotation.commit import Committer
+from runs.annotation.dataset_card import describe_search, write_card
+from runs.annotation.reward_model import outdated_weights_warning
+from runs.annotation.tree_growing import grow_questions
+from runs.annotation.workers import WorkerPool, WorkerTask, check_workers_allowed, per_worker_recipe
 from runs.cost_bounds import tree_cost
 from runs.cost_estimate import TREE_CALLS, CostEstimate, estimate_from_run
 from runs.costs import describe_costs
-from runs.dataset_card import describe_search, write_card
 from runs.factories import open_data, open_index
 from runs.folder import Run, check_run_folder, open_run
 from runs.inputs import adds_questions, check_not_fewer, inputs_of
 from runs.preflight import plaintext_proxy_warnings, require, servers, weights
 from runs.progress import Progress
 from runs.recipe import Recipe
-from runs.reward_model import outdated_weights_warning
 from runs.stage import DONE, TOO_MANY_FAILURES, Gate, StageContext, StageResult, Workers
-from runs.tree_growing import grow_questions
-from runs.workers import WorkerPool, WorkerTask, check_workers_allowed, per_worker_recipe
 from sources.load import Data
 from storage.ledger import Ledger
 from storage.parts import question_ids, read_parts

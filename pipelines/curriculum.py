@@ -31,7 +31,7 @@ from runs.folder import check_unchanged, dump_recipe, open_run
 from runs.inputs import model_digest
 from runs.recipe import Recipe
 from runs.stage import StageContext, StageResult
-from runs.study_runner import StageStopped, StudyRunner, overrides
+from runs.studies.study_runner import StageStopped, StudyRunner, overrides
 
 START_POLICY_FILE = "start.json"
 """Which weights the curriculum was started with, next to its journal."""

@@ -31,7 +31,7 @@ from analysis.table import markdown_cell
 from base.atomic import atomic_write_json, atomic_write_text
 from base.errors import ConfigError, StorageError
 from base.terminal_escape import inert
-from runs.diagnosis_rules import (
+from runs.annotation.diagnosis_rules import (
     SURVIVAL_NOT_APPLICABLE,
     Finding,
     conclusion,
@@ -41,13 +41,13 @@ from runs.diagnosis_rules import (
     pair_findings,
     tree_findings,
 )
+from runs.annotation.fresh_rollouts import FreshRolloutResult, roll_fresh
+from runs.annotation.labelling import labelling_of
+from runs.annotation.stored_pairs import check_relabelling, pairs_table
+from runs.annotation.stored_trees import stored_trees
 from runs.factories import model_folder
 from runs.folder import existing_run
-from runs.fresh_rollouts import FreshRolloutResult, roll_fresh
-from runs.labelling import labelling_of
 from runs.stage import DONE, TOO_MANY_FAILURES, Label, StageContext, StageResult
-from runs.stored_pairs import check_relabelling, pairs_table
-from runs.stored_trees import stored_trees
 from storage.manifest import load_manifest
 from storage.parts import read_parts
 from storage.records import Pair

@@ -21,12 +21,13 @@ from analysis.tables import render_markdown, render_table
 from base.atomic import atomic_write_json, atomic_write_text
 from evaluation.run import Evaluated, askable
 from retrieval.interface import Retriever
-from runs.candidates import baseline_candidates, policies_of, policy_candidates
 from runs.cost_bounds import CostRange, Prompts, rollout_cost
 from runs.cost_estimate import EVALUATION_CALLS, CostEstimate, estimate_from_run
 from runs.costs import describe_costs, spending
-from runs.evaluation import PolicyEvaluation
-from runs.evaluation_set import (
+from runs.evaluation.candidates import baseline_candidates, policies_of, policy_candidates
+from runs.evaluation.judging import AnswerJudging, stored_answers
+from runs.evaluation.policies import PolicyEvaluation
+from runs.evaluation.question_set import (
     check_no_overlap,
     evaluation_data,
     evaluation_identity,
@@ -35,7 +36,6 @@ from runs.evaluation_set import (
 )
 from runs.factories import open_index
 from runs.folder import Run, check_run_folder, open_run, open_run_if_exists
-from runs.judging import AnswerJudging, stored_answers
 from runs.preflight import plaintext_proxy_warnings
 from runs.recipe import Recipe
 from runs.stage import DONE, TOO_MANY_FAILURES, ByType, Gate, StageContext, StageResult

@@ -24,9 +24,9 @@ from rich.text import Text
 from base.errors import ConfigError
 from base.terminal_escape import bare, inert, inert_lines
 from base.text import replace_surrogates
+from runs.annotation.stored_pairs import check_relabelling
 from runs.folder import Run, existing_run
 from runs.stage import Label, StageContext, StageResult
-from runs.stored_pairs import check_relabelling
 from runs.terminal import Terminal
 from storage.views import VIEWS, QueryResult, canned_queries, connect, query, run_sql
 

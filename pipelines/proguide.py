@@ -13,10 +13,10 @@ from typing import Annotated
 from base.errors import ConfigError
 from base.reading import Faults
 from base.text import digest_of
+from runs.annotation.proguide import pairs_of_records, write_proguide
+from runs.annotation.stored_pairs import pairs_of, pairs_table
 from runs.folder import check_run_folder, existing_run, open_run
-from runs.proguide import pairs_of_records, write_proguide
 from runs.stage import StageContext, StageResult
-from runs.stored_pairs import pairs_of, pairs_table
 from sources.files import read_rows
 from storage.parts import write_part
 from storage.records import Pair

@@ -12,15 +12,15 @@ from itertools import groupby
 
 from analysis.survival import Fresh
 from base.errors import ConfigError
+from runs.annotation.fresh_rollouts import stored_fresh
+from runs.annotation.labelling import keep_labelling, with_label_settings
+from runs.annotation.relabelling import Relabeller
+from runs.annotation.reward_model import outdated_weights_warning
+from runs.annotation.stored_trees import stored_trees
+from runs.annotation.tree_growing import LABELLING
 from runs.folder import Run, existing_run
-from runs.fresh_rollouts import stored_fresh
-from runs.labelling import keep_labelling, with_label_settings
 from runs.recipe import Recipe
-from runs.relabelling import Relabeller
-from runs.reward_model import outdated_weights_warning
 from runs.stage import Label, StageContext, StageResult, checked_name
-from runs.stored_trees import stored_trees
-from runs.tree_growing import LABELLING
 from storage.manifest import PartInfo
 from storage.parts import write_part
 from storage.records import Record

@@ -17,8 +17,8 @@ from base.text import Log
 from report import facts
 from report.page import write_page
 from report.trees import pairs_of, trees_of
+from runs.annotation.dataset_card import describe_search
 from runs.costs import describe_costs
-from runs.dataset_card import describe_search
 from runs.factories import model_folder, open_data
 from runs.folder import Run, existing_run
 from runs.stage import StageContext, StageResult

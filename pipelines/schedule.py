@@ -17,10 +17,10 @@ from analysis.table import Sheet, number
 from base.atomic import atomic_write_text
 from rewards.settings import REWARDS, EvoRagSettings
 from runs.curriculum.dev import STAGES
+from runs.curriculum.schedule_weights import ByStage, draw_weights, episode, settings_of
 from runs.folder import STUDY, check_run_folder
 from runs.preflight import require_matplotlib
 from runs.recipe import Recipe
-from runs.schedule_weights import ByStage, draw_weights, episode, settings_of
 from runs.stage import StageContext, StageResult
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)

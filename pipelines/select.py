@@ -22,11 +22,11 @@ from base.terminal_escape import inert
 from runs.cost_bounds import rollout_cost
 from runs.cost_estimate import RATING_CALLS, CostEstimate, estimate_from_run
 from runs.costs import describe_costs, spending
+from runs.evaluation.rating import deciding_digest, rate_questions, row_digest
 from runs.factories import open_index
 from runs.folder import Run, check_run_folder, open_run
 from runs.preflight import model_files, plaintext_proxy_warnings, require, servers
 from runs.progress import Progress
-from runs.rating import deciding_digest, rate_questions, row_digest
 from runs.recipe import Recipe
 from runs.stage import BAD_INPUT, DONE, TOO_MANY_FAILURES, Gate, StageContext, StageResult
 from sources.jsonl import line_of

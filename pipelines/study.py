@@ -19,7 +19,7 @@ from base.lock import RunLock
 from runs.folder import STUDY, check_run_folder, existing_run
 from runs.preflight import cannot_serve_trained_reason, require_matplotlib
 from runs.stage import StageContext, StageResult
-from runs.study_runner import StageStopped, StudyRunner
+from runs.studies.study_runner import StageStopped, StudyRunner
 
 STUDIES = {
     "atlas-dpo": "experiments.atlas_dpo",

@@ -29,22 +29,22 @@ from base.terminal_escape import inert
 from engines.vllm.command import installed_vllm
 from retrieval.interface import Retriever
 from rewards.schemes import scheme_of
+from runs.annotation.stored_pairs import pairs_table
 from runs.cost_bounds import NOTHING, CostRange, rollout_cost
 from runs.cost_estimate import TRAINING_CALLS, CostEstimate, estimate_from_run
 from runs.costs import describe_costs, spending
-from runs.curve_plots import plot_curves
-from runs.evaluation_set import answering, data_settings
+from runs.evaluation.question_set import answering, data_settings
 from runs.factories import open_data, open_index
 from runs.folder import check_run_folder, existing_run, open_run, open_run_if_exists
 from runs.inputs import questions_digest
-from runs.policy_serving import check_servable, serving_for
 from runs.preflight import model_files, plaintext_proxy_warnings, require
 from runs.recipe import Recipe
-from runs.rollouts import Rollouts
 from runs.stage import Gate, Label, ModelName, StageContext, StageResult
-from runs.stored_pairs import pairs_table
-from runs.training_start import trained_folder, training_data_provenance, validated_start_policy
-from runs.tree_groups import TreeGroups, tree_groups
+from runs.training.curve_plots import plot_curves
+from runs.training.policy_serving import check_servable, serving_for
+from runs.training.rollouts import Rollouts
+from runs.training.start import trained_folder, training_data_provenance, validated_start_policy
+from runs.training.tree_groups import TreeGroups, tree_groups
 from sources.load import Data, load_data
 from storage.ledger import Ledger
 from storage.records import Message, Question

@@ -22,13 +22,13 @@ from annotation.settings import PairSettings
 from base.errors import ConfigError
 from rewards.reward_model import KIND, prefix_of
 from rewards.schemes import naming
+from runs.annotation.labelling import with_label_settings
+from runs.annotation.reward_model import UNTAUGHT, encoder_of
+from runs.annotation.stored_trees import stored_trees
 from runs.folder import Run, existing_run
-from runs.labelling import with_label_settings
 from runs.recipe import Recipe
-from runs.reward_model import UNTAUGHT, encoder_of
 from runs.stage import BAD_INPUT, ModelName, StageContext, StageResult
-from runs.stored_trees import stored_trees
-from runs.training_start import trained_folder, training_data_provenance
+from runs.training.start import trained_folder, training_data_provenance
 from training.reward_model.comparisons import SiblingComparison, head_names, orders, return_gaps
 from training.reward_model.metrics import HeadMetrics, ModelMetrics
 from training.reward_model.train import (

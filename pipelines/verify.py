@@ -23,13 +23,13 @@ from engines.recorded import RecordedEngine
 from engines.sampling import Capabilities
 from engines.settings import ModelSettings
 from retrieval.interface import Retriever
-from runs.commit import Committer
+from runs.annotation.commit import Committer
+from runs.annotation.tree_growing import annotator_for
 from runs.environment import installed_version
 from runs.factories import open_data, open_index
 from runs.folder import Run, check_same_inputs, existing_run, noted_inputs, noted_version
 from runs.inputs import inputs_of
 from runs.stage import DONE, FAILED, StageContext, StageResult
-from runs.tree_growing import annotator_for
 from sources.load import Data
 from storage.ledger import Ledger
 from storage.ledger_check import REMEDY, Checked, check

@@ -171,7 +171,7 @@ class GrpoSettings(OptimiserSettings):
         micro_tokens: Distinct tokens in memory at once.
         eval_every: Batches between greedy evaluations on `dev`; 0: never.
         rollouts: `fresh` ones, or the `trees` of `annotate`, whose steps are compared with
-            their siblings (`runs.tree_groups`).
+            their siblings (`runs.training.tree_groups`).
         stages: Trainings in a row instead of one, each with a new optimiser; the reference stays
             the start of the first.
     """

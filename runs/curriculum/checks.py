@@ -5,15 +5,15 @@ from typing import Any
 
 from base.errors import ConfigError
 from rewards.schemes import naming
+from runs.annotation.reward_model import encoder_of
 from runs.factories import open_data
 from runs.folder import check_run_folder, check_unchanged
 from runs.preflight import cannot_serve_trained_reason, require, require_matplotlib, weights
 from runs.recipe import Recipe
 from runs.recipe_file import load_recipe
-from runs.reward_model import encoder_of
 from runs.settings_diff import flat
 from runs.stage import StageContext
-from runs.study_runner import MEMORY_SETTINGS
+from runs.studies.study_runner import MEMORY_SETTINGS
 from weights.policy_files import policy_files
 
 FITS = (

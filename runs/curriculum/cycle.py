@@ -9,12 +9,12 @@ stages.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from runs.annotation.reward_model import UNTAUGHT
 from runs.curriculum.checks import questions_of
 from runs.curriculum.dev import START, DevResult, StageName, evaluate_on_dev
 from runs.factories import model_folder
 from runs.recipe import Recipe
-from runs.reward_model import UNTAUGHT
-from runs.study_runner import StageStopped, StageTotals, StudyRunner, with_sibling_run
+from runs.studies.study_runner import StageStopped, StageTotals, StudyRunner, with_sibling_run
 
 REWARD_MODEL = "reward-model"
 """Name of a cycle's reward model, and of the relabelling by its scores."""

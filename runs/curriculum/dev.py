@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from base.errors import ConfigError
-from runs.study_runner import StudyRunner
+from runs.studies.study_runner import StudyRunner
 
 StageName = Literal["discovery", "refinement"]
 STAGES: tuple[StageName, ...] = get_args(StageName)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from analysis.table import NONE, Sheet, number, percent
 from runs.curriculum.dev import DevResult, StageName
-from runs.plot import svg
-from runs.schedule_weights import draw_weights, settings_of
-from runs.study_runner import StudyRunner
-from runs.study_tables import write_sheets
+from runs.curriculum.schedule_weights import draw_weights, settings_of
+from runs.studies.plot import svg
+from runs.studies.study_runner import StudyRunner
+from runs.studies.tables import write_sheets
 
 HEAD = (
     "policy", "begun from", "model", "best of", "pairs", "questions", "EM", "F1", "searches",

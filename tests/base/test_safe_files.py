@@ -15,7 +15,7 @@ from base.safe_files import open_inside, read_inside, read_named, reject_special
 from rewards.heads import Heads
 from rewards.reward_model import read_record
 from runs.folder import existing_run, noted_inputs
-from runs.journal import Event, Journal
+from runs.studies.journal import Event, Journal
 from storage.ledger import Ledger
 from storage.manifest import add_parts, load_manifest, verify_manifest
 from storage.parts import read_parts, write_part

@@ -7,7 +7,7 @@ from tiny_llama import write_tiny_gguf
 
 from benchmarks.weight_sync import FAULTS, Synced, run
 from engines.settings import ModelSettings
-from runs.policy_serving import EmbeddedServing
+from runs.training.policy_serving import EmbeddedServing
 from storage.records import Message
 
 pytestmark = pytest.mark.model

@@ -13,7 +13,7 @@ from experiments.arms import START, Arm, evaluate_arms
 from experiments.report import arm_sheet
 from runs.recipe_file import load_recipe
 from runs.stage import StageContext
-from runs.study_runner import StudyRunner
+from runs.studies.study_runner import StudyRunner
 from runs.terminal import Terminal
 from storage.records import FailedPrediction
 

@@ -27,7 +27,7 @@ from experiments import (
 from experiments.arms import START, Arm
 from pipelines.cli import parser, run_stage
 from pipelines.study import SHARED, STUDIES, study_named
-from runs.artifacts import artifact_digest
+from runs.studies.artifacts import artifact_digest
 from sources.load import Data
 from storage.records import Prediction
 

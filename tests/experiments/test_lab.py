@@ -13,11 +13,11 @@ import pytest
 from sample_records import a_node, a_pair
 
 from pipelines.cli import parser
-from runs import study_runner as lab_module
-from runs.journal import Event, Journal, command_key
 from runs.recipe_file import load_recipe
 from runs.stage import StageContext
-from runs.study_runner import ProcessResult, StageStopped, StudyRunner, overrides
+from runs.studies import study_runner as lab_module
+from runs.studies.journal import Event, Journal, command_key
+from runs.studies.study_runner import ProcessResult, StageStopped, StudyRunner, overrides
 from runs.terminal import Terminal
 from storage.manifest import add_parts, load_manifest
 from storage.parts import write_part

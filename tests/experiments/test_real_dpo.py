@@ -8,7 +8,7 @@ from sample_records import a_prediction
 
 from base.errors import ConfigError
 from experiments import arms, real_dpo
-from runs.evaluation_set import data_settings
+from runs.evaluation.question_set import data_settings
 from runs.recipe_file import load_recipe
 from sources.load import load_split
 from storage.records import Prediction

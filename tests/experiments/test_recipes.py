@@ -9,8 +9,8 @@ from fake_study_runner import Command, Pretended, pretended
 from sample_records import a_prediction
 
 from experiments import arms, fresh_rollouts, recipes
-from runs.fresh_rollouts import FreshRolloutResult
-from runs.study_runner import StageStopped
+from runs.annotation.fresh_rollouts import FreshRolloutResult
+from runs.studies.study_runner import StageStopped
 from storage.records import Prediction
 
 RIGHT = {"higher-rate-0": 5, "as-it-is-0": 3}

@@ -18,7 +18,7 @@ from experiments.report import (
     scores,
 )
 from experiments.report import stratum_sheet as strata_of
-from runs.study_runner import StageTotals
+from runs.studies.study_runner import StageTotals
 
 
 def examined(name: str, *by_seed: str, trainer: bool = True) -> EvaluatedArm:

@@ -10,9 +10,9 @@ from sample_records import a_call, a_node, a_pair, a_prediction
 
 from analysis.survival import Fresh
 from experiments import arms, fresh_rollouts, search
+from runs.annotation.fresh_rollouts import FreshRolloutResult
 from runs.folder import Run, open_run
-from runs.fresh_rollouts import FreshRolloutResult
-from runs.study_runner import StageStopped, with_sibling_run
+from runs.studies.study_runner import StageStopped, with_sibling_run
 from storage.manifest import add_parts
 from storage.parts import write_part
 from storage.records import FreshRollouts, Record, Rollout

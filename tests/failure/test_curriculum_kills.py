@@ -10,12 +10,12 @@ import pytest
 from stages import Ended, Stages
 
 from runs.folder import dump_recipe, noted_inputs
-from runs.journal import Event, Journal
 from runs.recipe_file import load_recipe
+from runs.studies.journal import Event, Journal
 
 pytestmark = pytest.mark.failure
 
-LITTLE = {"runs.study_runner.CHILD": "little_stages"}
+LITTLE = {"runs.studies.study_runner.CHILD": "little_stages"}
 STEPS = [
     "eval evo",
     *(

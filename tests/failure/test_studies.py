@@ -10,7 +10,7 @@ import pytest
 from durable import Held, World, opened_world, stored_seeds
 from stages import CHECK_TIMEOUT_S, Ended, Running, Stages
 
-from runs.journal import Journal, Started
+from runs.studies.journal import Journal, Started
 from storage.manifest import load_manifest, verify_manifest
 from storage.parts import question_ids
 

@@ -14,8 +14,8 @@ from tiny_dataset import QUESTIONS, policy, recipe
 from pipelines.cli import parser, run_stage
 from pipelines.train_rm import build_comparisons
 from rewards.settings import REWARDS
+from runs.annotation.labelling import with_label_settings
 from runs.folder import existing_run
-from runs.labelling import with_label_settings
 from storage.parts import read_parts
 from storage.records import Pair, TreeNode
 from storage.schemas import table_to_records

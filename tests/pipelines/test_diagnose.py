@@ -16,7 +16,7 @@ from tiny_dataset import policy, recipe
 from analysis.diagnosis import TreeFigures, pair_figures
 from analysis.survival import SurvivalRow, order_verdict, survival_table
 from pipelines.cli import parser, run_stage
-from runs.diagnosis_rules import (
+from runs.annotation.diagnosis_rules import (
     FEW_PAIRS,
     conclusion,
     of_survival,
@@ -24,9 +24,9 @@ from runs.diagnosis_rules import (
     pair_findings,
     tree_findings,
 )
+from runs.annotation.fresh_rollouts import stored_fresh
+from runs.annotation.proguide import write_proguide
 from runs.folder import existing_run
-from runs.fresh_rollouts import stored_fresh
-from runs.proguide import write_proguide
 from storage.ledger import Ledger
 from storage.manifest import add_parts, load_manifest, remove_parts
 from storage.parts import read_parts, write_part

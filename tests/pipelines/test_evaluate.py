@@ -11,7 +11,7 @@ from loopback import serving
 from tiny_dataset import policy, recipe
 
 from pipelines.cli import parser, run_stage
-from runs.evaluation_set import set_name
+from runs.evaluation.question_set import set_name
 from runs.recipe_file import load_recipe
 from storage.parts import read_parts
 from storage.records import Prediction

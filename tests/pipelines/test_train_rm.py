@@ -17,11 +17,11 @@ from pipelines.train_rm import build_comparisons
 from rewards.reward_model import RewardModel
 from rewards.schedule import weights
 from rewards.settings import REWARDS, EvoRagSettings
+from runs.annotation.reward_model import reward_model_for
+from runs.annotation.tree_growing import LABELLING
 from runs.folder import existing_run
 from runs.recipe import Recipe
 from runs.recipe_checks import find_conflicts
-from runs.reward_model import reward_model_for
-from runs.tree_growing import LABELLING
 from storage.parts import read_parts
 from storage.records import Pair, TreeNode
 from storage.schemas import table_to_records

@@ -14,11 +14,11 @@ from tiny_dataset import PASSAGES, QUESTIONS, policy, recipe
 import agent.reasonrag
 from base.errors import ConfigError
 from pipelines.cli import parser, run_stage
-from runs.commit import Committer
+from runs.annotation.commit import Committer
+from runs.annotation.stored_pairs import pairs_of, pairs_table
 from runs.folder import existing_run, open_run
 from runs.inputs import model_digest
 from runs.recipe import Recipe
-from runs.stored_pairs import pairs_of, pairs_table
 from storage.ledger import Ledger
 from storage.parts import question_ids, read_parts
 

@@ -18,8 +18,8 @@ from engines.settings import ModelSettings
 from engines.vllm.command import VARIABLE
 from engines.vllm.engine import server_for
 from engines.vllm.weights import served_digest
-from runs.policy_serving import VllmServing, check_servable, serving_for
 from runs.recipe import Recipe
+from runs.training.policy_serving import VllmServing, check_servable, serving_for
 from storage.records import Message
 from training.grpo.canary import Canary, CanaryResult
 

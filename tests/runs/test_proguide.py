@@ -12,7 +12,7 @@ from sample_records import a_pair
 from agent.tags import content_of
 from base.errors import ConfigError
 from pipelines.proguide import read_proguide
-from runs.proguide import (
+from runs.annotation.proguide import (
     ProGuideRecord,
     from_proguide,
     to_proguide,

@@ -19,9 +19,9 @@ from engines.sampling import Capabilities, SampleRequest
 from pipelines.train_grpo import rollout_recipe
 from rewards.schemes import scheme_of
 from runs.recipe import Recipe
-from runs.rollouts import Rollouts
 from runs.stage import Gate, StageContext
 from runs.terminal import Terminal
+from runs.training.rollouts import Rollouts
 from storage.ledger import Ledger
 from storage.records import Question, RetrievedPassage
 from training.grpo.canary import CanaryResult

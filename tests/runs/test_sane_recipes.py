@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from analysis.suppression import simulate_suppression
+from runs.curriculum.schedule_weights import settings_of
 from runs.recipe_file import load_recipe
-from runs.schedule_weights import settings_of
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SHIPPED = [path for path in sorted(CONFIGS.glob("*.yaml")) if "scheme: evo-rag" in path.read_text()]

@@ -12,10 +12,10 @@ from tiny_dataset import policy, recipe
 from base.errors import StorageError
 from pipelines.cli import parser, run_stage
 from pipelines.train_sft import right_steps
-from runs import stored_trees as walk
+from runs.annotation import stored_trees as walk
+from runs.annotation.stored_pairs import pairs_of
+from runs.annotation.stored_trees import stored_trees
 from runs.folder import Run, existing_run
-from runs.stored_pairs import pairs_of
-from runs.stored_trees import stored_trees
 from storage.manifest import load_manifest, remove_parts
 from storage.records import TreeNode
 from storage.schemas import table_to_records
@@ -42,7 +42,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
         patch.setenv("OPENAI_API_KEY", "test-key")
         config = recipe(folder, endpoint.base_url)
         for size, run in found.items():
-            patch.setattr("runs.commit.QUESTIONS_A_PART", size)
+            patch.setattr("runs.annotation.commit.QUESTIONS_A_PART", size)
             assert branchwise("annotate", run, "--config", config) == 0
             assert branchwise("relabel", run, "--label", "all", "--set", "pairs.min_gap=0") == 0
     return found

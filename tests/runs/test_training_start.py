@@ -13,7 +13,7 @@ from pipelines.cli import parser, run_stage
 from runs.folder import existing_run, open_run
 from runs.recipe import Recipe
 from runs.stage import StageContext
-from runs.training_start import trained_folder, training_data_provenance
+from runs.training.start import trained_folder, training_data_provenance
 from storage.manifest import add_parts
 from storage.parts import write_part
 from storage.schemas import rows_to_table, schema_of
@@ -157,7 +157,7 @@ def test_a_policy_and_a_reward_model_do_not_share_a_folder(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("runs.training_start.model_folder", lambda run, name: tmp_path / name)
+    monkeypatch.setattr("runs.training.start.model_folder", lambda run, name: tmp_path / name)
     monkeypatch.setattr("pipelines.train_rm.build_comparisons", lambda *_: (None, None))
     monkeypatch.setattr("pipelines.train_rm.labels_of", lambda *_: None)
     drawn_by(tmp_path / "run", "served", "a1b2", "openai")

@@ -20,7 +20,7 @@ from engines.sampling import derived_seed
 from storage.manifest import load_manifest, verify_manifest
 from storage.parts import read_parts
 
-SMALL_PARTS = {"runs.commit.QUESTIONS_A_PART": 2}
+SMALL_PARTS = {"runs.annotation.commit.QUESTIONS_A_PART": 2}
 """So that six questions are committed in three parts."""
 
 

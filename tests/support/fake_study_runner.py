@@ -8,7 +8,7 @@ from typing import Any
 
 from runs.recipe_file import load_recipe
 from runs.stage import StageContext
-from runs.study_runner import StudyRunner
+from runs.studies.study_runner import StudyRunner
 from runs.terminal import Terminal
 
 

@@ -23,10 +23,10 @@ from pipelines.cli import main
 
 
 class LittleServing:
-    """Serves the weights of the moment, under their hash (see `runs.rollouts.Serving`)."""
+    """Serves the weights of the moment, under their hash (see `runs.training.rollouts.Serving`)."""
 
     def __init__(self, *_: object) -> None:
-        """Takes what `runs.policy_serving.serving_for` takes."""
+        """Takes what `runs.training.policy_serving.serving_for` takes."""
 
     @asynccontextmanager
     async def serve(self, model: Any) -> AsyncIterator[TrainedEngine]:

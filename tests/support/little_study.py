@@ -1,6 +1,6 @@
 """A study of two stages at an endpoint, for tests that kill it."""
 
-from runs.study_runner import StudyRunner
+from runs.studies.study_runner import StudyRunner
 
 
 def little_study(runner: StudyRunner) -> None:

@@ -16,12 +16,12 @@ from tiny_dataset import recipe
 
 from base.errors import ConfigError
 from pipelines.curriculum import CurriculumState, curriculum, final_eval_command
+from runs.annotation.reward_model import UNTAUGHT
 from runs.curriculum import checks, report
 from runs.curriculum.checks import check_curriculum
 from runs.curriculum.dev import DevResult
-from runs.evaluation_set import data_settings
-from runs.reward_model import UNTAUGHT
-from runs.study_runner import StageStopped, StudyRunner
+from runs.evaluation.question_set import data_settings
+from runs.studies.study_runner import StageStopped, StudyRunner
 
 SCORES = {"start": 0.3, "discovery-1": 0.5, "discovery-2": 0.4, "refinement-1": 0.6}
 

@@ -13,7 +13,7 @@ from engines.settings import JudgeSettings
 from evaluation.run import Evaluated, askable
 from evaluation.settings import EvaluationJudge
 from rewards.answer_judge import AnswerJudge, answer_judge_hash
-from runs.candidates import Candidate
+from runs.evaluation.candidates import Candidate
 from runs.factories import open_engine
 from runs.folder import Run
 from runs.progress import Progress

@@ -12,10 +12,10 @@ from base.errors import ConfigError
 from base.plain_yaml import parse_settings
 from base.safe_files import read_inside
 from base.terminal_escape import inert_yaml
+from runs.annotation.tree_growing import LABELLING
 from runs.folder import Run
 from runs.recipe import Recipe
 from runs.recipe_file import RECIPE_BYTES
-from runs.tree_growing import LABELLING
 
 LABELS = "labelling.yaml"
 

@@ -17,13 +17,13 @@ from annotation.fresh import FreshRoller
 from base.errors import ConfigError, EndpointError, RetrievalError
 from engines.sampling import Sampling
 from retrieval.interface import Retriever
+from runs.annotation.stored_trees import StoredTree, stored_trees
 from runs.factories import environment_for, open_engine, open_index, sampling_for
 from runs.folder import Run
 from runs.inputs import model_digest, replay_passages
 from runs.progress import Progress
 from runs.recipe import Recipe
 from runs.stage import Gate, StageContext
-from runs.stored_trees import StoredTree, stored_trees
 from storage.ledger import Ledger
 from storage.manifest import load_manifest
 from storage.parts import number_of, read_parts, write_part

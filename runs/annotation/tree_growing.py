@@ -18,10 +18,10 @@ from retrieval.interface import Retriever
 from rewards.reward_model import RewardModel
 from rewards.scheme import RewardScheme
 from rewards.schemes import scheme_of
+from runs.annotation.reward_model import reward_model_for
 from runs.factories import environment_for, open_engine, sampling_for
 from runs.progress import Progress
 from runs.recipe import Recipe
-from runs.reward_model import reward_model_for
 from storage.ledger import Ledger
 from storage.records import Question
 

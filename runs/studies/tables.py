@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from analysis.table import NONE, Sheet, number
 from base.atomic import atomic_write_text
 from base.terminal_escape import inert
-from runs.study_runner import StudyRunner
+from runs.studies.study_runner import StudyRunner
 
 
 def write_sheets(runner: StudyRunner, name: str, sheets: Sequence[Sheet], about: str = "") -> None:

@@ -7,8 +7,8 @@ from base.errors import ConfigError
 from rewards.schedule import Weights, weights
 from rewards.settings import REWARDS, EvoRagSettings
 from runs.curriculum.dev import STAGES, StageName
-from runs.plot import svg
 from runs.recipe import Recipe
+from runs.studies.plot import svg
 
 ByStage = Mapping[StageName, EvoRagSettings]
 

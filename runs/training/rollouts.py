@@ -36,7 +36,7 @@ PATH = "grpo"
 
 
 class Serving(Protocol):
-    """See `runs.policy_serving`."""
+    """See `runs.training.policy_serving`."""
 
     def serve(self, model: Any) -> AbstractAsyncContextManager[Engine]: ...
     async def close(self) -> None: ...

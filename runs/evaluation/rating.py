@@ -15,7 +15,7 @@ from base.errors import EndpointError, RetrievalError
 from base.text import digest_of
 from retrieval.interface import Retriever
 from rewards.outcome import AnswerScores
-from runs.evaluation_set import answering
+from runs.evaluation.question_set import answering
 from runs.factories import environment_for, open_engine, sampling_for
 from runs.inputs import model_digest, questions_digest
 from runs.progress import Progress

@@ -12,10 +12,10 @@ from annotation.scoring import node_scores
 from rewards.guessable import guessable
 from rewards.reward_model import RewardModel
 from rewards.scheme import RewardScheme
+from runs.annotation.reward_model import reward_model_for
+from runs.annotation.stored_trees import StoredTree
+from runs.annotation.tree_growing import label_digest
 from runs.recipe import Recipe
-from runs.reward_model import reward_model_for
-from runs.stored_trees import StoredTree
-from runs.tree_growing import label_digest
 from storage.records import Pair, TreeNode
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from agent.protocols import protocol_of
 from base.errors import ConfigError
+from runs.annotation.stored_trees import StoredTree, stored_trees
 from runs.folder import Run
-from runs.stored_trees import StoredTree, stored_trees
 from storage.records import NO_PARENT, Question
 from training.grpo.advantages import has_spread
 from training.grpo.rollouts import PolicyCall, Rollout, RolloutBatch

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from base.text import Log
-from runs.plot import svg
+from runs.studies.plot import svg
 from training.curves import read_metrics
 
 CURVES = "curves.svg"

@@ -20,13 +20,13 @@ from typing import Any
 
 from base.atomic import atomic_write_text
 from base.errors import BranchwiseError
-from runs.artifacts import OUTPUT, artifact_digest
 from runs.folder import STUDY, dump_recipe
-from runs.journal import Event, Journal, command_key
 from runs.recipe import Recipe
 from runs.recipe_file import load_recipe
 from runs.signals import STOP_SIGNALS, on_stop_signal
 from runs.stage import FAILED, INTERRUPTED, StageContext
+from runs.studies.artifacts import OUTPUT, artifact_digest
+from runs.studies.journal import Event, Journal, command_key
 
 StageTotals = Mapping[str, Any]
 

@@ -26,12 +26,12 @@ from base.errors import BranchwiseError, BudgetExceeded, ConfigError
 from base.memory import out_of_memory_message
 from base.terminal_escape import guard_streams
 from base.text import Log
+from runs.annotation.tree_growing import grow_questions
 from runs.factories import open_data, open_index
 from runs.progress import Progress
 from runs.recipe import Recipe
 from runs.signals import STOP_SIGNALS
 from runs.stage import Gate
-from runs.tree_growing import grow_questions
 from storage.ledger import Ledger
 from storage.ledger_rows import Totals
 from storage.records import Question

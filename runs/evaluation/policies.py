@@ -13,7 +13,7 @@ from engines.sampling import Capabilities, Engine
 from evaluation.run import Evaluated
 from evaluation.run import evaluate as answer_all
 from retrieval.interface import Retriever
-from runs.candidates import Candidate
+from runs.evaluation.candidates import Candidate
 from runs.factories import environment_for, open_engine, sampling_for
 from runs.progress import Progress
 from runs.stage import Gate, StageContext

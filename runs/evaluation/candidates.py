@@ -11,7 +11,7 @@ from base.text import Log
 from evaluation.baselines import Material, load_baseline
 from evaluation.run import Begin
 from retrieval.interface import Retriever
-from runs.evaluation_set import answering, data_settings
+from runs.evaluation.question_set import answering, data_settings
 from runs.inputs import model_digest
 from runs.preflight import model_files, problems
 from runs.recipe import Recipe
