@@ -13,7 +13,7 @@ import numpy as np
 from agent.actions import is_end
 from agent.tags import content_of
 from analysis.survival import Bounds, wilson
-from rewards import similarity as likeness
+from rewards.evo_rag import similarity as likeness
 from rewards.guessable import guessable
 from storage.records import NO_PARENT, Pair, TreeNode
 
@@ -88,7 +88,7 @@ def pair_figures(pairs: Sequence[Pair]) -> PairFigures | None:
 
 
 def similarity(pair: Pair) -> float:
-    """Returns the similarity of both contents (`rewards.similarity`); 0 if the actions differ."""
+    """Returns the similarity of the contents; 0 if the actions differ."""
     if pair.chosen_action != pair.rejected_action:
         return 0.0
     chosen, rejected = (side[0].content for side in (pair.chosen, pair.rejected))

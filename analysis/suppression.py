@@ -13,8 +13,8 @@ from itertools import chain, permutations, product
 from typing import Literal
 
 from agent.state import Action, Step
-from rewards.evo_rag import Gold
-from rewards.returns import EpisodeRewards
+from rewards.evo_rag.returns import EpisodeRewards
+from rewards.evo_rag.steps import Gold
 from rewards.settings import EvoRagSettings
 from storage.records import NO_PARENT, RetrievedPassage, TreeNode
 

@@ -21,7 +21,7 @@ from base.errors import EndpointError, JudgeError, RetrievalError
 from engines.sampling import Sampling, Usage
 from mcts import SearchSettings
 from rewards.guessable import guessable
-from rewards.reward_model import RewardModel
+from rewards.reward_model.model import RewardModel
 from rewards.scheme import RewardScheme
 from storage.records import Failure, Pair, Question, TreeNode
 

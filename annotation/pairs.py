@@ -14,8 +14,8 @@ from typing import NamedTuple
 from annotation.settings import PairSettings
 from base.text import digest_of, replace_surrogates
 from rewards.answers import normalise
+from rewards.evo_rag.similarity import similarity
 from rewards.labels import Label, gap
-from rewards.similarity import similarity
 from storage.records import NO_PARENT, Component, TreeNode
 
 SHUFFLED = "shuffled pairs"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from agent.state import State
-from rewards.reward_model import Prompt, RewardModel, prefix_of
+from rewards.reward_model.model import Prompt, RewardModel, prefix_of
 from rewards.scheme import NodeEvaluation
 from storage.records import Question, TreeNode
 

@@ -28,14 +28,14 @@ STUDIES = {
     "search": "experiments.search",
     "recipes": "experiments.recipes",
     "arena-grpo": "experiments.arena_grpo",
-    "evo-schedules": "experiments.evo_schedules",
-    "evo-literal": "experiments.evo_literal",
-    "evo-single": "experiments.evo_single",
-    "evo-heads": "experiments.evo_heads",
-    "evo-combinations": "experiments.evo_combinations",
-    "evo-step-value": "experiments.evo_step_value",
+    "evo-schedules": "experiments.evo.schedules",
+    "evo-literal": "experiments.evo.literal",
+    "evo-single": "experiments.evo.single",
+    "evo-heads": "experiments.evo.heads",
+    "evo-combinations": "experiments.evo.combinations",
+    "evo-step-value": "experiments.evo.step_value",
 }
-"""A study's module; its function has the module's name."""
+"""A study's module; its function has the study's name."""
 
 SHARED = {
     **{name: "evo-studies" for name in STUDIES if name.startswith("evo-")},
@@ -123,6 +123,7 @@ def study_named(name: str) -> Callable[[StudyRunner], None]:
     if name not in STUDIES:
         known = ", ".join(STUDIES)
         raise ConfigError(f"study {name!r}: no such study; there are {known}")
-    module = STUDIES[name]
-    found: Callable[[StudyRunner], None] = getattr(import_module(module), module.rpartition(".")[2])
+    found: Callable[[StudyRunner], None] = getattr(
+        import_module(STUDIES[name]), name.replace("-", "_")
+    )
     return found

@@ -20,7 +20,7 @@ from agent.protocols import protocol_of
 from annotation.pairs import sibling_pairs
 from annotation.settings import PairSettings
 from base.errors import ConfigError
-from rewards.reward_model import KIND, prefix_of
+from rewards.reward_model.model import KIND, prefix_of
 from rewards.schemes import naming
 from runs.annotation.labelling import with_label_settings
 from runs.annotation.reward_model import UNTAUGHT, encoder_of

@@ -20,10 +20,10 @@ from agent.search_loop import SearchLoop
 from agent.segments import SearchTags, Segment, first_pair, is_block, tags
 from agent.state import State
 from rewards.answers import contains, exact_match, f1, normalise
+from rewards.evo_rag.similarity import longest_common_run
 from rewards.outcome import Outcome, Verdicts
 from rewards.outcome_scheme import OutcomeScheme
 from rewards.settings import SchemeSettings
-from rewards.similarity import longest_common_run
 from storage.records import Question
 
 ACTIONS = ("search", "answer")

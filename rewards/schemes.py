@@ -10,7 +10,7 @@ from base.text import did_you_mean
 from engines.sampling import Engine
 from rewards.arena import Arena
 from rewards.eval_rar import EvalRar
-from rewards.evo_scheme import EvoRag
+from rewards.evo_rag.scheme import EvoRag
 from rewards.r1_searcher import R1Searcher
 from rewards.scheme import RecipeFacts, RewardScheme
 from rewards.settings import SchemeSettings

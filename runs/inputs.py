@@ -15,7 +15,7 @@ from engines.settings import ModelSettings
 from engines.vllm.weights import served_digest
 from retrieval.interface import Retriever
 from retrieval.passages import corpus_hash
-from rewards.reward_model import reward_model_digest
+from rewards.reward_model.model import reward_model_digest
 from runs.factories import engine_for, open_data
 from runs.folder import Run, check_same_inputs, noted_inputs
 from runs.recipe import Recipe

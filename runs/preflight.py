@@ -20,7 +20,7 @@ from base.reading import Faults
 from engines.settings import ModelSettings
 from engines.vllm.command import installed_vllm
 from engines.vllm.weights import served_files
-from rewards.reward_model import reward_model_digest
+from rewards.reward_model.model import reward_model_digest
 from runs.factories import engine_for
 from runs.recipe import JUDGE, Recipe
 from sources.files import existing

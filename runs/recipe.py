@@ -18,7 +18,7 @@ from retrieval.settings import RetrievalSettings
 from rewards.scheme import RewardScheme
 from rewards.schemes import RewardSettings, scheme_of
 from rewards.settings import SpreSettings
-from runs.curriculum_settings import CurriculumSettings
+from runs.curriculum.settings import CurriculumSettings
 from runs.difficulty_settings import DifficultySettings
 from sources.settings import DataSettings, SetSettings, Split
 from training.settings import TrainingSettings

@@ -10,7 +10,7 @@ from annotation.pairs import sibling_pairs
 from annotation.rows import Provenance, labelled, pair_rows
 from annotation.scoring import node_scores
 from rewards.guessable import guessable
-from rewards.reward_model import RewardModel
+from rewards.reward_model.model import RewardModel
 from rewards.scheme import RewardScheme
 from runs.annotation.reward_model import reward_model_for
 from runs.annotation.stored_trees import StoredTree

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from base.errors import ConfigError
 from base.text import Log
-from rewards.reward_model import RewardModel, read_record
+from rewards.reward_model.model import RewardModel, read_record
 from runs.recipe import Recipe
 from weights.embedding import base_of
 

@@ -15,7 +15,7 @@ from base.text import Log, digest_of
 from engines.ledgered import BeforeCall
 from engines.sampling import Engine
 from retrieval.interface import Retriever
-from rewards.reward_model import RewardModel
+from rewards.reward_model.model import RewardModel
 from rewards.scheme import RewardScheme
 from rewards.schemes import scheme_of
 from runs.annotation.reward_model import reward_model_for

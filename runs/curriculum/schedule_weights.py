@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from base.errors import ConfigError
-from rewards.schedule import Weights, weights
+from rewards.evo_rag.schedule import Weights, weights
 from rewards.settings import REWARDS, EvoRagSettings
 from runs.curriculum.dev import STAGES, StageName
 from runs.recipe import Recipe

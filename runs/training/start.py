@@ -10,7 +10,7 @@ from base.safe_files import reject_special_files
 from base.text import digest_of
 from engines.settings import PRECISIONS, ModelSettings
 from engines.vllm.weights import served_files
-from rewards.reward_model import KIND as REWARD_MODEL
+from rewards.reward_model.model import KIND as REWARD_MODEL
 from runs.factories import model_folder
 from runs.folder import Run
 from runs.inputs import model_digest

@@ -20,9 +20,9 @@ from annotation.rows import Provenance, pair_rows, tree_rows
 from annotation.settings import PairSettings
 from engines.sampling import Capabilities, SampleRequest, Sampling
 from mcts import SearchSettings
-from rewards.evo_scheme import EvoRag
+from rewards.evo_rag.returns import label_returns
+from rewards.evo_rag.scheme import EvoRag
 from rewards.labels import Label
-from rewards.returns import label_returns
 from rewards.scheme import RewardScheme
 from runs.recipe import Recipe
 from storage.records import Passage, RetrievedPassage, TreeNode

@@ -12,8 +12,8 @@ from strange_files import NOT_FOLDERS, Strange, folder, link, pipe, sparse
 from base.errors import ConfigError, StorageError
 from base.lock import RunLock
 from base.safe_files import open_inside, read_inside, read_named, reject_special_files
-from rewards.heads import Heads
-from rewards.reward_model import read_record
+from rewards.reward_model.heads import Heads
+from rewards.reward_model.model import read_record
 from runs.folder import existing_run, noted_inputs
 from runs.studies.journal import Event, Journal
 from storage.ledger import Ledger

@@ -4,7 +4,6 @@ import csv
 import shutil
 from collections import Counter
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,14 @@ from fake_study_runner import Command, Pretended, pretended, tells_nothing
 from sample_records import a_question
 
 from analysis.suppression import COMPARISONS
-from experiments import (
-    arms,
-    evo_combinations,
-    evo_heads,
-    evo_literal,
-    evo_schedules,
-    evo_single,
-    evo_step_value,
-)
+from experiments import arms
 from experiments.arms import START, Arm
+from experiments.evo import combinations as evo_combinations
+from experiments.evo import heads as evo_heads
+from experiments.evo import literal as evo_literal
+from experiments.evo import schedules as evo_schedules
+from experiments.evo import single as evo_single
+from experiments.evo import step_value as evo_step_value
 from pipelines.cli import parser, run_stage
 from pipelines.study import SHARED, STUDIES, study_named
 from runs.studies.artifacts import artifact_digest
@@ -389,5 +386,5 @@ def test_a_study_finds_recipe_and_run_by_itself(
 
 
 def test_every_study_has_its_function() -> None:
-    for module in STUDIES.values():
-        assert callable(getattr(import_module(module), module.rpartition(".")[2]))
+    for name in STUDIES:
+        assert callable(study_named(name))

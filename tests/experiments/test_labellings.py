@@ -6,7 +6,12 @@ import pytest
 from sample_records import a_pair
 
 from experiments.arms import START, Arm
-from experiments.labellings import action_rule_accuracy, agreement_sheet, labels_of, leaning_sheet
+from experiments.evo.labellings import (
+    action_rule_accuracy,
+    agreement_sheet,
+    labels_of,
+    leaning_sheet,
+)
 from experiments.report import Claim
 from storage.manifest import add_parts
 from storage.parts import write_part

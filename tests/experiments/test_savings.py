@@ -7,8 +7,8 @@ from sample_records import a_question
 from analysis.comparison import Scored
 from evaluation.scoring import score_failure
 from experiments.arms import Arm, EvaluatedArm
+from experiments.evo.savings import saving_sheet, savings
 from experiments.report import Claim
-from experiments.savings import saving_sheet, savings
 
 
 def examined(name: str, count: int, *by_seed: str) -> EvaluatedArm:

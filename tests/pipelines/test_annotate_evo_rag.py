@@ -37,7 +37,7 @@ def endpoint() -> Iterator[FakeEndpoint]:
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OPENAI_API_KEY", "test-key")
-    monkeypatch.setattr("rewards.evo_scheme.query_similarity", lambda: words_alike)
+    monkeypatch.setattr("rewards.evo_rag.scheme.query_similarity", lambda: words_alike)
 
 
 def evo_recipe(folder: Path, base_url: str, growth: str, **changes: Any) -> Path:

@@ -71,7 +71,7 @@ def test_no_gold_field_reaches_an_evo_rag_policy_its_verifier_or_a_pair(
 ) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OPENAI_API_KEY", "test-key")
-    monkeypatch.setattr("rewards.evo_scheme.query_similarity", lambda: words_alike)
+    monkeypatch.setattr("rewards.evo_rag.scheme.query_similarity", lambda: words_alike)
     run = tmp_path / "run"
     with serving(evo_policy, models=("policy", "verifier")) as endpoint:
         served = {"engine": "openai", "model": "verifier", "base_url": endpoint.base_url}

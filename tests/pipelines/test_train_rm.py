@@ -14,8 +14,8 @@ from tiny_llama import write_tiny_folder
 
 from pipelines.cli import parser, run_stage
 from pipelines.train_rm import build_comparisons
-from rewards.reward_model import RewardModel
-from rewards.schedule import weights
+from rewards.evo_rag.schedule import weights
+from rewards.reward_model.model import RewardModel
 from rewards.settings import REWARDS, EvoRagSettings
 from runs.annotation.reward_model import reward_model_for
 from runs.annotation.tree_growing import LABELLING
@@ -74,7 +74,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OPENAI_API_KEY", "test-key")
     monkeypatch.setattr("weights.policy_files.load_tokenizer", _tokenizer)
-    monkeypatch.setattr("rewards.evo_scheme.query_similarity", Words)
+    monkeypatch.setattr("rewards.evo_rag.scheme.query_similarity", Words)
     monkeypatch.chdir(tmp_path)  # models are written below the folder that a stage is run in
 
 

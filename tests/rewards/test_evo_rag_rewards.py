@@ -4,7 +4,7 @@ import pytest
 from sample_records import a_question
 
 from agent.state import Action, Step
-from rewards.evo_rag import (
+from rewards.evo_rag.steps import (
     Gold,
     StepContext,
     answer_correctness,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.similarity import longest_common_run
+from rewards.evo_rag.similarity import longest_common_run
 
 TOKENS = st.lists(st.sampled_from("abc"), max_size=14)
 

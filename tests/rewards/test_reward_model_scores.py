@@ -10,10 +10,10 @@ import pytest
 
 from agent.state import Action, State, Step
 from base.errors import BranchwiseError, ConfigError
-from rewards import reward_model
-from rewards.heads import Heads
-from rewards.reward_model import RewardModel, prefix_of, reward_model_digest, stored_encoder
-from rewards.schedule import Weights, weights
+from rewards.evo_rag.schedule import Weights, weights
+from rewards.reward_model import model as reward_model
+from rewards.reward_model.heads import Heads
+from rewards.reward_model.model import RewardModel, prefix_of, reward_model_digest, stored_encoder
 from rewards.settings import REWARDS, EvoRagSettings
 from storage.records import Message
 from weights.embedding import Prefix

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.schedule import weights
+from rewards.evo_rag.schedule import weights
 from rewards.settings import REWARDS, EvoRagSettings
 
 PAPER = """

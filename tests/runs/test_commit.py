@@ -90,7 +90,7 @@ def test_a_reply_of_another_model_is_a_warning(
 def test_so_is_one_of_another_verifier(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rewards.evo_scheme.query_similarity", lambda: words_alike)
+    monkeypatch.setattr("rewards.evo_rag.scheme.query_similarity", lambda: words_alike)
 
     def gateway(request: dict[str, Any]) -> dict[str, Any]:
         answers_as = "cheaper" if request["model"] == "verifier" else "policy"

@@ -7,9 +7,9 @@ from typing import Any
 from agent.evo_rag import EvoRAG
 from agent.state import Action, State, Step
 from engines.sampling import Engine
-from rewards.evo_rag import Gold
-from rewards.evo_scheme import EvoRag
-from rewards.returns import EpisodeRewards
+from rewards.evo_rag.returns import EpisodeRewards
+from rewards.evo_rag.scheme import EvoRag
+from rewards.evo_rag.steps import Gold
 from rewards.settings import EvoRagSettings
 from runs.recipe import Recipe
 from storage.records import RetrievedPassage, TreeNode

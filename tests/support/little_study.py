@@ -3,7 +3,7 @@
 from runs.studies.study_runner import StudyRunner
 
 
-def little_study(runner: StudyRunner) -> None:
+def little(runner: StudyRunner) -> None:
     """Grow the trees, and label them again."""
     runner.run_stage("annotate")
     runner.run_stage("relabel", "--label", "again")

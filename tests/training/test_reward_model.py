@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from base.errors import ConfigError
-from rewards.heads import Heads
+from rewards.evo_rag.schedule import weights
 from rewards.labels import Label
-from rewards.reward_model import read_record
-from rewards.schedule import weights
+from rewards.reward_model.heads import Heads
+from rewards.reward_model.model import read_record
 from rewards.settings import REWARDS, EvoRagSettings
 from runs.recipe import Recipe
 from storage.records import Component, Message

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from base.text import share_of
-from rewards.heads import TOTAL
+from rewards.evo_rag.returns import RETURN
 from rewards.labels import Label
-from rewards.returns import RETURN
+from rewards.reward_model.heads import TOTAL
 from rewards.settings import REWARDS
 from training.settings import RewardModelSettings
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from base.errors import ConfigError
-from rewards.heads import Array, Heads
+from rewards.reward_model.heads import Array, Heads
 from training.reward_model.comparisons import SiblingComparison, head_names, orders, places
 from training.settings import RewardModelSettings
 

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rewards.heads import Array, Heads
-from rewards.schedule import Weights
+from rewards.evo_rag.schedule import Weights
+from rewards.reward_model.heads import Array, Heads
 from training.reward_model.comparisons import TIE, SiblingComparison, orders, places
 from training.settings import RewardModelSettings
 

@@ -1,6 +1,6 @@
 """Trains a reward model: a frozen encoder reads steps once, and linear heads learn on the result.
 
-Source: EVO-RAG section 3.3. Writes a folder that `rewards.reward_model` loads:
+Source: EVO-RAG section 3.3. Writes a folder that `rewards.reward_model.model` loads:
 
     heads.safetensors    the heads, with the standardisation of their inputs and outputs
     metrics.json         each head on the validation questions, with a length-only baseline
@@ -21,8 +21,8 @@ import numpy as np
 from base.atomic import atomic_write_json
 from base.errors import ConfigError
 from base.text import Log, digest_of_many
-from rewards.heads import Heads
-from rewards.reward_model import HEADS, KIND, RECORD, stored_encoder
+from rewards.reward_model.heads import Heads
+from rewards.reward_model.model import HEADS, KIND, RECORD, stored_encoder
 from rewards.scheme import RewardScheme
 from training.lengths import filter_by_length
 from training.reward_model.comparisons import SiblingComparison, split_questions

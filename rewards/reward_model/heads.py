@@ -20,7 +20,7 @@ from base.atomic import atomic_path
 from base.errors import StorageError
 from base.plain_json import as_object, parse_json
 from base.safe_files import reject_irregular_files
-from rewards.schedule import Weights
+from rewards.evo_rag.schedule import Weights
 from rewards.settings import REWARDS
 
 Array = NDArray[np.float32]

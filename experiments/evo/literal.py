@@ -13,7 +13,7 @@ each).
 """
 
 from experiments.arms import START, Arm
-from experiments.evo import IN_TWO_STEPS, RewardStudy, two_steps
+from experiments.evo.shared import IN_TWO_STEPS, RewardStudy, two_steps
 from experiments.report import Claim
 
 LITERAL = {"retrieval_bonus": "any", "overlap_threshold": 0.0}

@@ -11,8 +11,8 @@ import numpy as np
 
 from analysis.table import NONE, Sheet, number
 from experiments.arms import EvaluatedArm
-from experiments.trajectories import RecordedStep, moves_of
-from rewards.evo_rag import Similarity
+from experiments.evo.trajectories import RecordedStep, moves_of
+from rewards.evo_rag.steps import Similarity
 from runs.studies.plot import svg
 from storage.records import Prediction
 

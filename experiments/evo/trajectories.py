@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from agent.actions import is_search
-from rewards.evo_rag import Similarity
+from rewards.evo_rag.steps import Similarity
 from storage.records import Prediction
 
 NEAR = 0.8

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 
 from analysis.table import Sheet
 from experiments.arms import START, Arm, EvaluatedArm
-from experiments.distributions import distribution_sheet, distributions, draw_distributions
-from experiments.evo import FULL, RewardStudy, dpo, full
+from experiments.evo.distributions import distribution_sheet, distributions, draw_distributions
+from experiments.evo.shared import FULL, RewardStudy, dpo, full
 from experiments.report import Claim
-from rewards.evo_scheme import query_similarity
+from rewards.evo_rag.scheme import query_similarity
 from runs.studies.study_runner import StudyRunner
 
 NAME = "evo-combinations"

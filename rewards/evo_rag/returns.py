@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.state import State, Step
-from rewards.evo_rag import Gold, Rewards, Similarity, step_rewards
+from rewards.evo_rag.schedule import weights
+from rewards.evo_rag.steps import Gold, Rewards, Similarity, step_rewards
 from rewards.labels import Label
 from rewards.outcome import Outcome
-from rewards.schedule import weights
 from rewards.settings import REWARDS, EvoRagSettings
 from storage.records import NO_PARENT, Component, TreeNode
 

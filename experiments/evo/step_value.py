@@ -15,7 +15,7 @@ paper's 0.3.
 """
 
 from experiments.arms import START, Arm
-from experiments.evo import RewardStudy, dpo, full
+from experiments.evo.shared import RewardStudy, dpo, full
 from experiments.report import Claim
 
 ARMS = (

@@ -6,11 +6,11 @@ from functools import cache, cached_property
 from agent.state import State
 from base.text import digest_of
 from retrieval.similarity import QuerySimilarity
-from rewards.evo_rag import Gold
+from rewards.evo_rag.returns import EpisodeRewards, label_returns
+from rewards.evo_rag.schedule import Weights, weights
+from rewards.evo_rag.steps import Gold
 from rewards.labels import Label
 from rewards.outcome import Outcome
-from rewards.returns import EpisodeRewards, label_returns
-from rewards.schedule import Weights, weights
 from rewards.scheme import NodeEvaluation, RewardScheme
 from rewards.settings import EvoRagSettings
 from rewards.verifier import Verifier, verifier_prompt_hash

@@ -26,7 +26,7 @@ from statistics import fmean, stdev
 
 from analysis.table import Sheet, number, percent
 from experiments.arms import mean_of, numbers_of
-from experiments.evo import OTHERS, TIME_DYNAMIC, trees_of
+from experiments.evo.shared import OTHERS, TIME_DYNAMIC, trees_of
 from experiments.report import PAPER, Bar, draw
 from runs.studies.study_runner import StageTotals, StudyRunner
 from runs.studies.tables import write_sheets

@@ -9,9 +9,9 @@ from itertools import zip_longest
 from analysis.table import Sheet
 from base.terminal_escape import inert
 from experiments.arms import EvaluatedArm
+from experiments.evo.trajectories import NEAR, RecordedStep, moves_of
 from experiments.report import Key
-from experiments.trajectories import NEAR, RecordedStep, moves_of
-from rewards.evo_rag import Similarity
+from rewards.evo_rag.steps import Similarity
 from storage.records import Prediction, Question
 
 ANSWERABLE, UNANSWERABLE = 3, 1

@@ -38,12 +38,12 @@ from analysis.suppression import (
 from analysis.table import NONE, Sheet
 from base.atomic import atomic_write_text
 from experiments.arms import START, Arm, EvaluatedArm
-from experiments.distributions import distribution_sheet, distributions, draw_distributions
-from experiments.evo import IN_TWO_STEPS, TEST, RewardStudy, two_steps
-from experiments.labellings import labels_of
+from experiments.evo.distributions import distribution_sheet, distributions, draw_distributions
+from experiments.evo.labellings import labels_of
+from experiments.evo.shared import IN_TWO_STEPS, TEST, RewardStudy, two_steps
+from experiments.evo.traces import trace_text
 from experiments.report import Claim
-from experiments.traces import trace_text
-from rewards.evo_scheme import query_similarity
+from rewards.evo_rag.scheme import query_similarity
 from rewards.settings import EvoRagSettings
 from runs.curriculum.dev import STAGES
 from runs.curriculum.schedule_weights import draw_weights, settings_of

@@ -19,8 +19,8 @@ from agent.state import State
 from base.errors import ConfigError
 from base.plain_json import object_inside
 from base.text import Log, digest_of, replace_surrogates
-from rewards.heads import Heads
-from rewards.schedule import Weights
+from rewards.evo_rag.schedule import Weights
+from rewards.reward_model.heads import Heads
 from storage.records import Message
 from weights.embedding import FrozenEncoder, Prefix
 from weights.hub import HUB

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from analysis.table import Sheet
 from experiments.arms import Arm, EvaluatedArm, evaluate_arms
-from experiments.labellings import agreement_sheet, leaning_sheet
+from experiments.evo.labellings import agreement_sheet, leaning_sheet
+from experiments.evo.savings import Counted, saving_sheet, saving_size, savings
 from experiments.report import Claim, write_report
-from experiments.savings import Counted, saving_sheet, saving_size, savings
 from runs.recipe import Recipe
 from runs.studies.study_runner import StudyRunner
 

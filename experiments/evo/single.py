@@ -31,10 +31,10 @@ from typing import Any
 
 from analysis.table import NONE, Sheet, number, percent
 from experiments.arms import START, Arm, EvaluatedArm, evaluate_arms, mean_of
-from experiments.evo import TEST, TIME_DYNAMIC, about, dpo
-from experiments.labellings import leaning_sheet
+from experiments.evo.labellings import leaning_sheet
+from experiments.evo.shared import TEST, TIME_DYNAMIC, about, dpo
 from experiments.report import PAPER, Claim, write_report
-from rewards.heads import TOTAL
+from rewards.reward_model.heads import TOTAL
 from rewards.settings import RewardName
 from runs.factories import model_folder
 from runs.studies.study_runner import StageTotals, StudyRunner
