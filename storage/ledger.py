@@ -48,9 +48,7 @@ _PROGRAMS = "SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger')"
 BUSY_S = 60.0
 """Seconds that a write waits for other processes, whose writes take milliseconds."""
 QUESTIONS = 2048
-"""Number of questions whose keys are kept: about 20 MB at 100 calls per question. It exceeds the
-questions in progress; rows of an older question are reread at its next lookup.
-"""
+"""Questions whose keys are kept (20 MB at 100 calls each); an older one is read again if needed."""
 
 
 class Ledger:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from training.grpo.advantages import advantages_of
 from training.grpo.rollouts import PolicyCall, Rollout, TrainingRow, drawn, rows_of
-from training.grpo.train import advantages_of
 from training.packing import StepTokens
 from training.settings import GrpoSettings
 from weights.prefix_tree import prefix_tree

@@ -1,13 +1,16 @@
 """Advantages of rollouts: GRPO, RLOO and REINFORCE++.
 
-A group is all rollouts of one question. The functions compute on lists of floats;
-`training.grpo.loss` has the loss that uses them.
+A group is all rollouts of one question. `training.grpo.loss` has the loss that uses them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from statistics import fmean, pstdev, stdev
-from typing import Literal
+from typing import Any, Literal
+
+from training.grpo.rollouts import Rollout
+from training.packing import StepTokens
+from training.settings import GrpoSettings
 
 Scale = Literal["std", "none"]
 
@@ -60,3 +63,63 @@ def standardised(rollouts: Sequence[Sequence[float]]) -> list[list[float]]:
     if deviation == 0.0:
         return [[0.0] * len(rollout) for rollout in rollouts]
     return [[(value - mean) / deviation for value in rollout] for rollout in rollouts]
+
+
+def advantages_of(
+    groups: Sequence[Sequence[Rollout]],
+    settings: GrpoSettings,
+    log_ratios: Mapping[StepTokens, Sequence[float]] | None = None,
+) -> list[tuple[Rollout, list[float]]]:
+    """Returns the rollouts that teach something, each with the advantages of its sampled tokens.
+
+    Leaves out rollouts without others in their group, and groups without spread, whose advantages
+    are 0. REINFORCE++ keeps both, because it standardises over the whole batch.
+
+    Args:
+        log_ratios: log π_old − log π_ref of each call's tokens, in nats, if they are subtracted
+            from the reward.
+    """
+    beta = settings.beta if settings.kl_in == "reward" and log_ratios is not None else 0.0
+    if settings.algorithm == "reinforce++":
+        return _reinforce(groups, settings, log_ratios, beta)
+    compare = leave_one_out if settings.algorithm == "rloo" else _scaled(settings)
+    found = []
+    for group in groups:
+        rewards = [
+            rollout.reward - beta * sum(_of_tokens(rollout, log_ratios)) for rollout in group
+        ]
+        if has_spread(rewards):
+            found += [
+                (rollout, [advantage] * rollout.sampled)
+                for rollout, advantage in zip(group, compare(rewards), strict=True)
+            ]
+    return found
+
+
+def _scaled(settings: GrpoSettings) -> Any:
+    return lambda rewards: group_advantages(rewards, settings.scale)
+
+
+def _reinforce(
+    groups: Sequence[Sequence[Rollout]],
+    settings: GrpoSettings,
+    log_ratios: Mapping[StepTokens, Sequence[float]] | None,
+    beta: float,
+) -> list[tuple[Rollout, list[float]]]:
+    rollouts, returns = [], []
+    for group in groups:
+        by_group = settings.baseline == "group"
+        baseline = fmean(rollout.reward for rollout in group) if by_group and group else 0.0
+        for rollout in group:
+            rollouts.append(rollout)
+            gained = rollout.reward - baseline
+            returns.append(discounted_returns(gained, _of_tokens(rollout, log_ratios), beta))
+    return list(zip(rollouts, standardised(returns), strict=True)) if rollouts else []
+
+
+def _of_tokens(
+    rollout: Rollout, log_ratios: Mapping[StepTokens, Sequence[float]] | None
+) -> list[float]:
+    if log_ratios is None:
+        return [0.0] * rollout.sampled
+    return [value for call in rollout.calls for value in log_ratios[call.tokens]]

@@ -4,6 +4,7 @@ All tensors are flat, with one entry for each token that the policy sampled. Tok
 environment are left out, so they are neither trained on nor counted.
 """
 
+import math
 from typing import Any, Literal
 
 Estimator = Literal["k1", "k2", "k3"]
@@ -43,3 +44,23 @@ def divergence(estimator: Estimator, log_ratio: Any) -> Any:
     if estimator == "k2":
         return log_ratio.square() / 2
     return (-log_ratio).exp() - 1 + log_ratio
+
+
+class TokenMeans:
+    """Means over the tokens of an update, by name."""
+
+    def __init__(self) -> None:
+        """Starts without values."""
+        self._sums: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, name: str, values: Any) -> None:
+        """Adds a tensor of values, one for each token."""
+        self._sums[name] = self._sums.get(name, 0.0) + float(values.detach().sum())
+        self._counts[name] = self._counts.get(name, 0) + int(values.numel())
+
+    def means(self) -> dict[str, float]:
+        """Returns the finite means."""
+        sums = self._sums.items()
+        found = {name: total / self._counts[name] for name, total in sums if self._counts[name]}
+        return {name: value for name, value in found.items() if math.isfinite(value)}

@@ -8,7 +8,6 @@ failed rollouts are left out. So the loop is that of transformers' `Trainer` wit
 is TRL's.
 """
 
-import math
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -21,14 +20,8 @@ from base.errors import TrainingError
 from base.seeds import to_uint32
 from base.text import Log
 from training.arguments import lora_config, one_device
-from training.grpo.advantages import (
-    discounted_returns,
-    group_advantages,
-    has_spread,
-    leave_one_out,
-    standardised,
-)
-from training.grpo.loss import clipped_loss, divergence, is_clipped
+from training.grpo.advantages import advantages_of
+from training.grpo.loss import TokenMeans, clipped_loss, divergence, is_clipped
 from training.grpo.rollouts import Rollout, RolloutBatch, TrainingRow, drawn, rows_of
 from training.likelihood import batches, read_steps, token_logps
 from training.packing import StepTokens
@@ -157,66 +150,6 @@ def grpo_trainer(
         seed=seed,
         log=log,
     )
-
-
-def advantages_of(
-    groups: Sequence[Sequence[Rollout]],
-    settings: GrpoSettings,
-    log_ratios: Mapping[StepTokens, Sequence[float]] | None = None,
-) -> list[tuple[Rollout, list[float]]]:
-    """Returns the rollouts that teach something, each with the advantages of its sampled tokens.
-
-    Leaves out rollouts without others in their group, and groups without spread, whose advantages
-    are 0. REINFORCE++ keeps both, because it standardises over the whole batch.
-
-    Args:
-        log_ratios: log π_old − log π_ref of each call's tokens, in nats, if they are subtracted
-            from the reward.
-    """
-    beta = settings.beta if settings.kl_in == "reward" and log_ratios is not None else 0.0
-    if settings.algorithm == "reinforce++":
-        return _reinforce(groups, settings, log_ratios, beta)
-    compare = leave_one_out if settings.algorithm == "rloo" else _scaled(settings)
-    found = []
-    for group in groups:
-        rewards = [
-            rollout.reward - beta * sum(_of_tokens(rollout, log_ratios)) for rollout in group
-        ]
-        if has_spread(rewards):
-            found += [
-                (rollout, [advantage] * rollout.sampled)
-                for rollout, advantage in zip(group, compare(rewards), strict=True)
-            ]
-    return found
-
-
-def _scaled(settings: GrpoSettings) -> Any:
-    return lambda rewards: group_advantages(rewards, settings.scale)
-
-
-def _reinforce(
-    groups: Sequence[Sequence[Rollout]],
-    settings: GrpoSettings,
-    log_ratios: Mapping[StepTokens, Sequence[float]] | None,
-    beta: float,
-) -> list[tuple[Rollout, list[float]]]:
-    rollouts, returns = [], []
-    for group in groups:
-        by_group = settings.baseline == "group"
-        baseline = fmean(rollout.reward for rollout in group) if by_group and group else 0.0
-        for rollout in group:
-            rollouts.append(rollout)
-            gained = rollout.reward - baseline
-            returns.append(discounted_returns(gained, _of_tokens(rollout, log_ratios), beta))
-    return list(zip(rollouts, standardised(returns), strict=True)) if rollouts else []
-
-
-def _of_tokens(
-    rollout: Rollout, log_ratios: Mapping[StepTokens, Sequence[float]] | None
-) -> list[float]:
-    if log_ratios is None:
-        return [0.0] * rollout.sampled
-    return [value for call in rollout.calls for value in log_ratios[call.tokens]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +306,7 @@ def _trainer_class() -> Any:
             """Adds the gradients of one update, micro-batch by micro-batch."""
             settings, began = self.settings, time.monotonic()
             loss = torch.zeros((), device=self.args.device)
-            seen = _Seen()
+            seen = TokenMeans()
             micro_batches = batches(
                 update.rows,
                 settings.micro_tokens,
@@ -392,7 +325,7 @@ def _trainer_class() -> Any:
             return loss
 
         def _loss(
-            self, model: Any, rows: Sequence[TrainingRow], update: _Update, seen: "_Seen"
+            self, model: Any, rows: Sequence[TrainingRow], update: _Update, seen: "TokenMeans"
         ) -> Any:
             settings = self.settings
             tokens = [row.tokens for row in rows]
@@ -446,20 +379,3 @@ def _trainer_class() -> Any:
             self.measured = {}
 
     return GrpoTrainer
-
-
-class _Seen:
-    """Means over the tokens of an update."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, float] = {}
-        self._counts: dict[str, int] = {}
-
-    def add(self, name: str, values: Any) -> None:
-        self._sums[name] = self._sums.get(name, 0.0) + float(values.detach().sum())
-        self._counts[name] = self._counts.get(name, 0) + int(values.numel())
-
-    def means(self) -> dict[str, float]:
-        sums = self._sums.items()
-        found = {name: total / self._counts[name] for name, total in sums if self._counts[name]}
-        return {name: value for name, value in found.items() if math.isfinite(value)}
