@@ -5,10 +5,7 @@ Both are also done on demand by every stage that needs them.
 
 from collections import Counter
 
-from rich.table import Table
-from rich.text import Text
-
-from base.terminal_escape import inert
+from analysis.table import NONE, Sheet
 from runs.factories import open_data, open_index
 from runs.stage import StageContext, StageResult
 
@@ -17,12 +14,12 @@ def data(context: StageContext) -> StageResult:
     """Reads everything the recipe names, and counts it."""
     found = open_data(context.recipe)
     by_kind = Counter((q.source, q.split, q.type, q.hops) for q in found.questions)
-    table = Table(title=f"{len(found.questions)} questions", title_justify="left", box=None)
-    for column in ("source", "split", "type", "hops", "n"):
-        table.add_column(column)
-    for kind, count in sorted(by_kind.items(), key=str):
-        table.add_row(*(Text("–" if part is None else inert(str(part))) for part in (*kind, count)))
-    context.console.print(table)
+    rows = tuple(
+        tuple(NONE if part is None else str(part) for part in (*kind, count))
+        for kind, count in sorted(by_kind.items(), key=str)
+    )
+    head = ("source", "split", "type", "hops", "n")
+    context.console.print(Sheet(f"{len(found.questions)} questions", head, rows, names=3).text())
     context.log(f"{len(found.passages):,} passages")
     for line in found.describe_notes():
         context.log(line)

@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from rich.table import Table
-
 from agent.protocols import protocol_of
+from analysis.table import NONE, Sheet, number
 from annotation.pairs import sibling_pairs
 from annotation.settings import PairSettings
 from base.errors import ConfigError
@@ -136,7 +135,7 @@ def pairs_by_head(material: RewardTrainingData, settings: RewardModelSettings) -
 
 
 def _tell(context: StageContext, report: RewardModelReport, target: Path) -> None:
-    context.console.print(_table(report.metrics))
+    context.console.print(_table(report.metrics).text())
     loss = report.metrics.loss
     validation = "no validation pairs" if loss is None else f"validation loss {loss:.3f}"
     context.log(
@@ -145,29 +144,22 @@ def _tell(context: StageContext, report: RewardModelReport, target: Path) -> Non
     )
 
 
-def _table(metrics: ModelMetrics) -> Table:
-    table = Table(title="reward model on validation questions", title_justify="left", box=None)
-    for name in ("head", "trained on", "pairs", "loss", "accuracy", "length only"):
-        table.add_column(name, justify="left" if name == "head" else "right")
-    for row in (*metrics.heads, metrics.score):
-        table.add_row(*_cells(row))
-    return table
+def _table(metrics: ModelMetrics) -> Sheet:
+    head = ("head", "trained on", "pairs", "loss", "accuracy", "length only")
+    rows = tuple(map(_cells, (*metrics.heads, metrics.score)))
+    return Sheet("Reward model on validation questions", head, rows)
 
 
 def _cells(row: HeadMetrics) -> tuple[str, ...]:
-    length = f"{_shown(row.length_only)} ({row.prefers})"
+    length = f"{number(row.length_only, 3)} ({row.prefers})"
     return (
         row.name,
         str(row.trained),
         str(row.pairs),
-        _shown(row.loss),
-        _shown(row.accuracy),
-        length if row.length_only is not None else "–",
+        number(row.loss, 3),
+        number(row.accuracy, 3),
+        length if row.length_only is not None else NONE,
     )
-
-
-def _shown(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
 
 
 def _listed(counted: Mapping[str, int]) -> str:
