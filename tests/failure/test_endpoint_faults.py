@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from command_line import branchwise
 from fake_endpoint import (
     FakeEndpoint,
     Reply,
@@ -29,7 +30,6 @@ from engines.endpoint.openai import OpenAIEngine
 from engines.endpoint.retry import RetryPolicy
 from engines.sampling import CallIdentity, Completion, SampleRequest, Sampling
 from engines.settings import ModelSettings
-from pipelines.cli import parser, run_stage
 from storage.ledger import Ledger
 from storage.manifest import verify_manifest
 from storage.parts import question_ids, read_parts
@@ -289,11 +289,6 @@ async def test_what_no_retry_can_mend_ends_the_run_at_the_first_call(status: int
     assert len(server.requests) == 1
 
 
-def annotate(config: Path, run: Path, *more: str) -> int:
-    arguments = ["annotate", "--config", str(config), "--run", str(run), *more]
-    return run_stage(parser().parse_args(arguments))
-
-
 def rows(run: Path, table: str) -> list[str]:
     return sorted(map(repr, read_parts(run, table).to_pylist()))
 
@@ -336,10 +331,10 @@ def test_a_run_through_every_fault_has_the_rows_of_one_in_peace(
     peace, war, mischief = tmp_path / "peace" / "run", tmp_path / "war" / "run", Mischief()
     with serving(policy) as endpoint:
         config = recipe(tmp_path, endpoint.base_url)
-        assert annotate(config, peace) == 0
+        assert branchwise("annotate", config, peace) == 0
         calls = len(endpoint.requests)
         endpoint.script = mischief
-        assert annotate(config, war) == 0
+        assert branchwise("annotate", config, war) == 0
         assert mischief.met == 60
         assert len(endpoint.requests) == 2 * calls + mischief.met
     assert question_ids(war, "failures") == set()
@@ -366,10 +361,10 @@ def test_a_run_whose_endpoint_dies_ends_in_words_and_continues_later(
 
     with serving(policy) as endpoint:
         config = recipe(tmp_path, endpoint.base_url)
-        assert annotate(config, whole) == 0
+        assert branchwise("annotate", config, whole) == 0
         calls = len(endpoint.requests)
         endpoint.script = dying
-        assert annotate(config, cut, "--set", "limits.timeout_s=1") == 1
+        assert branchwise("annotate", config, cut, "--set", "limits.timeout_s=1") == 1
         assert "rerun the same command" in " ".join(capsys.readouterr().out.split())
         with Ledger(cut / "ledger.sqlite") as ledger:
             stored = ledger.totals().calls
@@ -378,7 +373,7 @@ def test_a_run_whose_endpoint_dies_ends_in_words_and_continues_later(
         endpoint.script = policy
         before = len(endpoint.requests)
         asyncio.run_coroutine_threadsafe(endpoint.listen(), endpoint.loop).result()
-        assert annotate(config, cut) == 0
+        assert branchwise("annotate", config, cut) == 0
         assert len(endpoint.requests) - before == calls - stored
     assert rows(cut, "pairs") == rows(whole, "pairs")
     assert rows(cut, "trees") == rows(whole, "trees")

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import branchwise
 from fake_endpoint import FakeEndpoint, failure
 from loopback import serving
 from tiny_dataset import policy, recipe
 
-from pipelines.cli import parser, run_stage
 from storage.ledger import Ledger
 from storage.manifest import verify_manifest
 from storage.parts import question_ids, read_parts
@@ -28,11 +28,6 @@ def endpoint() -> Iterator[FakeEndpoint]:
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OPENAI_API_KEY", "test-key")
-
-
-def branchwise(stage: str, config: Path, run: Path, *more: str) -> int:
-    arguments = [stage, "--config", str(config), "--run", str(run), *more]
-    return run_stage(parser().parse_args(arguments))
 
 
 def pairs_of(run: Path, table: str = "pairs") -> list[Pair]:

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command_line import branchwise
 from fake_endpoint import FakeEndpoint
 from loopback import serving
 from tiny_dataset import policy, recipe
 
-from pipelines.cli import parser, run_stage
 from storage.parts import read_parts
 from storage.records import Pair, TreeNode
 from storage.schemas import table_to_records
@@ -27,11 +27,6 @@ def endpoint() -> Iterator[FakeEndpoint]:
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OPENAI_API_KEY", "test-key")
-
-
-def branchwise(stage: str, config: Path, run: Path, *more: str) -> int:
-    arguments = [stage, "--config", str(config), "--run", str(run), *more]
-    return run_stage(parser().parse_args(arguments))
 
 
 def nodes_of(run: Path) -> list[TreeNode]:

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import branchwise
 from evo_world import EVO, evo_policy, words_alike
 from fake_endpoint import FakeEndpoint
 from loopback import serving
 from tiny_dataset import QUESTIONS, policy, recipe
 
-from pipelines.cli import parser, run_stage
 from pipelines.train_rm import build_comparisons
 from rewards.settings import REWARDS
 from runs.annotation.labelling import with_label_settings
@@ -53,11 +53,6 @@ def evo_recipe(folder: Path, base_url: str, growth: str, **changes: Any) -> Path
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "questions.jsonl").write_text(lines)
     return config
-
-
-def branchwise(stage: str, config: Path, run: Path, *more: str) -> int:
-    arguments = [stage, "--config", str(config), "--run", str(run), *more]
-    return run_stage(parser().parse_args(arguments))
 
 
 def nodes_of(run: Path, table: str = "trees") -> list[TreeNode]:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import branchwise
 from fake_endpoint import FakeEndpoint, failure
 from loopback import serving
 from tiny_dataset import policy, recipe
 
-from pipelines.cli import parser, run_stage
 from runs.evaluation.question_set import set_name
 from runs.recipe_file import load_recipe
 from storage.parts import read_parts
@@ -37,11 +37,6 @@ def config(tmp_path: Path, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPat
 def asking(folder: Path) -> dict[str, Any]:
     questions = {"source": "jsonl", "questions": str(folder / "questions.jsonl"), "split": None}
     return {"policies": POLICIES, "set": questions}
-
-
-def branchwise(stage: str, config: Path, run: Path, *more: str) -> int:
-    arguments = [stage, "--config", str(config), "--run", str(run), *more]
-    return run_stage(parser().parse_args(arguments))
 
 
 def evaluated(config: Path, run: Path, *more: str) -> int:

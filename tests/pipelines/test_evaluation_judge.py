@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import evaluated
 from fake_endpoint import FakeEndpoint, failure
 from loopback import serving
 from tiny_dataset import QUESTIONS, recipe
 
 from base.errors import ConfigError
-from pipelines.cli import parser, run_stage
 from runs.folder import dump_recipe
 from runs.recipe_file import load_recipe
 from storage.parts import read_parts
@@ -51,12 +51,6 @@ def config(tmp_path: Path, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPat
     asking = {"policies": POLICIES, "set": questions}
     judge = {"engine": "openai", "model": "judge", "base_url": endpoint.base_url}
     return recipe(tmp_path, endpoint.base_url, evaluation=asking, judge=judge)
-
-
-def evaluated(config: Path, run: Path, *settings: str) -> int:
-    words = [word for setting in settings for word in ("--set", setting)]
-    options = ["eval", "--config", str(config), "--run", str(run), *words]
-    return run_stage(parser().parse_args(options))
 
 
 def predictions(run: Path) -> list[Prediction]:

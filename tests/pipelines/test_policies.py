@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import evaluated
 from fake_endpoint import FakeEndpoint
 from loopback import serving
 from tiny_dataset import QUESTIONS, policy, recipe
@@ -69,12 +70,6 @@ def config(
         },
         evaluation={"policies": policies, "set": asked},
     )  # fmt: skip
-
-
-def evaluated(config: Path, run: Path, *settings: str) -> int:
-    more = [word for one in settings for word in ("--set", one)]
-    arguments = ["eval", "--config", str(config), "--run", str(run), *more]
-    return run_stage(parser().parse_args(arguments))
 
 
 def predictions(run: Path, policy: str, name: str) -> dict[str, Prediction]:

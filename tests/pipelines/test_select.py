@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import branchwise
 from fake_endpoint import FakeEndpoint, failure
 from loopback import serving
 from tiny_dataset import QUESTIONS, policy, recipe
 
 from analysis.difficulty import difficulty_of
-from pipelines.cli import parser, run_stage
 from runs.recipe_file import load_recipe
 from sources.load import load_data
 from storage.ledger import Ledger
@@ -58,11 +58,6 @@ def endpoint() -> Iterator[FakeEndpoint]:
         yield served
 
 
-def select(config: Path, run: Path, *more: str) -> int:
-    arguments = ["select", "--config", str(config), "--run", str(run), *more]
-    return run_stage(parser().parse_args(arguments))
-
-
 def rows_of(run: Path) -> dict[str, Difficulty]:
     rows = table_to_records(read_parts(run, "select/difficulty"), Difficulty)
     return {row.question_id: row for row in rows}
@@ -80,7 +75,7 @@ def test_questions_are_labelled_by_their_first_right_rollout(
 ) -> None:
     config = recipe(tmp_path, endpoint.base_url, difficulty=SETTINGS)
     run = tmp_path / "run"
-    assert select(config, run) == 0
+    assert branchwise("select", config, run) == 0
     rows = rows_of(run)
     assert {name: row.first_success for name, row in rows.items()} == RIGHT_AT
     for name, row in rows.items():
@@ -104,28 +99,28 @@ def test_nothing_is_paid_twice_and_another_draw_is_free(
 ) -> None:
     config = recipe(tmp_path, endpoint.base_url, difficulty=SETTINGS)
     run = tmp_path / "run"
-    select(config, run)
+    branchwise("select", config, run)
     made, rows = len(endpoint.requests), rows_of(run)
     other = ("--set", "difficulty.easy=2", "--set", 'difficulty.stages={"all": {"easy": 5}}')
-    assert select(config, run, *other) == 0
+    assert branchwise("select", config, run, *other) == 0
     assert Counter(row.label for row in rows_of(run).values())["easy"] == 2
     assert len(stage(tmp_path, run, "all", config)) == 2
     (run / "manifest.json").unlink()  # no row is committed any more, all calls are in the ledger
-    assert select(config, run) == 0
+    assert branchwise("select", config, run) == 0
     assert rows_of(run) == rows
     assert len(endpoint.requests) == made
-    assert select(config, run, "--set", "difficulty.rollouts=9") == 0
+    assert branchwise("select", config, run, "--set", "difficulty.rollouts=9") == 0
     assert len(endpoint.requests) == made + 3, "one more rollout of the unsolved question"
 
 
 def test_labels_need_no_endpoint_once_they_are_there(tmp_path: Path) -> None:
     with serving(Rater()) as endpoint:
         config, run = recipe(tmp_path, endpoint.base_url, difficulty=SETTINGS), tmp_path / "run"
-        assert select(config, run) == 0
+        assert branchwise("select", config, run) == 0
     file = run / "select" / "stage-2.jsonl"
     before = file.read_text()
     file.unlink()
-    assert select(config, run) == 0
+    assert branchwise("select", config, run) == 0
     assert file.read_text() == before
 
 
@@ -133,13 +128,15 @@ def test_a_rater_with_settings_of_its_own(tmp_path: Path, endpoint: FakeEndpoint
     rater = {"model": "other", "max_steps": 4, "max_new_tokens": 50, "temperature": 0.7}
     settings = {**SETTINGS, "policy": rater}
     config = recipe(tmp_path, endpoint.base_url, difficulty=settings)
-    assert select(config, tmp_path / "run") == 0
+    assert branchwise("select", config, tmp_path / "run") == 0
     asked = {(r["model"], r["max_tokens"], r["temperature"]) for r in endpoint.requests}
     assert asked == {("other", 50, 0.7)}
     with serving(Rater(), key="key of there", models=("other",)) as there:
         elsewhere = {**rater, "engine": "openai", "base_url": there.base_url}
         config = recipe(tmp_path, endpoint.base_url, difficulty={**SETTINGS, "policy": elsewhere})
-        assert select(config, tmp_path / "other") == 1, "the key is not sent to another server"
+        assert branchwise("select", config, tmp_path / "other") == 1, (
+            "the key is not sent to another server"
+        )
         assert all("test-key" not in str(headers) for headers in there.headers)
 
 
@@ -147,12 +144,12 @@ def test_the_cost_is_told_before_any_call(
     tmp_path: Path, endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = recipe(tmp_path, endpoint.base_url)
-    assert select(config, tmp_path / "run", "--dry-run", "--limit", "5") == 0
+    assert branchwise("select", config, tmp_path / "run", "--dry-run", "--limit", "5") == 0
     told = capsys.readouterr().out
     assert "at most 960 calls" in told  # 5 · 32 · 6
     assert "32 rollouts each until the first right answer, 6 calls a rollout" in told
     reader = "difficulty.policy={model: policy, protocol: arena, references: retrieved}"
-    assert select(config, tmp_path / "run", "--dry-run", "--set", reader) == 0
+    assert branchwise("select", config, tmp_path / "run", "--dry-run", "--set", reader) == 0
     assert "6 questions, 32 rollouts each until the first right answer, 1 calls" in (
         capsys.readouterr().out
     )
@@ -164,15 +161,15 @@ def test_a_limit_stops_the_run_and_the_rest_gives_the_same_labels(tmp_path: Path
     with serving(policy) as endpoint:
         config = recipe(tmp_path, endpoint.base_url, difficulty=SETTINGS)
         whole, parts = tmp_path / "whole", tmp_path / "parts"
-        select(config, whole)
+        branchwise("select", config, whole)
         made = len(endpoint.requests)
         one = ("--set", "limits.max_questions_in_flight=1")
-        assert select(config, parts, *one, "--set", "limits.max_tokens=100") == 3
+        assert branchwise("select", config, parts, *one, "--set", "limits.max_tokens=100") == 3
         with Ledger(parts / "ledger.sqlite") as ledger:
             assert ledger.totals().calls == len(endpoint.requests) - made, "what was paid is stored"
         assert not (parts / "select" / "stage-2.jsonl").exists()
         assert rows_of(parts).keys() < rows_of(whole).keys(), "what was rated is kept"
-        select(config, parts)
+        branchwise("select", config, parts)
         assert len(endpoint.requests) == 2 * made
     assert rows_of(parts) == rows_of(whole)
 
@@ -188,12 +185,12 @@ def test_a_failed_question_is_a_row_and_is_tried_again(tmp_path: Path) -> None:
     with serving(unlucky) as endpoint:
         config = recipe(tmp_path, endpoint.base_url, difficulty={**SETTINGS, "stages": {}})
         run = tmp_path / "run"
-        assert select(config, run) == 4, "one of six is more than 5 %"
+        assert branchwise("select", config, run) == 4, "one of six is more than 5 %"
         (failed,) = table_to_records(read_parts(run, "select/failures"), Failure)
         assert (failed.question_id, failed.stage) == ("q3", "select")
         assert "q3" not in rows_of(run)
         made, broken = len(endpoint.requests), False
-        assert select(config, run) == 0
+        assert branchwise("select", config, run) == 0
         assert {"currency" in str(r["messages"]) for r in endpoint.requests[made:]} == {True}
     assert read_parts(run, "select/failures").num_rows == 0
     assert rows_of(run).keys() == RIGHT_AT.keys()
@@ -204,11 +201,13 @@ def test_an_empty_stage_is_told_and_leaves_no_file(
 ) -> None:
     config = recipe(tmp_path, endpoint.base_url, difficulty=SETTINGS)
     run = tmp_path / "run"
-    assert select(config, run) == 0
+    assert branchwise("select", config, run) == 0
     rare = 'difficulty.stages={"1": {"medium": 1}, "2": {"hard/medium": 1}}'
-    assert select(config, run, "--set", rare) == 2
+    assert branchwise("select", config, run, "--set", rare) == 2
     assert "names sources for some labels only" in capsys.readouterr().out
-    assert select(config, run, "--set", rare.replace('{"medium', '{"jsonl/medium')) == 2
+    assert (
+        branchwise("select", config, run, "--set", rare.replace('{"medium', '{"jsonl/medium')) == 2
+    )
     assert "stage 2 has no questions (0 of 1 hard/medium" in capsys.readouterr().out
     assert [file.name for file in (run / "select").glob("*.jsonl")] == ["stage-1.jsonl"]
 
@@ -231,7 +230,7 @@ def test_what_cannot_be_rated_is_refused_before_any_call(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     config, run = recipe(tmp_path, endpoint.base_url, **changes), tmp_path / "run"
-    assert select(config, run) == 2
+    assert branchwise("select", config, run) == 2
     assert says in capsys.readouterr().out
     assert endpoint.requests == []
     assert not run.exists()
@@ -244,7 +243,7 @@ def test_an_engine_that_cannot_continue_a_turn_is_refused(
         rater = {"model": "policy", "protocol": "r1-searcher"}
         config = recipe(tmp_path, endpoint.base_url, difficulty={"policy": rater})
         run = tmp_path / "run"
-        assert select(config, run) == 1
+        assert branchwise("select", config, run) == 1
         assert "`r1-searcher` needs to continue a turn" in capsys.readouterr().out
         assert endpoint.requests == []
         assert not run.exists(), "so that a mended recipe may use the folder"
@@ -262,14 +261,14 @@ def test_a_rater_of_r1_searcher_rates_a_recipe_of_another_protocol(tmp_path: Pat
         rater = {"model": "policy", "protocol": "r1-searcher", "prompt": "instruct", "max_steps": 9}
         settings = {**SETTINGS, "policy": rater, "rollouts": 32, "stages": {}}
         config, run = recipe(tmp_path, endpoint.base_url, difficulty=settings), tmp_path / "run"
-        assert select(config, run) == 0
+        assert branchwise("select", config, run) == 0
         rows, made = rows_of(run), len(endpoint.requests)
         assert made == 2 * sum(row.rollouts for row in rows.values())
         assert {tuple(request["stop"]) for request in endpoint.requests} == {
             ("<|end_of_query|>", "</answer>")
         }
         (run / "manifest.json").unlink()
-        assert select(config, run) == 0, "token ids are replayed, too"
+        assert branchwise("select", config, run) == 0, "token ids are replayed, too"
         assert (rows_of(run), len(endpoint.requests)) == (rows, made)
 
 
@@ -278,7 +277,7 @@ def test_a_rater_that_is_never_right_is_told(
 ) -> None:
     with serving(lambda _: "I would rather chat.") as endpoint:
         config = recipe(tmp_path, endpoint.base_url, difficulty={**SETTINGS, "stages": {}})
-        assert select(config, tmp_path / "run") == 0
+        assert branchwise("select", config, tmp_path / "run") == 0
     told = capsys.readouterr().out
     assert "6 questions rated in 48 rollouts: 0 easy, 0 medium, 0 difficult, 6 unsolved" in told
     assert "no rollout was right" in told
@@ -292,5 +291,5 @@ def test_questions_without_an_answer_are_left_out(
     with serving(policy) as endpoint:
         settings = {"policy": {"model": "policy", "protocol": "evo-rag"}}
         config = recipe(tmp_path, endpoint.base_url, difficulty=settings)
-        assert select(config, tmp_path / "run") == 2
+        assert branchwise("select", config, tmp_path / "run") == 2
     assert "questions left out, unanswerable: 1" in capsys.readouterr().out

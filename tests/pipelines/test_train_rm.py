@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import branchwise
 from fake_endpoint import FakeEndpoint
 from loopback import serving
 from tiny_dataset import recipe
 from tiny_llama import write_tiny_folder
 
-from pipelines.cli import parser, run_stage
 from pipelines.train_rm import build_comparisons
 from rewards.evo_rag.schedule import weights
 from rewards.reward_model.model import RewardModel
@@ -90,11 +90,6 @@ def config(tmp_path: Path, endpoint: FakeEndpoint, encoder: Path) -> Path:
         pairs={"per_state": "extremes", "min_gap": 0.2},
         training={"reward_model": {"encoder": str(encoder), "validation": 0.3, "epochs": 3}},
     )
-
-
-def branchwise(stage: str, config: Path, run: Path, *more: str) -> int:
-    arguments = [stage, "--config", str(config), "--run", str(run), *more]
-    return run_stage(parser().parse_args(arguments))
 
 
 def totals(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

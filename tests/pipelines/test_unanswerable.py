@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import branchwise
 from loopback import serving
 from tiny_dataset import QUESTIONS, recipe
 
-from pipelines.cli import parser, run_stage
 from storage.views import run_sql
 
 UNKNOWN = [
@@ -31,11 +31,6 @@ def policy(request: dict[str, Any]) -> str:
     return (
         f"<note>a capital</note><answer>{CAPITALS['Lyon' if 'Lyon' in user else 'Osaka']}</answer>"
     )
-
-
-def branchwise(stage: str, config: Path, run: Path, *more: str) -> int:
-    arguments = [stage, "--config", str(config), "--run", str(run), *more]
-    return run_stage(parser().parse_args(arguments))
 
 
 @pytest.mark.parametrize("protocol", ["evo-rag", "reasonrag"])

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import branchwise
 from evo_world import EVO, evo_policy, words_alike
 from fake_endpoint import completion, failure
 from loopback import serving
 from tiny_dataset import policy, recipe
 
-from pipelines.cli import parser, run_stage
 from storage.ledger import Ledger
 from storage.parts import read_parts
 from storage.records import Pair
@@ -20,11 +20,6 @@ from storage.schemas import table_to_records
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OPENAI_API_KEY", "test-key")
-
-
-def annotate(config: Path, run: Path, *more: str) -> int:
-    arguments = ["annotate", "--config", str(config), "--run", str(run), *more]
-    return run_stage(parser().parse_args(arguments))
 
 
 def unlucky(request: dict[str, Any]) -> Any:
@@ -46,19 +41,22 @@ def test_attempts_add_up_to_the_table_of_one(
     with serving(unlucky) as endpoint:
         config = recipe(tmp_path, endpoint.base_url)
         whole, parts = tmp_path / "whole", tmp_path / "parts"
-        assert annotate(config, whole) == 4
+        assert branchwise("annotate", config, whole) == 4
         expected = closing_table(capsys.readouterr().out)
         with Ledger(whole / "ledger.sqlite") as ledger:
             half = (ledger.totals().input_tokens + ledger.totals().output_tokens) // 2
         one_by_one = ("--set", "limits.max_questions_in_flight=1")
-        assert annotate(config, parts, "--set", f"limits.max_tokens={half}", *one_by_one) == 3
+        assert (
+            branchwise("annotate", config, parts, "--set", f"limits.max_tokens={half}", *one_by_one)
+            == 3
+        )
         with Ledger(parts / "ledger.sqlite") as ledger:
             counts = ledger.counts()
             assert counts["done"] > 0 < counts["pending"]
             assert sum(counts.values()) == 6
         for attempt in ("resumed", "finished"):
             capsys.readouterr()
-            assert annotate(config, parts) == 4
+            assert branchwise("annotate", config, parts) == 4
             assert closing_table(capsys.readouterr().out) == expected, attempt
     assert expected["question failed: EndpointError"] == 1
     assert expected["data: jsonl: questions read"] == 6
@@ -69,7 +67,7 @@ def test_a_judge_that_nothing_asks_is_neither_opened_nor_named(tmp_path: Path) -
     with serving(policy) as endpoint:
         judge = {"engine": "openai", "model": "absent", "base_url": endpoint.base_url}
         run = tmp_path / "run"
-        assert annotate(recipe(tmp_path, endpoint.base_url, judge=judge), run) == 0
+        assert branchwise("annotate", recipe(tmp_path, endpoint.base_url, judge=judge), run) == 0
     pairs = table_to_records(read_parts(run, "pairs"), Pair)
     assert {pair.judge_model for pair in pairs} == {None}
 
@@ -82,7 +80,7 @@ def test_a_reply_of_another_model_is_a_warning(
 
     with serving(gateway) as endpoint:
         run = tmp_path / "run"
-        assert annotate(recipe(tmp_path, endpoint.base_url), run) == 0
+        assert branchwise("annotate", recipe(tmp_path, endpoint.base_url), run) == 0
         told = closing_table(capsys.readouterr().out)
     assert told["warning: policy answered as policy-2026[bold]"] == len(endpoint.requests)
 
@@ -99,7 +97,10 @@ def test_so_is_one_of_another_verifier(
     with serving(gateway, models=("policy", "verifier")) as endpoint:
         served = {"engine": "openai", "model": "verifier", "base_url": endpoint.base_url}
         blocks = {**EVO, "verifier": served}
-        assert annotate(recipe(tmp_path, endpoint.base_url, **blocks), tmp_path / "run") == 0
+        assert (
+            branchwise("annotate", recipe(tmp_path, endpoint.base_url, **blocks), tmp_path / "run")
+            == 0
+        )
         told = closing_table(capsys.readouterr().out)
         asked = sum(request["model"] == "verifier" for request in endpoint.requests)
     assert told["warning: verifier answered as cheaper"] == asked > 0

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import evaluated
 from fake_endpoint import FakeEndpoint
 from loopback import serving
 from tiny_dataset import policy, recipe
 
 from base.errors import ConfigError
-from pipelines.cli import parser, run_stage
 from runs.recipe_file import load_recipe
 from storage.parts import read_parts
 from storage.records import Prediction
@@ -54,12 +54,6 @@ def config(tmp_path: Path, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPat
     path = recipe(tmp_path, endpoint.base_url, evaluation=evaluation)
     questions.write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
     return path
-
-
-def evaluated(config: Path, run: Path, *settings: str) -> int:
-    more = [word for one in settings for word in ("--set", one)]
-    arguments = ["eval", "--config", str(config), "--run", str(run), *more]
-    return run_stage(parser().parse_args(arguments))
 
 
 def predictions(run: Path, policy: str) -> list[Prediction]:

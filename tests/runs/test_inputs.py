@@ -7,13 +7,13 @@ from typing import Any
 
 import pyarrow.compute as pc
 import pytest
+from command_line import branchwise
 from fake_endpoint import FakeEndpoint
 from loopback import serving
 from tiny_dataset import PASSAGES, QUESTIONS, policy, recipe
 
 import agent.reasonrag
 from base.errors import ConfigError
-from pipelines.cli import parser, run_stage
 from runs.annotation.commit import Committer
 from runs.annotation.stored_pairs import pairs_of, pairs_table
 from runs.folder import existing_run, open_run
@@ -47,11 +47,6 @@ def config(tmp_path: Path, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OPENAI_API_KEY", "test-key")
     return recipe(tmp_path, endpoint.base_url)
-
-
-def branchwise(stage: str, config: Path, run: Path, *more: str) -> int:
-    arguments = [stage, "--config", str(config), "--run", str(run), *more]
-    return run_stage(parser().parse_args(arguments))
 
 
 def begun(config: Path, run: Path) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import branchwise
 from evo_world import EVO
 from fake_endpoint import failure
 from loopback import serving
 from tiny_dataset import policy, recipe
 
-from pipelines.cli import parser, run_stage
 from storage.ledger import Ledger
 from storage.manifest import verify_manifest
 from storage.parts import question_ids, read_parts
@@ -26,11 +26,6 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "test-key")
 
 
-def annotate(config: Path, run: Path, *more: str) -> int:
-    arguments = ["annotate", "--config", str(config), "--run", str(run), *more]
-    return run_stage(parser().parse_args(arguments))
-
-
 def rows(run: Path) -> list[Pair]:
     found = table_to_records(read_parts(run, "pairs"), Pair)
     return sorted(found, key=lambda p: (p.question_id, p.pair_id, p.chosen_node, p.rejected_node))
@@ -40,11 +35,11 @@ def test_three_processes_grow_what_one_does_and_make_no_call_twice(tmp_path: Pat
     with serving(policy) as endpoint:
         config = recipe(tmp_path, endpoint.base_url)
         alone, shared = tmp_path / "one" / "run", tmp_path / "three" / "run"
-        assert annotate(config, alone) == 0
+        assert branchwise("annotate", config, alone) == 0
         made = len(endpoint.requests)
-        assert annotate(config, shared, "--workers", "3") == 0
+        assert branchwise("annotate", config, shared, "--workers", "3") == 0
         assert len(endpoint.requests) == 2 * made
-        assert annotate(config, shared, "--workers", "3") == 0
+        assert branchwise("annotate", config, shared, "--workers", "3") == 0
         assert len(endpoint.requests) == 2 * made
     assert rows(shared) == rows(alone)
     assert verify_manifest(shared) == []
@@ -59,14 +54,14 @@ def test_a_limit_stops_all_of_them_and_the_rest_follows(
     with serving(policy) as endpoint:
         config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
         limit = ("--set", "limits.max_tokens=10", "--set", "limits.max_concurrency=1")
-        assert annotate(config, run, "--workers", "2", *limit) == 3
+        assert branchwise("annotate", config, run, "--workers", "2", *limit) == 3
         assert "max_tokens" in capsys.readouterr().out
         made = len(endpoint.requests)
         with Ledger(run / "ledger.sqlite") as ledger:
             assert ledger.totals().calls == made
-        assert annotate(config, run, "--workers", "2") == 0
+        assert branchwise("annotate", config, run, "--workers", "2") == 0
         whole = tmp_path / "whole" / "run"
-        assert annotate(config, whole) == 0
+        assert branchwise("annotate", config, whole) == 0
         with Ledger(whole / "ledger.sqlite") as ledger:
             assert len(endpoint.requests) == 2 * ledger.totals().calls
     assert [p.pair_id for p in rows(run)] == [p.pair_id for p in rows(whole)]
@@ -82,7 +77,7 @@ def test_a_fault_of_one_is_told_once_and_keeps_what_was_finished(
     with serving(expiring) as endpoint:
         config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
         one = ("--set", "limits.max_questions_in_flight=2")
-        assert annotate(config, run, "--workers", "2", *one) == 1
+        assert branchwise("annotate", config, run, "--workers", "2", *one) == 1
     told = capsys.readouterr().out
     assert told.count("answered 401") == 1
     assert "test-key" not in told
@@ -102,19 +97,19 @@ def test_a_worker_that_is_killed_is_told_and_its_questions_are_owed(
 
     with serving(deadly) as endpoint:
         config, run = recipe(tmp_path, endpoint.base_url), tmp_path / "run"
-        assert annotate(config, run, "--workers", "2") == 1
+        assert branchwise("annotate", config, run, "--workers", "2") == 1
         assert "signal 9" in capsys.readouterr().out
-        assert annotate(config, run, "--workers", "2") == 0
+        assert branchwise("annotate", config, run, "--workers", "2") == 0
     assert len(question_ids(run, "trees")) == 6
 
 
 def test_workers_are_for_endpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     local = {"engine": "openvino", "model": "packaged"}
     config = recipe(tmp_path, "", policy=local)
-    assert annotate(config, tmp_path / "run", "--workers", "2") == 2
+    assert branchwise("annotate", config, tmp_path / "run", "--workers", "2") == 2
     assert "--workers 2" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
     verified = {**EVO, "verifier": local}
     config = recipe(tmp_path, "http://127.0.0.1:1/v1", **verified)
-    assert annotate(config, tmp_path / "run", "--workers", "2") == 2
+    assert branchwise("annotate", config, tmp_path / "run", "--workers", "2") == 2
     assert "openvino:packaged would be started once per worker" in capsys.readouterr().out
