@@ -46,6 +46,15 @@ INVALID_REPLY_WARNING_SHARE = 0.9
 def annotate(context: StageContext, workers: Workers = 1) -> StageResult:
     """Runs the stage (see module)."""
     recipe = context.limited_recipe
+    data = _check(context, recipe, workers)
+    if context.dry_run:
+        return _estimate(context, recipe, data).report(context, questions=len(data.questions))
+    run, retriever = _prepare(context, recipe, data)
+    return asyncio.run(_grow(context, run, data, retriever, workers))
+
+
+def _check(context: StageContext, recipe: Recipe, workers: int) -> Data:
+    """Reads the data, logs the plan, and checks everything that needs no endpoint."""
     check_not_confirmed(recipe)
     data = open_data(recipe)
     announce(context, recipe, data)
@@ -56,15 +65,17 @@ def annotate(context: StageContext, workers: Workers = 1) -> StageResult:
     require(weights(recipe))
     if told := outdated_weights_warning(recipe):
         context.log(told)
-    if context.dry_run:
-        return _estimate(context, recipe, data).report(context, questions=len(data.questions))
+    return data
+
+
+def _prepare(context: StageContext, recipe: Recipe, data: Data) -> tuple[Run, Retriever]:
+    """Checks the endpoints if a question is pending, opens the index, and opens the run."""
     if _pending(context.run, data):
         require(servers(recipe))
     retriever = open_index(recipe, data.passages, context.log)
     inputs = inputs_of(recipe, data, retriever)
     grown = ("questions",) if adds_questions(context.run, data.questions) else ()
-    run = open_run(context.run, recipe, {"data": data.notes}, inputs, grown)
-    return asyncio.run(_annotate(context, run, data, retriever, workers))
+    return open_run(context.run, recipe, {"data": data.notes}, inputs, grown), retriever
 
 
 def check_not_confirmed(recipe: Recipe) -> None:
@@ -114,7 +125,7 @@ def _estimate(context: StageContext, recipe: Recipe, data: Data) -> CostEstimate
     )
 
 
-async def _annotate(
+async def _grow(
     context: StageContext, run: Run, data: Data, retriever: Retriever, workers: int
 ) -> StageResult:
     recipe = run.recipe
