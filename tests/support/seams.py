@@ -174,7 +174,7 @@ def _jumping_clock(_: When, __: Passing) -> None:
             return super().now(tz) + timedelta(hours=next(jumps))
 
     time.time = lambda: inner() + 3600 * next(jumps)
-    for module in ("engines.ledgered", "runs.folder", "storage.records"):
+    for module in ("engines.ledgered", "runs.environment", "storage.records"):
         assert import_module(module).datetime is datetime
         setattr(import_module(module), "datetime", Jumping)  # noqa: B010
 
