@@ -8,6 +8,7 @@ from typing import Any
 
 from base.errors import ConfigError
 from base.safe_files import open_named
+from weights.gguf import import_gguf
 from weights.model_folders import reject_code
 
 SAFE = {"trust_remote_code": False, "local_files_only": True}
@@ -33,6 +34,7 @@ def pretrained(kind: str, source: Path, **options: Any) -> Any:
     folder = source
     if not source.is_dir():
         folder, given["gguf_file"] = source.parent, str(source.absolute())
+        import_gguf()  # which transformers uses, too
     elif kind != "AutoTokenizer":
         given["use_safetensors"] = True
     reject_code(folder, whole=source.is_dir())
