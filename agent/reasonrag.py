@@ -11,9 +11,6 @@ from agent.tags import fenced, parse_tag, tag_structure
 from engines.sampling import Structure
 from storage.records import Message
 
-NO_EVIDENCE = "None"
-"""Evidence if no passage helps; a valid action."""
-
 _ALLOWED: dict[str, tuple[str, ...]] = {
     "reasoning": ("query", "answer"),
     "grounding": ("evidence",),
