@@ -6,7 +6,7 @@ Start and policies answer the same 600 questions of the split `test` once, greed
 
 from experiments.arms import START, Arm, evaluate_arms
 from experiments.report import Claim, write_report
-from runs.studies.study_runner import StudyRunner
+from runs.studies.study_runner import Study, StudyRunner
 
 NAME = "arena-grpo"
 
@@ -22,3 +22,6 @@ def arena_grpo(runner: StudyRunner) -> None:
     runner.run_stage("warm-start")
     for done in evaluate_arms(runner, ARMS, TEST):
         write_report(runner, NAME, done, CLAIMS)
+
+
+STUDY = Study(arena_grpo, recipe="arena", seeds=(0, 1))

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from experiments.arms import START, Arm, EvaluatedArm, evaluate_arms
 from experiments.report import Claim, write_report
-from runs.studies.study_runner import StudyRunner
+from runs.studies.study_runner import Study, StudyRunner
 
 DEV = {"evaluation.split": "dev", "evaluation.limit": 200, "policy.precision": "q8_0"}
 TEST = {"evaluation.split": "test", "evaluation.limit": 600, "policy.precision": "f16"}
@@ -80,3 +80,6 @@ def chosen_on_dev(runner: StudyRunner, candidates: Sequence[Arm]) -> Arm:
 def _dev_score(done: EvaluatedArm) -> tuple[float, float]:
     row = done.evaluations[0].get("policies", [{}])[0] if done.evaluations else {}
     return round(row.get("em") or 0.0, 4), round(row.get("f1") or 0.0, 4)
+
+
+STUDY = Study(atlas_dpo)

@@ -27,7 +27,7 @@ from rewards.spre import Spre, label_tree
 from runs.annotation.relabelling import Relabeller
 from runs.annotation.stored_trees import stored_trees
 from runs.folder import Run, existing_run
-from runs.studies.study_runner import StudyRunner
+from runs.studies.study_runner import Study, StudyRunner
 from runs.studies.tables import write_sheets
 from storage.records import Pair, TreeNode
 
@@ -203,3 +203,6 @@ def _cells(one: EstimatorSurvival) -> tuple[str, ...]:
         number(row.label_gap, 2),
         number(row.fresh_gap, 2),
     )
+
+
+STUDY = Study(labels, trains=False, of_existing_run=True)

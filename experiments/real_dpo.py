@@ -17,7 +17,7 @@ from experiments.arms import Arm, EvaluatedArm, evaluate_arms, predictions_of
 from experiments.atlas_dpo import CANDIDATES, CLAIMS, SFT_CANDIDATES, arms
 from experiments.report import Stratum, write_report
 from runs.factories import model_folder
-from runs.studies.study_runner import StudyRunner
+from runs.studies.study_runner import Study, StudyRunner
 from runs.training.start import WARM_START
 
 TEST = {"evaluation.split": "test"}
@@ -72,3 +72,6 @@ def baselines(runner: StudyRunner) -> Iterator[EvaluatedArm]:
     asked = runner.run_stage("eval", settings=settings)
     for name in ("base", *BASELINES):
         yield EvaluatedArm(Arm(name), {0: predictions_of(runner, name, asked, settings)})
+
+
+STUDY = Study(real_dpo)

@@ -20,7 +20,7 @@ from experiments.real_dpo import DPO
 from experiments.report import Claim, Stratum, write_report
 from runs.annotation.stored_pairs import pairs_of, pairs_table
 from runs.folder import existing_run
-from runs.studies.study_runner import StudyRunner, with_sibling_run
+from runs.studies.study_runner import Study, StudyRunner, with_sibling_run
 
 DEV = {"evaluation.split": "dev", "evaluation.limit": 400}
 FRESH = 4
@@ -118,3 +118,6 @@ def second_round(runner: StudyRunner, best: Arm) -> EvaluatedArm:
         own = replace(own, context=replace(own.context, recipe=runner.recipe_with(grown_by)))
     own.run_stage("annotate")
     return asked(own, replace(BASELINE_ARM, name=SECOND_ROUND))
+
+
+STUDY = Study(recipes, seeds=(0,), of_existing_run=True)

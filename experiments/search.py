@@ -25,7 +25,7 @@ from experiments.report import (
 )
 from runs.annotation.stored_pairs import pairs_of
 from runs.folder import existing_run
-from runs.studies.study_runner import StudyRunner, with_sibling_run
+from runs.studies.study_runner import Study, StudyRunner, with_sibling_run
 from runs.studies.tables import write_sheets
 
 ASKED = {"evaluation.split": "dev", "evaluation.limit": 300, "policy.precision": "q8_0"}
@@ -98,3 +98,6 @@ def _survival_cells(row: SurvivalRow | None) -> tuple[str, ...]:
     low, high = (percent(bound) for bound in row.kept_interval)
     kept = f"{percent(row.kept)} [{low}, {high}]"
     return (str(row.pairs), kept, percent(row.reversed), percent(row.tied))
+
+
+STUDY = Study(search)

@@ -9,7 +9,6 @@ Markdown, CSV), plots and the list of all started stages are in `study/` of the 
 `study/<name>/` if studies share a run.
 """
 
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +18,7 @@ from base.lock import RunLock
 from runs.folder import STUDY, check_run_folder, existing_run
 from runs.preflight import cannot_serve_trained_reason, require_matplotlib
 from runs.stage import StageContext, StageResult
-from runs.studies.study_runner import StageStopped, StudyRunner
+from runs.studies.study_runner import StageStopped, Study, StudyRunner
 
 STUDIES = {
     "atlas-dpo": "experiments.atlas_dpo",
@@ -35,31 +34,7 @@ STUDIES = {
     "evo-combinations": "experiments.evo.combinations",
     "evo-step-value": "experiments.evo.step_value",
 }
-"""A study's module; its function has the study's name."""
-
-SHARED = {
-    **{name: "evo-studies" for name in STUDIES if name.startswith("evo-")},
-    "arena-grpo": "arena",
-}
-"""Studies that share a recipe, and so a run folder and its trees, with each other or with users."""
-
-SEEDS = {
-    "recipes": (0,),
-    "arena-grpo": (0, 1),
-    "evo-schedules": (0,),
-    "evo-literal": (0, 1),
-    "evo-single": (0,),
-    "evo-heads": (0, 1, 2, 3, 4),
-    "evo-combinations": (0,),
-    "evo-step-value": (0, 1),
-}
-"""Default seeds of studies, if not three, so that two cores finish in reasonable time."""
-
-STUDIES_WITHOUT_TRAINING = frozenset({"labels", "evo-heads"})
-"""Studies whose policy may be served by an endpoint."""
-
-STUDIES_OF_EXISTING_RUN = frozenset({"labels", "recipes"})
-"""Studies of the trees of a run that is there."""
+"""A study's module, which has it as `STUDY`."""
 
 
 def study(
@@ -68,28 +43,24 @@ def study(
     seeds: Annotated[tuple[int, ...], "of the trainings"] = (),
 ) -> StageResult:
     """Runs the stage (see module)."""
-    carry_out = study_named(name)
+    asked = study_named(name)
     check_run_folder(context.run)
-    if name in STUDIES_OF_EXISTING_RUN:
+    if asked.of_existing_run:
         existing_run(context.run)
     require_matplotlib()
-    fault = (
-        None
-        if name in STUDIES_WITHOUT_TRAINING
-        else cannot_serve_trained_reason(context.recipe.policy)
-    )
+    fault = cannot_serve_trained_reason(context.recipe.policy) if asked.trains else None
     if fault:
         raise ConfigError(f"study {name}: {fault}")
-    output_folder = context.run / STUDY / name if name in SHARED else None
-    runner = StudyRunner(context, seeds_of(name, seeds), output_folder)
+    output_folder = context.run / STUDY / name if asked.recipe else None
+    runner = StudyRunner(context, _distinct(seeds or asked.seeds), output_folder)
     try:
         if context.dry_run:
-            carry_out(runner)
+            asked.carry_out(runner)
         else:
             runner.folder.mkdir(parents=True, exist_ok=True)
             # Studies that share a run also share model folders.
             with RunLock(context.run / STUDY / "study.lock"):
-                carry_out(runner)
+                asked.carry_out(runner)
     except StageStopped as stopped:
         context.log(f"study {name}: {stopped}")
         return StageResult({"study": name, "stopped": str(stopped)}, stopped.exit_code)
@@ -98,32 +69,26 @@ def study(
 
 def recipe_of(name: str) -> Path:
     """Returns the path of a study's own recipe, if it has one."""
-    return Path("configs") / f"{SHARED.get(name, name)}.yaml"
+    shared = study_named(name).recipe if name in STUDIES else None
+    return Path("configs") / f"{shared or name}.yaml"
 
 
-def seeds_of(name: str, seeds: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the seeds of the trainings.
-
-    Raises:
-        ConfigError: If one is named twice, which would count one training as two.
-    """
-    seeds = tuple(seeds or SEEDS.get(name, (0, 1, 2)))
+def _distinct(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    """Rejects a seed that is named twice, which would count one training as two."""
     twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
     if twice:
         raise ConfigError(f"--seeds names {', '.join(map(str, twice))} more than once")
     return seeds
 
 
-def study_named(name: str) -> Callable[[StudyRunner], None]:
-    """Returns the function of a study.
+def study_named(name: str) -> Study:
+    """Returns a study.
 
     Raises:
-        ConfigError: If the study is unknown.
+        ConfigError: If it is unknown.
     """
     if name not in STUDIES:
         known = ", ".join(STUDIES)
         raise ConfigError(f"study {name!r}: no such study; there are {known}")
-    found: Callable[[StudyRunner], None] = getattr(
-        import_module(STUDIES[name]), name.replace("-", "_")
-    )
+    found: Study = import_module(STUDIES[name]).STUDY
     return found

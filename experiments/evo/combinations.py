@@ -20,7 +20,7 @@ from experiments.evo.distributions import distribution_sheet, distributions, dra
 from experiments.evo.shared import FULL, RewardStudy, dpo, full
 from experiments.report import Claim
 from rewards.evo_rag.scheme import query_similarity
-from runs.studies.study_runner import StudyRunner
+from runs.studies.study_runner import Study, StudyRunner
 
 NAME = "evo-combinations"
 
@@ -64,3 +64,4 @@ def draw_spread(runner: StudyRunner, done: Sequence[EvaluatedArm]) -> tuple[Shee
 
 
 evo_combinations = RewardStudy(NAME, ARMS, CLAIMS, SAVED, more_sheets=draw_spread)
+STUDY = Study(evo_combinations, recipe="evo-studies", seeds=(0,))

@@ -28,7 +28,7 @@ from analysis.table import Sheet, number, percent
 from experiments.arms import mean_of, numbers_of
 from experiments.evo.shared import OTHERS, TIME_DYNAMIC, trees_of
 from experiments.report import PAPER, Bar, draw
-from runs.studies.study_runner import StageTotals, StudyRunner
+from runs.studies.study_runner import StageTotals, Study, StudyRunner
 from runs.studies.tables import write_sheets
 
 NAME = "evo-heads"
@@ -126,3 +126,6 @@ def bars(found: TotalsByVariant) -> list[Bar]:
                 title = name if strong else f"{name}: length only"
                 told.append(Bar(title, min(values), fmean(values), max(values), strong))
     return told
+
+
+STUDY = Study(evo_heads, recipe="evo-studies", trains=False, seeds=(0, 1, 2, 3, 4))

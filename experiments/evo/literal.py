@@ -15,6 +15,7 @@ each).
 from experiments.arms import START, Arm
 from experiments.evo.shared import IN_TWO_STEPS, RewardStudy, two_steps
 from experiments.report import Claim
+from runs.studies.study_runner import Study
 
 LITERAL = {"retrieval_bonus": "any", "overlap_threshold": 0.0}
 
@@ -39,3 +40,4 @@ SAVED = (
 
 
 evo_literal = RewardStudy("evo-literal", ARMS, CLAIMS, SAVED, note=IN_TWO_STEPS)
+STUDY = Study(evo_literal, recipe="evo-studies", seeds=(0, 1))

@@ -49,7 +49,7 @@ from runs.curriculum.dev import STAGES
 from runs.curriculum.schedule_weights import draw_weights, settings_of
 from runs.evaluation.question_set import evaluation_data
 from runs.recipe import Recipe
-from runs.studies.study_runner import StudyRunner
+from runs.studies.study_runner import Study, StudyRunner
 from storage.parts import read_parts
 from storage.records import Question, TreeNode
 from storage.schemas import table_to_records
@@ -162,3 +162,6 @@ def _schedules(recipe: Recipe) -> Iterator[tuple[str, EvoRagSettings]]:
         for stage in STAGES:
             staged = {"schedule": schedule, "stage": stage}
             yield f"{schedule}, {stage}", rewards.model_copy(update=staged)
+
+
+STUDY = Study(evo_schedules, recipe="evo-studies", seeds=(0,))

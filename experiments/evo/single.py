@@ -37,7 +37,7 @@ from experiments.report import PAPER, Claim, write_report
 from rewards.reward_model.heads import TOTAL
 from rewards.settings import RewardName
 from runs.factories import model_folder
-from runs.studies.study_runner import StageTotals, StudyRunner
+from runs.studies.study_runner import StageTotals, Study, StudyRunner
 from storage.records import Prediction
 
 NAME = "evo-single"
@@ -149,3 +149,6 @@ def _row(learned: Preference, agent: EvaluatedArm | None) -> tuple[str, ...]:
         number(sum(searches) / len(searches) if searches else None, 2),
         (agent.left_out or "") if agent else too_few,
     )
+
+
+STUDY = Study(evo_single, recipe="evo-studies", seeds=(0,))

@@ -17,6 +17,7 @@ paper's 0.3.
 from experiments.arms import START, Arm
 from experiments.evo.shared import RewardStudy, dpo, full
 from experiments.report import Claim
+from runs.studies.study_runner import Study
 
 ARMS = (
     Arm(START),
@@ -42,3 +43,4 @@ SAVED = (
 
 
 evo_step_value = RewardStudy("evo-step-value", ARMS, CLAIMS, SAVED, measure="steps")
+STUDY = Study(evo_step_value, recipe="evo-studies", seeds=(0, 1))

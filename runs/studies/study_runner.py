@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -48,6 +48,26 @@ class StageStopped(BranchwiseError):
         super().__init__(message)
         self.exit_code = exit_code
         self.totals = totals or {}
+
+
+@dataclass(frozen=True)
+class Study:
+    """A recorded experiment; its module in `experiments/` has it as `STUDY`.
+
+    Attributes:
+        carry_out: Runs its stages and writes its tables.
+        recipe: Name of a recipe in `configs/` that it shares, with the run folder and its trees.
+            Unset: it has its own, under its name.
+        seeds: Default seeds, few enough for two cores.
+        trains: Whether it trains a policy, which an endpoint could not serve.
+        of_existing_run: Whether it studies the trees of a run that must exist.
+    """
+
+    carry_out: "Callable[[StudyRunner], None]"
+    recipe: str | None = None
+    seeds: tuple[int, ...] = (0, 1, 2)
+    trains: bool = True
+    of_existing_run: bool = False
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from experiments.evo import schedules as evo_schedules
 from experiments.evo import single as evo_single
 from experiments.evo import step_value as evo_step_value
 from pipelines.cli import parser, run_stage
-from pipelines.study import SHARED, STUDIES, study_named
+from pipelines.study import STUDIES, study_named
 from runs.studies.artifacts import artifact_digest
 from sources.load import Data
 from storage.records import Prediction
@@ -54,7 +54,7 @@ def shared(folder: Path, **more: Any) -> Pretended:
     return pretended("evo-studies", folder / "run", output_folder=folder / "kept", **more)
 
 
-EVO_STUDIES = [name for name, recipe in SHARED.items() if recipe == "evo-studies"]
+EVO_STUDIES = [name for name in STUDIES if study_named(name).recipe == "evo-studies"]
 
 
 def table(runner: Pretended, name: str) -> list[dict[str, str]]:
@@ -350,7 +350,7 @@ def test_each_learns_from_the_shared_trees_and_asks_test_once(
 ) -> None:
     told = {"evo-heads": heads, "evo-single": single}.get(name, tells_nothing)
     own = shared(tmp_path, told=told)
-    study_named(name)(own)
+    study_named(name).carry_out(own)
     assert own.stages()[0] == "annotate"
     assert own.stages().count("annotate") == 1
     asked = own.asked("test")
@@ -387,4 +387,4 @@ def test_a_study_finds_recipe_and_run_by_itself(
 
 def test_every_study_has_its_function() -> None:
     for name in STUDIES:
-        assert callable(study_named(name))
+        assert callable(study_named(name).carry_out)

@@ -3,11 +3,13 @@
 import sys
 from pathlib import Path
 
+import little_study
 import pytest
 
 from base.lock import RunLock
 from pipelines.cli import parser, run_stage
 from runs.folder import check_run_folder
+from runs.studies.study_runner import Study
 
 STUDIES = {"little": "little_study"}
 
@@ -15,6 +17,7 @@ STUDIES = {"little": "little_study"}
 @pytest.fixture(autouse=True)
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.study.STUDIES", STUDIES)
+    monkeypatch.setattr("little_study.STUDY", Study(little_study.little))
 
 
 def study(run: Path, *more: str, name: str = "little") -> int:

@@ -16,10 +16,7 @@ from storage.parts import question_ids
 
 pytestmark = pytest.mark.failure
 
-LITTLE = {
-    "pipelines.study.STUDIES": {"little": "little_study"},
-    "pipelines.study.STUDIES_WITHOUT_TRAINING": ["little"],
-}
+LITTLE = {"pipelines.study.STUDIES": {"little": "little_study"}}
 """It trains nothing, so its policy may be the test's endpoint."""
 
 

@@ -1,9 +1,12 @@
 """A study of two stages at an endpoint, for tests that kill it."""
 
-from runs.studies.study_runner import StudyRunner
+from runs.studies.study_runner import Study, StudyRunner
 
 
 def little(runner: StudyRunner) -> None:
     """Grow the trees, and label them again."""
     runner.run_stage("annotate")
     runner.run_stage("relabel", "--label", "again")
+
+
+STUDY = Study(little, trains=False)
