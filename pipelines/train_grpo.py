@@ -173,7 +173,7 @@ def _train(
     """Trains, and draws the curves.
 
     Args:
-        before: Folder of the stage that this one continues from.
+        previous_target: Folder of the stage that this one continues from.
     """
     recipe = training.recipe
     adapter = None if previous_target is None else previous_target / "adapter"

@@ -2,8 +2,8 @@
 
 An interrupted study resumes at the stage that was stopped: the finished stages before it are not
 repeated while their output is unchanged. All stages after it run again, because they may read what
-it writes; each skips by itself what it has done. One process per stage frees its memory, and makes
-every step a command that a user can repeat.
+it writes; each skips by itself what it has done (`train-rm` repeats its minutes). One process per
+stage frees its memory, and makes every step a command that a user can repeat.
 """
 
 import json
