@@ -18,7 +18,7 @@ from sources.documents import (
     reject_format,
 )
 from sources.files import Placed, Raw, existing, kind_of, read_rows
-from sources.rows import content_id
+from sources.rows import content_id, first_words
 from storage.records import Passage, Question
 
 READ = "passages read"
@@ -157,7 +157,7 @@ def _passages_of(
             return
         text = _text(raw, "text")
         name = _text(raw, "id") if "id" in raw else f"{path.name}-{content_id(text)}"
-        title = _text(raw, "title") if raw.get("title") else " ".join(text.split()[:8])
+        title = _text(raw, "title") if raw.get("title") else first_words(text)
     except ValueError as error:
         faults.add(place, str(error))
         return

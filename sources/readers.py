@@ -10,11 +10,14 @@ from sources.files import Placed, Raw, existing, read_rows
 from sources.flashrag import FlashRow
 from sources.hotpotqa import HotpotRow
 from sources.hub import hub_rows
+from sources.hybridqa import HybridLine
 from sources.jsonl import QuestionLine
 from sources.musique import MusiqueRow
 from sources.popqa import PopRow
+from sources.reading import ReadingRow
 from sources.rows import Row
 from sources.splits import folded_question, split_of
+from sources.strategyqa import StrategyRow
 from storage.records import Question
 
 FORMS: dict[str, tuple[type[Row], ...]] = {
@@ -25,6 +28,10 @@ FORMS: dict[str, tuple[type[Row], ...]] = {
     "popqa": (QuestionLine, FlashRow, PopRow),
     "bamboogle": (QuestionLine, FlashRow, BamboogleRow),
     "nq": (QuestionLine, FlashRow, NqRow),
+    "hybridqa": (HybridLine, QuestionLine),
+    "ottqa": (HybridLine, QuestionLine),
+    "strategyqa": (StrategyRow,),
+    "reading": (ReadingRow,),
     "flashrag": (FlashRow,),
     "hub": (QuestionLine, FlashRow, PopRow, MusiqueRow, HotpotRow, PlainRow),
 }
@@ -37,6 +44,9 @@ LICENCES = {
     "popqa": "MIT (passages from Wikipedia, CC BY-SA)",
     "bamboogle": "MIT",
     "nq": "CC BY-SA 3.0",
+    "hybridqa": "MIT (passages from Wikipedia, CC BY-SA)",
+    "ottqa": "MIT (passages from Wikipedia, CC BY-SA)",
+    "strategyqa": "MIT",
 }
 """Licence by source, for sources that are a single set."""
 
@@ -95,9 +105,9 @@ def read_set(source: str, questions: str | None) -> QuestionSet:
 
 
 def _questions(rows: Iterable[Placed], source: str, faults: Faults) -> Iterator[PlacedQuestion]:
-    for place, raw in rows:
+    for place, form, raw in _expanded(rows, source, faults):
         try:
-            question = form_of(raw, source).parse(raw).to_question(source)
+            question = form.parse(raw).to_question(source)
         except ValueError as error:
             faults.add(place, str(error))
             continue
@@ -108,6 +118,21 @@ def _questions(rows: Iterable[Placed], source: str, faults: Faults) -> Iterator[
         # One shared set of field names; a separate one takes a third of a question's memory.
         known = Question.model_construct(_GIVEN, **placed)
         yield PlacedQuestion(place, known)
+
+
+def _expanded(
+    rows: Iterable[Placed], source: str, faults: Faults
+) -> Iterator[tuple[str, type[Row], Raw]]:
+    """Yields the place, format and object of each question; a row may have several."""
+    for place, raw in rows:
+        form = form_of(raw, source)
+        try:
+            parts = form.expand(raw)
+        except ValueError as error:
+            faults.add(place, str(error))
+            continue
+        for number, part in enumerate(parts, start=1):
+            yield place if part is raw else f"{place}, question {number}", form, part
 
 
 def form_of(raw: Raw, source: str) -> type[Row]:

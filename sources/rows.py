@@ -31,6 +31,18 @@ Answers = Annotated[list[str], AfterValidator(_no_blanks)]
 """Gold answers, verbatim; blank ones are dropped, because any text would match them."""
 
 
+def _as_texts(value: Any) -> Any:
+    if isinstance(value, bool):
+        return ["yes" if value else "no"]
+    if isinstance(value, list):
+        return [item.get("text", item) if isinstance(item, dict) else item for item in value]
+    return value
+
+
+AnswerTexts = Annotated[Answers, BeforeValidator(_as_texts)]
+"""Gold answers as text, as SQuAD's `{"text": …}`, or true or false for yes and no."""
+
+
 class Row(BaseModel, ABC):
     """Base of all formats. Other fields than the format's go to `Question.extra`."""
 
@@ -42,6 +54,15 @@ class Row(BaseModel, ABC):
     @abstractmethod
     def recognises(cls, raw: dict[str, Any]) -> bool:
         """Returns whether `raw` has the typical fields of this format."""
+
+    @classmethod
+    def expand(cls, raw: dict[str, Any]) -> Iterable[dict[str, Any]]:
+        """Returns one object per question of `raw`; by default, `raw` is one question.
+
+        Raises:
+            ValueError: If `raw` cannot be taken apart.
+        """
+        return (raw,)
 
     @classmethod
     def parse(cls, raw: dict[str, Any]) -> Self:
@@ -82,6 +103,11 @@ def with_answers(answers: Sequence[str], answerable: bool = True) -> tuple[str, 
     if answerable and not answers:
         raise ValueError("lacks answers")
     return distinct(answers)
+
+
+def first_words(text: str) -> str:
+    """Returns the first eight words, the title of a text without one."""
+    return " ".join(text.split()[:8])
 
 
 def content_id(*texts: str) -> str:

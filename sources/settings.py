@@ -8,7 +8,20 @@ from pydantic_core import PydanticCustomError
 from base.settings import Settings
 
 SourceName = Literal[
-    "atlas", "jsonl", "hotpotqa", "2wiki", "musique", "bamboogle", "popqa", "nq", "flashrag", "hub"
+    "atlas",
+    "jsonl",
+    "hotpotqa",
+    "2wiki",
+    "musique",
+    "bamboogle",
+    "popqa",
+    "nq",
+    "hybridqa",
+    "ottqa",
+    "strategyqa",
+    "reading",
+    "flashrag",
+    "hub",
 ]
 Split = Literal["warm", "train", "dev", "test"]
 
