@@ -264,14 +264,15 @@ def _note_missing(
     cited: Iterable[Question], resolved: Iterable[Question], corpus: Corpus, notes: Notes
 ) -> dict[str, str]:
     """Counts questions whose gold passages are unknown or not in the corpus; returns examples."""
-    titles = {passage.title: None for passage in corpus.passages}
+    titles = dict.fromkeys(passage.title for passage in corpus.passages)
     ids = {passage.id for passage in corpus.passages}.union(corpus.aliases)
     missing: dict[str, None] = {}
     respelled: dict[str, None] = {}
     for before, after in zip(cited, resolved, strict=True):
         marked = {p.id for p in before.paragraphs if p.is_supporting and p.id is not None}
         lost = marked.union(before.supporting_ids) - ids
-        lost = lost or set(after.supporting_titles) - titles.keys()
+        # Not `- titles.keys()`, which would visit every title of the corpus for each question.
+        lost = lost or {title for title in after.supporting_titles if title not in titles}
         missing.update(dict.fromkeys(sorted(lost)))
         found = set(after.supporting_titles)
         respelled.update((title, None) for title in before.supporting_titles if title not in found)
