@@ -1,7 +1,11 @@
 """Assigns questions to splits by hash, so that every machine draws the same ones."""
 
+from collections import defaultdict
+from collections.abc import Iterable
+
 from base.text import number_of
 from sources.settings import Split
+from storage.records import Question
 
 SHARES: dict[Split, int] = {"warm": 30, "train": 25, "dev": 15, "test": 30}
 """Percentage of the keys per split."""
@@ -25,3 +29,29 @@ def split_of(key: str) -> Split:
             return split
         place -= share
     raise AssertionError("shares add up to 100")
+
+
+def repeated_questions(asked: Iterable[Question], known: Iterable[Question]) -> list[Question]:
+    """Returns the questions of `asked` that are also in `known`, by id or by text.
+
+    Sets of `reading` ask the same about many passages ("Where was it built?"). Two of their
+    questions with the same text are different questions if their passages differ.
+    """
+    ids: set[tuple[str, str]] = set()
+    passages: dict[str, set[str | None]] = defaultdict(set)
+    for question in known:
+        ids.add((question.source, question.id))
+        passages[folded_question(question.question)].add(_passage(question))
+
+    def is_known(question: Question) -> bool:
+        found = passages.get(folded_question(question.question), set())
+        own = _passage(question)
+        return (question.source, question.id) in ids or bool(found & {own, None} if own else found)
+
+    return [question for question in asked if is_known(question)]
+
+
+def _passage(question: Question) -> str | None:
+    """Returns the passage that a question of `reading` is about; None for other sources."""
+    texts = (one.text for one in question.paragraphs) if question.source == "reading" else ()
+    return next(iter(texts), None)

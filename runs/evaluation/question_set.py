@@ -14,7 +14,7 @@ from runs.inputs import questions_digest
 from runs.recipe import Recipe, identity
 from sources.load import Data, load_data
 from sources.settings import DataSettings
-from sources.splits import folded_question
+from sources.splits import repeated_questions
 from storage.parts import read_parts
 from storage.records import Question
 from storage.schemas import table_to_records
@@ -115,9 +115,7 @@ def check_no_overlap(run: Path, policies: Iterable[Recipe], asked: Sequence[Ques
         grown = (
             table_to_records(read_parts(folder, "questions"), Question) if folder.is_dir() else ()
         )
-        ids = {(q.source, q.id) for q in grown}
-        texts = {folded_question(q.question) for q in grown}
-        seen = [q for q in asked if (q.source, q.id) in ids or folded_question(q.question) in texts]
+        seen = repeated_questions(asked, grown)
         if seen:
             raise ConfigError(
                 f"{len(seen)} of {len(asked)} evaluation questions were annotated in {folder}, "

@@ -14,6 +14,7 @@ from sources.load import Data, load_data
 from sources.readers import read_set
 from sources.reading import ReadingRow
 from sources.settings import DataSettings, SetSettings
+from sources.splits import repeated_questions
 from storage.records import Question
 
 ALDER = "The Alder rises on the moor. It meets the Tamar at Gunnislake."
@@ -223,6 +224,20 @@ def test_all_splits_occur_and_share_no_passage(tmp_path: Path) -> None:
         for split in ("warm", "train", "dev", "test")
     ]
     assert all(seen) and sum(map(len, seen)) == len(set.union(*seen)) == 40
+
+
+@pytest.mark.parametrize(
+    ("source", "passage", "is_repeated"),
+    [("reading", BIRCH, False), ("reading", ALDER, True), ("nq", BIRCH, True)],
+)
+def test_the_same_words_about_another_passage_are_another_question(
+    source: str, passage: str, is_repeated: bool
+) -> None:
+    known = ReadingRow.parse(LINE).to_question("reading")
+    row = {**LINE, "id": "r2", "question": "where does  it rise?", "passage": passage}
+    asked = ReadingRow.parse(row).to_question(source)
+    assert bool(repeated_questions([asked], [known])) == is_repeated
+    assert bool(repeated_questions([known], [asked])) == is_repeated
 
 
 HYBRID = {
