@@ -19,6 +19,7 @@ from storage.records import Question
 
 ALDER = "The Alder rises on the moor. It meets the Tamar at Gunnislake."
 BIRCH = "The Birch is a stream that a mill was built on in the year 1802."
+SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 LINE = {"id": "r1", "question": "Where does it rise?", "answers": ["the moor"], "passage": ALDER}
 SQUAD = {
     "title": "Alder_%28river%29",
@@ -303,3 +304,24 @@ def test_reading_and_multihop_sets_mix(tmp_path: Path) -> None:
     data = load_data(DataSettings(mix=mix, limit=None), 0)
     assert gold_texts(data) == {"r1": [ALDER], "h1": ["Rank: 1", "A river."], "y1": FACTS}
     assert len(data.passages) == 7
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the real sets are not beside the checkout")
+@pytest.mark.parametrize(
+    ("source", "name", "count", "known"),
+    [
+        ("reading", "reading/squad11_dev", 10_520, 10_520),
+        ("reading", "reading/fewrel_template", 10_490, 10_490),
+        ("hybridqa", "multihop/mh_hybridqa_dev", 2_353, 1_346),
+        ("strategyqa", "multihop/mh_strategyqa_train", 2_060, 2_060),
+        ("2wiki", "multihop/mh_2wiki_dev_derived", 1_159, 1_159),
+    ],
+)
+def test_gold_of_the_real_sets(source: str, name: str, count: int, known: int) -> None:
+    data = load(str(SHARED / f"{name}.jsonl.gz"), source=source)
+    found = gold_texts(data)
+    assert (len(found), sum(map(bool, found.values()))) == (count, known)
+    for question in data.questions:
+        marked = [p.text for p in question.paragraphs if p.is_supporting]
+        assert found[question.id] == marked
