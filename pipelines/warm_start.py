@@ -6,7 +6,8 @@ An untrained small model follows the protocol too rarely for a search to find an
 follow the protocol with real retrieval: queries in several wordings, the evidence if the passage
 was found, otherwise "None" and another query, and the gold answer at the end. Traces of evo-rag
 also search too much, take searches back and refuse (`training.warm_start.traces`): habits for later
-training to remove. Uses questions of split `warm` only; other stages use other splits. Writes
+training to remove. The setting `training.warm_start.reading` adds examples of reading a passage
+among others. Uses questions of split `warm` only; other stages use other splits. Writes
 `models/<run>/warm-start/`.
 """
 
@@ -15,15 +16,20 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from agent.protocol import AgentProtocol
 from agent.protocols import protocol_of
 from base.errors import ConfigError
 from base.safe_files import reject_special_files
+from retrieval.index import open_retriever
+from retrieval.settings import RetrievalSettings
 from runs.factories import model_folder, open_index
 from runs.recipe import Recipe
 from runs.stage import StageContext, StageResult
-from sources.load import load_data
-from sources.settings import DataSettings
+from sources.load import load_data, unanswerable
+from sources.settings import DataSettings, SetSettings
+from training.examples import StepExample
 from training.sft import train_on_steps
+from training.warm_start.reading import build_reading
 from training.warm_start.traces import NOT_GIVEN, NOT_IN_CORPUS, SKIPPED, WALKS, build_traces
 
 MOST_SKIPPED = 0.5
@@ -75,11 +81,12 @@ def warm_start(context: StageContext) -> StageResult:
     _check_few_skipped(traces.counts, len(questions))
     if not traces.examples:
         raise ConfigError("warm-start: no question gives a trace. Change data or agent")
-    made = {"examples": len(traces.examples), "counts": counts}
+    examples = [*traces.examples, *_reading_examples(context, protocol, counts)]
+    made = {"examples": len(examples), "counts": counts}
     if context.dry_run:
         return StageResult({**made, "dry_run": True})
     report = train_on_steps(
-        traces.examples,
+        examples,
         recipe.training,
         kind="warm-start",
         start=settings.base,
@@ -92,6 +99,34 @@ def warm_start(context: StageContext) -> StageResult:
     )
     context.log(f"wrote {target}: {report.summary()}")
     return StageResult({"model": str(target), **made, **report.totals()})
+
+
+def _reading_examples(
+    context: StageContext, protocol: AgentProtocol, counts: dict[str, int]
+) -> list[StepExample]:
+    """Returns the examples of `training.warm_start.reading`; adds to the counts."""
+    recipe, reading = context.recipe, context.recipe.training.warm_start.reading
+    if reading is None:
+        return []
+    sets = tuple(_from_warm(one) for one in reading.sets)
+    drawn = DataSettings(mix=sets, limit=context.limit or reading.questions)
+    data = load_data(drawn, recipe.seed, unfit=unanswerable)
+    built = asyncio.run(
+        build_reading(
+            data.questions,
+            {p.id: p for p in data.passages},
+            protocol,
+            open_retriever(RetrievalSettings(), data.passages, log=context.log),
+            seed=recipe.seed,
+            top_k=recipe.retrieval.top_k,
+            traces=recipe.training.warm_start.traces,
+            reading=reading,
+        )
+    )
+    counts.update({name: counts.get(name, 0) + n for name, n in built.counts.items()})
+    context.log(f"{len(built.examples)} reading examples: {_in_words(built.counts)}")
+    _check_few_skipped(built.counts, len(data.questions))
+    return built.examples
 
 
 def _check_few_skipped(counts: Counter[str], questions: int) -> None:
@@ -131,9 +166,14 @@ def warm_part(recipe: Recipe, questions: int) -> DataSettings:
     each.
     """
     each = -(-questions // max(len(recipe.data.mix), 1))
-    mix = tuple(one.model_copy(update={"split": "warm", "limit": each}) for one in recipe.data.mix)
+    mix = tuple(_from_warm(one).model_copy(update={"limit": each}) for one in recipe.data.mix)
     update = {"split": "warm", "limit": questions, "skip": 0, "mix": mix}
     return recipe.data.model_copy(update=update)
+
+
+def _from_warm(one: SetSettings) -> SetSettings:
+    """Returns a set of a mix, drawn from the split `warm` unless it is used whole."""
+    return one.model_copy(update={"split": one.split and "warm"})
 
 
 def _trace_provenance(recipe: Recipe, drawn: DataSettings) -> dict[str, Any]:

@@ -97,12 +97,18 @@ def _resolve_data_files(recipe: Path, values: dict[str, Any]) -> None:
 
 def _data_blocks(values: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields the blocks of an unchecked recipe that may name files of questions or passages."""
-    data, evaluation = values.get("data"), values.get("evaluation")
-    mix = data.get("mix") if isinstance(data, dict) else None
-    asked = evaluation.get("set") if isinstance(evaluation, dict) else None
-    for block in (data, asked, *(mix if isinstance(mix, list) else ())):
-        if isinstance(block, dict):
-            yield block
+    found = [_inside(values, "data"), _inside(values, "evaluation", "set")]
+    for sets in (("data", "mix"), ("training", "warm_start", "reading", "sets")):
+        listed = _inside(values, *sets)
+        found += listed if isinstance(listed, list) else []
+    yield from (block for block in found if isinstance(block, dict))
+
+
+def _inside(values: Any, *keys: str) -> Any:
+    """Returns the value at a path of keys; None if there is none."""
+    for key in keys:
+        values = values.get(key) if isinstance(values, dict) else None
+    return values
 
 
 def _resolved(recipe: Path, given: Any) -> Any:

@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from base.settings import Settings
+from sources.settings import SetSettings
 
 
 class LoraSettings(Settings):
@@ -72,20 +73,43 @@ class TraceSettings(Settings):
     answer_only: bool = False
 
 
+class ReadingSettings(Settings):
+    """Reading examples: the passage that answers a question, among others that do not.
+
+    Attributes:
+        sets: Question sets, as in `data.mix`, whose questions name their passages. Their split is
+            `warm`; one whose split is unset is used whole.
+        questions: Most questions of all sets together.
+        grounding: Share of the questions that teach the steps between passages and answer
+            (ReasonRAG: to copy the evidence).
+        answers: Share of the questions that teach the answer.
+        absent: Share of the questions whose first search does not show their passage, so that the
+            policy finds no evidence and searches again.
+    """
+
+    sets: tuple[SetSettings, ...] = Field(min_length=1)
+    questions: int = Field(default=4000, ge=1)
+    grounding: float = Field(default=0.5, ge=0, le=1)
+    answers: float = Field(default=1.0, ge=0, le=1)
+    absent: float = Field(default=0.15, ge=0, le=1)
+
+
 class WarmStartSettings(ExampleSettings):
-    """Supervised start on traces built from gold facts.
+    """Supervised start on traces built from gold facts, and on reading examples.
 
     Attributes:
         base: Model to train: "packaged", or a model folder.
-        questions: Questions of split `warm` to read; unanswerable ones give a trace if the protocol
-            can refuse.
+        questions: Questions of split `warm` of `data` to trace; unanswerable ones give a trace if
+            the protocol can refuse. A set of a mix whose split is unset is used whole.
         traces: Deliberate inefficiencies of the traces.
+        reading: Further examples that teach reading. Unset: none.
     """
 
     lr: float = Field(default=5e-4, gt=0)
     base: str = "packaged"
     questions: int = Field(default=150, ge=1)
     traces: TraceSettings = TraceSettings()
+    reading: ReadingSettings | None = None
 
 
 class SftSettings(ExampleSettings):

@@ -24,7 +24,7 @@ def test_every_setting_of_a_recipe_is_there() -> None:
     named = {f"{at}.{name}".lstrip(".") for one in blocks() for at in one.names for name in one.own}
     assert named >= set(flat(RECIPE.model_dump(mode="json"))) - {
         "judge", "verifier", "evaluation.set", "evaluation.judge", "policy.price_per_million",
-        "difficulty.policy",
+        "difficulty.policy", "training.warm_start.reading",
     }  # fmt: skip
     assert {"judge.model", "verifier.model", "training.lora.r"} <= named
     assert {"rewards.schedule", "rewards.alpha"} <= named, "of every scheme"

@@ -49,7 +49,7 @@ class Walk:
     top_k: int
     settings: TraceSettings
     rng: random.Random
-    state: State
+    state: State = field(init=False)
     examples: list[StepExample] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     problem: str | None = None

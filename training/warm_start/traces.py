@@ -7,12 +7,12 @@ several wordings, and its samples still differ. The protocol decides the way to 
 
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.protocol import AgentProtocol, root_of
 from retrieval.interface import Retriever
-from storage.records import Passage, Question
+from storage.records import Passage, Question, RetrievedPassage
 from training.examples import StepExample
 from training.settings import TraceSettings
 from training.warm_start.arena import walk_arena
@@ -77,7 +77,6 @@ async def build_traces(
     titles = frozenset(passage.title for passage in passages.values())
     for question in questions:
         query = protocol.first_query(question)
-        shown = None if query is None else tuple(await retriever.search(query, top_k))
         walk = Walk(
             question=question,
             hops=hops_of(question, passages),
@@ -87,15 +86,8 @@ async def build_traces(
             top_k=top_k,
             settings=settings or TraceSettings(),
             rng=random.Random(f"{seed}:{question.id}"),
-            state=root_of(question, protocol, shown),
         )
-        if question.answerable and not walk.hops:
-            is_known = question.supporting_ids or question.supporting_titles
-            walk.problem = NOT_IN_CORPUS if is_known else NOT_GIVEN
-        elif question.answerable and not question.answers:
-            walk.problem = "no answer"
-        else:
-            await WALKS[protocol.name](walk)
+        await walk_to_end(walk, None if query is None else await retriever.search(query, top_k))
         if walk.problem:
             traces.counts[f"{SKIPPED}{walk.problem}"] += 1
         else:
@@ -103,3 +95,24 @@ async def build_traces(
             traces.counts.update(walk.counts)
             traces.examples.extend(walk.examples)
     return traces
+
+
+async def walk_to_end(walk: Walk, shown: Sequence[RetrievedPassage] | None) -> None:
+    """Walks a question to its end in its protocol, or records the problem.
+
+    Args:
+        walk: A new walk; its examples, counts and problem are filled in.
+        shown: Passages at the root; None if the protocol decides.
+
+    Raises:
+        RetrievalError: If a search failed.
+    """
+    question = walk.question
+    walk.state = root_of(question, walk.protocol, None if shown is None else tuple(shown))
+    if question.answerable and not walk.hops:
+        is_known = question.supporting_ids or question.supporting_titles
+        walk.problem = NOT_IN_CORPUS if is_known else NOT_GIVEN
+    elif question.answerable and not question.answers:
+        walk.problem = "no answer"
+    else:
+        await WALKS[walk.protocol.name](walk)

@@ -1,0 +1,142 @@
+"""Reading examples: one passage that answers among others that do not."""
+
+import random
+
+import pytest
+from sample_records import a_question
+
+from agent.protocol import AgentProtocol
+from agent.protocols import protocol_of
+from agent.settings import AgentSettings
+from storage.records import Passage, Question, RetrievedPassage
+from training.settings import ReadingSettings, TraceSettings
+from training.warm_start.reading import StagedSearch, build_reading
+from training.warm_start.traces import Traces
+
+LIMA = Passage(id="lima", title="Lima", text="Lima is a city. Its harbour is Callao.")
+ALSO = Passage(id="also", title="Harbours", text="Callao is a harbour.")
+OTHERS = [Passage(id=f"o{n}", title=f"Other {n}", text=f"Nothing of use {n}.") for n in range(4)]
+PASSAGES = {p.id: p for p in (LIMA, ALSO, *OTHERS)}
+
+
+class Ranked:
+    """Returns the passages in a fixed order."""
+
+    digest = "ranked"
+
+    def __init__(self, *order: str) -> None:
+        self.order = order
+
+    async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
+        found = (PASSAGES[name] for name in self.order[:top_k])
+        return [RetrievedPassage(**p.model_dump(), score=1.0) for p in found]
+
+
+def harbour(name: str = "q") -> Question:
+    return a_question(
+        id=name,
+        question="Which harbour serves Lima?",
+        answers=("Callao",),
+        supporting_ids=("lima",),
+        supporting_titles=("Lima",),
+        hops=1,
+    )
+
+
+def staged(*order: str, absent: bool = False, seed: int = 0) -> StagedSearch:
+    return StagedSearch(Ranked(*order), harbour(), LIMA, random.Random(seed), absent)
+
+
+async def read(
+    protocol: AgentProtocol | None = None, questions: int = 1, **shares: float
+) -> Traces:
+    settings = ReadingSettings.model_validate(
+        {"sets": [{"source": "reading"}], "grounding": 1, "absent": 0, **shares}
+    )
+    return await build_reading(
+        [harbour(f"q{n}") for n in range(questions)],
+        PASSAGES,
+        protocol or protocol_of(AgentSettings(protocol="reasonrag")),
+        Ranked("o0", "also", "o1", "o2", "o3"),
+        seed=0,
+        top_k=3,
+        traces=TraceSettings(),
+        reading=settings,
+    )
+
+
+async def test_the_gold_passage_keeps_its_rank_and_other_answers_are_left_out() -> None:
+    found = await staged("o0", "lima", "also", "o1").search("x", 3)
+    assert [p.id for p in found] == ["o0", "lima", "o1"]
+
+
+async def test_a_gold_passage_that_the_search_missed_gets_every_rank() -> None:
+    first = {
+        tuple(p.id for p in await staged("o0", "o1", "o2", seed=seed).search("x", 3))
+        for seed in range(20)
+    }
+    assert first == {("lima", "o0", "o1"), ("o0", "lima", "o1"), ("o0", "o1", "lima")}
+
+
+async def test_an_absent_passage_is_shown_by_the_second_search() -> None:
+    search = staged("lima", "o0", "also", "o1", "o2", absent=True)
+    assert [p.id for p in await search.search("x", 3)] == ["o0", "o1", "o2"]
+    assert [p.id for p in await search.search("y", 3)] == ["lima", "o0", "o1"]
+
+
+async def test_evidence_and_answer_are_learned_and_the_first_query_is_not() -> None:
+    made = await read()
+    grounding, answer, *forced = made.examples
+    assert grounding.target == "<evidence>Its harbour is Callao.</evidence>"
+    assert "Lima is a city" in grounding.messages[1].content
+    assert "Callao is a harbour" not in grounding.messages[1].content
+    assert answer.target == "<answer>Callao</answer>"
+    assert all(example.target == answer.target for example in forced)
+
+
+async def test_without_the_passage_there_is_no_evidence_and_another_query() -> None:
+    made = await read(absent=1)
+    nothing, query, evidence, answer = made.examples[:4]
+    assert nothing.target == "<evidence>None</evidence>"
+    assert "Lima is a city" not in nothing.messages[1].content
+    assert query.target.startswith("<query>")
+    assert evidence.target == "<evidence>Its harbour is Callao.</evidence>"
+    assert answer.target == "<answer>Callao</answer>"
+
+
+@pytest.mark.parametrize(
+    ("grounding", "answers", "kinds"),
+    [(0, 1, {"answer"}), (1, 0, {"evidence"}), (0.5, 0.5, {"answer", "evidence"})],
+)
+async def test_shares_choose_what_is_learned(
+    grounding: float, answers: float, kinds: set[str]
+) -> None:
+    made = await read(questions=60, grounding=grounding, answers=answers)
+    assert {e.target[1 : e.target.index(">")] for e in made.examples} == kinds
+    read_by = {e.question_id for e in made.examples if e.target.startswith("<evidence>")}
+    assert len(read_by) in ({0: range(1), 0.5: range(15, 46), 1: range(60, 61)}[grounding])
+
+
+@pytest.mark.parametrize("name", ["evo-rag", "r1-searcher", "search-r1", "eval-rar", "autorefine"])
+async def test_other_protocols_learn_the_answer_beside_the_passage(name: str) -> None:
+    made = await read(protocol_of(AgentSettings.model_validate({"protocol": name})))
+    assert made.counts["reading questions"] == 1
+    (answer,) = {e.target for e in made.examples}
+    assert "Its harbour is Callao." in answer
+    shown = str([*made.examples[0].messages, made.examples[0]])
+    assert "Lima is a city" in shown
+    assert "Callao is a harbour" not in shown
+
+
+async def test_arena_reads_the_passage_among_its_references() -> None:
+    made = await read(protocol_of(AgentSettings(protocol="arena")), absent=1)
+    (example,) = made.examples
+    assert example.messages[1].content.count("[") == 3
+    assert "Its harbour is Callao." in example.target
+    assert example.target.endswith("<answer>Callao</answer>")
+
+
+async def test_a_question_keeps_its_examples_whatever_else_is_read() -> None:
+    alone = (await read(questions=1, absent=0.5, grounding=0.5)).examples
+    beside = (await read(questions=9, absent=0.5, grounding=0.5)).examples
+    assert [e for e in beside if e.question_id == "q0"] == alone

@@ -1,0 +1,120 @@
+"""Reading examples: a question's passage, in the protocol's form, among others that do not answer.
+
+A reading question is a question of one hop whose searches are staged: they return the passages
+that a real search finds, with the gold passage among them. What the protocol asks after a search is
+learned (evidence, analysis, answer), and the first query is not, because the search would not
+have to find the passage.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from agent.protocol import AgentProtocol
+from base.text import holds_phrase
+from retrieval.interface import Retriever
+from storage.records import Passage, Question, RetrievedPassage
+from training.examples import StepExample
+from training.settings import ReadingSettings, TraceSettings
+from training.warm_start.hops import hops_of
+from training.warm_start.trace_builder import Walk
+from training.warm_start.traces import SKIPPED, Traces, walk_to_end
+
+_HABITS = ("redundant", "detour", "backtrack", "give_up")
+"""Settings of traces that lead away from the passage."""
+
+
+@dataclass
+class StagedSearch:
+    """A search that shows the gold passage among others, from the second one on if `absent`.
+
+    The gold passage keeps its real rank, or has a random one if the search missed it. Other
+    passages that contain an answer are left out.
+    """
+
+    retriever: Retriever
+    question: Question
+    gold: Passage
+    rng: random.Random
+    absent: bool
+    digest: str = field(init=False, default="staged")
+
+    async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
+        """Returns up to `top_k` passages."""
+        found = await self.retriever.search(query, 2 * top_k)
+        names = [passage.id for passage in found]
+        others = [p for p in found if p.id != self.gold.id and not self._answers(p)]
+        if self.absent:
+            self.absent = False
+            return others[:top_k]
+        shown = others[: top_k - 1]
+        rank = names.index(self.gold.id) if self.gold.id in names else top_k
+        place = rank if rank < top_k else self.rng.randint(0, len(shown))
+        shown.insert(place, RetrievedPassage(**self.gold.model_dump(), score=1.0))
+        return shown
+
+    def _answers(self, passage: RetrievedPassage) -> bool:
+        return any(holds_phrase(passage.text, answer) for answer in self.question.answers)
+
+
+async def build_reading(
+    questions: Iterable[Question],
+    passages: Mapping[str, Passage],
+    protocol: AgentProtocol,
+    retriever: Retriever,
+    seed: int,
+    top_k: int,
+    traces: TraceSettings,
+    reading: ReadingSettings,
+) -> Traces:
+    """Builds reading examples; their number is in the count `reading examples`.
+
+    Args:
+        questions: Answerable questions with a supporting passage.
+        passages: Corpus by id.
+        retriever: Search over these passages.
+        seed: Random seed; a question's examples depend on nothing else.
+        top_k: Number of passages per query, as in the recipe.
+
+    Raises:
+        RetrievalError: If a search failed.
+    """
+    direct = traces.model_copy(update=dict.fromkeys(_HABITS, 0.0))
+    built = Traces([], Counter())
+    for question in questions:
+        hops = hops_of(question, passages)[-1:]
+        rng = random.Random(f"{seed}:reading:{question.id}")
+        walk = Walk(question, hops, (), protocol, retriever, top_k, direct, rng)
+        shown = None
+        if hops:
+            # Where the passages stand in the prompt, there is no second search.
+            given = protocol.given(question) is not None
+            absent = rng.random() < reading.absent and not given
+            gold = passages[hops[0].passage_id]
+            walk.retriever = StagedSearch(retriever, question, gold, rng, absent)
+            shown = await walk.retriever.search(question.question, top_k) if given else None
+        await walk_to_end(walk, shown)
+        if walk.problem:
+            built.counts[f"{SKIPPED}{walk.problem}"] += 1
+            continue
+        kept = _kept(walk, reading)
+        built.counts["reading questions"] += 1
+        built.counts["reading examples"] += len(kept)
+        built.examples.extend(kept)
+    return built
+
+
+def _kept(walk: Walk, reading: ReadingSettings) -> list[StepExample]:
+    """Returns the examples after the first search, by their shares.
+
+    The last step answers; a forced answer may follow it.
+    """
+    first = 0 if walk.state.given else 1
+    last = len(walk.state.steps) - 1
+    kept = []
+    if walk.rng.random() < reading.grounding:
+        kept += walk.examples[first:last]
+    if walk.rng.random() < reading.answers:
+        kept += walk.examples[last:]
+    return kept
