@@ -24,6 +24,7 @@ from rewards.reward_model.model import reward_model_digest
 from runs.factories import engine_for
 from runs.recipe import JUDGE, Recipe
 from sources.files import existing
+from weights.embedded_models import check_embedded
 from weights.policy_files import validated_policy_files
 
 Check = tuple[str, Callable[[], object]]
@@ -119,9 +120,13 @@ def weights(recipe: Recipe) -> Iterator[Check]:
 def model_files(role: str, model: ModelSettings) -> Iterator[Check]:
     """Yields the check of a model's files, if it runs on this machine."""
     if model.engine == "openvino":
-        yield role, partial(validated_policy_files, model.model)
+        yield role, partial(_runs_embedded, model.model)
     elif model.engine == "vllm":
         yield role, partial(_sound_if_ours, model.model)
+
+
+def _runs_embedded(model: str) -> None:
+    check_embedded(validated_policy_files(model))
 
 
 def _sound_if_ours(model: str) -> None:

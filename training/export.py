@@ -23,9 +23,9 @@ from weights.gguf import Precision, export_gguf
 from weights.policy_files import (
     PolicyFiles,
     load_policy,
-    packaged_gguf,
     policy_digest,
     policy_files,
+    tokenizer_source,
 )
 
 LEAST_CORRELATION = 0.9
@@ -196,10 +196,9 @@ def _write_gguf(model: Any, base: Path, target: Path, precision: Precision) -> s
 
     Returns the reason if `base` is not a model that the embedded engine can run, else None.
     """
-    source = base if base.is_file() else packaged_gguf()
     digest = policy_digest(policy_files(str(target)), precision)
     try:
-        export_gguf(model, source, target / GGUF, precision, digest=digest)
+        export_gguf(model, tokenizer_source(base), target / GGUF, precision, digest=digest)
     except ConfigError as error:
         return str(error)
     seal_file(target / GGUF)

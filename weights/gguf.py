@@ -1,12 +1,12 @@
-"""GGUF files of the Llama architecture: rewriting them in another precision, exporting weights.
+"""GGUF files: rewriting them in another precision, exporting weights.
 
 The packaged weights are Q4_1. OpenVINO gives visibly better results with the same numbers in F16 or
 Q8_0. A trained policy must be exported for OpenVINO, because OpenVINO ignores PEFT adapters on a
 GGUF model.
 """
 
-from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,8 +15,16 @@ import numpy as np
 from base.atomic import atomic_path
 from base.errors import ConfigError
 from base.safe_files import open_named
+from weights.gguf_metadata import add_folder_metadata
 
 Precision = Literal["f16", "q8_0"]
+
+ROWS_ARE_INTERLEAVED = {"llama": True, "qwen2": False, "qwen3": False}
+"""Architectures that we can export, by their name in transformers, which is also GGUF's.
+
+True if GGUF reorders the rows of the q and k projections from transformers' rotary layout (half and
+half) to its own (interleaved).
+"""
 
 DIGEST_KEY = "branchwise.policy_digest"
 """Metadata key of an exported policy: the digest of the original weights."""
@@ -34,7 +42,9 @@ def rewrite_gguf(source: Path, target: Path, precision: Precision, digest: str =
 
     reader = open_gguf(source)
     tensors = ((t.name, dequantize(t.data, t.tensor_type)) for t in reader.tensors)
-    _write(reader, tensors, target, precision, digest)
+    _write(
+        _architecture(reader), partial(_copy_metadata, reader), tensors, target, precision, digest
+    )
 
 
 def export_gguf(
@@ -42,27 +52,35 @@ def export_gguf(
     tokenizer_source: Path,
     target: Path,
     precision: Precision,
-    permute: bool = True,
     digest: str = "",
 ) -> None:
-    """Writes a transformers Llama model as GGUF.
+    """Writes a transformers model as GGUF.
 
     Args:
-        model: A `LlamaForCausalLM` with plain (merged) weights.
+        model: A Llama, Qwen2 or Qwen3 with plain (merged) weights.
         tokenizer_source: GGUF file to copy metadata from (architecture, tokenizer, chat template);
-            its sizes must equal the model's.
+            its sizes must equal the model's. Or the model's own folder with `tokenizer.json`.
         target: Output file; written under a temporary name, then renamed.
-        precision: Number format of all matrices; norms stay float32.
-        permute: Whether to reorder the rows of the q and k projections from transformers' rotary
-            layout (half and half) to GGUF's (interleaved). False only to show that parity breaks.
+        precision: Number format of all matrices; norms and biases stay float32.
         digest: Digest to store in the file under `DIGEST_KEY`.
 
     Raises:
-        ConfigError: If the model is not the Llama model that `tokenizer_source` describes.
+        ConfigError: If GGUF cannot store the model or its tokenizer, or the model is not the one
+            that `tokenizer_source` describes.
     """
-    reader = open_gguf(tokenizer_source)
-    _check_same_model(model, reader, tokenizer_source)
-    _write(reader, _llama_tensors(model, permute), target, precision, digest)
+    import_gguf()
+    config = model.config
+    if config.model_type not in ROWS_ARE_INTERLEAVED:
+        raise ConfigError(
+            f"a model of type {config.model_type} cannot be exported as GGUF; "
+            f"{', '.join(ROWS_ARE_INTERLEAVED)} can"
+        )
+    if tokenizer_source.is_dir():
+        metadata = partial(add_folder_metadata, config=config, folder=tokenizer_source)
+    else:
+        check_same_model(config, tokenizer_source)
+        metadata = partial(_copy_metadata, open_gguf(tokenizer_source))
+    _write(config.model_type, metadata, _model_tensors(model), target, precision, digest)
 
 
 def open_gguf(path: Path) -> Any:
@@ -110,9 +128,19 @@ def import_gguf() -> Any:
 
 
 def gguf_metadata(path: Path, *keys: str) -> tuple[Any, ...]:
-    """Returns the values of metadata `keys`; None for a missing key."""
-    fields = open_gguf(path).fields
-    return tuple(fields[key].contents() if key in fields else None for key in keys)
+    """Returns the values of metadata `keys`; None for a missing key.
+
+    Args:
+        path: GGUF file.
+        keys: Names; `{arch}` in a name stands for the file's architecture.
+    """
+    return metadata_values(open_gguf(path), *keys)
+
+
+def metadata_values(reader: Any, *keys: str) -> tuple[Any, ...]:
+    """Returns what `gguf_metadata` does, from an open `gguf.GGUFReader`."""
+    names = [key.replace("{arch}", _architecture(reader)) for key in keys]
+    return tuple(_value(reader, name) for name in names)
 
 
 def gguf_precision(path: Path) -> str:
@@ -126,24 +154,25 @@ def gguf_precision(path: Path) -> str:
         return "unknown"
 
 
-def _llama_tensors(model: Any, permute: bool) -> Iterator[tuple[str, np.ndarray]]:
+def _model_tensors(model: Any) -> Iterator[tuple[str, np.ndarray]]:
     """Yields GGUF names and float32 values (rows, columns) of all weights of `model`."""
     from gguf import MODEL_ARCH, get_tensor_name_map
 
     config = model.config
-    names = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    names = get_tensor_name_map(MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for hf_name, value in model.state_dict().items():
         if hf_name == "lm_head.weight" and config.tie_word_embeddings:
             continue  # in GGUF, a missing output matrix means "tied"
-        name = names.get_name(hf_name, try_suffixes=(".weight",))
+        name = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
         if name is None:
             raise ConfigError(
-                f"a Llama GGUF cannot store the weight {hf_name}. Merge adapters before the export"
+                f"a {config.model_type} GGUF cannot store the weight {hf_name}. Merge adapters "
+                "before the export"
             )
         matrix = value.detach().float().cpu().numpy()
         projection = hf_name.split(".")[-2]
-        if permute and projection in heads:
+        if ROWS_ARE_INTERLEAVED[config.model_type] and projection in heads:
             matrix = _interleave_rows(matrix, heads[projection])
         yield name, matrix
 
@@ -157,27 +186,51 @@ def _interleave_rows(matrix: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(matrix.shape))
 
 
-def _check_same_model(model: Any, reader: Any, source: Path) -> None:
-    config = model.config
+def check_same_model(config: Any, source: Path) -> None:
+    """Checks that a GGUF file describes a model of transformers.
+
+    Raises:
+        ConfigError: If its architecture or a size differs.
+    """
+    reader = open_gguf(source)
+    kind = _architecture(reader)
     sizes = {
-        "llama.block_count": config.num_hidden_layers,
-        "llama.embedding_length": config.hidden_size,
-        "llama.feed_forward_length": config.intermediate_size,
-        "llama.attention.head_count": config.num_attention_heads,
-        "llama.attention.head_count_kv": config.num_key_value_heads,
-        "llama.vocab_size": config.vocab_size,
+        "general.architecture": config.model_type,
+        f"{kind}.block_count": config.num_hidden_layers,
+        f"{kind}.embedding_length": config.hidden_size,
+        f"{kind}.feed_forward_length": config.intermediate_size,
+        f"{kind}.attention.head_count": config.num_attention_heads,
+        f"{kind}.attention.head_count_kv": config.num_key_value_heads,
     }
+    found = {key: _value(reader, key) for key in sizes}
+    sizes["tokens"] = config.vocab_size
+    found["tokens"] = len(_value(reader, "tokenizer.ggml.tokens") or ())
     for key, ours in sizes.items():
-        theirs = reader.fields[key].contents() if key in reader.fields else None
-        if theirs != ours:
+        if (theirs := found[key]) != ours:
             raise ConfigError(
                 f"the model cannot be exported with the metadata of {source.name}: "
                 f"{key} is {theirs} there and {ours} in the model"
             )
 
 
+def _architecture(reader: Any) -> str:
+    return str(_value(reader, "general.architecture"))
+
+
+def _value(reader: Any, key: str) -> Any:
+    return reader.fields[key].contents() if key in reader.fields else None
+
+
+def _copy_metadata(reader: Any, writer: Any) -> None:
+    for key, field in reader.fields.items():
+        if not key.startswith(_WRITER_KEYS):
+            subtype = field.types[1] if len(field.types) > 1 else None
+            writer.add_key_value(key, field.contents(), field.types[0], subtype)
+
+
 def _write(
-    reader: Any,
+    architecture: str,
+    add_metadata: Callable[[Any], None],
     tensors: Iterable[tuple[str, np.ndarray]],
     target: Path,
     precision: Precision,
@@ -187,11 +240,8 @@ def _write(
 
     kind = GGMLQuantizationType[precision.upper()]
     with atomic_path(target) as temporary:
-        writer = GGUFWriter(temporary, reader.fields["general.architecture"].contents())
-        for key, field in reader.fields.items():
-            if not key.startswith(_WRITER_KEYS):
-                subtype = field.types[1] if len(field.types) > 1 else None
-                writer.add_key_value(key, field.contents(), field.types[0], subtype)
+        writer = GGUFWriter(temporary, architecture)
+        add_metadata(writer)
         writer.add_file_type(LlamaFileType[f"MOSTLY_{precision.upper()}"])
         if digest:
             writer.add_string(DIGEST_KEY, digest)

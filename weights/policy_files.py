@@ -319,8 +319,13 @@ def _load_gguf(path: Path, dtype: str) -> tuple[Any, Any]:
 
 def tokenizer_of(base: Path) -> Any:
     """Returns the tokenizer of base weights for transformers: their own, else the packaged one."""
+    return load_tokenizer(tokenizer_source(base))
+
+
+def tokenizer_source(base: Path) -> Path:
+    """Returns the GGUF file or folder that has the tokenizer of base weights."""
     bare = base.is_dir() and not has_tokenizer(base)
-    return load_tokenizer(packaged_gguf() if bare else base)
+    return packaged_gguf() if bare else base
 
 
 def load_tokenizer(source: Path) -> Any:

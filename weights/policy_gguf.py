@@ -15,7 +15,7 @@ from weights.gguf import (
     gguf_precision,
     rewrite_gguf,
 )
-from weights.policy_files import PolicyFiles, load_policy, packaged_gguf, policy_digest
+from weights.policy_files import PolicyFiles, load_policy, policy_digest, tokenizer_source
 
 _NAME = "policy.gguf"
 _log = logging.getLogger(__name__)
@@ -74,5 +74,4 @@ def write_policy_gguf(
         return
     if model is None:
         model, _ = load_policy(files)
-    tokenizer = files.base if files.base.is_file() else packaged_gguf()
-    export_gguf(model, tokenizer, target, precision, digest=digest)
+    export_gguf(model, tokenizer_source(files.base), target, precision, digest=digest)

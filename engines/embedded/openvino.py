@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import time
+import unicodedata
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,7 +32,9 @@ from engines.sampling import (
 )
 from engines.settings import ModelSettings
 from weights.chat_template import rendered
+from weights.embedded_models import check_embedded
 from weights.gguf import gguf_metadata
+from weights.gguf_metadata import NFC, NORMALIZER_KEY
 from weights.policy_files import policy_digest, policy_files
 from weights.policy_gguf import ensure_gguf
 
@@ -63,6 +66,7 @@ def embedded_engine(
         StorageError: If the cache cannot be written.
     """
     files = policy_files(settings.model)
+    check_embedded(files)
     gguf = ensure_gguf(files, settings.precision, log)
     return OpenVINOEngine(
         gguf,
@@ -103,6 +107,7 @@ class OpenVINOEngine:
         self._tokenizer: Any = None
         self._template = ""
         self._context = 0
+        self._nfc = False
 
     @property
     def capabilities(self) -> Capabilities:
@@ -149,9 +154,10 @@ class OpenVINOEngine:
         return ids
 
     def _encoded(self, text: str) -> list[int]:
-        encoded = self._tokenizer.encode(
-            replace_surrogates(text), add_special_tokens=False
-        ).input_ids.data[0]
+        text = replace_surrogates(text)
+        if self._nfc:  # OpenVINO's tokenizer does not normalize
+            text = unicodedata.normalize(NFC, text)
+        encoded = self._tokenizer.encode(text, add_special_tokens=False).input_ids.data[0]
         ids: list[int] = encoded.tolist()
         return ids
 
@@ -220,8 +226,8 @@ class OpenVINOEngine:
     def _load(self) -> Any:
         """Returns the pipeline; sets tokenizer, chat template and context length."""
         genai = _openvino_genai()
-        template, context = gguf_metadata(
-            self._gguf, "tokenizer.chat_template", "llama.context_length"
+        template, context, form = gguf_metadata(
+            self._gguf, "tokenizer.chat_template", "{arch}.context_length", NORMALIZER_KEY
         )
         if not template:
             raise ConfigError(
@@ -241,7 +247,7 @@ class OpenVINOEngine:
         except RuntimeError as error:
             raise ConfigError(f"OpenVINO cannot load {self._gguf}: {error}") from error
         self._tokenizer = pipeline.get_tokenizer()
-        self._template, self._context = str(template), int(context or 0)
+        self._template, self._context, self._nfc = str(template), int(context or 0), form == NFC
         return pipeline
 
 

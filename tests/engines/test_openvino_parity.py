@@ -15,7 +15,7 @@ from engines.embedded.openvino import OpenVINOEngine, embedded_engine
 from engines.sampling import CallIdentity, Completion, SampleRequest, Sampling
 from engines.settings import ModelSettings
 from storage.records import Message, RetrievedPassage
-from weights.gguf import export_gguf
+from weights.gguf import ROWS_ARE_INTERLEAVED, export_gguf
 from weights.policy_files import PACKAGED, load_policy, packaged_gguf, policy_digest, policy_files
 
 pytestmark = pytest.mark.model
@@ -140,11 +140,12 @@ async def test_f16_writes_what_transformers_writes(
 
 
 async def test_exported_weights_agree_and_unpermuted_ones_do_not(
-    reference: Reference, tmp_path: Path
+    reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for permute, asked in ((True, requests()), (False, requests()[:20])):
         file = tmp_path / f"{permute}.gguf"
-        export_gguf(reference.model, packaged_gguf(), file, "f16", permute=permute)
+        monkeypatch.setitem(ROWS_ARE_INTERLEAVED, "llama", permute)
+        export_gguf(reference.model, packaged_gguf(), file, "f16")
         async with OpenVINOEngine(file, model="export", digest="", precision="f16") as engine:
             agreement = reference.agreement(await answers(engine, asked))
         assert agreement >= 0.98 if permute else agreement < 0.5

@@ -131,7 +131,7 @@ def test_policy_gguf_beside_other_weights_is_not_used(
     llama: Any, metadata: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("weights.policy_gguf.packaged_gguf", lambda: metadata)
+    monkeypatch.setattr("weights.policy_files.packaged_gguf", lambda: metadata)
     folder = tmp_path / "policy"
     llama.save_pretrained(folder)
     monkeypatch.setattr("weights.policy_gguf.load_policy", lambda files: (llama, None))
@@ -153,7 +153,7 @@ def policy(
 ) -> PolicyFiles:
     """Merged weights, with a cache of one's own."""
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("weights.policy_gguf.packaged_gguf", lambda: metadata)
+    monkeypatch.setattr("weights.policy_files.packaged_gguf", lambda: metadata)
     monkeypatch.setattr("weights.policy_gguf.load_policy", lambda files: (llama, None))
     llama.save_pretrained(tmp_path / "policy")
     return policy_files(str(tmp_path / "policy"))
