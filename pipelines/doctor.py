@@ -24,6 +24,7 @@ from runs.preflight import (
     plaintext_proxy_warnings,
     problems,
     servers,
+    start_files,
     weights,
 )
 from runs.recipe import Recipe
@@ -62,7 +63,8 @@ def problems_of(recipe: Recipe, run: Path) -> Iterator[str]:
     """Returns the problems that would stop this recipe here."""
     folder: Check = ("run", partial(check_run_folder, run))
     cache: Check = ("cache", check_cache_not_shared)
-    needs = (data_files(recipe), weights(recipe), servers(recipe), evaluated(recipe, run))
+    base = start_files("training.warm_start.base", recipe, recipe.training.warm_start.base)
+    needs = (data_files(recipe), weights(recipe), base, servers(recipe), evaluated(recipe, run))
     yield from problems(chain([folder, cache], *needs))
     if recipe.retrieval.kind in {"dense", "fusion"}:
         for module in NEEDS["dense"]:

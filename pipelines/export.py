@@ -27,9 +27,7 @@ def export(
     context.log(f"export: {model} as safetensors and {precision} GGUF")
     if context.dry_run:
         return StageResult({"model": model, "dry_run": True})
-    report = export_policy(model, precision=precision)
+    report = export_policy(model, precision=precision, log=context.log)
     for written in report.exported:
         context.log(written.line())
-    if report.left_out:
-        context.log(f"no GGUF: {report.left_out}")
     return StageResult(report.totals())

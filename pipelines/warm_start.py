@@ -23,6 +23,7 @@ from base.safe_files import reject_special_files
 from retrieval.index import open_retriever
 from retrieval.settings import RetrievalSettings
 from runs.factories import model_folder, open_index
+from runs.preflight import require, start_files
 from runs.recipe import Recipe
 from runs.stage import StageContext, StageResult
 from sources.load import load_data, unanswerable
@@ -53,6 +54,7 @@ def warm_start(context: StageContext) -> StageResult:
             f"agent.protocol: a warm start cannot write traces of `{protocol.name}`. Choose one of "
             f"{', '.join(WALKS)}"
         )
+    require(start_files("training.warm_start.base", recipe, settings.base))
     data = load_data(drawn, recipe.seed)
     questions = [q for q in data.questions if protocol.unfit(q) is None]
     left_out = Counter(

@@ -125,6 +125,18 @@ def model_files(role: str, model: ModelSettings) -> Iterator[Check]:
         yield role, partial(_sound_if_ours, model.model)
 
 
+def start_files(setting: str, recipe: Recipe, start: str) -> Iterator[Check]:
+    """Yields the check that the embedded engine, if the recipe uses it, can run what is trained.
+
+    Args:
+        setting: Setting that names `start`.
+        recipe: Recipe of the training.
+        start: Model to train.
+    """
+    if recipe.policy.engine == "openvino":
+        yield setting, partial(_runs_embedded, start)
+
+
 def _runs_embedded(model: str) -> None:
     check_embedded(validated_policy_files(model))
 

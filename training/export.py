@@ -16,9 +16,12 @@ from agent.protocol import AgentProtocol
 from agent.reasonrag import ReasonRAG
 from agent.state import State
 from base.errors import ConfigError, StorageError
+from base.text import Log
 from storage.file_seal import seal_file
 from training.arguments import silence_libraries
+from training.training_run import log_line
 from weights.chat_template import prompt_ids
+from weights.embedded_models import check_embedded
 from weights.gguf import Precision, export_gguf
 from weights.policy_files import (
     PolicyFiles,
@@ -96,6 +99,7 @@ def export_policy(
     target: Path | None = None,
     precision: Precision = "f16",
     protocol: AgentProtocol | None = None,
+    log: Log = log_line,
 ) -> ExportReport:
     """Writes merged safetensors (fp16, with tokenizer) and `policy.gguf`, and checks both.
 
@@ -106,6 +110,7 @@ def export_policy(
         target: Folder to write to; None for `model_folder` itself.
         precision: Number format of the GGUF file's matrices.
         protocol: Protocol of the check's prompts; default ReasonRAG.
+        log: Callback for the reason that the GGUF is left out, before the work starts.
 
     Raises:
         ConfigError: If the folder lacks an adapter, or it does not fit its base.
@@ -115,6 +120,9 @@ def export_policy(
     files = policy_files(model_folder)
     if not files.adapters:
         raise ConfigError(f"{model_folder}: nothing to export, because the folder lacks an adapter")
+    left_out = _left_out_reason(files)
+    if left_out:
+        log(f"no GGUF: {left_out}")
     target = Path(model_folder) if target is None else target
     below, tokenizer = load_policy(PolicyFiles(files.model, files.base, files.adapters[:-1]))
     prompts = proof_prompts(tokenizer, protocol or ReasonRAG())
@@ -123,7 +131,8 @@ def export_policy(
     model, tokenizer = load_policy(files)
     trained = logits(model, prompts)
     _write_merged(model, tokenizer, target)
-    left_out = _write_gguf(model, files.base, target, precision)
+    if left_out is None:
+        _write_gguf(model, files.base, target, precision)
     del model
     change = trained - start
     written = (
@@ -189,20 +198,23 @@ def _write_merged(model: Any, tokenizer: Any, target: Path) -> None:
     model.to(torch.float32)
 
 
-def _write_gguf(model: Any, base: Path, target: Path, precision: Precision) -> str | None:
+def _left_out_reason(files: PolicyFiles) -> str | None:
+    """Returns the reason if the embedded engine cannot run the model, else None."""
+    try:
+        check_embedded(files)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def _write_gguf(model: Any, base: Path, target: Path, precision: Precision) -> None:
     """Writes `policy.gguf` with the digest of its folder, so that engines use it.
 
     Also writes its seal; without it, engines would not notice a later change.
-
-    Returns the reason if `base` is not a model that the embedded engine can run, else None.
     """
     digest = policy_digest(policy_files(str(target)), precision)
-    try:
-        export_gguf(model, tokenizer_source(base), target / GGUF, precision, digest=digest)
-    except ConfigError as error:
-        return str(error)
+    export_gguf(model, tokenizer_source(base), target / GGUF, precision, digest=digest)
     seal_file(target / GGUF)
-    return None
 
 
 def _check_not_lost(report: ExportReport) -> None:

@@ -14,6 +14,7 @@ from rewards.reward_model.model import KIND as REWARD_MODEL
 from runs.factories import model_folder
 from runs.folder import Run
 from runs.inputs import model_digest
+from runs.preflight import require, start_files
 from runs.stage import StageContext, checked_name
 from storage.manifest import load_manifest
 from storage.parts import read_parts
@@ -40,9 +41,10 @@ def validated_start_policy(
 
     Raises:
         ConfigError: If another policy drew them without `allow_off_policy_pairs`, or the start
-            does not exist.
+            does not exist, or the policy's engine could not run the trained policy.
     """
     start = context.recipe.policy.trainable
+    require(start_files("policy", context.recipe, start))
     drawn = set(read_parts(run.folder, table, ["policy_digest"])["policy_digest"].to_pylist())
     if "" in drawn:
         context.log(

@@ -1,10 +1,12 @@
 """`doctor` names everything that would stop a recipe, at once."""
 
+import json
 from pathlib import Path
 
 import pytest
 from loopback import serving
 from tiny_dataset import policy, recipe
+from tiny_models import write_tiny_model
 
 from pipelines.cli import parser, run_stage
 
@@ -77,3 +79,34 @@ def test_a_proxy_that_would_read_prompts_and_key_is_named(
     assert told("annotate", policy=secure) == []
     monkeypatch.setenv("no_proxy", "model.example")
     assert told("annotate") == []
+
+
+def test_models_that_the_embedded_engine_cannot_run_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def problems(**config: object) -> list[str]:
+        write_tiny_model(tmp_path / "model", "qwen2")
+        path = tmp_path / "model" / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | config))
+        policy = {"engine": "openvino", "model": str(tmp_path / "model")}
+        training = {"warm_start": {"base": policy["model"]}}
+        config_file = recipe(tmp_path, "", policy=policy, training=training)
+        arguments = ["doctor", "--config", str(config_file), "--run", str(tmp_path / "run")]
+        run_stage(parser().parse_args(arguments))
+        said = capsys.readouterr().out.splitlines()
+        return [line for line in said if line.startswith("problem:")]
+
+    assert problems() == []
+    for reason, config in {
+        "its architecture is gemma2": {"model_type": "gemma2"},
+        "its architecture is qwen2_moe": {"model_type": "qwen2_moe"},
+        "scaled rotary": {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
+        "sliding-window": {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True},
+    }.items():
+        policy, base = problems(**config)
+        assert policy.startswith("problem: policy: ")
+        assert base.startswith("problem: training.warm_start.base: ")
+        for said in (policy, base):
+            assert reason in said
+            assert "runs Llama, Qwen2 and Qwen3" in said
+            assert "`engine: vllm` or `openai`" in said

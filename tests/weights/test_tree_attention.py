@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from tiny_models import KINDS, random_model
+from transformers import MistralConfig, MistralForCausalLM
 
 from base.errors import ConfigError
 from training.packing import StepTokens, packed_batch, padded_batch
@@ -39,19 +40,9 @@ def compiles_nothing() -> Iterator[None]:
         yield
 
 
-def tiny(attention: str) -> Any:
-    """A random Llama with a random LoRA; small attention heads, shared by two queries."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=97,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        attn_implementation=attention,
-    )
-    plain = LlamaForCausalLM(config)
+def tiny(attention: str, kind: str = "llama") -> Any:
+    """A random model with a random LoRA; small attention heads, shared by two queries."""
+    plain = random_model(kind, num_hidden_layers=3)
     enable_packed_forward(plain)
     assert plain.config._attn_implementation in (attention, TREE_SDPA, "flex_attention")
     plain.set_attn_implementation(attention)  # on a GPU it would always be FlexAttention
@@ -78,10 +69,13 @@ def gradients(model: Any, batch: Batch) -> dict[str, Any]:
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("attention", ["sdpa", TREE_SDPA, "eager", "flex_attention"])
-def test_packed_log_probabilities_are_those_of_the_whole_sequences(attention: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_log_probabilities_are_those_of_the_whole_sequences(
+    attention: str, kind: str
+) -> None:
     with torch.no_grad():
-        whole = step_logps(tiny("sdpa"), padded_batch(ROWS, 0))
-        packed = step_logps(tiny(attention), packed_batch(ROWS, 0))
+        whole = step_logps(tiny("sdpa", kind), padded_batch(ROWS, 0))
+        packed = step_logps(tiny(attention, kind), packed_batch(ROWS, 0))
     torch.testing.assert_close(packed, whole, rtol=1e-5, atol=1e-5)
 
 
