@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from loopback import serving
@@ -84,7 +85,7 @@ def test_a_proxy_that_would_read_prompts_and_key_is_named(
 def test_models_that_the_embedded_engine_cannot_run_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def problems(**config: object) -> list[str]:
+    def problems(**config: Any) -> list[str]:
         write_tiny_model(tmp_path / "model", "qwen2")
         path = tmp_path / "model" / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | config))
@@ -97,12 +98,13 @@ def test_models_that_the_embedded_engine_cannot_run_are_named(
         return [line for line in said if line.startswith("problem:")]
 
     assert problems() == []
-    for reason, config in {
+    refused: dict[str, dict[str, Any]] = {
         "its architecture is gemma2": {"model_type": "gemma2"},
         "its architecture is qwen2_moe": {"model_type": "qwen2_moe"},
         "scaled rotary": {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
         "sliding-window": {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True},
-    }.items():
+    }
+    for reason, config in refused.items():
         policy, base = problems(**config)
         assert policy.startswith("problem: policy: ")
         assert base.startswith("problem: training.warm_start.base: ")

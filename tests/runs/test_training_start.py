@@ -37,8 +37,9 @@ def trained(run: Path, start: str, stage: str, *more: str) -> int:
 
 
 @pytest.fixture
-def models(tmp_path: Path) -> tuple[str, str]:
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     """Two policies; nothing here loads them."""
+    monkeypatch.setattr("runs.preflight.check_embedded", lambda files: None)
     for name in ("ours", "other"):
         (tmp_path / f"{name}.gguf").write_bytes(name.encode())
     return str(tmp_path / "ours.gguf"), str(tmp_path / "other.gguf")

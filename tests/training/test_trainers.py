@@ -305,6 +305,7 @@ def test_an_export_of_the_untrained_policy_is_refused(
         untrained.save_pretrained(str(target / "policy.gguf"))  # read back as a folder
 
     monkeypatch.setattr(export, "_write_gguf", forgetful)
+    monkeypatch.setattr(export, "check_embedded", lambda files: None)
     with pytest.raises(StorageError, match=r"policy.gguf: the trained change .* is lost"):
         export_policy(str(started), tmp_path)
 
