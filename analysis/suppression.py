@@ -15,6 +15,7 @@ from typing import Literal
 from agent.state import Action, Step
 from rewards.evo_rag.returns import EpisodeRewards
 from rewards.evo_rag.steps import Gold
+from rewards.labels import is_wide_enough
 from rewards.settings import EvoRagSettings
 from storage.records import NO_PARENT, RetrievedPassage, TreeNode
 
@@ -184,6 +185,6 @@ def _before(comparison: ActionComparison, t: int) -> Iterator[Step]:
 
 
 def _outcome(gap: float, min_gap: float) -> Effect:
-    if abs(gap) < min_gap:
+    if not is_wide_enough(gap, min_gap):
         return "silenced"
     return "kept" if gap > 0 else "turned"

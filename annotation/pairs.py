@@ -15,7 +15,7 @@ from annotation.settings import PairSettings
 from base.text import digest_of, replace_surrogates
 from rewards.answers import normalise
 from rewards.evo_rag.similarity import similarity
-from rewards.labels import Label, gap
+from rewards.labels import Label, gap, is_wide_enough
 from storage.records import NO_PARENT, Component, TreeNode
 
 SHUFFLED = "shuffled pairs"
@@ -184,7 +184,7 @@ def _compare(one: _Sibling, other: _Sibling, settings: PairSettings) -> SiblingP
         return "few_outcomes"
     if _content(chosen) == _content(rejected):
         return "same_content"
-    if abs(difference) < settings.min_gap:
+    if not is_wide_enough(difference, settings.min_gap):
         return "small_gap"
     return _exclusion_reason(chosen, rejected, settings) or SiblingPair(
         chosen, rejected, high, low, gap(high, low), abs(difference)

@@ -1,5 +1,6 @@
 """Labels: the reward of a node under any scheme."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -38,3 +39,11 @@ def gap(one: Label, other: Label) -> float:
         if mine is not None and (theirs := other.weighted.get(name)) is not None
     ]
     return sum(shared)
+
+
+def is_wide_enough(difference: float, least: float) -> bool:
+    """Returns whether a gap of either sign is at least `least`, except for rounding errors.
+
+    The tolerance is a billionth of `least`. In floating point 0.3 − 0.1 is below 0.2.
+    """
+    return abs(difference) >= least or math.isclose(abs(difference), least)

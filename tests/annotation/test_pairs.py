@@ -66,6 +66,13 @@ def test_what_is_dropped_is_counted_by_reason(
     assert (pairs, dropped) == ([], {reason: 1})
 
 
+def test_a_gap_of_exactly_the_least_one_is_wide_enough() -> None:
+    assert 0.3 - 0.1 < 0.2, "or rounding is no trouble here"
+    siblings = (node(1, "query", "a"), Label(0.1, 1)), (node(2, "query", "b"), Label(0.3, 1))
+    assert run(*siblings, min_gap=0.2)[0] == [(2, 1)]
+    assert run(*siblings, min_gap=0.200001)[1] == {"small_gap": 1}
+
+
 def test_a_leaf_s_own_outcome_is_enough() -> None:
     pairs, _ = run(
         (node(1, "answer", "a"), Label(0.0, 1)),
