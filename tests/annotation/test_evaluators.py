@@ -8,10 +8,12 @@ from scripted_engine import ScriptedEngine, ScriptedRetriever
 
 from agent.environment import Environment
 from agent.reasonrag import ReasonRAG
-from agent.state import State
-from annotation.evaluators import RolloutEvaluator
+from agent.state import Action, State, Step
+from annotation.evaluators import JudgeEvaluator, RolloutEvaluator
+from annotation.judge import Judge
 from base.errors import BudgetExceeded, EndpointError
-from engines.sampling import Completion, SampleRequest, Sampling
+from engines.sampling import Capabilities, Completion, SampleRequest, Sampling
+from engines.settings import JudgeSettings
 from runs.recipe import Recipe
 
 
@@ -62,3 +64,15 @@ async def test_a_limit_lets_the_calls_under_way_finish() -> None:
     with pytest.raises(BudgetExceeded):
         await rolled_out(engine)
     assert (engine.cancelled, engine.answered) == (0, 1)
+
+
+QUERY = Step("reasoning", "<query>France</query>", Action("query", "France"))
+
+
+async def test_a_judge_s_score_is_discounted_by_the_depth_of_the_state() -> None:
+    engine = ScriptedEngine(lambda _: "So the score is 0.75.", capabilities=Capabilities())
+    scheme = Recipe.model_validate({"name": "x", "rewards": {"alpha": 0.5}}).scheme
+    evaluator = JudgeEvaluator(Judge(engine, JudgeSettings()), scheme)
+    state = State("Q?").after(QUERY, "grounding").after(QUERY, "grounding")
+    judged = await evaluator.evaluate(a_question(), state, "0/0")
+    assert (judged.value, judged.judge_score) == (0.75 * 0.5**2, 0.75)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mcts import Expansion, Node, SearchSettings, Tree, sample_chains, search
+from mcts.selection import select_child, uct
 from mcts.view import to_networkx
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.json"))
@@ -66,6 +67,21 @@ def test_the_issue_s_cases_are_all_there() -> None:
         "puct", "uct", "unscored", "duplicate_sibling", "exhausted", "chains",
         "playout", "playout_repeated", "branches", "normalise",
     }  # fmt: skip
+
+
+def test_uct_explores_by_the_visits_of_the_parent() -> None:
+    """N of root, parent and both children together are 100, 8 and 4: three different choices."""
+    tree = Tree.grow_from("")
+    parent = tree.add_child(tree.root, "p", terminal=False, key="p", draw=0)
+    for key, visits, value in (("good", 3, 0.9), ("rare", 1, 0.3)):
+        child = tree.add_child(parent, key, terminal=False, key=key, draw=len(parent.children))
+        child.visits = child.scored_visits = visits
+        child.value_sum = visits * value
+    tree.root.visits, parent.visits = 100, 8
+    # 0.9 + √(ln 8 / 3) = 1.733 against 0.3 + √(ln 8) = 1.742; with ln 4, 1.580 against 1.477.
+    assert select_child(tree, parent, uct, 1.0).key == "rare"
+    parent.visits = 4
+    assert select_child(tree, parent, uct, 1.0).key == "good"
 
 
 async def test_an_endless_policy_visits_every_pass_once() -> None:

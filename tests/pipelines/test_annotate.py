@@ -1,5 +1,6 @@
 """`annotate` and what hangs on it, against a real loopback endpoint."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,28 @@ def test_relabelling_makes_no_call(tmp_path: Path, endpoint: FakeEndpoint) -> No
     assert other
     assert facts(other) != facts(pairs_of(run))
     assert len(endpoint.requests) == made
+
+
+def test_articles_count_from_the_search_to_the_labels(
+    tmp_path: Path, endpoint: FakeEndpoint
+) -> None:
+    blocks = {
+        "mcts": {"evaluator": "playout", "iterations": 12},
+        "rewards": {"alpha": 1.0, "keep_articles": True},
+    }
+    config, run = recipe(tmp_path, endpoint.base_url, **blocks), tmp_path / "run"
+    question = {"id": "q1", "question": "What money do they pay with?", "answers": ["The Yen"]}
+    (tmp_path / "questions.jsonl").write_text(json.dumps(question))
+    assert branchwise("annotate", config, run) == 0
+    right = [n for n in table_to_records(read_parts(run, "trees"), TreeNode) if n.content == "Yen"]
+    assert right
+    for node in right:
+        assert (node.value, node.reward) == (pytest.approx(2 / 3), pytest.approx(2 / 3))
+    plain = ("--label", "plain", "--set", "rewards.keep_articles=false")
+    assert branchwise("relabel", config, run, *plain) == 0
+    labels = read_parts(run, "relabelled/plain/labels").to_pylist()
+    ids = {node.node_id for node in right}
+    assert {one["reward"] for one in labels if one["node_id"] in ids} == {1.0}
 
 
 def test_a_run_folder_never_holds_two_runs(
