@@ -13,7 +13,8 @@ If the paper leaves a detail open, or its code stalls:
   `max_children` and counts as a visit to the sibling, so a policy that barely varies still gets
   deep trees. Playout steps are not redrawn: a duplicate continues from the sibling, which may then
   get more than `max_children` children;
-- the search ends early when no state is left that may get a child.
+- the search ends early when no state is left that may get a child
+  (`SearchSettings.stop_when_exhausted`).
 """
 
 from collections.abc import Awaitable, Callable, Hashable
@@ -55,7 +56,9 @@ async def search(
     settings: SearchSettings,
     keep_going: KeepGoing = always,
 ) -> Tree[StateT]:
-    """Grows a tree from `root` with `settings.iterations` simulations, or until it is exhausted.
+    """Grows a tree from `root` with `settings.iterations` simulations.
+
+    Ends earlier if the tree is exhausted, unless `settings.stop_when_exhausted` is False.
 
     Args:
         root: State to start from; it is not evaluated.
@@ -72,7 +75,8 @@ async def search(
     score = SCORES[settings.selection]
     evaluate_node = terminal_only(evaluate) if settings.evaluator == "playout" else evaluate
     for iteration in range(1, settings.iterations + 1):
-        if exhausted(tree, tree.root, settings.max_children) or not keep_going():
+        done = settings.stop_when_exhausted and exhausted(tree, tree.root, settings.max_children)
+        if done or not keep_going():
             break
         leaf = select_leaf(tree, score, settings)
         if not leaf.terminal:

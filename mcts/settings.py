@@ -12,7 +12,10 @@ class SearchSettings(BaseModel):
         kind: `tree` is a tree search. `chains`, for comparison, samples independent trajectories
             whose common beginnings form a tree; `max_children`, `selection`, `c` and `evaluator`
             do not apply to them.
-        iterations: Simulations per question, fewer if the tree is exhausted; or chains.
+        iterations: Simulations per question; or chains.
+        stop_when_exhausted: Whether the search ends early if no state may get another child. If
+            not (ReasonRAG's published code), the remaining simulations revisit terminal nodes:
+            they cost no call and change the visits by which `tree` labels weigh children.
         max_children: Most children per state, in a tree search.
         branches: Samples that chains draw at each visited state, each played out to the end; 1
             draws none in addition to the chains (EVO-RAG: 2).
@@ -36,6 +39,7 @@ class SearchSettings(BaseModel):
 
     kind: Literal["tree", "chains"] = "tree"
     iterations: int = Field(default=64, ge=1, le=1_000_000_000)  # its column is an int32
+    stop_when_exhausted: bool = True
     max_children: int = Field(default=2, ge=1)
     branches: int = Field(default=1, ge=1)
     temperature: float | None = Field(default=None, ge=0, le=5)

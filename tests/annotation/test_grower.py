@@ -1,6 +1,7 @@
 """Trees and chains of one question: who is asked, under which name, and for how many tokens."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from agent.settings import AgentSettings
 from agent.state import State
 from annotation.evaluators import RolloutEvaluator
 from annotation.grower import GrownTree, ReportProgress, grow
+from annotation.rows import Provenance, tree_rows
 from engines.sampling import Capabilities, SampleRequest, Sampling, Usage
 from mcts import SearchSettings
 from rewards.scheme import NodeEvaluation
@@ -98,3 +100,38 @@ async def test_a_judge_s_tokens_are_not_the_policy_s() -> None:
     assert tree.usage.output_tokens > 1000
     assert tree.generated == 10 * len(engine.asked)
     assert not tree.stopped
+
+
+PROVENANCE = Provenance(0, 0, "policy", "digest", None, "prompts", "labels", "config")
+
+
+async def tree_labels(replies: Sequence[str], **settings: Any) -> list[tuple[str, int, float]]:
+    """Content, visits and `tree` label of every node; draw n at any node gives reply n."""
+    scheme = Recipe.model_validate({"name": "x", "rewards": {"estimator": "tree"}}).scheme
+    engine = ScriptedEngine(
+        lambda request: replies[request.identity.draw], capabilities=Capabilities()
+    )
+    environment = Environment(ReasonRAG(), engine, ScriptedRetriever(), top_k=1)
+    search = SearchSettings(selection="uct", c=1.414, **settings)
+    question = a_question()
+    tree = await grow(question, environment, CostlyJudge(), search, scheme, Sampling())
+    rows = tree_rows(question, tree, PROVENANCE)
+    labels = scheme.labels(question, rows, [node.state for node in tree.tree.nodes])
+    return [
+        (row.content, row.visits, label.reward)
+        for row, label in zip(rows, labels, strict=True)
+        if label.reward is not None
+    ]
+
+
+ANSWERS = ("<answer>Paris</answer>", "<answer>Lyon</answer>")
+
+
+async def test_passes_over_an_exhausted_tree_move_its_labels() -> None:
+    """The right answer is worth 0.9 and gets the more passes, the longer they go on."""
+    stopped = await tree_labels(ANSWERS, iterations=64)
+    assert stopped == [("", 2, pytest.approx(0.45)), ("Paris", 1, 0.9), ("Lyon", 1, 0.0)]
+    root, right, wrong = await tree_labels(ANSWERS, iterations=64, stop_when_exhausted=False)
+    assert (root[1], right[1] + wrong[1]) == (64, 64)
+    assert right[1] > 3 * wrong[1]
+    assert root[2] == pytest.approx(0.9 * right[1] / 64)
