@@ -77,7 +77,7 @@ async def grow(
         )
         grown.moves[f"{node.path}/{draw}".lstrip("/")] = move
         action = move.step.action
-        key = (action.kind, normalise(action.content))
+        key = (action.kind, normalise(action.content)) if settings.fold_duplicates else draw
         return Expansion(move.state, move.state.terminal, key)
 
     async def evaluate(node: Node[State]) -> float | None:

@@ -17,6 +17,9 @@ class SearchSettings(BaseModel):
             not (ReasonRAG's published code), the remaining simulations revisit terminal nodes:
             they cost no call and change the visits by which `tree` labels weigh children.
         max_children: Most children per state, in a tree search.
+        fold_duplicates: Whether a draw that equals a sibling is merged into it: same kind of
+            action, same content after normalisation. If not (ReasonRAG's published code), every
+            draw is a node of its own.
         branches: Samples that chains draw at each visited state, each played out to the end; 1
             draws none in addition to the chains (EVO-RAG: 2).
         temperature: Sampling temperature of child nodes; defaults to the policy's. Higher values
@@ -41,6 +44,7 @@ class SearchSettings(BaseModel):
     iterations: int = Field(default=64, ge=1, le=1_000_000_000)  # its column is an int32
     stop_when_exhausted: bool = True
     max_children: int = Field(default=2, ge=1)
+    fold_duplicates: bool = True
     branches: int = Field(default=1, ge=1)
     temperature: float | None = Field(default=None, ge=0, le=5)
     selection: Literal["puct", "uct"] = "puct"

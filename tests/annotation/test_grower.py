@@ -135,3 +135,11 @@ async def test_passes_over_an_exhausted_tree_move_its_labels() -> None:
     assert (root[1], right[1] + wrong[1]) == (64, 64)
     assert right[1] > 3 * wrong[1]
     assert root[2] == pytest.approx(0.9 * right[1] / 64)
+
+
+async def test_equal_siblings_are_one_node_or_as_many_as_were_drawn() -> None:
+    replies = ("<answer>Paris</answer>", "<answer>paris!</answer>", "<answer>Paris</answer>")
+    folded = await tree_labels(replies, iterations=2)
+    assert [row[:2] for row in folded] == [("", 2), ("Paris", 2)]
+    apart = await tree_labels(replies, iterations=2, fold_duplicates=False)
+    assert [row[:2] for row in apart] == [("", 2), ("Paris", 1), ("paris!", 1)]
