@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Protocol
 
+from agent.actions import INVALID
 from agent.environment import Environment, Trajectory
 from agent.state import State
 from annotation.judge import Judge
@@ -25,11 +26,24 @@ ROLLOUTS = "rollout"
 
 
 class Evaluator(Protocol):
-    """Values non-terminal states."""
+    """Values states."""
+
+    @property
+    def terminals(self) -> bool:
+        """Whether it also values terminal states, instead of their outcome."""
+        ...
 
     async def evaluate(self, question: Question, state: State, path: str) -> NodeEvaluation:
         """Values `state`; `path` names the node in the ledger."""
         ...
+
+
+async def rescored(
+    evaluator: Evaluator, outcome: NodeEvaluation, question: Question, state: State, path: str
+) -> NodeEvaluation:
+    """Returns the evaluator's value of a terminal state, with the verdict of its outcome."""
+    own = await evaluator.evaluate(question, state, path)
+    return replace(own, verdict=outcome.verdict, usage=outcome.usage + own.usage)
 
 
 @dataclass(frozen=True)
@@ -38,12 +52,14 @@ class RolloutEvaluator:
 
     Attributes:
         draws: Completions per node.
+        terminals: See `Evaluator`.
     """
 
     environment: Environment
     sampling: Sampling
     draws: int
     scheme: RewardScheme
+    terminals: bool = False
 
     async def evaluate(self, question: Question, state: State, path: str) -> NodeEvaluation:
         trajectories = await draw_rollouts(
@@ -117,12 +133,19 @@ def _raise_if_stopped(drawn: Trajectory | BudgetExceeded) -> Trajectory:
 
 @dataclass(frozen=True)
 class JudgeEvaluator:
-    """A judge's score, as converted by the scheme; no score if the reply cannot be read."""
+    """A judge's score, as converted by the scheme; no score if the reply cannot be read.
+
+    Attributes:
+        terminals: See `Evaluator`. An invalid action is worth 0 without a call.
+    """
 
     judge: Judge
     scheme: RewardScheme
+    terminals: bool = False
 
     async def evaluate(self, question: Question, state: State, path: str) -> NodeEvaluation:
+        if state.terminal and state.steps[-1].action.kind == INVALID:
+            return NodeEvaluation(0.0)
         verdict = await self.judge.score(question, state, f"judge/{path}")
         evaluation = NodeEvaluation(
             value=None,

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 
 from agent.environment import Environment, StepResult
 from agent.state import State
-from annotation.evaluators import Evaluator
-from annotation.scoring import RewardModelEvaluator
+from annotation.evaluators import Evaluator, rescored
 from engines.sampling import Sampling, Usage
 from mcts import Expansion, Node, SearchSettings, Tree, sample_chains, search
 from rewards.answers import normalise
@@ -62,8 +61,8 @@ async def grow(
     Args:
         question: Question to grow a tree for. Only the evaluator sees its gold answers.
         environment: Environment that draws children.
-        evaluator: Evaluator of new non-terminal nodes; None if the search needs no such values
-            (playouts, chains).
+        evaluator: Evaluator of new nodes, terminal ones only if its `terminals` is set; None if the
+            search needs no such values (playouts, chains).
         settings: Settings of the search, or of the sampling of chains.
         scheme: Reward scheme that values terminal nodes.
         sampling: Sampling of child nodes (rollouts have their own).
@@ -83,8 +82,8 @@ async def grow(
     async def evaluate(node: Node[State]) -> float | None:
         if node.terminal:
             evaluation = await scheme.finished(question, node.state, node.path)
-            if isinstance(evaluator, RewardModelEvaluator):
-                evaluation = await evaluator.rescored(evaluation, question, node.state, node.path)
+            if evaluator is not None and evaluator.terminals:
+                evaluation = await rescored(evaluator, evaluation, question, node.state, node.path)
         elif evaluator is None:
             return None
         else:

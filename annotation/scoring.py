@@ -7,7 +7,7 @@ reward_model`) the sibling with the higher score is preferred.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from agent.state import State
 from rewards.reward_model.model import Prompt, RewardModel, prefix_of
@@ -24,10 +24,12 @@ class RewardModelEvaluator:
 
     Attributes:
         prompt: State → messages of the prompt for its next step.
+        terminals: See `annotation.evaluators.Evaluator`; the model scores every step.
     """
 
     model: RewardModel
     prompt: Prompt
+    terminals: bool = True
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def evaluate(self, question: Question, state: State, path: str) -> NodeEvaluation:
@@ -36,13 +38,6 @@ class RewardModelEvaluator:
             [score] = await asyncio.to_thread(self.model.score, [step], [t])
         too_long = "longer than the reward model reads" if score is None else None
         return NodeEvaluation(score, unscored=too_long)
-
-    async def rescored(
-        self, evaluation: NodeEvaluation, question: Question, state: State, path: str
-    ) -> NodeEvaluation:
-        """Replaces the value of a finished trajectory with the model's score."""
-        own = await self.evaluate(question, state, path)
-        return replace(evaluation, value=own.value, unscored=own.unscored)
 
 
 def node_scores(

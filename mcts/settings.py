@@ -29,6 +29,8 @@ class SearchSettings(BaseModel):
         evaluator: Source of a new node's value: `judge` (eq. 6), `rollout` (eq. 1), `reward_model`
             (a trained one), or `playout`: the node is played out within the tree and the result is
             backed up, so that every step can be labelled.
+        judge_terminals: Whether the judge also values final answers (ReasonRAG's published code)
+            instead of their outcome. Labels still come from outcomes, except those of `judge`.
         rollouts: Completions per new node, with the evaluator `rollout`.
         rollout_temperature: Sampling temperature of rollouts; defaults to the policy's. At 0 one
             rollout gives the policy's greedy answer, without noise.
@@ -50,6 +52,7 @@ class SearchSettings(BaseModel):
     selection: Literal["puct", "uct"] = "puct"
     c: float = Field(default=1.4, ge=0)
     evaluator: Literal["rollout", "judge", "playout", "reward_model"] = "rollout"
+    judge_terminals: bool = False
     rollouts: int = Field(default=1, ge=1)
     rollout_temperature: float | None = Field(default=None, ge=0, le=5)
     normalise: bool = False

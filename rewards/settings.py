@@ -30,6 +30,8 @@ class SpreSettings(SchemeSettings):
         alpha: Discount per step, in (0, 1].
         label_forced: Whether forced answers count (the published data leave them unlabelled).
         keep_articles: Whether F1 keeps articles (the published code).
+        judge_decay: Whether a judge's score is multiplied by α^depth, as an outcome is. The
+            published code uses the score as it is.
     """
 
     scheme: Literal["spre"] = "spre"
@@ -37,6 +39,7 @@ class SpreSettings(SchemeSettings):
     alpha: float = Field(default=0.9, gt=0, le=1)
     label_forced: bool = True
     keep_articles: bool = False
+    judge_decay: bool = True
 
 
 class EvoRagSettings(SchemeSettings):

@@ -10,8 +10,8 @@ Estimators:
 - `tree`: Σ N·r / Σ N over labelled children; the value of a leaf is its own outcome (the published
   data);
 - `rollout`: mean over the rollouts that started at the node (eq. 1 exactly);
-- `judge`: mean of judge scores · α^depth over the passes through the node, None without an answer
-  below.
+- `judge`: mean of judge scores · α^depth (`judge_decay`) over the passes through the node, None
+  without an answer below.
 The reward of a node without an answer at or below it is None; so is that of an invalid action. The
 evidence of a reward (`n_outcomes`, components) comes from the outcomes of its estimator, with the
 same weights. For `judge` these are the final answers of the passes through the node.
@@ -50,6 +50,15 @@ def trajectory_digest(actions: Iterable[tuple[str, str]]) -> str:
     """Returns the digest of (action, content) from the root; equal for equal texts."""
     said = "\x1f".join(f"{kind}\x1e{normalise(content)}" for kind, content in actions)
     return hashlib.blake2b(said.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def decayed(score: float, depth: int, settings: SpreSettings) -> float:
+    """Returns a judge's score of a state, in [0, 1], as a value.
+
+    Eq. 6 is the score alone. Q follows eq. 1, whose outcomes are discounted, so the default
+    discounts scores too; otherwise a judged state would outrank an equally good answer.
+    """
+    return score * settings.alpha**depth if settings.judge_decay else score
 
 
 def label_tree(
@@ -191,12 +200,12 @@ class TreeFacts:
     def _judge_value(self, node: TreeNode) -> float | None:
         if node.action == "invalid":
             return 0.0
-        if node.terminal:
+        if node.terminal and node.judge_text is None:  # `mcts.judge_terminals` is off
             own = self._own(node)
             return self.worth(own[0]) if own else None
         if node.judge_score is None:
             return None
-        return node.judge_score * self.settings.alpha**node.depth
+        return decayed(node.judge_score, node.depth, self.settings)
 
     def label(self, node: TreeNode, estimator: Estimator) -> Label:
         """Returns the node's reward with its evidence; the reward of an invalid action is None."""
@@ -257,7 +266,7 @@ class Spre(RewardScheme):
         return Outcome(total, {"f1": score, "steps": state.depth})
 
     def judged(self, score: float, state: State) -> float:
-        return score * self.settings.alpha**state.depth  # eq. 6
+        return decayed(score, state.depth, self.settings)
 
     def labels(
         self, question: Question, nodes: Sequence[TreeNode], states: Sequence[State]

@@ -44,6 +44,11 @@ def _rewards(recipe: Recipe) -> Iterator[str]:
 def _evaluator(recipe: Recipe) -> Iterator[str]:
     if recipe.mcts.evaluator == "judge" and recipe.judge is None:
         yield "mcts.evaluator is `judge` but `judge:` is not set; set it, or use rollout"
+    if recipe.mcts.judge_terminals and recipe.mcts.evaluator != "judge":
+        yield (
+            "mcts.judge_terminals is true but mcts.evaluator is "
+            f"`{recipe.mcts.evaluator}`; remove it, or set mcts.evaluator: judge"
+        )
 
 
 def _reward_model(recipe: Recipe) -> Iterator[str]:

@@ -145,6 +145,7 @@ def _evaluator(
         return JudgeEvaluator(
             Judge(judge, recipe.active_judge, recipe.seed, recipe.agent.history == "responses"),
             scheme,
+            recipe.mcts.judge_terminals,
         )
     if recipe.mcts.kind == "chains" or recipe.mcts.evaluator == "playout":
         return None

@@ -1,6 +1,7 @@
 """Rollouts of one node: together, and what becomes of the others when one ends early."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from sample_records import a_question
@@ -76,3 +77,7 @@ async def test_a_judge_s_score_is_discounted_by_the_depth_of_the_state() -> None
     state = State("Q?").after(QUERY, "grounding").after(QUERY, "grounding")
     judged = await evaluator.evaluate(a_question(), state, "0/0")
     assert (judged.value, judged.judge_score) == (0.75 * 0.5**2, 0.75)
+    rewards = {"alpha": 0.5, "judge_decay": False}
+    plain = Recipe.model_validate({"name": "x", "rewards": rewards}).scheme
+    judged = await replace(evaluator, scheme=plain).evaluate(a_question(), state, "0/0")
+    assert judged.value == 0.75

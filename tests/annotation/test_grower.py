@@ -13,10 +13,12 @@ from agent.environment import Environment
 from agent.reasonrag import ReasonRAG
 from agent.settings import AgentSettings
 from agent.state import State
-from annotation.evaluators import RolloutEvaluator
+from annotation.evaluators import JudgeEvaluator, RolloutEvaluator
 from annotation.grower import GrownTree, ReportProgress, grow
+from annotation.judge import Judge
 from annotation.rows import Provenance, tree_rows
 from engines.sampling import Capabilities, SampleRequest, Sampling, Usage
+from engines.settings import JudgeSettings
 from mcts import SearchSettings
 from rewards.scheme import NodeEvaluation
 from runs.recipe import Recipe
@@ -38,6 +40,8 @@ def dice() -> ScriptedEngine:
 @dataclass
 class CostlyJudge:
     """An evaluator whose tokens are not the policy's."""
+
+    terminals: bool = False
 
     async def evaluate(self, question: Question, state: State, path: str) -> NodeEvaluation:
         return NodeEvaluation(0.5, judge_score=0.5, usage=Usage(1000, 0, 1000))
@@ -143,3 +147,22 @@ async def test_equal_siblings_are_one_node_or_as_many_as_were_drawn() -> None:
     assert [row[:2] for row in folded] == [("", 2), ("Paris", 2)]
     apart = await tree_labels(replies, iterations=2, fold_duplicates=False)
     assert [row[:2] for row in apart] == [("", 2), ("Paris", 1), ("paris!", 1)]
+
+
+@pytest.mark.parametrize("terminals", [False, True])
+async def test_a_final_answer_is_worth_its_outcome_or_the_judge_s_score(terminals: bool) -> None:
+    """An invalid action is worth 0 in both cases, without a call."""
+    recipe = Recipe.model_validate({"name": "x", "rewards": {"estimator": "judge"}})
+    replies = ("<answer>Paris</answer>", "well, well")
+    engine = ScriptedEngine(lambda asked: replies[asked.identity.draw], capabilities=Capabilities())
+    verdicts = ScriptedEngine(lambda _: "So the score is 0.7.", capabilities=Capabilities())
+    environment = Environment(ReasonRAG(), engine, ScriptedRetriever(), top_k=1)
+    evaluator = JudgeEvaluator(Judge(verdicts, JudgeSettings()), recipe.scheme, terminals)
+    search, question = SearchSettings(iterations=2), a_question()
+    tree = await grow(question, environment, evaluator, search, recipe.scheme, Sampling())
+    worth = 0.7 * 0.9 if terminals else 0.9
+    assert [node.value for node in tree.tree.nodes] == [None, pytest.approx(worth), 0.0]
+    assert len(verdicts.asked) == terminals
+    rows = tree_rows(question, tree, PROVENANCE)
+    labels = recipe.scheme.labels(question, rows, [node.state for node in tree.tree.nodes])
+    assert labels[1].reward == pytest.approx(worth)

@@ -9,6 +9,7 @@ import pytest
 from sample_records import a_node, a_question
 
 from agent.state import Action, State, Step
+from annotation.evaluators import rescored
 from annotation.pairs import SCORE, sibling_pairs
 from annotation.scoring import RewardModelEvaluator, node_scores
 from annotation.settings import PairSettings
@@ -52,7 +53,7 @@ async def test_a_node_is_worth_the_score_of_the_step_that_led_there() -> None:
     evaluator = RewardModelEvaluator(model, prompt)
     earned = NodeEvaluation(9.0, verdict=True, usage=Usage(5, 0, 1))
     inner = await evaluator.evaluate(QUESTION, after("a"), "0")
-    end = await evaluator.rescored(earned, QUESTION, after("a", "end"), "0/0")
+    end = await rescored(evaluator, earned, QUESTION, after("a", "end"), "0/0")
     assert (inner.value, end.value) == (0.5, -2.0)
     assert model.shown == [("Where? after 0", "a", 0), ("Where? after 1", "end", 1)]
     assert (end.verdict, end.usage) == (True, Usage(5, 0, 1)), "what labels are made of stays"
