@@ -182,7 +182,7 @@ def _compare(one: _Sibling, other: _Sibling, settings: PairSettings) -> SiblingP
         return "chosen_invalid"
     if not all(_enough(sibling.node, sibling.label, settings) for sibling in (one, other)):
         return "few_outcomes"
-    if _content(chosen) == _content(rejected):
+    if _content(chosen, settings) == _content(rejected, settings):
         return "same_content"
     if not is_wide_enough(difference, settings.min_gap):
         return "small_gap"
@@ -231,5 +231,7 @@ def _has_similar_length(one: TreeNode, other: TreeNode, max_ratio: float) -> boo
     return longer <= max_ratio * shorter
 
 
-def _content(node: TreeNode) -> tuple[str, str]:
+def _content(node: TreeNode, settings: PairSettings) -> tuple[str, str]:
+    if settings.same_content == "verbatim":
+        return "", node.content
     return node.action, normalise(node.content)

@@ -33,6 +33,9 @@ class PairSettings(Settings):
         min_outcomes: Minimum number of distinct finished trajectories that support each side's
             label; the estimator decides which count. The label of a final answer is exact and
             always suffices.
+        same_content: Which contents are equal, so that their pair is dropped: those of two actions
+            of the same kind after normalisation (`normalised`); or only those that are the same
+            character for character, whatever the actions (`verbatim`, ReasonRAG's published code).
         invalid: Whether pairs with an invalid action on the rejected side (label 0) are dropped.
         actions: Allowed actions of both sides. Unset: any.
         same_action: Whether both sides must have the same kind of action. Whether to search or to
@@ -57,6 +60,7 @@ class PairSettings(Settings):
 
     min_gap: float = Field(default=0.01, ge=0, lt=1)
     min_outcomes: int = Field(default=1, ge=1)
+    same_content: Literal["normalised", "verbatim"] = "normalised"
     invalid: Literal["drop", "rejected"] = "drop"
     actions: tuple[ActionName, ...] | None = Field(default=None, min_length=1)
     same_action: bool = False

@@ -30,6 +30,8 @@ class SpreSettings(SchemeSettings):
         alpha: Discount per step, in (0, 1].
         label_forced: Whether forced answers count (the published data leave them unlabelled).
         keep_articles: Whether F1 keeps articles (the published code).
+        invalid_rollouts: Whether a rollout without an answer is left out of a label (`ignored`), or
+            is an outcome worth 0 (`zero`: eq. 1 to the letter, a mean over all k).
         judge_decay: Whether a judge's score is multiplied by α^depth, as an outcome is. The
             published code uses the score as it is.
     """
@@ -39,6 +41,7 @@ class SpreSettings(SchemeSettings):
     alpha: float = Field(default=0.9, gt=0, le=1)
     label_forced: bool = True
     keep_articles: bool = False
+    invalid_rollouts: Literal["ignored", "zero"] = "ignored"
     judge_decay: bool = True
 
 

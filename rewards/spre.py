@@ -9,7 +9,8 @@ Estimators:
   rollouts equally;
 - `tree`: Σ N·r / Σ N over labelled children; the value of a leaf is its own outcome (the published
   data);
-- `rollout`: mean over the rollouts that started at the node (eq. 1 exactly);
+- `rollout`: mean over the rollouts that started at the node (eq. 1; exactly so with
+  `invalid_rollouts: zero`);
 - `judge`: mean of judge scores · α^depth (`judge_decay`) over the passes through the node, None
   without an answer below.
 The reward of a node without an answer at or below it is None; so is that of an invalid action. The
@@ -35,10 +36,13 @@ from storage.records import NO_PARENT, Component, Question, Rollout, TreeNode
 
 @dataclass(frozen=True, slots=True)
 class RolloutOutcome:
-    """A finished trajectory: its answer, and its number of steps from the root."""
+    """A finished trajectory: its answer, and its number of steps from the root.
+
+    The answer is None if it ended without one (`invalid_rollouts: zero`).
+    """
 
     trajectory: str
-    answer: str
+    answer: str | None
     steps: int
 
 
@@ -130,7 +134,8 @@ class TreeFacts:
         return [
             RolloutOutcome(r.trajectory or f"{node.node_id}:{r.draw}", r.answer, r.steps)
             for r in node.rollouts
-            if r.answer is not None and self._counts(forced=r.forced)
+            if (r.answer is not None or self.settings.invalid_rollouts == "zero")
+            and self._counts(forced=r.forced)
         ]
 
     def _own(self, node: TreeNode) -> list[RolloutOutcome]:
@@ -153,6 +158,8 @@ class TreeFacts:
         return self._f1(outcome) * self.settings.alpha**outcome.steps
 
     def _f1(self, outcome: RolloutOutcome) -> float:
+        if outcome.answer is None:
+            return 0.0
         return f1(outcome.answer, self.answers, keep_articles=self.settings.keep_articles)
 
     @cached_property

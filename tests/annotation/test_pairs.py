@@ -66,6 +66,22 @@ def test_what_is_dropped_is_counted_by_reason(
     assert (pairs, dropped) == ([], {reason: 1})
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "normalised", "verbatim"),
+    [
+        (("answer", "Lyon!"), ("answer", "lyon"), 0, 1),
+        (("answer", "Lyon"), ("query", "Lyon"), 1, 0),
+        (("answer", "Lyon"), ("answer", "Lyon"), 0, 0),
+    ],
+)
+def test_equal_contents_are_compared_normalised_or_verbatim(
+    one: tuple[str, str], other: tuple[str, str], normalised: int, verbatim: int
+) -> None:
+    siblings = (node(1, *one), Label(0.2, 1)), (node(2, *other), Label(0.9, 1))
+    assert len(run(*siblings)[0]) == normalised
+    assert len(run(*siblings, same_content="verbatim")[0]) == verbatim
+
+
 def test_a_gap_of_exactly_the_least_one_is_wide_enough() -> None:
     assert 0.3 - 0.1 < 0.2, "or rounding is no trouble here"
     siblings = (node(1, "query", "a"), Label(0.1, 1)), (node(2, "query", "b"), Label(0.3, 1))

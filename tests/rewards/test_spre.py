@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rewards.labels import Label
 from rewards.settings import Estimator, SpreSettings
 from rewards.spre import label_tree, trajectory_digest
 from storage.records import Rollout, TreeNode
@@ -141,3 +142,18 @@ def test_rollouts_that_went_the_same_way_are_one_outcome() -> None:
     again = nodes[1].rollouts[0].model_copy(update={"draw": 1})
     nodes[1] = nodes[1].model_copy(update={"rollouts": (*nodes[1].rollouts, again)})
     assert evidence(nodes, "rollout")[1] == (1, 1, 3)
+
+
+def test_an_invalid_rollout_is_left_out_or_worth_nothing() -> None:
+    nodes = tree()
+    own = (*nodes[1].rollouts, rollout(None, 2, "z").model_copy(update={"draw": 1}))
+    nodes[1] = nodes[1].model_copy(update={"rollouts": own})
+
+    def label(setting: str) -> Label:
+        settings = SpreSettings.model_validate({"invalid_rollouts": setting})
+        return label_tree(nodes, GOLD, settings, "rollout")[1]
+
+    assert (label("ignored").reward, label("ignored").n_outcomes) == (pytest.approx(0.729), 1)
+    assert (label("zero").reward, label("zero").n_outcomes) == (pytest.approx(0.729 / 2), 2)
+    # All of the k rollouts of node 3 are invalid: its mean is 0.
+    assert rewards("rollout", invalid_rollouts="zero")[3] == 0.0
