@@ -55,8 +55,12 @@ class EvoRagSettings(SchemeSettings):
             gives no pairs.
         stage: Curriculum stage.
         components: Names of the rewards that count. Unset: all seven.
-        horizon: T of the progress t / T, in policy calls. Defaults to `agent.max_steps`, so that
-            episodes reach the late weights (the paper: 20).
+        horizon: T_max of the weights' progress t / T_max, in policy calls (section 3.6). Defaults
+            to `agent.max_steps`, so that episodes reach the late weights (the paper: 20).
+        action_horizon: T of the progress t / T from which a late search is penalised (section 3.2),
+            in policy calls. Defaults to `horizon`.
+        action_weight: Weight λ of that penalty: `falls` from 1.5 over 0.8 to 0.4 (table 1), or
+            `rises` from 0.4 over 0.8 to 1.2 (the text of section 3.2).
         retrieval_bonus: `novel` rewards each gold document once, `any` (the paper) every time.
         early_refusal: A REFUSE before any SEARCH is `wrong`, or `judged` by the evidence like any
             other (the paper), so that it is right. Verdicts of a verifier on it exist only in trees
@@ -76,6 +80,8 @@ class EvoRagSettings(SchemeSettings):
     stage: Literal["discovery", "refinement"] = "refinement"
     components: tuple[RewardName, ...] | None = Field(default=None, min_length=1)
     horizon: int | None = Field(default=None, ge=1)
+    action_horizon: int | None = Field(default=None, ge=1)
+    action_weight: Literal["falls", "rises"] = "falls"
     retrieval_bonus: Literal["novel", "any"] = "novel"
     early_refusal: Literal["wrong", "judged"] = "wrong"
     unanswerable_search: Literal["unknown", "missed"] = "unknown"

@@ -113,10 +113,12 @@ class EvaluationConfig(EvaluationSettings):
 
     Attributes:
         set: Question set; defaults to the run's own source, or to each source of its mix.
-        split: Split to draw from if `set` is not set. Choose settings on `dev`; report `test`.
+        mix: Several sets instead of `set`, together up to `limit`; the table counts by source.
+        split: Split to draw from if neither is set. Choose settings on `dev`; report `test`.
     """
 
     set: SetSettings | None = None
+    mix: tuple[SetSettings, ...] = ()
     split: Split = "test"
 
 

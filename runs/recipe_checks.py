@@ -223,6 +223,8 @@ def _evaluation(recipe: Recipe) -> Iterator[str]:
     judge = evaluation.judge
     if judge is not None and recipe.judge is None and "model" not in judge.model_fields_set:
         yield "evaluation.judge does not set a model, and neither does `judge:`; set one"
+    if evaluation.set is not None and evaluation.mix:
+        yield "evaluation.mix names the question sets: remove evaluation.set"
     for name in evaluation.baselines:
         if name in evaluation.policies:
             yield (

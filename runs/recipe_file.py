@@ -98,7 +98,8 @@ def _resolve_data_files(recipe: Path, values: dict[str, Any]) -> None:
 def _data_blocks(values: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields the blocks of an unchecked recipe that may name files of questions or passages."""
     found = [_inside(values, "data"), _inside(values, "evaluation", "set")]
-    for sets in (("data", "mix"), ("training", "warm_start", "reading", "sets")):
+    mixes = ("data", "mix"), ("evaluation", "mix"), ("training", "warm_start", "reading", "sets")
+    for sets in mixes:
         listed = _inside(values, *sets)
         found += listed if isinstance(listed, list) else []
     yield from (block for block in found if isinstance(block, dict))

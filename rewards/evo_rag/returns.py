@@ -32,7 +32,7 @@ class EpisodeRewards:
     """The seven rewards under a recipe's settings and its budget.
 
     Attributes:
-        horizon: T of p(t) = t / T, in policy calls.
+        horizon: T_max of the weights' progress t / T_max, in policy calls.
         similarity: Similarity of sub-queries.
         verified: Whether a verifier judges refusals, so that a refusal without a verdict lacks a
             reward; otherwise the gold documents decide.

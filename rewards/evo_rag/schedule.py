@@ -25,8 +25,11 @@ TABLE_1: Mapping[RewardName, Column] = {
     "step": Column(0.02, 0.05, 0.10),
     "answer": Column(0.05, 0.10, 1.00),
 }
-"""β, λ, γ, δ, ρ, η, κ. The retrieval action penalty falls as in the table; a sentence of section
-3.2 contradicts it (a rise from 0.4 to 1.2).
+"""β, λ, γ, δ, ρ, η, κ."""
+
+RISING = Column(0.4, 0.8, 1.2)
+"""λ if `action_weight` is `rises`. A sentence of section 3.2 says that it increases linearly from
+0.4 to 1.2, against table 1. The table's own value between the stages is halfway.
 """
 
 
@@ -34,7 +37,7 @@ def weights(settings: EvoRagSettings, p: float) -> Weights:
     """Returns w_k at progress p: w_k(t) = (1 − p) w_early + p w_late (section 3.6).
 
     Args:
-        p: t / T, the share of the episode that is over; values above 1 count as 1.
+        p: t / T_max, the share of the episode that is over; values above 1 count as 1.
 
     Returns:
         All seven, ≥ 0; a reward that does not count has weight 0.
@@ -44,7 +47,8 @@ def weights(settings: EvoRagSettings, p: float) -> Weights:
 
 
 def _weight(name: RewardName, settings: EvoRagSettings, p: float) -> float:
-    column, discovery = TABLE_1[name], settings.stage == "discovery"
+    rises = name == "action" and settings.action_weight == "rises"
+    column, discovery = RISING if rises else TABLE_1[name], settings.stage == "discovery"
     match settings.schedule:
         case "time-dynamic":
             early, late = column[:2] if discovery else column[1:]

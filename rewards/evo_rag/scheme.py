@@ -30,7 +30,7 @@ class EvoRag(RewardScheme):
 
     @property
     def horizon(self) -> int:
-        """T of p(t) = t / T, in policy calls."""
+        """T_max of the weights' progress t / T_max, in policy calls."""
         return self.settings.horizon or self.recipe.agent.max_steps
 
     @property

@@ -103,6 +103,7 @@ def evaluate_on_dev(
     asked = {
         **(settings or {}),
         "evaluation.set": None,
+        "evaluation.mix": [],
         "evaluation.split": "dev",
         "evaluation.limit": runner.recipe.curriculum.dev_questions,
         "evaluation.policies": {name: model},

@@ -37,14 +37,16 @@ def evaluation_data(recipe: Recipe, limit: int | None = None) -> Data:
 
 
 def data_settings(recipe: Recipe, limit: int | None = None) -> DataSettings:
-    """Returns the data settings of the evaluation: `evaluation.set`, or a split of the data.
+    """Returns the data settings of the evaluation: its own set or mix, or a split of the data.
 
     A run's `data.skip` does not apply, so that all policies answer the same questions.
     """
     wanted, split = recipe.evaluation.set, recipe.evaluation.split
     limit = limit or (wanted.limit if wanted else None) or recipe.evaluation.limit
     update: dict[str, Any]
-    if wanted is None:
+    if recipe.evaluation.mix:
+        update = {"limit": limit, "mix": recipe.evaluation.mix}
+    elif wanted is None:
         update = {"split": split, "limit": limit}
         update["mix"] = tuple(one.model_copy(update=update) for one in recipe.data.mix)
     else:
@@ -57,8 +59,10 @@ def set_name(recipe: Recipe) -> str:
     wanted = recipe.evaluation.set
     if wanted is not None:
         return f"{wanted.source}-{wanted.split or 'all'}"
-    mix = recipe.data.mix or (recipe.data,)
-    return "+".join(dict.fromkeys(one.source for one in mix)) + f"-{recipe.evaluation.split}"
+    own = recipe.evaluation.mix
+    mix = own or recipe.data.mix or (recipe.data,)
+    splits = [one.split or "all" for one in own] or [recipe.evaluation.split]
+    return "-".join("+".join(dict.fromkeys(names)) for names in ([m.source for m in mix], splits))
 
 
 def evaluation_identity(

@@ -155,6 +155,19 @@ def test_the_clock_of_the_action_penalty_is_0_based_and_counts_every_call(
         assert free == list(range(len(earlier), last_free + 1))
 
 
+def test_the_action_penalty_may_have_a_clock_of_its_own() -> None:
+    """At t = 3 of 20 a search is early; of 10 it is late. The weights keep the other clock."""
+
+    def action(horizon: int | None) -> float | None:
+        rewards = step_rewards(
+            [search("a")] * 4, GOLD, EvoRagSettings(action_horizon=horizon),
+            horizon=20, similarity=lambda query, others: 1.0,
+        )  # fmt: skip
+        return rewards["action"]
+
+    assert (action(None), action(10)) == (0.0, -1.0)
+
+
 # Back-track penalty and step cost: −1[a_t = BACKTRACK], and −1.
 
 

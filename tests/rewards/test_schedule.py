@@ -62,6 +62,16 @@ def test_the_other_schedules_do_not_move_within_an_episode(
     assert column(p, schedule=schedule, stage="refinement") == pytest.approx(refinement)
 
 
+def test_the_action_penalty_may_rise_as_the_text_says() -> None:
+    """λ is the second weight: from 0.4 to 1.2 over both stages; the others stay."""
+    for stage, early, late in (("discovery", 0.4, 0.8), ("refinement", 0.8, 1.2)):
+        for p, expected in ((0.0, early), (0.5, (early + late) / 2), (1.0, late)):
+            risen = column(p, stage=stage, action_weight="rises")
+            assert risen[1] == pytest.approx(expected)
+            table = column(p, stage=stage)
+            assert [*risen[:1], *risen[2:]] == [*table[:1], *table[2:]]
+
+
 @given(p=st.floats(0, 1), chosen=st.sets(st.sampled_from(REWARDS), min_size=1))
 def test_a_reward_that_is_not_named_weighs_nothing_and_the_others_what_they_did(
     p: float, chosen: set[str]

@@ -92,6 +92,24 @@ def test_baselines_take_the_exam_of_the_policies(
     assert len(endpoint.requests) == made
 
 
+def test_an_evaluation_of_several_sets_counts_by_source(tmp_path: Path, config: Path) -> None:
+    other = tmp_path / "bamboogle.jsonl"
+    asked = {"id": "b1", "question": "Which money is in Japan?", "golden_answers": ["Yen"]}
+    other.write_text(json.dumps(asked) + "\n")
+    mix = [
+        {"source": "jsonl", "questions": "questions.jsonl", "split": None, "limit": 3},
+        {"source": "bamboogle", "questions": "bamboogle.jsonl", "split": None},
+    ]
+    blocks = json.loads(config.read_text())
+    config.write_text(json.dumps({**blocks, "evaluation": {"mix": mix}}))
+    run = tmp_path / "run"
+    assert evaluated(config, run) == 0
+    rows = predictions(run, "policy")
+    assert sorted(row.source for row in rows) == ["bamboogle", "jsonl", "jsonl", "jsonl"]
+    (table,) = (run / "eval").glob("jsonl+bamboogle-all-*.md")
+    assert "bamboogle" in table.read_text()
+
+
 def test_a_limit_stops_between_and_within_baselines(
     tmp_path: Path, config: Path, endpoint: FakeEndpoint
 ) -> None:

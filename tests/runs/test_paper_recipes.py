@@ -1,5 +1,8 @@
 """Recipes at the papers' scale load, agree with the papers, and describe what they would do."""
 
+import gzip
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,8 @@ from agent.protocols import protocol_of
 from pipelines.cli import parser, run_stage
 from rewards.schemes import scheme_of
 from runs.recipe_file import load_recipe
+
+PASSAGES = [{"id": "p1", "title": "Lyon", "text": "Lyon is a city in France."}]
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -43,3 +48,67 @@ def test_r1_searcher_draws_the_paper_s_stages() -> None:
     stages = recipe.difficulty.stages
     assert {name: sum(wanted.values()) for name, wanted in stages.items()} == {"1": 350, "2": 8148}
     assert recipe.rater_recipe("run").agent.prompt == "instruct"
+
+
+def with_little_files(name: str, folder: Path) -> Path:
+    """Returns a copy of a recipe beside all files that it names, each with a few lines."""
+    recipe = load_recipe(CONFIGS / f"{name}.yaml")
+    corpora = recipe.data.corpus
+    for corpus in (corpora,) if isinstance(corpora, str) else corpora or ():
+        write_lines(folder / corpus, PASSAGES)
+    for number, part in enumerate((*(recipe.data.mix or (recipe.data,)), *recipe.evaluation.mix)):
+        rows = [
+            {"id": f"q{number}-{n}", "question": f"Where is {number}.{n}?", "golden_answers": ["x"]}
+            for n in range(12)
+        ]
+        write_lines(folder / str(part.questions), rows)
+    copy = folder / "recipe.yaml"
+    copy.write_text((CONFIGS / f"{name}.yaml").read_text())
+    return copy
+
+
+def write_lines(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(rows) if ".jsonl" not in path.name else "\n".join(map(json.dumps, rows))
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+
+
+PROCESS = ["evo-rag-paper"]
+"""Recipes of process supervision at their paper's scale."""
+
+
+@pytest.mark.parametrize("stage", ["annotate", "eval"])
+@pytest.mark.parametrize("name", PROCESS)
+def test_a_stage_describes_itself_at_the_paper_s_scale(
+    name: str, stage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With short files in the places of the paper's, and a model that is here."""
+    config, run = with_little_files(name, tmp_path), tmp_path / "run"
+    words = [stage, "--config", str(config), "--run", str(run), "--dry-run"]
+    words += ["--set", "policy.model=packaged", "--set", "evaluation.policies={a: packaged}"]
+    assert run_stage(parser().parse_args(words)) == 0
+    assert "questions" in capsys.readouterr().out
+    assert not run.exists()
+
+
+@pytest.mark.parametrize("name", PROCESS)
+def test_a_recipe_is_evaluated_on_official_sets_and_not_on_training_files(name: str) -> None:
+    recipe = load_recipe(CONFIGS / f"{name}.yaml")
+    trained = {part.questions for part in recipe.data.mix or (recipe.data,)}
+    assert recipe.evaluation.mix
+    for part in recipe.evaluation.mix:
+        assert part.split is None, "the whole file, not a part by hash"
+        assert part.questions not in trained
+
+
+@pytest.mark.parametrize("name", PROCESS)
+def test_a_missing_file_is_an_error_that_names_it(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = with_little_files(name, tmp_path)
+    gone = load_recipe(CONFIGS / f"{name}.yaml").data
+    lost = (gone.mix or (gone,))[0].questions
+    (tmp_path / str(lost)).unlink()
+    words = ["annotate", "--config", str(config), "--run", str(tmp_path / "run"), "--dry-run"]
+    assert run_stage(parser().parse_args(words)) == 2
+    assert str(lost) in capsys.readouterr().out
