@@ -30,7 +30,7 @@ from typing import Any
 
 from benchmarks.packed_training import counting
 from storage.ledger_rows import unpacked
-from training.arguments import lora_config, silence_libraries, trainer_arguments
+from training.arguments import check_has_lora, lora_config, silence_libraries, trainer_arguments
 from training.grpo.rollouts import PolicyCall, Rollout, RolloutBatch
 from training.grpo.train import grpo_trainer
 from training.packing import StepTokens
@@ -202,7 +202,7 @@ def trl_trainer(
         ),
         train_dataset=Dataset.from_list([{"prompt": str(n)} for n in range(len(groups))]),
         processing_class=tokenizer,
-        peft_config=lora_config(training.lora),
+        peft_config=lora_config(check_has_lora(training)),
     )
 
 

@@ -48,6 +48,7 @@ from runs.training.tree_groups import TreeGroups, tree_groups
 from sources.load import Data, load_data
 from storage.ledger import Ledger
 from storage.records import Message, Question
+from training.arguments import check_has_lora
 from training.grpo.canary import Canary, tolerance_for
 from training.grpo.train import RolloutSource
 from training.grpo.train import train_grpo as train
@@ -62,6 +63,7 @@ _DEV_QUESTIONS = 100
 
 def train_grpo(context: StageContext, label: Label = None, name: ModelName = "grpo") -> StageResult:
     """Runs the stage (see module)."""
+    check_has_lora(context.recipe.training)
     if context.recipe.training.grpo.rollouts == "trees":
         return _on_trees(context, label, name)
     return _on_rollouts(context, name)

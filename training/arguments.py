@@ -87,7 +87,8 @@ def _batch_arguments(settings: ExampleSettings) -> dict[str, Any]:
         "gradient_accumulation_steps": settings.batch_size // settings.micro_batch,
         "num_train_epochs": settings.epochs,
         "save_steps": SAVE_STEPS,
-        "warmup_steps": 0.05,  # a share of all steps, because it is below 1
+        "lr_scheduler_type": settings.schedule,
+        "warmup_steps": settings.warmup,  # a share of all steps, because it is below 1
         "train_sampling_strategy": "group_by_length",
     }
 
@@ -124,6 +125,20 @@ def one_device(configuration: Any) -> None:
     """
     if configuration.n_gpu > 1:
         configuration._n_gpu = 1
+
+
+def check_has_lora(training: TrainingSettings) -> LoraSettings:
+    """Returns the adapter's settings, for a training that cannot train all weights.
+
+    Raises:
+        ConfigError: If `training.lora` is not set.
+    """
+    if training.lora is None:
+        raise ConfigError(
+            "training.lora is null, but outcome RL trains an adapter, which its engine loads after "
+            "every batch. Set training.lora, such as {r: 16}"
+        )
+    return training.lora
 
 
 def lora_config(lora: LoraSettings) -> Any:

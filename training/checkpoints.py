@@ -75,7 +75,12 @@ def _listed(folder: Path) -> dict[str, Any]:
 
 def _hashes(checkpoint: Path) -> dict[str, str]:
     return {
-        str(path.relative_to(checkpoint)): hashlib.sha256(path.read_bytes()).hexdigest()
+        str(path.relative_to(checkpoint)): _hash(path)
         for path in sorted(checkpoint.rglob("*"))
         if path.is_file()
     }
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:  # of all weights, it may be larger than the memory
+        return hashlib.file_digest(file, "sha256").hexdigest()

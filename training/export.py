@@ -119,7 +119,10 @@ def export_policy(
     silence_libraries()
     files = policy_files(model_folder)
     if not files.adapters:
-        raise ConfigError(f"{model_folder}: nothing to export, because the folder lacks an adapter")
+        raise ConfigError(
+            f"{model_folder}: nothing to export, because the folder lacks an adapter. Merged "
+            "weights are used as they are"
+        )
     left_out = _left_out_reason(files)
     if left_out:
         log(f"no GGUF: {left_out}")

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from base.atomic import atomic_write_json
+from base.errors import ConfigError
 from training.policy_shift import PolicyShift
 from weights.policy_files import policy_digest, policy_files
 
@@ -60,7 +61,7 @@ _REPORT = TypeAdapter(TrainingReport)
 
 
 def write_training_record(target: Path, report: TrainingReport, made_of: Mapping[str, Any]) -> None:
-    """Writes `training.json` of a model folder: the adapter's base, by digest, and its training.
+    """Writes `training.json` of a model folder: what was trained, by digest, and its training.
 
     Args:
         target: Model folder.
@@ -74,7 +75,7 @@ def write_training_record(target: Path, report: TrainingReport, made_of: Mapping
         **made_of,
         "digests": {
             "start": policy_digest(policy_files(made_of["start"]), "f16"),
-            "adapter": _digest(target / ADAPTER),
+            **_trained(target),
         },
         "kind": report.kind,
         "report": asdict(report),
@@ -85,19 +86,23 @@ def write_training_record(target: Path, report: TrainingReport, made_of: Mapping
 
 
 def finished_training(target: Path, fingerprint: str) -> TrainingReport | None:
-    """Returns the report of a model folder with this fingerprint and an unchanged adapter."""
+    """Returns the report of a model folder with this fingerprint and unchanged weights."""
     try:
         record = json.loads((target / RECORD).read_bytes())
         same = record["fingerprint"] == fingerprint
-        if same and record["digests"]["adapter"] == _digest(target / ADAPTER):
+        if same and record["digests"].items() >= _trained(target).items():
             return _REPORT.validate_python(record["report"])
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ConfigError):
         return None  # trained again, which replaces it
     return None
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _trained(target: Path) -> dict[str, str]:
+    """Returns the digest of the trained adapter, or of all weights, by name."""
+    adapter = target / ADAPTER
+    if adapter.is_file():
+        return {"adapter": hashlib.sha256(adapter.read_bytes()).hexdigest()}
+    return {"weights": policy_digest(policy_files(str(target)), "f32")}
 
 
 def _version(name: str) -> str | None:

@@ -35,14 +35,14 @@ def train_on_steps(
     log: Log = log_line,
     data: Mapping[str, Any] | None = None,
 ) -> TrainingReport:
-    """Trains a LoRA on `start` (merged in float32) and writes it to `target`.
+    """Trains a LoRA on `start` (merged in float32), or all its weights, and writes it to `target`.
 
     Args:
         examples: Examples, one per step.
         training: Settings of the block of `kind`, and those that all trainings share.
         kind: "warm-start" or "sft"; written to `training.json`.
         start: "packaged" or a model folder.
-        target: Folder for `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
+        target: Folder for the result; see `TrainingRun`.
         seed: Random seed of initialisation and order.
         stops: Strings that end a call of the examples' protocol within its turn.
         resume: Whether to keep another training's checkpoints and fail; see `TrainingRun`.
@@ -79,8 +79,9 @@ def _trainer(
         enable_packed_forward(model)
         one_device(arguments)
     set_seed(to_uint32(course.seed))  # before the adapter, whose first weights are random
+    lora = course.training.lora
     return _trainer_class(together)(
-        model=get_peft_model(model, lora_config(course.training.lora)),
+        model=model if lora is None else get_peft_model(model, lora_config(lora)),
         args=arguments,
         train_dataset=[
             {"input_ids": [*t.prompt, *t.target], "labels": t.labels, "weight": t.weight}

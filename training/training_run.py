@@ -1,7 +1,7 @@
 """One training from start to output folder; shared by all trainers.
 
 It loads the start in float32, drops examples that do not fit, resumes only from its own
-checkpoints, and writes the adapter, the curve and the record.
+checkpoints, and writes the adapter (or all weights), the curve and the record.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ from training.policy_shift import movement_of
 from training.preference.holdout import HoldoutScore
 from training.report import TrainingReport, finished_training, write_training_record
 from training.settings import TrainingKind, TrainingSettings
-from weights.adapter_chain import check_not_own_start, copy_chain, save_adapter
-from weights.policy_files import load_policy, policy_digest, policy_files
+from weights.adapter_chain import check_not_own_start, copy_chain, save_adapter, save_weights
+from weights.policy_files import load_policy, policy_digest, policy_files, tokenizer_of
 
 Example = TypeVar("Example", bound=Sized)
 
@@ -38,7 +38,8 @@ class TrainingRun:
         kind: Kind of the training; written to `training.json`.
         training: Settings of the block of this kind, and the shared ones.
         start: "packaged" or a model folder.
-        target: Folder for `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
+        target: Folder for `adapter/` and `chain/` (or `model.safetensors` and a tokenizer, if all
+            weights are trained), `metrics.jsonl`, `training.json`, `checkpoints/`.
         seed: Random seed of initialisation and order.
         resume: Whether to fail if the target has another training's checkpoints. If False, they
             are replaced. This training's own checkpoints are resumed in both cases.
@@ -63,7 +64,10 @@ class TrainingRun:
         """
         silence_libraries()
         check_not_own_start(self.start, self.target)
-        return load_policy(policy_files(self.start))
+        model, tokenizer = load_policy(policy_files(self.start))
+        if self.training.lora is None:
+            model.requires_grad_(True)  # a merge freezes them
+        return model, tokenizer
 
     def drop_overlong(self, examples: Sequence[Example]) -> list[Example]:
         """Returns the examples that fit; others are counted, and refused above a share.
@@ -95,7 +99,7 @@ class TrainingRun:
         """Runs `trainer` and writes the result, or returns that of the same finished training.
 
         Args:
-            trainer: Hugging Face trainer of a PEFT model.
+            trainer: Hugging Face trainer of a PEFT model, or of the start itself.
             examples: Training examples.
             given: Number of examples before the long ones were left out.
             lengths: Description of their lengths.
@@ -124,8 +128,7 @@ class TrainingRun:
         holdout = scored(trainer)
         if holdout:
             self.log(f"{self.kind}: {holdout}")
-        base, chain = copy_chain(self.start, self.target)
-        save_adapter(trainer.model, self.target)
+        base, chain = self._write(trainer.model)
         lines = read_metrics(self.target)
         report = TrainingReport(
             kind=self.kind,
@@ -151,6 +154,15 @@ class TrainingRun:
         }
         write_training_record(self.target, report, made_of)
         return report
+
+    def _write(self, model: Any) -> tuple[str, list[str]]:
+        """Writes the trained policy; returns `base` and `chain` for `training.json`."""
+        if self.training.lora is None:
+            save_weights(model, tokenizer_of(policy_files(self.start).base), self.target)
+            return ".", []
+        written = copy_chain(self.start, self.target)
+        save_adapter(model, self.target)
+        return written
 
     def _resume_point(self, run: str) -> Path | None:
         """Returns the checkpoint to resume from; removes another training's, with their curve."""

@@ -1,4 +1,7 @@
-"""A trained policy is a chain of adapters over a base; its folder contains the whole chain."""
+"""Writes a trained policy: a chain of adapters over a base, or merged weights.
+
+Its folder contains the whole chain.
+"""
 
 import json
 import os
@@ -71,6 +74,17 @@ def save_adapter(model: Any, target: Path) -> None:
     if isinstance(config["target_modules"], list):
         config["target_modules"].sort()  # PEFT writes a set, in random order
     atomic_write_json(path, config | {"base_model_name_or_path": None})
+
+
+def save_weights(model: Any, tokenizer: Any, target: Path) -> None:
+    """Writes `model` and its tokenizer as a policy folder with merged weights, as they are.
+
+    An earlier adapter in `target` is removed, because it would count as the policy.
+    """
+    tokenizer.save_pretrained(str(target))
+    model.save_pretrained(str(target))
+    for earlier in ("adapter", CHAIN):
+        shutil.rmtree(target / earlier, ignore_errors=True)
 
 
 def load_adapter(model: Any, adapter: Path) -> None:

@@ -22,6 +22,7 @@ from engines.vllm.server import VllmServer
 from engines.vllm.weights import served_name
 from runs.factories import engine_for
 from runs.recipe import Recipe
+from training.arguments import check_has_lora
 from weights.adapter_chain import save_adapter
 from weights.policy_files import TRAINING, PolicyFiles, policy_digest, policy_files
 from weights.policy_gguf import write_policy_gguf
@@ -103,7 +104,7 @@ class VllmServing:
         policy = self.recipe.policy
         if self._server is None and policy.base_url is None:
             start = policy.model_copy(update={"model": policy.trainable})
-            rank = self.recipe.training.lora.r
+            rank = check_has_lora(self.recipe.training).r
             server = await asyncio.to_thread(server_for, start, self.logs, None, self.log, rank)
             self._server = await self._stack.enter_async_context(server)
         folder = self._write(model)

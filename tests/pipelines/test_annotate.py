@@ -1,11 +1,13 @@
 """`annotate` and what hangs on it, against a real loopback endpoint."""
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from command_line import branchwise
 from fake_endpoint import FakeEndpoint, failure
 from loopback import serving
@@ -17,6 +19,8 @@ from storage.parts import question_ids, read_parts
 from storage.records import Failure, Pair, TreeNode
 from storage.schemas import table_to_records
 from storage.views import run_sql
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 @pytest.fixture
@@ -144,6 +148,37 @@ def test_articles_count_from_the_search_to_the_labels(
     labels = read_parts(run, "relabelled/plain/labels").to_pylist()
     ids = {node.node_id for node in right}
     assert {one["reward"] for one in labels if one["node_id"] in ids} == {1.0}
+
+
+def test_the_published_profile_grows_the_trees_of_the_published_code(tmp_path: Path) -> None:
+    """All passes, every node judged once and undiscounted, equal siblings as nodes of their own."""
+
+    def reply(request: dict[str, Any]) -> str:
+        if request["model"] == "policy":
+            return policy(request)
+        score = len(request["messages"][1]["content"]) % 10 / 10
+        return json.dumps({"critique": "fair", "score": score})
+
+    profile = yaml.safe_load((CONFIGS / "reasonrag-published.yaml").read_text())
+    with serving(reply, models=("policy", "judge")) as endpoint:
+        judge = {"engine": "openai", "model": "judge", "base_url": endpoint.base_url}
+        blocks = {name: profile[name] for name in ("agent", "mcts", "rewards", "pairs")}
+        config = recipe(tmp_path, endpoint.base_url, judge=judge, **blocks)
+        assert branchwise("annotate", config, tmp_path / "run") == 0
+    trees: dict[str, list[TreeNode]] = defaultdict(list)
+    for node in table_to_records(read_parts(tmp_path / "run", "trees"), TreeNode):
+        trees[node.tree_id].append(node)
+    equal = 0
+    for nodes in trees.values():
+        assert nodes[0].visits == 64
+        contents = Counter((node.parent_id, node.action, node.content) for node in nodes)
+        equal += sum(n > 1 for n in contents.values())
+        for node in nodes[1:]:
+            assert node.judge_score is not None
+            ended_below = any(other.parent_id == node.node_id for other in nodes)
+            assert ended_below or node.value == pytest.approx(node.judge_score)
+            assert not (node.forced and node.reward is not None)
+    assert equal
 
 
 def test_a_run_folder_never_holds_two_runs(

@@ -80,6 +80,13 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     )
 
 
+def test_it_trains_an_adapter_and_not_all_weights(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert desk.code("--dry-run", "--set", "training.lora=null") == 2
+    assert "training.lora is null" in capsys.readouterr().out
+
+
 def test_a_dry_run_says_what_it_costs_and_makes_nothing(
     desk: Desk, capsys: pytest.CaptureFixture[str]
 ) -> None:

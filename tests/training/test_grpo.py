@@ -304,7 +304,7 @@ class TestAgainstTrl:
         from datasets import Dataset
         from trl import GRPOConfig, GRPOTrainer
 
-        from training.arguments import lora_config
+        from training.arguments import check_has_lora, lora_config
 
         model, tokenizer = load_policy(policy_files(base))
         fields = {"loss_type": "grpo", "beta": 0.0, "temperature": 1.0, **changes}
@@ -323,7 +323,7 @@ class TestAgainstTrl:
             ),
             train_dataset=Dataset.from_list([{"prompt": "a"}]),
             processing_class=tokenizer,
-            peft_config=lora_config(settings().lora),
+            peft_config=lora_config(check_has_lora(settings())),
         )
         with torch.no_grad():
             for name, parameter in trainer.model.named_parameters():

@@ -13,6 +13,7 @@ from sample_records import a_pair
 from tiny_llama import write_tiny_folder, write_tiny_gguf
 from training_settings import training_settings
 
+from agent.reasonrag import ReasonRAG
 from base.errors import ConfigError, StorageError
 from storage.records import Message, Pair
 from training import arguments, export, training_run
@@ -266,6 +267,79 @@ def test_without_reference_the_loss_is_the_printed_formula(started: Path, tmp_pa
     assert first["kl"] == pytest.approx(0, abs=1e-3)
 
 
+@pytest.mark.parametrize("packed", [True, False])
+def test_all_weights_are_trained_from_the_start_with_one_model(
+    packed: bool, started: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def second_model(*_: Any, **__: Any) -> None:
+        raise AssertionError("the reference is no second model")
+
+    monkeypatch.setattr("trl.trainer.dpo_trainer.create_model_from_path", second_model)
+    settings = preference(lora=None, lr=1e-3, packed=packed)
+    target, again = tmp_path / "dpo", tmp_path / "again"
+    report = train_dpo(pairs(), settings, start=str(started), target=target, seed=3)
+    lines = read_metrics(target)
+    assert lines[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
+    assert lines[0]["kl"] == pytest.approx(0, abs=1e-3)
+    assert lines[-1]["kl"] != pytest.approx(0, abs=1e-2), "the reference stays the start"
+    assert margin(str(target)) > margin(str(started)) + 1
+    files = policy_files(str(target))
+    assert (files.base, files.adapters) == (target, ())
+    before, after = (load_policy(policy_files(str(one)))[0] for one in (started, target))
+    unmoved = [
+        name
+        for (name, old), new in zip(before.named_parameters(), after.parameters(), strict=True)
+        if old.equal(new)
+    ]
+    assert unmoved == []
+    # Trained already: not a step more. And the folder is a start like any other.
+    assert train_dpo(pairs(), settings, start=str(started), target=target, seed=3) == report
+    train_dpo(pairs(), preference(packed=packed), start=str(target), target=again, seed=0)
+    assert read_metrics(again)[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
+
+
+def test_a_resumed_training_of_all_weights_is_the_uninterrupted_one(
+    started: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = preference(lora=None, lr=1e-3)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    train_dpo(pairs(), settings, start=str(started), target=whole, seed=0)
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))  # the reference is lost, too
+    with monkeypatch.context() as patch:
+        patch.setattr(training_run, "curves", _killed_at(3))
+        with pytest.raises(KeyboardInterrupt):
+            train_dpo(pairs(), settings, start=str(started), target=killed, seed=0)
+    shutil.rmtree(tmp_path / "cache")
+    train_dpo(pairs(), settings, start=str(started), target=killed, seed=0)
+    assert losses(killed) == losses(whole)
+    weights_file = "model.safetensors"
+    assert (killed / weights_file).read_bytes() == (whole / weights_file).read_bytes()
+
+
+def test_all_weights_replace_an_earlier_adapter(base: str, tmp_path: Path) -> None:
+    warm_start(steps(4), supervised(base), target=tmp_path, seed=0)
+    warm_start(steps(4), supervised(base, lora=None, lr=1e-3), target=tmp_path, seed=0)
+    assert policy_files(str(tmp_path)).adapters == ()
+    assert not (tmp_path / "chain").exists()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "shares"),
+    # Warm-up over 2 of 6 steps; then 4 steps down a line, or a half wave.
+    [
+        ("linear", [0, 1 / 2, 1, 3 / 4, 1 / 2, 1 / 4]),
+        ("cosine", [0, 1 / 2, 1, 0.8536, 0.5, 0.1464]),
+    ],
+)
+def test_the_learning_rate_warms_up_and_falls_as_set(
+    schedule: str, shares: list[float], started: Path, tmp_path: Path
+) -> None:
+    settings = preference(lr=1e-3, schedule=schedule, warmup=0.3)
+    train_dpo(pairs(), settings, start=str(started), target=tmp_path, seed=0)
+    rates = [line["lr"] for line in read_metrics(tmp_path)]
+    assert rates == pytest.approx([1e-3 * share for share in shares], rel=1e-3)
+
+
 def test_too_long_pairs_are_refused_not_cut(started: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="8 of 8 examples are longer than max_length 32"):
         train_dpo(pairs(), preference(max_length=32), start=str(started), target=tmp_path, seed=0)
@@ -284,6 +358,23 @@ def test_an_export_proves_that_the_training_is_in_it(tmp_path: Path) -> None:
     assert [written.form for written in report.exported] == ["safetensors", "gguf"]
     assert all(written.kept.correlation > 0.99 for written in report.exported)
     assert ensure_gguf(policy_files(str(trained)), "f16") == trained / "policy.gguf"
+
+
+def test_a_policy_of_which_all_weights_were_trained_runs_in_the_embedded_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file for the engine changes the logits as the trained weights do."""
+    base, trained = str(write_tiny_gguf(tmp_path / "tiny.gguf")), tmp_path / "trained"
+    monkeypatch.setattr("weights.policy_gguf.packaged_gguf", lambda: Path(base))
+    warm_start(steps(8), supervised(base, lora=None, lr=1e-3), target=trained, seed=0)
+    file = ensure_gguf(policy_files(str(trained)), "f16")
+    (start, tokenizer), (whole, _), (read, _) = (
+        load_policy(policy_files(str(one))) for one in (base, trained, file)
+    )
+    prompts = export.proof_prompts(tokenizer, ReasonRAG())
+    before = export.logits(start, prompts)
+    change = export.logits(whole, prompts) - before
+    assert export.survival(change, export.logits(read, prompts) - before).correlation > 0.99
 
 
 def test_a_model_that_the_embedded_engine_cannot_run_is_exported_without_gguf(

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from base.errors import TrainingError
 from base.seeds import to_uint32
 from base.text import Log
-from training.arguments import lora_config, one_device
+from training.arguments import check_has_lora, lora_config, one_device
 from training.grpo.advantages import advantages_of
 from training.grpo.loss import TokenMeans, clipped_loss, divergence, is_clipped
 from training.grpo.rollouts import Rollout, RolloutBatch, TrainingRow, drawn, rows_of
@@ -135,7 +135,7 @@ def grpo_trainer(
     one_device(configuration)
     set_seed(to_uint32(seed))  # before the adapter, whose first weights are random
     add_fused_lm_head(model, temperature=temperature, outputs=("log_probs", "entropy"))
-    policy = get_peft_model(model, lora_config(training.lora))
+    policy = get_peft_model(model, lora_config(check_has_lora(training)))
     if begin_with is not None:
         load_adapter(policy, begin_with)
     return _trainer_class()(

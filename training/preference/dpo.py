@@ -2,7 +2,9 @@
 
 The start is merged in float32 and a new LoRA is trained on it. So the reference (the model with its
 adapter off) is the policy that the run began with; at step 0 both agree, and the loss is ln 2. That
-is not so with `reference: none`, which is ReasonRAG's eq. 3 as printed, without a reference.
+is not so with `reference: none`, which is ReasonRAG's eq. 3 as printed, without a reference. If all
+weights are trained (`training.lora` not set), there is no second model either: the start's
+log-probabilities are computed before the first step.
 
 TRL's `DPOTrainer` does the training (`training.preference.trainer`). Most of the work is the
 prompt, which siblings share, so it is read once for all of them (`training.tree_attention`). The
@@ -12,6 +14,7 @@ of them, the training fails.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +45,7 @@ def train_dpo(
     log: Log = log_line,
     data: Mapping[str, Any] | None = None,
 ) -> TrainingReport:
-    """Trains a LoRA on `start` and writes it to `target`.
+    """Trains a LoRA on `start`, or all its weights, and writes it to `target`.
 
     `metrics.jsonl` then has a line per step: loss, margin (of the implicit rewards, in nats times
     beta), accuracy (share of pairs whose chosen step gained more), log-probabilities of chosen
@@ -56,7 +59,7 @@ def train_dpo(
         pairs: Rows of the pairs parquet.
         training: Settings of `training.dpo`, and those that all trainings share.
         start: "packaged" or a model folder: the policy that the pairs were drawn from.
-        target: Folder for `adapter/`, `chain/`, `metrics.jsonl`, `training.json`, `checkpoints/`.
+        target: Folder for the result; see `TrainingRun`.
         seed: Random seed of initialisation and order.
         stops: Strings that end a call of the pairs' protocol within its turn.
         resume: Whether to keep another training's checkpoints and fail; see `TrainingRun`.
@@ -77,8 +80,10 @@ def train_dpo(
     log(lengths)
     trained, out = split_holdout(course.drop_overlong(tokens), training.dpo.holdout, seed)
     trainer = pair_trainer(model, tokenizer, trained, training, course.arguments())
-    reference = _reference(trainer, [*(trained if training.packed else []), *out], course)
-    if training.packed:
+    # An unpacked LoRA reads the reference from the model with its adapter off, step by step.
+    known_before = training.packed or training.lora is None
+    reference = _reference(trainer, [*(trained if known_before else []), *out], course)
+    if known_before:
         set_reference_logps(trainer, trained, reference)
 
     def scored(trainer: Any) -> HoldoutScore | None:
@@ -91,12 +96,15 @@ def train_dpo(
 def _reference(
     trainer: Any, pairs: Sequence[PreferenceTokens], course: TrainingRun
 ) -> dict[StepTokens, float]:
-    """Returns log-probabilities of the steps of `pairs` under the start, cached if possible."""
+    """Returns log-probabilities of the steps of `pairs` under the start, cached if possible.
+
+    Call it before the training: without an adapter, the trainer's model is the start until then.
+    """
     if not pairs:
         return {}
 
     def compute(rows: Sequence[StepTokens]) -> dict[StepTokens, float]:
-        with trainer.model.disable_adapter():
+        with nullcontext() if course.training.lora is None else trainer.model.disable_adapter():
             return step_logps(trainer, rows, packed=course.training.packed)
 
     digest = policy_digest(policy_files(course.start), "f32")

@@ -25,7 +25,7 @@ def pair_trainer(
     training: TrainingSettings,
     arguments: Mapping[str, Any],
 ) -> Any:
-    """Returns a trainer around a plain `model` (the start), with a new adapter on it.
+    """Returns a trainer around a plain `model` (the start), with a new adapter on it if any.
 
     Args:
         arguments: See `training.arguments.trainer_arguments`.
@@ -43,6 +43,8 @@ def pair_trainer(
         **_losses(settings),
         max_length=None,  # never cut: longer pairs are left out earlier
         length_column_name="length",
+        # Without an adapter, TRL would otherwise load a second model as the reference.
+        precompute_ref_log_probs=training.lora is None,
     )
     rows = [
         {"prompt_ids": p.prompt, "chosen_ids": p.chosen, "rejected_ids": p.rejected, "length": n}
@@ -58,7 +60,7 @@ def pair_trainer(
         args=configuration,
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
-        peft_config=lora_config(training.lora),
+        peft_config=None if training.lora is None else lora_config(training.lora),
         **given,
     )
 
@@ -128,6 +130,9 @@ def _trainer_class(settings: DpoSettings, packed: bool) -> Any:
 
         def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
             return dataset
+
+        def _precompute_ref_logps(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+            return dataset  # `set_reference_logps` adds them
 
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
             if not packed:
