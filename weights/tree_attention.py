@@ -178,7 +178,9 @@ def _tree_sdpa(
 ) -> tuple[Any, None]:
     """Computes attention of states (batch, heads, N, width); returns (batch, N, heads, width).
 
-    A model that does not pass `tree_parts` to its layers gets the whole mask.
+    A model that does not pass `tree_parts` to its layers gets the whole mask. On a CPU, bfloat16
+    states attend in float32: torch builds a kernel per shape for bfloat16, and the parts have
+    hundreds of shapes, so that would be slower by half and take 2 GB.
     """
     import torch
     from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
@@ -190,6 +192,9 @@ def _tree_sdpa(
         return whole
     groups = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    given = query.dtype
+    if given == torch.bfloat16 and query.device.type == "cpu":
+        query, key, value = query.float(), key.float(), value.float()
     found = []
     for part, seen in tree_parts:
         spans = (*part.past, part[:2])
@@ -204,7 +209,7 @@ def _tree_sdpa(
                 scale=scaling,
             )
         )
-    return torch.cat(found, 2).transpose(1, 2).contiguous(), None
+    return torch.cat(found, 2).to(given).transpose(1, 2).contiguous(), None
 
 
 def _block_mask(ends: Any) -> Any:
