@@ -2,15 +2,11 @@
 
 import fcntl
 import os
-import stat
 from pathlib import Path
 from typing import Self
 
 from base.errors import ConfigError, StorageError
-from base.safe_files import reject_irregular_files
 
-# Follow no link, which may lead to a file that must not be emptied. Do not wait for a pipe.
-_OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _LONGEST = 20
 """Maximum length of a process id in characters."""
 
@@ -31,18 +27,17 @@ class RunLock:
         """Takes the lock.
 
         Raises:
-            ConfigError: If another process holds it (named by its pid), or the path is not a lock
-                file.
+            ConfigError: If another process holds it (named by its pid).
             StorageError: If the file cannot be opened or locked.
         """
         self.path = path
         try:
-            self._descriptor = os.open(path, _OPEN, 0o666)
+            # Follow no link, which may lead to a file that must not be emptied.
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._descriptor = os.open(path, flags, 0o666)
         except OSError as error:
-            reject_irregular_files(path)
             raise StorageError(f"cannot open {path}: {error.strerror}") from error
         try:
-            _reject_foreign(path, self._descriptor)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(self._descriptor, 0)
             os.write(self._descriptor, str(os.getpid()).encode())
@@ -53,9 +48,6 @@ class RunLock:
                 f"{path.parent} is in use by process {holder or '(unknown)'}; "
                 "wait until it ends, or stop it"
             ) from None
-        except ConfigError:
-            os.close(self._descriptor)
-            raise
         except OSError as error:
             os.close(self._descriptor)
             raise StorageError(f"cannot lock {path}: {error.strerror}") from error
@@ -69,17 +61,3 @@ class RunLock:
 
     def __exit__(self, *exception: object) -> None:
         self.release()
-
-
-def _reject_foreign(path: Path, descriptor: int) -> None:
-    """Rejects a file that is not a lock: a lock is empty or holds a process id.
-
-    Raises:
-        ConfigError: If the file holds anything else, or is not regular.
-    """
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        held = os.pread(descriptor, _LONGEST + 1, 0)
-        if not held or (held.isdigit() and len(held) <= _LONGEST):
-            return
-    reject_irregular_files(path)
-    raise ConfigError(f"{path}: is not a Branchwise lock file (it has other content). Move it away")

@@ -1,16 +1,14 @@
-"""Reads files from untrusted folders: regular files only, up to a size limit.
+"""Reads files of run and model folders: regular files only, up to a size limit.
 
 A run or a model may come from a colleague or the internet. A link in it may lead out of the folder,
-a pipe or a device never ends, and a sparse file may be larger than memory. So a run folder must
-hold only folders and regular files. `reject_special_files` checks this before a stage starts, and
-every reader opens its files here. The folder itself may be a link, because the user named it.
+a pipe or a device never ends, and a sparse file may be larger than memory. `reject_special_files`
+checks a run folder before a stage starts. The folder itself may be a link, because the user named
+it.
 """
 
 import os
-import stat
-from collections.abc import Iterable
 from io import BufferedReader
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from base.errors import ConfigError
 
@@ -19,7 +17,6 @@ RECORD_BYTES = 16 << 20
 LOG_BYTES = 256 << 20
 """Maximum size of a file of many lines (a journal, a manifest, the curve of a training)."""
 
-_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # else a pipe without a writer blocks
 _STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 """Streams that a shell passes instead of a file, as in `--config <(…)`."""
 
@@ -37,64 +34,41 @@ def reject_special_files(folder: Path, *, linked: bool = True) -> None:
         ConfigError: If it holds anything else; the message names the first such entry.
     """
     if not linked and folder.is_symlink():
-        raise _strange(folder, stat.S_IFLNK)
-    waiting = [os.fspath(folder)]
-    while waiting:
-        for entry in _entries(waiting.pop()):
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir(follow_symlinks=False):
-                waiting.append(entry.path)
-            elif not entry.is_file(follow_symlinks=False):
-                raise _strange(Path(entry.path), entry.stat(follow_symlinks=False).st_mode)
+        raise _strange(folder)
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in folders:
+            if Path(parent, name).is_symlink():
+                raise _strange(Path(parent, name))
+        reject_irregular_files(*(Path(parent, name) for name in files if not name.startswith(".")))
 
 
 def reject_irregular_files(*paths: Path) -> None:
     """Rejects existing paths that are not regular files.
 
-    Libraries that open files by name, such as SQLite, need this check.
-
     Raises:
         ConfigError: If a path is a link, a pipe, a device, a socket or a folder.
     """
     for path in paths:
-        try:
-            mode = path.lstat().st_mode
-        except (OSError, ValueError):
-            continue  # opening it raises the reason
-        if not stat.S_ISREG(mode):
-            raise _strange(path, mode)
+        if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
+            raise _strange(path)
 
 
 def open_inside(folder: Path, name: str, most: int | None = None) -> BufferedReader:
-    """Opens a regular file inside a folder, without following links below the folder.
+    """Opens a regular file inside a folder.
 
     Args:
         folder: Path of the folder; may itself be a link.
-        name: Path relative to `folder`, with forward slashes.
+        name: Path relative to `folder`.
         most: Maximum size in bytes; None for any size.
 
     Raises:
-        ConfigError: If the name leads out of the folder or through a link, or the file is not
-            regular or too large.
+        ConfigError: If the name leads out of the folder, or the file is not regular or too large.
         OSError: If it is missing or cannot be opened.
     """
-    *above, last = _steps(folder, name)
-    at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        for step in above:
-            below = os.open(step, _OPEN | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
-            os.close(at)
-            at = below
-        descriptor = os.open(last, _OPEN | os.O_NOFOLLOW, dir_fd=at)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        _check_steps(folder, (*above, last))
-        raise
-    finally:
-        os.close(at)
-    return _checked(descriptor, folder / name, most)
+    if not (folder / name).resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(f"{folder}: {name!r} does not name a file inside this folder")
+    return open_named(folder / name, most)
 
 
 def read_inside(folder: Path, name: str, most: int = RECORD_BYTES) -> bytes:
@@ -110,16 +84,15 @@ def open_named(path: Path, most: int | None = None) -> BufferedReader:
         ConfigError: If it is not a regular file, or is too large.
         OSError: If it is missing or cannot be opened.
     """
-    try:
-        descriptor = os.open(path, _OPEN)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        reject_irregular_files(path.resolve())
-        raise
-    except ValueError as error:  # a NUL in the name
-        raise ConfigError(f"{os.fspath(path)!r}: is not a valid file name") from error
-    return _checked(descriptor, path, most)
+    size = path.stat().st_size
+    if not path.is_file():
+        raise _strange(path)
+    if most is not None and size > most:
+        raise ConfigError(
+            f"{path}: has {size:,} bytes, but such a file has at most {most:,}. Restore the "
+            "correct file"
+        )
+    return path.open("rb")
 
 
 def read_named(path: Path, most: int = RECORD_BYTES) -> bytes:
@@ -129,75 +102,16 @@ def read_named(path: Path, most: int = RECORD_BYTES) -> bytes:
         ConfigError: If it is not a regular file or a stream, or is too large.
         OSError: If it is missing or cannot be read.
     """
-    if not os.fspath(path).startswith(_STREAMS):
-        with open_named(path, most) as file:
-            return file.read(most)
-    with path.open("rb") as stream:
-        content = stream.read(most + 1)
-    if len(content) > most:
-        raise ConfigError(f"{path}: is longer than the limit of {most:,} bytes")
-    return content
+    is_stream = os.fspath(path).startswith(_STREAMS)
+    with path.open("rb") if is_stream else open_named(path, most) as file:
+        return file.read(most)
 
 
-def _steps(folder: Path, name: str) -> tuple[str, ...]:
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-        raise ConfigError(f"{folder}: {name!r} does not name a file inside this folder")
-    return path.parts
-
-
-def _check_steps(folder: Path, steps: Iterable[str]) -> None:
-    """Rejects a path that goes through a link or special file, or ends at no regular file."""
-    path = folder
-    *above, last = steps
-    for step in above:
-        path /= step
-        mode = path.lstat().st_mode
-        if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
-            raise _strange(path, mode)
-    reject_irregular_files(path / last)
-
-
-def _checked(descriptor: int, path: Path, most: int | None) -> BufferedReader:
-    """Returns a file object for the descriptor; closes the descriptor if the check fails."""
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise _strange(path, status.st_mode)
-        if most is not None and status.st_size > most:
-            raise ConfigError(
-                f"{path}: has {status.st_size:,} bytes, but such a file has at most {most:,}. "
-                "Restore the correct file"
-            )
-        os.set_blocking(descriptor, True)
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
-
-
-def _entries(folder: str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
-    except OSError:
-        return []  # reading or writing there raises the reason
-
-
-def _strange(path: Path, mode: int) -> ConfigError:
-    if stat.S_ISLNK(mode):
+def _strange(path: Path) -> ConfigError:
+    if path.is_symlink():
         return ConfigError(
             f"{path}: is a symbolic link, which is not followed inside a run or model folder. "
             "Put the file or folder itself there, or link the whole folder"
         )
-    return ConfigError(f"{path}: is {_kind(mode)}, not a regular file; remove it, or restore it")
-
-
-def _kind(mode: int) -> str:
-    if stat.S_ISDIR(mode):
-        return "a folder"
-    if stat.S_ISFIFO(mode):
-        return "a pipe"
-    if stat.S_ISSOCK(mode):
-        return "a socket"
-    return "a device"
+    kind = "a folder" if path.is_dir() else "a pipe" if path.is_fifo() else "a device or socket"
+    return ConfigError(f"{path}: is {kind}, not a regular file; remove it, or restore it")

@@ -20,8 +20,7 @@ from runs.cost_bounds import CALL_BYTES, CostRange, Range, scale
 from runs.extras import missing_extras
 from runs.folder import existing_run
 from runs.recipe import Recipe, identity_settings
-from runs.seal import LEDGER
-from runs.settings_diff import flat
+from runs.seal import LEDGER, flat
 from runs.stage import StageContext, StageResult
 from storage.call_history import CallHistory, read_call_history
 from storage.ledger_rows import Totals

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from base.atomic import atomic_write_json, atomic_write_text, is_temporary, make_folder
-from base.errors import ConfigError, StorageError
+from base.errors import ConfigError
 from base.lock import RunLock, lock_path
 from base.plain_json import object_inside
 from base.plain_yaml import parse_settings
@@ -25,14 +25,14 @@ from runs.seal import (
     PROVENANCE,
     SEAL,
     Seal,
-    check_no_ledger,
     checked_seal,
+    diff_settings,
+    flat,
     new_seal,
     with_defaults,
 )
-from runs.settings_diff import diff_settings, flat
 from storage.ledger import Ledger
-from storage.manifest import MANIFEST, PartInfo, add_parts, begin_manifest, load_manifest
+from storage.manifest import PartInfo, add_parts
 
 STUDY = "study"
 """Subfolder with a study's journal; it exists before the run's recipe."""
@@ -72,21 +72,13 @@ class Run:
         return _held(self.folder)
 
     def open_ledger(self) -> Ledger:
-        """Returns the run's ledger, for a `with` block; a new one gets the run's digest.
+        """Returns the run's ledger, for a `with` block.
 
         Raises:
-            ConfigError: If it is another run's, or another process holds the run.
+            ConfigError: If another process holds the run.
             StorageError: See `Ledger`.
         """
-        ledger = Ledger(self.ledger)
-        try:
-            if ledger.begun is None:
-                ledger.begin(self.seal.digest)
-            check_no_ledger(self.folder, self.seal, str(ledger.begun))
-        except BaseException:
-            ledger.close()
-            raise
-        return ledger
+        return Ledger(self.ledger)
 
     def commit(self, parts: Iterable[PartInfo], replaced: Collection[str] = ()) -> None:
         """Adds all parts to the manifest, or none; the caller holds the run.
@@ -95,7 +87,7 @@ class Run:
             parts: Parts to commit.
             replaced: Names of tables whose older parts are dropped.
         """
-        add_parts(self.folder, parts, self.seal.digest, replaced)
+        add_parts(self.folder, parts, replaced)
 
 
 def open_run(
@@ -140,9 +132,8 @@ def _begin(folder: Path, recipe: Recipe, facts: Mapping[str, Any]) -> Seal:
     """Writes the files of a new run, the recipe last, because it makes the folder a run."""
     _reject_foreign(folder)
     seal = new_seal(folder, recipe)
-    noted = {**environment_facts(), **facts, SEAL: seal.noted()}
+    noted = {**environment_facts(), **facts, SEAL: seal.model_dump()}
     atomic_write_json(folder / PROVENANCE, noted)
-    begin_manifest(folder, seal.digest)
     atomic_write_text(folder / CONFIG, dump_recipe(recipe))
     return seal
 
@@ -158,8 +149,6 @@ def _continue(
     """Resumes a run if recipe and inputs are unchanged."""
     seal = _sealed(folder, kept, recipe)
     check_same_inputs(folder, {name: inputs[name] for name in inputs if name not in grown})
-    if load_manifest(folder).run is None:  # it was removed; its parts are rebuilt
-        begin_manifest(folder, seal.digest)
     atomic_write_text(folder / CONFIG, dump_recipe(recipe))
     _note(folder, facts, inputs, grown)
     return seal
@@ -209,9 +198,7 @@ def existing_run(folder: Path) -> Run:
     """Returns the run in a folder.
 
     Raises:
-        ConfigError: If the folder does not hold a run, its recipe cannot be read, or its files do
-            not belong together (see `runs.seal`).
-        StorageError: If its manifest cannot be read.
+        ConfigError: If the folder does not hold a run, or its recipe cannot be read or was edited.
     """
     kept = _kept(folder)
     if kept is None:
@@ -224,8 +211,7 @@ def open_run_if_exists(folder: Path, recipe: Recipe) -> Run | None:
     """Returns the run in a folder with the recipe of the current stage; None if it is not a run.
 
     Raises:
-        ConfigError: If the run's files do not belong together (see `runs.seal`).
-        StorageError: If its manifest cannot be read.
+        ConfigError: If the run's recipe was edited.
     """
     kept = _kept(folder)
     if kept is None:
@@ -272,9 +258,8 @@ def check_run_folder(folder: Path, recipe: Recipe | None = None) -> None:
 
     Raises:
         ConfigError: If it is a file or in one, is not writable, holds other files than a run, or
-            holds a run that cannot be read, whose files do not belong together (see `runs.seal`),
-            or that was started with other settings than the recipe's.
-        StorageError: If the manifest of its run cannot be read.
+            holds a run that cannot be read, whose recipe was edited, or that was started with
+            other settings than the recipe's.
     """
     if not _check_usable(folder):
         return
@@ -309,22 +294,13 @@ def _sealed(folder: Path, kept: Mapping[str, Any], recipe: Recipe | None) -> Sea
 
 
 def _reject_foreign(folder: Path) -> None:
-    ours = {lock_path(folder / LEDGER), folder / STUDY, *_leftovers_of_killed_start(folder)}
+    ours = {lock_path(folder / LEDGER), folder / STUDY}
+    if SEAL in _provenance(folder):  # a first attempt was killed before it wrote the recipe
+        ours.add(folder / PROVENANCE)
     if any(path not in ours and not is_temporary(path) for path in folder.iterdir()):
         raise ConfigError(
             f"{folder}: not empty and not a run (no config.yaml); choose another RUN, or remove it"
         )
-
-
-def _leftovers_of_killed_start(folder: Path) -> list[Path]:
-    """Returns the files of a first attempt that was killed before it wrote the recipe."""
-    try:
-        begun, manifest = SEAL in _provenance(folder), load_manifest(folder)
-    except StorageError:
-        return []
-    if not begun or manifest.parts:
-        return []
-    return [folder / PROVENANCE, folder / MANIFEST]
 
 
 def check_unchanged(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

@@ -12,7 +12,6 @@ the old one, and mapped content does not change.
 import fcntl
 import logging
 import os
-import pwd
 import secrets
 import shutil
 import stat
@@ -48,18 +47,17 @@ def cache_section(name: str) -> Path:
     """Returns the folder for one kind of entries in the cache folder; creates both if missing.
 
     Raises:
-        ConfigError: If another user can change one of them.
+        ConfigError: If another user can change the cache folder.
         StorageError: If the file system refused.
     """
     top = cache_folder()
-    for folder in (top, top / name):
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileExistsError):
-                folder.mkdir(mode=0o700)
-        except OSError as error:
-            raise _storage_error(folder, error) from error
-        _check_not_shared(folder)
+    try:
+        top.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (top, top / name):
+            folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise _storage_error(top / name, error) from error
+    check_cache_not_shared()
     return top / name
 
 
@@ -68,28 +66,16 @@ def check_cache_not_shared() -> None:
 
     Raises:
         ConfigError: If another user can change it.
-        StorageError: If its status cannot be read.
     """
-    if os.path.lexists(cache_folder()):
-        _check_not_shared(cache_folder())
-
-
-def _check_not_shared(folder: Path) -> None:
-    try:
-        link, found = folder.lstat(), folder.stat()
-    except OSError as error:
-        raise _storage_error(folder, error) from error
-    why = None
-    if stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), 0):
-        why = f"is a link created by {_user(link.st_uid)}"
-    elif found.st_uid != os.geteuid():
-        why = f"belongs to {_user(found.st_uid)}"
-    elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        why = "can be written by others (fix this with `chmod go-w`)"
-    if why is not None:
+    folder = cache_folder()
+    if not folder.exists():
+        return
+    found = folder.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(
-            f"the cache folder {folder} {why}. A cache that others can change is not used, because "
-            f"they could change search results. Fix this, or {_ELSEWHERE} of your own"
+            f"the cache folder {folder} belongs to another user, or others can write it. It is not "
+            f"used, because they could change search results. Fix this with `chmod go-w`, or "
+            f"{_ELSEWHERE} of your own"
         )
 
 
@@ -137,7 +123,7 @@ def file_lock(lock: Path) -> Iterator[None]:
 
 
 def remove(path: Path) -> None:
-    """Deletes `path`. An entry of another user is only renamed."""
+    """Deletes a file or folder, if it exists; processes that have mapped it keep its content."""
     if not os.path.lexists(path):
         return
     aside = _temporary_beside(path)
@@ -179,9 +165,3 @@ def _storage_error(path: Path, error: OSError) -> StorageError:
         f"cannot create {path} ({error}): free disk space, fix the permissions, or {_ELSEWHERE} "
         "that you can write"
     )
-
-
-def _user(uid: int) -> str:
-    with suppress(KeyError):
-        return f"user {pwd.getpwuid(uid).pw_name}"
-    return f"uid {uid}"

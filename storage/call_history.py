@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from base.safe_files import reject_irregular_files
 from storage.ledger_check import check_version, read_rows
 from storage.ledger_rows import SUMS, Totals
 from storage.ledger_writer import write_error
@@ -50,10 +49,8 @@ def read_call_history(
         The history, or None if there is no such call.
 
     Raises:
-        ConfigError: If it is not a regular file.
         StorageError: If the file is damaged, not a ledger, or of another version.
     """
-    reject_irregular_files(ledger)
     if not ledger.exists():
         return None
     # Without a write-ahead log nobody writes, and `immutable` keeps SQLite from creating one.

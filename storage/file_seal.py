@@ -1,47 +1,32 @@
-"""Seals of files that others map or load: stored sizes and hashes, compared before use.
+"""Seals of files that others map or load: stored hashes, compared before use.
 
 A disk, a copy or a cable can flip a bit. Weights or an index with a flipped bit still load, but
 give other answers. So a seal is written directly after the files, from the content that the system
-still holds in memory. Before use, every byte is compared with the seal.
-
-A hash is SHA-256 over the SHA-256 of blocks, which several threads compute at once. On two cores
-with SHA instructions, this took 0.1 s for 270 MB, and 0.9 s for 1.2 GB next to other work. So large
-files need no weaker check. A seal detects damage, not forgery: anyone who can write next to a file
-could also write a seal. `storage.cache` decides whose files are read.
+still holds in memory. Before use, every byte is compared with the seal. A seal detects damage, not
+forgery: anyone who can write next to a file could also write a seal.
 """
 
 import hashlib
-import json
-import os
-import stat
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from base.atomic import atomic_write_json
+from base.errors import ConfigError
+from base.plain_json import object_inside
 
 SEAL = "seal.json"
 """Name of the seal in a folder; it lists all other files."""
-
-_FORMAT = 1
-_BLOCK = 8 * 2**20
-_LONGEST_SEAL = 2**22
-_THREADS = min(8, os.cpu_count() or 1)
 
 Stamps = tuple[tuple[str, int, int, int, int], ...]
 """Per file: name, inode, size, and change times of content and status, in nanoseconds."""
 
 _intact: dict[Path, Stamps] = {}
-"""Files that this process has verified, with their stamps."""
-
-
-class _Broken(Exception):
-    """Signals that a file or folder differs from its seal; the message is the reason."""
+"""Seals that this process has compared, with the stamps of their files."""
 
 
 def seal_folder(folder: Path, name: str) -> None:
-    """Writes the current state of all files of `folder` into its `SEAL`.
+    """Writes the current hashes of all files of `folder` into its `SEAL`.
 
     Args:
         folder: Folder of regular files and folders only.
@@ -50,142 +35,79 @@ def seal_folder(folder: Path, name: str) -> None:
     Raises:
         StorageError: If the seal cannot be written.
     """
-    files = _regular_files(folder)
-    hashes = {path: _hash_file(folder / path, status.st_size) for path, status in files.items()}
-    atomic_write_json(folder / SEAL, {"format": _FORMAT, "name": name, "files": hashes})
+    _write(folder / SEAL, name, _files_in(folder))
 
 
 def verify_folder(folder: Path, name: str) -> str | None:
     """Returns the fault of a sealed folder; None if it is intact.
 
-    All files must belong to this user. This process does not reread intact files until their stamps
-    change.
+    This process does not reread intact files until their stamps change.
     """
-    try:
-        files = _regular_files(folder)
-        stamps = _stamps(files)
-        if _intact.get(folder) == stamps:
-            return None
-        sealed = _read_seal(folder / SEAL, name)
-        del files[SEAL]
-        _compare(folder, files, sealed)
-    except _Broken as broken:
-        return str(broken)
-    except FileNotFoundError as error:
-        return f"{Path(error.filename).name} is missing"
-    except OSError as error:
-        return f"it cannot be read ({error.strerror})"
-    _intact[folder] = stamps
-    return None
+    if folder.is_symlink() or not folder.is_dir():
+        return "it is not a folder"
+    return _fault(folder / SEAL, name, _files_in(folder))
 
 
 def seal_file(path: Path) -> None:
-    """Writes the current state of a file into a seal next to it.
+    """Writes the current hash of a file into a seal next to it.
 
     Raises:
         StorageError: If the seal cannot be written.
     """
-    hashed = _hash_file(path, path.stat().st_size)
-    content = {"format": _FORMAT, "name": path.name, "files": {path.name: hashed}}
-    atomic_write_json(_seal_path(path), content)
+    _write(_seal_of(path), path.name, {path.name: path})
 
 
 def file_fault(path: Path) -> str | None:
-    """Returns the fault of a file that `seal_file` sealed; None if it is intact.
-
-    The file may belong to any user, because naming a file means trusting it.
-    """
-    try:
-        files = {path.name: path.stat()}
-        stamps = _stamps({**files, SEAL: _seal_path(path).stat()})
-        if _intact.get(path) == stamps:
-            return None
-        _compare(path.parent, files, _read_seal(_seal_path(path), path.name))
-    except _Broken as broken:
-        return str(broken)
-    except FileNotFoundError as error:
-        return f"{Path(error.filename).name} is missing"
-    except OSError as error:
-        return f"it cannot be read ({error.strerror})"
-    _intact[path] = stamps
-    return None
+    """Returns the fault of a file that `seal_file` sealed; None if it is intact."""
+    return _fault(_seal_of(path), path.name, {path.name: path})
 
 
-def _seal_path(path: Path) -> Path:
+def _seal_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.seal")
 
 
-def _compare(
-    folder: Path, files: Mapping[str, os.stat_result], sealed: Mapping[str, list[Any]]
-) -> None:
-    for name in sorted({*sealed, *files}):
-        if name not in files:
-            raise _Broken(f"{name} is missing")
-        if name not in sealed:
-            raise _Broken(f"{name!r} was added later")
-        size = files[name].st_size
-        if size != sealed[name][0]:
-            raise _Broken(f"{name} has {size:,} bytes, but had {sealed[name][0]:,}")
-    for name, expected in sealed.items():  # all sizes first: hashing takes longer
-        if _hash_file(folder / name, expected[0]) != expected:
-            raise _Broken(f"the content of {name} changed")
+def _files_in(folder: Path) -> dict[str, Path]:
+    """Returns the files below a folder, except its seal, by relative path."""
+    found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return {path.relative_to(folder).as_posix(): path for path in found if path != folder / SEAL}
 
 
-def _read_seal(path: Path, name: str) -> dict[str, list[Any]]:
-    """Returns size and hash of each file from the seal."""
-    if not stat.S_ISREG(path.lstat().st_mode):
-        raise _Broken(f"{path.name} is not a regular file")
+def _write(seal: Path, name: str, files: Mapping[str, Path]) -> None:
+    hashes = {file: _hash(path) for file, path in files.items()}
+    atomic_write_json(seal, {"name": name, "files": hashes})
+
+
+def _fault(seal: Path, name: str, files: Mapping[str, Path]) -> str | None:
     try:
-        with path.open("rb") as file:
-            content = json.loads(file.read(_LONGEST_SEAL))
-        files = {str(key): [int(size), str(text)] for key, (size, text) in content["files"].items()}
-        if content["format"] == _FORMAT and content["name"] == name:
-            return files
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-        pass
-    raise _Broken(f"{path.name} is not its seal")
+        stamps = tuple(map(_stamp, (*files.values(), seal)))
+        if _intact.get(seal) == stamps:
+            return None
+        fault = _difference(object_inside(seal.parent, seal.name), name, files)
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+        return f"{seal.name} cannot be read ({error})"
+    if fault is None:
+        _intact[seal] = stamps
+    return fault
 
 
-def _regular_files(folder: Path) -> dict[str, os.stat_result]:
-    """Returns the files of a folder and those below it, by relative path."""
-    found = {}
-    _reject_foreign(folder.lstat(), "it")
-    if not stat.S_ISDIR(folder.lstat().st_mode):
-        raise _Broken("it is not a folder")
-    for parent, folders, files in os.walk(folder):
-        for path in (Path(parent, name) for name in (*folders, *files)):
-            name, status = path.relative_to(folder).as_posix(), path.lstat()
-            _reject_foreign(status, repr(name))
-            if stat.S_ISREG(status.st_mode):
-                found[name] = status
-            elif not stat.S_ISDIR(status.st_mode):
-                raise _Broken(f"{name} is not a regular file")
-    return found
+def _difference(sealed: Mapping[str, Any], name: str, files: Mapping[str, Path]) -> str | None:
+    if sealed["name"] != name:
+        return "its seal is of another entry"
+    for file in sorted(sealed["files"].keys() | files.keys()):
+        if file not in files or file not in sealed["files"]:
+            return f"{file} is missing, or was added later"
+        if not files[file].is_file() or _hash(files[file]) != sealed["files"][file]:
+            return f"the content of {file} changed"
+    return None
 
 
-def _reject_foreign(status: os.stat_result, name: str) -> None:
-    if status.st_uid != os.geteuid():
-        raise _Broken(f"{name} belongs to another user (uid {status.st_uid})")
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _hash_file(path: Path, size: int) -> list[Any]:
-    """Returns the size, and the hash of the hashes of the blocks."""
-    starts = range(0, size, _BLOCK)
-    with path.open("rb", buffering=0) as file:
-
-        def block(start: int) -> bytes:
-            return hashlib.sha256(os.pread(file.fileno(), _BLOCK, start)).digest()
-
-        if len(starts) < 2:
-            blocks = list(map(block, starts))
-        else:
-            with ThreadPoolExecutor(min(_THREADS, len(starts))) as threads:
-                blocks = list(threads.map(block, starts))
-    return [size, hashlib.sha256(b"".join(blocks)).hexdigest()]
-
-
-def _stamps(files: Mapping[str, os.stat_result]) -> Stamps:
-    return tuple(
-        (name, one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns)
-        for name, one in sorted(files.items())
-    )
+def _stamp(path: Path) -> tuple[str, int, int, int, int]:
+    one = path.stat()
+    return path.name, one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns

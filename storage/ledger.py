@@ -21,30 +21,22 @@ from typing import Any, Self
 from base.atomic import make_folder, sync
 from base.errors import StorageError
 from base.lock import RunLock, lock_path
-from base.safe_files import reject_irregular_files
 from storage.ledger_check import LEDGER_VERSION, DamagedRow, check_version, damaged, read_rows
 from storage.ledger_rows import (
     CALL_COLUMNS,
     CREATE,
-    GET_FACT,
-    IS_USED,
     PUT_CALL,
     PUT_ENGINE,
     PUT_QUESTION,
     SUMS,
     Call,
     QuestionRow,
-    QuestionStatus,
     Totals,
     call_values,
     sound,
 )
 from storage.ledger_writer import Entry, LedgerWriter, write_error
-from storage.run_digest import BEGUN, UNSEALED
 
-SUFFIXES = ("", "-wal", "-shm", "-journal")
-"""Suffixes of SQLite's files."""
-_PROGRAMS = "SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger')"
 BUSY_S = 60.0
 """Seconds that a write waits for other processes, whose writes take milliseconds."""
 QUESTIONS = 2048
@@ -67,14 +59,12 @@ class Ledger:
                 its totals start at zero.
 
         Raises:
-            ConfigError: If another process holds the run (named by its pid), or the database is not
-                a regular file.
+            ConfigError: If another process holds the run (named by its pid).
             StorageError: If the file is damaged, not a ledger, or of another version.
         """
         self.path = path
         self._read_lock = threading.Lock()
         make_folder(path.parent)
-        reject_irregular_files(*(path.with_name(path.name + suffix) for suffix in SUFFIXES))
         self._lock = None if shared else RunLock(lock_path(path))
         try:
             writing = _connect(path)
@@ -95,15 +85,17 @@ class Ledger:
         """Stores a call; returns once it is on disk. An existing reply is kept.
 
         Raises:
-            StorageError: If the call could not be stored (full disk), or the ledger holds a reply
-                that it did not find before the call. Its result must not be used.
+            StorageError: If the call could not be stored (full disk). Its result must not be used.
         """
-        conflicts: list[str] = []
-        on_commit = self._on_commit(call, conflicts)
-        entry = Entry(PUT_CALL, [call_values(call)], on_commit, checksummed=True)
+
+        def count(changed: int) -> None:
+            if call.error is None:
+                self._stored.add(call.question_id, call.key)
+                if changed:
+                    self._totals = self._totals.plus(call)
+
+        entry = Entry(PUT_CALL, [call_values(call)], count, checksummed=True)
         await self._commits.write_async(entry)
-        if conflicts:
-            raise self._damaged(call.question_id, call.path)
 
     def get(self, key: str) -> Call | None:
         """Returns the stored call with this key; None if it is missing or failed.
@@ -192,18 +184,6 @@ class Ledger:
             raise damaged(self.path, f"the engine {policy_digest}")
         return str(rows[0][1]) if rows else None
 
-    def begin(self, begun: str) -> None:
-        """Stores the run's digest; an existing one is kept."""
-        self._commits.write(Entry("INSERT OR IGNORE INTO facts VALUES (?, ?)", [(BEGUN, begun)]))
-
-    @property
-    def begun(self) -> str | None:
-        """Digest stored by `begin`; None in a new ledger, `UNSEALED` if rows exist without it."""
-        found = self._rows(GET_FACT, BEGUN)
-        if found:
-            return str(found[0][0])
-        return UNSEALED if self._rows(IS_USED)[0][0] else None
-
     def mark_pending(self, question_ids: Iterable[str]) -> None:
         """Marks unknown questions as pending; returns once they are on disk."""
         rows = (QuestionRow(one, "pending") for one in question_ids)
@@ -225,11 +205,6 @@ class Ledger:
                 raise damaged(self.path, f"the status of question {row[0]!r}")
         return [QuestionRow(*row[:-1]) for row in rows]
 
-    def counts(self) -> dict[QuestionStatus, int]:
-        """Returns the number of questions by status."""
-        counted = dict(self._rows("SELECT status, count(*) FROM questions GROUP BY status"))
-        return {"pending": 0, "done": 0, "failed": 0, **counted}
-
     def drop(self, rows: Iterable[DamagedRow]) -> None:
         """Deletes damaged rows, so that their calls are repeated; rebuilds the indexes."""
         # Rebuild first: a row cannot be deleted from an index that holds it under another key.
@@ -250,19 +225,6 @@ class Ledger:
     def _unlock(self) -> None:
         if self._lock is not None:
             self._lock.release()
-
-    def _on_commit(self, call: Call, conflicts: list[str]) -> Any:
-        """Returns a callback that counts a stored call, or adds its key to `conflicts`."""
-
-        def count(changed: int) -> None:
-            if call.error is None:
-                new = self._stored.add(call.question_id, call.key)
-                if changed:
-                    self._totals = self._totals.plus(call)
-                elif new:  # the database has it with a wrong question or state
-                    conflicts.append(call.key)
-
-        return count
 
     def _calls_of(self, question_id: str) -> dict[str, Call]:
         calls = map(
@@ -316,7 +278,6 @@ class StoredCalls:
         self._read = read
         self._questions = questions
         self._calls: dict[str, dict[str, Call | None]] = {}
-        self._loading: str | None = None
         self._asking = threading.Lock()
 
     def holds(self, question_id: str, key: str) -> bool:
@@ -333,17 +294,10 @@ class StoredCalls:
             known[key] = None
         return call
 
-    def add(self, question_id: str, key: str) -> bool:
-        """Records a call that is now on disk; any thread may do so.
-
-        Returns:
-            Whether the call was known to be missing.
-        """
-        known = self._calls.get(question_id)
-        if known is None or key in known:
-            return False
-        known[key] = None
-        return question_id != self._loading
+    def add(self, question_id: str, key: str) -> None:
+        """Records a call that is now on disk; any thread may do so."""
+        if (known := self._calls.get(question_id)) is not None:
+            known.setdefault(key, None)
 
     def _load(self, question_id: str) -> dict[str, Call | None]:
         # Threads: lookups run on readers, `add` on the ledger's writer. Invariant: a key that is on
@@ -352,7 +306,6 @@ class StoredCalls:
         # or added by `add`.
         if len(self._calls) >= self._questions:
             del self._calls[next(iter(self._calls))]
-        self._loading = question_id
         known: dict[str, Call | None] = {}
         self._calls[question_id] = known
         try:
@@ -360,8 +313,6 @@ class StoredCalls:
         except BaseException:
             del self._calls[question_id]
             raise
-        finally:
-            self._loading = None
         return known
 
 
@@ -385,11 +336,6 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             f"{path}: this file system does not support SQLite's write-ahead log; use a local disk"
         )
     connection.execute("PRAGMA synchronous = FULL")
-    if connection.execute(_PROGRAMS).fetchone():
-        raise StorageError(
-            f"{path}: is not a ledger that Branchwise wrote: it contains views or triggers, which "
-            "would run with every query"
-        )
     if check_version(connection, path):
         # Write the version with the tables, or a kill between them would leave an invalid ledger.
         connection.execute("BEGIN IMMEDIATE")

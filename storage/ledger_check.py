@@ -73,7 +73,7 @@ def check(path: Path) -> Checked:
         with closing(sqlite3.connect(_read_only(path), uri=True)) as reading:
             if check_version(reading, path):
                 return Checked(0, (), ())
-            reading.text_factory = _leniently
+            reading.text_factory = lambda text: text.decode("utf-8", "replace")
             found = [_damaged_rows(reading, table) for table in SEALED]
             faults = reading.execute(f"PRAGMA integrity_check({_FAULTS_TOLD})").fetchall()
     except sqlite3.Error as error:
@@ -90,22 +90,11 @@ def read_rows(
 ) -> list[Any]:
     """Returns all rows of a query at once: an unfinished read would keep the log from shrinking.
 
-    Invalid UTF-8 is replaced by marks, so the row's checksum differs.
-
     Raises:
         StorageError: If the database cannot be read.
     """
     try:
-        try:
-            return connection.execute(sql, values).fetchall()
-        except sqlite3.OperationalError as error:
-            if "decode" not in str(error):
-                raise
-            connection.text_factory = _leniently
-            try:
-                return connection.execute(sql, values).fetchall()
-            finally:
-                connection.text_factory = str
+        return connection.execute(sql, values).fetchall()
     except sqlite3.Error as error:
         raise write_error("read", path, error) from error
 
@@ -149,7 +138,3 @@ def _damaged_rows(connection: sqlite3.Connection, table: str) -> tuple[int, list
             names = [values[n] for n in ("question_id", "path", "policy_digest") if n in values]
             bad.append(DamagedRow(table, number, tuple(map(str, names))))
     return count, bad
-
-
-def _leniently(text: bytes) -> str:
-    return text.decode("utf-8", "replace")

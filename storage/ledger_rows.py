@@ -162,7 +162,6 @@ CREATE TABLE IF NOT EXISTS questions (
 CREATE TABLE IF NOT EXISTS engines (
     policy_digest TEXT PRIMARY KEY, capabilities TEXT NOT NULL, checksum TEXT NOT NULL
 );
-CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 
 
@@ -183,11 +182,6 @@ SUMS = (
     f"count(*) FILTER (WHERE usage_basis <> '{REPORTED}')"
 )
 """The fields of `Totals`, in SQL."""
-GET_FACT = "SELECT value FROM facts WHERE name = ?"
-IS_USED = (
-    "SELECT EXISTS (SELECT 1 FROM calls) OR EXISTS (SELECT 1 FROM questions)"
-    " OR EXISTS (SELECT 1 FROM engines)"
-)
 
 
 def _bytes_in_array(blob: bytes) -> list[str]:

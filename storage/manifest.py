@@ -59,13 +59,11 @@ class Manifest(Record):
     """The committed parts of a run, in the order of their paths.
 
     Attributes:
-        run: Digest of the run (`runs.seal`), or None.
         seal: Hash of all other fields; None if it was never written. Without it, damage to a part's
             hash would look like damage to the part.
     """
 
     schema_version: int = SCHEMA_VERSION
-    run: str | None = None
     parts: tuple[PartInfo, ...] = ()
     seal: str | None = None
 
@@ -81,8 +79,7 @@ class Manifest(Record):
     def _hash(self) -> str:
         # Exclude defaults, so that the seal stays valid in a later version with another field.
         parts = (part.model_dump_json(exclude_defaults=True) for part in self.parts)
-        begun = () if self.run is None else (self.run,)
-        return digest_of(str(self.schema_version), *begun, *parts)
+        return digest_of(str(self.schema_version), *parts)
 
     def of(self, table: str) -> tuple[PartInfo, ...]:
         """Returns the parts of one table."""
@@ -128,22 +125,7 @@ def _not_a_manifest(path: Path, why: str) -> StorageError:
     )
 
 
-def begin_manifest(run: Path, begun: str) -> Manifest:
-    """Writes the manifest of a run without parts.
-
-    Args:
-        run: Path of the run folder.
-        begun: Digest of the run, stored as `Manifest.run`.
-    """
-    return _write(run, Manifest(run=begun))
-
-
-def add_parts(
-    run: Path,
-    parts: Iterable[PartInfo],
-    begun: str | None = None,
-    replaced: Collection[str] = (),
-) -> Manifest:
+def add_parts(run: Path, parts: Iterable[PartInfo], replaced: Collection[str] = ()) -> Manifest:
     """Commits parts, all or none; a part replaces an older one with the same path.
 
     The caller must hold the run (see `base.lock`), or two writers would undo each other's work.
@@ -151,14 +133,12 @@ def add_parts(
     Args:
         run: Path of the run folder.
         parts: Parts to commit.
-        begun: Digest of the run, stored if `Manifest.run` is missing because the file was removed.
         replaced: Names of tables whose older parts are dropped.
     """
-    before = load_manifest(run)
-    older = (part for part in before.parts if part.table not in replaced)
+    older = (part for part in load_manifest(run).parts if part.table not in replaced)
     by_path = {part.path: part for part in (*older, *parts)}
     kept = tuple(by_path[path] for path in sorted(by_path))
-    return _write(run, Manifest(run=before.run or begun, parts=kept))
+    return _write(run, Manifest(parts=kept))
 
 
 def _write(run: Path, manifest: Manifest) -> Manifest:

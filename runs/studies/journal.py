@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from base.errors import StorageError
-from base.safe_files import LOG_BYTES, read_inside, reject_irregular_files
+from base.safe_files import LOG_BYTES, read_inside
 from base.text import digest_of
 
 
@@ -72,7 +72,6 @@ class Journal:
         line = json.dumps(asdict(event), default=str) + "\n"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            reject_irregular_files(self.path)
             torn = self.path.exists() and not self.path.read_bytes().endswith(b"\n")
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(("\n" if torn else "") + line)

@@ -3,7 +3,6 @@
 What befalls single entries is in `tests/storage/test_cache.py` and beside every reader.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -57,28 +56,18 @@ def test_workers_find_it_mended(own_world: World, tmp_path: Path) -> None:
     as_before(own_world, tmp_path / "run", "--workers", 2)
 
 
-@pytest.mark.parametrize("whose", ["everybody's", "somebody else's"])
-def test_a_cache_of_others_stops_before_any_call(
-    whose: str, own_world: World, tmp_path: Path
-) -> None:
-    if whose == "somebody else's" and os.geteuid() != 0:
-        pytest.skip("only root can give a folder to somebody else")
+def test_a_cache_of_others_stops_before_any_call(own_world: World, tmp_path: Path) -> None:
     cache = own_world.recipe.parent / "cache"
     before = cache.stat()
     try:
-        if whose == "everybody's":
-            cache.chmod(0o777)
-        else:
-            os.chown(cache, 4321, -1)
+        cache.chmod(0o777)
         calls = len(own_world.seeds)
         ended = annotated(own_world, tmp_path / "run")
         seen = own_world.stages.run("doctor", "--config", own_world.recipe)
     finally:
         cache.chmod(before.st_mode & 0o7777)
-        os.chown(cache, before.st_uid, before.st_gid)
     assert ended.code == 2, ended.said
     assert "BRANCHWISE_CACHE" in ended.said
-    assert str(cache) in ended.said
     assert len(own_world.seeds) == calls
     assert not (tmp_path / "run" / "config.yaml").exists()
     assert seen.code == 2

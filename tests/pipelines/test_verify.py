@@ -3,6 +3,7 @@
 import hashlib
 import json
 import sqlite3
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
@@ -105,7 +106,11 @@ def test_what_does_not_come_out_as_it_was_committed_changes_nothing(
     assert (run / "manifest.json").read_bytes() == manifest
     assert (run / "ledger.sqlite").read_bytes() == ledger
     with Ledger(run / "ledger.sqlite") as opened:
-        assert opened.counts() == {"pending": 0, "done": 6, "failed": 0}
+        assert Counter(row.status for row in opened.questions()) == {
+            "pending": 0,
+            "done": 6,
+            "failed": 0,
+        }
 
 
 def test_a_sound_run_over_a_damaged_ledger_is_told(
@@ -136,7 +141,11 @@ def test_what_the_ledger_lost_is_owed(
     assert "branchwise annotate" in told
     assert question_ids(run, "trees") == set()
     with Ledger(run / "ledger.sqlite") as ledger:
-        assert ledger.counts() == {"pending": 6, "done": 0, "failed": 0}
+        assert Counter(row.status for row in ledger.questions()) == {
+            "pending": 6,
+            "done": 0,
+            "failed": 0,
+        }
 
 
 def test_what_other_stages_make_again_is_named(

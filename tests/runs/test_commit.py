@@ -1,5 +1,6 @@
 """What a run counts: over all attempts, failures by kind, and who was asked."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def test_attempts_add_up_to_the_table_of_one(
             == 3
         )
         with Ledger(parts / "ledger.sqlite") as ledger:
-            counts = ledger.counts()
+            counts = Counter(row.status for row in ledger.questions())
             assert counts["done"] > 0 < counts["pending"]
             assert sum(counts.values()) == 6
         for attempt in ("resumed", "finished"):

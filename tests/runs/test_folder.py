@@ -11,7 +11,6 @@ from base.errors import ConfigError
 from runs.folder import existing_run, open_run
 from runs.recipe import Recipe
 from runs.seal import SEAL, new_seal
-from storage.manifest import begin_manifest
 
 
 def recipe(**blocks: Any) -> Recipe:
@@ -42,8 +41,7 @@ def test_a_run_without_a_newer_setting_has_its_default(tmp_path: Path) -> None:
     (run / "config.yaml").write_text(yaml.safe_dump(kept))
     seal = new_seal(run, recipe())
     older = seal.model_copy(update={"settings": {**seal.settings, "mcts": kept["mcts"]}})
-    atomic_write_json(run / "provenance.json", {SEAL: older.noted()})
-    begin_manifest(run, older.digest)
+    atomic_write_json(run / "provenance.json", {SEAL: older.model_dump()})
     assert open_run(run, recipe(), {}).id == older.run_id
     with pytest.raises(ConfigError, match=r"mcts.kind: was 'tree', now 'chains'"):
         open_run(run, recipe(mcts={"kind": "chains"}), {})

@@ -13,9 +13,7 @@ from storage.manifest import (
     Manifest,
     PartInfo,
     add_parts,
-    begin_manifest,
     load_manifest,
-    remove_parts,
     verify_manifest,
 )
 from storage.parts import question_ids, read_parts, write_part
@@ -90,16 +88,6 @@ def test_any_changed_bit_of_a_manifest_is_its_own_damage(tmp_path: Path) -> None
     (tmp_path / "manifest.json").write_text(Manifest(parts=tuple(parts)).model_dump_json())
     with pytest.raises(StorageError, match="its content changed"):
         load_manifest(tmp_path)
-
-
-def test_a_manifest_knows_its_run(tmp_path: Path) -> None:
-    one, other = (write_part(tmp_path, "trees", _trees(a_node()), i) for i in range(2))
-    assert add_parts(tmp_path, [one]).run is None
-    assert add_parts(tmp_path, [other], "of a run").run == "of a run"
-    assert add_parts(tmp_path, [other], "of another").run == "of a run"
-    assert remove_parts(tmp_path, [other]).run == "of a run"
-    assert load_manifest(tmp_path).parts == (one,)
-    assert begin_manifest(tmp_path, "a new run") == Manifest(run="a new run").sealed()
 
 
 def test_a_bad_manifest_is_refused(tmp_path: Path) -> None:

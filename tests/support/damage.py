@@ -50,13 +50,6 @@ def device(path: Path, random: Random) -> None:
     path.symlink_to("/dev/zero")
 
 
-def link(path: Path, random: Random) -> None:
-    """The very same bytes, but where others may change them."""
-    moved = path.parent.parent / f"moved-{random.randrange(10**9)}"
-    path.rename(moved)
-    path.symlink_to(moved)
-
-
 def folder(path: Path, random: Random) -> None:
     path.unlink()
     path.mkdir()
@@ -70,7 +63,6 @@ HARMS: tuple[Harm, ...] = (
     another_beside,
     fifo,
     device,
-    link,
     folder,
 )
 """All of them, a file at a time."""

@@ -1,11 +1,8 @@
 """What may lie where a file should be: each puts something there that no reader must follow."""
 
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 Strange = Callable[[Path, Path], None]
 """Puts something at a path; the second one is a folder outside, for what a link leads to."""
@@ -39,23 +36,6 @@ def pipe(path: Path, outside: Path) -> None:
     os.mkfifo(path)
 
 
-def device(path: Path, outside: Path) -> None:
-    _cleared(path, outside)
-    try:
-        os.mknod(path, 0o20666, os.makedev(1, 5))
-    except PermissionError:
-        pytest.skip("only root makes devices")
-
-
-def bound(path: Path, outside: Path) -> None:
-    """A socket; bound by a short name, since theirs have at most a hundred characters."""
-    _cleared(path, outside)
-    with socket.socket(socket.AF_UNIX) as one:
-        here = os.open(path.parent, os.O_RDONLY)
-        one.bind(f"/proc/self/fd/{here}/{path.name}")
-        os.close(here)
-
-
 def folder(path: Path, outside: Path) -> None:
     _cleared(path, outside)
     path.mkdir()
@@ -66,9 +46,3 @@ def sparse(path: Path, outside: Path) -> None:
     _cleared(path, outside)
     path.touch()
     os.truncate(path, 10 << 30)
-
-
-NOT_FOLDERS: dict[str, Strange] = {
-    one.__name__: one for one in (link, endless, pipe, device, bound)
-}
-"""What is refused wherever it lies."""
