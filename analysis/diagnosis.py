@@ -12,7 +12,8 @@ import numpy as np
 
 from agent.actions import is_end
 from agent.tags import content_of
-from analysis.survival import Bounds, wilson
+from analysis.significance import wilson
+from analysis.survival import Bounds
 from rewards.evo_rag import similarity as likeness
 from rewards.guessable import guessable
 from storage.records import NO_PARENT, Pair, TreeNode

@@ -288,4 +288,4 @@ def wilson(share: float, n: int, confidence: float = 0.95) -> tuple[float, float
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
-    return middle - half, middle + half
+    return max(0.0, middle - half), min(1.0, middle + half)

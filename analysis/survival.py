@@ -16,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 
+from analysis.significance import wilson
 from base.seeds import to_uint32
 from storage.records import FreshRollouts, Pair, Rollout
 
@@ -27,8 +28,6 @@ Worth = Callable[[Rollout, Sequence[str]], float | None]
 """
 Bounds = tuple[float, float]
 """Low and high end of a 95 % interval."""
-
-_Z = 1.96
 
 
 def fresh_value(rolled: FreshRollouts, answers: Sequence[str], worth: Worth) -> float | None:
@@ -229,10 +228,3 @@ def _interval(sums: np.ndarray, counts: np.ndarray, resamples: int, seed: int) -
     drawn = np.random.default_rng(to_uint32(seed)).multinomial(n, [1 / n] * n, size=resamples)
     low, high = np.percentile((drawn @ sums) / (drawn @ counts), [2.5, 97.5])
     return float(low), float(high)
-
-
-def wilson(share: float, n: int) -> Bounds:
-    """Returns Wilson's 95 % score interval of a share of `n` independent observations; n ≥ 1."""
-    centre = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
-    half = _Z / (1 + _Z**2 / n) * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2))
-    return max(0.0, centre - half), min(1.0, centre + half)

@@ -23,7 +23,6 @@ def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
             json.loads(
                 text if isinstance(text, str) else text.decode("utf-8"),
                 parse_constant=None if constants else _no_constant,
-                parse_int=whole_number,
             )
         )
     except UnicodeDecodeError as error:
@@ -69,20 +68,6 @@ def kind_in_words(value: Any) -> str:
     if isinstance(value, str):
         return "text"
     return "a list" if isinstance(value, list) else "an object"
-
-
-def whole_number(digits: str) -> int:
-    """Converts an integer of JSON; Python limits it to a few thousand digits.
-
-    Raises:
-        ValueError: If it has more digits.
-    """
-    try:
-        return int(digits)
-    except ValueError as error:
-        raise ValueError(
-            f"has a number with too many digits ({len(digits.lstrip('-'))})"
-        ) from error
 
 
 def _no_constant(name: str) -> Any:

@@ -2,7 +2,6 @@
 
 The result has only mappings with text keys, lists, text, numbers, true, false and None. Anchors and
 aliases are refused: with them, a few lines can refer to themselves or expand beyond any memory.
-Nesting deeper than `DEEPEST` is refused too.
 """
 
 from collections.abc import Iterator
@@ -13,13 +12,7 @@ import yaml
 
 from base.errors import ConfigError
 
-DEEPEST = 40
-"""Maximum levels of nesting; a recipe has five."""
-LONGEST_NUMBER = 100
-"""Maximum length of a number in characters."""
-
 _MAPPING, _SEQUENCE, _TEXT = (f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str"))
-_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 Key = tuple[str, ...]
 
@@ -59,6 +52,8 @@ def parse_yaml(text: str, place: str) -> Document:
         value = _Plain(loader, place, document).value(root, ())
     except yaml.YAMLError as error:
         raise ConfigError(f"{place}: not valid YAML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{place}: is nested too deeply") from error
     return Document(value, document.lines, document.repeated)
 
 
@@ -77,23 +72,18 @@ def parse_settings(text: str, place: str) -> dict[str, Any]:
 
 
 def _check_no_references(text: str, place: str) -> None:
-    """Rejects anchors, aliases and deep nesting before anything is built.
+    """Rejects anchors and aliases before anything is built.
 
     Raises:
-        ConfigError: If the document has an anchor or an alias, or is nested too deeply.
+        ConfigError: If the document has an anchor or an alias.
     """
-    depth = 0
     for event in yaml.parse(text, yaml.SafeLoader):
-        here = f"{place}:{event.start_mark.line + 1 if event.start_mark else 1}"
         if isinstance(event, yaml.NodeEvent) and event.anchor is not None:
             raise ConfigError(
-                f"{here}: `{event.anchor}` is an anchor or alias (& or *), which settings do not "
-                "support. Write the value out, or quote text that starts with & or *"
+                f"{place}:{event.start_mark.line + 1}: `{event.anchor}` is an anchor or alias (& "
+                "or *), which settings do not support. Write the value out, or quote text that "
+                "starts with & or *"
             )
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST:
-            raise ConfigError(f"{here}: nested more than {DEEPEST} levels deep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +127,10 @@ class _Plain:
     def _scalar(self, node: yaml.ScalarNode) -> Any:
         if node.tag == _TEXT:
             return node.value
-        if node.tag in _NUMBERS and len(node.value) > LONGEST_NUMBER:
-            raise self._fault(node, f"is a number with too many characters ({len(node.value)})")
         try:
             found = self.loader.construct_object(node)
         except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:
-            raise self._fault(node, f"{node.value!r} cannot be read as {node.tag}") from error
+            raise self._fault(node, f"{node.value[:100]!r} cannot be read as {node.tag}") from error
         if found is None or isinstance(found, str | bool | int | float):
             return found
         raise self._fault(node, f"{node.value} is a {type(found).__name__}; put it in quotes")

@@ -15,9 +15,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.table import Table
-from rich.text import Text
-
 from analysis.diagnosis import PairFigures, TreeFigures, pair_figures, tree_figures
 from analysis.survival import (
     FACETS,
@@ -27,7 +24,7 @@ from analysis.survival import (
     sample_pairs,
     survival_table,
 )
-from analysis.table import markdown_cell
+from analysis.table import NONE, Sheet, number
 from base.atomic import atomic_write_json, atomic_write_text
 from base.errors import ConfigError, StorageError
 from base.terminal_escape import inert
@@ -53,8 +50,6 @@ from storage.parts import read_parts
 from storage.records import Pair
 from storage.schemas import table_to_records
 from training.policy_shift import PolicyShift, movement_of
-
-STYLES = {"good": "green", "watch": "yellow", "bad": "red"}
 
 
 @dataclass
@@ -158,57 +153,54 @@ def _exported(context: StageContext, found: Diagnosis, model: Path) -> Finding:
 
 def _report(context: StageContext, found: Diagnosis, folder: Path) -> None:
     """Prints the findings, and keeps them."""
-    context.console.print(_table(found))
+    context.console.print(_sheet(found).text())
     context.log(conclusion(found.findings))
     atomic_write_json(folder / "diagnosis.json", found.totals())
     atomic_write_text(folder / "diagnosis.md", markdown(found))
     context.log(f"kept in {folder / 'diagnosis.md'}")
 
 
-def _table(found: Diagnosis) -> Table:
-    table = Table(
-        title=f"can {inert(found.run)} teach?", title_justify="left", box=None, header_style="bold"
-    )
-    for column in ("measure", "value", "verdict", "usual value, or advice"):
-        table.add_column(column)
-    for one in found.findings:
-        verdict = Text(one.verdict, style=STYLES.get(one.verdict, "dim"))
-        what, figure, advice = (Text(inert(t)) for t in (one.what, one.figure, one.advice))
-        table.add_row(what, figure, verdict, advice)
-    return table
-
-
 def markdown(found: Diagnosis) -> str:
     """Returns the findings, and label survival by every facet, as Markdown tables."""
     title = found.run if found.label is None else f"{found.run}, labels `{found.label}`"
     lines = [f"# Can {inert(title)} teach?", "", f"Conclusion: {conclusion(found.findings)}.", ""]
-    lines += _rows(("measure", "value", "verdict", "usual value, or advice"))
-    lines += ["| " + " | ".join(_cells(one)) + " |" for one in found.findings]
+    lines.append(_sheet(found).markdown())
     if found.survival:
-        lines += ["", "## Label survival", ""]
-        lines += _rows(
-            ("by", "group", "pairs", "questions", "kept", "95 %", "luck", "reversed", "tied",
-             "of decided", "label gap", "fresh gap", "its 95 %")
-        )  # fmt: skip
-        lines += [_survival_line(by, row) for by, rows in found.survival.items() for row in rows]
-    return "\n".join(lines) + "\n"
+        rows = tuple(
+            _survival_cells(by, row) for by, rows in found.survival.items() for row in rows
+        )
+        lines.append(Sheet("Label survival", _SURVIVAL, rows, names=2).markdown())
+    return "\n".join(lines)
 
 
-def _rows(columns: Sequence[str]) -> list[str]:
-    return [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+def _sheet(found: Diagnosis) -> Sheet:
+    head = ("measure", "value", "verdict", "usual value, or advice")
+    rows = tuple((one.what, one.figure, one.verdict, one.advice) for one in found.findings)
+    return Sheet(f"can {found.run} teach?", head, rows, names=4)
 
 
-def _cells(one: Finding) -> list[str]:
-    return [markdown_cell(text) for text in (one.what, one.figure, one.verdict, one.advice)]
+_SURVIVAL = (
+    "by", "group", "pairs", "questions", "kept", "95 %", "luck", "reversed", "tied", "of decided",
+    "label gap", "fresh gap", "its 95 %",
+)  # fmt: skip
 
 
-def _survival_line(by: str, row: SurvivalRow) -> str:
+def _survival_cells(by: str, row: SurvivalRow) -> tuple[str, ...]:
     (low, high), (gap_low, gap_high) = row.kept_interval, row.fresh_gap_interval
-    decided = "–" if row.decided is None else f"{row.decided:.0%}"
     return (
-        f"| {by} | {markdown_cell(row.group)} | {row.pairs} | {row.questions} | {row.kept:.0%} | "
-        f"{low:.0%}–{high:.0%} | {row.luck:.0%} | {row.reversed:.0%} | {row.tied:.0%} | "
-        f"{decided} | {row.label_gap:.3f} | {row.fresh_gap:.3f} | {gap_low:.3f} to {gap_high:.3f} |"
+        by,
+        row.group,
+        str(row.pairs),
+        str(row.questions),
+        f"{row.kept:.0%}",
+        f"{low:.0%}–{high:.0%}",
+        f"{row.luck:.0%}",
+        f"{row.reversed:.0%}",
+        f"{row.tied:.0%}",
+        NONE if row.decided is None else f"{row.decided:.0%}",
+        number(row.label_gap, 3),
+        number(row.fresh_gap, 3),
+        f"{gap_low:.3f} to {gap_high:.3f}",
     )
 
 

@@ -11,10 +11,7 @@ from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 
-from rich.table import Table
-from rich.text import Text
-
-from base.terminal_escape import inert
+from analysis.table import Sheet
 from runs.environment import environment_facts
 from runs.folder import check_run_folder
 from runs.preflight import (
@@ -41,12 +38,10 @@ NEEDS = {
 def doctor(context: StageContext) -> StageResult:
     """Runs the stage (see module)."""
     facts = environment_facts()
-    table = Table(title="this machine", title_justify="left", show_header=False, box=None)
     free = shutil.disk_usage(".").free / 2**30
-    for name, value in {**facts, "free disk": f"{free:.0f} GiB"}.items():
-        if name not in {"created", "command"}:
-            table.add_row(Text(name, style="dim"), Text(inert(_plain(value))))
-    context.console.print(table)
+    shown = {**facts, "free disk": f"{free:.0f} GiB"}
+    rows = tuple((n, _plain(v)) for n, v in shown.items() if n not in {"created", "command"})
+    context.console.print(Sheet("this machine", ("fact", "value"), rows, names=2).text())
     for extra, modules in NEEDS.items():
         missing = [module for module in modules if find_spec(module) is None]
         context.log(f"extra {extra}: {'missing ' + ', '.join(missing) if missing else 'installed'}")

@@ -41,8 +41,6 @@ from runs.recipe import Recipe
 from runs.stage import DONE, TOO_MANY_FAILURES, ByType, Gate, StageContext, StageResult
 from sources.load import Data
 from storage.ledger import Ledger
-from storage.parts import write_part
-from storage.schemas import rows_to_table, schema_of
 
 
 def evaluate(context: StageContext, by_type: ByType = False) -> StageResult:
@@ -141,12 +139,8 @@ def open_evaluation_run(context: StageContext, retriever: Retriever) -> Run:
 def _write(run: Run, policy: str, name: str, answered: Evaluated) -> None:
     """Commits predictions and failures; they replace those of an earlier attempt."""
     predictions = [row.model_copy(update={"evaluation": name}) for row in answered.predictions]
-    parts = []
-    for kind, rows in (("predictions", predictions), ("failures", answered.failures)):
-        table = f"eval/{policy}/{name}/{kind}"
-        content = rows_to_table(rows, schema_of(table), run.id)
-        parts.append(write_part(run.folder, table, content))
-    run.commit(parts)
+    tables = {"predictions": predictions, "failures": answered.failures}
+    run.commit(run.write_part(f"eval/{policy}/{name}/{kind}", r) for kind, r in tables.items())
 
 
 def _report(

@@ -6,7 +6,6 @@
 An imported run holds pairs alone: train on it with `train-dpo` or `train-sft`.
 """
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -18,9 +17,7 @@ from runs.annotation.stored_pairs import pairs_of, pairs_table
 from runs.folder import check_run_folder, existing_run, open_run
 from runs.stage import StageContext, StageResult
 from sources.files import read_rows
-from storage.parts import write_part
 from storage.records import Pair
-from storage.schemas import rows_to_table, schema_of
 
 File = Annotated[Path, "the RAG-ProGuide JSON file"]
 
@@ -46,10 +43,11 @@ def import_pairs(context: StageContext, file: File) -> StageResult:
     if context.dry_run:
         context.log(f"import-pairs: {len(pairs)} pairs → {context.run}")
         return StageResult({"pairs": len(pairs), "dry_run": True})
-    run = open_run(context.run, context.recipe, {"imported": str(file)}, _inputs(pairs))
-    rows = rows_to_table(pairs, schema_of("pairs"), run.id)
+    # The digest keeps an annotation, or another file, from adding to this run.
+    inputs = {"imported_pairs": digest_of(*(pair.pair_id for pair in pairs))}
+    run = open_run(context.run, context.recipe, {"imported": str(file)}, inputs)
     with run.held():
-        run.commit([write_part(run.folder, "pairs", rows, 0)])
+        run.commit([run.write_part("pairs", pairs, 0)])
     context.log(f"imported {len(pairs)} pairs into {context.run}")
     return StageResult({"pairs": len(pairs), "run": str(context.run)})
 
@@ -64,10 +62,3 @@ def read_proguide(path: Path) -> list[Pair]:
     pairs = list(pairs_of_records(read_rows(path, faults), faults))
     faults.raise_any()
     return pairs
-
-
-def _inputs(pairs: Iterable[Pair]) -> dict[str, str]:
-    """Returns a run of these pairs and no others: neither an annotation nor another file adds to
-    it.
-    """
-    return {"imported_pairs": digest_of(*(pair.pair_id for pair in pairs))}

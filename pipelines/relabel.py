@@ -22,9 +22,7 @@ from runs.folder import Run, existing_run
 from runs.recipe import Recipe
 from runs.stage import Label, StageContext, StageResult, checked_name
 from storage.manifest import PartInfo
-from storage.parts import write_part
 from storage.records import Record
-from storage.schemas import rows_to_table, schema_of
 
 
 def relabel(context: StageContext, label: Label = None) -> StageResult:
@@ -54,8 +52,7 @@ def _relabel(context: StageContext, run: Run, label: str | None) -> StageResult:
         for name, rows in made.items():
             counted[name] += len(rows)
             if not context.dry_run:
-                table = rows_to_table(rows, schema_of(name), run.id)
-                parts.append(write_part(run.folder, name, table, number))
+                parts.append(run.write_part(name, rows, number))
     if not context.dry_run:
         keep_labelling(run, label, recipe)
         run.commit(parts, replaced=(labels, pairs))

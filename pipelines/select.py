@@ -32,9 +32,9 @@ from runs.stage import BAD_INPUT, DONE, TOO_MANY_FAILURES, Gate, StageContext, S
 from sources.jsonl import line_of
 from sources.load import Data, load_data, unanswerable
 from storage.manifest import load_manifest
-from storage.parts import number_of, question_ids, read_parts, write_part
+from storage.parts import number_of, question_ids, read_parts
 from storage.records import Difficulty, Failure, Question
-from storage.schemas import rows_to_table, schema_of, table_to_records
+from storage.schemas import table_to_records
 
 TABLE, FAILURES = "select/difficulty", "select/failures"
 
@@ -139,17 +139,9 @@ def _commit(run: Run, rows: Sequence[Difficulty], failures: Sequence[Failure]) -
     """Commits both tables; they replace earlier ones."""
     # Into other files, because a kill before the commit must leave the older ones as they were.
     numbers = [number_of(part) for part in load_manifest(run.folder).of(TABLE)]
-    tables: dict[str, Sequence[Difficulty | Failure]] = {TABLE: rows, FAILURES: failures}
-    parts = [
-        write_part(
-            run.folder,
-            table,
-            rows_to_table(content, schema_of(table), run.id),
-            1 - max(numbers, default=1),
-        )
-        for table, content in tables.items()
-    ]
-    run.commit(parts, replaced=tables)
+    number = 1 - max(numbers, default=1)
+    parts = [run.write_part(TABLE, rows, number), run.write_part(FAILURES, failures, number)]
+    run.commit(parts, replaced=(TABLE, FAILURES))
 
 
 def _counted(

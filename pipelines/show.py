@@ -10,9 +10,7 @@ branchwise show --run datasets/atlas 5f0c8a…               # a pair, by the be
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.table import Table
-from rich.text import Text
-
+from analysis.table import Sheet
 from base.errors import BranchwiseError, ConfigError
 from report.text import node_text, pair_text, tree_text
 from runs.factories import open_data
@@ -75,12 +73,9 @@ def rows(run: Path, sql: str, *values: str) -> list[dict[str, Any]]:
 
 
 def _list(context: StageContext, questions: list[dict[str, Any]]) -> StageResult:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("question id", "pairs", "question"):
-        table.add_column(name)
-    for row in questions[:_LISTED]:
-        table.add_row(Text(row["question_id"]), str(row["pairs"]), Text(row["question"]))
-    context.console.print(table)
+    head = ("question id", "pairs", "question")
+    rows = tuple((q["question_id"], str(q["pairs"]), q["question"]) for q in questions[:_LISTED])
+    context.console.print(Sheet("questions", head, rows, names=3).text())
     if len(questions) > _LISTED:
         context.log(f"{len(questions) - _LISTED} more; add words of the question, or its id")
     return StageResult({"questions": len(questions)})

@@ -33,6 +33,9 @@ from runs.seal import (
 )
 from storage.ledger import Ledger
 from storage.manifest import PartInfo, add_parts
+from storage.parts import write_part
+from storage.records import Record
+from storage.schemas import rows_to_table, schema_of
 
 STUDY = "study"
 """Subfolder with a study's journal; it exists before the run's recipe."""
@@ -79,6 +82,15 @@ class Run:
             StorageError: See `Ledger`.
         """
         return Ledger(self.ledger)
+
+    def write_part(self, table: str, rows: Iterable[Record], part: int | None = None) -> PartInfo:
+        """Writes records as a part of a table, which counts once it is committed.
+
+        Raises:
+            StorageError: If the file could not be written, or a value does not fit its column.
+        """
+        content = rows_to_table(rows, schema_of(table), self.id)
+        return write_part(self.folder, table, content, part)
 
     def commit(self, parts: Iterable[PartInfo], replaced: Collection[str] = ()) -> None:
         """Adds all parts to the manifest, or none; the caller holds the run.

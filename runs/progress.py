@@ -12,9 +12,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from analysis.table import Sheet
 from base.step_messages import format_duration
-from base.terminal_escape import inert
-from runs.terminal import Terminal, printing_above
+from runs.terminal import Terminal
 from storage.ledger_rows import Totals
 
 PLAIN_EVERY_S = 30.0
@@ -128,15 +128,7 @@ class Progress:
             console.print_line(self.line())
 
     async def _live(self, console: Terminal) -> None:
-        live = Live(
-            self.table(),
-            console=console,
-            transient=True,
-            auto_refresh=False,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        with live, printing_above(console):
+        with Live(self.table(), console=console, transient=True, auto_refresh=False) as live:
             while True:
                 live.update(self.table(), refresh=True)
                 await asyncio.sleep(LIVE_EVERY_S)
@@ -148,9 +140,5 @@ class Progress:
 
     def closing_table(self) -> Table:
         """Returns the counts of everything dropped or noted, by reason."""
-        table = Table(title=f"{self.stage}: counted", title_justify="left", box=None)
-        table.add_column("what")
-        table.add_column("n", justify="right")
-        for name, count in sorted(self.counts.items()):
-            table.add_row(Text(inert(name)), Text(f"{count:,}"))
-        return table
+        rows = tuple((name, f"{count:,}") for name, count in sorted(self.counts.items()))
+        return Sheet(f"{self.stage}: counted", ("what", "n"), rows).text()

@@ -158,18 +158,6 @@ def _said(check: Callable[[], object]) -> list[str]:
     return []
 
 
-def _policy_endpoint(recipe: Recipe) -> Iterator[str]:
-    return _endpoint("policy", recipe.policy)
-
-
-def _judge_endpoint(recipe: Recipe) -> Iterator[str]:
-    return _endpoint("judge", recipe.judge)
-
-
-def _verifier_endpoint(recipe: Recipe) -> Iterator[str]:
-    return _endpoint("verifier", recipe.verifier)
-
-
 def _evaluated_endpoints(recipe: Recipe) -> Iterator[str]:
     for role, model in recipe.own_endpoints().items():
         yield from _endpoint(role, model)
@@ -272,9 +260,9 @@ CHECKS: tuple[tuple[tuple[str, ...], Callable[[Recipe], Iterator[str]]], ...] = 
     (("training",), _micro_batches),
     (("agent", "training"), _traces),
     (("retrieval",), _retrieval),
-    (("policy",), _policy_endpoint),
-    (("judge",), _judge_endpoint),
-    (("verifier",), _verifier_endpoint),
+    (("policy",), lambda recipe: _endpoint("policy", recipe.policy)),
+    (("judge",), lambda recipe: _endpoint("judge", recipe.judge)),
+    (("verifier",), lambda recipe: _endpoint("verifier", recipe.verifier)),
     (ASKED, _evaluated_endpoints),
     (("limits", *ASKED, "mcts", "rewards", "verifier"), _prices),
     (("data",), _sources),

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from base.errors import ConfigError
-from base.plain_yaml import DEEPEST, parse_yaml
+from base.plain_yaml import parse_yaml
 from base.safe_files import read_named
 from base.secret_names import REDACTED, names_secret, redacted_setting
 from base.terminal_escape import inert
@@ -144,7 +144,7 @@ def _validated(values: dict[str, Any]) -> tuple[Recipe, list[dict[str, Any]]]:
 def _override(values: dict[str, Any], item: str) -> str | None:
     """Applies one `a.b=value` in place; returns an error message or None."""
     key, equals, raw = item.partition("=")
-    if not equals or not key or key.count(".") > DEEPEST:
+    if not equals or not key:
         return f"--set {redacted_setting(item)}: write it as --set section.key=value"
     try:
         value = parse_yaml(raw, "value").value

@@ -7,16 +7,14 @@ question is a bracket.
 """
 
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import IO, Any, TextIO, cast
+from collections.abc import Iterable
+from typing import IO, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.file_proxy import FileProxy
 from rich.segment import Segment
 from rich.text import Text
 
-from base.terminal_escape import InertStream, bare, inert_lines
+from base.terminal_escape import bare, inert_lines
 
 PIPED_WIDTH = 200
 """Columns without a terminal: a narrower table would lose data in a file or a pipe."""
@@ -55,27 +53,3 @@ class Terminal(Console):
             if style and style.link:
                 style = style.update_link(None)
             yield segment if control else Segment(inert_lines(text), style)
-
-
-@contextmanager
-def printing_above(console: Console) -> Iterator[None]:
-    """Prints output that bypasses the console above a live display.
-
-    Rich can do so by itself, but would apply the colours and links in that output.
-    """
-    before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (_above(console, stream) for stream in before)
-    try:
-        yield
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()
-        sys.stdout, sys.stderr = before
-
-
-def _above(console: Console, stream: Any) -> Any:
-    """Returns a stream that prints through the console if both are terminals; else `stream`."""
-    if stream is None or not (console.is_terminal and stream.isatty()):
-        return stream
-    return InertStream(cast(TextIO, FileProxy(console, stream)))

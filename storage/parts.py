@@ -1,7 +1,7 @@
 """Parquet parts of a run: written whole, named by the manifest, read through it."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -98,28 +98,14 @@ def question_ids(run: Path, table: str) -> set[str]:
     return set(pc.unique(read_parts(run, table, ["question_id"])["question_id"]).to_pylist())
 
 
-class _Questions(dict[str, Question]):
-    """Questions of a run by id; every tree belongs to one of them."""
-
-    def __init__(self, run: Path) -> None:
-        found = table_to_records(read_parts(run, "questions"), Question)
-        super().__init__({question.id: question for question in found})
-        self.run = run
-
-    def __missing__(self, identity: str) -> Question:
-        raise StorageError(
-            f"{self.run}: a tree belongs to question {identity!r}, which is not in the run's "
-            "questions. Restore questions.parquet and trees/ from the same copy of the run"
-        )
-
-
-def stored_questions(run: Path) -> Mapping[str, Question]:
-    """Returns the questions of a run by id; a missing one raises a StorageError.
+def stored_questions(run: Path) -> dict[str, Question]:
+    """Returns the questions of a run by id.
 
     Raises:
         StorageError: If a part is damaged, or its rows are not questions.
     """
-    return _Questions(run)
+    found = table_to_records(read_parts(run, "questions"), Question)
+    return {question.id: question for question in found}
 
 
 def _part_path(table: str, part: int | str | None) -> PurePosixPath:

@@ -128,7 +128,7 @@ def _chunk(records: Sequence[Record], schema: pa.Schema, run_id: str) -> pa.Tabl
     except UnicodeEncodeError:
         return pa.Table.from_pylist([storable_values(row) for row in rows], schema=schema)
     except (pa.ArrowException, OverflowError) as error:
-        raise StorageError(_misfit(rows, schema, error)) from error
+        raise StorageError(f"rows do not fit the table: {error}") from error
 
 
 def table_to_records(table: pa.Table, cls: type[R]) -> list[R]:
@@ -204,14 +204,3 @@ def _reject_newer(table: pa.Table) -> None:
             f"the table has schema version {newest}, this Branchwise reads up to "
             f"{SCHEMA_VERSION}: install a newer version"
         )
-
-
-def _misfit(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, error: Exception) -> str:
-    """Describes a value that does not fit its column, with the number of its row."""
-    for field in schema:
-        for number, row in enumerate(rows):
-            try:
-                pa.array([row.get(field.name)], field.type)
-            except (pa.ArrowException, OverflowError) as reason:
-                return f"row {number}: a value does not fit column {field.name} ({reason})"
-    return f"rows do not fit the table ({error})"

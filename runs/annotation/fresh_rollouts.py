@@ -26,9 +26,9 @@ from runs.recipe import Recipe
 from runs.stage import Gate, StageContext
 from storage.ledger import Ledger
 from storage.manifest import load_manifest
-from storage.parts import number_of, read_parts, write_part
+from storage.parts import number_of, read_parts
 from storage.records import FreshRollouts, Pair
-from storage.schemas import rows_to_table, schema_of, table_to_records
+from storage.schemas import table_to_records
 
 TABLE = "survival"
 
@@ -201,5 +201,4 @@ def _commit(run: Run, rows: Sequence[FreshRollouts]) -> None:
     if not rows:
         return
     taken = [number_of(part) for part in load_manifest(run.folder).of(TABLE)]
-    content = rows_to_table(rows, schema_of(TABLE), run.id)
-    run.commit([write_part(run.folder, TABLE, content, max(taken, default=-1) + 1)])
+    run.commit([run.write_part(TABLE, rows, max(taken, default=-1) + 1)])

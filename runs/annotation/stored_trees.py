@@ -8,6 +8,7 @@ from itertools import groupby
 from agent.protocols import protocol_of
 from agent.replay import replay_tree
 from agent.state import State
+from base.errors import StorageError
 from runs.folder import Run
 from runs.inputs import replay_passages
 from storage.manifest import PartInfo, load_manifest
@@ -40,7 +41,14 @@ class StoredTree:
         Raises:
             StorageError: If the run lacks the question.
         """
-        return self._run.questions[self.nodes[0].question_id]
+        identity, questions = self.nodes[0].question_id, self._run.questions
+        if identity not in questions:
+            raise StorageError(
+                f"{self._run.run.folder}: a tree belongs to question {identity!r}, which is not in "
+                "the run's questions. Restore questions.parquet and trees/ from the same copy of "
+                "the run"
+            )
+        return questions[identity]
 
     @cached_property
     def states(self) -> list[State]:

@@ -12,8 +12,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -238,48 +237,32 @@ class ProcessResult:
 
 
 def _run(words: Sequence[str]) -> ProcessResult:
-    """Runs a stage; its messages go straight to the terminal."""
-    with _passing_signals() as signals:
+    """Runs a stage; its messages go straight to the terminal.
+
+    The first stop signal drains the stage, the second aborts it.
+    """
+    came: list[int] = []
+    process: subprocess.Popen[str] | None = None
+
+    def take(signum: int) -> None:
+        came.append(signum)
+        if process is not None:
+            process.send_signal(signum)
+
+    with on_stop_signal(take):
         # Its own process group, so that Ctrl-C reaches it once, through the study.
-        process = subprocess.Popen(
+        started = subprocess.Popen(
             [sys.executable, "-m", CHILD, str(os.getpid()), *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
             process_group=0,
         )
-        signals.pass_to(process)
+        for signum in came:  # before there was a process to pass them to
+            started.send_signal(signum)
+        process = started
         printed, _ = process.communicate()
-    return ProcessResult(process.returncode, _last_json(printed), signals.came > 0)
-
-
-@dataclass
-class _Signals:
-    """Signals received while a stage runs. The first one drains the stage, the second aborts it."""
-
-    process: subprocess.Popen[str] | None = None
-    early: list[int] = field(default_factory=list)
-    came: int = 0
-
-    def take(self, signum: int) -> None:
-        self.came += 1
-        if self.process is None:
-            self.early.append(signum)
-        else:
-            self.process.send_signal(signum)
-
-    def pass_to(self, process: subprocess.Popen[str]) -> None:
-        """Passes signals on to the process, including earlier ones."""
-        self.process = process
-        for signum in self.early:
-            process.send_signal(signum)
-
-
-@contextmanager
-def _passing_signals() -> Iterator[_Signals]:
-    signals = _Signals()
-    with on_stop_signal(signals.take):
-        yield signals
+    return ProcessResult(process.returncode, _last_json(printed), bool(came))
 
 
 def _last_json(printed: str) -> StageTotals:
