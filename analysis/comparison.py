@@ -8,10 +8,10 @@ did not fail and have a value.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 from analysis.significance import Interval, paired_bootstrap
 from storage.records import FailedPrediction, Prediction
@@ -44,16 +44,10 @@ class PolicyRow:
         n: Number of questions, failed ones included.
         answerable: Number of answerable questions; em, f1 and cover_em are means over these.
         failed: Number of questions without a prediction.
-        em, f1, cover_em, judge, supporting_recall: Means in [0, 1]; None without any value.
-        steps, searches, valid_searches, backtracks: Means per question; None if all failed.
-        invalid, forced, refused: Shares in [0, 1]; None if all failed. `invalid` counts replies
-            without the protocol's format.
-        relevance, relevance_full, all_correct, evaluated, copied: Means in [0, 1]; None without any
-            value.
-        retrievals, corrections, forged, turn_tokens: Means per question; None without any value.
-        refusal_precision, refusal_recall: Shares in [0, 1]; None if every question is answerable.
-            Precision is also None without refusals. A failed question does not count as refused.
-        output_tokens, latency_s: Means per question; None if all failed.
+        means: Means by name: `SCORES`, shares and `relevance` in [0, 1], the others per question;
+            None without any value. `invalid` counts replies without the protocol's format.
+            `refusal_precision` and `refusal_recall` are None if every question is answerable;
+            precision also without refusals. A failed question does not count as refused.
         counts: Number of questions of each mean, by its name.
         broken: Share of replies that break a rule of the protocol's format, by rule.
     """
@@ -64,33 +58,14 @@ class PolicyRow:
     n: int
     failed: int
     answerable: int
-    em: float | None
-    f1: float | None
-    cover_em: float | None
-    judge: float | None
-    supporting_recall: float | None
-    steps: float | None
-    searches: float | None
-    valid_searches: float | None
-    backtracks: float | None
-    invalid: float | None
-    forced: float | None
-    refused: float | None
-    refusal_precision: float | None
-    refusal_recall: float | None
-    relevance: float | None
-    relevance_full: float | None
-    all_correct: float | None
-    retrievals: float | None
-    corrections: float | None
-    evaluated: float | None
-    copied: float | None
-    forged: float | None
-    output_tokens: float | None
-    turn_tokens: float | None
-    latency_s: float | None
+    means: Mapping[str, float | None]
     counts: Mapping[str, int]
     broken: Mapping[str, float]
+
+    def totals(self) -> dict[str, Any]:
+        """Returns all figures side by side, as in `metrics.json`."""
+        figures = asdict(self)
+        return {**figures, **figures.pop("means")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +106,6 @@ def compare(
         unanswered: Failed questions of each policy.
         references: Names of baselines that are not policies. Policies are compared with them, but
             they are not compared with each other.
-        resamples: Number of samples of each paired bootstrap.
-        seed: Random seed of the bootstrap.
 
     Raises:
         ValueError: If `predictions` is empty.
@@ -213,12 +186,14 @@ def _row(policy: str, stratum: str, scored: Sequence[Scored], *, is_reference: b
         n=len(scored),
         failed=len(scored) - len(own),
         answerable=len(scored) - unanswerable,
-        invalid=_mean([not p.format_ok for p in own]),
-        refusal_precision=rightly / len(refused) if unanswerable and refused else None,
-        refusal_recall=rightly / unanswerable if unanswerable else None,
+        means={
+            **{name: _mean(known) for name, known in values.items()},
+            "invalid": _mean([not p.format_ok for p in own]),
+            "refusal_precision": rightly / len(refused) if unanswerable and refused else None,
+            "refusal_recall": rightly / unanswerable if unanswerable else None,
+        },
         counts={name: len(known) for name, known in values.items()},
         broken={rule: count / len(ruled) for rule, count in broken.most_common()},
-        **{name: _mean(known) for name, known in values.items()},
     )
 
 

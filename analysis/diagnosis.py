@@ -149,9 +149,6 @@ def tree_figures(trees: Iterable[Sequence[TreeNode]]) -> TreeFigures | None:
     """Returns the figures of labelled trees; None without any.
 
     Each tree is read once and not kept, so they need not be in memory together.
-
-    Args:
-        trees: All nodes of each tree.
     """
     counted: Counter[str] = Counter()
     spreads: list[float] = []

@@ -44,7 +44,6 @@ def draw_stages(
     Args:
         rows: Labels of distinct questions, in any order.
         stages: Stages whose buckets are all labels, or all `<source>/<label>`.
-        seed: Random seed of the draw.
     """
     buckets: dict[str, list[Difficulty]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: digest_of(str(seed), row.source, row.question_id)):

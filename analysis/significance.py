@@ -19,7 +19,7 @@ EXACT_UP_TO = 20
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean difference with its percentile interval.
+    """A mean difference with its 95 % percentile interval.
 
     `n` is the number of pairs; with several seeds (`seeds`), the number of questions.
     """
@@ -41,7 +41,6 @@ def paired_bootstrap(
     *,
     resamples: int = 10_000,
     seed: int = 0,
-    confidence: float = 0.95,
 ) -> Interval:
     """Returns the mean of `other` − `baseline` over the same items, with a bootstrap interval.
 
@@ -51,9 +50,6 @@ def paired_bootstrap(
     Args:
         baseline: One score per item, shape (n,).
         other: Scores of the same items in the same order, shape (n,).
-        resamples: Number of bootstrap samples.
-        seed: Random seed; the same seed gives the same interval.
-        confidence: Coverage in (0, 1).
 
     Raises:
         ValueError: If both are empty, or they differ in length.
@@ -62,7 +58,7 @@ def paired_bootstrap(
         raise ValueError(f"cannot pair {len(baseline)} scores with {len(other)}")
     difference = np.asarray(other, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
     means = _resampled_means(difference, resamples, np.random.default_rng(to_uint32(seed)))
-    low, high = _percentiles(means, confidence)
+    low, high = _percentiles(means)
     return Interval(float(difference.mean()), low, high, len(difference))
 
 
@@ -72,7 +68,6 @@ def crossed_bootstrap(
     *,
     resamples: int = 10_000,
     seed: int = 0,
-    confidence: float = 0.95,
 ) -> Interval:
     """Returns the mean of `other` − `baseline` over questions × seeds, with an interval over both.
 
@@ -90,16 +85,13 @@ def crossed_bootstrap(
         baseline: Scores of shape (questions, seeds); column j of both arms belongs to one training
             seed. An arm without seeds has shape (questions, 1) and is compared with every seed.
         other: Scores of the same questions in the same order.
-        resamples: Number of bootstrap samples.
-        seed: Random seed; the same seed gives the same interval.
-        confidence: Coverage in (0, 1).
 
     Raises:
         ValueError: If the arms cannot be paired, or a score is not a number.
     """
     difference = _paired_difference(baseline, other)
     means = _crossed_means([difference], resamples, np.random.default_rng(to_uint32(seed)))
-    low, high = _percentiles(means[:, 0], confidence)
+    low, high = _percentiles(means[:, 0])
     return Interval(float(difference.mean()), low, high, *difference.shape)
 
 
@@ -109,7 +101,6 @@ def relative_saving(
     *,
     resamples: int = 10_000,
     seed: int = 0,
-    confidence: float = 0.95,
 ) -> Interval:
     """Returns 1 − mean(other) / mean(baseline) over questions × seeds, for counts such as searches.
 
@@ -118,9 +109,6 @@ def relative_saving(
 
     Args:
         baseline, other: Counts ≥ 0, in the shapes of `crossed_bootstrap`.
-        resamples: Number of bootstrap samples.
-        seed: Random seed of the draws.
-        confidence: Coverage in (0, 1).
 
     Returns:
         Saving of at most 1; negative if `other` counts more.
@@ -136,7 +124,7 @@ def relative_saving(
     means = _crossed_means([base, own], resamples, np.random.default_rng(to_uint32(seed)))
     whole, saved = means[:, 0], means[:, 0] - means[:, 1]
     shares = np.divide(saved, whole, out=np.zeros_like(whole), where=whole > 0)
-    low, high = _percentiles(shares, confidence)
+    low, high = _percentiles(shares)
     return Interval(float(1 - own.mean() / base.mean()), low, high, *shape)
 
 
@@ -157,8 +145,6 @@ def permutation_p(
     Args:
         baseline, other: Scores in the shapes of `crossed_bootstrap`; shape (questions,) is one
             seed.
-        resamples: Number of flips drawn.
-        seed: Random seed of the draws.
 
     Raises:
         ValueError: If the arms cannot be paired, or a score is not a number.
@@ -199,7 +185,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _columns(scores: ArrayLike) -> np.ndarray:
-    """Returns the scores in shape (questions, seeds)."""
     found: np.ndarray = np.asarray(scores, dtype=np.float64)
     return found.reshape(-1, 1) if found.ndim == 1 else found
 
@@ -229,9 +214,8 @@ def _all_flipped_sums(values: np.ndarray) -> np.ndarray:
     return sums
 
 
-def _percentiles(means: np.ndarray, confidence: float) -> tuple[float, float]:
-    tail = 100 * (1 - confidence) / 2
-    low, high = np.percentile(means, [tail, 100 - tail])
+def _percentiles(means: np.ndarray) -> tuple[float, float]:
+    low, high = np.percentile(means, [2.5, 97.5])
     return float(low), float(high)
 
 
@@ -283,9 +267,9 @@ def _resampled_means(values: np.ndarray, resamples: int, rng: np.random.Generato
     return np.concatenate(chunks)
 
 
-def wilson(share: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Returns Wilson's interval for a share of `n` independent trials, in [0, 1]."""
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """Returns Wilson's 95 % interval for a share of `n` independent trials, in [0, 1]."""
+    z = NormalDist().inv_cdf(0.975)
     middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
     return max(0.0, middle - half), min(1.0, middle + half)

@@ -157,8 +157,6 @@ def survival_table(
 
     Args:
         by: Name in `FACETS`, or the caller's own facet; None for one row of all pairs.
-        resamples: Bootstrap samples of questions (pairs of one question are dependent).
-        seed: Random seed of the bootstrap.
     """
     facet = FACETS[by] if isinstance(by, str) else by
     groups: dict[str, list[tuple[Pair, float]]] = defaultdict(list)

@@ -19,8 +19,6 @@ class Sheet:
     """Rows under a head.
 
     Attributes:
-        title: Title above the table.
-        head: Names of the columns.
         rows: Rows of cells, one per column of `head`.
         names: Number of leading columns that hold names; the others are numbers.
     """

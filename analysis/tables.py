@@ -14,11 +14,9 @@ from functools import partial
 
 from rich.console import Group
 
-from analysis.comparison import EVERYTHING, Difference, PolicyComparison, PolicyRow, compare
+from analysis.comparison import EVERYTHING, Difference, PolicyComparison, PolicyRow
 from analysis.significance import Interval
 from analysis.table import Sheet, number, percent, points
-
-__all__ = ["compare", "interval", "render_markdown", "render_table"]
 
 _whole = partial(number, digits=0)
 _WIDTH, _NAME_WIDTH = 80, 12
@@ -55,7 +53,7 @@ _TABLES: dict[str, tuple[tuple[str, str, Callable[[float | None], str]], ...]] =
         ("whole turn", "turn_tokens", _whole),
     ),
 }
-"""Columns of each table: head, attribute of `PolicyRow`, format."""
+"""Columns of each table: head, mean or attribute of `PolicyRow`, format."""
 _RARE = {"failed", "forced", "refused", "backtracks", "corrections", "forged"}
 """Attributes that are left out if they are 0 in all rows."""
 _COUNTED = {
@@ -71,7 +69,6 @@ def render_table(comparison: PolicyComparison, *, by_type: bool = False) -> Grou
     """Returns the tables for `console.print`.
 
     Args:
-        comparison: Rows and differences.
         by_type: Also show rows by source, type, hops and guessability, in the first table and in
             that of differences.
     """
@@ -125,7 +122,7 @@ def _policy_sheets(title: str, rows: Sequence[PolicyRow], has_strata: bool) -> I
     start = 1 + sum(min(_width(*column), _NAME_WIDTH + 3) for column in names.items())
     part, width = dict(names), start
     for head, name, form in _TABLES[title]:
-        values = [getattr(row, name) for row in rows]
+        values = [row.means[name] if name in row.means else getattr(row, name) for row in rows]
         if all(value is None for value in values) or (name in _RARE and not any(values)):
             continue
         cells = [form(value) + _count(row, name) for row, value in zip(rows, values, strict=True)]
@@ -138,7 +135,6 @@ def _policy_sheets(title: str, rows: Sequence[PolicyRow], has_strata: bool) -> I
 
 
 def _width(head: str, cells: Sequence[str]) -> int:
-    """Returns the width of a column with its edge."""
     return 3 + max(map(len, (head, *cells)))
 
 

@@ -60,7 +60,6 @@ class Reply:
     Attributes:
         status: HTTP status; a redirect raises `Redirected` instead.
         headers: Headers without cookies and encoding.
-        body: Unpacked content.
     """
 
     status: int
@@ -87,7 +86,6 @@ class HttpClient:
         """Prepares the client without connecting.
 
         Args:
-            url: Address of the server, or of any of its pages.
             connections: Maximum number of concurrent connections; 0 for one per call.
 
         Raises:
@@ -194,9 +192,6 @@ def checked_address(url: str | None, setting: str, example: str, remedy: str) ->
     """Returns the address that a setting names.
 
     Args:
-        url: Value of the setting.
-        setting: Name of the setting, for messages.
-        example: Example of an address.
         remedy: Advice about parts that do not belong in an address.
 
     Raises:
@@ -298,7 +293,6 @@ def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
 
 
 def _through(proxy: Proxy | None) -> dict[str, Any]:
-    """Returns the request arguments for a proxy."""
     if proxy is None:
         return {}
     import aiohttp
@@ -309,7 +303,6 @@ def _through(proxy: Proxy | None) -> dict[str, Any]:
 
 
 def _trust() -> "ssl.SSLContext":
-    """Returns the certificates that are trusted, for this machine and all others."""
     return _trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
 
 

@@ -37,7 +37,6 @@ def parse_yaml(text: str, place: str) -> Document:
 
     Args:
         text: YAML of at most about 100 kB.
-        place: File name for messages.
 
     Raises:
         ConfigError: If it is not YAML, or holds a value that no setting can have; names the line.
@@ -79,8 +78,9 @@ def _check_no_references(text: str, place: str) -> None:
     """
     for event in yaml.parse(text, yaml.SafeLoader):
         if isinstance(event, yaml.NodeEvent) and event.anchor is not None:
+            line = event.start_mark.line + 1 if event.start_mark else 1
             raise ConfigError(
-                f"{place}:{event.start_mark.line + 1}: `{event.anchor}` is an anchor or alias (& "
+                f"{place}:{line}: `{event.anchor}` is an anchor or alias (& "
                 "or *), which settings do not support. Write the value out, or quote text that "
                 "starts with & or *"
             )

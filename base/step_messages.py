@@ -13,9 +13,7 @@ class StepMessages:
     """Logs how far a loop is and how long it still takes, at most every half minute.
 
     Attributes:
-        log: Callback for the messages.
         what: What the loop counts, such as "passages encoded".
-        total: Number of steps.
         before: Steps that an earlier attempt made; they do not count towards the rate.
     """
 
@@ -31,7 +29,6 @@ class StepMessages:
 
         Args:
             done: Finished steps, those of earlier attempts included.
-            more: Text to append.
         """
         seconds = time.monotonic() - self.started
         if seconds - self.logged < EVERY_S or not self.total:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from runs.studies.plot import svg
+from runs.studies.output import svg
 from training.grpo.loss import Estimator, divergence
 
 REFERENCE = 0.5

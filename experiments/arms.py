@@ -27,7 +27,6 @@ class Arm:
     """One way of learning.
 
     Attributes:
-        name: Name of the arm; its policies are `<name>-<seed>`.
         trainer: Stage that trains it, such as `train-dpo`; None for the start itself.
         pairs: Settings of the relabelling that it learns from.
         training: Settings of its trainer's block.
@@ -38,7 +37,6 @@ class Arm:
         before: Arm that is trained first, with the same seed; None starts from the recipe's policy.
         min_pairs: Minimum number of pairs. With fewer, the arm is left out, and its row reports
             it; 0 stops the study instead.
-        paper: Result of this arm in the paper, for an extra column.
     """
 
     name: str
@@ -101,7 +99,6 @@ def train_arm(runner: StudyRunner, arm: Arm, seed: int) -> tuple[str, StageTotal
 
 
 def _labelled(runner: StudyRunner, arm: Arm) -> tuple[str, ...]:
-    """Relabels the trees for an arm; returns the arguments that name the relabelling."""
     if arm.trainer == "train-grpo":  # which draws its own rollouts
         return ()
     label = arm.label or arm.name
@@ -177,8 +174,6 @@ def predictions_of(
     """Returns a policy's predictions and failures; none in a dry run.
 
     Args:
-        policy: Name of the policy.
-        evaluated: Totals of the evaluation.
         settings: Settings of the evaluation that differ from the study's recipe.
     """
     if not evaluated:

@@ -23,8 +23,6 @@ def draw_fresh_rollouts(
     The journal gets no second entry if it already has this draw as done.
 
     Args:
-        run: Run of the trees that the pairs come from.
-        rollouts: Rollouts per side.
         temperature: Sampling temperature of the rollouts; defaults to the policy's.
 
     Raises:

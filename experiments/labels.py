@@ -24,11 +24,11 @@ from experiments.report import Bar, draw
 from rewards.labels import Label
 from rewards.settings import Estimator, SpreSettings
 from rewards.spre import Spre, label_tree
-from runs.annotation.relabelling import Relabeller
+from runs.annotation.labelling import Relabeller
 from runs.annotation.stored_trees import stored_trees
 from runs.folder import Run, existing_run
+from runs.studies.output import write_sheets
 from runs.studies.study_runner import Study, StudyRunner
-from runs.studies.tables import write_sheets
 from storage.records import Pair, TreeNode
 
 SAMPLE, ROLLOUTS = 200, 8

@@ -18,7 +18,7 @@ from experiments.arms import START, Arm, EvaluatedArm, evaluate_arms, train_arm
 from experiments.fresh_rollouts import draw_fresh_rollouts
 from experiments.real_dpo import DPO
 from experiments.report import Claim, Stratum, write_report
-from runs.annotation.stored_pairs import pairs_of, pairs_table
+from runs.annotation.stored_trees import pairs_of, pairs_table
 from runs.folder import existing_run
 from runs.studies.study_runner import Study, StudyRunner, with_sibling_run
 

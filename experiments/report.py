@@ -15,9 +15,8 @@ from analysis.significance import Interval, crossed_bootstrap, holm, permutation
 from analysis.table import NONE, Sheet, number, percent
 from analysis.tables import interval
 from experiments.arms import EvaluatedArm, mean_of
-from runs.studies.plot import svg
+from runs.studies.output import svg, write_sheets
 from runs.studies.study_runner import StudyRunner
-from runs.studies.tables import write_sheets
 from storage.records import Prediction
 
 Key = tuple[str, str]
@@ -81,17 +80,7 @@ def write_report(
     more: Sequence[Sheet] = (),
     about: str = "",
 ) -> None:
-    """Prints the tables, and writes them next to the journal; see module.
-
-    Args:
-        runner: Runner of the study.
-        name: Name of the files.
-        done: All arms, with the seeds evaluated so far.
-        claims: Differences between arms.
-        strata: Groups of questions to report separately.
-        more: Other tables of the study.
-        about: Note for readers of the tables.
-    """
+    """Prints the tables, and writes them next to the journal; see module."""
     if runner.context.dry_run:
         return
     found = findings({one.arm.name: one for one in done}, claims, runner.recipe.seed)
@@ -246,7 +235,6 @@ def _training_cells(done: EvaluatedArm) -> tuple[str, ...]:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """Returns the mean of the values that are not None, or None."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
 
@@ -339,8 +327,6 @@ def draw(bars: Sequence[Bar], path: Path, axis: str, rest: float = 0.0) -> None:
     """Draws a forest plot as SVG.
 
     Args:
-        bars: Bars, top to bottom.
-        path: Path of the file.
         axis: Label of the x-axis; values are in per cent or points.
         rest: Value of "no effect", in [−1, 1].
     """

@@ -23,10 +23,10 @@ from experiments.report import (
     findings,
     interval_scope,
 )
-from runs.annotation.stored_pairs import pairs_of
+from runs.annotation.stored_trees import pairs_of
 from runs.folder import existing_run
+from runs.studies.output import write_sheets
 from runs.studies.study_runner import Study, StudyRunner, with_sibling_run
-from runs.studies.tables import write_sheets
 
 ASKED = {"evaluation.split": "dev", "evaluation.limit": 300, "policy.precision": "q8_0"}
 JUDGED = 100

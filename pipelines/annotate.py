@@ -25,12 +25,11 @@ from runs.annotation.reward_model import outdated_weights_warning
 from runs.annotation.tree_growing import grow_questions
 from runs.annotation.workers import WorkerPool, WorkerTask, check_workers_allowed, per_worker_recipe
 from runs.cost_bounds import tree_cost
-from runs.cost_estimate import TREE_CALLS, CostEstimate, estimate_from_run
-from runs.costs import describe_costs
+from runs.costs import TREE_CALLS, CostEstimate, describe_costs, estimate_from_run
 from runs.factories import open_data, open_index
 from runs.folder import Run, check_run_folder, open_run
 from runs.inputs import adds_questions, check_not_fewer, inputs_of
-from runs.preflight import plaintext_proxy_warnings, require, servers, weights
+from runs.preflight import log_notes, require, servers, weights
 from runs.progress import Progress
 from runs.recipe import Recipe
 from runs.stage import DONE, TOO_MANY_FAILURES, Gate, StageContext, StageResult, Workers
@@ -69,7 +68,6 @@ def _check(context: StageContext, recipe: Recipe, workers: int) -> Data:
 
 
 def _prepare(context: StageContext, recipe: Recipe, data: Data) -> tuple[Run, Retriever]:
-    """Checks the endpoints if a question is pending, opens the index, and opens the run."""
     if _pending(context.run, data):
         require(servers(recipe))
     retriever = open_index(recipe, data.passages, context.log)
@@ -99,10 +97,7 @@ def announce(context: StageContext, recipe: Recipe, data: Data) -> None:
     )
     policy = f"{recipe.policy.engine}:{inert(recipe.policy.model)}"
     context.log(f"policy {policy}; run folder {inert(str(context.run))}")
-    for line in data.describe_notes():
-        context.log(f"data: {line}")
-    for line in plaintext_proxy_warnings(recipe):
-        context.log(f"note: {line}")
+    log_notes(context, recipe, data)
 
 
 def _pending(run: Path, data: Data) -> int:
@@ -112,7 +107,6 @@ def _pending(run: Path, data: Data) -> int:
 
 
 def _estimate(context: StageContext, recipe: Recipe, data: Data) -> CostEstimate:
-    """Returns what the trees of the pending questions will cost."""
     pending = _pending(context.run, data)
     return estimate_from_run(
         context,
@@ -160,7 +154,6 @@ async def _grow(
 def _make_worker_pool(
     workers: int, run: Run, pending: Sequence[Question], ledger: Ledger
 ) -> WorkerPool | None:
-    """Returns the workers of `--workers`; None for a single process."""
     workers = min(workers, len(pending))
     if workers < 2:
         return None
@@ -173,7 +166,6 @@ def _make_worker_pool(
 async def _commit(
     finished: AsyncIterator[AnnotatedQuestion], committer: Committer, progress: Progress
 ) -> None:
-    """Commits every finished question as it comes."""
     async for annotated in finished:
         committer.add(annotated)
         progress.done += 1
@@ -190,7 +182,6 @@ def _close(
     totals: dict[str, object],
     spent_in_words: Sequence[str],
 ) -> StageResult:
-    """Returns closing table and exit code."""
     progress.counts.update(totals["counts"])  # type: ignore[call-overload]
     context.console.print(progress.closing_table())
     context.log(

@@ -82,7 +82,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_arguments(one: argparse.ArgumentParser, stage: Stage) -> None:
-    """Adds the arguments of every stage, and those of this one."""
     add = one.add_argument
     add("--config", type=Path, metavar="FILE", help="default: the run's own, else atlas")
     add("--run", type=Path, metavar="DIR", help="default: datasets/<name>")

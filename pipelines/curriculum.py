@@ -24,8 +24,17 @@ from base.errors import ConfigError
 from base.lock import RunLock
 from base.plain_json import object_inside
 from runs.curriculum.checks import BEGUN, FITS, FOLDER, check_curriculum, planned, questions_of
-from runs.curriculum.cycle import Cycle, carry_out
-from runs.curriculum.dev import STAGES, START, DevResult, StageName, best, evaluate_on_dev, stalled
+from runs.curriculum.cycle import (
+    STAGES,
+    START,
+    Cycle,
+    DevResult,
+    StageName,
+    best,
+    carry_out,
+    evaluate_on_dev,
+    stalled,
+)
 from runs.curriculum.report import write_curriculum_report
 from runs.folder import check_unchanged, dump_recipe, open_run
 from runs.inputs import model_digest
@@ -78,7 +87,6 @@ def record_start_policy(folder: Path, recipe: Recipe, digest: str) -> None:
     may use other settings.
 
     Args:
-        folder: Folder of the curriculum.
         recipe: `check_curriculum` has compared it with the one that is there.
         digest: Digest of the start's weights.
 
@@ -119,11 +127,7 @@ class CurriculumState:
     """The curriculum as far as it has come.
 
     Attributes:
-        runner: Runs the stages.
-        results: Dev results of every policy, the start first.
-        chosen: the best of either stage so far.
         places: cycles started, with or without a result.
-        reward_model: folder of the last one that was trained.
     """
 
     runner: StudyRunner

@@ -40,8 +40,7 @@ from runs.annotation.diagnosis_rules import (
 )
 from runs.annotation.fresh_rollouts import FreshRolloutResult, roll_fresh
 from runs.annotation.labelling import labelling_of
-from runs.annotation.stored_pairs import check_relabelling, pairs_table
-from runs.annotation.stored_trees import stored_trees
+from runs.annotation.stored_trees import check_relabelling, pairs_table, stored_trees
 from runs.factories import model_folder
 from runs.folder import existing_run
 from runs.stage import DONE, TOO_MANY_FAILURES, Label, StageContext, StageResult
@@ -115,7 +114,6 @@ def diagnose(
 def _add_label_survival(
     found: Diagnosis, sample: Sequence[Pair], fresh: Fresh, worth: Worth
 ) -> None:
-    """Adds the survival of the sampled labels, overall and by facet."""
     for name in (None, *FACETS):
         found.survival[name or "all"] = survival_table(sample, fresh, worth, name)
     found.findings.append(of_survival(next(iter(found.survival["all"]), None), len(sample)))
@@ -124,7 +122,6 @@ def _add_label_survival(
 def _training(
     context: StageContext, found: Diagnosis, named: str | None, *, export: bool
 ) -> Iterator[Finding]:
-    """Yields findings on the trained model, if there is one."""
     model = Path(named or model_folder(context.run, "dpo"))
     found.training = movement_of(model)
     if found.training is None:
@@ -152,7 +149,6 @@ def _exported(context: StageContext, found: Diagnosis, model: Path) -> Finding:
 
 
 def _report(context: StageContext, found: Diagnosis, folder: Path) -> None:
-    """Prints the findings, and keeps them."""
     context.console.print(_sheet(found).text())
     context.log(conclusion(found.findings))
     atomic_write_json(folder / "diagnosis.json", found.totals())
@@ -207,7 +203,6 @@ def _survival_cells(by: str, row: SurvivalRow) -> tuple[str, ...]:
 def _exit_code(
     context: StageContext, sample: Sequence[Pair], rolled: FreshRolloutResult | None
 ) -> int:
-    """Logs failures by kind; too many give exit code 4."""
     if rolled is None or not rolled.failed:
         return DONE
     trees = len({pair.tree_id for pair in sample})

@@ -18,7 +18,7 @@ from runs.preflight import (
     Check,
     data_files,
     evaluated,
-    plaintext_proxy_warnings,
+    log_notes,
     problems,
     servers,
     start_files,
@@ -48,8 +48,7 @@ def doctor(context: StageContext) -> StageResult:
     found = list(problems_of(context.recipe, context.run))
     for problem in found:
         context.log(f"problem: {problem}")
-    for line in plaintext_proxy_warnings(context.recipe):
-        context.log(f"note: {line}")
+    log_notes(context, context.recipe)
     context.log("the recipe can run here" if not found else "fix these problems first")
     return StageResult({"problems": found}, BAD_INPUT if found else DONE)
 

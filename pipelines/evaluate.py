@@ -12,7 +12,7 @@ stored answers; new verdicts replace earlier ones.
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from agent.protocols import protocol_of
@@ -20,13 +20,15 @@ from analysis.comparison import EVERYTHING, compare
 from analysis.tables import render_markdown, render_table
 from base.atomic import atomic_write_json, atomic_write_text
 from evaluation.run import Evaluated, askable
-from retrieval.interface import Retriever
 from runs.cost_bounds import CostRange, Prompts, rollout_cost
-from runs.cost_estimate import EVALUATION_CALLS, CostEstimate, estimate_from_run
-from runs.costs import describe_costs, spending
-from runs.evaluation.candidates import baseline_candidates, policies_of, policy_candidates
+from runs.costs import EVALUATION_CALLS, CostEstimate, describe_costs, estimate_from_run, spending
+from runs.evaluation.candidates import (
+    PolicyEvaluation,
+    baseline_candidates,
+    policies_of,
+    policy_candidates,
+)
 from runs.evaluation.judging import AnswerJudging, stored_answers
-from runs.evaluation.policies import PolicyEvaluation
 from runs.evaluation.question_set import (
     check_no_overlap,
     evaluation_data,
@@ -35,8 +37,8 @@ from runs.evaluation.question_set import (
     unique_name,
 )
 from runs.factories import open_index
-from runs.folder import Run, check_run_folder, open_run, open_run_if_exists
-from runs.preflight import plaintext_proxy_warnings
+from runs.folder import Run, check_run_folder, open_or_begin
+from runs.preflight import log_notes
 from runs.recipe import Recipe
 from runs.stage import DONE, TOO_MANY_FAILURES, ByType, Gate, StageContext, StageResult
 from sources.load import Data
@@ -57,8 +59,7 @@ def evaluate(context: StageContext, by_type: ByType = False) -> StageResult:
     for note, count in data.notes.items():
         if "left out, " in note:
             context.log(f"{note}: {count}")
-    for line in plaintext_proxy_warnings(recipe):
-        context.log(f"note: {line}")
+    log_notes(context, recipe)
     if recipe.answer_judge is not None:
         most = len(data.questions) * (len(policies) + len(recipe.evaluation.baselines))
         context.log(f"judge: at most {most} calls of {recipe.answer_judge.model}")
@@ -67,7 +68,7 @@ def evaluate(context: StageContext, by_type: ByType = False) -> StageResult:
         return estimate.report(context, questions=len(data.questions))
     check_no_overlap(context.run, policies.values(), data.questions)
     retriever = open_index(recipe, data.passages, context.log)
-    run = open_evaluation_run(context, retriever)
+    run = open_or_begin(context.run, recipe, {"index_digest": retriever.digest})
     candidates = list(policy_candidates(recipe, policies, data))
     candidates += baseline_candidates(recipe, context.run, data, retriever, context.log)
     deciding = {one.name: one.deciding for one in candidates}
@@ -99,7 +100,6 @@ def evaluate(context: StageContext, by_type: ByType = False) -> StageResult:
 
 
 def _estimate(context: StageContext, policies: Collection[Recipe], data: Data) -> CostEstimate:
-    """Returns what all answers will cost, those in the ledger included."""
     recipe, bounds, asked = context.recipe, CostRange(), 0
     for one in policies:
         number = len(askable(data.questions, protocol_of(one.agent))[0])
@@ -122,31 +122,24 @@ def _stopped(context: StageContext, gate: Gate, ledger: Ledger, policies: list[s
 
 
 def _spent(context: StageContext, ledger: Ledger) -> dict[str, Any]:
-    """Logs the costs of the run over all its stages; returns them as totals."""
     for line in describe_costs(ledger, context.recipe.limits):
         context.log(line)
     return spending(ledger.totals())
 
 
-def open_evaluation_run(context: StageContext, retriever: Retriever) -> Run:
-    """Returns the run, which may have other questions than the evaluation. Creates its folder if
-    it is missing.
-    """
-    begun = open_run_if_exists(context.run, context.recipe)
-    return begun or open_run(context.run, context.recipe, {"index_digest": retriever.digest})
-
-
 def _write(run: Run, policy: str, name: str, answered: Evaluated) -> None:
-    """Commits predictions and failures; they replace those of an earlier attempt."""
     predictions = [row.model_copy(update={"evaluation": name}) for row in answered.predictions]
-    tables = {"predictions": predictions, "failures": answered.failures}
-    run.commit(run.write_part(f"eval/{policy}/{name}/{kind}", r) for kind, r in tables.items())
+    folder = f"eval/{policy}/{name}"
+    parts = (
+        run.write_part(f"{folder}/predictions", predictions),
+        run.write_part(f"{folder}/failures", answered.failures),
+    )
+    run.commit(parts)
 
 
 def _report(
     context: StageContext, run: Run, name: str, done: dict[str, Evaluated], *, by_type: bool
 ) -> dict[str, Any]:
-    """Prints the table, and keeps it in the run folder; the stage's totals."""
     comparison = compare(
         {policy: answered.predictions for policy, answered in done.items()},
         {policy: answered.unanswered for policy, answered in done.items()},
@@ -154,7 +147,7 @@ def _report(
         seed=run.recipe.seed,
     )
     context.console.print(render_table(comparison, by_type=by_type))
-    rows = [asdict(row) for row in comparison.rows if row.stratum == EVERYTHING]
+    rows = [row.totals() for row in comparison.rows if row.stratum == EVERYTHING]
     for row in rows:
         folder = run.folder / "eval" / row["policy"] / name
         atomic_write_json(folder / "metrics.json", row)
@@ -165,7 +158,6 @@ def _report(
 
 
 def _exit_code(context: StageContext, done: dict[str, Evaluated]) -> int:
-    """Logs failures by kind; too many under any policy give exit code 4."""
     share = context.recipe.limits.max_failed_share
     code = DONE
     for policy, answered in done.items():

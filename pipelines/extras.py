@@ -17,7 +17,7 @@ from io import StringIO
 from base.errors import ConfigError
 from pipelines.cli import parser, recipe_file
 from pipelines.stages import STAGES
-from runs.extras import extras_of
+from runs.environment import extras_of
 from runs.recipe_file import load_recipe_leniently
 
 
@@ -25,7 +25,6 @@ def required_extras(given: Sequence[str], shell_words: str = "") -> tuple[str, .
     """Returns the extras of a command line's recipe, or none if one of them is wrong.
 
     Args:
-        given: the stage and its arguments.
         shell_words: more arguments, as a shell would read them; redirections change nothing.
     """
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()):

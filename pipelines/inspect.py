@@ -24,7 +24,7 @@ from rich.text import Text
 from base.errors import ConfigError
 from base.terminal_escape import bare, inert, inert_lines
 from base.text import replace_surrogates
-from runs.annotation.stored_pairs import check_relabelling
+from runs.annotation.stored_trees import check_relabelling
 from runs.folder import Run, existing_run
 from runs.stage import Label, StageContext, StageResult
 from runs.terminal import Terminal

@@ -4,20 +4,33 @@
     branchwise import-pairs --run datasets/proguide --file RAG_ProGuide.json
 
 An imported run holds pairs alone: train on it with `train-dpo` or `train-sft`.
+
+RAG-ProGuide is the published dataset of ReasonRAG. Every pair is one record. `instruction` is the
+system prompt, `input` the user's turn, `prompt` both as "System: …" and "User: …", `chosen` and
+`rejected` the raw replies; `layer` counts the steps before the compared ones, so it is `depth` − 1.
+The format lacks rewards, visits, ids and provenance: an exported pair is imported without them.
 """
 
+import gzip
+import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TextIO
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agent.tags import content_of
+from base.atomic import atomic_path
 from base.errors import ConfigError
 from base.reading import Faults
-from base.text import digest_of
-from runs.annotation.proguide import pairs_of_records, write_proguide
-from runs.annotation.stored_pairs import pairs_of, pairs_table
+from base.settings import describe_errors
+from base.terminal_escape import inert_json
+from base.text import digest_of, replace_surrogates
+from runs.annotation.stored_trees import pairs_of, pairs_table
 from runs.folder import check_run_folder, existing_run, open_run
 from runs.stage import StageContext, StageResult
 from sources.files import read_rows
-from storage.records import Pair
+from storage.records import Message, Pair, pair_id
 
 File = Annotated[Path, "the RAG-ProGuide JSON file"]
 
@@ -62,3 +75,157 @@ def read_proguide(path: Path) -> list[Pair]:
     pairs = list(pairs_of_records(read_rows(path, faults), faults))
     faults.raise_any()
     return pairs
+
+
+SOURCE = "rag-proguide"
+"""`source` of imported pairs, which the format does not record."""
+
+_PUBLISHED = {
+    "query": "Query Generation",
+    "evidence": "Evidence Extraction",
+    "answer": "Answer Generation",
+}
+_OTHER = "Other"
+_OURS = {published: ours for ours, published in _PUBLISHED.items()}
+_QUESTION_MARK = "Question:"
+_EQUAL = "chosen and rejected are identical, so neither is preferred: remove the record"
+
+
+class ProGuideRecord(BaseModel):
+    """One record of RAG-ProGuide; unknown fields are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    instruction: str
+    input: str
+    prompt: str = ""
+    chosen: str
+    rejected: str
+    chosen_action_type: str
+    rejected_action_type: str
+    chosen_content: str
+    rejected_content: str
+    layer: int = Field(ge=0, lt=32_767)  # `depth`, one more, is an int16
+
+
+def to_proguide(pair: Pair) -> ProGuideRecord:
+    """Returns a pair in the published form.
+
+    Raises:
+        ConfigError: If the pair's prompt is not one system turn and one user turn, or a side is not
+            one reply. The format cannot express such a pair.
+    """
+    roles = tuple(message.role for message in pair.prompt)
+    if roles != ("system", "user") or len(pair.chosen) != 1 or len(pair.rejected) != 1:
+        raise ConfigError(
+            f"pair {pair.pair_id}: a pair of RAG-ProGuide has one system turn, one user turn and "
+            f"one reply per side; this prompt has turns {', '.join(roles) or '(none)'}"
+        )
+    system, user = (replace_surrogates(message.content) for message in pair.prompt)
+    chosen, rejected = (
+        replace_surrogates(pair.chosen[0].content),
+        replace_surrogates(pair.rejected[0].content),
+    )
+    return ProGuideRecord(
+        instruction=system,
+        input=user,
+        prompt=f"System: {system}\nUser: {user}",
+        chosen=chosen,
+        rejected=rejected,
+        chosen_action_type=_PUBLISHED.get(pair.chosen_action, _OTHER),
+        rejected_action_type=_PUBLISHED.get(pair.rejected_action, _OTHER),
+        chosen_content=content_of(chosen),
+        rejected_content=content_of(rejected),
+        layer=max(pair.depth - 1, 0),
+    )
+
+
+def from_proguide(record: ProGuideRecord) -> Pair:
+    """Returns a published record as a pair.
+
+    Data that the format lacks is empty: rewards are 0 (only their order is known), answers and
+    outcomes are missing, and every pair has its own tree. Ids are hashes of the texts; the question
+    is the first line of the user's turn, without the word "Question:".
+    """
+    asked = record.input.partition("\n")[0].removeprefix(_QUESTION_MARK).strip()
+    prompt = (
+        Message(role="system", content=record.instruction),
+        Message(role="user", content=record.input),
+    )
+    identity = pair_id(prompt, record.chosen, record.rejected)
+    action = _OURS.get(record.chosen_action_type, "invalid")
+    return Pair(
+        pair_id=identity,
+        tree_id=identity,
+        question_id=digest_of(asked),
+        source=SOURCE,
+        seed=0,
+        question=asked,
+        answers=(),
+        parent_node=0,
+        chosen_node=1,
+        rejected_node=2,
+        depth=record.layer + 1,
+        stage="grounding" if action == "evidence" else "reasoning",
+        prompt=prompt,
+        chosen=(Message(role="assistant", content=record.chosen),),
+        rejected=(Message(role="assistant", content=record.rejected),),
+        chosen_action=action,
+        rejected_action=_OURS.get(record.rejected_action_type, "invalid"),
+        chosen_reward=0.0,
+        rejected_reward=0.0,
+        reward_gap=0.0,
+        chosen_visits=0,
+        rejected_visits=0,
+        chosen_outcomes=0,
+        rejected_outcomes=0,
+        policy_model="",
+        policy_digest="",
+        prompt_hash="",
+        label_digest="",
+        config_digest="",
+    )
+
+
+def pairs_of_records(rows: Iterable[tuple[str, dict[str, Any]]], faults: Faults) -> Iterator[Pair]:
+    """Yields the pairs of published records, given with their places; adds invalid ones to
+    `faults`.
+    """
+    for place, row in rows:
+        try:
+            record = ProGuideRecord.model_validate(row)
+        except ValidationError as error:
+            faults.add(place, describe_errors(error))
+            continue
+        if record.chosen == record.rejected:
+            faults.add(place, _EQUAL)
+        else:
+            yield from_proguide(record)
+
+
+def write_proguide(path: Path, pairs: Iterable[Pair]) -> int:
+    """Writes pairs as the published JSON list, or as JSONL if `path` ends in `.jsonl`.
+
+    With `.gz` after either ending the file is compressed.
+
+    Returns:
+        Number of records.
+
+    Raises:
+        ConfigError: If a pair does not fit (see `to_proguide`); nothing is written then.
+        StorageError: If the file could not be written.
+    """
+    packed = path.suffix.lower() == ".gz"
+    lines = path.name.removesuffix(".gz").endswith(".jsonl")
+    count = 0
+    with atomic_path(path) as temporary, _open_new(temporary, packed) as file:
+        file.write("" if lines else "[")
+        for count, pair in enumerate(pairs, start=1):
+            text = inert_json(json.dumps(to_proguide(pair).model_dump(), ensure_ascii=False))
+            file.write(f"{text}\n" if lines else f"{',' if count > 1 else ''}\n{text}")
+        file.write("" if lines else "\n]\n")
+    return count
+
+
+def _open_new(path: Path, packed: bool) -> TextIO:
+    return gzip.open(path, "wt", encoding="utf-8") if packed else path.open("w", encoding="utf-8")

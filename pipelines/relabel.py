@@ -13,8 +13,7 @@ from itertools import groupby
 from analysis.survival import Fresh
 from base.errors import ConfigError
 from runs.annotation.fresh_rollouts import stored_fresh
-from runs.annotation.labelling import keep_labelling, with_label_settings
-from runs.annotation.relabelling import Relabeller
+from runs.annotation.labelling import Relabeller, keep_labelling, with_label_settings
 from runs.annotation.reward_model import outdated_weights_warning
 from runs.annotation.stored_trees import stored_trees
 from runs.annotation.tree_growing import LABELLING

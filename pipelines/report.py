@@ -88,7 +88,6 @@ def _about(run: Run) -> dict[str, Any]:
 
 
 def _cost(run: Run) -> list[str]:
-    """Returns the run's costs in sentences."""
     try:
         with run.open_ledger() as ledger:
             spent = ledger.totals()

@@ -16,8 +16,8 @@ from analysis.suppression import Effect as Verdict
 from analysis.table import Sheet, number
 from base.atomic import atomic_write_text
 from rewards.settings import REWARDS, EvoRagSettings
-from runs.curriculum.dev import STAGES
-from runs.curriculum.schedule_weights import ByStage, draw_weights, episode, settings_of
+from runs.curriculum.cycle import STAGES
+from runs.curriculum.report import ByStage, draw_weights, episode, settings_of
 from runs.folder import STUDY, check_run_folder
 from runs.preflight import require_matplotlib
 from runs.recipe import Recipe

@@ -10,27 +10,36 @@ them has changed.
 """
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent.concurrent_map import map_concurrently
+from agent.environment import Environment
 from agent.protocols import protocol_of
 from analysis.difficulty import LABELS, UNSOLVED, difficulty_of, draw_stages
 from base.atomic import atomic_write_text
+from base.errors import EndpointError, RetrievalError
 from base.terminal_escape import inert
+from base.text import digest_of
+from retrieval.interface import Retriever
+from rewards.outcome import AnswerScores
 from runs.cost_bounds import rollout_cost
-from runs.cost_estimate import RATING_CALLS, CostEstimate, estimate_from_run
-from runs.costs import describe_costs, spending
-from runs.evaluation.rating import deciding_digest, rate_questions, row_digest
-from runs.factories import open_index
+from runs.costs import RATING_CALLS, CostEstimate, describe_costs, estimate_from_run, spending
+from runs.evaluation.question_set import answering
+from runs.factories import environment_for, open_engine, open_index, sampling_for
 from runs.folder import Run, check_run_folder, open_run
-from runs.preflight import model_files, plaintext_proxy_warnings, require, servers
+from runs.inputs import model_digest, questions_digest
+from runs.preflight import log_notes, model_files, require, servers
 from runs.progress import Progress
 from runs.recipe import Recipe
 from runs.stage import BAD_INPUT, DONE, TOO_MANY_FAILURES, Gate, StageContext, StageResult
 from sources.jsonl import line_of
 from sources.load import Data, load_data, unanswerable
+from storage.ledger import Ledger
 from storage.manifest import load_manifest
 from storage.parts import number_of, question_ids, read_parts
 from storage.records import Difficulty, Failure, Question
@@ -88,7 +97,6 @@ def _pending(run: Path, data: Data) -> int:
 
 
 def _estimate(context: StageContext, rater: Recipe, data: Data) -> CostEstimate:
-    """Returns what the rating of the other questions will cost."""
     pending = _pending(context.run, data)
     return estimate_from_run(
         context,
@@ -102,7 +110,6 @@ def _estimate(context: StageContext, rater: Recipe, data: Data) -> CostEstimate:
 
 
 def _announce(context: StageContext, rater: Recipe, data: Data) -> dict[str, int]:
-    """Prints the plan and its largest cost; returns the numbers."""
     protocol, rollouts = protocol_of(rater.agent), rater.difficulty.rollouts
     most_calls = len(data.questions) * rollouts * protocol.max_calls
     context.log(
@@ -115,10 +122,7 @@ def _announce(context: StageContext, rater: Recipe, data: Data) -> dict[str, int
         f"({len(data.questions):,} questions, {rollouts} rollouts each until the first right "
         f"answer, {protocol.max_calls} calls a rollout); those in the ledger are free"
     )
-    for line in data.describe_notes():
-        context.log(f"data: {line}")
-    for line in plaintext_proxy_warnings(rater):
-        context.log(f"note: {line}")
+    log_notes(context, rater, data)
     return {"questions": len(data.questions), "most_calls": most_calls}
 
 
@@ -136,7 +140,6 @@ def _kept_rows(run: Run, questions: Sequence[Question], deciding: str) -> dict[s
 
 
 def _commit(run: Run, rows: Sequence[Difficulty], failures: Sequence[Failure]) -> None:
-    """Commits both tables; they replace earlier ones."""
     # Into other files, because a kill before the commit must leave the older ones as they were.
     numbers = [number_of(part) for part in load_manifest(run.folder).of(TABLE)]
     number = 1 - max(numbers, default=1)
@@ -147,7 +150,6 @@ def _commit(run: Run, rows: Sequence[Difficulty], failures: Sequence[Failure]) -
 def _counted(
     context: StageContext, rows: Sequence[Difficulty], failures: Sequence[Failure]
 ) -> dict[str, Any]:
-    """Prints how many questions have which label; the same as totals."""
     labels = Counter(row.label for row in rows)
     counts = {label: labels[label] for label in LABELS}
     kinds = Counter(failure.kind for failure in failures)
@@ -207,3 +209,104 @@ def _exit_code(
         context.log(f"more than limits.max_failed_share of the questions failed; see {context.run}")
         return TOO_MANY_FAILURES
     return DONE if all(any(stage.values()) for stage in stages.values()) else BAD_INPUT
+
+
+PATH = "select/root"
+"""Ledger path of the rollouts, distinct from trees and evaluations."""
+
+
+async def rate_questions(
+    context: StageContext,
+    rater: Recipe,
+    pending: Sequence[Question],
+    retriever: Retriever,
+    ledger: Ledger,
+    gate: Gate,
+    progress: Progress,
+) -> list[Difficulty | Failure]:
+    """Rates questions until the gate closes.
+
+    Args:
+        rater: The recipe with the rater as its policy (`Recipe.rater_recipe`).
+
+    Raises:
+        EndpointError: If a fault is fatal; a fault of a single question becomes a `Failure`.
+    """
+
+    async def work(question: Question) -> Difficulty | Failure:
+        progress.in_flight += 1
+        try:
+            row = await rating.rate(question)
+        finally:
+            progress.in_flight -= 1
+        progress.done += 1
+        progress.failed += isinstance(row, Failure)
+        return row
+
+    async with (
+        open_engine(rater.policy, rater, ledger, gate.check, context.log) as engine,
+        progress.shown(context.console),
+    ):
+        environment = environment_for(rater, engine, retriever)
+        rating = _Rating(rater, environment, deciding_digest(rater, retriever))
+        rated = map_concurrently(gate.admit(pending), work, rater.questions_in_flight)
+        return [row async for row in rated]
+
+
+def deciding_digest(rater: Recipe, retriever: Retriever) -> str:
+    """Returns the hash of all settings that affect a rater's rollouts."""
+    deciding = {
+        **rater.model_dump(mode="json", include={"seed", "retrieval"}),
+        **answering(rater),
+        "model": model_digest(rater.policy, rater),
+        "index": retriever.digest,
+        "rollouts": rater.difficulty.rollouts,
+    }
+    return digest_of(json.dumps(deciding, sort_keys=True))
+
+
+def row_digest(deciding: str, question: Question) -> str:
+    """Returns the `config_digest` of a question's row."""
+    return digest_of(deciding, questions_digest([question]))[:12]
+
+
+@dataclass(frozen=True)
+class _Rating:
+    """Settings that all ratings share."""
+
+    recipe: Recipe
+    environment: Environment
+    deciding: str
+
+    async def rate(self, question: Question) -> Difficulty | Failure:
+        """Returns the row of one question; a fault of this question alone becomes a `Failure`."""
+        try:
+            return await self._row(question)
+        except (EndpointError, RetrievalError) as error:
+            if isinstance(error, EndpointError) and error.fatal:
+                raise
+            return Failure.of(question.id, "select", error)
+
+    async def _row(self, question: Question) -> Difficulty:
+        recipe, environment, settings = self.recipe, self.environment, self.recipe.difficulty
+        sampling = sampling_for(recipe.policy, recipe.evaluation.temperature)
+        root, tokens, first = await environment.root(question), 0, None
+        for draw in range(settings.rollouts):
+            rollout = await environment.trajectory(
+                root, sampling, question_id=question.id, path=PATH, draw=draw
+            )
+            tokens += rollout.usage.output_tokens
+            if AnswerScores.of(rollout.state.answer, question.answers).cover_em:
+                first = draw + 1
+                break
+        return Difficulty(
+            question_id=question.id,
+            source=question.source,
+            label=difficulty_of(first, settings.easy, settings.medium),
+            rollouts=first or settings.rollouts,
+            first_success=first,
+            seed=environment.seed,
+            output_tokens=tokens,
+            policy_digest=environment.engine.digest,
+            config_digest=row_digest(self.deciding, question),
+        )

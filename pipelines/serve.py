@@ -16,8 +16,7 @@ from engines.vllm.engine import server_for
 from engines.vllm.server import VllmServer
 from runs.factories import server_logs
 from runs.recipe import Recipe
-from runs.signals import on_stop_signal
-from runs.stage import StageContext, StageResult
+from runs.stage import StageContext, StageResult, on_stop_signal
 
 
 def serve(

@@ -157,7 +157,6 @@ def _default(one: FieldInfo, defaults: BaseModel, name: str) -> str:
 
 
 def _written(value: Any) -> str:
-    """Returns a value as YAML on one line."""
     if value is None:
         return "not set"
     if isinstance(value, bool):
@@ -180,7 +179,6 @@ def _values(one: FieldInfo) -> str:
 
 
 def _kind(annotation: Any) -> str:
-    """Returns the name of a type."""
     shape = _SHAPES.get(get_origin(annotation))
     if shape is not None:
         return shape(get_args(annotation))

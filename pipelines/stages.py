@@ -28,7 +28,6 @@ class Stage:
 
     Attributes:
         place: Its module and function in `pipelines/`, or the name of both.
-        does: One-line description.
         takes: Options of `StageContext` that it takes, of those that not every stage takes.
         extras: Extras of pyproject.toml that it needs in addition to `cpu`.
     """

@@ -8,7 +8,7 @@ fails if too many would not fit. Writes `models/<run>/dpo/`, or a sibling folder
 """
 
 from agent.protocols import protocol_of
-from runs.annotation.stored_pairs import pairs_of, pairs_table
+from runs.annotation.stored_trees import pairs_of, pairs_table
 from runs.folder import existing_run
 from runs.stage import Label, ModelName, StageContext, StageResult
 from runs.training.start import trained_folder, training_data_provenance, validated_start_policy

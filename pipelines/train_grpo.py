@@ -29,15 +29,14 @@ from base.terminal_escape import inert
 from engines.vllm.command import installed_vllm
 from retrieval.interface import Retriever
 from rewards.schemes import scheme_of
-from runs.annotation.stored_pairs import pairs_table
+from runs.annotation.stored_trees import pairs_table
 from runs.cost_bounds import NOTHING, CostRange, rollout_cost
-from runs.cost_estimate import TRAINING_CALLS, CostEstimate, estimate_from_run
-from runs.costs import describe_costs, spending
+from runs.costs import TRAINING_CALLS, CostEstimate, describe_costs, estimate_from_run, spending
 from runs.evaluation.question_set import answering, data_settings
 from runs.factories import open_data, open_index
-from runs.folder import check_run_folder, existing_run, open_run, open_run_if_exists
+from runs.folder import check_run_folder, existing_run, open_or_begin
 from runs.inputs import questions_digest
-from runs.preflight import model_files, plaintext_proxy_warnings, require
+from runs.preflight import log_notes, model_files, require
 from runs.recipe import Recipe
 from runs.stage import Gate, Label, ModelName, StageContext, StageResult
 from runs.training.curve_plots import plot_curves
@@ -75,8 +74,6 @@ class _Training:
 
     Attributes:
         recipe: Recipe with this training's rewards and number of batches.
-        target: Folder of its model.
-        questions: Questions to roll out.
     """
 
     recipe: Recipe
@@ -93,18 +90,14 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
     trainings = list(_trainings(context, recipe, data.questions, target))
     dev = dev_questions(recipe) if recipe.training.grpo.eval_every else ()
     _announce(context, trainings)
-    for line in data.describe_notes():
-        context.log(f"data: {line}")
-    for line in plaintext_proxy_warnings(recipe):
-        context.log(f"note: {line}")
+    log_notes(context, recipe, data)
     if context.dry_run:
         estimate = _estimate(context, trainings, dev, data)
         return estimate.report(context, questions=len(data.questions))
     if recipe.policy.engine == "vllm" and recipe.policy.base_url is None:
         installed_vllm()  # a dry run does without
     retriever = open_index(recipe, data.passages, context.log)
-    facts = {"index_digest": retriever.digest}
-    run = open_run_if_exists(context.run, recipe) or open_run(context.run, recipe, facts)
+    run = open_or_begin(context.run, recipe, {"index_digest": retriever.digest})
     with run.open_ledger() as ledger:
         gate = Gate(recipe.limits, ledger.totals, context.log)
         previous_target: Path | None = None
@@ -209,7 +202,6 @@ def _rollouts(
     ledger: Ledger,
     gate: Gate,
 ) -> Rollouts:
-    """Returns the source of a training's rollouts."""
     recipe, logs = training.recipe, ledger.path.parent / "logs"
     return Rollouts(
         context,
@@ -288,7 +280,6 @@ def _with_stage(recipe: Recipe, stage: GrpoStage) -> Recipe:
 def _selected(
     context: StageContext, name: str, questions: Sequence[Question]
 ) -> Sequence[Question]:
-    """Returns the questions that `branchwise select` drew for a stage."""
     file = f"select/stage-{name}.jsonl"
     try:
         lines = read_inside(context.run, file, 1 << 30).decode().splitlines()
@@ -312,7 +303,6 @@ def dev_questions(recipe: Recipe) -> Sequence[Question]:
 
 
 def _announce(context: StageContext, trainings: Sequence[_Training]) -> None:
-    """Prints the plan and its largest cost."""
     for training in trainings:
         recipe, settings = training.recipe, training.recipe.training.grpo
         protocol = protocol_of(recipe.agent)
@@ -333,7 +323,6 @@ def _announce(context: StageContext, trainings: Sequence[_Training]) -> None:
 def _estimate(
     context: StageContext, trainings: Sequence[_Training], dev: Sequence[Question], data: Data
 ) -> CostEstimate:
-    """Returns what all rollouts will cost, those in the ledger included."""
     recipe, units, bounds = context.recipe, NOTHING, CostRange()
     for training in trainings:
         settings = training.recipe.training.grpo

@@ -92,9 +92,7 @@ def build_comparisons(
     """Builds the comparisons of a run's trees under some rewards; counts dropped pairs.
 
     Args:
-        run: Run with the trees.
         recipe: The run's recipe, with the `rewards:` block to label with.
-        settings: Settings of the reward model.
 
     Raises:
         ConfigError: If the trees were grown with another corpus or other prompts.

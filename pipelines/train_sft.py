@@ -8,8 +8,7 @@ trajectories. Writes `models/<run>/sft/`, or a sibling folder with `--name`.
 
 from agent.protocols import protocol_of
 from base.errors import ConfigError
-from runs.annotation.stored_pairs import pairs_of, pairs_table
-from runs.annotation.stored_trees import stored_trees
+from runs.annotation.stored_trees import pairs_of, pairs_table, stored_trees
 from runs.folder import Run, existing_run
 from runs.stage import Label, ModelName, StageContext, StageResult
 from runs.training.start import trained_folder, training_data_provenance, validated_start_policy

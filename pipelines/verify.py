@@ -25,9 +25,8 @@ from engines.settings import ModelSettings
 from retrieval.interface import Retriever
 from runs.annotation.commit import Committer
 from runs.annotation.tree_growing import annotator_for
-from runs.environment import installed_version
 from runs.factories import open_data, open_index
-from runs.folder import Run, check_same_inputs, existing_run, noted_inputs, noted_version
+from runs.folder import Run, check_same_inputs, existing_run, noted_inputs
 from runs.inputs import inputs_of
 from runs.stage import DONE, FAILED, StageContext, StageResult
 from sources.load import Data
@@ -69,7 +68,6 @@ def verify(
 
 
 def _checked_ledger(context: StageContext, run: Run, *, drop_damaged: bool) -> Checked:
-    """Checks the ledger's rows; reports or removes damaged ones."""
     if not run.ledger.exists():  # runs of imported pairs have only parquet
         return Checked(0, (), ())
     found = check(run.ledger)
@@ -102,7 +100,6 @@ def _report_damage(context: StageContext, run: Run, found: Checked) -> None:
 def _rebuild(
     context: StageContext, run: Run, bad: Sequence[PartInfo], checked: Checked
 ) -> list[str]:
-    """Rebuilds the parts. Returns the paths of those that failed."""
     others = [
         part for part in bad if part.table not in REBUILT_TABLES and part.table != "questions"
     ]
@@ -161,7 +158,6 @@ class Rebuilding:
         return left
 
     def _replay_part(self, name: str, number: int) -> Sequence[Part] | None:
-        """Replays the annotation of the questions from the ledger."""
         run, ledger = self.committer.run, self.committer.ledger
         try:
             questions = _of_part(ledger, self.data, number)
@@ -190,7 +186,8 @@ class Rebuilding:
             self.context.log(
                 f"{info.path}: rebuilt, it has the sha256 {info.sha256}, but "
                 f"{committed.get(info.path)} was committed, so it was left as it is. "
-                f"{self._mismatch_explanation()}"
+                "The ledger or the installed software has changed. Restore the file from a copy of "
+                "the run, or install the versions in provenance.json"
             )
         for part in made:
             if part.info.path in bad and part.info not in other:
@@ -198,18 +195,8 @@ class Rebuilding:
                 self.context.log(f"{part.info.path}: rebuilt from the ledger, as committed")
         return not other
 
-    def _mismatch_explanation(self) -> str:
-        then = noted_version(self.committer.run.folder, "pyarrow")
-        now = installed_version("pyarrow")
-        versions = f" (pyarrow was {then} and is {now})" if then != now else ""
-        return (
-            "The ledger or the installed software has changed. Restore the file from a copy of the "
-            f"run, or install the versions in provenance.json{versions}"
-        )
-
 
 def _of_part(ledger: Ledger, data: Data, number: int) -> list[Question]:
-    """Returns the questions that a part was committed with."""
     ids = {row.question_id for row in ledger.questions() if row.part == f"{number:05d}"}
     return [question for question in data.questions if question.id in ids]
 

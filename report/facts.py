@@ -137,9 +137,6 @@ def evaluations(run: Path, seed: int) -> list[dict[str, Any]]:
     Intervals are 95 %: Wilson's for a policy's EM, a paired bootstrap for a difference. A question
     that failed counts as wrong, as in the tables of `branchwise eval`. Policies whose evaluation
     has not finished are left out.
-
-    Args:
-        seed: Random seed of the bootstrap.
     """
     found: dict[str, dict[str, dict[str, float]]] = {}
     for table in sorted({part.table for part in load_manifest(run).parts}):

@@ -21,7 +21,6 @@ def write_page(path: Path, facts: Mapping[str, Any], trees: Blobs, pairs: Blobs)
     """Renders the page.
 
     Args:
-        path: HTML file; replaced if it exists.
         facts: JSON data of the page, except trees and pairs.
         trees, pairs: See `report.trees`.
     """
@@ -34,5 +33,4 @@ def write_page(path: Path, facts: Mapping[str, Any], trees: Blobs, pairs: Blobs)
 
 
 def _file(name: str) -> Markup:
-    """Returns one of our own files verbatim: a style sheet or a script."""
     return Markup((_FILES / name).read_text(encoding="utf-8"))

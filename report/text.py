@@ -20,10 +20,7 @@ def tree_text(question: Row, nodes: Sequence[Row], pairs: Sequence[Row], width: 
     """Returns a tree with one line per step: number, action, content, marks, reward, visits.
 
     Args:
-        question: Row of `questions`.
         nodes: Rows of the tree, the root first.
-        pairs: Pairs of the tree.
-        width: Width of the terminal in columns.
     """
     children: dict[int, list[Row]] = {}
     for node in nodes[1:]:
@@ -65,7 +62,6 @@ def node_text(node: Row, passages: Mapping[str, str], pairs: Sequence[Row]) -> G
     Args:
         node: Row of `nodes`.
         passages: Texts of the corpus by id.
-        pairs: Pairs of the tree.
     """
     parts: list[RenderableType] = [
         Text(f"step {node['node_id']}: {node['action']}", style="bold"),

@@ -119,7 +119,6 @@ def _pairs_by_tree(run: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def _grouped(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yields the nodes of each tree, in order of `node_id`."""
     trees: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         trees.setdefault(row["tree_id"], []).append(row)
@@ -130,7 +129,6 @@ def _grouped(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, list[dict[st
 def _listed(
     question: Mapping[str, Any], nodes: list[dict[str, Any]], pairs: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Returns a tree's entry in the list of questions."""
     return {
         "question": question["question"],
         "answers": question["answers"],
@@ -144,7 +142,6 @@ def _listed(
 
 
 def _is_right(node: Mapping[str, Any]) -> bool:
-    """Returns whether the node, or a rollout from it, ends in a gold answer."""
     return bool(node["em"]) or any(rollout["em"] for rollout in node["rollouts"] or ())
 
 
@@ -170,7 +167,6 @@ def _tree(
 
 
 def _node(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns a node without empty columns, and without its rollouts' steps."""
     kept = {
         key: value
         for key, value in row.items()

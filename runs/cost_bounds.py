@@ -77,7 +77,6 @@ class Prompts:
 
     Attributes:
         recipe: Recipe with the model and protocol that read them.
-        data: Questions and passages.
     """
 
     recipe: Recipe
@@ -87,7 +86,6 @@ class Prompts:
         """Returns bounds of the costs of a number of calls.
 
         Args:
-            model: Model that is called.
             number: Lowest and highest number of calls.
             tokens: Whether the ledger keeps token ids.
         """
@@ -104,7 +102,6 @@ class Prompts:
         return CostRange(number, read, written, _dollars(model, read, written), disk)
 
     def _lengths(self) -> Range:
-        """Returns bounds of the input tokens of a call."""
         recipe, questions, passages = self.recipe, self.data.questions, self.data.passages
         if not questions:
             return NOTHING
@@ -176,7 +173,7 @@ def rollout_cost(recipe: Recipe, data: Data, *, tokens: bool = False) -> CostRan
 
 
 def _dollars(model: ModelSettings, read: Range, written: Range) -> Range | None:
-    """Returns bounds in US dollars, the lowest with all input cached; None without a price."""
+    """Returns bounds, the lowest with all input cached; None without a price."""
     least, most = int(read[0]), int(read[1])
     low = cost_usd(Usage(least, least, int(written[0])), model.price_per_million)
     high = cost_usd(Usage(most, 0, int(written[1])), model.price_per_million)

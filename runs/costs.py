@@ -1,11 +1,31 @@
-"""The costs of a run, for totals and closing lines."""
+"""What a stage will cost, before it calls a model, and what a run has cost.
 
-from collections.abc import Iterator
+The estimate comes from the stage's earlier calls in a run's ledger. Without any it consists of
+bounds from the recipe, which are wide (`runs.cost_bounds`).
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
-from runs.recipe import LimitSettings
+from base.errors import ConfigError
+from base.terminal_escape import inert
+from engines.cost import cost_usd
+from engines.sampling import Usage
+from engines.settings import Price
+from runs.cost_bounds import CostRange, Range, scale
+from runs.environment import missing_extras
+from runs.folder import existing_run
+from runs.recipe import LimitSettings, Recipe, identity_settings
+from runs.seal import LEDGER, flat
+from runs.stage import StageContext, StageResult
+from storage.call_history import read_call_history
 from storage.ledger import Ledger
 from storage.ledger_rows import REPORTED, Totals
+from storage.parts import question_ids
 
 COUNTED_BY = {
     "tokenizer": "counted with the model's tokenizer",
@@ -31,7 +51,7 @@ def estimates(ledger: Ledger) -> dict[str, int]:
     """Counts calls without usable reported tokens, by the way that their tokens were counted."""
     if not ledger.totals().estimated:
         return {}
-    bases = ledger.bases().items()
+    bases = ledger.count_calls("usage_basis").items()
     return {COUNTED_BY.get(basis, basis): n for basis, n in bases if basis != REPORTED}
 
 
@@ -48,3 +68,246 @@ def describe_costs(ledger: Ledger, limits: LimitSettings) -> Iterator[str]:
         )
     if limits.max_usd is not None and spent.unpriced:
         yield f"limits.max_usd does not count {spent.unpriced:,} calls of models without a price"
+
+
+STORED = ("ledger.sqlite*", "trees/*", "pairs/*", "eval/**/*", "select/*")
+"""Files of a run that grow with its calls."""
+
+TREE_CALLS = ("tree/*", "rollout/*", "judge/*", "verifier/*")
+DECIDING = ("retrieval", "agent", "policy", "judge", "mcts", "verifier")
+"""Blocks of a recipe that decide how many calls and tokens its work needs."""
+EVALUATION_CALLS = ("eval+*", "eval/*")
+RATING_CALLS = ("select/*",)
+TRAINING_CALLS = ("grpo/*", "grpo-dev+*")
+
+
+@dataclass(frozen=True, slots=True)
+class CostEstimate:
+    """What a stage will cost.
+
+    Attributes:
+        unit: "question", "answer" or "rollout".
+        units: Number of them that the stage still has to process.
+        seconds: Duration; None if no rate was measured.
+        calls_per_s: Measured rate.
+        observed: Lowest, mean and highest number of calls per unit in the history.
+        basis: Origin of the numbers.
+        missing_extras: Names of extras that the recipe needs and that are not installed.
+    """
+
+    unit: str
+    units: Range
+    cost: CostRange
+    basis: str
+    observed: tuple[float, float, float] | None = None
+    calls_per_s: float | None = None
+    missing_extras: Sequence[str] = ()
+
+    @property
+    def seconds(self) -> Range | None:
+        return scale(self.cost.calls, 1 / self.calls_per_s) if self.calls_per_s else None
+
+    def report(self, context: StageContext, **planned: int) -> StageResult:
+        """Logs the estimate; returns the result of a dry run.
+
+        Args:
+            planned: Other totals of the stage.
+        """
+        for line in self.lines():
+            context.log(line)
+        return StageResult({**planned, **self.totals(), "dry_run": True})
+
+    def totals(self) -> dict[str, Any]:
+        """Returns the estimate in the form of a stage's totals."""
+        cost, seconds = self.cost, self.seconds
+        return {
+            f"expected_{self.unit}s": _whole(self.units),
+            "expected_calls": _whole(cost.calls),
+            "expected_input_tokens": _whole(cost.input_tokens),
+            "expected_output_tokens": _whole(cost.output_tokens),
+            "expected_cost_usd": None if cost.cost_usd is None else list(cost.cost_usd),
+            "expected_seconds": None if seconds is None else _whole(seconds),
+            "expected_disk_bytes": _whole(cost.disk_bytes),
+            "expected_from": self.basis,
+            "missing_extras": list(self.missing_extras),
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yields the estimate in words."""
+        if self.cost.calls[1]:
+            yield from self._costs()
+        else:
+            yield f"expected calls: none, {_count(self.units, self.unit)} left"
+        if self.missing_extras:
+            names = " ".join(self.missing_extras)
+            yield f'missing extras: {names}. Run `make setup EXTRAS="{names}"`'
+
+    def _costs(self) -> Iterator[str]:
+        cost, each = self.cost, ""
+        if self.observed:
+            low, mean, high = self.observed
+            each = f", {mean:,.1f} per {self.unit} ({low:,.0f} to {high:,.0f})"
+        yield (
+            f"expected calls: {_between(cost.calls)} for {_count(self.units, self.unit)}; "
+            f"{self.basis}{each}"
+        )
+        money = "no price set"
+        if cost.cost_usd is not None:
+            money = "{:,.4f} to {:,.4f} USD".format(*cost.cost_usd)
+        yield (
+            f"expected tokens: {_between(cost.input_tokens)} in, {_between(cost.output_tokens)} "
+            f"out; {money}"
+        )
+        time = "unknown before the first calls"
+        if self.seconds is not None:
+            rate = f"{self.calls_per_s:,.1f} calls per second"
+            time = f"{_joined(map(_duration, self.seconds))} at {rate}"
+        yield f"expected time: {time}; disk: {_joined(map(_size, cost.disk_bytes))}"
+        if not self.observed:
+            yield (
+                f"these bounds are wide: a dry run estimates from {self.unit}s of this run, once "
+                "there are some, or of another one (--history)"
+            )
+
+
+def _paid(by_role: Mapping[str, Totals], prices: Mapping[str, Price | None] | None) -> float | None:
+    """Returns what calls cost at these prices, or did cost; None if a price is not known."""
+    if prices is None:
+        spent = sum(by_role.values(), Totals())
+        return None if spent.unpriced else spent.cost_usd
+    costs = [
+        cost_usd(Usage(one.input_tokens, one.cached_tokens, one.output_tokens), prices.get(role))
+        for role, one in by_role.items()
+    ]
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) if len(known) == len(costs) else None
+
+
+def expected_sum(observed: Sequence[float], units: Range) -> Range:
+    """Returns the range in which the sum over `units` new ones is expected.
+
+    This is about the 95 % prediction interval; 2 + 4/(n - 1) approximates Student's t. A single
+    observation may be off by a factor of two.
+    """
+    number, mean = len(observed), fmean(observed)
+    if number == 1:
+        return units[0] * mean / 2, units[1] * mean * 2
+    deviations = stdev(observed) * (2 + 4 / (number - 1))
+    low, high = (
+        count * mean + sign * deviations * math.sqrt(count * (1 + count / number))
+        for count, sign in zip(units, (-1, 1), strict=True)
+    )
+    return max(low, 0.0), high
+
+
+def estimate_from_run(
+    context: StageContext,
+    paths: Sequence[str],
+    finished: str | None,
+    unit: str,
+    units: Range,
+    bounds: CostRange,
+    asked: Recipe | None = None,
+) -> CostEstimate:
+    """Returns what some work costs by the history of a run; without any, the bounds.
+
+    The run is that of `--history`, or else the stage's own.
+
+    Args:
+        paths: Patterns of the ledger paths of the stage's calls.
+        finished: Table with a row for every finished question. None counts trajectories.
+        unit: "question", "answer" or "rollout".
+        units: Number of them.
+        bounds: Bounds of the costs of all, from the recipe.
+        asked: Recipe whose prices apply; None uses the costs in the history.
+
+    Raises:
+        ConfigError: If `--history` does not name a run, or a run without such calls.
+        StorageError: If the ledger cannot be read.
+    """
+    other, missing = context.history, missing_extras(context.recipe)
+    run = context.run if other is None else existing_run(other).folder
+    done = question_ids(run, finished) if finished and run.is_dir() else set[str]()
+    history = read_call_history(run / LEDGER, paths, done if finished else None)
+    if other is not None:
+        if history is None:
+            raise ConfigError(f"--history: {other}: has no finished {unit}s of this stage")
+        _warn_of_differences(context, existing_run(other).recipe)
+    if history is None:
+        return CostEstimate(unit, units, bounds, "bounds from the recipe", missing_extras=missing)
+    each = [sum(by_role.values(), Totals()) for by_role in history.totals]
+    prices = None if asked is None else _prices(asked)
+    paid = [_paid(by_role, prices) for by_role in history.totals]
+    known = [dollars for dollars in paid if dollars is not None]
+    made = [one.calls for one in each]
+    calls = expected_sum(made, units)
+    cost = CostRange(
+        calls,
+        expected_sum([one.input_tokens for one in each], units),
+        expected_sum([one.output_tokens for one in each], units),
+        expected_sum(known, units) if len(known) == len(paid) else None,
+        scale(calls, _stored_bytes(run) / history.calls),
+    )
+    source = "this run" if other is None else inert(str(other))
+    return CostEstimate(
+        unit,
+        units,
+        cost,
+        f"from {len(made):,} {unit}{'s' * (len(made) != 1)} of {source}",
+        (min(made), fmean(made), max(made)),
+        history.calls_per_s,
+        missing,
+    )
+
+
+def _prices(recipe: Recipe) -> dict[str, Price | None]:
+    models = {
+        "policy": recipe.policy,
+        "judge": recipe.active_judge,
+        "verifier": recipe.asked_verifier,
+    }
+    return {role: model.price_per_million for role, model in models.items() if model is not None}
+
+
+def _warn_of_differences(context: StageContext, other: Recipe) -> None:
+    """Logs the settings of the other run that may make its costs differ."""
+    settings = [identity_settings(one.model_dump(mode="json")) for one in (other, context.recipe)]
+    old, new = (flat({name: one[name] for name in DECIDING}) for one in settings)
+    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    if names:
+        context.log(f"note: the run of --history has other settings: {', '.join(names)}")
+
+
+def _stored_bytes(run: Path) -> int:
+    files = (path for pattern in STORED for path in run.glob(pattern))
+    return sum(path.stat().st_size for path in files if path.is_file())
+
+
+def _whole(one: Range) -> list[int]:
+    return [math.floor(one[0]), math.ceil(one[1])]
+
+
+def _between(one: Range) -> str:
+    return _joined(f"{number:,}" for number in _whole(one))
+
+
+def _joined(values: Iterable[str]) -> str:
+    return " to ".join(dict.fromkeys(values))
+
+
+def _count(units: Range, unit: str) -> str:
+    return f"{_between(units)} {unit}{'s' * (units[1] != 1)}"
+
+
+def _duration(seconds: float) -> str:
+    for length, name in ((3600, "h"), (60, "min")):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.1f} {name}"
+    return f"{seconds:,.0f} s"
+
+
+def _size(count: float) -> str:
+    for length, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= length:
+            return f"{count / length:,.1f} {name}"
+    return f"{count:,.0f} bytes"

@@ -2,14 +2,16 @@
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
 from base.secret_names import redacted_command
+from runs.recipe import Recipe
 
 VERSIONED = (
     "branchwise",
@@ -75,3 +77,24 @@ def _cpu_flags() -> list[str]:
 def repository() -> Path:
     """Returns the folder with the packages, `configs/`, `datasets/` and `models/`."""
     return Path(__file__).resolve().parent.parent
+
+
+def extras_of(recipe: Recipe) -> tuple[str, ...]:
+    """Returns the names of the extras that a recipe needs, as in pyproject.toml."""
+    dense = ("dense",) if recipe.retrieval.kind in ("dense", "fusion") else ()
+    plots = ("study",) if "train-grpo" in recipe.stages else ()
+    return tuple(dict.fromkeys((*dense, *plots, *recipe.scheme.extras)))
+
+
+def missing_extras(recipe: Recipe) -> tuple[str, ...]:
+    """Returns the names of the needed extras of which a package is not installed."""
+    packages = requires("branchwise") or []
+    return tuple(
+        extra
+        for extra in extras_of(recipe)
+        if any(
+            installed_version(re.split(r"[^\w.-]", package)[0]) is None
+            for package in packages
+            if package.endswith(f'extra == "{extra}"')
+        )
+    )

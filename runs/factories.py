@@ -53,12 +53,8 @@ def engine_for(
     """Returns the engine of a `policy:` or `judge:` block; enter it before use.
 
     Args:
-        model: Settings of the model.
-        recipe: Recipe; its limits apply.
         logs: Folder for the log of a server that the engine starts; defaults to the cache's.
         before_call: Called before every attempt at an endpoint (see `engines.ledgered`).
-        log: Callback for status messages: an endpoint fails or recovers, or cached weights were
-            damaged.
         server: Running vLLM server that already has the model.
     """
     if model.engine == "openvino":

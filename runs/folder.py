@@ -48,7 +48,6 @@ class Run:
     """A run folder (docs/durability.md).
 
     Attributes:
-        folder: Path of the folder.
         recipe: Recipe of the current stage; an evaluation may use other settings than the run.
         seal: Seal from the start of the run.
     """
@@ -96,7 +95,6 @@ class Run:
         """Adds all parts to the manifest, or none; the caller holds the run.
 
         Args:
-            parts: Parts to commit.
             replaced: Names of tables whose older parts are dropped.
         """
         add_parts(self.folder, parts, replaced)
@@ -112,8 +110,6 @@ def open_run(
     """Creates the run folder, or resumes it if it holds this run.
 
     Args:
-        folder: Run folder.
-        recipe: Resolved recipe.
         facts: Facts to add to `provenance.json`, unless it has them.
         inputs: Digests of the inputs of the rows (see `runs.inputs`), noted at the first attempt.
             None for a stage without rows.
@@ -200,12 +196,6 @@ def noted_inputs(folder: Path) -> dict[str, str]:
     return dict(_provenance(folder).get(INPUTS) or {})
 
 
-def noted_version(folder: Path, package: str) -> str | None:
-    """Returns the version of a package at the start of the run; None if it is not noted."""
-    versions = _provenance(folder).get("versions")
-    return versions.get(package) if isinstance(versions, dict) else None
-
-
 def existing_run(folder: Path) -> Run:
     """Returns the run in a folder.
 
@@ -219,15 +209,17 @@ def existing_run(folder: Path) -> Run:
     return Run(folder, recipe, checked_seal(folder, _provenance(folder), kept))
 
 
-def open_run_if_exists(folder: Path, recipe: Recipe) -> Run | None:
-    """Returns the run in a folder with the recipe of the current stage; None if it is not a run.
+def open_or_begin(folder: Path, recipe: Recipe, facts: Mapping[str, Any]) -> Run:
+    """Returns the run in a folder with this stage's recipe; begins one if there is none.
+
+    The run may have been started with other settings, which its rows then have.
 
     Raises:
-        ConfigError: If the run's recipe was edited.
+        ConfigError: If the run's recipe was edited, or the folder cannot be used.
     """
     kept = _kept(folder)
     if kept is None:
-        return None
+        return open_run(folder, recipe, facts)
     return Run(folder, recipe, checked_seal(folder, _provenance(folder), kept))
 
 
@@ -265,7 +257,6 @@ def check_run_folder(folder: Path, recipe: Recipe | None = None) -> None:
     """Checks a run folder without writing to it.
 
     Args:
-        folder: Run folder.
         recipe: Recipe of a stage that will open the run with `open_run`.
 
     Raises:
@@ -296,7 +287,6 @@ def _check_usable(folder: Path) -> bool:
 
 
 def _sealed(folder: Path, kept: Mapping[str, Any], recipe: Recipe | None) -> Seal:
-    """Returns the seal of a run, checked against its files and a recipe that will continue it."""
     _recipe_in(folder, identity_settings(kept))
     seal = checked_seal(folder, _provenance(folder), kept)
     if recipe is not None:

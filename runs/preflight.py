@@ -23,7 +23,9 @@ from engines.vllm.weights import served_files
 from rewards.reward_model.model import reward_model_digest
 from runs.factories import engine_for
 from runs.recipe import JUDGE, Recipe
+from runs.stage import StageContext
 from sources.files import existing
+from sources.load import Data
 from weights.embedded_models import check_embedded
 from weights.policy_files import validated_policy_files
 
@@ -165,6 +167,14 @@ def plaintext_proxy_warnings(recipe: Recipe) -> Iterator[str]:
     for role, model in (*_models(recipe), *recipe.own_endpoints().items()):
         if model.engine != "openvino":
             yield from _overheard(f"{role}.base_url", model.base_url, "prompt, reply and the key")
+
+
+def log_notes(context: StageContext, recipe: Recipe, data: Data | None = None) -> None:
+    """Logs what was noted about the data, and proxies that can read the prompts."""
+    for line in data.describe_notes() if data else ():
+        context.log(f"data: {line}")
+    for line in plaintext_proxy_warnings(recipe):
+        context.log(f"note: {line}")
 
 
 def _overheard(setting: str, url: str | None, seen: str) -> Iterator[str]:

@@ -4,24 +4,92 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping
 from functools import reduce
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from agent.settings import AgentSettings
+from analysis.difficulty import LABELS
 from annotation.settings import PairSettings
 from base.settings import Settings
 from engines.settings import JudgeSettings, ModelSettings
-from evaluation.settings import EvaluatedPolicy, EvaluationSettings
+from evaluation.settings import EvaluatedPolicy, EvaluationSettings, PolicyName
 from mcts.settings import SearchSettings
 from retrieval.settings import RetrievalSettings
 from rewards.scheme import RewardScheme
 from rewards.schemes import RewardSettings, scheme_of
 from rewards.settings import SpreSettings
-from runs.curriculum.settings import CurriculumSettings
-from runs.difficulty_settings import DifficultySettings
 from sources.settings import DataSettings, SetSettings, Split
 from training.settings import TrainingSettings
+
+
+class CycleCounts(Settings):
+    """Most cycles per stage; 0 skips a stage.
+
+    Attributes:
+        discovery: Cycles of the first stage.
+        refinement: Cycles of the second stage.
+    """
+
+    discovery: int = Field(default=1, ge=0)
+    refinement: int = Field(default=1, ge=0)
+
+
+class CurriculumSettings(Settings):
+    """Discovery, then Refinement, each in cycles (EVO-RAG sections 3.4, 3.5 and 3.7).
+
+    Attributes:
+        cycles: Most cycles of trees, reward model, policy training and dev evaluation.
+        patience: Cycles in a row without a higher dev EM after which a stage stops.
+        questions: Questions per cycle, disjoint from earlier cycles; defaults to `data.limit`.
+        dev_questions: Questions of split `dev` that every policy is evaluated on.
+        reward_model: Whether each cycle trains a reward model. With `pairs.score: reward_model` its
+            scores decide the pairs; otherwise it is only reported.
+    """
+
+    cycles: CycleCounts = CycleCounts()
+    patience: int = Field(default=2, ge=1)
+    questions: int | None = Field(default=None, ge=1)
+    dev_questions: int = Field(default=200, ge=1)
+    reward_model: bool = True
+
+
+Wanted = Annotated[int, Field(ge=1, le=10**9)]
+
+
+class DifficultySettings(Settings):
+    """How `branchwise select` rates questions and draws stages (R1-Searcher section 2.1).
+
+    Attributes:
+        policy: Rater, in the form of an entry of `evaluation.policies`; defaults to the recipe's
+            policy, and its temperature to 1.
+        rollouts: Most rollouts per question. Sampling ends at the first correct one (cover-EM);
+            without one the question is `unsolved`.
+        easy: Most rollouts that an `easy` question needs for its first correct one.
+        medium: Most rollouts that a `medium` question needs; one that needs more is `difficult`.
+        stages: Name → label → number of questions, such as `{"1": {medium: 350}}`. A label may name
+            a source: `hotpotqa/medium`. If there are fewer questions, proportions are kept.
+            Defaults to the paper's.
+    """
+
+    policy: EvaluatedPolicy | None = None
+    rollouts: int = Field(default=32, ge=1, le=10_000)
+    easy: int = Field(default=9, ge=1)
+    medium: int = Field(default=20, ge=1)
+    stages: dict[PolicyName, Annotated[dict[str, Wanted], Field(min_length=1)]] = Field(
+        default={"1": {"medium": 350}, "2": {"medium": 3648, "difficult": 4500}}
+    )
+
+    @field_validator("stages")
+    @classmethod
+    def _check_buckets(cls, stages: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+        names = [name for wanted in stages.values() for name in wanted]
+        if unknown := [name for name in names if name.rpartition("/")[2] not in LABELS]:
+            raise ValueError(f"no such label ({unknown[0]}). Choose among {', '.join(LABELS)}")
+        if len({"/" in name for name in names}) > 1:
+            raise ValueError("names sources for some labels only. Name them for all, or for none")
+        return stages
+
 
 S = TypeVar("S", bound=Settings)
 
@@ -263,7 +331,6 @@ def _with_own(model: S, own: Mapping[str, Any]) -> S:
 
 
 def _updated(block: S, values: Mapping[str, Any]) -> S:
-    """Returns a block updated with the values that are settings of it."""
     own = {name: value for name, value in values.items() if name in type(block).model_fields}
     return block.model_copy(update=own)
 

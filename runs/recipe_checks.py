@@ -18,7 +18,6 @@ def find_conflicts(recipe: Recipe, unsound: Collection[str] = ()) -> list[str]:
     """Returns combinations that cannot work, each with a remedy.
 
     Args:
-        recipe: Recipe to check.
         unsound: Invalid blocks; checks that depend on them are skipped.
     """
     checks = [check for blocks, check in CHECKS if not set(blocks) & set(unsound)]

@@ -53,7 +53,6 @@ def load_recipe_leniently(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def _read(path: Path, overrides: Sequence[str]) -> tuple[Recipe, list[str], set[str]]:
-    """Returns the recipe, its errors, and the faulty blocks."""
     document = parse_yaml(_text_of(path), str(path))
     values = document.value
     if not isinstance(values, dict):

@@ -49,7 +49,6 @@ def checked_seal(folder: Path, noted: Mapping[str, Any], kept: Mapping[str, Any]
     """Returns the seal of a run whose recipe was not edited.
 
     Args:
-        folder: Run folder.
         noted: Content of its `provenance.json`.
         kept: Content of its `config.yaml`.
 

@@ -1,7 +1,9 @@
 """The context, the limits and the result of a stage."""
 
 import asyncio
+import os
 import re
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,7 +14,6 @@ from typing import Annotated, Any, TypeVar
 from base.errors import BudgetExceeded, ConfigError
 from base.text import Log
 from runs.recipe import NAME_PATTERN, LimitSettings, Recipe
-from runs.signals import on_stop_signal
 from runs.terminal import Terminal
 from storage.ledger_rows import Totals
 
@@ -47,14 +48,11 @@ class StageContext:
     """One call of a stage: `branchwise <stage> --config … --run … …`.
 
     Attributes:
-        recipe: Resolved recipe.
-        run: Run folder, `datasets/<name>`.
         resume: Whether to fail if the folder has another training's checkpoints. If False, they are
             replaced. Every stage resumes its own checkpoints.
         dry_run: Whether to log the plan and stop.
         limit: Most questions; overrides the recipe.
         history: Run whose calls a dry run estimates costs from; None uses this run.
-        console: Console for messages and progress.
     """
 
     recipe: Recipe
@@ -97,8 +95,6 @@ class Gate:
     Attributes:
         limits: Limits. Tokens and dollars include the run's earlier attempts and stages; hours
             count this attempt only.
-        spent: Callback that returns the totals of the run's ledger.
-        log: Logs that the stage is stopping.
         reason: Reason that the gate closed; None while it is open.
     """
 
@@ -199,3 +195,42 @@ def _call_soon(function: Callable[[], None]) -> None:
         function()
     else:
         loop.call_soon_threadsafe(function)
+
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that stop a stage."""
+
+
+def handled_stop_signals() -> tuple[signal.Signals, ...]:
+    """Returns the stop signals that this process handles (`nohup` makes it ignore SIGHUP)."""
+    return tuple(
+        one
+        for one in STOP_SIGNALS
+        if one != signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN
+    )
+
+
+@contextmanager
+def on_stop_signal(take: Callable[[int], object]) -> Iterator[None]:
+    """Calls `take` for every stop signal until the block ends."""
+    terminals = [stream for stream in (0, 1, 2) if os.isatty(stream)]
+
+    def told(signum: int, frame: object) -> None:
+        _detach_closed_terminals(terminals)
+        take(signum)
+
+    before = {one: signal.signal(one, told) for one in handled_stop_signals()}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+def _detach_closed_terminals(terminals: list[int]) -> None:
+    """Redirects streams of a closed terminal, or printing would fail."""
+    for stream in terminals:
+        if not os.isatty(stream):
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nothing, stream)
+            os.close(nothing)

@@ -86,12 +86,8 @@ def get_or_build(folder: Path, build: Callable[[Path], None], log: Log | None = 
     entry.
 
     Args:
-        folder: Folder of the entry; its name identifies the content.
         build: Function that fills an empty folder.
         log: Callback for messages about damaged entries; defaults to the log.
-
-    Returns:
-        `folder`.
 
     Raises:
         StorageError: If the file system refused (no room, no permission, a file in the way).

@@ -54,7 +54,6 @@ class Ledger:
         """Opens or creates the ledger, and holds the run until `close`.
 
         Args:
-            path: Path of the database.
             shared: Whether this is a worker whose parent holds the run. A worker takes no lock, and
                 its totals start at zero.
 
@@ -137,25 +136,13 @@ class Ledger:
         """Recomputes the totals; must not run while a call is being stored."""
         self._totals = Totals(*self._rows(f"SELECT {SUMS} FROM calls WHERE error IS NULL")[0])
 
-    def bases(self) -> dict[str, int]:
-        """Counts calls by the origin of their token counts (see `Call.usage_basis`)."""
-        counted = "SELECT usage_basis, count(*) FROM calls WHERE error IS NULL GROUP BY usage_basis"
-        return dict(self._rows(counted))
-
-    def models(self, policy_digest: str) -> dict[str, int]:
-        """Counts the replies of an engine by the model name that they report."""
-        return dict(
-            self._rows(
-                "SELECT model, count(*) FROM calls WHERE policy_digest = ? AND error IS NULL "
-                "GROUP BY model",
-                policy_digest,
-            )
+    def count_calls(self, column: str, policy_digest: str | None = None) -> dict[str, int]:
+        """Counts successful calls by a column, of all engines or of one."""
+        counted = (
+            f"SELECT {column}, count(*) FROM calls WHERE error IS NULL "
+            f"AND policy_digest = coalesce(?, policy_digest) GROUP BY {column}"
         )
-
-    def count_stop_reason(self, stop_reason: str) -> int:
-        """Counts the replies that ended for this reason."""
-        ended = "SELECT count(*) FROM calls WHERE stop_reason = ? AND error IS NULL"
-        return int(self._rows(ended, stop_reason)[0][0])
+        return dict(self._rows(counted, policy_digest))
 
     def generated_tokens_by_question(self, *roots: str) -> Counter[str]:
         """Returns the generated tokens per question, of calls whose path begins with a root."""
@@ -317,7 +304,6 @@ class StoredCalls:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Returns a durable autocommit connection; missing tables are created."""
     connection = sqlite3.connect(
         path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
     )

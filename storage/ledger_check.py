@@ -47,7 +47,6 @@ class Checked:
     """Result of checking all rows of a ledger.
 
     Attributes:
-        rows: Number of rows.
         damaged: Rows that differ from their checksum.
         faults: SQLite's messages about damage to the file's structure, including indexes.
     """
@@ -129,7 +128,6 @@ def _read_only(path: Path) -> str:
 
 
 def _damaged_rows(connection: sqlite3.Connection, table: str) -> tuple[int, list[DamagedRow]]:
-    """Returns the number of a table's rows, and the damaged ones."""
     bad, count = [], 0
     for number, *row in connection.execute(f"SELECT rowid, * FROM {table} ORDER BY rowid"):
         count += 1

@@ -25,10 +25,8 @@ class Call:
         key: Result of `engines.sampling.call_key`, which covers everything that affects the reply.
         role: Role of the model ("policy", "judge", "verifier").
         model: Model name that the server reported.
-        policy_digest: Digest of the engine.
         question_id, path, draw: Question, place in its work, and number of the draw.
         prompt_digest: Hash of the messages that were sent.
-        text: Text of the reply.
         usage_basis: Origin of the token counts (`engines.sampling.UsageBasis`): "reported" by the
             engine, else an estimate.
         cost_usd: US dollars; None if no price is set.
@@ -79,9 +77,6 @@ class QuestionRow:
     """State of a question: a row of `questions`.
 
     Attributes:
-        question_id: Id of the question.
-        status: "pending", "done" or "failed".
-        detail: Reason for a failure.
         part: Part in which its rows were committed.
     """
 
@@ -98,7 +93,6 @@ class Totals:
     Failed calls are not included, even if the endpoint charges for them.
 
     Attributes:
-        calls: Number of calls.
         input_tokens, cached_tokens, output_tokens: Sums of tokens; input includes cached tokens.
         cost_usd: US dollars of the priced calls.
         unpriced: Number of calls whose cost is unknown.

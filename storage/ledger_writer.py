@@ -137,7 +137,6 @@ class LedgerWriter:
         _settle([waiter for _, waiter in batch], None)
 
     def _transaction(self, entries: Sequence[Entry]) -> list[int]:
-        """Writes and syncs the entries; returns the number of rows that each one changed."""
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             changed = [

@@ -41,7 +41,6 @@ class PartInfo(Record):
     Attributes:
         table: Name of the part's table ("pairs", "eval/<policy>/<set>/predictions").
         path: File path relative to the run folder, with forward slashes.
-        rows: Number of rows.
         sha256: Hash of the file's bytes, hexadecimal.
         questions: Number of distinct `question_id`s in it.
         counts: Numbers dropped or noted while making these rows, by reason.
@@ -131,8 +130,6 @@ def add_parts(run: Path, parts: Iterable[PartInfo], replaced: Collection[str] = 
     The caller must hold the run (see `base.lock`), or two writers would undo each other's work.
 
     Args:
-        run: Path of the run folder.
-        parts: Parts to commit.
         replaced: Names of tables whose older parts are dropped.
     """
     older = (part for part in load_manifest(run).parts if part.table not in replaced)

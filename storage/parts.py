@@ -41,7 +41,6 @@ def part_of(table: str, rows: pa.Table, part: int | str | None = None) -> Part:
     Args:
         table: Name of the table, which is also its location: "pairs",
             "eval/<policy>/<set>/predictions".
-        rows: Rows of the part.
         part: Number or name of the part, `<table>/part-<part>.parquet`; None for a table of one
             file, `<table>.parquet`.
     """
@@ -77,8 +76,6 @@ def read_parts(run: Path, table: str, columns: Sequence[str] | None = None) -> p
     together: missing columns are None.
 
     Args:
-        run: Path of the run folder.
-        table: Name of the table.
         columns: Columns to read; None for all.
 
     Raises:

@@ -44,7 +44,6 @@ def connect(run: Path, label: str | None = None) -> duckdb.DuckDBPyConnection:
     are read. `predictions` combines all policies and evaluations.
 
     Args:
-        run: Run folder.
         label: Name of a relabelling, whose labels and pairs `trees` and `pairs` then show.
 
     Raises:
@@ -110,7 +109,6 @@ def _titled(sql: str) -> tuple[str, str]:
 
 
 def _parts(run: Path, manifest: Manifest, view: str, label: str | None) -> ds.Dataset:
-    """Returns the rows of all parts of a view, read lazily."""
     schema = SCHEMAS[view]
     relabelled = {"pairs": f"relabelled/{label}/pairs", "trees": f"relabelled/{label}/labels"}
     if label and view in relabelled:

@@ -11,9 +11,9 @@ import numpy as np
 
 from analysis.table import NONE, Sheet, number
 from experiments.arms import EvaluatedArm
-from experiments.evo.trajectories import RecordedStep, moves_of
+from experiments.evo.traces import RecordedStep, moves_of
 from rewards.evo_rag.steps import Similarity
-from runs.studies.plot import svg
+from runs.studies.output import svg
 from storage.records import Prediction
 
 QUANTILES = {"5 %": 0.05, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "95 %": 0.95}

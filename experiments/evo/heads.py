@@ -28,8 +28,8 @@ from analysis.table import Sheet, number, percent
 from experiments.arms import mean_of, numbers_of
 from experiments.evo.shared import OTHERS, TIME_DYNAMIC, trees_of
 from experiments.report import PAPER, Bar, draw
+from runs.studies.output import write_sheets
 from runs.studies.study_runner import StageTotals, Study, StudyRunner
-from runs.studies.tables import write_sheets
 
 NAME = "evo-heads"
 
@@ -111,7 +111,6 @@ def head_sheet(found: TotalsByVariant) -> Sheet:
 
 
 def _sd(totals: Sequence[StageTotals], *path: str) -> float | None:
-    """Returns the standard deviation over splits, or None if there is only one."""
     values = numbers_of(totals, *path)
     return stdev(values) if len(values) > 1 else None
 

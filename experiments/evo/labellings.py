@@ -26,7 +26,6 @@ class Labelling:
     """The pairs of one relabelling.
 
     Attributes:
-        orders: All pairs.
         to_stop, to_go_on: Number of pairs that prefer an end to continuing, and the reverse. In the
             others both sides are of one kind.
         action_rule_accuracy: Share of pairs, in [0.5, 1], that a rule orders correctly which knows

@@ -45,8 +45,8 @@ from experiments.evo.traces import trace_text
 from experiments.report import Claim
 from rewards.evo_rag.scheme import query_similarity
 from rewards.settings import EvoRagSettings
-from runs.curriculum.dev import STAGES
-from runs.curriculum.schedule_weights import draw_weights, settings_of
+from runs.curriculum.cycle import STAGES
+from runs.curriculum.report import draw_weights, settings_of
 from runs.evaluation.question_set import evaluation_data
 from runs.recipe import Recipe
 from runs.studies.study_runner import Study, StudyRunner
@@ -94,7 +94,6 @@ def evo_schedules(runner: StudyRunner) -> None:
 
 
 def _more(runner: StudyRunner, done: Sequence[EvaluatedArm]) -> tuple[Sheet, ...]:
-    """Writes the plots and table 7; returns the tables of this study alone."""
     similarity = query_similarity()
     spread = distributions(done, similarity)
     draw_distributions(spread, runner.folder / f"{NAME}-distributions.svg")

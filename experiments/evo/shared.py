@@ -29,8 +29,6 @@ def dpo(name: str, paper: str = "", **rewards: object) -> Arm:
     """Returns an arm that learns by DPO from the trees as the given rewards label them.
 
     Args:
-        name: Name of the arm.
-        paper: Result of the arm in the paper.
         rewards: Settings of `rewards:`; the others default to time-dynamic Refinement.
     """
     named = {f"rewards.{key}": value for key, value in rewards.items()}
@@ -89,12 +87,7 @@ class RewardStudy:
     """A study of reward settings, called with its runner.
 
     Attributes:
-        name: Name of the study.
-        arms: Its arms.
-        claims: Comparisons of EM.
-        saved: Comparisons of the number of searches or steps.
         measure: What is saved: "searches" or "steps".
-        note: Sentence for the table of arms.
         more_sheets: Returns further tables, and may write further files; called after each seed.
     """
 

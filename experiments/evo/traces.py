@@ -1,18 +1,65 @@
-"""Test questions on which arms differ most, step by step (EVO-RAG table 7), as Markdown.
+"""The steps of policies on test questions, and those on which arms differ most (EVO-RAG table 7).
 
-They are selected for their difference, so they show an arm's possible behaviour, not its usual one.
+The questions of the table are selected for their difference, so they show an arm's possible
+behaviour, not its usual one.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 
+from agent.actions import is_search
 from analysis.table import Sheet
 from base.terminal_escape import inert
 from experiments.arms import EvaluatedArm
-from experiments.evo.trajectories import NEAR, RecordedStep, moves_of
 from experiments.report import Key
 from rewards.evo_rag.steps import Similarity
 from storage.records import Prediction, Question
+
+NEAR = 0.8
+"""Cosine from which two sub-queries are near-duplicates, as in `rewards.overlap_threshold`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """A step of a trajectory.
+
+    Attributes:
+        action: Kind of action.
+        content: Query or answer; "" for other actions.
+        titles: Titles of the retrieved passages.
+        alike: Largest cosine to an earlier query; None for the first search and other actions.
+    """
+
+    action: str
+    content: str
+    titles: tuple[str, ...] = ()
+    alike: float | None = None
+
+    @property
+    def searches(self) -> bool:
+        return is_search(self.action)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether its query nearly repeats an earlier one."""
+        return self.alike is not None and self.alike >= NEAR
+
+
+def moves_of(row: Prediction, similarity: Similarity) -> Iterator[RecordedStep]:
+    """Yields the steps of a trajectory, in order; queries that were taken back count as earlier
+    ones.
+    """
+    queries: list[str] = []
+    for step in json.loads(row.trajectory):
+        content, alike = step["content"], None
+        if is_search(step["action"]):
+            alike = similarity(content, queries) if queries else None
+            queries.append(content)
+        titles = tuple(passage["title"] for passage in step["passages"])
+        yield RecordedStep(step["action"], content, titles, alike)
+
 
 ANSWERABLE, UNANSWERABLE = 3, 1
 """Number of questions of either kind to show, as in the paper."""
@@ -24,13 +71,7 @@ ArmPredictions = Mapping[str, Prediction]
 def trace_text(
     done: Sequence[EvaluatedArm], questions: Sequence[Question], similarity: Similarity
 ) -> str:
-    """Returns a table per question with a column per arm, from the policies of the first seed.
-
-    Args:
-        done: Arms to compare.
-        questions: Questions of the evaluation, with their gold answers.
-        similarity: Similarity of sub-queries.
-    """
+    """Returns a table per question with a column per arm, from the policies of the first seed."""
     known = {(question.source, question.id): question for question in questions}
     shared = {key: rows for key, rows in _by_question(done).items() if key in known}
     parts = [
@@ -46,7 +87,6 @@ def trace_text(
 
 
 def _by_question(done: Sequence[EvaluatedArm]) -> dict[Key, ArmPredictions]:
-    """Returns the questions that all arms finished with their first seed."""
     arms = {one.arm.name: _first(one) for one in done if one.predictions}
     shared = set.intersection(*(set(rows) for rows in arms.values())) if arms else set()
     return {key: {name: rows[key] for name, rows in arms.items()} for key in sorted(shared)}
@@ -76,7 +116,6 @@ def _answerable(rows: ArmPredictions) -> bool:
 
 
 def _end(row: Prediction) -> str:
-    """Describes how a trajectory ended."""
     if row.refused:
         return "rightly" if row.em is None else "wrongly"
     return "right" if row.em else "wrong"

@@ -18,7 +18,7 @@ from runs.folder import Run
 from runs.inputs import model_digest
 from storage.ledger import Ledger
 from storage.ledger_rows import QuestionRow
-from storage.manifest import PartInfo, load_manifest, remove_parts
+from storage.manifest import load_manifest, remove_parts
 from storage.parts import Part, number_of, part_of, question_ids, read_parts
 from storage.records import Failure, Question
 from storage.schemas import rows_to_table, schema_of, table_to_records
@@ -49,15 +49,11 @@ class Committer:
     def pending(self) -> list[Question]:
         """Returns questions without a committed tree, in the run's order; retries failed ones."""
         if question_ids(self.run.folder, "questions") != {q.id for q in self.questions}:
-            self.write_questions()
+            self._write([self.questions_part()])
         done = question_ids(self.run.folder, "trees")
         pending = [q for q in self.questions if q.id not in done]
         self.ledger.mark_pending(q.id for q in pending)
         return pending
-
-    def write_questions(self) -> None:
-        """Commits all questions with every field."""
-        self._write([self.questions_part()])
 
     def questions_part(self) -> Part:
         """Returns all questions with every field as a part that is not written yet."""
@@ -65,15 +61,12 @@ class Committer:
 
     def drop_part(self, number: int) -> None:
         """Drops a part; its questions become pending."""
-        gone = [part for part in self._grown_parts() if number_of(part) == number]
-        remove_parts(self.run.folder, gone)
+        manifest = load_manifest(self.run.folder)
+        grown = (*manifest.of("trees"), *manifest.of("pairs"))
+        remove_parts(self.run.folder, [part for part in grown if number_of(part) == number])
         name = f"{number:05d}"
         pending = [row.question_id for row in self.ledger.questions() if row.part == name]
         self.ledger.set_questions(QuestionRow(identity, "pending") for identity in pending)
-
-    def _grown_parts(self) -> list[PartInfo]:
-        manifest = load_manifest(self.run.folder)
-        return [*manifest.of("trees"), *manifest.of("pairs")]
 
     def add(self, annotated: AnnotatedQuestion) -> None:
         """Adds a finished question; commits when a part is full."""
@@ -150,17 +143,18 @@ class Committer:
             counts.update(part.counts)
         counts.update(f"question failed: {failure.kind}" for failure in failures)
         counts.update(self._served_model_mismatches())
-        if overlong := self.ledger.count_stop_reason(OVERLONG):
+        if overlong := self.ledger.count_calls("stop_reason").get(OVERLONG):
             counts["warning: replies far above max_new_tokens, kept as empty"] = overlong
         counts.update({f"tokens {words}": n for words, n in estimates(self.ledger).items()})
         return dict(counts)
 
     def _served_model_mismatches(self) -> Counter[str]:
-        """Counts replies of a model other than the requested one."""
         recipe, counts = self.run.recipe, Counter[str]()
         for model in (recipe.policy, recipe.active_judge, recipe.asked_verifier):
             if model is not None and model.engine == "openai":
-                for name, n in self.ledger.models(model_digest(model, recipe)).items():
+                for name, n in self.ledger.count_calls(
+                    "model", model_digest(model, recipe)
+                ).items():
                     if name != model.model:
                         counts[f"warning: {model.model} answered as {inert(name)}"] += n
         return counts

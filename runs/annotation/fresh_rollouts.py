@@ -77,8 +77,6 @@ def roll_fresh(
     """Draws fresh rollouts until both sides of every pair have enough, or a limit is reached.
 
     Args:
-        context: Stage context; supplies the limits and the console.
-        run: Run of the trees that the pairs come from, under any labels.
         pairs: Pairs of one or more labellings.
         rollouts: Fewest rollouts per side. A final answer always has one: itself.
         temperature: Sampling temperature of the rollouts; defaults to the policy's.
@@ -186,7 +184,6 @@ class FreshRolloutJob:
         return sorted(found, key=lambda row: (row.tree_id, row.node_id))
 
     async def _attempt(self, roller: FreshRoller, tree: StoredTree) -> list[FreshRollouts]:
-        """Returns the rows of one tree; empty if the tree fails."""
         try:
             return await roller.roll(tree.question, tree.nodes, tree.states, self.wanted[tree.id])
         except (EndpointError, RetrievalError) as error:
@@ -197,7 +194,6 @@ class FreshRolloutJob:
 
 
 def _commit(run: Run, rows: Sequence[FreshRollouts]) -> None:
-    """Commits the rows as a new part of the table."""
     if not rows:
         return
     taken = [number_of(part) for part in load_manifest(run.folder).of(TABLE)]

@@ -1,4 +1,4 @@
-"""Reads the trees of a run one after the other, with only one part in memory at a time."""
+"""Reads the pairs and the trees of a run; of trees only one part is in memory at a time."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,13 +8,61 @@ from itertools import groupby
 from agent.protocols import protocol_of
 from agent.replay import replay_tree
 from agent.state import State
-from base.errors import StorageError
+from base.errors import ConfigError, StorageError
 from runs.folder import Run
 from runs.inputs import replay_passages
+from runs.stage import checked_name
 from storage.manifest import PartInfo, load_manifest
-from storage.parts import number_of, read_part, stored_questions
-from storage.records import Passage, Question, TreeNode
+from storage.parts import number_of, question_ids, read_part, read_parts, stored_questions
+from storage.records import Pair, Passage, Question, TreeNode
 from storage.schemas import table_to_records
+
+
+def pairs_table(label: str | None = None) -> str:
+    """Returns the name of the table of pairs, of the run itself or of a relabelling."""
+    return f"relabelled/{checked_name(label)}/pairs" if label else "pairs"
+
+
+def check_relabelling(run: Run, label: str | None) -> None:
+    """Raises ConfigError if the run lacks a relabelling of this name."""
+    if label and not load_manifest(run.folder).of(pairs_table(label)):
+        raise ConfigError(
+            f"--label {label}: {run.folder} has no such relabelling. Make it with "
+            f"`branchwise relabel --label {label}`, or leave --label out"
+        )
+
+
+def pairs_of(run: Run, table: str) -> list[Pair]:
+    """Returns the pairs of a run.
+
+    Raises:
+        ConfigError: If the table is empty, or is a relabelling that lacks later questions.
+    """
+    _check_relabelling_current(run, table)
+    rows = read_parts(run.folder, table)
+    if table != pairs_table():
+        # A tree's part depends on the order of finishing, which must not affect a training on
+        # another labelling.
+        rows = rows.sort_by("tree_id")
+    pairs = table_to_records(rows, Pair)
+    if not pairs:
+        raise ConfigError(
+            f"{run.folder}: no {table} to train on; annotate more questions, or relabel with a "
+            "smaller pairs.min_gap or pairs.min_outcomes (rewards.schedule `none` leaves no pair)"
+        )
+    return pairs
+
+
+def _check_relabelling_current(run: Run, table: str) -> None:
+    folder, _, _ = table.rpartition("/")
+    if not folder or not load_manifest(run.folder).of(table):
+        return
+    since = question_ids(run.folder, "trees") - question_ids(run.folder, f"{folder}/labels")
+    if since:
+        raise ConfigError(
+            f"{run.folder}: {len(since)} questions were annotated after {folder} was made; rerun "
+            f"`branchwise relabel --label {folder.rpartition('/')[2]}` with its settings"
+        )
 
 
 @dataclass(frozen=True)
@@ -74,8 +122,6 @@ def stored_trees(
     must not depend on that.
 
     Args:
-        run: Run of the trees.
-        table: "trees", or the labels of a relabelling.
         only: Ids of the trees to yield; None for all.
         passages: The run's corpus by id, if it is in memory already.
 

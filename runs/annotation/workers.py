@@ -30,8 +30,7 @@ from runs.annotation.tree_growing import grow_questions
 from runs.factories import open_data, open_index
 from runs.progress import Progress
 from runs.recipe import Recipe
-from runs.signals import STOP_SIGNALS
-from runs.stage import Gate
+from runs.stage import STOP_SIGNALS, Gate
 from storage.ledger import Ledger
 from storage.ledger_rows import Totals
 from storage.records import Question
@@ -191,8 +190,6 @@ class WorkerPool:
 
 @asynccontextmanager
 async def _watching(gate: Gate, forbid: Callable[[int], None]) -> AsyncGenerator[None, None]:
-    """Passes a stop signal on to the workers."""
-
     async def watch() -> None:
         while not gate.interrupted:  # noqa: ASYNC110  (set by a signal handler)
             await asyncio.sleep(REPORT_EVERY_S)
@@ -217,7 +214,6 @@ def _notice_limit(gate: Gate, forbid: Callable[[int], None]) -> None:
 async def _messages(
     pipes: dict[Connection, SpawnProcess],
 ) -> AsyncGenerator[tuple[Connection, WorkerMessage], None]:
-    """Yields the workers' messages until the last worker has closed its pipe."""
     loop = asyncio.get_running_loop()
     heard: asyncio.Queue[tuple[Connection, WorkerMessage | None]] = asyncio.Queue()
 
@@ -302,8 +298,6 @@ async def _work(task: WorkerTask, pipe: Connection, gate: "WorkerGate", next_ind
 async def _reporting(
     pipe: Connection, ledger: Ledger, progress: Progress
 ) -> AsyncGenerator[None, None]:
-    """Reports this worker's progress to the parent regularly and at the end."""
-
     def report_now() -> Report:
         return Report(ledger.totals(), progress.in_flight, sum(progress.partial.values()))
 

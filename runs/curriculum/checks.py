@@ -104,7 +104,6 @@ def _fixed_settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def _require_questions(recipe: Recipe) -> None:
-    """Checks that there are enough questions for all cycles."""
     cycles, each = planned(recipe), questions_of(recipe)
     all_of_them = recipe.data.model_copy(update={"limit": cycles * each})
     found = len(open_data(recipe, all_of_them).questions)

@@ -1,14 +1,16 @@
-"""Writes the result of a curriculum, cycle by cycle: a table and plots."""
+"""A curriculum as a table and plots of its cycles, and EVO-RAG's weights over an episode."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from analysis.table import NONE, Sheet, number, percent
-from runs.curriculum.dev import DevResult, StageName
-from runs.curriculum.schedule_weights import draw_weights, settings_of
-from runs.studies.plot import svg
+from base.errors import ConfigError
+from rewards.evo_rag.schedule import Weights, weights
+from rewards.settings import REWARDS, EvoRagSettings
+from runs.curriculum.cycle import STAGES, DevResult, StageName
+from runs.recipe import Recipe
+from runs.studies.output import svg, write_sheets
 from runs.studies.study_runner import StudyRunner
-from runs.studies.tables import write_sheets
 
 HEAD = (
     "policy", "begun from", "model", "best of", "pairs", "questions", "EM", "F1", "searches",
@@ -29,7 +31,6 @@ def write_curriculum_report(
     """Prints the table; writes it, its plot and a plot of the weights next to the journal.
 
     Args:
-        runner: Runner of the curriculum.
         results: Dev results in the order of the cycles, the start first.
         chosen: Best result of each stage that has ended.
     """
@@ -83,3 +84,42 @@ def _values(results: Sequence[DevResult], field: str) -> list[float]:
     scale = 1 if field in {"searches", "backtracks"} else 100
     found = [getattr(result, field) for result in results]
     return [float("nan") if value is None else scale * value for value in found]
+
+
+ByStage = Mapping[StageName, EvoRagSettings]
+
+
+def settings_of(recipe: Recipe) -> ByStage:
+    """Returns the recipe's reward settings per stage.
+
+    Raises:
+        ConfigError: If the reward scheme does not have stages.
+    """
+    rewards = recipe.rewards
+    if not isinstance(rewards, EvoRagSettings):
+        raise ConfigError(
+            f"rewards.scheme is `{rewards.scheme}`, which does not have a schedule; see "
+            "configs/evo-rag.yaml"
+        )
+    return {stage: rewards.model_copy(update={"stage": stage}) for stage in STAGES}
+
+
+def episode(recipe: Recipe, settings: EvoRagSettings) -> Iterator[tuple[int, float, Weights]]:
+    """Yields t, p(t) and the weights for every policy call of an episode."""
+    horizon = settings.horizon or recipe.agent.max_steps
+    for t in range(recipe.agent.max_steps):
+        yield t, min(t / horizon, 1.0), weights(settings, t / horizon)
+
+
+def draw_weights(recipe: Recipe, stages: ByStage, path: Path) -> None:
+    """Plots the weights over an episode as SVG, one panel per stage."""
+    with svg(path, len(stages), 9, 3.6, sharey=True) as panels:
+        for axes, (stage, settings) in zip(panels, stages.items(), strict=True):
+            calls = list(episode(recipe, settings))
+            for name in settings.components or REWARDS:
+                axes.plot([t for t, _, _ in calls], [at[name] for _, _, at in calls], label=name)
+            axes.set_title(stage.capitalize())
+            axes.set_xlabel("policy call t")
+        panels[0].set_ylabel("weight")
+        lines = panels[0].get_legend_handles_labels()
+        panels[0].figure.legend(*lines, loc="outside right center")

@@ -1,23 +1,34 @@
-"""Candidates of an evaluation: policies and baselines, each with model, protocol and questions."""
+"""Candidates of an evaluation, policies and baselines, and their answers."""
 
-from collections.abc import Iterator, Mapping
+import asyncio
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from agent.protocols import protocol_of
 from base.errors import ConfigError
-from base.text import Log
+from base.text import Log, digest_of
+from engines.recorded import RecordedEngine
+from engines.sampling import Capabilities, Engine
 from evaluation.baselines import Material, load_baseline
-from evaluation.run import Begin
+from evaluation.run import Begin, Evaluated
+from evaluation.run import evaluate as answer_all
 from retrieval.interface import Retriever
 from runs.evaluation.question_set import answering, data_settings
+from runs.factories import environment_for, open_engine, sampling_for
 from runs.inputs import model_digest
 from runs.preflight import model_files, problems
+from runs.progress import Progress
 from runs.recipe import Recipe
+from runs.stage import Gate, StageContext
 from sources.load import Data, load_split
 from sources.splits import folded_question
-from storage.records import Question
+from storage.ledger import Ledger
+from storage.records import Failure, Prediction, Question
 
 
 @dataclass(frozen=True)
@@ -25,7 +36,6 @@ class Candidate:
     """A policy or a baseline, with its settings.
 
     Attributes:
-        name: Name in tables.
         recipe: Recipe with the candidate's `policy`, `agent` and `evaluation.temperature`.
         questions: Its questions. Unanswerable ones are skipped unless the protocol can refuse.
         deciding: Settings that affect its answers, apart from the evaluation's own.
@@ -109,7 +119,6 @@ def baseline_candidates(
 
 
 def _reader(recipe: Recipe, run: Path) -> Recipe:
-    """Returns the recipe of the baselines' model."""
     untrained = "packaged" if recipe.policy.engine == "openvino" else recipe.policy.model
     model = (recipe.evaluation.baseline_model or untrained).replace("{run}", run.name)
     policy = recipe.policy.model_copy(update={"model": model})
@@ -117,7 +126,81 @@ def _reader(recipe: Recipe, run: Path) -> Recipe:
 
 
 def _others(recipe: Recipe, data: Data) -> Iterator[Question]:
-    """Returns questions of split `train` that are not evaluated."""
     asked = {folded_question(question.question) for question in data.questions}
     known = load_split(data_settings(recipe), "train", recipe.seed)
     return (q for q in known if folded_question(q.question) not in asked)
+
+
+@dataclass(frozen=True)
+class PolicyEvaluation:
+    """Retriever, ledger and limits that all candidates share."""
+
+    context: StageContext
+    retriever: Retriever
+    ledger: Ledger
+    gate: Gate
+
+    def answers(self, candidates: Iterable[Candidate]) -> Iterator[tuple[str, Evaluated]]:
+        """Yields each candidate's answers until the gate closes.
+
+        Consecutive candidates with the same model share an engine.
+        """
+        for _, group in groupby(candidates, key=lambda one: one.recipe.policy):
+            with self.gate.listening():
+                answered = asyncio.run(self._ask_all(list(group)))
+            for name, one in answered.items():
+                for why, count in one.skipped.items():
+                    self.context.log(f"{name}: {count} questions are left out, {why}")
+                yield name, one
+
+    async def _ask_all(self, group: list[Candidate]) -> dict[str, Evaluated]:
+        """Evaluates the candidates of one model; stops after one that a limit stopped."""
+        recipe, answered = group[0].recipe, dict[str, Evaluated]()
+        async with AsyncExitStack() as stack:
+            model: Engine | None = None
+            if any(one.asks_model for one in group):
+                opened = open_engine(
+                    recipe.policy, recipe, self.ledger, self.gate.check, self.context.log
+                )
+                model = await stack.enter_async_context(opened)
+            for one in group:
+                engine = model if one.asks_model and model else _nobody(one)
+                answered[one.name] = await self._ask(one, engine)
+                if answered[one.name].pending:
+                    break
+        return answered
+
+    async def _ask(self, candidate: Candidate, engine: Engine) -> Evaluated:
+        recipe = candidate.recipe
+        progress = Progress(
+            f"eval {candidate.name}", len(candidate.questions), spent=self.ledger.totals
+        )
+
+        def start() -> None:
+            progress.in_flight += 1
+
+        def done(row: Prediction | Failure | None) -> None:
+            progress.in_flight -= 1
+            progress.done += row is not None
+            progress.failed += isinstance(row, Failure)
+
+        async with progress.shown(self.context.console):
+            return await answer_all(
+                candidate.questions,
+                environment_for(recipe, engine, self.retriever),
+                policy=candidate.name,
+                sampling=sampling_for(recipe.policy, recipe.evaluation.temperature),
+                begin=candidate.begin,
+                path=candidate.path,
+                draw=recipe.evaluation.draw,
+                max_in_flight=recipe.questions_in_flight,
+                admit=lambda: not self.gate.closed(),
+                on_start=start,
+                on_done=done,
+            )
+
+
+def _nobody(candidate: Candidate) -> Engine:
+    """Returns an engine that is never called, for a candidate whose questions start answered."""
+    deciding = json.dumps(candidate.deciding, sort_keys=True)
+    return RecordedEngine(candidate.name, digest_of(candidate.name, deciding), Capabilities())

@@ -63,10 +63,6 @@ class AnswerJudging:
         An answer that policies share is judged once. A question without an answer, or with a
         failure, counts as wrong without a call.
 
-        Args:
-            done: Answers by policy.
-            questions: All evaluated questions.
-
         Raises:
             EndpointError: If a fault is fatal.
         """

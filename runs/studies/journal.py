@@ -1,9 +1,11 @@
-"""The journal of a study: every command with its start, its end and its totals.
+"""The journal of a study: every command with its start, its end, its totals and its output.
 
 Each event is one JSON line, appended and synced. So no attempt goes missing, and tables can list
-runs that were not chosen. A command with a noted end is not repeated.
+runs that were not chosen. A command with a noted end is not repeated while its output is unchanged:
+a user may delete it, or another command may overwrite it.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -18,6 +20,7 @@ from pydantic import TypeAdapter
 from base.errors import StorageError
 from base.safe_files import LOG_BYTES, read_inside
 from base.text import digest_of
+from storage.manifest import load_manifest, problem_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +119,58 @@ class Journal:
 def command_key(arguments: tuple[str, ...], recipe_digest: str) -> str:
     """Returns the identity of a command: its words and its recipe."""
     return digest_of(recipe_digest, *arguments)
+
+
+OUTPUT = "output"
+"""Key of a stage's totals under which the study keeps the digest."""
+
+WEIGHTS = ("adapter/*", "heads.safetensors")
+"""Patterns of weight files in the model folder of a policy, and of a reward model."""
+
+
+def artifact_digest(stage: str, run: Path, totals: Mapping[str, Any]) -> str | None:
+    """Returns the digest of a finished stage's output.
+
+    Returns:
+        "" for a stage without output files and for a dry run; None if output is missing or damaged.
+
+    Raises:
+        StorageError: If the run's manifest cannot be read.
+    """
+    if totals.get("dry_run"):
+        return ""
+    if "model" in totals:
+        return _of_model(Path(str(totals["model"])))
+    tables = list(_tables(stage, totals))
+    return _of_tables(run, tables) if tables else ""
+
+
+def _tables(stage: str, totals: Mapping[str, Any]) -> Iterator[str]:
+    if stage == "annotate":
+        yield from ("questions", "trees", "pairs")
+    elif stage == "relabel":
+        yield from (f"relabelled/{totals.get('label')}/{kind}" for kind in ("labels", "pairs"))
+    elif stage == "eval":
+        for row in totals.get("policies", ()):
+            folder = f"eval/{row['policy']}/{totals.get('set')}"
+            yield from (f"{folder}/predictions", f"{folder}/failures")
+
+
+def _of_tables(run: Path, tables: list[str]) -> str | None:
+    if not run.is_dir():
+        return None
+    manifest = load_manifest(run)
+    by_table = [manifest.of(table) for table in tables]
+    parts = [part for own in by_table for part in own]
+    if not all(by_table) or any(problem_of(run, part) for part in parts):
+        return None
+    return digest_of(*(part.sha256 for part in parts))
+
+
+def _of_model(model: Path) -> str | None:
+    digests = []
+    for path in sorted(path for weights in WEIGHTS for path in model.glob(weights)):
+        with path.open("rb") as file:
+            digests += [path.name, hashlib.file_digest(file, "sha256").hexdigest()]
+    whole = digests and (model / "training.json").is_file()
+    return digest_of(*digests) if whole else None

@@ -22,10 +22,8 @@ from base.errors import BranchwiseError
 from runs.folder import STUDY, dump_recipe
 from runs.recipe import Recipe
 from runs.recipe_file import load_recipe
-from runs.signals import STOP_SIGNALS, on_stop_signal
-from runs.stage import FAILED, INTERRUPTED, StageContext
-from runs.studies.artifacts import OUTPUT, artifact_digest
-from runs.studies.journal import Event, Journal, command_key
+from runs.stage import FAILED, INTERRUPTED, STOP_SIGNALS, StageContext, on_stop_signal
+from runs.studies.journal import OUTPUT, Event, Journal, artifact_digest, command_key
 
 StageTotals = Mapping[str, Any]
 
@@ -54,7 +52,6 @@ class Study:
     """A recorded experiment; its module in `experiments/` has it as `STUDY`.
 
     Attributes:
-        carry_out: Runs its stages and writes its tables.
         recipe: Name of a recipe in `configs/` that it shares, with the run folder and its trees.
             Unset: it has its own, under its name.
         seeds: Default seeds, few enough for two cores.
@@ -74,11 +71,7 @@ class StudyRunner:
     """A study's run folder, recipe and journal.
 
     Attributes:
-        context: Stage context of the study; its run folder contains trees, relabellings,
-            evaluations and `study/`.
-        seeds: Seeds of the trainings.
         output_folder: Folder of journal and tables; defaults to `study/` of the run folder.
-        title: Prefix of its messages.
         changeable_settings: Settings that may change when the study resumes; finished stages stay
             valid.
         executed: Stages that this process ran; the ones before were finished.
@@ -114,7 +107,6 @@ class StudyRunner:
 
         Args:
             stage: "annotate", "train-dpo", …
-            arguments: Further arguments of the command.
             settings: `--set` overrides, by dotted name.
 
         Returns:
@@ -136,20 +128,30 @@ class StudyRunner:
             return {}
         self.journal.note(Event(key, command, "started"))
         began = time.monotonic()
-        ended = _run((*words, "--json"))
-        output = None if ended.code else artifact_digest(stage, self.context.run, ended.totals)
-        totals = {**ended.totals, OUTPUT: output}
+        code, printed, was_stopped = _run((*words, "--json"))
+        output = None if code else artifact_digest(stage, self.context.run, printed)
+        totals = {**printed, OUTPUT: output}
         self.journal.note(
             Event(
                 key,
                 command,
-                "failed" if ended.code else "done",
+                "failed" if code else "done",
                 seconds=round(time.monotonic() - began, 1),
-                exit_code=ended.code,
+                exit_code=code,
                 totals=totals,
             )
         )
-        ended.raise_if_failed(command)
+        # Even if the stage had just finished when a signal came.
+        if was_stopped or -code in STOP_SIGNALS:
+            code, why = INTERRUPTED, "was interrupted"
+        elif code < 0:
+            why = f"was ended by signal {-code} (9 usually means out of memory)"
+            code = FAILED
+        else:
+            why = f"ended with exit code {code}"
+        if code:
+            told = f"{command} {why}; rerun the same command to resume"
+            raise StageStopped(told, code, printed)
         return totals
 
     @property
@@ -204,42 +206,14 @@ def overrides(settings: Mapping[str, object]) -> list[str]:
     ]
 
 
-@dataclass(frozen=True)
-class ProcessResult:
-    """Result of a stage's process.
-
-    Attributes:
-        code: Exit code; if negative, the signal that ended the process.
-        totals: JSON line of the stage; empty if it printed none.
-        asked_to_stop: Whether a stop signal came while the stage ran.
-    """
-
-    code: int
-    totals: StageTotals
-    asked_to_stop: bool
-
-    def raise_if_failed(self, command: str) -> None:
-        """Raises an error if the study must stop.
-
-        Raises:
-            StageStopped: If the stage failed or a signal came, even if the stage had just finished.
-        """
-        if self.asked_to_stop or -self.code in STOP_SIGNALS:
-            code, how = INTERRUPTED, "was interrupted"
-        elif self.code < 0:
-            code = FAILED
-            how = f"was ended by signal {-self.code} (9 usually means out of memory)"
-        else:
-            code, how = self.code, f"ended with exit code {self.code}"
-        if code:
-            told = f"{command} {how}; rerun the same command to resume"
-            raise StageStopped(told, code, self.totals)
-
-
-def _run(words: Sequence[str]) -> ProcessResult:
+def _run(words: Sequence[str]) -> tuple[int, StageTotals, bool]:
     """Runs a stage; its messages go straight to the terminal.
 
     The first stop signal drains the stage, the second aborts it.
+
+    Returns:
+        Exit code (if negative, the signal that ended the process), the totals of its JSON line, and
+        whether a stop signal came.
     """
     came: list[int] = []
     process: subprocess.Popen[str] | None = None
@@ -262,7 +236,7 @@ def _run(words: Sequence[str]) -> ProcessResult:
             started.send_signal(signum)
         process = started
         printed, _ = process.communicate()
-    return ProcessResult(process.returncode, _last_json(printed), bool(came))
+    return process.returncode, _last_json(printed), bool(came)
 
 
 def _last_json(printed: str) -> StageTotals:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from base.text import Log
-from runs.studies.plot import svg
+from runs.studies.output import svg
 from training.curves import read_metrics
 
 CURVES = "curves.svg"
@@ -24,12 +24,7 @@ PANELS: Mapping[str, Sequence[str]] = {
 
 
 def plot_curves(model: Path, log: Log) -> None:
-    """Draws `curves.svg` from `metrics.jsonl`; only logs a hint if matplotlib is not installed.
-
-    Args:
-        model: Folder of the training.
-        log: Callback for status messages.
-    """
+    """Draws `curves.svg` from `metrics.jsonl`; only logs a hint if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         log(f'{model / CURVES} was not drawn: pip install "branchwise[study]"')
         return

@@ -33,9 +33,6 @@ class EmbeddedServing:
     """Serves a PEFT model in the embedded engine, from a file that is written for each batch.
 
     Attributes:
-        policy: Policy of the recipe; its `model` is the start of the training.
-        max_batch: Most generations at once.
-        kv_cache_gib: Memory of the key-value cache.
         folder: Folder of the current adapter and weights.
     """
 
@@ -83,7 +80,6 @@ class VllmServing:
     Attributes:
         recipe: Recipe; its policy is the start of the training.
         folder: Folder of the current adapter. A server of another process must also see it.
-        logs: Folder for the server's log.
         before_call, log: See `runs.factories.engine_for`.
     """
 
@@ -119,7 +115,6 @@ class VllmServing:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _write(self, model: Any) -> Path:
-        """Writes a policy folder with the adapter of `model`, named by the hash of its content."""
         new, start = self.folder / "new", policy_files(self.recipe.policy.trainable)
         save_adapter(model, new)
         chain = [str(adapter.resolve()) for adapter in start.adapters]

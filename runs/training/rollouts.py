@@ -56,7 +56,6 @@ class Rollouts:
     """Draws batches of rollouts (a `RolloutSource`); use it in a `with` block.
 
     Attributes:
-        context: Its console shows the progress.
         recipe: Recipe; `training.grpo` sets the sizes.
         questions: Training questions; an epoch uses each once.
         dev: Questions that are regularly answered greedily; none are trained on.
@@ -270,7 +269,6 @@ def _calls(trajectory: Trajectory) -> tuple[PolicyCall, ...]:
 
 
 def _curve(finished: Sequence[ScoredRollout]) -> dict[str, float]:
-    """Returns means over a batch of rollouts."""
     if not finished:
         return {"rollouts": 0.0}
     rows = [one.row for one in finished]

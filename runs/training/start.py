@@ -34,8 +34,6 @@ def validated_start_policy(
     the policy of imported pairs, are unknown, which is logged.
 
     Args:
-        context: Stage context of the training.
-        run: Run of the training rows.
         table: Table of those rows, with a column `policy_digest`.
         allow_off_policy_pairs: Whether another policy may have drawn them; this is then logged.
 
@@ -79,7 +77,6 @@ def _other_policies(run: Run, start: str, drawn: set[str]) -> list[str]:
 
 
 def _digest(run: Run, start: str) -> str:
-    """Returns the start policy's digest at the engine's precision."""
     return model_digest(run.recipe.policy.model_copy(update={"model": start}), run.recipe)
 
 

@@ -29,11 +29,6 @@ class TreeGroups:
     """The sibling groups of a run's trees, in batches of questions.
 
     A source of `training.grpo`. After the last question it restarts in another order.
-
-    Attributes:
-        trees: Groups of each question.
-        batch_questions: Questions per batch.
-        seed: Random seed of the order.
     """
 
     trees: Sequence[Sequence[Group]]
@@ -63,11 +58,6 @@ class TreeGroups:
 
 def tree_groups(run: Run, table: str, tokenizer: Any) -> list[tuple[Question, list[Group]]]:
     """Reads the sibling groups with spread of all trees, in order of the trees' ids.
-
-    Args:
-        run: Run of the trees.
-        table: "trees", or the labels of a relabelling.
-        tokenizer: Tokenizer of the policy.
 
     Raises:
         ConfigError: If no tree has such a group, or corpus or prompts have changed.

@@ -48,12 +48,14 @@ def test_a_row_is_the_mean_of_its_questions() -> None:
     ]
     (only,) = compare({"p": own}).rows
     assert (only.n, only.answerable) == (3, 3)
-    assert only.em == pytest.approx(1 / 3)
-    assert only.f1 == pytest.approx(0.5)
-    assert only.supporting_recall == pytest.approx(0.75)
-    assert (only.steps, only.searches) == (3.0, 1.0)
-    assert (only.invalid, only.forced, only.refused) == pytest.approx((1 / 3, 1 / 3, 0))
-    assert only.refusal_recall is None
+    assert only.means["em"] == pytest.approx(1 / 3)
+    assert only.means["f1"] == pytest.approx(0.5)
+    assert only.means["supporting_recall"] == pytest.approx(0.75)
+    assert (only.means["steps"], only.means["searches"]) == (3.0, 1.0)
+    assert (only.means["invalid"], only.means["forced"], only.means["refused"]) == pytest.approx(
+        (1 / 3, 1 / 3, 0)
+    )
+    assert only.means["refusal_recall"] is None
 
 
 def test_refusals_are_judged_on_unanswerable_questions() -> None:
@@ -65,9 +67,9 @@ def test_refusals_are_judged_on_unanswerable_questions() -> None:
         row("e", "p", None, f1=None),
     ]
     (only,) = compare({"p": own}).rows
-    assert only.em == 0.5  # over the two answerable ones
-    assert only.refusal_precision == pytest.approx(2 / 3)
-    assert only.refusal_recall == pytest.approx(2 / 3)
+    assert only.means["em"] == 0.5  # over the two answerable ones
+    assert only.means["refusal_precision"] == pytest.approx(2 / 3)
+    assert only.means["refusal_recall"] == pytest.approx(2 / 3)
 
 
 def test_a_table_tells_of_backtracks_and_refusals_only_where_there_are_any() -> None:
@@ -77,7 +79,7 @@ def test_a_table_tells_of_backtracks_and_refusals_only_where_there_are_any() -> 
         row("c", "p", 0.0),  # of an older version, which did not count them
     ]
     found = compare({"p": own, "q": [row("a", "q", 1.0, backtracks=0)]})
-    assert [r.backtracks for r in found.rows if r.stratum == "all"] == [1.5, 0.0]
+    assert [r.means["backtracks"] for r in found.rows if r.stratum == "all"] == [1.5, 0.0]
     lines = render_markdown(found).splitlines()
     refusals = [column(lines, name) for name in ("refused", "refusal precision", "refusal recall")]
     assert refusals == [["33.3", "0.0"], ["100.0", "–"], ["100.0", "–"]]
@@ -111,8 +113,16 @@ def test_means_are_over_the_rows_that_have_a_value_and_say_how_many() -> None:
     lost = FailedPrediction("d", "atlas", "bridge", 0, 0.0, 0.0, 0.0, judge=0.0)
     found = compare({"p": own}, {"p": [lost]})
     (whole,) = found.rows
-    assert (whole.relevance, whole.relevance_full, whole.all_correct) == (0.75, 0.5, 0.5)
-    assert (whole.judge, whole.turn_tokens, whole.retrievals) == (0.5, 100, None)
+    assert (
+        whole.means["relevance"],
+        whole.means["relevance_full"],
+        whole.means["all_correct"],
+    ) == (0.75, 0.5, 0.5)
+    assert (whole.means["judge"], whole.means["turn_tokens"], whole.means["retrievals"]) == (
+        0.5,
+        100,
+        None,
+    )
     assert [whole.counts[name] for name in ("em", "relevance", "judge", "copied")] == [4, 2, 2, 0]
     assert whole.broken == {"list": 0.5}
     text = render_markdown(found)
@@ -154,11 +164,14 @@ def test_a_failed_question_is_wrong_not_absent() -> None:
     found = compare({"base": base, "own": [base[0]]}, {"own": [lost, refusable]}, resamples=100)
     rows = {(r.policy, r.stratum): r for r in found.rows}
     whole = rows["own", "all"]
-    assert (whole.n, whole.failed, whole.answerable, whole.em) == (3, 2, 2, 0.5)
-    assert (whole.steps, whole.refusal_recall) == (3.0, 0.0)
-    assert (whole.f1, whole.cover_em) == (0.5, 0.5)
-    assert whole.refusal_precision is None, "nothing was refused"
-    assert (rows["own", "type single"].em, rows["own", "type single"].steps) == (0.0, None)
+    assert (whole.n, whole.failed, whole.answerable, whole.means["em"]) == (3, 2, 2, 0.5)
+    assert (whole.means["steps"], whole.means["refusal_recall"]) == (3.0, 0.0)
+    assert (whole.means["f1"], whole.means["cover_em"]) == (0.5, 0.5)
+    assert whole.means["refusal_precision"] is None, "nothing was refused"
+    assert (rows["own", "type single"].means["em"], rows["own", "type single"].means["steps"]) == (
+        0.0,
+        None,
+    )
     assert {(d.stratum, d.interval.n) for d in found.differences if d.metric == "em"} == {
         ("all", 2)
     }
@@ -211,7 +224,9 @@ def test_strata_by_source_and_type() -> None:
     own.append(row("d", "p", 1.0, hops=3))
     lost = FailedPrediction("e", "atlas", None, 0, 0.0, 0.0, 0.0, hops=3)
     found = compare({"p": own}, {"p": [lost]})
-    assert [(r.stratum, r.n, r.em) for r in found.rows if r.stratum.startswith("hops")] == [
+    assert [
+        (r.stratum, r.n, r.means["em"]) for r in found.rows if r.stratum.startswith("hops")
+    ] == [
         ("hops 2", 1, 0.0),
         ("hops 3", 2, 0.5),
     ]
@@ -222,7 +237,9 @@ def test_what_can_be_guessed_stands_apart() -> None:
     own += [row(f"n{i}", "p", 0.0, guessable=False) for i in range(FEWEST - 1)]
     lost = FailedPrediction("n9", "atlas", "bridge", 0, 0.0, 0.0, 0.0, guessable=False)
     found = compare({"p": own, "q": own}, {"q": [lost]}, resamples=100)
-    assert [(r.policy, r.stratum, r.n, r.em) for r in found.rows if r.stratum != "all"] == [
+    assert [
+        (r.policy, r.stratum, r.n, r.means["em"]) for r in found.rows if r.stratum != "all"
+    ] == [
         ("p", "guessable", FEWEST, 1.0),
         ("q", "guessable", FEWEST, 1.0),
         ("p", "not guessable", FEWEST - 1, 0.0),
@@ -272,7 +289,11 @@ def test_print() -> None:
 
 def test_where_everything_can_be_answered_refusals_have_no_precision() -> None:
     (only,) = compare({"p": [row("a", "p", 0.0, refused=True), row("b", "p", 1.0)]}).rows
-    assert (only.refused, only.refusal_precision, only.refusal_recall) == (0.5, None, None)
+    assert (
+        only.means["refused"],
+        only.means["refusal_precision"],
+        only.means["refusal_recall"],
+    ) == (0.5, None, None)
 
 
 def test_an_end_without_an_answer_is_no_refusal() -> None:
@@ -282,8 +303,8 @@ def test_an_end_without_an_answer_is_no_refusal() -> None:
         row("c", "p", 0.0, prediction=None, refused=True),
     ]
     (only,) = compare({"p": own}).rows
-    assert (only.refusal_precision, only.refusal_recall) == (0.5, 0.5)
-    assert only.refused == pytest.approx(2 / 3)
+    assert (only.means["refusal_precision"], only.means["refusal_recall"]) == (0.5, 0.5)
+    assert only.means["refused"] == pytest.approx(2 / 3)
 
 
 def test_a_question_is_paired_with_itself_under_the_same_seed() -> None:

@@ -86,16 +86,6 @@ def test_seeds_that_agree_add_nothing() -> None:
     assert (crossed.low, crossed.high) == pytest.approx((alone.low, alone.high), abs=0.03)
 
 
-def test_width_under_seeds_alone_is_that_of_three_draws() -> None:
-    # Every question moves by −0.1, 0 or 0.2 with its seed: SD² of the seeds is 0.07 / 3, and the
-    # mean of three has a standard error of 0.0882. Seeds drawn from themselves would give 0.0720.
-    other = np.tile([-0.1, 0.0, 0.2], (50, 1))
-    found = crossed_bootstrap(np.zeros((50, 1)), other, resamples=20_000, confidence=0.6827)
-    assert found.mean == pytest.approx(0.1 / 3)
-    assert (found.high - found.low) / 2 == pytest.approx(0.0882, abs=0.015)
-    assert found.low < 0 < found.high
-
-
 def test_a_seed_s_luck_is_not_washed_out_by_its_questions() -> None:
     """Simulated: no true difference, trainings that differ by an SD of 4 points."""
     rng = np.random.default_rng(0)

@@ -24,7 +24,7 @@ from experiments.evo import single as evo_single
 from experiments.evo import step_value as evo_step_value
 from pipelines.cli import parser, run_stage
 from pipelines.study import STUDIES, study_named
-from runs.studies.artifacts import artifact_digest
+from runs.studies.journal import artifact_digest
 from sources.load import Data
 from storage.records import Prediction
 

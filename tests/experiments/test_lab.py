@@ -17,7 +17,7 @@ from runs.recipe_file import load_recipe
 from runs.stage import StageContext
 from runs.studies import study_runner as lab_module
 from runs.studies.journal import Event, Journal, command_key
-from runs.studies.study_runner import ProcessResult, StageStopped, StudyRunner, overrides
+from runs.studies.study_runner import StageStopped, StageTotals, StudyRunner, overrides
 from runs.terminal import Terminal
 from storage.manifest import add_parts, load_manifest
 from storage.parts import write_part
@@ -50,7 +50,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What a lab ran; no process, but products that depend on what they are made of."""
     ran: list[str] = []
 
-    def run(words: Sequence[str]) -> ProcessResult:
+    def run(words: Sequence[str]) -> tuple[int, StageTotals, bool]:
         stage, folder = words[0], Path(words[2])
         ran.append(stage)
         totals: dict[str, Any] = {"label": "x"} if stage == "relabel" else {"model": "models/x"}
@@ -59,7 +59,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         else:
             parts = load_manifest(folder).of("relabelled/x/pairs")
             write_model(Path("models/x"), " ".join((*words, *(part.sha256 for part in parts))))
-        return ProcessResult(0, totals, asked_to_stop=False)
+        return 0, totals, False
 
     monkeypatch.setattr(lab_module, "_run", run)
     return ran
@@ -168,16 +168,20 @@ def test_a_noted_command_can_be_pasted(own_folder: Path, stages: list[str]) -> N
 @pytest.mark.parametrize(
     ("ended", "code", "told"),
     [
-        (ProcessResult(3, {}, False), 3, "exit code 3"),
-        (ProcessResult(4, {}, False), 4, "exit code 4"),
-        (ProcessResult(130, {}, True), 130, "interrupted"),
-        (ProcessResult(-signal.SIGTERM, {}, False), 130, "interrupted"),
-        (ProcessResult(-signal.SIGKILL, {}, False), 1, "signal 9"),
-        (ProcessResult(0, {"n": 1}, True), 130, "interrupted"),
+        ((3, {}, False), 3, "exit code 3"),
+        ((4, {}, False), 4, "exit code 4"),
+        ((130, {}, True), 130, "interrupted"),
+        ((-signal.SIGTERM, {}, False), 130, "interrupted"),
+        ((-signal.SIGKILL, {}, False), 1, "signal 9"),
+        ((0, {"n": 1}, True), 130, "interrupted"),
     ],
 )
 def test_how_a_stage_ended_is_how_the_study_ends(
-    ended: ProcessResult, code: int, told: str, own_folder: Path, monkeypatch: pytest.MonkeyPatch
+    ended: tuple[int, StageTotals, bool],
+    code: int,
+    told: str,
+    own_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(lab_module, "_run", lambda words: ended)
     with pytest.raises(StageStopped, match=told) as stopped:
@@ -185,7 +189,7 @@ def test_how_a_stage_ended_is_how_the_study_ends(
     assert stopped.value.exit_code == code
     # A signal that came when the stage was through stops the study, but not that the stage is.
     kept = runner(own_folder).journal.events()
-    assert [event.event for event in kept] == ["started", "failed" if ended.code else "done"]
+    assert [event.event for event in kept] == ["started", "failed" if ended[0] else "done"]
 
 
 def test_a_failure_is_noted_and_tried_again(tmp_path: Path) -> None:

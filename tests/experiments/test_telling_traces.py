@@ -9,8 +9,7 @@ from sample_records import a_question
 
 from experiments.arms import Arm, EvaluatedArm
 from experiments.evo.distributions import distribution_sheet, distributions, draw_distributions
-from experiments.evo.traces import most_different_questions, trace_text
-from experiments.evo.trajectories import moves_of
+from experiments.evo.traces import most_different_questions, moves_of, trace_text
 from storage.records import Prediction
 
 REPEATED = ["capital of France", "Lyon", "France capital of"]

@@ -12,7 +12,7 @@ from sample_records import a_pair
 from tiny_dataset import policy, recipe
 
 from pipelines.cli import parser, run_stage
-from runs.annotation.proguide import write_proguide
+from pipelines.proguide import write_proguide
 
 
 @pytest.fixture

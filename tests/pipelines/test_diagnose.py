@@ -16,6 +16,7 @@ from tiny_dataset import policy, recipe
 from analysis.diagnosis import TreeFigures, pair_figures
 from analysis.survival import SurvivalRow, order_verdict, survival_table
 from pipelines.cli import parser, run_stage
+from pipelines.proguide import write_proguide
 from runs.annotation.diagnosis_rules import (
     FEW_PAIRS,
     conclusion,
@@ -25,7 +26,6 @@ from runs.annotation.diagnosis_rules import (
     tree_findings,
 )
 from runs.annotation.fresh_rollouts import stored_fresh
-from runs.annotation.proguide import write_proguide
 from runs.folder import existing_run
 from storage.ledger import Ledger
 from storage.manifest import add_parts, load_manifest, remove_parts

@@ -7,7 +7,7 @@ import pytest
 from base.errors import ConfigError
 from pipelines.extras import required_extras
 from runs import recipe_checks
-from runs.extras import extras_of
+from runs.environment import extras_of
 from runs.recipe_file import load_recipe, load_recipe_leniently
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -2,7 +2,6 @@
 
 import asyncio
 import importlib.util
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -89,14 +88,3 @@ def test_files_that_are_not_as_they_were_written(kind: str, harm: Harm, tmp_path
         assert found(kind, tmp_path, said) == whole
         assert ["rebuilt" in line for line in said] == [True]
         said.clear()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to somebody else")
-def test_an_index_of_somebody_else_is_not_used(kind: str, tmp_path: Path) -> None:
-    said = list[str]()
-    whole = found(kind, tmp_path, said)
-    for path in files_of(tmp_path):
-        os.chown(path, 4321, -1)
-        assert found(kind, tmp_path, said) == whole
-        assert "belongs to" in said.pop()

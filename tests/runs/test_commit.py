@@ -32,7 +32,7 @@ def unlucky(request: dict[str, Any]) -> Any:
 def closing_table(told: str) -> dict[str, int]:
     """What was counted, and how often."""
     lines = told.partition("annotate: counted")[2].partition("questions done")[0].splitlines()
-    counted = (line.rsplit(maxsplit=1) for line in lines[2:-1])
+    counted = (line.strip("│ ").split("│") for line in lines if line.startswith("│"))
     return {reason.strip(): int(n) for reason, n in counted}
 
 

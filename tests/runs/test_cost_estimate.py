@@ -14,9 +14,9 @@ from tiny_dataset import policy, recipe
 
 from mcts import Expansion, Node, SearchSettings, sample_chains, search
 from pipelines.cli import parser, run_stage
-from runs import extras
+from runs import environment
 from runs.cost_bounds import tree_calls
-from runs.cost_estimate import expected_sum
+from runs.costs import expected_sum
 from runs.recipe import Recipe
 from storage.call_history import calls_per_second
 from storage.ledger import Ledger
@@ -259,9 +259,11 @@ def test_pauses_between_attempts_do_not_count_as_time() -> None:
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     needing = Recipe.model_validate({"name": "x", "stages": ["train-grpo"]})
-    monkeypatch.setattr(extras, "installed_version", lambda name: "1")
-    assert extras.missing_extras(needing) == ()
+    monkeypatch.setattr(environment, "installed_version", lambda name: "1")
+    assert environment.missing_extras(needing) == ()
     absent = {"matplotlib"}
-    monkeypatch.setattr(extras, "installed_version", lambda name: None if name in absent else "1")
-    assert extras.missing_extras(needing) == ("study",)
-    assert extras.missing_extras(Recipe(name="x")) == ()
+    monkeypatch.setattr(
+        environment, "installed_version", lambda name: None if name in absent else "1"
+    )
+    assert environment.missing_extras(needing) == ("study",)
+    assert environment.missing_extras(Recipe(name="x")) == ()

@@ -15,7 +15,7 @@ from tiny_dataset import PASSAGES, QUESTIONS, policy, recipe
 import agent.reasonrag
 from base.errors import ConfigError
 from runs.annotation.commit import Committer
-from runs.annotation.stored_pairs import pairs_of, pairs_table
+from runs.annotation.stored_trees import pairs_of, pairs_table
 from runs.folder import existing_run, open_run
 from runs.inputs import model_digest
 from runs.recipe import Recipe
@@ -168,7 +168,7 @@ def test_a_run_that_was_killed_as_it_grew_still_grows(
     assert branchwise("annotate", config, run, "--limit", "2") == 0
     with monkeypatch.context() as patch:
         # Between the note of its new questions and their table.
-        patch.setattr(Committer, "write_questions", lambda _: (_ for _ in ()).throw(MemoryError))
+        patch.setattr(Committer, "questions_part", lambda _: (_ for _ in ()).throw(MemoryError))
         assert branchwise("annotate", config, run) == 1
     assert len(question_ids(run, "questions")) == 2
     assert branchwise("annotate", config, run) == 0

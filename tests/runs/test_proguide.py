@@ -11,10 +11,10 @@ from sample_records import a_pair
 
 from agent.tags import content_of
 from base.errors import ConfigError
-from pipelines.proguide import read_proguide
-from runs.annotation.proguide import (
+from pipelines.proguide import (
     ProGuideRecord,
     from_proguide,
+    read_proguide,
     to_proguide,
     write_proguide,
 )

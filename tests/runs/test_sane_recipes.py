@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from analysis.suppression import simulate_suppression
-from runs.curriculum.schedule_weights import settings_of
+from runs.curriculum.report import settings_of
 from runs.recipe_file import load_recipe
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

@@ -13,8 +13,7 @@ from base.errors import StorageError
 from pipelines.cli import parser, run_stage
 from pipelines.train_sft import right_steps
 from runs.annotation import stored_trees as walk
-from runs.annotation.stored_pairs import pairs_of
-from runs.annotation.stored_trees import stored_trees
+from runs.annotation.stored_trees import pairs_of, stored_trees
 from runs.folder import Run, existing_run
 from storage.manifest import load_manifest, remove_parts
 from storage.records import TreeNode

@@ -170,7 +170,7 @@ def test_where_questions_stand_and_what_engines_can_do_is_checked_too(tmp_path: 
 OTHERS = [replace(CALL, key=f"other-{i:04}", path=f"tree/{i}") for i in range(50)]
 
 
-@pytest.mark.parametrize("what", ["k1-of-this-call", "q1-of-this-call", "<answer>Rome</answer>"])
+@pytest.mark.parametrize("what", ["k1-of-this-call", "<answer>Rome</answer>"])
 @pytest.mark.parametrize("bit", [0, 3, 7])
 async def test_a_flipped_bit_in_table_or_index_is_told_and_can_be_dropped(
     what: str, bit: int, tmp_path: Path

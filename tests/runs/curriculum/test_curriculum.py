@@ -19,7 +19,7 @@ from pipelines.curriculum import CurriculumState, curriculum, final_eval_command
 from runs.annotation.reward_model import UNTAUGHT
 from runs.curriculum import checks, report
 from runs.curriculum.checks import check_curriculum
-from runs.curriculum.dev import DevResult
+from runs.curriculum.cycle import DevResult
 from runs.evaluation.question_set import data_settings
 from runs.studies.study_runner import StageStopped, StudyRunner
 

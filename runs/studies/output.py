@@ -1,11 +1,34 @@
-"""Writes the tables of a study, with the commands that made them."""
+"""Writes the plots and the tables of a study, with the commands that made them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 from analysis.table import NONE, Sheet, number
-from base.atomic import atomic_write_text
+from base.atomic import atomic_write_text, make_folder
 from base.terminal_escape import inert
 from runs.studies.study_runner import StudyRunner
+
+
+@contextmanager
+def svg(path: Path, panels: int, width: float, height: float, **shared: bool) -> Iterator[Any]:
+    """Yields the axes of panels side by side; writes the file at the end.
+
+    Args:
+        shared: Options of `pyplot.subplots`, such as `sharey`.
+    """
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    size = {"figsize": (width, height), "layout": "constrained", "squeeze": False}
+    figure, axes = pyplot.subplots(1, panels, **size, **shared)
+    yield axes[0]
+    make_folder(path.parent)
+    figure.savefig(path)
+    pyplot.close(figure)
 
 
 def write_sheets(runner: StudyRunner, name: str, sheets: Sequence[Sheet], about: str = "") -> None:
