@@ -103,7 +103,6 @@ def compare(
 
     Args:
         predictions: Answers of each policy, in the order of the table.
-        unanswered: Failed questions of each policy.
         references: Names of baselines that are not policies. Policies are compared with them, but
             they are not compared with each other.
 

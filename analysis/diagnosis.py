@@ -32,10 +32,8 @@ class PairFigures:
         one_outcome: Share with an estimated side that has a single outcome; None for imported
             pairs, which have an order but no rewards.
         gaps: Quantiles of the reward gap, at `QUANTILES`; None for imported pairs.
-        unequal: Number of pairs whose replies differ in length.
-        chosen_longer: Share of the `unequal` pairs whose chosen reply is longer in characters; None
-            if `unequal` is 0.
-        chosen_longer_interval: Wilson's interval of `chosen_longer`.
+        chosen_longer: Share of the pairs of unequal length whose chosen reply is longer in
+            characters; None without any.
         length_difference: Mean characters of chosen minus rejected.
         near_duplicates: Share whose sides have the same action and nearly the same words
             (`similarity`).
@@ -43,14 +41,13 @@ class PairFigures:
         contradicted: Share for which another pair has the same prompt and replies in the opposite
             order.
         guessable: Share whose question has an answer that can be guessed (`rewards.guessable`).
-        actions: Number of pairs by (depth, chosen action, rejected action).
+        actions: Number of pairs by "chosen > rejected" action.
     """
 
     pairs: int
     questions: int
     one_outcome: float | None
     gaps: tuple[float, ...] | None
-    unequal: int
     chosen_longer: float | None
     chosen_longer_interval: Bounds | None
     length_difference: float
@@ -58,7 +55,7 @@ class PairFigures:
     repeated: float
     contradicted: float
     guessable: float
-    actions: tuple[tuple[int, str, str, int], ...]
+    actions: dict[str, int]
 
 
 def pair_figures(pairs: Sequence[Pair]) -> PairFigures | None:
@@ -70,13 +67,12 @@ def pair_figures(pairs: Sequence[Pair]) -> PairFigures | None:
     unequal = [length for length in lengths if length]
     longer = sum(length > 0 for length in unequal) / len(unequal) if unequal else None
     orders = {_order(pair) for pair in pairs}
-    mix = Counter((pair.depth, pair.chosen_action, pair.rejected_action) for pair in pairs)
+    mix = Counter(f"{pair.chosen_action} > {pair.rejected_action}" for pair in pairs)
     return PairFigures(
         pairs=n,
         questions=len({pair.question_id for pair in pairs}),
         one_outcome=sum(map(_rests_on_one, pairs)) / n if any(gaps) else None,
         gaps=tuple(map(float, np.quantile(gaps, QUANTILES))) if any(gaps) else None,
-        unequal=len(unequal),
         chosen_longer=longer,
         chosen_longer_interval=None if longer is None else wilson(longer, len(unequal)),
         length_difference=fmean(lengths),
@@ -84,7 +80,7 @@ def pair_figures(pairs: Sequence[Pair]) -> PairFigures | None:
         repeated=1 - len(orders) / n,
         contradicted=sum(_order(pair, flipped=True) in orders for pair in pairs) / n,
         guessable=sum(guessable(pair.question, pair.answers) for pair in pairs) / n,
-        actions=tuple((*what, count) for what, count in sorted(mix.items())),
+        actions=dict(mix.most_common()),
     )
 
 
@@ -123,7 +119,6 @@ class TreeFigures:
         flat: Share of these states whose children all have the same reward.
         right, wrong: Share of questions whose outcomes are all fully right (F1 1), or all fully
             wrong (F1 0). If α = 1, none of their steps is better than another.
-        without_outcome: Share of the questions without a finished trajectory.
         invalid_actions: Share of the steps that are not an action of the protocol.
         invalid_rollouts: Share of the rollouts that ended in an invalid action.
     """
@@ -135,7 +130,6 @@ class TreeFigures:
     flat: float | None
     right: float
     wrong: float
-    without_outcome: float
     invalid_actions: float
     invalid_rollouts: float | None
 
@@ -174,7 +168,6 @@ def tree_figures(trees: Iterable[Sequence[TreeNode]]) -> TreeFigures | None:
         flat=_share(sum(spread < _SAME for spread in spreads), len(spreads)),
         right=sum(bool(f1s) and min(f1s) >= 1 for f1s in outcomes.values()) / n,
         wrong=sum(bool(f1s) and max(f1s) <= 0 for f1s in outcomes.values()) / n,
-        without_outcome=sum(not f1s for f1s in outcomes.values()) / n,
         invalid_actions=_share(counted["invalid steps"], counted["steps"]) or 0.0,
         invalid_rollouts=_share(counted["invalid rollouts"], counted["rollouts"]),
     )

@@ -3,13 +3,13 @@
 A pair is kept if its two returns differ by a threshold (EVO-RAG section 3.4: δ = 0.2). If a
 reward's weight is small, the threshold silences its comparisons: in Discovery κ is at most 0.1, so
 a right answer is never preferred to a wrong one. The rewards themselves are computed on short
-artificial episodes; `silenced_siblings` counts the same among the siblings of stored trees.
+artificial episodes.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, permutations, product
+from itertools import product
 from typing import Literal
 
 from agent.state import Action, Step
@@ -17,7 +17,7 @@ from rewards.evo_rag.returns import EpisodeRewards
 from rewards.evo_rag.steps import Gold
 from rewards.labels import is_wide_enough
 from rewards.settings import EvoRagSettings
-from storage.records import NO_PARENT, RetrievedPassage, TreeNode
+from storage.records import RetrievedPassage
 
 Effect = Literal["kept", "silenced", "turned"]
 
@@ -31,7 +31,6 @@ class ActionComparison:
 
     Attributes:
         found: Whether the latest earlier search found the gold document; otherwise none did.
-        earliest: Minimum number of policy calls before the comparison.
     """
 
     name: str
@@ -113,50 +112,6 @@ def counts(compared: Sequence[Compared]) -> Mapping[str, Counter[Effect]]:
     for one in compared:
         found[one.comparison][one.outcome] += 1
     return found
-
-
-SIBLINGS = (
-    "a right answer, a wrong one",
-    "a right answer, refusing wrongly",
-    "refusing rightly, a wrong answer",
-)
-"""Pairs of final steps of one state whose order is known, regardless of the earlier steps."""
-
-
-def silenced_siblings(
-    nodes: Iterable[TreeNode], answerable: Mapping[str, bool], min_gap: float
-) -> Mapping[str, Counter[Effect]]:
-    """Counts how often each of `SIBLINGS` is kept, silenced and turned among labelled siblings.
-
-    Args:
-        nodes: Nodes as one schedule labels them, with their returns as `reward`.
-        answerable: Whether each question is answerable, by id.
-        min_gap: Smallest difference of returns that makes a pair.
-    """
-    families: dict[tuple[str, int], list[TreeNode]] = defaultdict(list)
-    for node in nodes:
-        if node.reward is not None and node.parent_id != NO_PARENT:
-            families[node.tree_id, node.parent_id].append(node)
-    found: dict[str, Counter[Effect]] = defaultdict(Counter)
-    for better, worse in chain.from_iterable(permutations(f, 2) for f in families.values()):
-        kind = _known_order(better, worse, answerable[better.question_id])
-        if kind is not None and better.reward is not None and worse.reward is not None:
-            found[kind][_outcome(better.reward - worse.reward, min_gap)] += 1
-    return found
-
-
-def _known_order(better: TreeNode, worse: TreeNode, answerable: bool) -> str | None:
-    """Returns the matching entry of `SIBLINGS` if the first final step is the better one."""
-    right = better.action == "answer" and better.em == 1.0 and answerable
-    wrong = worse.action == "answer" and not (worse.em == 1.0 and answerable)
-    if right and wrong:
-        return SIBLINGS[0]
-    if right and worse.action == "refuse":
-        return SIBLINGS[1]
-    # A refusal before any search is penalised separately (`rewards.early_refusal`).
-    if better.action == "refuse" and better.depth > 1 and wrong and not answerable:
-        return SIBLINGS[2]
-    return None
 
 
 def _fit(comparison: ActionComparison, t: int, max_steps: int) -> bool:

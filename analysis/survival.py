@@ -85,19 +85,13 @@ def sample_pairs(pairs: Sequence[Pair], n: int, seed: int = 0) -> list[Pair]:
 
 @dataclass(frozen=True, slots=True)
 class SurvivalRow:
-    """Survival of a group of pairs; shares are in [0, 1].
+    """Survival of a group of pairs; shares in [0, 1], 95 % intervals resampling questions.
 
     Attributes:
         group: Value of the facet; "all" without one.
-        pairs, questions: Number of judged pairs and of their questions.
-        kept, reversed, tied: Shares of the pairs.
-        kept_interval: 95 % interval of `kept`, resampling questions.
         decided: Share kept among the untied ones; None if all are tied.
-        decided_interval: 95 % interval of `decided`.
         luck: Expected share kept if the order were random: half of the untied share.
-        label_gap: Mean gap by the labels.
         fresh_gap: Mean gap by fresh rollouts, which is free of selection bias.
-        fresh_gap_interval: 95 % interval of `fresh_gap`, resampling questions.
     """
 
     group: str

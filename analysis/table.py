@@ -52,9 +52,7 @@ class Sheet:
 
     def markdown(self) -> str:
         """Returns the table as GitHub Markdown."""
-        rule = tuple("---" if n < self.names else "---:" for n in range(len(self.head)))
-        lines = [_markdown_line(row) for row in (self.head, rule, *self.rows)]
-        return f"**{inert(self.title)}**\n\n" + "\n".join(lines) + "\n"
+        return f"**{inert(self.title)}**\n\n" + markdown_table(self.head, self.rows, self.names)
 
     def csv(self) -> str:
         """Returns comma-separated text with the head, without the title."""
@@ -85,5 +83,8 @@ def markdown_cell(text: str) -> str:
     return inert(text).replace("|", "\\|")
 
 
-def _markdown_line(cells: tuple[str, ...]) -> str:
-    return "| " + " | ".join(map(markdown_cell, cells)) + " |"
+def markdown_table(head: tuple[str, ...], rows: tuple[tuple[str, ...], ...], names: int = 1) -> str:
+    """Returns rows under a head as GitHub Markdown; all but the first columns are numbers."""
+    rule = tuple("---" if n < names else "---:" for n in range(len(head)))
+    lines = (" | ".join(map(markdown_cell, row)) for row in (head, rule, *rows))
+    return "".join(f"| {line} |\n" for line in lines)

@@ -19,8 +19,6 @@ SAID = (
 """Texts in out-of-memory errors of OpenVINO, torch, SQLite, DuckDB, the loader and Python's
 threads.
 """
-OF_SQLITE = frozenset({3082, 5386})
-"""SQLite's extended codes SQLITE_IOERR_NOMEM and SQLITE_IOERR_SHMMAP (it maps its own file)."""
 LOCAL = (RuntimeError, OSError, ImportError, SystemError)
 """Errors of libraries in this process, as opposed to clients of a server."""
 NOT_MEANT = "static TLS"
@@ -45,8 +43,6 @@ def _is_meant(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryException":
         return True
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
-        return True
-    if getattr(error, "sqlite_errorcode", 0) in OF_SQLITE:
         return True
     text = str(error).lower()
     local = isinstance(error, LOCAL) or type(error).__module__.startswith("pyarrow")
@@ -79,10 +75,6 @@ def _first_line(error: BaseException) -> str:
 
 
 def format_memory_error(said: str) -> str:
-    """Returns the error message for a person, with advice.
-
-    Args:
-        said: Message that `out_of_memory_message` returned.
-    """
+    """Returns the error message for a person, with advice."""
     readable = "".join(char if char.isprintable() else " " for char in said)
     return f"error: memory ran out ({readable}). {ADVICE}"

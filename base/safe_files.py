@@ -28,7 +28,6 @@ def reject_special_files(folder: Path, *, linked: bool = True) -> None:
 
     Args:
         folder: Folder to check; it may be missing.
-        linked: Whether the folder itself may be a link.
 
     Raises:
         ConfigError: If it holds anything else; the message names the first such entry.
@@ -59,8 +58,6 @@ def open_inside(folder: Path, name: str, most: int | None = None) -> BufferedRea
 
     Args:
         folder: Path of the folder; may itself be a link.
-        name: Path relative to `folder`.
-        most: Maximum size in bytes; None for any size.
 
     Raises:
         ConfigError: If the name leads out of the folder, or the file is not regular or too large.

@@ -28,8 +28,6 @@ class Arm:
 
     Attributes:
         trainer: Stage that trains it, such as `train-dpo`; None for the start itself.
-        pairs: Settings of the relabelling that it learns from.
-        training: Settings of its trainer's block.
         asked: Evaluation settings of its policy in addition to the model, such as its protocol.
         draw: Sample index of its evaluation; another index gives another sample of the same policy.
         label: Name of a relabelling that arms share; defaults to the arm's name.
@@ -65,7 +63,6 @@ class EvaluatedArm:
             if nothing is trained.
         trainings, evaluations: Totals of each, in the order of the seeds. If another arm is trained
             first, pairs, steps and seconds are the sums of both.
-        left_out: Reason that the arm was left out; None if it was not.
     """
 
     arm: Arm

@@ -81,7 +81,8 @@ def tried(runner: StudyRunner) -> Iterator[EvaluatedArm]:
         found.append(asked(runner, arm))
         yield found[-1]
     if not runner.context.dry_run:
-        draw_confirming_rollouts(runner)
+        run = existing_run(runner.context.run)
+        draw_fresh_rollouts(runner, run, pairs_of(run, pairs_table(DPO.name)), FRESH)
     found.append(asked(runner, CONFIRMED))
     yield found[-1]
     yield second_round(runner, max(found[1:], key=dev_em).arm)
@@ -97,16 +98,6 @@ def dev_em(done: EvaluatedArm) -> float:
     """Returns the mean EM over seeds; −1 in a dry run, which evaluates nothing."""
     every = [row.em for rows in done.predictions.values() for row in rows if row.em is not None]
     return sum(every) / len(every) if every else -1.0
-
-
-def draw_confirming_rollouts(runner: StudyRunner) -> None:
-    """Draws fresh rollouts for both sides of the recipe's pairs; stored rollouts are reused.
-
-    Raises:
-        StageStopped: If a limit or a signal came first.
-    """
-    run = existing_run(runner.context.run)
-    draw_fresh_rollouts(runner, run, pairs_of(run, pairs_table(DPO.name)), FRESH)
 
 
 def second_round(runner: StudyRunner, best: Arm) -> EvaluatedArm:

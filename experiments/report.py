@@ -4,7 +4,7 @@ Written as Markdown, CSV and a plot into `study/` of the run folder, and printed
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist, fmean, stdev
 
@@ -57,7 +57,6 @@ class MeasuredClaim:
     Attributes:
         em, f1: Mean difference over questions and seeds, with the interval over both. With one
             training per arm the interval is over questions alone.
-        p: P-value of the permutation test on EM.
         adjusted: `p` adjusted by Holm within its family (primary or not).
         disagree: Share of questions (mean over seeds) that only one of both answers right.
     """
@@ -114,10 +113,7 @@ def findings(
         family = [one for one in measured if one.claim.primary is primary]
         for one, p in zip(family, holm([one.p for one in family]), strict=True):
             adjusted[one.claim.name] = p
-    return [
-        MeasuredClaim(one.claim, one.em, one.f1, one.p, adjusted[one.claim.name], one.disagree)
-        for one in measured
-    ]
+    return [replace(one, adjusted=adjusted[one.claim.name]) for one in measured]
 
 
 def _finding(claim: Claim, arm: EvaluatedArm, base: EvaluatedArm, seed: int) -> MeasuredClaim:

@@ -9,6 +9,7 @@ the same seed gives the same trees.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ from annotation.annotator import AnnotatedQuestion
 from base.errors import ConfigError, StorageError
 from base.terminal_escape import inert
 from retrieval.interface import Retriever
-from runs.annotation.commit import Committer
+from runs.annotation.commit import FAILED, Committer
 from runs.annotation.dataset_card import describe_search, write_card
 from runs.annotation.reward_model import outdated_weights_warning
 from runs.annotation.tree_growing import grow_questions
@@ -32,7 +33,7 @@ from runs.inputs import adds_questions, check_not_fewer, inputs_of
 from runs.preflight import log_notes, require, servers, weights
 from runs.progress import Progress
 from runs.recipe import Recipe
-from runs.stage import DONE, TOO_MANY_FAILURES, Gate, StageContext, StageResult, Workers
+from runs.stage import Gate, StageContext, StageResult, Workers, failure_code
 from sources.load import Data
 from storage.ledger import Ledger
 from storage.parts import question_ids, read_parts
@@ -196,11 +197,11 @@ def _close(
     if gate.reason:
         context.log(f"stopped: {gate.reason}; rerun the same command to resume")
         return StageResult(totals, gate.exit_code)
-    failed = int(str(totals["questions_failed"]))
-    if failed > recipe.limits.max_failed_share * max(progress.total, 1):
-        context.log(f"more than limits.max_failed_share of the questions failed; see {context.run}")
-        return StageResult(totals, TOO_MANY_FAILURES)
-    return StageResult(totals, DONE)
+    failed = Counter(
+        {k.partition(": ")[2]: n for k, n in progress.counts.items() if k.startswith(FAILED)}
+    )
+    code = failure_code(context, failed, progress.total, "questions failed")
+    return StageResult(totals, code)
 
 
 ADVICE = {

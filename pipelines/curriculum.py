@@ -88,7 +88,6 @@ def record_start_policy(folder: Path, recipe: Recipe, digest: str) -> None:
 
     Args:
         recipe: `check_curriculum` has compared it with the one that is there.
-        digest: Digest of the start's weights.
 
     Raises:
         ConfigError: If the curriculum was started with another start.

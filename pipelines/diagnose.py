@@ -10,6 +10,7 @@ writes `diagnosis.json` and `diagnosis.md`, for a relabelling into its folder. T
 the ledger and in `survival/`, so none is paid for twice.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -43,7 +44,7 @@ from runs.annotation.labelling import labelling_of
 from runs.annotation.stored_trees import check_relabelling, pairs_table, stored_trees
 from runs.factories import model_folder
 from runs.folder import existing_run
-from runs.stage import DONE, TOO_MANY_FAILURES, Label, StageContext, StageResult
+from runs.stage import Label, StageContext, StageResult, failure_code
 from storage.manifest import load_manifest
 from storage.parts import read_parts
 from storage.records import Pair
@@ -203,10 +204,6 @@ def _survival_cells(by: str, row: SurvivalRow) -> tuple[str, ...]:
 def _exit_code(
     context: StageContext, sample: Sequence[Pair], rolled: FreshRolloutResult | None
 ) -> int:
-    if rolled is None or not rolled.failed:
-        return DONE
+    failed = Counter[str]() if rolled is None else rolled.failed
     trees = len({pair.tree_id for pair in sample})
-    kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(rolled.failed.items()))
-    context.log(f"{rolled.failed.total()} of {trees} trees could not be rolled out: {kinds}")
-    many = rolled.failed.total() > context.recipe.limits.max_failed_share * trees
-    return TOO_MANY_FAILURES if many else DONE
+    return failure_code(context, failed, trees, "trees could not be rolled out")

@@ -21,7 +21,7 @@ from analysis.tables import render_markdown, render_table
 from base.atomic import atomic_write_json, atomic_write_text
 from evaluation.run import Evaluated, askable
 from runs.cost_bounds import CostRange, Prompts, rollout_cost
-from runs.costs import EVALUATION_CALLS, CostEstimate, describe_costs, estimate_from_run, spending
+from runs.costs import EVALUATION_CALLS, CostEstimate, estimate_from_run, log_costs
 from runs.evaluation.candidates import (
     PolicyEvaluation,
     baseline_candidates,
@@ -40,7 +40,15 @@ from runs.factories import open_index
 from runs.folder import Run, check_run_folder, open_or_begin
 from runs.preflight import log_notes
 from runs.recipe import Recipe
-from runs.stage import DONE, TOO_MANY_FAILURES, ByType, Gate, StageContext, StageResult
+from runs.stage import (
+    DONE,
+    TOO_MANY_FAILURES,
+    ByType,
+    Gate,
+    StageContext,
+    StageResult,
+    failure_code,
+)
 from sources.load import Data
 from storage.ledger import Ledger
 
@@ -95,7 +103,10 @@ def evaluate(context: StageContext, by_type: ByType = False) -> StageResult:
             for policy, answered in judged.items():
                 _write(run, policy, name, answered)
             done = judged
-        totals = {**_report(context, run, name, done, by_type=by_type), **_spent(context, ledger)}
+        totals = {
+            **_report(context, run, name, done, by_type=by_type),
+            **log_costs(context, ledger),
+        }
     return StageResult(totals, _exit_code(context, done))
 
 
@@ -118,13 +129,7 @@ def _estimate(context: StageContext, policies: Collection[Recipe], data: Data) -
 def _stopped(context: StageContext, gate: Gate, ledger: Ledger, policies: list[str]) -> StageResult:
     """Logs why the stage stopped; answers of the policies in `policies` are kept."""
     context.log(f"stopped: {gate.reason}; rerun the same command to resume")
-    return StageResult({"policies": policies, **_spent(context, ledger)}, gate.exit_code)
-
-
-def _spent(context: StageContext, ledger: Ledger) -> dict[str, Any]:
-    for line in describe_costs(ledger, context.recipe.limits):
-        context.log(line)
-    return spending(ledger.totals())
+    return StageResult({"policies": policies, **log_costs(context, ledger)}, gate.exit_code)
 
 
 def _write(run: Run, policy: str, name: str, answered: Evaluated) -> None:
@@ -158,23 +163,15 @@ def _report(
 
 
 def _exit_code(context: StageContext, done: dict[str, Evaluated]) -> int:
-    share = context.recipe.limits.max_failed_share
     code = DONE
     for policy, answered in done.items():
-        failed, asked = len(answered.failures), len(answered.failures) + len(answered.predictions)
-        if not failed:
-            continue
         kinds = Counter(failure.kind for failure in answered.failures)
-        kinds_text = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
-        context.log(
-            f"{policy}: {failed} of {asked} questions failed and count as wrong: {kinds_text}"
-        )
-        if failed > share * asked:
-            context.log(f"{policy}: that is more than limits.max_failed_share; see `make inspect`")
-            code = TOO_MANY_FAILURES
+        asked = len(answered.failures) + len(answered.predictions)
+        what = f"questions failed under {policy} and count as wrong"
+        code = failure_code(context, kinds, asked, what) or code
     judged = [row for one in done.values() for row in one.predictions if row.em is not None]
     unread = sum(row.judge is None for row in judged) if context.recipe.evaluation.judge else 0
-    if unread > share * len(judged):
+    if unread > context.recipe.limits.max_failed_share * len(judged):
         context.log(
             f"judge: {unread} of {len(judged)} answers lack a readable verdict. Raise "
             "judge.max_new_tokens, or use a larger judge"

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal
 from rich.table import Table
 from rich.text import Text
 
+from analysis.table import markdown_table
 from base.errors import ConfigError
 from base.terminal_escape import bare, inert, inert_lines
 from base.text import replace_surrogates
@@ -99,12 +100,8 @@ def as_json(result: QueryResult) -> str:
 
 def as_markdown(result: QueryResult) -> str:
     """Returns a result as a Markdown table; line breaks in a cell become blanks."""
-
-    def line(cells: list[str]) -> str:
-        return "| " + " | ".join(" ".join(c.replace("|", r"\|").split()) for c in cells) + " |\n"
-
-    rows = (line([_shown(value) for value in row]) for row in result.rows)
-    return line(list(result.columns)) + "|" + "---|" * len(result.columns) + "\n" + "".join(rows)
+    cells = (tuple(" ".join(_shown(value).split()) for value in row) for row in result.rows)
+    return markdown_table(result.columns, tuple(cells), names=len(result.columns))
 
 
 FORMATS: dict[str, Callable[[QueryResult], str]] = {

@@ -12,31 +12,30 @@ them has changed.
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent.concurrent_map import map_concurrently
 from agent.environment import Environment
 from agent.protocols import protocol_of
 from analysis.difficulty import LABELS, UNSOLVED, difficulty_of, draw_stages
 from base.atomic import atomic_write_text
-from base.errors import EndpointError, RetrievalError
+from base.errors import BranchwiseError
 from base.terminal_escape import inert
 from base.text import digest_of
 from retrieval.interface import Retriever
 from rewards.outcome import AnswerScores
 from runs.cost_bounds import rollout_cost
-from runs.costs import RATING_CALLS, CostEstimate, describe_costs, estimate_from_run, spending
+from runs.costs import RATING_CALLS, CostEstimate, estimate_from_run, log_costs
 from runs.evaluation.question_set import answering
 from runs.factories import environment_for, open_engine, open_index, sampling_for
 from runs.folder import Run, check_run_folder, open_run
 from runs.inputs import model_digest, questions_digest
 from runs.preflight import log_notes, model_files, require, servers
-from runs.progress import Progress
+from runs.progress import Progress, attempt_each
 from runs.recipe import Recipe
-from runs.stage import BAD_INPUT, DONE, TOO_MANY_FAILURES, Gate, StageContext, StageResult
+from runs.stage import BAD_INPUT, Gate, StageContext, StageResult, failure_code
 from sources.jsonl import line_of
 from sources.load import Data, load_data, unanswerable
 from storage.ledger import Ledger
@@ -79,14 +78,15 @@ def select(context: StageContext) -> StageResult:
         failures = [row for row in found if isinstance(row, Failure)]
         ordered = [rows[question.id] for question in data.questions if question.id in rows]
         _commit(run, ordered, failures)
-        totals = {**_counted(context, ordered, failures), **spending(ledger.totals())}
-        for line in describe_costs(ledger, recipe.limits):
-            context.log(line)
+        totals = {**_counted(context, ordered, failures), **log_costs(context, ledger)}
     if gate.reason:
         context.log(f"stopped: {gate.reason}; rerun the same command to resume")
         return StageResult(totals, gate.exit_code)
     stages = _write_stages(context, run, ordered, data.questions)
-    code = _exit_code(context, stages, failures, len(data.questions))
+    kinds = Counter(failure.kind for failure in failures)
+    code = failure_code(context, kinds, len(data.questions), "questions failed")
+    if not all(any(stage.values()) for stage in stages.values()):
+        code = code or BAD_INPUT
     return StageResult({**totals, "stages": stages}, code)
 
 
@@ -152,7 +152,6 @@ def _counted(
 ) -> dict[str, Any]:
     labels = Counter(row.label for row in rows)
     counts = {label: labels[label] for label in LABELS}
-    kinds = Counter(failure.kind for failure in failures)
     rollouts = sum(row.rollouts for row in rows)
     context.log(
         f"{len(rows):,} questions rated in {rollouts:,} rollouts: "
@@ -163,9 +162,6 @@ def _counted(
             "no rollout was right: does the rater follow its protocol? `make eval` shows it. "
             "Teach it with `make warm-start`, or name another difficulty.policy"
         )
-    if kinds:
-        kinds_text = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
-        context.log(f"{len(failures)} questions failed: {kinds_text}")
     return {"questions": len(rows), "failed": len(failures), "rollouts": rollouts, **counts}
 
 
@@ -199,18 +195,6 @@ def _write_stages(
     }
 
 
-def _exit_code(
-    context: StageContext,
-    stages: Mapping[str, Mapping[str, int]],
-    failures: Sequence[Failure],
-    asked: int,
-) -> int:
-    if len(failures) > context.recipe.limits.max_failed_share * asked:
-        context.log(f"more than limits.max_failed_share of the questions failed; see {context.run}")
-        return TOO_MANY_FAILURES
-    return DONE if all(any(stage.values()) for stage in stages.values()) else BAD_INPUT
-
-
 PATH = "select/root"
 """Ledger path of the rollouts, distinct from trees and evaluations."""
 
@@ -232,25 +216,15 @@ async def rate_questions(
     Raises:
         EndpointError: If a fault is fatal; a fault of a single question becomes a `Failure`.
     """
-
-    async def work(question: Question) -> Difficulty | Failure:
-        progress.in_flight += 1
-        try:
-            row = await rating.rate(question)
-        finally:
-            progress.in_flight -= 1
-        progress.done += 1
-        progress.failed += isinstance(row, Failure)
-        return row
-
-    async with (
-        open_engine(rater.policy, rater, ledger, gate.check, context.log) as engine,
-        progress.shown(context.console),
-    ):
+    opened = open_engine(rater.policy, rater, ledger, gate.check, context.log)
+    async with opened as engine, progress.shown(context.console):
         environment = environment_for(rater, engine, retriever)
-        rating = _Rating(rater, environment, deciding_digest(rater, retriever))
-        rated = map_concurrently(gate.admit(pending), work, rater.questions_in_flight)
-        return [row async for row in rated]
+        rate = partial(_rate, rater, environment, deciding_digest(rater, retriever))
+        at_once = rater.questions_in_flight
+        return [
+            Failure.of(question.id, "select", row) if isinstance(row, BranchwiseError) else row
+            async for question, row in attempt_each(gate.admit(pending), rate, at_once, progress)
+        ]
 
 
 def deciding_digest(rater: Recipe, retriever: Retriever) -> str:
@@ -270,43 +244,28 @@ def row_digest(deciding: str, question: Question) -> str:
     return digest_of(deciding, questions_digest([question]))[:12]
 
 
-@dataclass(frozen=True)
-class _Rating:
-    """Settings that all ratings share."""
-
-    recipe: Recipe
-    environment: Environment
-    deciding: str
-
-    async def rate(self, question: Question) -> Difficulty | Failure:
-        """Returns the row of one question; a fault of this question alone becomes a `Failure`."""
-        try:
-            return await self._row(question)
-        except (EndpointError, RetrievalError) as error:
-            if isinstance(error, EndpointError) and error.fatal:
-                raise
-            return Failure.of(question.id, "select", error)
-
-    async def _row(self, question: Question) -> Difficulty:
-        recipe, environment, settings = self.recipe, self.environment, self.recipe.difficulty
-        sampling = sampling_for(recipe.policy, recipe.evaluation.temperature)
-        root, tokens, first = await environment.root(question), 0, None
-        for draw in range(settings.rollouts):
-            rollout = await environment.trajectory(
-                root, sampling, question_id=question.id, path=PATH, draw=draw
-            )
-            tokens += rollout.usage.output_tokens
-            if AnswerScores.of(rollout.state.answer, question.answers).cover_em:
-                first = draw + 1
-                break
-        return Difficulty(
-            question_id=question.id,
-            source=question.source,
-            label=difficulty_of(first, settings.easy, settings.medium),
-            rollouts=first or settings.rollouts,
-            first_success=first,
-            seed=environment.seed,
-            output_tokens=tokens,
-            policy_digest=environment.engine.digest,
-            config_digest=row_digest(self.deciding, question),
+async def _rate(
+    recipe: Recipe, environment: Environment, deciding: str, question: Question
+) -> Difficulty:
+    settings = recipe.difficulty
+    sampling = sampling_for(recipe.policy, recipe.evaluation.temperature)
+    root, tokens, first = await environment.root(question), 0, None
+    for draw in range(settings.rollouts):
+        rollout = await environment.trajectory(
+            root, sampling, question_id=question.id, path=PATH, draw=draw
         )
+        tokens += rollout.usage.output_tokens
+        if AnswerScores.of(rollout.state.answer, question.answers).cover_em:
+            first = draw + 1
+            break
+    return Difficulty(
+        question_id=question.id,
+        source=question.source,
+        label=difficulty_of(first, settings.easy, settings.medium),
+        rollouts=first or settings.rollouts,
+        first_success=first,
+        seed=environment.seed,
+        output_tokens=tokens,
+        policy_digest=environment.engine.digest,
+        config_digest=row_digest(deciding, question),
+    )

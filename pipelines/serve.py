@@ -58,39 +58,26 @@ async def _run_server(
     """
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     with on_stop_signal(lambda _: loop.call_soon_threadsafe(stopped.set)):
-        await _wait_for_stop(stopped, context, settings, server)
-    return {
-        "base_url": server.base_url,
-        "model": server.model,
-        "starts": server.life.number if server.life else 0,
-    }
-
-
-async def _wait_for_stop(
-    stopped: asyncio.Event, context: StageContext, settings: ModelSettings, server: VllmServer
-) -> None:
-    stopping = asyncio.create_task(stopped.wait())
-    starting = asyncio.create_task(server.__aenter__())
-    try:
-        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if not stopped.is_set():
-            await starting
-            _announce(context, settings, server)
-            dying = asyncio.create_task(server.given_up())
-            await asyncio.wait([dying, stopping], return_when=asyncio.FIRST_COMPLETED)
-            if dying.done():
-                raise EndpointError(dying.result(), fatal=True)
-        context.log("stopping the server")
-    finally:
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
-        await server.__aexit__(None, None, None)
-
-
-def _announce(context: StageContext, settings: ModelSettings, server: VllmServer) -> None:
-    url = server.base_url
-    context.log(
-        f"serving {settings.model} at {url}\n  served model: {server.model}\n  in a recipe: "
-        f'{{engine: vllm, model: {settings.model}, base_url: "{url}"}}'
-    )
-    context.log("Ctrl-C stops it")
+        stopping = asyncio.create_task(stopped.wait())
+        starting = asyncio.create_task(server.__aenter__())
+        try:
+            await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if not stopped.is_set():
+                await starting
+                context.log(
+                    f"serving {settings.model} at {server.base_url}\n  served model: "
+                    f"{server.model}\n  in a recipe: {{engine: vllm, model: {settings.model}, "
+                    f'base_url: "{server.base_url}"}}'
+                )
+                context.log("Ctrl-C stops it")
+                dying = asyncio.create_task(server.given_up())
+                await asyncio.wait([dying, stopping], return_when=asyncio.FIRST_COMPLETED)
+                if dying.done():
+                    raise EndpointError(dying.result(), fatal=True)
+            context.log("stopping the server")
+        finally:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            await server.__aexit__(None, None, None)
+    starts = server.life.number if server.life else 0
+    return {"base_url": server.base_url, "model": server.model, "starts": starts}

@@ -16,7 +16,7 @@ from report.text import node_text, pair_text, tree_text
 from runs.factories import open_data
 from runs.folder import Run, existing_run
 from runs.stage import StageContext, StageResult
-from storage.views import connect
+from storage.views import connect, rows_of
 
 _LISTED = 50
 """Questions that are listed at most."""
@@ -67,9 +67,7 @@ _QUESTIONS = """
 def rows(run: Path, sql: str, *values: str) -> list[dict[str, Any]]:
     """Returns the rows of a query on a run's views."""
     with connect(run) as connection:
-        cursor = connection.execute(sql, list(values))
-        names = [column[0] for column in cursor.description or ()]
-        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+        return rows_of(connection, sql, *values)
 
 
 def _list(context: StageContext, questions: list[dict[str, Any]]) -> StageResult:

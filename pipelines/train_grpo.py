@@ -31,7 +31,7 @@ from retrieval.interface import Retriever
 from rewards.schemes import scheme_of
 from runs.annotation.stored_trees import pairs_table
 from runs.cost_bounds import NOTHING, CostRange, rollout_cost
-from runs.costs import TRAINING_CALLS, CostEstimate, describe_costs, estimate_from_run, spending
+from runs.costs import TRAINING_CALLS, CostEstimate, estimate_from_run, log_costs, spending
 from runs.evaluation.question_set import answering, data_settings
 from runs.factories import open_data, open_index
 from runs.folder import check_run_folder, existing_run, open_or_begin
@@ -123,9 +123,7 @@ def _on_rollouts(context: StageContext, name: str) -> StageResult:
         except BudgetExceeded:
             context.log(f"stopped: {gate.reason}; rerun the same command to resume")
             return StageResult(spending(ledger.totals()), gate.exit_code)
-        for line in describe_costs(ledger, recipe.limits):
-            context.log(line)
-        totals = spending(ledger.totals())
+        totals = log_costs(context, ledger)
     return StageResult({"model": str(target), **report.totals(), **totals})
 
 

@@ -11,15 +11,13 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import duckdb
-
 from analysis.significance import paired_bootstrap, wilson
 from base.plain_json import as_object
 from storage.manifest import Manifest, load_manifest
 from storage.parts import read_parts
 from storage.records import Failure
 from storage.schemas import table_to_records
-from storage.views import connect
+from storage.views import connect, rows_of
 from training.curves import METRICS, read_metrics
 
 DISTRIBUTIONS = {
@@ -87,7 +85,7 @@ def distributions(run: Path) -> dict[str, list[dict[str, Any]]]:
         StorageError: If the run's manifest cannot be read, or a part is missing or damaged.
     """
     with connect(run) as connection:
-        return {name: list(_rows(connection, sql)) for name, sql in DISTRIBUTIONS.items()}
+        return {name: rows_of(connection, sql) for name, sql in DISTRIBUTIONS.items()}
 
 
 def yields(run: Path) -> list[dict[str, Any]]:
@@ -101,7 +99,7 @@ def yields(run: Path) -> list[dict[str, Any]]:
                (SELECT count(DISTINCT question_id) FROM pairs) AS "questions with a pair"
     """
     with connect(run) as connection:
-        (row,) = _rows(connection, sql)
+        (row,) = rows_of(connection, sql)
     return [{"name": name, "n": n} for name, n in row.items()]
 
 
@@ -189,10 +187,3 @@ def _differences(scores: Mapping[str, Mapping[str, float]], seed: int) -> Iterat
                 "low": found.low,
                 "high": found.high,
             }
-
-
-def _rows(connection: duckdb.DuckDBPyConnection, sql: str) -> Iterator[dict[str, Any]]:
-    cursor = connection.execute(sql)
-    names = [column[0] for column in cursor.description or ()]
-    for row in cursor.fetchall():
-        yield dict(zip(names, row, strict=True))

@@ -17,11 +17,7 @@ Row = Mapping[str, Any]
 
 
 def tree_text(question: Row, nodes: Sequence[Row], pairs: Sequence[Row], width: int) -> Group:
-    """Returns a tree with one line per step: number, action, content, marks, reward, visits.
-
-    Args:
-        nodes: Rows of the tree, the root first.
-    """
+    """Returns a tree with one line per step: number, action, content, marks, reward, visits."""
     children: dict[int, list[Row]] = {}
     for node in nodes[1:]:
         children.setdefault(node["parent_id"], []).append(node)
@@ -57,12 +53,7 @@ def _walk(
 
 
 def node_text(node: Row, passages: Mapping[str, str], pairs: Sequence[Row]) -> Group:
-    """Returns all stored facts about a step.
-
-    Args:
-        node: Row of `nodes`.
-        passages: Texts of the corpus by id.
-    """
+    """Returns all stored facts about a step."""
     parts: list[RenderableType] = [
         Text(f"step {node['node_id']}: {node['action']}", style="bold"),
         Text(str(node["text"])),

@@ -16,7 +16,7 @@ from typing import Any
 from storage.manifest import load_manifest
 from storage.parts import read_part, read_parts
 from storage.records import Passage
-from storage.views import connect
+from storage.views import connect, rows_of
 
 MOST_PAIRS = 5_000
 """Maximum number of pairs in a report; a hash of their ids selects them."""
@@ -92,9 +92,7 @@ def pairs_of(run: Path) -> Blobs:
         ORDER BY question_id, parent_node, pair_id
     """
     with connect(run) as connection:
-        cursor = connection.execute(sql)
-        names = [column[0] for column in cursor.description or ()]
-        rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+        rows = rows_of(connection, sql)
     for start in range(0, len(rows), _PAIRS_PER_BLOB):
         blob = rows[start : start + _PAIRS_PER_BLOB]
         for place, row in enumerate(blob):

@@ -1,7 +1,8 @@
 """Bounds of what a stage's calls cost: the shortest possible work, and the longest."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from statistics import fmean
+from typing import Any
 
 from agent.protocol import root_of
 from agent.protocols import protocol_of
@@ -51,24 +52,16 @@ class CostRange:
     disk_bytes: Range = NOTHING
 
     def __add__(self, other: "CostRange") -> "CostRange":
-        priced = self.cost_usd is not None and other.cost_usd is not None
-        return CostRange(
-            add(self.calls, other.calls),
-            add(self.input_tokens, other.input_tokens),
-            add(self.output_tokens, other.output_tokens),
-            add(self.cost_usd or NOTHING, other.cost_usd or NOTHING) if priced else None,
-            add(self.disk_bytes, other.disk_bytes),
-        )
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        sums: list[Any] = [None if a is None or b is None else add(a, b) for a, b in pairs]
+        return CostRange(*sums)
 
     def times(self, units: Range) -> "CostRange":
         """Returns the costs of so many questions, answers or rollouts."""
-        return CostRange(
-            multiply(self.calls, units),
-            multiply(self.input_tokens, units),
-            multiply(self.output_tokens, units),
-            None if self.cost_usd is None else multiply(self.cost_usd, units),
-            multiply(self.disk_bytes, units),
-        )
+        all_of_them: list[Any] = [
+            None if one is None else multiply(one, units) for one in astuple(self)
+        ]
+        return CostRange(*all_of_them)
 
 
 @dataclass(frozen=True)
@@ -139,7 +132,6 @@ def tree_calls(search: SearchSettings, steps: int) -> tuple[int, int, int]:
     """Returns bounds of the policy's calls for one tree.
 
     Args:
-        search: Settings of the search.
         steps: Most policy calls of a trajectory.
 
     Returns:

@@ -70,6 +70,13 @@ def describe_costs(ledger: Ledger, limits: LimitSettings) -> Iterator[str]:
         yield f"limits.max_usd does not count {spent.unpriced:,} calls of models without a price"
 
 
+def log_costs(context: StageContext, ledger: Ledger) -> dict[str, Any]:
+    """Logs the costs of the run over all its stages; returns them as totals."""
+    for line in describe_costs(ledger, context.recipe.limits):
+        context.log(line)
+    return spending(ledger.totals())
+
+
 STORED = ("ledger.sqlite*", "trees/*", "pairs/*", "eval/**/*", "select/*")
 """Files of a run that grow with its calls."""
 
@@ -87,11 +94,8 @@ class CostEstimate:
 
     Attributes:
         unit: "question", "answer" or "rollout".
-        units: Number of them that the stage still has to process.
         seconds: Duration; None if no rate was measured.
-        calls_per_s: Measured rate.
         observed: Lowest, mean and highest number of calls per unit in the history.
-        basis: Origin of the numbers.
         missing_extras: Names of extras that the recipe needs and that are not installed.
     """
 
@@ -108,11 +112,7 @@ class CostEstimate:
         return scale(self.cost.calls, 1 / self.calls_per_s) if self.calls_per_s else None
 
     def report(self, context: StageContext, **planned: int) -> StageResult:
-        """Logs the estimate; returns the result of a dry run.
-
-        Args:
-            planned: Other totals of the stage.
-        """
+        """Logs the estimate; returns the result of a dry run."""
         for line in self.lines():
             context.log(line)
         return StageResult({**planned, **self.totals(), "dry_run": True})
@@ -217,7 +217,6 @@ def estimate_from_run(
         paths: Patterns of the ledger paths of the stage's calls.
         finished: Table with a row for every finished question. None counts trajectories.
         unit: "question", "answer" or "rollout".
-        units: Number of them.
         bounds: Bounds of the costs of all, from the recipe.
         asked: Recipe whose prices apply; None uses the costs in the history.
 

@@ -55,7 +55,6 @@ def engine_for(
     Args:
         logs: Folder for the log of a server that the engine starts; defaults to the cache's.
         before_call: Called before every attempt at an endpoint (see `engines.ledgered`).
-        server: Running vLLM server that already has the model.
     """
     if model.engine == "openvino":
         from engines.embedded.openvino import embedded_engine

@@ -49,7 +49,6 @@ class Run:
 
     Attributes:
         recipe: Recipe of the current stage; an evaluation may use other settings than the run.
-        seal: Seal from the start of the run.
     """
 
     folder: Path

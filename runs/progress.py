@@ -1,21 +1,27 @@
-"""Progress of a stage: a live display on a terminal, otherwise plain lines."""
+"""Progress of a stage: a live display on a terminal, otherwise plain lines; and its work."""
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from agent.concurrent_map import map_concurrently
 from analysis.table import Sheet
+from base.errors import BranchwiseError, EndpointError, RetrievalError
 from base.step_messages import format_duration
 from runs.terminal import Terminal
 from storage.ledger_rows import Totals
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 PLAIN_EVERY_S = 30.0
 LIVE_EVERY_S = 0.5
@@ -142,3 +148,35 @@ class Progress:
         """Returns the counts of everything dropped or noted, by reason."""
         rows = tuple((name, f"{count:,}") for name, count in sorted(self.counts.items()))
         return Sheet(f"{self.stage}: counted", ("what", "n"), rows).text()
+
+
+async def attempt_each(
+    items: Iterable[Item],
+    work: Callable[[Item], Coroutine[Any, Any, Result]],
+    at_once: int,
+    progress: Progress,
+) -> AsyncGenerator[tuple[Item, Result | BranchwiseError], None]:
+    """Yields every item with the result of its work, or with the fault that it alone met.
+
+    Raises:
+        EndpointError: If a fault is fatal.
+    """
+
+    async def attempt(item: Item) -> tuple[Item, Result | BranchwiseError]:
+        found: Result | BranchwiseError
+        progress.in_flight += 1
+        try:
+            found = await work(item)
+        except (EndpointError, RetrievalError) as error:
+            if isinstance(error, EndpointError) and error.fatal:
+                raise
+            progress.failed += 1
+            found = error
+        finally:
+            progress.in_flight -= 1
+        progress.done += 1
+        return item, found
+
+    async with aclosing(map_concurrently(items, attempt, at_once)) as finished:
+        async for one in finished:
+            yield one

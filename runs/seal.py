@@ -48,10 +48,6 @@ def new_seal(folder: Path, recipe: Recipe) -> Seal:
 def checked_seal(folder: Path, noted: Mapping[str, Any], kept: Mapping[str, Any]) -> Seal:
     """Returns the seal of a run whose recipe was not edited.
 
-    Args:
-        noted: Content of its `provenance.json`.
-        kept: Content of its `config.yaml`.
-
     Raises:
         ConfigError: If the seal is missing or unreadable, or the recipe was changed after the
             start. The message gives every changed setting with both values.

@@ -5,7 +5,8 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,8 +51,6 @@ class StageContext:
     Attributes:
         resume: Whether to fail if the folder has another training's checkpoints. If False, they are
             replaced. Every stage resumes its own checkpoints.
-        dry_run: Whether to log the plan and stop.
-        limit: Most questions; overrides the recipe.
         history: Run whose calls a dry run estimates costs from; None uses this run.
     """
 
@@ -82,6 +81,25 @@ class StageResult:
 
     totals: dict[str, Any]
     exit_code: int = DONE
+
+
+def listed(counts: Mapping[str, int]) -> str:
+    """Returns counts by name in words."""
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"
+
+
+def failure_code(context: StageContext, failed: Counter[str], asked: int, what: str) -> int:
+    """Logs failures by kind; returns exit code 4 if there are too many, else 0.
+
+    Args:
+        what: What failed, and how, such as "questions failed".
+    """
+    if failed:
+        context.log(f"{failed.total()} of {asked} {what}: {listed(failed)}")
+    if failed.total() > context.recipe.limits.max_failed_share * max(asked, 1):
+        context.log("that is more than limits.max_failed_share; see `make inspect`")
+        return TOO_MANY_FAILURES
+    return DONE
 
 
 @dataclass

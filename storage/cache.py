@@ -86,7 +86,6 @@ def get_or_build(folder: Path, build: Callable[[Path], None], log: Log | None = 
     entry.
 
     Args:
-        build: Function that fills an empty folder.
         log: Callback for messages about damaged entries; defaults to the log.
 
     Raises:

@@ -40,7 +40,6 @@ def read_call_history(
     """Reads the successful calls with some paths.
 
     Args:
-        ledger: Path of the database.
         paths: Patterns of ledger paths, such as `tree/*`.
         finished: Ids of the questions to read, with one total per question. None reads all
             questions, with one total per trajectory.

@@ -13,7 +13,7 @@ read for use. A damaged row raises an error: it is neither used nor silently pai
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any, Self
@@ -76,7 +76,7 @@ class Ledger:
             if isinstance(error, sqlite3.Error):
                 raise write_error("open", path, error) from error
             raise
-        self._stored = StoredCalls(self._calls_of)
+        self._stored = StoredKeys(self._keys_of)
         self._commits = LedgerWriter(writing, path)
         self._closed = False
 
@@ -120,7 +120,7 @@ class Ledger:
         """
         if not self._stored.holds(question_id, key):
             return None
-        call = self._stored.take(question_id, key) or self.get(key)
+        call = self.get(key)
         if call is None:  # found by its question, but not by its key
             raise self._damaged(question_id, "")
         return call
@@ -213,12 +213,9 @@ class Ledger:
         if self._lock is not None:
             self._lock.release()
 
-    def _calls_of(self, question_id: str) -> dict[str, Call]:
-        calls = map(
-            self._sound_call,
-            self._rows("SELECT * FROM calls WHERE question_id = ?", question_id),
-        )
-        return {call.key: call for call in calls if call.error is None}
+    def _keys_of(self, question_id: str) -> set[str]:
+        rows = self._rows("SELECT * FROM calls WHERE question_id = ?", question_id)
+        return {call.key for call in map(self._sound_call, rows) if call.error is None}
 
     def _sound_call(self, row: Sequence[Any]) -> Call:
         if not sound(row):
@@ -244,61 +241,50 @@ class Ledger:
         self.close()
 
 
-class StoredCalls:
-    """The stored calls of the questions in progress, so that a new call needs no disk read.
+class StoredKeys:
+    """The keys of the stored calls of the questions in progress, so that a new call reads no disk.
 
     All rows of a question are read and checked together, at its first lookup. A lookup per key
     would cost a new call more than storing it: the writing thread has just changed the pages that
-    the lookup reads, and both threads wait for each other. A call is kept until it is taken, which
-    a replay does once.
+    the lookup reads, and both threads wait for each other.
     """
 
-    def __init__(
-        self, read: Callable[[str], Mapping[str, Call]], questions: int = QUESTIONS
-    ) -> None:
+    def __init__(self, read: Callable[[str], set[str]], questions: int = QUESTIONS) -> None:
         """Creates an empty cache.
 
         Args:
-            read: Function that returns the calls of a question in the database, by key.
+            read: Function that returns the keys of a question in the database.
             questions: Number of questions to keep; the oldest one is dropped first.
         """
         self._read = read
         self._questions = questions
-        self._calls: dict[str, dict[str, Call | None]] = {}
+        self._keys: dict[str, set[str]] = {}
         self._asking = threading.Lock()
 
     def holds(self, question_id: str, key: str) -> bool:
         """Returns whether a call of the question is stored."""
         with self._asking:
-            known = self._calls.get(question_id)
+            known = self._keys.get(question_id)
             return key in (self._load(question_id) if known is None else known)
-
-    def take(self, question_id: str, key: str) -> Call | None:
-        """Returns a call that was read with its question; None if already taken, or added later."""
-        known = self._calls.get(question_id, {})
-        call = known.get(key)
-        if call is not None:
-            known[key] = None
-        return call
 
     def add(self, question_id: str, key: str) -> None:
         """Records a call that is now on disk; any thread may do so."""
-        if (known := self._calls.get(question_id)) is not None:
-            known.setdefault(key, None)
+        if (known := self._keys.get(question_id)) is not None:
+            known.add(key)
 
-    def _load(self, question_id: str) -> dict[str, Call | None]:
+    def _load(self, question_id: str) -> set[str]:
         # Threads: lookups run on readers, `add` on the ledger's writer. Invariant: a key that is on
-        # disk is in `_calls[question]` if that question has been loaded. The empty dict is
-        # published before the read, so a call committed during the read is either in the result set
-        # or added by `add`.
-        if len(self._calls) >= self._questions:
-            del self._calls[next(iter(self._calls))]
-        known: dict[str, Call | None] = {}
-        self._calls[question_id] = known
+        # disk is in `_keys[question]` if that question has been loaded. The empty set is published
+        # before the read, so a call committed during the read is either in the result set or added
+        # by `add`.
+        if len(self._keys) >= self._questions:
+            del self._keys[next(iter(self._keys))]
+        known: set[str] = set()
+        self._keys[question_id] = known
         try:
             known.update(self._read(question_id))
         except BaseException:
-            del self._calls[question_id]
+            del self._keys[question_id]
             raise
         return known
 

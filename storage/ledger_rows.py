@@ -24,14 +24,11 @@ class Call:
     Attributes:
         key: Result of `engines.sampling.call_key`, which covers everything that affects the reply.
         role: Role of the model ("policy", "judge", "verifier").
-        model: Model name that the server reported.
         question_id, path, draw: Question, place in its work, and number of the draw.
-        prompt_digest: Hash of the messages that were sent.
         usage_basis: Origin of the token counts (`engines.sampling.UsageBasis`): "reported" by the
             engine, else an estimate.
         cost_usd: US dollars; None if no price is set.
         latency_s, attempts: Duration in seconds, and number of attempts.
-        error: Error message; None for a call that succeeded.
         at: Time of its end (ISO 8601, UTC).
         prompt_ids, token_ids, logprobs: Prompt tokens, sampled tokens and their log-probabilities
             (`packed`); None if the request did not include them.
@@ -94,7 +91,6 @@ class Totals:
 
     Attributes:
         input_tokens, cached_tokens, output_tokens: Sums of tokens; input includes cached tokens.
-        cost_usd: US dollars of the priced calls.
         unpriced: Number of calls whose cost is unknown.
         estimated: Number of calls whose tokens we counted, because the endpoint's counts were
             missing or unusable.

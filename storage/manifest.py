@@ -42,7 +42,6 @@ class PartInfo(Record):
         table: Name of the part's table ("pairs", "eval/<policy>/<set>/predictions").
         path: File path relative to the run folder, with forward slashes.
         sha256: Hash of the file's bytes, hexadecimal.
-        questions: Number of distinct `question_id`s in it.
         counts: Numbers dropped or noted while making these rows, by reason.
     """
 

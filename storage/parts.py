@@ -75,9 +75,6 @@ def read_parts(run: Path, table: str, columns: Sequence[str] | None = None) -> p
     Without parts, the result is an empty table of the schema. Parts of different versions are read
     together: missing columns are None.
 
-    Args:
-        columns: Columns to read; None for all.
-
     Raises:
         ConfigError: If a part is not a regular file inside the run.
         StorageError: If a part differs from its committed hash; the message names its path.

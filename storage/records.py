@@ -185,7 +185,6 @@ class Difficulty(Record):
         label: One of `analysis.difficulty.LABELS`.
         rollouts: Number of rollouts; the last one is the first right one, if there is one.
         first_success: Number of the first right rollout, from 1.
-        output_tokens: Tokens that the rater generated for it.
         config_digest: Hash of the question and of all settings that affect the rater.
     """
 

@@ -85,6 +85,13 @@ def query(connection: duckdb.DuckDBPyConnection, run: Path, sql: str) -> QueryRe
         raise ConfigError(f"SQL: {error}\n{_RULES}") from error
 
 
+def rows_of(connection: duckdb.DuckDBPyConnection, sql: str, *values: str) -> list[dict[str, Any]]:
+    """Returns the rows of one of our own queries, by column."""
+    cursor = connection.execute(sql, list(values))
+    names = [column[0] for column in cursor.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+
 def sql_folder() -> Path:
     """Returns the folder `datasets/sql/` of the repository."""
     return Path(__file__).resolve().parent.parent / "datasets" / "sql"

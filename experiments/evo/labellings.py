@@ -62,9 +62,6 @@ def action_rule_accuracy(pairs: Sequence[tuple[str, str]]) -> float | None:
     the other one. If both sides have the same action it guesses, and is right half the time. A
     policy that does not exceed this share may have learned nothing about queries and answers.
 
-    Args:
-        pairs: Chosen and rejected action of each pair.
-
     Returns:
         Share in [0.5, 1]; None without pairs.
     """

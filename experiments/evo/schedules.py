@@ -22,24 +22,20 @@ Showing that EM is at most 2 points lower takes about 2,000 questions if it is i
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import get_args
 
 from analysis.suppression import (
     ASSUMED_OVERLAP,
     COMPARISONS,
-    SIBLINGS,
     Effect,
     counts,
-    silenced_siblings,
     simulate_suppression,
 )
 from analysis.table import NONE, Sheet
 from base.atomic import atomic_write_text
 from experiments.arms import START, Arm, EvaluatedArm
 from experiments.evo.distributions import distribution_sheet, distributions, draw_distributions
-from experiments.evo.labellings import labels_of
 from experiments.evo.shared import IN_TWO_STEPS, TEST, RewardStudy, two_steps
 from experiments.evo.traces import trace_text
 from experiments.report import Claim
@@ -50,9 +46,6 @@ from runs.curriculum.report import draw_weights, settings_of
 from runs.evaluation.question_set import evaluation_data
 from runs.recipe import Recipe
 from runs.studies.study_runner import Study, StudyRunner
-from storage.parts import read_parts
-from storage.records import Question, TreeNode
-from storage.schemas import table_to_records
 
 NAME = "evo-schedules"
 
@@ -102,7 +95,7 @@ def _more(runner: StudyRunner, done: Sequence[EvaluatedArm]) -> tuple[Sheet, ...
     questions = evaluation_data(runner.recipe_with(TEST)).questions
     text = trace_text(traced, questions, similarity)
     atomic_write_text(runner.folder / f"{NAME}-traces.md", text)
-    return distribution_sheet(spread), silence_sheet(runner.recipe), sibling_sheet(runner)
+    return distribution_sheet(spread), silence_sheet(runner.recipe)
 
 
 def silence_sheet(recipe: Recipe) -> Sheet:
@@ -125,27 +118,6 @@ def silence_sheet(recipe: Recipe) -> Sheet:
         f"{recipe.pairs.min_gap}, sub-queries at a cosine of {ASSUMED_OVERLAP})"
     )
     return Sheet(title, ("better, worse", *columns), rows)
-
-
-def sibling_sheet(runner: StudyRunner) -> Sheet:
-    """Returns the effect of every labelling on the trees' own siblings of known order."""
-    run = runner.context.run
-    table = table_to_records(read_parts(run, "questions"), Question)
-    answerable = {one.id: one.answerable for one in table}
-    min_gap = runner.recipe.pairs.min_gap
-    columns = {label: _judged(run, label, answerable, min_gap) for label in labels_of(ARMS)}
-    rows = tuple(
-        (kind, *(_told(column.get(kind)) for column in columns.values())) for kind in SIBLINGS
-    )
-    title = "Siblings of the trees (with or without a pair: kept, silenced, turned)"
-    return Sheet(title, ("better, worse", *columns), rows)
-
-
-def _judged(
-    run: Path, label: str, answerable: Mapping[str, bool], min_gap: float
-) -> Mapping[str, Counter[Effect]]:
-    nodes = table_to_records(read_parts(run, f"relabelled/{label}/labels"), TreeNode)
-    return silenced_siblings(nodes, answerable, min_gap)
 
 
 def _told(found: Counter[Effect] | None) -> str:

@@ -26,9 +26,7 @@ class RecordedStep:
     """A step of a trajectory.
 
     Attributes:
-        action: Kind of action.
         content: Query or answer; "" for other actions.
-        titles: Titles of the retrieved passages.
         alike: Largest cosine to an earlier query; None for the first search and other actions.
     """
 

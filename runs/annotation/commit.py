@@ -26,6 +26,8 @@ from storage.schemas import rows_to_table, schema_of, table_to_records
 QUESTIONS_A_PART = 16
 """Fewest questions per part; after a kill, at most this many are replayed."""
 MOST_QUESTIONS_A_PART = 256
+FAILED = "question failed"
+"""Prefix of counts of failed questions by kind."""
 PARTS = 500
 """Number of parts above which parts get larger, because every commit rewrites the manifest."""
 
@@ -35,7 +37,6 @@ class Committer:
     """Commits finished questions.
 
     Attributes:
-        questions: All questions of the run.
         notes: Numbers of dropped or noted data rows, by reason.
     """
 
@@ -141,7 +142,7 @@ class Committer:
         counts = Counter({f"data: {reason}": n for reason, n in self.notes.items()})
         for part in load_manifest(self.run.folder).of("trees"):
             counts.update(part.counts)
-        counts.update(f"question failed: {failure.kind}" for failure in failures)
+        counts.update(f"{FAILED}: {failure.kind}" for failure in failures)
         counts.update(self._served_model_mismatches())
         if overlong := self.ledger.count_calls("stop_reason").get(OVERLONG):
             counts["warning: replies far above max_new_tokens, kept as empty"] = overlong

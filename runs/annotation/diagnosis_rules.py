@@ -168,10 +168,7 @@ def _of_length(pairs: PairFigures) -> Finding:
 
 
 def _of_actions(pairs: PairFigures) -> Finding:
-    kinds: dict[str, int] = {}
-    for _, chosen, rejected, count in pairs.actions:
-        kinds[f"{chosen} > {rejected}"] = kinds.get(f"{chosen} > {rejected}", 0) + count
-    most = sorted(kinds.items(), key=lambda kind: -kind[1])
+    most = list(pairs.actions.items())
     figure = ", ".join(f"{kind} {count / pairs.pairs:.0%}" for kind, count in most[:4])
     return _graded(
         False,

@@ -12,16 +12,15 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agent.concurrent_map import map_concurrently
 from annotation.fresh import FreshRoller
-from base.errors import ConfigError, EndpointError, RetrievalError
+from base.errors import BranchwiseError, ConfigError
 from engines.sampling import Sampling
 from retrieval.interface import Retriever
 from runs.annotation.stored_trees import StoredTree, stored_trees
 from runs.factories import environment_for, open_engine, open_index, sampling_for
 from runs.folder import Run
 from runs.inputs import model_digest, replay_passages
-from runs.progress import Progress
+from runs.progress import Progress, attempt_each
 from runs.recipe import Recipe
 from runs.stage import Gate, StageContext
 from storage.ledger import Ledger
@@ -42,10 +41,6 @@ class FreshRolloutResult:
 
     Attributes:
         fresh: Rollouts by (tree_id, node_id), including earlier calls.
-        pending: Number of trees that a limit or a signal stopped.
-        failed: Number of failed trees, by kind of error.
-        reason: Reason of the stop; None if it was not stopped.
-        exit_code: Exit code of the stop; 0 if it was not stopped.
     """
 
     fresh: dict[NodeKey, FreshRollouts]
@@ -77,7 +72,6 @@ def roll_fresh(
     """Draws fresh rollouts until both sides of every pair have enough, or a limit is reached.
 
     Args:
-        pairs: Pairs of one or more labellings.
         rollouts: Fewest rollouts per side. A final answer always has one: itself.
         temperature: Sampling temperature of the rollouts; defaults to the policy's.
 
@@ -98,10 +92,12 @@ def roll_fresh(
     with run.open_ledger() as ledger:
         gate = Gate(recipe.limits, ledger.totals, context.log)
         with gate.listening():
-            survey = FreshRolloutJob(
-                context, recipe, ledger, gate, rolled, sampling, rollouts, wanted
-            )
-            rows = asyncio.run(survey.rows(trees, retriever))
+            rows = asyncio.run(
+                _roll(
+                    context, recipe, retriever, ledger, gate, trees, wanted, rolled, sampling,
+                    rollouts,
+                )
+            )  # fmt: skip
         _commit(run, rows)
     rolled.fresh |= {(row.tree_id, row.node_id): row for row in rows}
     rolled.reason, rolled.exit_code = gate.reason, gate.exit_code
@@ -144,53 +140,38 @@ def _check_same_policy(recipe: Recipe, policies: Collection[str]) -> None:
         )
 
 
-@dataclass(frozen=True)
-class FreshRolloutJob:
-    """Settings and counts that all trees share; faults of single trees are counted in `rolled`."""
-
-    context: StageContext
-    recipe: Recipe
-    ledger: Ledger
-    gate: Gate
-    rolled: FreshRolloutResult
-    sampling: Sampling
-    rollouts: int
-    wanted: Wanted
-
-    async def rows(self, trees: Iterable[StoredTree], retriever: Retriever) -> list[FreshRollouts]:
-        """Returns the rows of all finished nodes; the gate may stop further trees."""
-        recipe, wanted = self.recipe, self.wanted
-        progress = Progress("fresh rollouts", len(wanted), spent=self.ledger.totals)
+async def _roll(
+    context: StageContext,
+    recipe: Recipe,
+    retriever: Retriever,
+    ledger: Ledger,
+    gate: Gate,
+    trees: Iterable[StoredTree],
+    wanted: Wanted,
+    rolled: FreshRolloutResult,
+    sampling: Sampling,
+    rollouts: int,
+) -> list[FreshRollouts]:
+    """Returns the rows of all finished nodes; counts failed and pending trees in `rolled`."""
+    progress = Progress("fresh rollouts", len(wanted), spent=ledger.totals)
+    opened = open_engine(recipe.policy, recipe, ledger, gate.check, context.log)
+    rows: list[FreshRollouts] = []
+    whole = 0
+    async with opened as engine, progress.shown(context.console):
+        roller = FreshRoller(environment_for(recipe, engine, retriever), sampling, rollouts)
 
         async def roll(tree: StoredTree) -> list[FreshRollouts]:
-            progress.in_flight += 1
-            rows = await self._attempt(roller, tree)
-            progress.in_flight -= 1
-            progress.done += len(rows) == len(wanted[tree.id])
-            progress.failed = self.rolled.failed.total()
-            return rows
+            return await roller.roll(tree.question, tree.nodes, tree.states, wanted[tree.id])
 
-        async with (
-            open_engine(
-                recipe.policy, recipe, self.ledger, self.gate.check, self.context.log
-            ) as engine,
-            progress.shown(self.context.console),
-        ):
-            environment = environment_for(recipe, engine, retriever)
-            roller = FreshRoller(environment, self.sampling, self.rollouts)
-            rolled = map_concurrently(self.gate.admit(trees), roll, recipe.questions_in_flight)
-            found = [row async for rows in rolled for row in rows]
-        self.rolled.pending = len(wanted) - progress.done - progress.failed
-        return sorted(found, key=lambda row: (row.tree_id, row.node_id))
-
-    async def _attempt(self, roller: FreshRoller, tree: StoredTree) -> list[FreshRollouts]:
-        try:
-            return await roller.roll(tree.question, tree.nodes, tree.states, self.wanted[tree.id])
-        except (EndpointError, RetrievalError) as error:
-            if isinstance(error, EndpointError) and error.fatal:
-                raise
-            self.rolled.failed[type(error).__name__] += 1
-            return []
+        at_once = recipe.questions_in_flight
+        async for tree, found in attempt_each(gate.admit(trees), roll, at_once, progress):
+            if isinstance(found, BranchwiseError):
+                rolled.failed[type(found).__name__] += 1
+            else:
+                rows += found
+                whole += len(found) == len(wanted[tree.id])
+    rolled.pending = len(wanted) - whole - rolled.failed.total()
+    return sorted(rows, key=lambda row: (row.tree_id, row.node_id))
 
 
 def _commit(run: Run, rows: Sequence[FreshRollouts]) -> None:

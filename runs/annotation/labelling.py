@@ -43,10 +43,6 @@ def with_label_settings(run: Run, recipe: Recipe, blocks: Collection[str] = LABE
     The verifier stays the run's own, because the trees store its verdicts. If the other recipe has
     no verifier, the gold documents decide.
 
-    Args:
-        recipe: Recipe with the wanted settings.
-        blocks: Recipe blocks to take.
-
     Raises:
         ConfigError: If the scheme cannot label such trees.
     """

@@ -122,7 +122,6 @@ def stored_trees(
     must not depend on that.
 
     Args:
-        only: Ids of the trees to yield; None for all.
         passages: The run's corpus by id, if it is in memory already.
 
     Raises:

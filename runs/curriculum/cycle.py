@@ -8,7 +8,7 @@ policy Refinement starts from (section 3.5: the best of Discovery).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
 from base.errors import ConfigError
@@ -22,16 +22,6 @@ StageName = Literal["discovery", "refinement"]
 STAGES: tuple[StageName, ...] = get_args(StageName)
 START = "start"
 """Name of the policy at the start of the curriculum."""
-METRICS_FROM_EVAL = (
-    "em",
-    "f1",
-    "searches",
-    "backtracks",
-    "refused",
-    "refusal_precision",
-    "refusal_recall",
-)
-"""Figures copied from an evaluation's totals under their own names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +67,6 @@ def stalled(results: Sequence[DevResult], patience: int) -> bool:
     """Returns whether the last `patience` cycles did not raise the best EM.
 
     Args:
-        results: Results of a stage so far, in order, its start first.
         patience: Number of cycles, 1 or more.
     """
     scores = [result.em for result in results]
@@ -118,9 +107,8 @@ def evaluate_on_dev(
             f"none of the {row['n']} questions of split dev is answerable, so EM cannot compare "
             "policies: raise curriculum.dev_questions"
         )
-    return DevResult(
-        name, model, questions=row["n"], **{field: row[field] for field in METRICS_FROM_EVAL}
-    )
+    copied = row.keys() & {one.name for one in fields(DevResult)}
+    return DevResult(name, model, questions=row["n"], **{key: row[key] for key in copied})
 
 
 REWARD_MODEL = "reward-model"
@@ -132,8 +120,6 @@ class Cycle:
     """A planned cycle.
 
     Attributes:
-        stage: Curriculum stage; selects the reward weights.
-        number: Number of the cycle in its stage, from 1.
         place: Number of the cycle in the curriculum, from 1.
         start_policy: Policy that rolls out; DPO starts from it and uses it as its reference.
         asks: Folder of the reward model that the search uses; None keeps the recipe's.

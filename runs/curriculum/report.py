@@ -32,7 +32,6 @@ def write_curriculum_report(
 
     Args:
         results: Dev results in the order of the cycles, the start first.
-        chosen: Best result of each stage that has ended.
     """
     draw_course(results, runner.folder / "curriculum.svg")
     draw_weights(

@@ -39,7 +39,6 @@ class Candidate:
         recipe: Recipe with the candidate's `policy`, `agent` and `evaluation.temperature`.
         questions: Its questions. Unanswerable ones are skipped unless the protocol can refuse.
         deciding: Settings that affect its answers, apart from the evaluation's own.
-        path: Path of its calls in the ledger.
         asks_model: False if `begin` returns the answer.
     """
 

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from agent.concurrent_map import map_concurrently
 from agent.protocols import protocol_of
-from base.errors import EndpointError, StorageError
+from base.errors import BranchwiseError, StorageError
 from engines.settings import JudgeSettings
 from evaluation.run import Evaluated, askable
 from evaluation.settings import EvaluationJudge
@@ -16,9 +15,9 @@ from rewards.answer_judge import AnswerJudge, answer_judge_hash
 from runs.evaluation.candidates import Candidate
 from runs.factories import open_engine
 from runs.folder import Run
-from runs.progress import Progress
+from runs.progress import Progress, attempt_each
 from runs.recipe import Recipe, identity
-from runs.stage import Gate, StageContext
+from runs.stage import Gate, StageContext, listed
 from storage.ledger import Ledger
 from storage.parts import read_parts
 from storage.records import Prediction, Question
@@ -80,8 +79,9 @@ class AnswerJudging:
         if len(verdicts) < len(asked):
             return None
         if why := Counter(verdict for verdict in verdicts.values() if isinstance(verdict, str)):
-            told = ", ".join(f"{reason} {count}" for reason, count in sorted(why.items()))
-            context.log(f"judge: {why.total()} of {len(asked)} calls returned no verdict: {told}")
+            context.log(
+                f"judge: {why.total()} of {len(asked)} calls returned no verdict: {listed(why)}"
+            )
         return {name: self._with_verdicts(one, verdicts) for name, one in done.items()}
 
     async def _ask(
@@ -98,23 +98,16 @@ class AnswerJudging:
         async with opened as engine, progress.shown(context.console):
             judge = AnswerJudge(engine, self.model, self.how.prompt, context.recipe.seed)
 
-            async def verdict(one: Asked) -> tuple[Asked, bool | str]:
+            async def verdict(one: Asked) -> bool | str:
                 source, question_id, response = one
-                progress.in_flight += 1
-                try:
-                    found = await judge.is_right(known[source, question_id], response)
-                except EndpointError as error:
-                    if error.fatal:
-                        raise
-                    progress.failed += 1
-                    return one, type(error).__name__
-                finally:
-                    progress.in_flight -= 1
-                progress.done += 1
-                return one, UNREADABLE if found is None else found
+                found = await judge.is_right(known[source, question_id], response)
+                return UNREADABLE if found is None else found
 
-            work = map_concurrently(gate.admit(asked), verdict, context.recipe.questions_in_flight)
-            return {one: found async for one, found in work}
+            at_once = context.recipe.questions_in_flight
+            return {
+                one: type(found).__name__ if isinstance(found, BranchwiseError) else found
+                async for one, found in attempt_each(gate.admit(asked), verdict, at_once, progress)
+            }
 
     def _asked(self, row: Prediction) -> Asked | None:
         """Returns the text to judge; None without a gold answer or a response."""

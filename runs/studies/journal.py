@@ -29,11 +29,8 @@ class Event:
 
     Attributes:
         key: Hash of the command and its recipe (see `command_key`).
-        command: Command line as a user would type it.
-        event: Start or end of the command.
         at: UTC, ISO 8601.
         seconds: Duration of the command; 0 at its start.
-        exit_code: Exit code of the stage; None at its start.
         totals: JSON line of the stage, and a digest of its output.
     """
 
@@ -47,16 +44,6 @@ class Event:
 
 
 _EVENTS = TypeAdapter(Event)
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A command of the study with all its attempts."""
-
-    command: str
-    attempts: int
-    seconds: float
-    exit_code: int | None
 
 
 @dataclass(frozen=True)
@@ -100,20 +87,12 @@ class Journal:
         ended = [event for event in self.events() if event.key == key and event.event == "done"]
         return ended[-1].totals if ended else None
 
-    def started(self) -> list[Started]:
-        """Returns all started commands, in the order of their first start."""
+    def by_command(self) -> list[list[Event]]:
+        """Returns the events of every command, in the order of their first start."""
         found: dict[str, list[Event]] = {}
         for event in self.events():
             found.setdefault(event.key, []).append(event)
-        return [
-            Started(
-                command=events[0].command,
-                attempts=sum(event.event == "started" for event in events),
-                seconds=sum(event.seconds for event in events),
-                exit_code=events[-1].exit_code,
-            )
-            for events in found.values()
-        ]
+        return list(found.values())
 
 
 def command_key(arguments: tuple[str, ...], recipe_digest: str) -> str:

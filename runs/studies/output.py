@@ -49,12 +49,12 @@ def run_sheet(runner: StudyRunner) -> Sheet:
     """Returns every started command, including failed and repeated ones."""
     rows = tuple(
         (
-            one.command,
-            str(one.attempts),
-            number(one.seconds, 0),
-            NONE if one.exit_code is None else str(one.exit_code),
+            events[0].command,
+            str(sum(event.event == "started" for event in events)),
+            number(sum(event.seconds for event in events), 0),
+            NONE if events[-1].exit_code is None else str(events[-1].exit_code),
         )
-        for one in runner.journal.started()
+        for events in runner.journal.by_command()
     )
     title = "All runs started (by all studies with this journal)"
     return Sheet(title, ("command", "attempts", "seconds", "exit code"), rows)

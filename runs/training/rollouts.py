@@ -5,15 +5,14 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any, Protocol, Self
 
-from agent.concurrent_map import map_concurrently
 from agent.environment import Environment, Trajectory
-from base.errors import BudgetExceeded, EndpointError, RetrievalError
+from base.errors import BranchwiseError, BudgetExceeded
 from engines.ledgered import LedgeredEngine
 from engines.sampling import Engine, Sampling
 from evaluation.scoring import score_trajectory
@@ -21,7 +20,7 @@ from retrieval.interface import Retriever
 from rewards.outcome import Outcome
 from rewards.scheme import RewardScheme
 from runs.factories import environment_for, sampling_for
-from runs.progress import Progress
+from runs.progress import Item, Progress, attempt_each
 from runs.recipe import Recipe
 from runs.stage import Gate, StageContext
 from storage.ledger import Ledger
@@ -57,10 +56,7 @@ class Rollouts:
 
     Attributes:
         recipe: Recipe; `training.grpo` sets the sizes.
-        questions: Training questions; an epoch uses each once.
         dev: Questions that are regularly answered greedily; none are trained on.
-        serving: Loads the policy in training into its engine.
-        canary: Checks that the engine has the current weights.
         runner: Event loop of all batches, because a server stays open between them.
     """
 
@@ -161,39 +157,31 @@ class Rollouts:
         drawn: list[dict[int, ScoredRollout]] = [{} for _ in asked]
         draws = ((index, draw) for index in range(len(asked)) for draw in range(size))
 
-        async def work(item: tuple[int, int]) -> None:
-            progress.in_flight += 1
-            index, draw = item
-            question, path = asked[index]
-            try:
-                finished = await self._rollout(environment, question, sampling, path, draw)
-            except (EndpointError, RetrievalError) as error:
-                if isinstance(error, EndpointError) and error.fatal:
-                    raise
-                lost[type(error).__name__] += 1
-                progress.failed += 1
-            else:
-                if finished is None:
-                    lost["unscored"] += 1
-                else:
-                    drawn[index][draw] = finished
-            finally:
-                progress.in_flight -= 1
-                progress.done += 1
+        async def roll(item: tuple[int, int]) -> ScoredRollout | None:
+            (question, path), draw = asked[item[0]], item[1]
+            return await self._rollout(environment, question, sampling, path, draw)
 
         async with progress.shown(self.context.console):
-            await self._all(work, draws)
+            async for (index, draw), found in self._attempts(draws, roll, progress):
+                if isinstance(found, BranchwiseError):
+                    lost[type(found).__name__] += 1
+                elif found is None:
+                    lost["unscored"] += 1
+                else:
+                    drawn[index][draw] = found
         return [[group[draw] for draw in sorted(group)] for group in drawn]
 
-    async def _all(self, work: Any, items: Iterable[Any]) -> None:
-        """Processes the items, with more in flight than the engine's batch holds, to keep it full.
+    async def _attempts(
+        self, items: Iterable[Item], work: Any, progress: Progress
+    ) -> AsyncIterator[tuple[Item, ScoredRollout | BranchwiseError | None]]:
+        """Works on more items at once than the engine's batch holds, to keep it full.
 
         Raises:
             BudgetExceeded: If the gate closed.
         """
         at_once = 2 * self.recipe.limits.max_concurrency
-        async for _ in map_concurrently(self.gate.admit(items), work, at_once):
-            pass
+        async for one in attempt_each(self.gate.admit(items), work, at_once, progress):
+            yield one
         if self.gate.closed():
             self.gate.check()
             raise BudgetExceeded(str(self.gate.reason))
@@ -234,19 +222,12 @@ class Rollouts:
         if not every or number % every:
             return {}
         sampling = sampling_for(self.recipe.policy, temperature=0.0)
-        rows: list[Prediction] = []
 
-        async def work(question: Question) -> None:
-            try:
-                finished = await self._rollout(environment, question, sampling, "grpo-dev", 0)
-            except (EndpointError, RetrievalError) as error:
-                if isinstance(error, EndpointError) and error.fatal:
-                    raise
-            else:
-                if finished is not None:
-                    rows.append(finished.row)
+        async def answer(question: Question) -> ScoredRollout | None:
+            return await self._rollout(environment, question, sampling, "grpo-dev", 0)
 
-        await self._all(work, self.dev)
+        attempts = self._attempts(self.dev, answer, Progress("dev", len(self.dev)))
+        rows = [found.row async for _, found in attempts if isinstance(found, ScoredRollout)]
         lost = len(self.dev) - len(rows)
         found = {"dev_lost": float(lost)} if lost else {}
         if rows:

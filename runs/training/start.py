@@ -1,6 +1,5 @@
 """Checks that a training starts from the policy that drew its data."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ from base.errors import ConfigError
 from base.plain_json import object_inside
 from base.safe_files import reject_special_files
 from base.text import digest_of
-from engines.settings import PRECISIONS, ModelSettings
+from engines.settings import PRECISIONS
 from engines.vllm.weights import served_files
 from rewards.reward_model.model import KIND as REWARD_MODEL
 from runs.factories import model_folder
@@ -41,54 +40,34 @@ def validated_start_policy(
         ConfigError: If another policy drew them without `allow_off_policy_pairs`, or the start
             does not exist, or the policy's engine could not run the trained policy.
     """
-    start = context.recipe.policy.trainable
+    start, policy = context.recipe.policy.trainable, run.recipe.policy
     require(start_files("policy", context.recipe, start))
     drawn = set(read_parts(run.folder, table, ["policy_digest"])["policy_digest"].to_pylist())
     if "" in drawn:
         context.log(
             f"the policy that drew the imported rows is unknown; training starts from {start}"
         )
-    elif _is_only_named(run.recipe.policy):
+        return start
+    is_served = policy.engine == "vllm" and served_files(policy.model) is None
+    if policy.engine == "openai" or is_served:  # rows contain only the policy's name
         context.log(
-            f"an endpoint served {run.recipe.policy.model}, which drew the rows; whether {start} "
-            "has the same weights cannot be checked"
+            f"an endpoint served {policy.model}, which drew the rows; whether {start} has the same "
+            "weights cannot be checked"
         )
-    elif others := _other_policies(run, start, drawn):
-        if not allow_off_policy_pairs:
-            raise _drawn_by_another(run, start, others)
-        context.log(
-            f"off-policy: {run.recipe.policy.model} drew the rows, and {start} is trained on them"
-        )
-    return start
-
-
-def _is_only_named(policy: ModelSettings) -> bool:
-    """Returns whether a policy's weights are not on this machine, so rows contain only its name."""
-    return policy.engine == "openai" or (
-        policy.engine == "vllm" and served_files(policy.model) is None
-    )
-
-
-def _other_policies(run: Run, start: str, drawn: set[str]) -> list[str]:
-    """Returns digests of policies that drew rows and are not the start, at any precision."""
+        return start
     files = policy_files(start)
-    same = {_digest(run, start), *(policy_digest(files, precision) for precision in PRECISIONS)}
-    return sorted(drawn - same)
-
-
-def _digest(run: Run, start: str) -> str:
-    return model_digest(run.recipe.policy.model_copy(update={"model": start}), run.recipe)
-
-
-def _drawn_by_another(run: Run, start: str, others: Sequence[str]) -> ConfigError:
-    model = run.recipe.policy.model
-    return ConfigError(
-        f"{run.folder}: drawn by {model} (policy_digest {', '.join(others)}), but "
-        f"training would start from {start} ({_digest(run, start)}). Start "
-        f"from the policy that drew the run: --config {run.folder}/config.yaml, or --set "
-        f"policy.model={model}. If its weights have changed since, restore them, or "
-        "annotate into another --run folder"
-    )
+    digest = model_digest(policy.model_copy(update={"model": start}), run.recipe)
+    others = drawn - {digest, *(policy_digest(files, precision) for precision in PRECISIONS)}
+    if others and not allow_off_policy_pairs:
+        raise ConfigError(
+            f"{run.folder}: drawn by {policy.model} (policy_digest {', '.join(sorted(others))}), "
+            f"but training would start from {start} ({digest}). Start from the policy that drew "
+            f"the run: --config {run.folder}/config.yaml, or --set policy.model={policy.model}. If "
+            "its weights have changed since, restore them, or annotate into another --run folder"
+        )
+    if others:
+        context.log(f"off-policy: {policy.model} drew the rows, and {start} is trained on them")
+    return start
 
 
 def trained_folder(context: StageContext, kind: str, name: str) -> Path:

@@ -28,9 +28,9 @@ def test_length_and_evidence_of_pairs() -> None:
     assert figures is not None
     assert (figures.pairs, figures.questions) == (4, 2)
     assert figures.one_outcome == 0.5, "a final answer's label is exact"
-    assert (figures.unequal, figures.chosen_longer) == (3, pytest.approx(2 / 3))
+    assert figures.chosen_longer == pytest.approx(2 / 3)
     assert figures.length_difference == pytest.approx((4 + 4 + 0 - 5) / 4)
-    assert figures.actions == ((1, "query", "answer", 1), (1, "query", "query", 3))
+    assert figures.actions == {"query > query": 3, "query > answer": 1}
     assert pair_figures([]) is None
 
 
@@ -112,7 +112,7 @@ def test_what_trees_can_teach() -> None:
     assert (figures.questions, figures.trees) == (4, 4)
     assert (figures.states, figures.flat) == (2, 0.5), "a lone labelled child compares nothing"
     assert figures.spread == pytest.approx(0.1)
-    assert (figures.right, figures.wrong, figures.without_outcome) == (0.25, 0.25, 0.25)
+    assert (figures.right, figures.wrong) == (0.25, 0.25)
     assert figures.silent == 0.5
     assert figures.invalid_rollouts == pytest.approx(1 / 6)
     assert tree_figures([]) is None

@@ -4,18 +4,14 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from sample_records import a_node
 
 from analysis.suppression import (
     COMPARISONS,
-    SIBLINGS,
     Compared,
     counts,
-    silenced_siblings,
     simulate_suppression,
 )
 from rewards.settings import EvoRagSettings
-from storage.records import TreeNode
 
 LITERAL: dict[str, Any] = {
     "retrieval_bonus": "any",
@@ -187,48 +183,3 @@ def test_in_discovery_throwing_the_evidence_away_to_refuse_beats_a_right_answer(
     assert found.gap < 0
     assert found.outcome == "silenced"
     assert min(gaps(name, stage="refinement")) > 0.2
-
-
-def final(node: int, action: str, em: float, reward: float | None, question: str = "q") -> TreeNode:
-    return a_node(
-        tree_id=question, question_id=question, node_id=node, parent_id=1, depth=2,
-        action=action, em=em, reward=reward, terminal=action != "search",
-    )  # fmt: skip
-
-
-def test_siblings_of_stored_trees_are_judged_by_their_returns() -> None:
-    nodes = [
-        final(2, "answer", 1.0, 1.0),
-        final(3, "answer", 0.0, 0.85),  # 0.15 less than the right one
-        final(4, "refuse", 0.0, 1.5),
-        final(5, "search", 0.0, -9.0),  # nobody knows what should come of it
-        final(6, "answer", 0.0, None),
-        final(2, "refuse", 0.0, 0.5, "none"),
-        final(3, "answer", 0.0, 0.1, "none"),
-        final(4, "answer", 1.0, 0.2, "none"),  # there is no right answer
-    ]
-    found = silenced_siblings(nodes, {"q": True, "none": False}, min_gap=0.2)
-    assert found == {
-        SIBLINGS[0]: Counter({"silenced": 1}),
-        SIBLINGS[1]: Counter({"turned": 1}),
-        SIBLINGS[2]: Counter({"kept": 2}),
-    }
-
-
-def test_refusing_before_any_search_is_never_the_right_step() -> None:
-    steps = final(2, "refuse", 0.0, -0.55, "none"), final(3, "answer", 0.0, -0.05, "none")
-    early = [one.model_copy(update={"parent_id": 0, "depth": 1}) for one in steps]
-    assert silenced_siblings(early, {"none": False}, 0.2) == {}
-    assert silenced_siblings(steps, {"none": False}, 0.2) == {SIBLINGS[2]: {"turned": 1}}
-
-
-def test_steps_of_different_states_are_no_siblings() -> None:
-    one, other = final(2, "answer", 1.0, 1.0), final(3, "answer", 0.0, 0.0)
-    apart = [one, other.model_copy(update={"parent_id": 2})]
-    assert silenced_siblings(apart, {"q": True}, 0.2) == {}
-    assert silenced_siblings([one, other], {"q": True}, 0.2) == {SIBLINGS[0]: {"kept": 1}}
-
-
-def test_a_gap_as_wide_as_the_threshold_is_kept() -> None:
-    one, other = final(2, "answer", 1.0, 0.75), final(3, "answer", 0.0, 0.5)
-    assert silenced_siblings([one, other], {"q": True}, 0.25) == {SIBLINGS[0]: {"kept": 1}}

@@ -150,7 +150,7 @@ def test_a_noted_command_can_be_pasted(own_folder: Path, stages: list[str]) -> N
     settings = {"data.corpus": ["it's $HOME; here", 'a "b"'], "evaluation.policies": {"a": "b c"}}
     one = runner(own_folder / "a folder; with blanks")
     one.run_stage("relabel", "--label", "x", settings=settings)
-    (started,) = one.journal.started()
+    ((started, *_),) = one.journal.by_command()
     printed = subprocess.run(
         ["sh", "-c", started.command.replace("branchwise", "printf '%s\\n'", 1)],
         capture_output=True,
@@ -199,10 +199,10 @@ def test_a_failure_is_noted_and_tried_again(tmp_path: Path) -> None:
     assert stopped.value.exit_code == 2
     with pytest.raises(StageStopped):
         one.run_stage("relabel")
-    (started,) = one.journal.started()
-    assert started.attempts == 2
-    assert started.exit_code == 2
-    assert "branchwise relabel --run" in started.command
+    (events,) = one.journal.by_command()
+    assert [event.event for event in events] == ["started", "failed"] * 2
+    assert events[-1].exit_code == 2
+    assert "branchwise relabel --run" in events[-1].command
 
 
 def test_a_dry_run_starts_nothing(tmp_path: Path) -> None:

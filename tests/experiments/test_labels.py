@@ -1,24 +1,16 @@
 """The study `labels` on a run grown at a loopback endpoint: every estimator, no call twice."""
 
 import csv
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fake_endpoint import FakeEndpoint
-from loopback import serving
 from sample_records import a_pair
-from tiny_dataset import policy, recipe
+from tiny_dataset import recipe
 
 from experiments.labels import ALPHAS, ESTIMATORS, in_order
 from pipelines.cli import parser, run_stage
 from storage.ledger import Ledger
-
-
-@pytest.fixture
-def endpoint() -> Iterator[FakeEndpoint]:
-    with serving(policy) as served:
-        yield served
 
 
 @pytest.fixture(autouse=True)

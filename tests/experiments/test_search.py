@@ -120,6 +120,10 @@ def test_a_stop_of_the_rollouts_is_the_study_s(
     with pytest.raises(StageStopped, match="interrupted") as error:
         search.search(runner)
     assert error.value.exit_code == 130
-    (attempt,) = [one for one in runner.journal.started() if "fresh rollouts" in one.command]
+    (attempt,) = [
+        events[-1]
+        for events in runner.journal.by_command()
+        if "fresh rollouts" in events[0].command
+    ]
     assert attempt.exit_code == 130, "what was stopped is not passed over in silence"
     assert not (runner.folder / "search.md").exists()

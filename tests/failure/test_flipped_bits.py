@@ -18,7 +18,7 @@ from storage.manifest import verify_manifest
 pytestmark = pytest.mark.failure
 
 LOST = "trees/part-00001.parquet"
-FLIPS = 12
+FLIPS = 4
 
 
 @pytest.fixture

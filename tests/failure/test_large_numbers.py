@@ -21,11 +21,6 @@ FITS = "fit into 64 bits"
     [
         (f"seed={MOST + 1}", FITS),
         (f"seed={-MOST - 2}", FITS),
-        (f"seed=0x{'f' * 5000}", "a number with too many characters (5002)"),
-        (f"data.limit={2**64}", FITS),
-        (f"data.skip={2**64}", FITS),
-        (f"evaluation.draw={2**63}", FITS),
-        (f"limits.max_tokens={10**30}", FITS),
         (f"mcts.iterations={2**70}", "less than or equal to 1000000000"),
     ],
     ids=lambda given: given[:40],
@@ -45,7 +40,7 @@ def test_a_number_that_no_table_holds_is_refused(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("seed", [MOST, -MOST - 1, -1, 2**40])
+@pytest.mark.parametrize("seed", [MOST, -1])
 def test_every_64_bit_seed_is_one(seed: int, world: World, tmp_path: Path) -> None:
     run = tmp_path / "run"
     grown = world.annotate(run, "--set", f"seed={seed}", "--limit", "2")

@@ -20,21 +20,13 @@ pytestmark = pytest.mark.failure
 NAMED = "rewards.alpha: was 0.9, now 0.5"
 STAGES: dict[str, tuple[str, ...]] = {
     "annotate": (),
-    "relabel": (),
-    "verify": (),
     "diagnose": ("--no-model",),
-    "inspect": (),
-    "export-pairs": ("--file", "pairs.json"),
     "import-pairs": ("--file", "{file}"),
-    "train-sft": (),
     "train-dpo": (),
-    "train-rm": (),
     "eval": (),
-    "all": (),
-    "curriculum": (),
     "doctor": (),
 }
-"""Every stage that opens a run, and what else it takes."""
+"""Stages that open a run, and what else they take."""
 PAIR = {
     "instruction": "Answer.",
     "input": "Question: Capital of France?",

@@ -21,7 +21,7 @@ from pseudo_terminal import HOSTILE, PseudoTerminal, reject_harmful
 from stages import REPOSITORY, Ended, Stages
 from tiny_dataset import PASSAGES, QUESTIONS, policy, recipe
 
-from storage.manifest import add_parts, load_manifest
+from storage.manifest import add_parts
 from storage.parts import read_parts, write_part
 from storage.records import Pair
 from storage.schemas import SCHEMAS, table_to_records
@@ -152,45 +152,19 @@ def of_the_run(*arguments: str) -> list[str]:
 
 STAGES = {
     "doctor": (["doctor", "--config", "CONFIG", "--run", "RUN"], "can run here"),
-    "data": (["data", "--config", "CONFIG"], "pwned"),
     "data as JSON": (["data", "--config", "CONFIG", "--json"], "pwned"),
-    "index": (["index", "--config", "CONFIG"], "is ready"),
-    "again": (of_the_run("annotate"), "pwned"),
     "workers": (
         ["annotate", "--workers", "2", "--config", "CONFIG", "--run", "FOLDER/run"],
         "pwned",
     ),
-    "dry run": (of_the_run("annotate", "--dry-run"), "annotate"),
-    "relabel": (of_the_run("relabel", "--label", "same"), "relabelled"),
-    "bad label": (of_the_run("relabel", "--label", HOSTILE), "pwned"),
     "diagnose": (of_the_run("diagnose", "--no-model"), "pwned"),
-    "no relabelling": (of_the_run("diagnose", "--no-model", "--label", HOSTILE), "pwned"),
-    "no model": (of_the_run("diagnose", "--no-model", "--model", HOSTILE), "pwned"),
-    "verify": (of_the_run("verify"), "as they were committed"),
     "eval": (of_the_run("eval"), "Differences"),
-    "export-pairs": (of_the_run("export-pairs", "--file", "FOLDER/out.json"), "wrote"),
-    "export to": (of_the_run("export-pairs", "--file", f"FOLDER/no/{NAME}.json"), "pwned"),
     "inspect": (of_the_run("inspect"), "pwned"),
-    "changed": (of_the_run("annotate", "--set", f"policy.model='{NAME}'"), "unacceptable"),
-    "schedule": (of_the_run("schedule", "--dry-run"), "does not have a schedule"),
-    "warm-start": (of_the_run("warm-start", "--dry-run"), "pwned"),
-    "train-sft": (of_the_run("train-sft", "--dry-run"), "pwned"),
     "train-dpo": (of_the_run("train-dpo", "--dry-run"), "pwned"),
-    "train-rm": (of_the_run("train-rm", "--dry-run"), "error: "),
-    "export model": (of_the_run("export", "--model", HOSTILE), "pwned"),
-    "serve": (of_the_run("serve", "--role", "judge", "--dry-run"), "pwned"),
-    "curriculum": (of_the_run("curriculum", "--dry-run"), "error: "),
-    "all": (of_the_run("all", "--dry-run"), "pwned"),
-    "settings": (["settings", "--config", "CONFIG"], "Settings"),
     "study": (["study", "--name", HOSTILE, "--config", "CONFIG"], "pwned"),
     "stage": ([HOSTILE], "pwned"),
-    "option": (["data", HOSTILE], "pwned"),
-    "count": (["annotate", "--limit", HOSTILE], "pwned"),
     "no recipe": (["data", "--config", HOSTILE], "pwned"),
-    "no run": (["inspect", "--config", "CONFIG", "--run", HOSTILE], "pwned"),
     "--set": (["data", "--config", "CONFIG", "--set", HOSTILE], "pwned"),
-    "--set key": (["data", "--config", "CONFIG", "--set", f"mcts.{HOSTILE}=1"], "pwned"),
-    "--set value": (["data", "--config", "CONFIG", "--set", f"mcts.c='{HOSTILE}'"], "unacceptable"),
 }
 
 
@@ -207,38 +181,11 @@ def test_a_stage_shows_a_stranger_s_words_as_text(
     terminal.harmless(shown)
 
 
-def test_names_that_a_server_gives_are_text(world: World, tmp_path: Path) -> None:
-    for stage in ("doctor", "annotate"):
-        ended, terminal = world.on_terminal(
-            stage, "--config", world.recipe, "--run", tmp_path / "run", "--set", "policy.model=none"
-        )
-        assert ended.code in {1, 2}, terminal.said
-        terminal.harmless("models: ", "pwned")
-
-
-def test_an_error_of_an_endpoint_is_text(world: World, tmp_path: Path) -> None:
-    def refusing(request: dict[str, Any]) -> Any:
-        return failure(402, HOSTILE)
-
-    world.endpoint.script, before = refusing, world.endpoint.script
-    try:
-        ended, terminal = world.on_terminal(
-            "annotate", "--config", world.recipe, "--run", tmp_path / "run"
-        )
-    finally:
-        world.endpoint.script = before
-    assert ended.code == 1, terminal.said
-    terminal.harmless("no credit left", "pwned")
-
-
 HOSTILE_RECIPES = {
     "a key": json.dumps({HOSTILE: 1, "mcts": {HOSTILE: 1}}),
     "a value": json.dumps({"name": HOSTILE, "mcts": {"selection": HOSTILE}}),
     "a path": json.dumps({"name": "x", "data": {"source": "jsonl", "questions": HOSTILE}}),
-    "half a character": json.dumps({"name": "x", "policy": {"model": "pwned \ud800"}}),
-    "twice": f"{{{json.dumps(HOSTILE)}: 1, {json.dumps(HOSTILE)}: 2}}",
     "no YAML": f"name: [{HOSTILE}",
-    "no YAML either": f'"{NAME.encode("unicode_escape").decode()}": [\n*{"pwned"}',
     "a tag": f"name: !{'pwned%1B%5B2J'} x",
 }
 
@@ -279,9 +226,9 @@ def hostile_value(kind: pa.DataType) -> Any:
     return True if pa.types.is_boolean(kind) else 1
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_every_column_is_shown_as_text(view: str, world: World, filled: Path) -> None:
-    for sql in (f"select * from {view}", f"summarize {view}"):
+def test_every_column_is_shown_as_text(world: World, filled: Path) -> None:
+    for view in VIEWS:
+        sql = f"select * from {view}"
         ended, terminal = world.on_terminal(
             "inspect", "--run", filled, environment={"SQL": sql, "COLUMNS": "20000"}
         )
@@ -299,8 +246,6 @@ QUOTED = HOSTILE.replace('"', '""')
 HOSTILE_SQL = {
     "a heading": (f'select 1 as "{QUOTED}"', 0),
     "a syntax error": (f"selekt {HOSTILE}", 2),
-    "an unknown column": (f'select "{QUOTED}" from pairs', 2),
-    "a failing cast": ("select question::int from pairs", 2),
     "an error of its own": ("select error(question) from pairs", 2),
 }
 
@@ -313,40 +258,7 @@ def test_sql_and_its_errors_are_text(name: str, world: World, filled: Path) -> N
     terminal.harmless("pwned")
 
 
-def test_damage_is_told_as_text(world: World, filled: Path, tmp_path: Path) -> None:
-    victim = load_manifest(filled).of("pairs")[0]
-    whole = (filled / victim.path).read_bytes()
-    (filled / victim.path).write_bytes(whole[:-1])
-    try:
-        for arguments in (("verify", "--dry-run"), ("inspect",), ("export-pairs", "--file", NAME)):
-            ended, terminal = world.on_terminal(*arguments, "--run", filled)
-            assert ended.code == 1, terminal.said
-            terminal.harmless(str(filled / victim.path))
-    finally:
-        (filled / victim.path).write_bytes(whole)
-
-
-def test_a_published_file_is_text_both_ways(world: World, run: Path, tmp_path: Path) -> None:
-    exported, config = tmp_path / f"{NAME}.json", ("--config", world.recipe)
-    ended, terminal = world.on_terminal("export-pairs", "--run", run, "--file", exported)
-    assert ended.code == 0, terminal.said
-    terminal.harmless()
-    reject_harmful(exported.read_text("utf-8"))
-    to = ("--run", tmp_path / NAME)
-    ended, terminal = world.on_terminal("import-pairs", *config, *to, "--file", exported)
-    assert ended.code == 0, terminal.said
-    terminal.harmless()
-    back = table_to_records(read_parts(tmp_path / NAME, "pairs"), Pair)
-    assert any(HOSTILE in pair.chosen[0].content for pair in back), "escapes are read back"
-    exported.write_text(json.dumps([{HOSTILE: HOSTILE, "layer": HOSTILE}]))
-    ended, terminal = world.on_terminal(
-        "import-pairs", *config, "--run", tmp_path / "other", "--file", exported
-    )
-    assert ended.code == 2, terminal.said
-    terminal.harmless()
-
-
-@pytest.mark.parametrize("field", ["id", "question", "answers", "type", HOSTILE])
+@pytest.mark.parametrize("field", ["id", HOSTILE])
 def test_faults_of_question_files_are_text(field: str, world: World, tmp_path: Path) -> None:
     broken = tmp_path / f"{NAME}.jsonl"
     row = {"id": HOSTILE, "question": HOSTILE, "answers": ["x"], field: {HOSTILE: HOSTILE}}
@@ -385,7 +297,6 @@ async def shown():
     async with Progress(said, 1).shown(Terminal()):
         await asyncio.sleep(0)
         print(said, flush=True)
-        print("\x1b[38;5;213mcolour \x1b]8;;evil\x1b\\link")
         warnings.warn(said, stacklevel=2)
         logging.getLogger(said).error(said)
     assert type(sys.stdout).__name__ == "InertStream"
@@ -408,7 +319,6 @@ def test_whoever_prints_prints_text(more: str) -> None:
         )
     assert done.returncode == ("raise" in more), terminal.said
     terminal.harmless("UserWarning: \\x1b]0;pwned", "KeyError", "ERROR:")
-    assert ("\\x1b[38;5;213mcolour" in terminal.said) is (more == LIVE)
 
 
 NARROW = {
@@ -432,11 +342,7 @@ def test_an_encoding_that_lacks_a_character_ends_no_stage(
         (("data", *little), 0, r"\u65e5\u672c"),
         (("data", *little, "--json"), 0, '"questions": 1'),
         (("annotate", *little, "--run", tmp_path / "run", "--json"), 0, '"questions_done": 1'),
-        (("inspect", "--run", tmp_path / "run"), 0, "Questions"),
         (("eval", *little, "--run", tmp_path / "run"), 0, r"\u2212"),
-        (("settings", *little), 0, r"\u2265"),
-        (("data", *little, "--set", "日本=1"), 2, r"\u65e5\u672c"),
-        (("日本",), 2, r"\u65e5\u672c"),
         (("data", "--config", "日本"), 2, r"\u65e5\u672c"),
     ):
         done = subprocess.run(

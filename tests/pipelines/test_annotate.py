@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +21,7 @@ from storage.views import run_sql
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
-
-@pytest.fixture
-def endpoint() -> Iterator[FakeEndpoint]:
-    with serving(policy) as served:
-        yield served
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def pairs_of(run: Path, table: str = "pairs") -> list[Pair]:

@@ -1,14 +1,12 @@
 """A run of chains, and searches with a limit on tokens, against a real loopback endpoint."""
 
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from command_line import branchwise
 from fake_endpoint import FakeEndpoint
-from loopback import serving
-from tiny_dataset import policy, recipe
+from tiny_dataset import recipe
 
 from storage.parts import read_parts
 from storage.records import Pair, TreeNode
@@ -17,16 +15,7 @@ from storage.schemas import table_to_records
 CHAINS = {"kind": "chains", "iterations": 12}
 
 
-@pytest.fixture
-def endpoint() -> Iterator[FakeEndpoint]:
-    with serving(policy) as served:
-        yield served
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def nodes_of(run: Path) -> list[TreeNode]:
@@ -97,7 +86,7 @@ def test_the_closing_counts_say_how_many_searches_their_tokens_stopped(
     assert branchwise("annotate", config, run) == 0
     told = capsys.readouterr().out
     counted = next(line for line in told.splitlines() if "mcts.max_output_tokens" in line)
-    assert counted.split()[-1] == "6"
+    assert counted.rstrip(" │").split()[-1] == "6"
     assert "until 60 tokens are generated" in told
     assert max(n.visits for n in nodes_of(run)) < 50
 

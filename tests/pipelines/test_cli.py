@@ -2,23 +2,15 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fake_endpoint import FakeEndpoint
-from loopback import serving
 from sample_records import a_pair
-from tiny_dataset import policy, recipe
+from tiny_dataset import recipe
 
 from pipelines.cli import parser, run_stage
 from pipelines.proguide import write_proguide
-
-
-@pytest.fixture
-def endpoint() -> Iterator[FakeEndpoint]:
-    with serving(policy) as served:
-        yield served
 
 
 @pytest.fixture(autouse=True)

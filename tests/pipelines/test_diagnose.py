@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +32,6 @@ from storage.parts import read_parts, write_part
 from storage.records import FreshRollouts, Pair, Rollout, TreeNode
 from storage.schemas import rows_to_table, schema_of, table_to_records
 from training.policy_shift import PolicyShift, movement_of
-
-
-@pytest.fixture
-def endpoint() -> Iterator[FakeEndpoint]:
-    with serving(policy) as served:
-        yield served
 
 
 @pytest.fixture(autouse=True)
@@ -335,7 +328,7 @@ def test_what_survival_says(row: SurvivalRow | None, verdict: str, advice: str) 
 def test_a_question_always_answered_alike_is_silent_only_where_answers_alone_count() -> None:
     trees = TreeFigures(
         questions=10, trees=10, states=50, spread=0.5, flat=0.1, right=0.5, wrong=0.3,
-        without_outcome=0.0, invalid_actions=0.0, invalid_rollouts=None,
+        invalid_actions=0.0, invalid_rollouts=None,
     )  # fmt: skip
     for returns, verdict in ((False, "bad"), (True, "good")):
         found = {one.what: one for one in tree_findings(trees, 9, returns=returns)}

@@ -28,9 +28,7 @@ def endpoint() -> Iterator[FakeEndpoint]:
 
 
 @pytest.fixture
-def config(tmp_path: Path, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+def config(tmp_path: Path, endpoint: FakeEndpoint, own_cache: None) -> Path:
     return recipe(tmp_path, endpoint.base_url, evaluation=asking(tmp_path))
 
 

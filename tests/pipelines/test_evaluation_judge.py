@@ -44,9 +44,7 @@ def endpoint() -> Iterator[FakeEndpoint]:
 
 
 @pytest.fixture
-def config(tmp_path: Path, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+def config(tmp_path: Path, endpoint: FakeEndpoint, own_cache: None) -> Path:
     questions = {"source": "jsonl", "questions": str(tmp_path / "questions.jsonl"), "split": None}
     asking = {"policies": POLICIES, "set": questions}
     judge = {"engine": "openai", "model": "judge", "base_url": endpoint.base_url}

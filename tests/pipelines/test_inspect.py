@@ -85,7 +85,7 @@ def test_a_redirected_table_cuts_no_cell(run: Path) -> None:
 def test_markdown_has_a_line_per_row(run: Path) -> None:
     head, rule, row = output(run, "--format", "md", sql=ROW).splitlines()
     assert head == "| question | chosen | reward_gap | nothing |"
-    assert rule == "|---|---|---|---|"
+    assert rule == "| --- | --- | --- | --- |"
     assert row.startswith(r"| a \| long ")
 
 

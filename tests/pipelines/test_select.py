@@ -27,10 +27,7 @@ RIGHT_AT = {"q1": 1, "q2": 2, "q3": 3, "q4": 5, "q5": 8, "q6": None}
 """Which rollout is the first right one."""
 
 
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 class Rater:

@@ -18,11 +18,7 @@ from storage.ledger_rows import CALL_COLUMNS, checksum
 from storage.manifest import verify_manifest
 from storage.parts import question_ids
 
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def branchwise(stage: str, run: Path, *more: str) -> int:

@@ -16,11 +16,7 @@ from storage.parts import read_parts
 from storage.records import Pair
 from storage.schemas import table_to_records
 
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def unlucky(request: dict[str, Any]) -> Any:

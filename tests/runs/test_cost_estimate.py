@@ -3,14 +3,12 @@
 import asyncio
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_endpoint import FakeEndpoint
-from loopback import serving
-from tiny_dataset import policy, recipe
+from tiny_dataset import recipe
 
 from mcts import Expansion, Node, SearchSettings, sample_chains, search
 from pipelines.cli import parser, run_stage
@@ -25,15 +23,7 @@ PRICE = {"input": 1.0, "output": 4.0}
 
 
 @pytest.fixture
-def endpoint() -> Iterator[FakeEndpoint]:
-    with serving(policy) as served:
-        yield served
-
-
-@pytest.fixture
-def config(tmp_path: Path, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+def config(tmp_path: Path, endpoint: FakeEndpoint, own_cache: None) -> Path:
     asked = {"source": "jsonl", "questions": str(tmp_path / "questions.jsonl"), "split": None}
     return recipe(
         tmp_path,

@@ -45,9 +45,7 @@ def endpoint() -> Iterator[FakeEndpoint]:
 
 
 @pytest.fixture
-def config(tmp_path: Path, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+def config(tmp_path: Path, endpoint: FakeEndpoint, own_cache: None) -> Path:
     questions = tmp_path / "questions.jsonl"
     asked = {"source": "jsonl", "questions": str(questions), "split": "test", "limit": 8}
     evaluation = {"baselines": BASELINES, "baseline_model": "untrained", "set": asked}

@@ -1,7 +1,7 @@
 """A run folder goes on only with the files it was started with, and one writer at a time."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,7 @@ import pyarrow.compute as pc
 import pytest
 from command_line import branchwise
 from fake_endpoint import FakeEndpoint
-from loopback import serving
-from tiny_dataset import PASSAGES, QUESTIONS, policy, recipe
+from tiny_dataset import PASSAGES, QUESTIONS, recipe
 
 import agent.reasonrag
 from base.errors import ConfigError
@@ -37,15 +36,7 @@ PAIR = {
 
 
 @pytest.fixture
-def endpoint() -> Iterator[FakeEndpoint]:
-    with serving(policy) as served:
-        yield served
-
-
-@pytest.fixture
-def config(tmp_path: Path, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+def config(tmp_path: Path, endpoint: FakeEndpoint, own_cache: None) -> Path:
     return recipe(tmp_path, endpoint.base_url)
 
 

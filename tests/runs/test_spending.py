@@ -24,10 +24,7 @@ ODD = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def with_usage(usage: Any) -> Any:

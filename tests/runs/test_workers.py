@@ -20,11 +20,7 @@ from storage.parts import question_ids, read_parts
 from storage.records import Pair
 from storage.schemas import table_to_records
 
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OPENAI_API_KEY", "test-key")
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def rows(run: Path) -> list[Pair]:

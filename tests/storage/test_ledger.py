@@ -14,9 +14,9 @@ import pytest
 from sample_records import a_call
 
 from base.errors import ConfigError, StorageError
-from storage.ledger import Ledger, StoredCalls
+from storage.ledger import Ledger, StoredKeys
 from storage.ledger_check import LEDGER_VERSION
-from storage.ledger_rows import Call, QuestionRow, Totals
+from storage.ledger_rows import QuestionRow, Totals
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -225,23 +225,20 @@ async def test_a_call_whose_asker_went_away_is_recalled_all_the_same(tmp_path: P
 
 
 def test_a_question_is_read_once_and_again_when_it_was_let_go() -> None:
-    stored = {"q1": {"a": CALL}, "q2": {"b": CALL}, "q3": {}}
+    stored: dict[str, set[str]] = {"q1": {"a"}, "q2": {"b"}, "q3": set()}
     read: list[str] = []
 
-    def calls_of(question_id: str) -> dict[str, Call]:
+    def keys_of(question_id: str) -> set[str]:
         read.append(question_id)
         return stored[question_id]
 
-    calls = StoredCalls(calls_of, questions=2)
-    assert calls.holds("q1", "a")
-    assert calls.take("q1", "a") == CALL
-    assert calls.take("q1", "a") is None, "kept in memory until it is taken"
+    calls = StoredKeys(keys_of, questions=2)
     assert calls.holds("q1", "a")
     assert not calls.holds("q1", "b")
     assert calls.holds("q2", "b")
     assert read == ["q1", "q2"]
     assert not calls.holds("q3", "a")  # q1 is let go
-    stored["q1"]["c"] = CALL
+    stored["q1"].add("c")
     calls.add("q1", "c")  # nothing is known of a question that was let go
     assert calls.holds("q1", "c")
     assert read == ["q1", "q2", "q3", "q1"]
@@ -250,10 +247,10 @@ def test_a_question_is_read_once_and_again_when_it_was_let_go() -> None:
 
 
 def test_a_call_stored_while_its_question_is_read_is_not_missed() -> None:
-    def calls_of(question_id: str) -> dict[str, Call]:
+    def keys_of(question_id: str) -> set[str]:
         # The writing thread, just after the rows were read.
         calls.add(question_id, "new")
-        return {"old": CALL}
+        return {"old"}
 
-    calls = StoredCalls(calls_of)
+    calls = StoredKeys(keys_of)
     assert calls.holds("q1", "new")
