@@ -9,7 +9,6 @@ import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
@@ -98,7 +97,7 @@ class HttpClient:
             connector=aiohttp.TCPConnector(
                 limit=connections,
                 keepalive_timeout=_KEEP_ALIVE_S,
-                ssl=_trust() if secure else True,
+                ssl=_trusted() if secure else True,
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
@@ -302,18 +301,14 @@ def _through(proxy: Proxy | None) -> dict[str, Any]:
     return {"proxy": proxy.address, "proxy_auth": login}
 
 
-def _trust() -> "ssl.SSLContext":
-    return _trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
-
-
-@cache
-def _trusted(file: str | None, folder: str | None) -> "ssl.SSLContext":
+def _trusted() -> "ssl.SSLContext":
     import httpx2
 
     try:
         return httpx2.create_ssl_context()  # reads the two variables
     except OSError as error:  # an unreadable file, or one without a certificate
+        file, folder = (os.environ.get(f"SSL_CERT_{one}", "not set") for one in ("FILE", "DIR"))
         raise ConfigError(
-            f"SSL_CERT_FILE ({file or 'not set'}) or SSL_CERT_DIR ({folder or 'not set'}) cannot "
+            f"SSL_CERT_FILE ({file}) or SSL_CERT_DIR ({folder}) cannot "
             f"be read as certificates ({error.strerror or error}): correct it, or unset it"
         ) from error

@@ -83,7 +83,7 @@ def open_named(path: Path, most: int | None = None) -> BufferedReader:
     """
     size = path.stat().st_size
     if not path.is_file():
-        raise _strange(path)
+        raise _strange(path.resolve())
     if most is not None and size > most:
         raise ConfigError(
             f"{path}: has {size:,} bytes, but such a file has at most {most:,}. Restore the "

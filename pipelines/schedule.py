@@ -16,14 +16,15 @@ from analysis.suppression import Effect as Verdict
 from analysis.table import Sheet, number
 from base.atomic import atomic_write_text
 from rewards.settings import REWARDS, EvoRagSettings
-from runs.curriculum.cycle import STAGES
-from runs.curriculum.report import ByStage, draw_weights, episode, settings_of
+from runs.curriculum.cycle import STAGES, StageName
+from runs.curriculum.report import draw_weights, episode, settings_of
 from runs.folder import STUDY, check_run_folder
 from runs.preflight import require_matplotlib
 from runs.recipe import Recipe
 from runs.stage import StageContext, StageResult
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+Compared = Mapping[str, Counter[Verdict]]
 
 
 def schedule(context: StageContext) -> StageResult:
@@ -32,17 +33,13 @@ def schedule(context: StageContext) -> StageResult:
     if not context.dry_run:
         require_matplotlib()
         check_run_folder(context.run)
-    sheets: dict[str, Sheet] = {
-        **{
-            str(stage): weight_sheet(context.recipe, settings) for stage, settings in stages.items()
-        },
-        "comparisons": comparison_sheet(context.recipe, stages),
-    }
+    compared = {stage: _counts(context.recipe, settings) for stage, settings in stages.items()}
+    sheets = {str(stage): weight_sheet(context.recipe, one) for stage, one in stages.items()}
+    sheets["comparisons"] = comparison_sheet(context.recipe, compared)
     for sheet in sheets.values():
         context.console.print(sheet.text())
     silenced = {
-        stage: {name: dict(found) for name, found in _counts(context.recipe, settings).items()}
-        for stage, settings in stages.items()
+        stage: {name: dict(found) for name, found in one.items()} for stage, one in compared.items()
     }
     if context.dry_run:
         return StageResult({"comparisons": silenced, "dry_run": True})
@@ -67,19 +64,18 @@ def weight_sheet(recipe: Recipe, settings: EvoRagSettings) -> Sheet:
     return Sheet(title, ("t", "p", *REWARDS), rows, names=0)
 
 
-def comparison_sheet(recipe: Recipe, stages: ByStage) -> Sheet:
+def comparison_sheet(recipe: Recipe, by_stage: Mapping[StageName, Compared]) -> Sheet:
     """Tables how many policy calls keep, silence and reverse every comparison, by stage."""
-    by_stage = {stage: _counts(recipe, settings) for stage, settings in stages.items()}
     rows = tuple(
         (name, *(str(found[name][verdict]) for found in by_stage.values() for verdict in VERDICTS))
         for name in by_stage[STAGES[0]]
     )
-    head = ("better, worse", *(f"{stage}: {verdict}" for stage in stages for verdict in VERDICTS))
+    head = ("better, worse", *(f"{stage}: {verdict}" for stage in by_stage for verdict in VERDICTS))
     at = f"at a gap of {recipe.pairs.min_gap}, sub-queries at a cosine of {ASSUMED_OVERLAP}"
     return Sheet(f"Comparisons {at} (policy calls)", head, rows)
 
 
-def _counts(recipe: Recipe, settings: EvoRagSettings) -> Mapping[str, Counter[Verdict]]:
+def _counts(recipe: Recipe, settings: EvoRagSettings) -> Compared:
     return counts(
         simulate_suppression(settings, recipe.agent.max_steps, min_gap=recipe.pairs.min_gap)
     )

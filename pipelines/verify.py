@@ -12,8 +12,7 @@ and paid a second time. With `--dry-run` nothing is changed.
 
 import asyncio
 import json
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated
 
 from annotation.annotator import AnnotatedQuestion
@@ -29,7 +28,6 @@ from runs.factories import open_data, open_index
 from runs.folder import Run, check_same_inputs, existing_run, noted_inputs
 from runs.inputs import inputs_of
 from runs.stage import DONE, FAILED, StageContext, StageResult
-from sources.load import Data
 from storage.ledger import Ledger
 from storage.ledger_check import REMEDY, Checked, check
 from storage.manifest import PartInfo, bad_parts, load_manifest, remove_parts
@@ -100,9 +98,9 @@ def _report_damage(context: StageContext, run: Run, found: Checked) -> None:
 def _rebuild(
     context: StageContext, run: Run, bad: Sequence[PartInfo], checked: Checked
 ) -> list[str]:
-    others = [
-        part for part in bad if part.table not in REBUILT_TABLES and part.table != "questions"
-    ]
+    ours = [part for part in bad if part.table in REBUILT_TABLES or part.table == "questions"]
+    others = [part for part in bad if part not in ours]
+    left = [part.path for part in others]
     with run.open_ledger() as ledger:
         if checked.whole:
             remove_parts(run.folder, others)
@@ -110,14 +108,15 @@ def _rebuild(
                 context.log(f"{part.path}: left the manifest; {_remedy(part)}")
         elif others:
             context.log("parts of other stages are left unchanged until the ledger is repaired")
-        left = [part.path for part in others]
-        if len(others) < len(bad):
+        if ours:
             data = open_data(run.recipe)
             retriever = open_index(run.recipe, data.passages, context.log)
             check_same_inputs(run.folder, inputs_of(run.recipe, data, retriever))
             committer = Committer(run, ledger, data.questions, data.notes)
-            rebuilding = Rebuilding(context, committer, data, retriever, checked.whole)
-            left += rebuilding.rebuild(bad)
+            paths = {part.path for part in bad}
+            for name, made in _made_again(context, committer, retriever, ours, checked.whole):
+                if made is None or not _write_if_matching(context, run, made, paths):
+                    left.append(name)
     return left
 
 
@@ -127,82 +126,69 @@ def _remedy(part: PartInfo) -> str:
     return f"rerun `branchwise {stage}`, which replays the ledger"
 
 
-@dataclass(frozen=True)
-class Rebuilding:
-    """Parts rebuilt from the ledger.
+def _made_again(
+    context: StageContext,
+    committer: Committer,
+    retriever: Retriever,
+    bad: Sequence[PartInfo],
+    whole: bool,
+) -> Iterator[tuple[str, Sequence[Part] | None]]:
+    """Yields parts by name as the ledger gives them; None if it does not.
 
-    Attributes:
-        whole: whether all rows of the ledger are as they were stored. Only then is a call that
-            is not found there one that it never had, and its question pending.
+    Args:
+        whole: Whether all rows of the ledger are as they were stored. Only then is a call that is
+            not found there one that it never had, and its question pending.
     """
-
-    context: StageContext
-    committer: Committer
-    data: Data
-    retriever: Retriever
-    whole: bool
-
-    def rebuild(self, bad: Sequence[PartInfo]) -> list[str]:
-        """Replaces the files of these parts. Returns the paths of those that failed."""
-        paths = {part.path for part in bad}
-        left = []
-        if any(part.table == "questions" for part in bad) and not self._write_if_matching(
-            [self.committer.questions_part()], paths
-        ):
-            left.append("questions")
-        for number in sorted({number_of(part) for part in bad if part.table in REBUILT_TABLES}):
-            name = f"part-{number:05d}"
-            parts = self._replay_part(name, number)
-            if parts is None or not self._write_if_matching(parts, paths):
-                left.append(name)
-        return left
-
-    def _replay_part(self, name: str, number: int) -> Sequence[Part] | None:
-        run, ledger = self.committer.run, self.committer.ledger
+    if any(part.table == "questions" for part in bad):
+        yield "questions", [committer.questions_part()]
+    for number in sorted({number_of(part) for part in bad if part.table in REBUILT_TABLES}):
+        name = f"part-{number:05d}"
         try:
-            questions = _of_part(ledger, self.data, number)
-            regrown = asyncio.run(_replay_part(run, ledger, self.retriever, questions))
+            questions = _of_part(committer, number)
+            regrown = asyncio.run(_replay_part(committer, retriever, questions))
         except BudgetExceeded as missing:
-            if self.whole:
-                self.committer.drop_part(number)
+            if whole:
+                committer.drop_part(number)
                 then = "its questions are pending: rerun `branchwise annotate`"
             else:
                 then = "the ledger is damaged, so nothing was changed"
-            self.context.log(f"{name}: {missing}; {then}")
-            return None
+            context.log(f"{name}: {missing}; {then}")
+            yield name, None
         except StorageError as fault:
-            self.context.log(f"{name}: {fault}. Nothing was changed")
-            return None
-        return self.committer.grown_parts(number, regrown)
-
-    def _write_if_matching(self, made: Sequence[Part], bad: Collection[str]) -> bool:
-        """Writes the bad parts of `made` that match the committed hash; returns whether all
-        match.
-        """
-        folder = self.committer.run.folder
-        committed = {part.path: part.sha256 for part in load_manifest(folder).parts}
-        other = [p.info for p in made if p.info.sha256 != committed.get(p.info.path)]
-        for info in other:
-            self.context.log(
-                f"{info.path}: rebuilt, it has the sha256 {info.sha256}, but "
-                f"{committed.get(info.path)} was committed, so it was left as it is. "
-                "The ledger or the installed software has changed. Restore the file from a copy of "
-                "the run, or install the versions in provenance.json"
-            )
-        for part in made:
-            if part.info.path in bad and part.info not in other:
-                part.write(folder)
-                self.context.log(f"{part.info.path}: rebuilt from the ledger, as committed")
-        return not other
+            context.log(f"{name}: {fault}. Nothing was changed")
+            yield name, None
+        else:
+            yield name, committer.grown_parts(number, regrown)
 
 
-def _of_part(ledger: Ledger, data: Data, number: int) -> list[Question]:
-    ids = {row.question_id for row in ledger.questions() if row.part == f"{number:05d}"}
-    return [question for question in data.questions if question.id in ids]
+def _write_if_matching(
+    context: StageContext, run: Run, made: Sequence[Part], bad: Collection[str]
+) -> bool:
+    """Writes the bad parts of `made` that match the committed hash; returns whether all match."""
+    committed = {part.path: part.sha256 for part in load_manifest(run.folder).parts}
+    other = [part.info for part in made if part.info.sha256 != committed.get(part.info.path)]
+    for info in other:
+        context.log(
+            f"{info.path}: rebuilt, it has the sha256 {info.sha256}, but "
+            f"{committed.get(info.path)} was committed, so it was left as it is. The ledger or the "
+            "installed software has changed. Restore the file from a copy of the run, or install "
+            "the versions in provenance.json"
+        )
+    for part in made:
+        if part.info.path in bad and part.info not in other:
+            part.write(run.folder)
+            context.log(f"{part.info.path}: rebuilt from the ledger, as committed")
+    return not other
+
+
+def _of_part(committer: Committer, number: int) -> list[Question]:
+    rows = committer.ledger.questions()
+    ids = {row.question_id for row in rows if row.part == f"{number:05d}"}
+    return [question for question in committer.questions if question.id in ids]
 
 
 async def _replay_part(
-    run: Run, ledger: Ledger, retriever: Retriever, questions: Sequence[Question]
+    committer: Committer, retriever: Retriever, questions: Sequence[Question]
 ) -> list[AnnotatedQuestion]:
     """Replays the annotation of the questions from the ledger.
 
@@ -210,7 +196,8 @@ async def _replay_part(
         BudgetExceeded: If a call is not in the ledger.
         StorageError: If a question could not be replayed.
     """
-    recipe, inputs = run.recipe, noted_inputs(run.folder)
+    recipe, ledger = committer.run.recipe, committer.ledger
+    inputs = noted_inputs(committer.run.folder)
     policy = recorded(recipe.policy, inputs.get("policy", ""), ledger)
     judge, verifier = (
         recorded(model, inputs.get(role, ""), ledger) if model else None

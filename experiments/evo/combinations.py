@@ -6,9 +6,7 @@ Refinement, one step from the warm start. The combinations are Best-2 (backtrack
 primary comparison is all seven against the start. The study also draws figure 4: according to the
 paper, all rewards together lower median and variance of the step count.
 
-Time on two cores: 10 minutes for the trees, which all studies share, then 40 minutes per seed (one
-by default): 5 trainings of 180 pairs (4 minutes each) and 5 evaluations of 200 questions (3 minutes
-each). The paper's combinations differ by 2.6 points of EM and by a third of the steps at most. 200
+The paper's combinations differ by 2.6 points of EM and by a third of the steps at most. 200
 questions detect such a difference in steps, but not in EM.
 """
 

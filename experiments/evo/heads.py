@@ -15,10 +15,8 @@ heads cannot explain the paper's difference. The loss of `component` is a mean o
 orders, some of them easy, and cannot be compared with the other two. Compare how often a model's
 score orders siblings as the total does.
 
-Time on two cores: 10 minutes for the trees, which all studies share; 3 minutes to read the steps,
-once; then half a minute per model. With five seeds, the default, there are 15 models. A dozen
-validation questions give the accuracy to within several points; the deviation over the splits shows
-how precisely.
+A dozen validation questions give the accuracy to within several points; the deviation over the
+splits shows how precisely.
 """
 
 from collections.abc import Mapping, Sequence

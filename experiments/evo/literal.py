@@ -6,10 +6,6 @@ with an earlier one counts as redundant. A search that only repeats itself then 
 bonus weighs 2.0, so Discovery teaches to continue under `two-stage`, but not under `time-dynamic`.
 Schedules matter more in this reading than in any other. As in `evo-schedules`, arms learn in two
 steps from one warm start.
-
-Time on two cores: 10 minutes for the trees, which all studies share, then 25 minutes per seed (two
-by default): 4 trainings of 180 pairs (4 minutes each) and 2 evaluations of 200 questions (3 minutes
-each).
 """
 
 from experiments.arms import START, Arm

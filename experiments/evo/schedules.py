@@ -13,12 +13,9 @@ learns from states that the policy after Discovery might not reach
 (`training.dpo.allow_off_policy_pairs`); labels, not a reward model, order the pairs. `branchwise
 curriculum` grows new trees between the steps.
 
-Time on two cores: 10 minutes for the trees, which all studies share, then 45 minutes per seed: 8
-trainings of 180 pairs (4 minutes each) and 4 evaluations of 200 questions (3 minutes each). The
-default is one seed, which does not show how much trainings vary; `--seeds 0 1 2` takes an hour and
-a half more. The differences that this number of questions can detect are printed with the tables.
-Showing that EM is at most 2 points lower takes about 2,000 questions if it is in fact equal
-(`--set evaluation.limit=2000`).
+The differences that this number of questions can detect are printed with the tables. Showing that
+EM is at most 2 points lower takes about 2,000 questions if it is in fact equal (`--set
+evaluation.limit=2000`).
 """
 
 from collections import Counter

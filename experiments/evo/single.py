@@ -18,11 +18,7 @@ question, with the widest gaps. They may differ only in their actions; then ever
 of them. Read an agent's accuracy next to that of a rule on actions
 (`labellings.action_rule_accuracy`).
 
-Time on two cores: 10 minutes for the trees, which all studies share, then 54 minutes with one seed,
-the default: 5 for the reward models, 8 to score all steps, and 4 for each of five trainings of
-about 130 pairs and five evaluations of 200 questions. About 50 held-out pairs of a dozen questions
-distinguish 70 % from 50 %, but not 55 % from 54 %. `--seeds 0 1 2` holds out other questions with
-each seed, and takes an hour and a quarter more.
+About 50 held-out pairs of a dozen questions distinguish 70 % from 50 %, but not 55 % from 54 %.
 """
 
 from collections.abc import Mapping, Sequence

@@ -8,9 +8,7 @@ table of steps.
 The step penalty weighs 0.05 to 0.10. The answer weighs up to 1, and a pair needs a gap of 0.2. So
 most pairs are the same under all three values, and the policies may be too.
 
-Time on two cores: 10 minutes for the trees, which all studies share, then 24 minutes per seed (two
-by default): 3 trainings of 180 pairs and 3 evaluations of 200 questions, 4 minutes each. 200
-questions detect a saving of about 4 % of the steps and a difference of 6 points of EM, not the
+200 questions detect a saving of about 4 % of the steps and a difference of 6 points of EM, not the
 paper's 0.3.
 """
 

@@ -78,51 +78,6 @@ def test_ways_are_compared_where_both_end_in_time() -> None:
 # The sanity test of any recipe.
 
 
-@pytest.mark.parametrize("schedule", ["time-dynamic", "two-stage", "static"])
-@pytest.mark.parametrize(("max_steps", "overlap"), [(20, 0.0), (10, 0.06), (6, 0.14), (4, 0.25)])
-def test_in_refinement_a_right_answer_outranks_everything_else(
-    schedule: str, max_steps: int, overlap: float
-) -> None:
-    for name in SANE:
-        found = gaps(name, schedule=schedule, max_steps=max_steps, overlap=overlap)
-        assert found
-        assert min(found) > 0, (name, found)
-
-
-def test_a_growing_kappa_pays_for_putting_an_answer_off_unless_searches_overlap() -> None:
-    """From t to t + 1, κ grows by 0.9 / T, and the step costs no more than 0.1.
-
-    T = 10, t = 1: κ 0.19, then 0.28 − η 0.06; γ is 0.57, so a cosine of 0.053 makes up for it.
-    """
-    name = "answering, searching again first"
-    assert gaps(name, overlap=0.0)[0] == pytest.approx(0.19 - (0.28 - 0.06))
-    assert gaps(name, overlap=0.0)[0] < 0 < gaps(name, overlap=0.053)[0]
-    assert min(gaps(name, overlap=0.0, horizon=20)) > 0
-    # Two-stage weights stand still: a step costs 0.1, whatever the cosine.
-    assert gaps(name, overlap=0.0, schedule="two-stage") == pytest.approx([0.1] * 8)
-
-
-def test_the_paper_s_retrieval_bonus_prefers_repeating_a_hit_to_a_right_answer() -> None:
-    """A hit repeated earns β again: 0.975 at t = 1 of 20, where the answer is worth 0.145."""
-    name = "answering, searching again first"
-    literal = compared(20, stage="refinement", **LITERAL)
-    turned = [t for (n, t), row in literal.items() if n == name and row.outcome == "turned"]
-    assert turned == [1, 2, 3, 4, 5], "until the action penalty sets in, at p = 0.3"
-    # t = 1: β 0.975, γ 0.535, then κ 0.19 − η 0.055; κ is 0.145 now.
-    by_hand = 0.145 - (0.975 - 0.535 * 0.5 + 0.19 - 0.055)
-    assert literal[name, 1].gap == pytest.approx(by_hand)
-    # Only new gold paid, all else the paper's: it is sane from the first call on.
-    mended = gaps(name, max_steps=20, **{**LITERAL, "retrieval_bonus": "novel"})
-    assert min(mended) > 0
-    # Other schedules with the literal bonus: Mid has β 1, γ 0.5, η 0.05 (and λ 0.8 later), End has
-    # β 0.5, γ 1.2, η 0.1 (and λ 0.4), which turns only where a hit is repeated in other words.
-    static = gaps(name, schedule="static", max_steps=20, **LITERAL)
-    assert static == pytest.approx([-(1 - 0.25 - 0.05)] * 5 + [0.8 - 0.7] * 13)
-    for overlap, early in ((0.5, 0.2), (0.25, -0.1)):
-        two_stage = gaps(name, schedule="two-stage", max_steps=20, overlap=overlap, **LITERAL)
-        assert two_stage == pytest.approx([early] * 5 + [early + 0.4] * 13)
-
-
 def test_the_paper_s_overlap_threshold_penalises_the_late_search_that_finds() -> None:
     name = "finding and answering, refusing"
     assert min(gaps(name, max_steps=20, horizon=20)) > 0.2
@@ -173,13 +128,3 @@ def test_how_often_right_is_told_from_wrong(
 def test_the_reward_model_s_wider_threshold_silences_more() -> None:
     name = "a right answer, a wrong one"
     assert outcomes(name, min_gap=0.3) == {"silenced": 2, "kept": 7}
-
-
-def test_in_discovery_throwing_the_evidence_away_to_refuse_beats_a_right_answer() -> None:
-    """ρ 0.5 less δ 0.34 and a step more, where a right answer is worth 0.06 (t = 2 of 10)."""
-    name = "answering, taking back and refusing"
-    found = compared(stage="discovery")[name, 2]
-    assert found.gap == pytest.approx(0.06 - (0.5 - 0.34 - 0.029))
-    assert found.gap < 0
-    assert found.outcome == "silenced"
-    assert min(gaps(name, stage="refinement")) > 0.2

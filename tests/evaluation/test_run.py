@@ -172,8 +172,8 @@ async def test_where_a_policy_can_refuse_it_is_asked_what_has_no_answer() -> Non
     assert (guessed.em, guessed.refused, guessed.prediction) == (None, False, "Paris")
     assert not found.skipped
     (whole, *_) = compare({"p": found.predictions}).rows
-    assert (whole.n, whole.answerable, whole.em) == (3, 1, 1.0)
-    assert (whole.refusal_precision, whole.refusal_recall) == (1.0, 0.5)
+    assert (whole.n, whole.answerable, whole.means["em"]) == (3, 1, 1.0)
+    assert (whole.means["refusal_precision"], whole.means["refusal_recall"]) == (1.0, 0.5)
 
 
 async def test_a_fatal_fault_ends_the_evaluation() -> None:

@@ -2,7 +2,6 @@
 
 import csv
 import shutil
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,8 +39,6 @@ def answers(policy: str) -> list[Prediction]:
 @pytest.fixture
 def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
     monkeypatch.setattr(arms, "predictions_of", lambda runner, policy, *_: answers(policy))
-    seen = {"a right answer, a wrong one": Counter({"kept": 3, "silenced": 1})}
-    monkeypatch.setattr(evo_schedules, "_judged", lambda run, label, *_: seen)
     asked = tuple(a_question(id=f"q{n}", answerable=n < 12) for n in range(14))
     monkeypatch.setattr(evo_schedules, "evaluation_data", lambda _: Data(asked, (), {}))
     for module in (evo_schedules, evo_combinations):
@@ -115,32 +112,6 @@ def test_refinement_goes_on_from_discovery(runner: Pretended) -> None:
     }
 
 
-def test_the_letter_changes_two_rewards_in_both_steps(runner: Pretended) -> None:
-    evo_literal.evo_literal(runner)
-    labels = {one.arguments[1]: one.settings for one in runner.ran if one.stage == "relabel"}
-    literal = {"rewards.retrieval_bonus": "any", "rewards.overlap_threshold": 0.0}
-    for schedule in ("two-stage", "time-dynamic"):
-        for label, stage in (
-            (f"discovery-{schedule}-literal", "discovery"),
-            (f"{schedule}-literal", "refinement"),
-        ):
-            staged = {"rewards.schedule": schedule, "rewards.stage": stage}
-            assert labels.pop(label) == literal | staged
-    assert not labels
-    assert [named(one) for one in trainings(runner)][:2] == [
-        "discovery-two-stage-literal-0",
-        "two-stage-literal-0",
-    ]
-    rows = table(runner, "evo-literal-pairs-in-common")
-    assert [row["labelling"] for row in rows] == [
-        "discovery-time-dynamic-literal",
-        "time-dynamic-literal",
-    ]
-    assert [row["against"] for row in table(runner, "evo-literal-searches")] == [
-        "two-stage-literal", START, START
-    ]  # fmt: skip
-
-
 def test_a_second_step_has_no_divergence_from_the_policy_of_the_trees(
     tmp_path: Path, runner: Pretended
 ) -> None:
@@ -198,32 +169,6 @@ def test_what_schedules_silence_traces_and_distributions_are_kept(runner: Preten
     assert table(runner, "evo-schedules-distributions")[0]["arm"] == START
     for plot in ("distributions", "weights"):
         assert (runner.folder / f"evo-schedules-{plot}.svg").exists()
-
-
-def test_combinations_and_step_values_are_rewards_by_name(runner: Pretended) -> None:
-    evo_combinations.evo_combinations(runner)
-    labels = {one.arguments[1]: one.settings for one in runner.ran if one.stage == "relabel"}
-    assert {label: found.get("rewards.components") for label, found in labels.items()} == {
-        "best-2": ["backtrack", "answer"],
-        "best-3": ["backtrack", "answer", "overlap"],
-        "exploration": ["retrieval", "overlap"],
-        "efficiency": ["backtrack", "step"],
-        "full": None,
-    }
-    spread = table(runner, "evo-combinations-distributions")
-    assert {row["arm"] for row in spread} == {arm.name for arm in evo_combinations.ARMS}
-    assert {row["SD"] for row in spread if row["quantity"] == "searches per question"} == {"0.00"}
-    runner.ran.clear()
-    evo_step_value.evo_step_value(runner)
-    labels = {one.arguments[1]: one.settings for one in runner.ran if one.stage == "relabel"}
-    values = {label: found.get("rewards.step_value") for label, found in labels.items()}
-    assert values == {"step-0.5": -0.5, "full": None, "step-2": -2.0}, "−1 is the default"
-    assert {named(one) for one in trainings(runner)} >= {"full-0", "full-1"}
-    assert "step-1-0" in runner.asked("test")
-    assert table(runner, "evo-step-value-steps")[0]["saved % [95 %]"].startswith("0.0 [")
-    for command in runner.ran:
-        if command.stage in {"relabel", "train-dpo", "eval"}:
-            runner.recipe_with(command.settings)  # every setting is one
 
 
 def test_a_schedule_without_pairs_is_a_row_that_says_so(tmp_path: Path, runner: Pretended) -> None:

@@ -52,29 +52,6 @@ def changed(command: Command, base: Command) -> dict[str, Any]:
     return {k: v for k, v in command.settings.items() if base.settings.get(k) != v}
 
 
-def test_every_arm_changes_one_thing(tmp_path: Path, looked_at: list[int]) -> None:
-    runner = lab_of(tmp_path)
-    recipes.recipes(runner)
-    first, *relabelled = [c for c in runner.ran if c.stage == "relabel" and c.run == "real-dpo"]
-    assert [changed(one, first) for one in relabelled] == [
-        {"pairs.max_per_question": 16},
-        {},
-        {},
-        {"pairs.guessable": "drop"},
-        {"rewards.estimator": "monte_carlo", "pairs.min_outcomes": 3},
-        {"pairs.confirmed": True},
-        {},  # the start of the second round, whose trained policy is there
-    ]
-    base, *trainings = [c for c in runner.ran if c.stage == "train-dpo" and c.run == "real-dpo"]
-    assert [changed(one, base) for one in trainings] == [
-        *({}, {"training.dpo.lr": 8e-4}, {"training.dpo.epochs": 4.0}, {}, {}, {}),
-        {"training.dpo.lr": 8e-4},
-    ]
-    assert runner.asked("test") == [], "what is tried so often is not asked the test"
-    assert runner.asked("dev") == ["warm-start", *(f"{n}-0" for n in ("as-it-is", *recipes.TRIED))]
-    assert looked_at == [recipes.FRESH]
-
-
 def test_the_second_round_is_grown_by_the_best_policy(tmp_path: Path, looked_at: list[int]) -> None:
     runner = lab_of(tmp_path)
     recipes.recipes(runner)

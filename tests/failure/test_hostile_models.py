@@ -14,7 +14,7 @@ import pytest
 from durable import World
 from fake_vllm import no_tensors
 from stages import Ended
-from strange_files import NOT_FOLDERS, Strange, sparse
+from strange_files import Strange, endless, pipe, sparse
 from tiny_llama import write_tiny_folder
 
 from base.errors import ConfigError
@@ -100,7 +100,7 @@ def told(ended: Ended, *said: str) -> None:
         ({"base": "packaged", "chain": ["x" * 5000]}, "cannot be read"),
         ({"chain": []}, "must name the base of the adapter"),
         ("[" * 100_000, "nested too deeply"),
-        ('{"base": "packaged", "n": ' + "9" * 5000 + "}", "too many digits (5000)"),
+        ('{"base": "packaged", "n": ' + "9" * 5000 + "}", "Exceeds the limit"),
         ("5", "must name the base of the adapter"),
     ],
 )
@@ -116,10 +116,9 @@ def test_a_long_line_of_folders(world: World, tmp_path: Path) -> None:
     told(asked(world, tmp_path / "0"), "more than 64 adapters in a chain")
 
 
-@pytest.mark.parametrize("strange", NOT_FOLDERS.values(), ids=NOT_FOLDERS)
-def test_a_record_that_is_no_file(strange: Strange, world: World, tmp_path: Path) -> None:
-    strange(policy(tmp_path / "policy") / "training.json", tmp_path / "outside")
-    told(asked(world, tmp_path / "policy"), "policy/training.json: is a")
+def test_a_record_that_is_no_file(world: World, tmp_path: Path) -> None:
+    pipe(policy(tmp_path / "policy") / "training.json", tmp_path / "outside")
+    told(asked(world, tmp_path / "policy"), "policy/training.json: is a pipe")
 
 
 @pytest.mark.parametrize("name", ["training.json", "adapter/adapter_config.json"])
@@ -136,7 +135,7 @@ def test_a_record_that_no_memory_holds(name: str, base: Path, world: World, tmp_
         ("[" * 100_000, "nested too deeply"),
         ({**LORA, "r": 1_000_000_000}, "rank 1000000000"),
         ({**LORA, "r": "two"}, "rank two"),
-        ('{"peft_type": "LORA", "r": ' + "9" * 5000 + "}", "too many digits (5000)"),
+        ('{"peft_type": "LORA", "r": ' + "9" * 5000 + "}", "Exceeds the limit"),
         ({**LORA, "r": 4}, "has rank 2"),
         ({**LORA, "rank_pattern": {"q_proj": 10**9}}, "rank 1000000000"),
         ({**LORA, "auto_map": {"Lora": "evil.Lora"}}, "`auto_map` names code"),
@@ -298,11 +297,11 @@ def _indexed(base: Path, shard: object) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "vocab.txt"])
-@pytest.mark.parametrize("strange", ["pipe", "endless", "device", "bound"])
+@pytest.mark.parametrize("strange", [pipe, endless])
 def test_a_file_of_merged_weights_that_is_none(
-    strange: str, name: str, base: Path, world: World, tmp_path: Path
+    strange: Strange, name: str, base: Path, world: World, tmp_path: Path
 ) -> None:
-    NOT_FOLDERS[strange](base / name, tmp_path / "outside")
+    strange(base / name, tmp_path / "outside")
     told(asked(world, base), "not a regular file")
 
 
@@ -329,7 +328,7 @@ def test_a_damaged_tokenizer(text: str, base: Path) -> None:
         ({"kind": "reward-model", "encoder": 5, "encoder_digest": "", "heads_digest": ""}, "text"),
         ({"kind": "dpo"}, "describes a `dpo`"),
         ("[" * 100_000, "nested too deeply"),
-        ('{"kind": ' + "9" * 5000 + "}", "too many digits (5000)"),
+        ('{"kind": ' + "9" * 5000 + "}", "Exceeds the limit"),
     ],
 )
 def test_a_reward_model(record: Any, says: str, world: World, tmp_path: Path) -> None:

@@ -283,18 +283,6 @@ def test_a_last_batch_of_a_few_pairs_does_not_speak_for_the_training(tmp_path: P
     assert (moved.kl, moved.margin) == (pytest.approx(0.1), pytest.approx(0.1))
 
 
-@pytest.mark.parametrize(
-    ("outcomes", "gap", "verdict"), [(1, 0.3, "watch"), (1, 0.6, "good"), (2, 0.3, "good")]
-)
-def test_one_outcome_is_no_fault_where_gaps_are_large(
-    outcomes: int, gap: float, verdict: str
-) -> None:
-    said = {"chosen_action": "query", "rejected_action": "query"}
-    pairs = [a_pair(**said, chosen_outcomes=outcomes, rejected_outcomes=outcomes, reward_gap=gap)]
-    found = {one.what: one for one in pair_findings(pair_figures(pairs))}
-    assert found["one-outcome pairs"].verdict == verdict
-
-
 @pytest.mark.parametrize(("first", "verdict"), [(0.7, "good"), (0.5, "watch")])
 def test_a_loss_that_did_not_fall_condemns_no_training(first: float, verdict: str) -> None:
     moved = PolicyShift(40, first_loss=first, loss=0.6, kl=0.5, margin=0.3, accuracy=0.8)
@@ -416,18 +404,3 @@ def test_nothing_is_confirmed_before_there_are_trees(
     assert "branchwise relabel --set pairs.confirmed=true" in capsys.readouterr().out
     assert not folder.exists()
     assert endpoint.requests == []
-
-
-@pytest.mark.parametrize(
-    ("question", "share", "verdict"),
-    [("Is Oslo large?", "100%", "watch"), ("Where?", "0%", "good")],
-)
-def test_pairs_of_questions_that_can_be_guessed_are_told(
-    question: str, share: str, verdict: str
-) -> None:
-    pair = a_pair(question=question, answers=("yes" if verdict == "watch" else "Oslo",))
-    (told,) = (
-        one for one in pair_findings(pair_figures([pair])) if one.what == "guessable questions"
-    )
-    assert told.figure.startswith(share)
-    assert told.verdict == verdict

@@ -105,7 +105,7 @@ def test_failures_are_told_kept_and_counted_as_wrong(
         config = recipe(tmp_path, endpoint.base_url, evaluation=asking(tmp_path))
         assert evaluated(config, run) == 4, "one of six is more than 5 %"
         told = capsys.readouterr().out
-        assert "second: 1 of 6 questions failed and count as wrong: EndpointError 1" in told
+        assert "1 of 6 questions failed under second and count as wrong: EndpointError 1" in told
         assert failures(run) == [("q3", "eval second", "EndpointError")]
         (kept,) = (run / "eval").glob("*.md")
         assert "| 6 | 1 |" in kept.read_text()

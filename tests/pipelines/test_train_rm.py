@@ -1,7 +1,7 @@
 """`train-rm` on a little run: what it learns from, what it leaves, and what then asks the model."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from command_line import branchwise
 from fake_endpoint import FakeEndpoint
+from loopback import serving
 from tiny_dataset import recipe
 from tiny_llama import write_tiny_folder
 
@@ -52,6 +53,12 @@ class Words:
     def __call__(self, query: str, others: Sequence[str]) -> float:
         own = set(query.split())
         return max(len(own & set(o.split())) / len(own | set(o.split())) for o in others)
+
+
+@pytest.fixture
+def endpoint() -> Iterator[FakeEndpoint]:
+    with serving(policy) as served:
+        yield served
 
 
 @pytest.fixture(scope="module")
