@@ -1,17 +1,14 @@
 """`train-grpo`: what it refuses, what it says before it begins, and what a kill leaves of it."""
 
-import json
-import os
 import signal
-import subprocess
-import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from durable import stored_keys
 from seams import Seam
+from stages import Ended, Stages
 from tiny_dataset import recipe
 from tiny_llama import write_tiny_folder
 
@@ -20,8 +17,6 @@ from runs.folder import existing_run
 from runs.recipe_file import load_recipe
 from training.curves import read_metrics
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-SUPPORT = REPOSITORY / "tests" / "support"
 GRPO = {
     "batches": 3,
     "batch_questions": 2,
@@ -136,24 +131,16 @@ def test_an_endpoint_that_cannot_be_given_weights_is_refused(
 class Trained:
     """A training in a folder of its own, in processes that can die."""
 
+    stages: Stages
     desk: Desk
     name: str
 
-    def run(self, *more: str, seam: Seam | None = None) -> subprocess.CompletedProcess[str]:
-        path = os.pathsep.join(map(str, (SUPPORT / "loopback_only", SUPPORT, REPOSITORY)))
-        told = {"LITTLE_LOG": str(self.log), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-        if seam is not None:
-            told["LITTLE_SEAM"] = json.dumps(asdict(seam))
-        return subprocess.run(
-            [
-                *(sys.executable, str(SUPPORT / "little_grpo.py"), "train-grpo"),
-                *("--config", str(self.desk.config), "--run", f"datasets/{self.name}", *more),
-            ],
-            cwd=self.desk.folder,
-            env={**os.environ, **told},
-            capture_output=True,
-            text=True,
-            check=False,
+    def run(self, *more: str, seam: Seam | None = None) -> Ended:
+        return self.stages.run(
+            *("train-grpo", "--config", self.desk.config, "--run", f"datasets/{self.name}", *more),
+            seam=seam,
+            environment={"LITTLE_LOG": str(self.log)},
+            folder=self.desk.folder,
         )
 
     @property
@@ -202,13 +189,18 @@ KILLS = [
 @pytest.mark.model
 def test_whatever_kills_it_the_training_becomes_the_same(desk: Desk) -> None:
     desk.policy["model"] = str(write_tiny_folder(desk.folder / "tiny"))
-    whole, killed = Trained(desk, "whole"), Trained(desk, "killed")
+    with Stages(desk.folder, "little_grpo", OMP_NUM_THREADS="1") as stages:
+        kill_and_resume(Trained(stages, desk, "whole"), Trained(stages, desk, "killed"))
+
+
+def kill_and_resume(whole: Trained, killed: Trained) -> None:
+    desk = whole.desk
     done = whole.run()
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.code == 0, done.said
     curve = whole.curve()
     assert len(curve) == 3 and any(line["grad_norm"] > 0 for line in curve)
     assert len(whole.stored()) == len(whole.calls()) == 3 * 2 * 4 * 2
-    expected = whole.run("--dry-run").stdout
+    expected = whole.run("--dry-run").said
     assert "expected calls: 48 for 24 rollouts; from 24 rollouts of this run" in expected
     assert not whole.calls()
     kept = existing_run(desk.folder / "datasets" / "whole").recipe
@@ -216,12 +208,12 @@ def test_whatever_kills_it_the_training_becomes_the_same(desk: Desk) -> None:
     for seam in KILLS:
         before = killed.stored()
         died = killed.run(seam=seam)
-        assert died.returncode == -signal.SIGKILL, died.stdout + died.stderr
+        assert died.code == -signal.SIGKILL, died.said
         assert not before & set(killed.calls()), "a stored reply was asked for again"
     before = killed.stored()
     resumed = killed.run("--resume")
-    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
-    assert "resumes from" in resumed.stdout
+    assert resumed.code == 0, resumed.said
+    assert "resumes from" in resumed.said
     assert not before & set(killed.calls())
     assert killed.stored() == whole.stored()
     assert killed.curve() == curve
@@ -229,5 +221,5 @@ def test_whatever_kills_it_the_training_becomes_the_same(desk: Desk) -> None:
 
     desk.grpo = {**GRPO, "lr": 1e-3}
     other = killed.run("--resume")
-    assert other.returncode == 1 and "checkpoints of another training" in other.stdout
+    assert other.code == 1 and "checkpoints of another training" in other.said
     assert killed.adapter() == whole.adapter(), "nothing is lost"

@@ -1,26 +1,29 @@
 """`branchwise train-grpo` with a policy that is trained, but writes what a script says.
 
-A process of its own, so that a test can kill it:
-
-    LITTLE_LOG   gets the key of every call that the engine answers, one a line
-    LITTLE_SEAM  where the process dies: a `seams.Seam` as JSON
+Importing it replaces the engine of the stage and reads the tokenizer, in the process from which
+`stages.Stages` forks. The file LITTLE_LOG gets the key of every call that the engine answers, one a
+line.
 """
 
 import hashlib
-import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from seams import Seam, plant
+# Imported here, so that no child has to: each of them takes seconds.
+import datasets  # noqa: F401
+import peft  # noqa: F401
+import transformers.trainer  # noqa: F401
+import trl.trainer.utils  # noqa: F401
 from trained_engine import TrainedEngine
 
 from engines.sampling import SampleRequest, call_key, derived_seed
 from pipelines import train_grpo
-from pipelines.cli import main
 from runs import preflight
+from weights import policy_files
 
 
 class LittleServing:
@@ -55,9 +58,7 @@ class LittleServing:
         """Does nothing."""
 
 
-if __name__ == "__main__":
-    setattr(train_grpo, "serving_for", LittleServing)  # noqa: B010
-    setattr(preflight, "check_embedded", lambda files: None)  # noqa: B010
-    if "LITTLE_SEAM" in os.environ:
-        plant(Seam(**json.loads(os.environ["LITTLE_SEAM"])))
-    main()
+setattr(train_grpo, "serving_for", LittleServing)  # noqa: B010
+setattr(preflight, "check_embedded", lambda files: None)  # noqa: B010
+setattr(policy_files, "load_tokenizer", cache(policy_files.load_tokenizer))  # noqa: B010
+policy_files.load_tokenizer(policy_files.packaged_gguf())

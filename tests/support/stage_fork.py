@@ -2,10 +2,11 @@
 
 Importing what a stage needs takes seconds, forking what has imported it milliseconds. A child is
 a process like any other: it has one thread when it begins, is killed by its pid, and its exit
-status is the kernel's. `stages.Stages` talks to it, one JSON object a line:
+status is the kernel's. `stages.Stages` talks to it, one JSON object a line; the modules that it
+imports in addition are arguments of its command line.
 
-    → {"arguments": ["annotate", …], "output": FILE, "environment": {…}, "constants": {…},
-       "seam": {…} | null}
+    → {"arguments": ["annotate", …], "folder": FOLDER, "output": FILE, "environment": {…},
+       "constants": {…}, "seam": {…} | null}
     ← {"pid": N}          the child is there and waits
     → "go"
     ← {"code": N}         it has ended; negative: by that signal
@@ -36,7 +37,7 @@ WARM = (
 
 def serve() -> None:
     """Take orders until standard input ends."""
-    for name in WARM:
+    for name in (*WARM, *sys.argv[1:]):
         import_module(name)
     for line in sys.stdin:
         order = json.loads(line)
@@ -71,6 +72,7 @@ def _run(order: dict[str, Any]) -> None:
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", 1, encoding="utf-8", closefd=False)  # noqa: SIM115
     os.environ.update(order["environment"])
+    os.chdir(order["folder"])
     code = 1
     try:
         _prepare(order)

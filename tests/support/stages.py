@@ -36,8 +36,14 @@ class Ended:
 class Stages:
     """The warm process that forks a child a stage (`stage_fork`), one at a time."""
 
-    def __init__(self, folder: Path, **environment: str) -> None:
-        """`folder` takes the output of the stages and, by default, their cache."""
+    def __init__(self, folder: Path, *modules: str, **environment: str) -> None:
+        """Starts the process.
+
+        Args:
+            folder: Takes the output of the stages and, by default, their cache.
+            modules: Imported before the first fork, in addition to those that all stages need.
+            environment: Of the stages; in addition to `BRANCHWISE_CACHE` and a key.
+        """
         self._folder = folder
         self._environment = {
             "BRANCHWISE_CACHE": str(folder / "cache"),
@@ -47,12 +53,17 @@ class Stages:
         self._number = 0
         path = os.pathsep.join(map(str, (SUPPORT / "loopback_only", SUPPORT, REPOSITORY)))
         self.process = subprocess.Popen(
-            [sys.executable, str(SUPPORT / "stage_fork.py")],
+            [sys.executable, str(SUPPORT / "stage_fork.py"), *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
             cwd=REPOSITORY,
-            env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
+            env={
+                **os.environ,
+                **self._environment,
+                "PYTHONPATH": path,
+                "OPENBLAS_NUM_THREADS": "1",
+            },
         )
 
     def start(
@@ -62,6 +73,7 @@ class Stages:
         constants: dict[str, Any] | None = None,
         environment: dict[str, str] | None = None,
         output: Path | None = None,
+        folder: Path = REPOSITORY,
     ) -> "Running":
         """Begin a stage; it waits for `go`.
 
@@ -71,12 +83,14 @@ class Stages:
             constants: values of module constants, by full name.
             environment: on top of the process's own.
             output: where it prints; null for a file of its own.
+            folder: where it runs.
         """
         self._number += 1
         output = output or self._folder / f"output-{self._number}.txt"
         self.send(
             {
                 "arguments": [str(argument) for argument in arguments],
+                "folder": str(folder),
                 "output": str(output),
                 "environment": self._environment | (environment or {}),
                 "constants": constants or {},

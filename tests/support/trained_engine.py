@@ -25,6 +25,7 @@ class TrainedEngine(SpellingEngine):
         prompt, sampled = said.prompt_ids or (), said.token_ids or ()
         ids = torch.tensor([[*prompt, *sampled]])
         with torch.no_grad():
-            logps = self.weights(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+            output = self.weights(input_ids=ids, logits_to_keep=len(sampled) + 1)
+        logps = output.logits[0, :-1].log_softmax(-1)
         own = logps.gather(1, ids[0, len(prompt) :, None])[:, 0]
         return replace(said, logprobs=tuple(own.tolist()))
