@@ -1,6 +1,7 @@
-"""What tests share. None fails because the machine is slow."""
+"""What tests share. None fails because the machine is slow, and each tokenizer is read once."""
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,13 @@ from hypothesis import settings
 from loopback import serving
 from tiny_dataset import policy
 
+from weights import policy_files
+
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
+
+# Reading the packaged tokenizer takes seconds. Replaced here, before a test module imports it.
+setattr(policy_files, "load_tokenizer", cache(policy_files.load_tokenizer))  # noqa: B010
 
 
 @pytest.fixture

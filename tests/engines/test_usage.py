@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -124,7 +123,6 @@ async def test_an_engine_says_once_what_its_counts_rest_on() -> None:
     assert "from bytes" in line or "from the bytes" in line
 
 
-@cache
 def tokenizer() -> Any:
     return load_tokenizer(packaged_gguf())
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from storage.parts import read_parts
 from storage.records import Pair, TreeNode
 from storage.schemas import table_to_records
 from training.settings import RewardModelSettings
-from weights.policy_files import load_tokenizer
 
 ANSWERS = ("Paris", "Tokyo", "Yen", "a long way from here")
 QUERIES = ("Lyon", "Osaka", "capital of France", "Japan", "currency")
@@ -66,14 +64,10 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_folder(tmp_path_factory.mktemp("encoder") / "tiny")
 
 
-_tokenizer = cache(load_tokenizer)
-
-
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BRANCHWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OPENAI_API_KEY", "test-key")
-    monkeypatch.setattr("weights.policy_files.load_tokenizer", _tokenizer)
     monkeypatch.setattr("rewards.evo_rag.scheme.query_similarity", Words)
     monkeypatch.chdir(tmp_path)  # models are written below the folder that a stage is run in
 

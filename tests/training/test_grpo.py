@@ -4,7 +4,6 @@ import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from training.grpo.rollouts import PolicyCall, Rollout, RolloutBatch
 from training.grpo.train import grpo_trainer, train_grpo
 from training.packing import StepTokens
 from training.settings import TrainingSettings
-from weights import policy_files as weights
 from weights.policy_files import load_policy, policy_files
 
 pytestmark = pytest.mark.model
@@ -27,13 +25,12 @@ pytestmark = pytest.mark.model
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_and_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One tokenizer, one thread, and a cache of its own."""
+    """One thread, and a cache of its own."""
     import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weights, "load_tokenizer", cache(weights.load_tokenizer))
         patch.setenv("BRANCHWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
     torch.set_num_threads(threads)

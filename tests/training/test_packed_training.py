@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +22,18 @@ from training.preference.dpo import train_dpo
 from training.settings import TrainingSettings
 from training.sft import train_on_steps
 from training.tree_attention import enable_packed_forward
-from weights import policy_files as weights
 
 pytestmark = pytest.mark.model
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_and_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One tokenizer, one thread, and a cache of its own."""
+    """One thread, and a cache of its own."""
     import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weights, "load_tokenizer", cache(weights.load_tokenizer))
         patch.setattr(arguments, "SAVE_STEPS", 2)
         patch.setenv("BRANCHWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield

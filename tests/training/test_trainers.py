@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +25,10 @@ from training.preference.pairs import tokenise_pairs
 from training.report import TrainingReport
 from training.settings import TrainingSettings
 from training.sft import train_on_steps
-from weights import policy_files as weights
 from weights.policy_files import load_policy, policy_files
 from weights.policy_gguf import ensure_gguf
 
 pytestmark = pytest.mark.model
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_tokenizer() -> Iterator[None]:
-    """Reading it from a GGUF file takes longer than training here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weights, "load_tokenizer", cache(weights.load_tokenizer))
-        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

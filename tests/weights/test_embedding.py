@@ -158,11 +158,8 @@ def test_a_damaged_vector_is_read_again_and_said(
     assert "damaged" in caplog.text
 
 
-def test_a_step_is_read_as_the_tokens_that_a_policy_is_trained_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_is_read_as_the_tokens_that_a_policy_is_trained_on() -> None:
     tokenizer = load_tokenizer(packaged_gguf())
-    monkeypatch.setattr("weights.policy_files.load_tokenizer", lambda gguf: tokenizer)
     messages = (Message("system", "Answer."), Message("user", "Question: Where is Ōsaka?"))
     texts = ("<search>Ōsaka</search>", "<refuse/>")
     examples = tokenise([StepExample(messages, t, "q", "reasoning") for t in texts], tokenizer)
