@@ -19,6 +19,8 @@ SAID = (
 """Texts in out-of-memory errors of OpenVINO, torch, SQLite, DuckDB, the loader and Python's
 threads.
 """
+OF_SQLITE = frozenset({3082, 5386})
+"""SQLite's extended codes SQLITE_IOERR_NOMEM and SQLITE_IOERR_SHMMAP (it maps its own file)."""
 LOCAL = (RuntimeError, OSError, ImportError, SystemError)
 """Errors of libraries in this process, as opposed to clients of a server."""
 NOT_MEANT = "static TLS"
@@ -43,6 +45,8 @@ def _is_meant(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryException":
         return True
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    if getattr(error, "sqlite_errorcode", 0) in OF_SQLITE:
         return True
     text = str(error).lower()
     local = isinstance(error, LOCAL) or type(error).__module__.startswith("pyarrow")

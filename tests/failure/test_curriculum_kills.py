@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from stages import Ended, Stages
+from tiny_llama import write_gguf_header
 
 from runs.folder import dump_recipe, noted_inputs
 from runs.recipe_file import load_recipe
@@ -69,7 +70,7 @@ class Desk:
 @pytest.fixture
 def desk(tmp_path: Path, stages: Stages) -> Iterator[Desk]:
     (tmp_path / "start").mkdir()
-    (tmp_path / "start" / "policy.gguf").write_text("weights")
+    write_gguf_header(tmp_path / "start" / "policy.gguf", "weights")
     rows = [{"id": f"q{n}", "question": f"Who made {n}?", "answers": ["Ada"]} for n in range(200)]
     passages = [{"id": "p", "title": "t", "text": "Ada made it."}]
     for name, content in (("questions", rows), ("corpus", passages)):
@@ -117,7 +118,7 @@ def test_another_recipe_is_refused(desk: Desk) -> None:
     for told in ("training.dpo.lr: was 0.0001, now 0.5", "curriculum.patience: was 2, now 3",
                  "mcts.iterations: was 4, now 8", "give a new --run folder"):  # fmt: skip
         assert told in refused.said
-    (desk.folder / "start" / "policy.gguf").write_text("other weights")
+    write_gguf_header(desk.folder / "start" / "policy.gguf", "other weights")
     refused = desk.start()
     assert refused.code == 2
     assert "policy: was" in refused.said

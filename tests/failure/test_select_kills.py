@@ -30,8 +30,8 @@ SEAMS = [
     Seam("put", when="after", nth=20),
     Seam("half", "difficulty/.part-*"),
     Seam("rename", "difficulty/part-*", "after"),
-    Seam("rename", "*/manifest.json", nth=2),
-    Seam("rename", "*/manifest.json", "after", 2),
+    Seam("rename", "*/manifest.json"),
+    Seam("rename", "*/manifest.json", "after"),
     Seam("rename", "*/stage-2.jsonl"),
     Seam("close"),
 ]

@@ -167,7 +167,7 @@ def test_a_run_outlives_its_parent(
         Seam("put", nth=1, then="starve"),
         Seam("put", nth=60, then="starve"),
         Seam("write", "trees/*", then="starve"),
-        Seam("sql", "BEGIN IMMEDIATE", nth=2, then="starve"),
+        Seam("sql", "BEGIN IMMEDIATE", nth=3, then="starve"),
     ],
     ids=str,
 )

@@ -335,7 +335,7 @@ def test_what_the_ledger_keeps_of_a_reply_is_bounded(stages: Stages, tmp_path: P
     told = [line for line in done.said.splitlines() if "kept as empty" in line]
     assert len(told) == 1, done.said
     assert endless_ones
-    assert told[0].split()[-1] == str(endless_ones)
+    assert str(endless_ones) in told[0].replace("│", " ").split()
     held = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
     assert held < 2_000_000
 

@@ -23,7 +23,7 @@ def flipped(path: Path, random: Random, bits: int = 1) -> None:
 
 
 def cut(path: Path, random: Random) -> None:
-    path.write_bytes(path.read_bytes()[: random.randrange(1, path.stat().st_size)])
+    path.write_bytes(path.read_bytes()[: random.randint(1, path.stat().st_size // 2)])
 
 
 def emptied(path: Path, random: Random) -> None:

@@ -31,6 +31,19 @@ def write_tiny_gguf(path: Path) -> Path:
     return path
 
 
+def write_gguf_header(path: Path, name: str) -> None:
+    """A GGUF file of a Llama model without weights: enough to be checked, in no time."""
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(path, "llama")
+    writer.add_name(name)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+
+
 def _write_metadata(path: Path) -> None:
     """The packaged model's metadata with the sizes of the small one, and no weights."""
     from gguf import GGUFWriter

@@ -355,7 +355,7 @@ def test_a_policy_of_which_all_weights_were_trained_runs_in_the_embedded_engine(
 ) -> None:
     """The file for the engine changes the logits as the trained weights do."""
     base, trained = str(write_tiny_gguf(tmp_path / "tiny.gguf")), tmp_path / "trained"
-    monkeypatch.setattr("weights.policy_gguf.packaged_gguf", lambda: Path(base))
+    monkeypatch.setattr("weights.policy_files.packaged_gguf", lambda: Path(base))
     warm_start(steps(8), supervised(base, lora=None, lr=1e-3), target=trained, seed=0)
     file = ensure_gguf(policy_files(str(trained)), "f16")
     (start, tokenizer), (whole, _), (read, _) = (
