@@ -16,7 +16,8 @@ from training.warm_start.traces import Traces
 LIMA = Passage(id="lima", title="Lima", text="Lima is a city. Its harbour is Callao.")
 ALSO = Passage(id="also", title="Harbours", text="Callao is a harbour.")
 OTHERS = [Passage(id=f"o{n}", title=f"Other {n}", text=f"Nothing of use {n}.") for n in range(4)]
-PASSAGES = {p.id: p for p in (LIMA, ALSO, *OTHERS)}
+DENIAL = Passage(id="o4", title="Denial", text="There is no port.")
+PASSAGES = {p.id: p for p in (LIMA, ALSO, *OTHERS, DENIAL)}
 
 
 class Ranked:
@@ -68,6 +69,12 @@ async def read(
 async def test_the_gold_passage_keeps_its_rank_and_other_answers_are_left_out() -> None:
     found = await staged("o0", "lima", "also", "o1").search("x", 3)
     assert [p.id for p in found] == ["o0", "lima", "o1"]
+
+
+async def test_passages_with_the_words_yes_and_no_do_not_answer() -> None:
+    question = harbour().model_copy(update={"answers": ("no",)})
+    search = StagedSearch(Ranked("o4", "lima"), question, LIMA, random.Random(0), absent=False)
+    assert [p.id for p in await search.search("x", 3)] == ["o4", "lima"]
 
 
 async def test_a_gold_passage_that_the_search_missed_gets_every_rank() -> None:

@@ -114,6 +114,12 @@ def test_hops_of_supporting_passages_go_from_the_named_one_to_the_answer() -> No
     assert hops_of(question, {"lima": LIMA}) == []
 
 
+def test_the_word_no_is_not_evidence_for_the_answer_no() -> None:
+    passage = Passage(id="p", title="P", text="It has no port. Lima lies inland on a river.")
+    asked = a_question(question="Does Lima lie on a river?", answers=("no",))
+    assert best_sentence(asked, passage, []) == "Lima lies inland on a river."
+
+
 def test_long_evidence_is_cut_around_the_answer_and_stays_verbatim() -> None:
     text = "word " * 100 + "The answer is Sol in truth " + "more " * 100
     passage = Passage(id="p", title="P", text=text)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from agent.tags import inert
 from base.text import holds_phrase
+from rewards.answers import CLOSED_ANSWERS
 from storage.records import Passage, Question
 
 MAX_EVIDENCE_CHARS = 280
@@ -66,6 +67,11 @@ def hops_of(question: Question, passages: Mapping[str, Passage]) -> list[GoldHop
         )
         for place, passage in enumerate(ordered)
     ]
+
+
+def stated_answers(question: Question) -> tuple[str, ...]:
+    """Returns the answers that a passage can state: not yes and no, which are common words."""
+    return tuple(a for a in question.answers if a.strip().lower() not in CLOSED_ANSWERS)
 
 
 def queries_about(question: Question, titles: Collection[str]) -> tuple[str, ...]:
@@ -128,7 +134,7 @@ def _is_named(question: Question, passage: Passage) -> int:
 
 
 def _holds_answer(question: Question, passage: Passage) -> int:
-    return int(any(holds_phrase(passage.text, answer) for answer in question.answers))
+    return int(any(holds_phrase(passage.text, answer) for answer in stated_answers(question)))
 
 
 def _bare_title(title: str) -> str:
@@ -172,13 +178,13 @@ def best_sentence(question: Question, passage: Passage, later: Sequence[Passage]
     def score(sentence: str) -> float:
         words = {w.lower() for w in _WORD.findall(sentence)} - _STOP_WORDS
         shared = len(words & asked)
-        answer = any(holds_phrase(sentence, a) for a in question.answers)
+        answer = any(holds_phrase(sentence, a) for a in stated_answers(question))
         link = any(holds_phrase(sentence, title) for title in links)
         return shared + _ANSWER_WEIGHT * (answer and not later) + _NEXT_TITLE_WEIGHT * link
 
     sentences = _SENTENCE_END.split(" ".join(passage.text.split()))
     best = max(sentences, key=score)
-    keep = [*links, *question.answers] if not later else links
+    keep = [*links, *stated_answers(question)] if not later else links
     return _shortened(inert(best), keep)
 
 

@@ -17,7 +17,7 @@ from retrieval.interface import Retriever
 from storage.records import Passage, Question, RetrievedPassage
 from training.examples import StepExample
 from training.settings import ReadingSettings, TraceSettings
-from training.warm_start.hops import hops_of
+from training.warm_start.hops import hops_of, stated_answers
 from training.warm_start.trace_builder import Walk
 from training.warm_start.traces import SKIPPED, Traces, walk_to_end
 
@@ -55,7 +55,7 @@ class StagedSearch:
         return shown
 
     def _answers(self, passage: RetrievedPassage) -> bool:
-        return any(holds_phrase(passage.text, answer) for answer in self.question.answers)
+        return any(holds_phrase(passage.text, answer) for answer in stated_answers(self.question))
 
 
 async def build_reading(
