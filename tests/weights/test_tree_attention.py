@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -77,6 +78,21 @@ def test_packed_log_probabilities_are_those_of_the_whole_sequences(
         whole = step_logps(tiny("sdpa", kind), padded_batch(ROWS, 0))
         packed = step_logps(tiny(attention, kind), packed_batch(ROWS, 0))
     torch.testing.assert_close(packed, whole, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("most_scores", [0, 2**20])
+def test_bfloat16_on_a_cpu_gives_the_same_within_its_rounding(
+    most_scores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    multiplied = Mock(wraps=tree_attention._multiplied)
+    monkeypatch.setattr(tree_attention, "_multiplied", multiplied)
+    monkeypatch.setattr(tree_attention, "_MOST_SCORES", most_scores)
+    with torch.no_grad():
+        whole = step_logps(tiny("sdpa"), padded_batch(ROWS, 0))
+        with torch.autocast("cpu", torch.bfloat16):
+            packed = step_logps(tiny(TREE_SDPA), packed_batch(ROWS, 0))
+    assert multiplied.called == bool(most_scores)
+    torch.testing.assert_close(packed.float(), whole, rtol=1e-2, atol=0.05)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", TREE_SDPA, "eager"])
