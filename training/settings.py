@@ -85,6 +85,8 @@ class ReadingSettings(Settings):
         sets: Question sets, as in `data.mix`, whose questions name their passages. Their split is
             `warm`; one whose split is unset is used whole.
         questions: Most questions of all sets together.
+        queries: Share of the questions that teach their first query, of those whose query really
+            finds the passage.
         grounding: Share of the questions that teach the steps between passages and answer
             (ReasonRAG: to copy the evidence).
         answers: Share of the questions that teach the answer.
@@ -94,7 +96,8 @@ class ReadingSettings(Settings):
 
     sets: tuple[SetSettings, ...] = Field(min_length=1)
     questions: int = Field(default=4000, ge=1)
-    grounding: float = Field(default=0.5, ge=0, le=1)
+    queries: float = Field(default=0.25, ge=0, le=1)
+    grounding: float = Field(default=1.0, ge=0, le=1)
     answers: float = Field(default=1.0, ge=0, le=1)
     absent: float = Field(default=0.15, ge=0, le=1)
 

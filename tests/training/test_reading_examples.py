@@ -1,6 +1,7 @@
 """Reading examples: one passage that answers among others that do not."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 from sample_records import a_question
@@ -48,17 +49,27 @@ def staged(*order: str, absent: bool = False, seed: int = 0) -> StagedSearch:
     return StagedSearch(Ranked(*order), harbour(), LIMA, random.Random(seed), absent)
 
 
+async def shown(*order: str, seeds: int = 40) -> set[tuple[str, ...]]:
+    """Returns what a staged search shows, over `seeds` seeds."""
+    return {
+        tuple(p.id for p in await staged(*order, seed=seed).search("x", 3)) for seed in range(seeds)
+    }
+
+
 async def read(
-    protocol: AgentProtocol | None = None, questions: int = 1, **shares: float
+    protocol: AgentProtocol | None = None,
+    questions: int = 1,
+    order: Sequence[str] = ("o0", "also", "o1", "o2", "o3"),
+    **shares: float,
 ) -> Traces:
     settings = ReadingSettings.model_validate(
-        {"sets": [{"source": "reading"}], "grounding": 1, "absent": 0, **shares}
+        {"sets": [{"source": "reading"}], "absent": 0, **shares}
     )
     return await build_reading(
         [harbour(f"q{n}") for n in range(questions)],
         PASSAGES,
         protocol or protocol_of(AgentSettings(protocol="reasonrag")),
-        Ranked("o0", "also", "o1", "o2", "o3"),
+        Ranked(*order),
         seed=0,
         top_k=3,
         traces=TraceSettings(),
@@ -67,32 +78,45 @@ async def read(
 
 
 async def test_the_gold_passage_keeps_its_rank_and_other_answers_are_left_out() -> None:
-    found = await staged("o0", "lima", "also", "o1").search("x", 3)
-    assert [p.id for p in found] == ["o0", "lima", "o1"]
+    assert await shown("o0", "lima", "also", "o1") == {
+        ("lima",),
+        ("o0", "lima"),
+        ("o0", "lima", "o1"),
+    }
 
 
 async def test_passages_with_the_words_yes_and_no_do_not_answer() -> None:
     question = harbour().model_copy(update={"answers": ("no",)})
-    search = StagedSearch(Ranked("o4", "lima"), question, LIMA, random.Random(0), absent=False)
-    assert [p.id for p in await search.search("x", 3)] == ["o4", "lima"]
+    search = StagedSearch(Ranked("o4", "lima"), question, LIMA, random.Random(0), absent=True)
+    assert [p.id for p in await search.search("x", 3)] == ["o4"]
 
 
 async def test_a_gold_passage_that_the_search_missed_gets_every_rank() -> None:
-    first = {
-        tuple(p.id for p in await staged("o0", "o1", "o2", seed=seed).search("x", 3))
-        for seed in range(20)
+    assert {ids for ids in await shown("o0", "o1", "o2", seeds=80) if len(ids) == 3} == {
+        ("lima", "o0", "o1"),
+        ("o0", "lima", "o1"),
+        ("o0", "o1", "lima"),
     }
-    assert first == {("lima", "o0", "o1"), ("o0", "lima", "o1"), ("o0", "o1", "lima")}
 
 
 async def test_an_absent_passage_is_shown_by_the_second_search() -> None:
     search = staged("lima", "o0", "also", "o1", "o2", absent=True)
     assert [p.id for p in await search.search("x", 3)] == ["o0", "o1", "o2"]
-    assert [p.id for p in await search.search("y", 3)] == ["lima", "o0", "o1"]
+    assert "lima" in [p.id for p in await search.search("y", 3)]
 
 
-async def test_evidence_and_answer_are_learned_and_the_first_query_is_not() -> None:
-    made = await read()
+async def test_a_first_query_is_learned_if_it_finds_the_passage() -> None:
+    found = await read(questions=40, order=("o0", "lima", "o1"), queries=1)
+    queries = [e.target for e in found.examples if e.target.startswith("<query>")]
+    assert len(queries) == 40
+    assert f"<query>{harbour().question}</query>" in queries
+    assert len(set(queries)) > 1
+    some = await read(questions=40, order=("o0", "lima", "o1"), queries=0.5)
+    assert 10 < sum(e.target.startswith("<query>") for e in some.examples) < 30
+
+
+async def test_evidence_and_answer_are_learned_and_a_query_that_misses_is_not() -> None:
+    made = await read(queries=1)
     grounding, answer, *forced = made.examples
     assert grounding.target == "<evidence>Its harbour is Callao.</evidence>"
     assert "Lima is a city" in grounding.messages[1].content
@@ -138,7 +162,7 @@ async def test_other_protocols_learn_the_answer_beside_the_passage(name: str) ->
 async def test_arena_reads_the_passage_among_its_references() -> None:
     made = await read(protocol_of(AgentSettings(protocol="arena")), absent=1)
     (example,) = made.examples
-    assert example.messages[1].content.count("[") == 3
+    assert 1 <= example.messages[1].content.count("[") <= 3
     assert "Its harbour is Callao." in example.target
     assert example.target.endswith("<answer>Callao</answer>")
 

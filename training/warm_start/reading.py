@@ -1,15 +1,15 @@
 """Reading examples: a question's passage, in the protocol's form, among others that do not answer.
 
-A reading question is a question of one hop whose searches are staged: they return the passages
-that a real search finds, with the gold passage among them. What the protocol asks after a search is
-learned (evidence, analysis, answer), and the first query is not, because the search would not
-have to find the passage.
+A reading question is a question of one hop whose searches are staged: they return passages that a
+real search finds, with the gold passage among them. What the protocol asks after a search is
+learned (evidence, analysis, answer). The first query is learned only if it really finds the
+passage.
 """
 
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agent.protocol import AgentProtocol
 from base.text import holds_phrase
@@ -17,7 +17,7 @@ from retrieval.interface import Retriever
 from storage.records import Passage, Question, RetrievedPassage
 from training.examples import StepExample
 from training.settings import ReadingSettings, TraceSettings
-from training.warm_start.hops import hops_of, stated_answers
+from training.warm_start.hops import GoldHop, hops_of, stated_answers
 from training.warm_start.trace_builder import Walk
 from training.warm_start.traces import SKIPPED, Traces, walk_to_end
 
@@ -29,8 +29,12 @@ _HABITS = ("redundant", "detour", "backtrack", "give_up")
 class StagedSearch:
     """A search that shows the gold passage among others, from the second one on if `absent`.
 
-    The gold passage keeps its real rank, or has a random one if the search missed it. Other
-    passages that contain an answer are left out.
+    The number of the others is random, because short prompts teach reading at less cost. The gold
+    passage keeps its real rank, or has a random one if the search missed it. Other passages that
+    contain an answer are left out.
+
+    Attributes:
+        hit: Whether the first search really finds the gold passage; None before it.
     """
 
     retriever: Retriever
@@ -39,19 +43,22 @@ class StagedSearch:
     rng: random.Random
     absent: bool
     digest: str = field(init=False, default="staged")
+    hit: bool | None = field(init=False, default=None)
 
     async def search(self, query: str, top_k: int) -> list[RetrievedPassage]:
         """Returns up to `top_k` passages."""
         found = await self.retriever.search(query, 2 * top_k)
         names = [passage.id for passage in found]
         others = [p for p in found if p.id != self.gold.id and not self._answers(p)]
+        if self.hit is None:
+            self.hit = self.gold.id in names[:top_k]
         if self.absent:
             self.absent = False
             return others[:top_k]
-        shown = others[: top_k - 1]
+        shown = others[: self.rng.randint(0, top_k - 1)]
         rank = names.index(self.gold.id) if self.gold.id in names else top_k
         place = rank if rank < top_k else self.rng.randint(0, len(shown))
-        shown.insert(place, RetrievedPassage(**self.gold.model_dump(), score=1.0))
+        shown.insert(min(place, len(shown)), RetrievedPassage(**self.gold.model_dump(), score=1.0))
         return shown
 
     def _answers(self, passage: RetrievedPassage) -> bool:
@@ -83,36 +90,43 @@ async def build_reading(
     direct = traces.model_copy(update=dict.fromkeys(_HABITS, 0.0))
     built = Traces([], Counter())
     for question in questions:
-        hops = hops_of(question, passages)[-1:]
+        hops = [_asked_whole(question, hop) for hop in hops_of(question, passages)[-1:]]
         rng = random.Random(f"{seed}:reading:{question.id}")
         walk = Walk(question, hops, (), protocol, retriever, top_k, direct, rng)
-        shown = None
+        shown, staged = None, None
         if hops:
             # Where the passages stand in the prompt, there is no second search.
             given = protocol.given(question) is not None
             absent = rng.random() < reading.absent and not given
             gold = passages[hops[0].passage_id]
-            walk.retriever = StagedSearch(retriever, question, gold, rng, absent)
-            shown = await walk.retriever.search(question.question, top_k) if given else None
+            walk.retriever = staged = StagedSearch(retriever, question, gold, rng, absent)
+            shown = await staged.search(question.question, top_k) if given else None
         await walk_to_end(walk, shown)
         if walk.problem:
             built.counts[f"{SKIPPED}{walk.problem}"] += 1
             continue
-        kept = _kept(walk, reading)
+        kept = _kept(walk, reading, hit=bool(staged and staged.hit))
         built.counts["reading questions"] += 1
         built.counts["reading examples"] += len(kept)
         built.examples.extend(kept)
     return built
 
 
-def _kept(walk: Walk, reading: ReadingSettings) -> list[StepExample]:
-    """Returns the examples after the first search, by their shares.
+def _asked_whole(question: Question, hop: GoldHop) -> GoldHop:
+    """Returns the hop with the question itself as one more wording, which often searches best."""
+    return replace(hop, queries=tuple(dict.fromkeys((question.question, *hop.queries))))
+
+
+def _kept(walk: Walk, reading: ReadingSettings, hit: bool) -> list[StepExample]:
+    """Returns the examples, by their shares; that of the first query only if it is a `hit`.
 
     The last step answers; a forced answer may follow it.
     """
     first = 0 if walk.state.given else 1
     last = len(walk.state.steps) - 1
     kept = []
+    if hit and walk.rng.random() < reading.queries:
+        kept += walk.examples[:first]
     if walk.rng.random() < reading.grounding:
         kept += walk.examples[first:last]
     if walk.rng.random() < reading.answers:
