@@ -27,6 +27,7 @@ STUDIES = {
     "search": "experiments.search",
     "recipes": "experiments.recipes",
     "arena-grpo": "experiments.arena_grpo",
+    "reading-curve": "experiments.reading_curve",
     "evo-schedules": "experiments.evo.schedules",
     "evo-literal": "experiments.evo.literal",
     "evo-single": "experiments.evo.single",

@@ -1,0 +1,77 @@
+"""What the study `reading-curve` promises: the same traces, more reading, held-out questions."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_study_runner import Command, Pretended, pretended
+from sample_records import a_prediction
+
+from experiments import reading_curve
+from runs.studies.study_runner import StudyRunner
+from storage.records import Prediction
+
+
+def answers(
+    runner: StudyRunner, name: str, evaluated: Any, settings: dict[str, Any]
+) -> list[Prediction]:
+    """A policy of more reading questions is right more often; guessable questions are easy."""
+    (policy,) = settings["evaluation.policies"]
+    right = reading_curve.QUESTIONS.index(int(policy.removeprefix("reading-"))) + 1
+    return [
+        a_prediction(question_id=f"q{n}", em=float(n < right or n > 7), guessable=n > 7)
+        for n in range(10)
+    ]
+
+
+def examples_of(command: Command) -> dict[str, Any]:
+    return {"examples": 100 + command.settings.get("training.warm_start.reading.questions", 0)}
+
+
+@pytest.fixture
+def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
+    monkeypatch.setattr(reading_curve, "predictions_of", answers)
+    monkeypatch.setattr(reading_curve, "with_passages", lambda runner: runner)
+    return pretended("general", tmp_path / "run", told=examples_of)
+
+
+def test_policies_differ_in_the_number_of_reading_questions(runner: Pretended) -> None:
+    reading_curve.reading_curve(runner)
+    assert runner.stages() == ["warm-start", "eval", "eval"] * 5
+    made = [one for one in runner.ran if one.stage == "warm-start"]
+    assert made[0].settings == {"training.warm_start.reading": None}
+    assert [one.settings for one in made[1:]] == [
+        {"training.warm_start.reading.questions": number} for number in (650, 1300, 2600, 5200)
+    ]
+    assert made[1].arguments == ("--name", "reading-650")
+
+
+def test_multi_hop_questions_are_of_the_split_dev_of_sets_that_are_not_learned_whole(
+    runner: Pretended,
+) -> None:
+    reading_curve.reading_curve(runner)
+    mixes = [one.settings["evaluation.mix"] for one in runner.ran if len(one.settings) > 2]
+    assert len(mixes) == 5
+    for mix in mixes:
+        assert [(one["source"], one["split"]) for one in mix] == [
+            ("2wiki", "dev"),
+            ("hotpotqa", "dev"),
+            ("musique", "dev"),
+        ]
+
+
+def test_passages_are_those_of_the_test_split_of_the_first_reading_set(tmp_path: Path) -> None:
+    runner = pretended("general", tmp_path / "run")
+    own = reading_curve.with_passages(runner)
+    assert own.context.run.name == "run-passages"
+    assert (own.recipe.data.source, own.recipe.data.mix) == ("reading", ())
+    assert own.recipe.data.questions == "data/reading/squad11_dev.jsonl.gz"
+    assert own.recipe.evaluation.split == "test"
+
+
+def test_the_table_grows_by_reading_questions(runner: Pretended) -> None:
+    reading_curve.reading_curve(runner)
+    lines = (runner.folder / "reading-curve-em-by-reading-questions.csv").read_text().splitlines()
+    assert lines[1] == "0,100,30.0,30.0,12.5,30.0"
+    assert lines[-1] == '"5,200","5,300",70.0,70.0,62.5,70.0'
+    assert (runner.folder / "reading-curve.svg").is_file()
