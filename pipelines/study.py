@@ -28,6 +28,7 @@ STUDIES = {
     "recipes": "experiments.recipes",
     "arena-grpo": "experiments.arena_grpo",
     "reading-curve": "experiments.reading_curve",
+    "supervision": "experiments.supervision",
     "evo-schedules": "experiments.evo.schedules",
     "evo-literal": "experiments.evo.literal",
     "evo-single": "experiments.evo.single",
