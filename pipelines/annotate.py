@@ -20,7 +20,7 @@ from annotation.annotator import AnnotatedQuestion
 from base.errors import ConfigError, StorageError
 from base.terminal_escape import inert
 from retrieval.interface import Retriever
-from runs.annotation.commit import FAILED, Committer
+from runs.annotation.commit import FAILED, Committer, restate_questions
 from runs.annotation.dataset_card import describe_search, write_card
 from runs.annotation.reward_model import outdated_weights_warning
 from runs.annotation.tree_growing import grow_questions
@@ -125,6 +125,8 @@ async def _grow(
 ) -> StageResult:
     recipe = run.recipe
     with run.open_ledger() as ledger:
+        if restated := restate_questions(run, ledger):
+            context.log(f"{run.ledger}: {restated} damaged question states written anew")
         committer = Committer(run, ledger, data.questions, data.notes)
         pending = committer.pending()
         workforce = _make_worker_pool(workers, run, pending, ledger)

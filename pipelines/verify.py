@@ -6,12 +6,13 @@ Checks hash and row count of every part in the manifest, and the checksum of eve
 ledger. Rebuilds damaged or lost trees, pairs and questions from the ledger; this needs no model. A
 rebuilt part must have its committed hash, or nothing is changed. Parts that another stage can
 recompute without calls (evaluations, relabelled pairs) leave the manifest, and the stage to run is
-printed. `--drop-damaged` removes damaged rows from the ledger, so that their calls can be made
-and paid a second time. With `--dry-run` nothing is changed.
+printed. Damaged states of questions are written anew. `--drop-damaged` removes damaged calls from
+the ledger, so that they can be made and paid a second time. With `--dry-run` nothing is changed.
 """
 
 import asyncio
 import json
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated
 
@@ -22,7 +23,7 @@ from engines.recorded import RecordedEngine
 from engines.sampling import Capabilities
 from engines.settings import ModelSettings
 from retrieval.interface import Retriever
-from runs.annotation.commit import Committer
+from runs.annotation.commit import Committer, restate_questions
 from runs.annotation.tree_growing import annotator_for
 from runs.factories import open_data, open_index
 from runs.folder import Run, check_same_inputs, existing_run, noted_inputs
@@ -55,9 +56,13 @@ def verify(
     totals = {
         "parts": len(parts),
         "bad": [part.path for part, _ in bad],
-        "ledger": {"rows": ledger.rows, "damaged": len(ledger.damaged) + len(ledger.faults)},
+        "ledger": {
+            "rows": ledger.rows,
+            "damaged": len(ledger.damaged) + len(ledger.faults),
+            "lost": ledger.lost is not None,
+        },
     }
-    if not bad or context.dry_run:
+    if not bad or context.dry_run or ledger.lost:
         return StageResult(totals, DONE if ledger.whole and not bad else FAILED)
     left = _rebuild(context, run, [part for part, _ in bad], ledger)
     return StageResult(
@@ -66,18 +71,23 @@ def verify(
 
 
 def _checked_ledger(context: StageContext, run: Run, *, drop_damaged: bool) -> Checked:
-    if not run.ledger.exists():  # runs of imported pairs have only parquet
-        return Checked(0, (), ())
+    """Checks the ledger; repairs its question states, and removes damaged rows if asked."""
     found = check(run.ledger)
     _report_damage(context, run, found)
-    if found.whole or context.dry_run or not drop_damaged:
+    calls = [row for row in found.damaged if row.table != "questions"]
+    repairs_states = len(calls) < len(found.damaged)
+    drops = drop_damaged and bool(calls or found.faults)
+    if context.dry_run or found.lost or not (repairs_states or drops):
         return found
     with run.open_ledger() as ledger:
-        ledger.drop(found.damaged)
-    context.log(
-        f"{run.ledger}: {len(found.damaged)} damaged rows removed; the next `branchwise annotate` "
-        "or `branchwise eval` repeats and pays for the calls it needs"
-    )
+        if drops:
+            ledger.drop(calls)
+            context.log(
+                f"{run.ledger}: {len(calls)} damaged rows removed; the next `branchwise annotate` "
+                "or `branchwise eval` repeats and pays for the calls it needs"
+            )
+        if states := restate_questions(run, ledger):
+            context.log(f"{run.ledger}: {states} question states written anew; no call is repeated")
     again = check(run.ledger)
     _report_damage(context, run, again)
     return again
@@ -86,13 +96,14 @@ def _checked_ledger(context: StageContext, run: Run, *, drop_damaged: bool) -> C
 def _report_damage(context: StageContext, run: Run, found: Checked) -> None:
     intact = found.rows - len(found.damaged)
     context.log(f"{intact:,} of {found.rows:,} rows of the ledger are undamaged")
-    if found.whole:
-        return
     for fault in (*found.damaged[:REPORTED_ROWS], *found.faults):
         context.log(f"{run.ledger}: damaged: {fault}")
     if (more := len(found.damaged) - REPORTED_ROWS) > 0:
         context.log(f"{run.ledger}: damaged: {more:,} more rows")
-    context.log(REMEDY)
+    if found.faults or any(row.table != "questions" for row in found.damaged):
+        context.log(REMEDY)
+    if found.lost:
+        context.log(found.lost)
 
 
 def _rebuild(
@@ -141,10 +152,22 @@ def _made_again(
     """
     if any(part.table == "questions" for part in bad):
         yield "questions", [committer.questions_part()]
-    for number in sorted({number_of(part) for part in bad if part.table in REBUILT_TABLES}):
+    sizes: dict[int, int] = defaultdict(int)
+    for part in bad:
+        if part.table in REBUILT_TABLES:
+            sizes[number_of(part)] = max(sizes[number_of(part)], part.questions)
+    for number, size in sorted(sizes.items()):
         name = f"part-{number:05d}"
         try:
             questions = _of_part(committer, number)
+            if len(questions) < size:
+                committer.drop_part(number)
+                context.log(
+                    f"{name}: the ledger no longer tells all of its questions, so they are "
+                    "pending: rerun `branchwise annotate`, which replays their calls"
+                )
+                yield name, None
+                continue
             regrown = asyncio.run(_replay_part(committer, retriever, questions))
         except BudgetExceeded as missing:
             if whole:

@@ -21,7 +21,15 @@ from typing import Any, Self
 from base.atomic import make_folder, sync
 from base.errors import StorageError
 from base.lock import RunLock, lock_path
-from storage.ledger_check import LEDGER_VERSION, DamagedRow, check_version, damaged, read_rows
+from storage.ledger_check import (
+    LEDGER_VERSION,
+    DamagedRow,
+    check_version,
+    damaged,
+    damaged_rows,
+    read_rows,
+)
+from storage.ledger_mark import lost_calls, write_mark
 from storage.ledger_rows import (
     CALL_COLUMNS,
     CREATE,
@@ -59,7 +67,8 @@ class Ledger:
 
         Raises:
             ConfigError: If another process holds the run (named by its pid).
-            StorageError: If the file is damaged, not a ledger, or of another version.
+            StorageError: If the file is damaged, not a ledger, of another version, or lacks calls
+                that were stored.
         """
         self.path = path
         self._read_lock = threading.Lock()
@@ -70,6 +79,8 @@ class Ledger:
             self._reading = _connect(path)
             self._totals = Totals()
             if not shared:
+                if lost := lost_calls(path, self._reading):
+                    raise StorageError(lost)
                 self.recount()
         except BaseException as error:
             self._unlock()
@@ -77,7 +88,7 @@ class Ledger:
                 raise write_error("open", path, error) from error
             raise
         self._stored = StoredKeys(self._keys_of)
-        self._commits = LedgerWriter(writing, path)
+        self._commits = LedgerWriter(writing, path, write_mark)
         self._closed = False
 
     async def put(self, call: Call) -> None:
@@ -191,6 +202,11 @@ class Ledger:
             if not sound(row):
                 raise damaged(self.path, f"the status of question {row[0]!r}")
         return [QuestionRow(*row[:-1]) for row in rows]
+
+    def damaged_questions(self) -> list[DamagedRow]:
+        """Returns the damaged rows of `questions`."""
+        with self._read_lock:
+            return damaged_rows(self._reading, "questions")[1]
 
     def drop(self, rows: Iterable[DamagedRow]) -> None:
         """Deletes damaged rows, so that their calls are repeated; rebuilds the indexes."""

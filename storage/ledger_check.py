@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from base.errors import StorageError
+from storage.ledger_mark import lost_calls
 from storage.ledger_rows import SEALED, sound
 from storage.ledger_writer import write_error
 
@@ -49,31 +50,36 @@ class Checked:
     Attributes:
         damaged: Rows that differ from their checksum.
         faults: SQLite's messages about damage to the file's structure, including indexes.
+        lost: What the ledger lacks (`storage.ledger_mark.lost_calls`); None if nothing.
     """
 
-    rows: int
-    damaged: tuple[DamagedRow, ...]
-    faults: tuple[str, ...]
+    rows: int = 0
+    damaged: tuple[DamagedRow, ...] = ()
+    faults: tuple[str, ...] = ()
+    lost: str | None = None
 
     @property
     def whole(self) -> bool:
-        return not self.damaged and not self.faults
+        return not (self.damaged or self.faults or self.lost)
 
 
 def check(path: Path) -> Checked:
     """Checks every row and index of a ledger; changes nothing, and needs no lock.
 
-    Takes about 8 µs per row.
+    A missing ledger is whole if no calls were stored: runs of imported pairs have none. Takes
+    about 8 µs per row.
 
     Raises:
         StorageError: If the file cannot be read as a ledger of this version.
     """
+    if not path.exists():
+        return Checked(lost=lost_calls(path, None))
     try:
         with closing(sqlite3.connect(_read_only(path), uri=True)) as reading:
             if check_version(reading, path):
-                return Checked(0, (), ())
-            reading.text_factory = lambda text: text.decode("utf-8", "replace")
-            found = [_damaged_rows(reading, table) for table in SEALED]
+                return Checked(lost=lost_calls(path, None))
+            found = [damaged_rows(reading, table) for table in SEALED]
+            lost = lost_calls(path, reading)
             faults = reading.execute(f"PRAGMA integrity_check({_FAULTS_TOLD})").fetchall()
     except sqlite3.Error as error:
         raise write_error("read", path, error) from error
@@ -81,6 +87,7 @@ def check(path: Path) -> Checked:
         sum(rows for rows, _ in found),
         tuple(row for _, bad in found for row in bad),
         tuple(fault for (fault,) in faults if fault != "ok"),
+        lost,
     )
 
 
@@ -127,12 +134,21 @@ def _read_only(path: Path) -> str:
     return f"{path.resolve().as_uri()}?mode=ro{fixed}"
 
 
-def _damaged_rows(connection: sqlite3.Connection, table: str) -> tuple[int, list[DamagedRow]]:
+def damaged_rows(connection: sqlite3.Connection, table: str) -> tuple[int, list[DamagedRow]]:
+    """Returns the number of rows of a table, and the damaged ones.
+
+    Raises:
+        sqlite3.Error: If the table cannot be read.
+    """
     bad, count = [], 0
-    for number, *row in connection.execute(f"SELECT rowid, * FROM {table} ORDER BY rowid"):
-        count += 1
-        if not sound(row):
-            values = dict(zip(SEALED[table], row, strict=False))
-            names = [values[n] for n in ("question_id", "path", "policy_digest") if n in values]
-            bad.append(DamagedRow(table, number, tuple(map(str, names))))
+    connection.text_factory = lambda text: text.decode("utf-8", "replace")
+    try:
+        for number, *row in connection.execute(f"SELECT rowid, * FROM {table} ORDER BY rowid"):
+            count += 1
+            if not sound(row):
+                values = dict(zip(SEALED[table], row, strict=False))
+                names = [values[n] for n in ("question_id", "path", "policy_digest") if n in values]
+                bad.append(DamagedRow(table, number, tuple(map(str, names))))
+    finally:
+        connection.text_factory = str
     return count, bad

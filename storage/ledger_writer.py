@@ -60,9 +60,15 @@ class LedgerWriter:
     Takes over `connection`, which must be in autocommit mode and usable from any thread.
     """
 
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        path: Path,
+        after_commit: Callable[[Path, sqlite3.Connection], None],
+    ) -> None:
         self._connection = connection
         self._path = path
+        self._after_commit = after_commit
         self._queue: SimpleQueue[tuple[Entry, _Waiter] | None] = SimpleQueue()
         self._gate = threading.Lock()
         self._closed = False
@@ -149,6 +155,7 @@ class LedgerWriter:
             with suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK")
             raise
+        self._after_commit(self._path, self._connection)
         return changed
 
 

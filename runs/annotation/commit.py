@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pyarrow.compute as pc
+
 from annotation.annotator import AnnotatedQuestion
 from base.terminal_escape import inert
 from engines.endpoint.chat import OVERLONG
@@ -18,8 +20,8 @@ from runs.folder import Run
 from runs.inputs import model_digest
 from storage.ledger import Ledger
 from storage.ledger_rows import QuestionRow
-from storage.manifest import load_manifest, remove_parts
-from storage.parts import Part, number_of, part_of, question_ids, read_parts
+from storage.manifest import load_manifest, problem_of, remove_parts
+from storage.parts import Part, number_of, part_of, question_ids, read_part, read_parts
 from storage.records import Failure, Question
 from storage.schemas import rows_to_table, schema_of, table_to_records
 
@@ -169,6 +171,26 @@ class Committer:
         if old or rows:
             self._write([self._part("failures", rows, None)])
         return rows
+
+
+def restate_questions(run: Run, ledger: Ledger) -> int:
+    """Replaces damaged rows of the ledger's `questions`; returns their number.
+
+    The rows repeat which part holds a question, so the parts give them again. A question whose part
+    is damaged too becomes pending, and is replayed from its calls.
+    """
+    damaged = ledger.damaged_questions()
+    if damaged:
+        ledger.drop(damaged)
+        for part in load_manifest(run.folder).of("trees"):
+            if problem_of(run.folder, part) is None:
+                held = read_part(run.folder, part, ["question_id"])["question_id"]
+                name = f"{number_of(part):05d}"
+                ledger.set_questions(
+                    QuestionRow(identity, "done", part=name)
+                    for identity in pc.unique(held).to_pylist()
+                )
+    return len(damaged)
 
 
 def _in_order(annotated: Iterable[AnnotatedQuestion]) -> list[AnnotatedQuestion]:

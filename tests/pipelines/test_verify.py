@@ -145,3 +145,58 @@ def test_what_other_stages_make_again_is_named(
     assert branchwise("verify", run) == 1
     assert "branchwise relabel" in capsys.readouterr().out
     assert verify_manifest(run) == []
+
+
+def damage_a_state(run: Path) -> None:
+    with closing(sqlite3.connect(run / "ledger.sqlite")) as opened, opened:
+        opened.execute("UPDATE questions SET status = 'failed' WHERE question_id = 'q3'")
+
+
+def states(run: Path) -> Counter[str]:
+    with Ledger(run / "ledger.sqlite") as ledger:
+        return Counter(row.status for row in ledger.questions())
+
+
+@pytest.mark.parametrize("stage", ["verify", "annotate"])
+def test_a_damaged_question_state_is_written_anew(
+    finished: tuple[Path, FakeEndpoint], stage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, _ = finished
+    damage_a_state(run)
+    branchwise(stage, run)
+    assert "1 " in capsys.readouterr().out
+    assert states(run) == {"done": 6}
+    assert branchwise("verify", run) == 0
+
+
+def test_a_damaged_state_of_a_damaged_part_is_replayed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    with serving(policy) as endpoint:
+        config = str(recipe(tmp_path, endpoint.base_url))
+        assert branchwise("annotate", run, "--config", config) == 0
+        made = len(endpoint.requests)
+        damage_a_state(run)
+        (run / "trees" / "part-00000.parquet").write_bytes(b"PAR1")
+        assert branchwise("verify", run) == 1
+        assert "rerun `branchwise annotate`" in capsys.readouterr().out
+        assert branchwise("annotate", run, "--config", config) == 0
+        assert len(endpoint.requests) == made
+    assert states(run) == {"done": 6}
+    assert branchwise("verify", run) == 0
+
+
+def test_a_missing_ledger_is_told_before_anything_is_paid(
+    finished: tuple[Path, FakeEndpoint], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, endpoint = finished
+    made = len(endpoint.requests)
+    for path in run.glob("ledger.sqlite*"):
+        path.unlink()
+    for stage in ("verify", "annotate"):
+        capsys.readouterr()
+        assert branchwise(stage, run) == 1
+        told = capsys.readouterr()
+        assert "holds 0 calls" in told.out + told.err
+    assert len(endpoint.requests) == made
