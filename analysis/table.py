@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -86,5 +86,9 @@ def markdown_cell(text: str) -> str:
 def markdown_table(head: tuple[str, ...], rows: tuple[tuple[str, ...], ...], names: int = 1) -> str:
     """Returns rows under a head as GitHub Markdown; all but the first columns are numbers."""
     rule = tuple("---" if n < names else "---:" for n in range(len(head)))
-    lines = (" | ".join(map(markdown_cell, row)) for row in (head, rule, *rows))
-    return "".join(f"| {line} |\n" for line in lines)
+    return markdown_rows((head, rule, *rows))
+
+
+def markdown_rows(rows: Iterable[Iterable[str]]) -> str:
+    """Returns rows of a GitHub Markdown table."""
+    return "".join(f"| {' | '.join(map(markdown_cell, row))} |\n" for row in rows)

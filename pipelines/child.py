@@ -8,8 +8,7 @@ import os
 import signal
 import sys
 
-from pipelines.cli import main
-from runs.stage import INTERRUPTED
+from pipelines.entry import exit_on_interrupt
 
 PR_SET_PDEATHSIG = 1
 """Option of prctl(2)."""
@@ -21,9 +20,12 @@ def exit_with_parent(parent: int) -> None:
     if prctl is not None:
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it was gone before it could be watched
-        sys.exit(INTERRUPTED)
+        sys.exit(130)
 
 
 if __name__ == "__main__":
+    exit_on_interrupt()
     exit_with_parent(int(sys.argv[1]))
+    from pipelines.cli import main
+
     main(sys.argv[2:])

@@ -4,6 +4,11 @@ Every stage is one function in a module of its own; this file only reads argumen
 recipe, calls the stage and turns errors into exit codes (docs/troubleshooting.md).
 """
 
+if __name__ == "__main__":
+    from pipelines.entry import exit_on_interrupt
+
+    exit_on_interrupt()  # before the other imports
+
 import argparse
 import json
 import os
@@ -20,6 +25,7 @@ from base.memory import format_memory_error, out_of_memory_message
 from base.seeds import LEAST, MOST, fits_int64
 from base.terminal_escape import guard_streams, inert, inert_json
 from base.text import did_you_mean, replace_surrogates
+from pipelines.entry import raise_on_interrupt
 from pipelines.stages import STAGES, Stage
 
 if TYPE_CHECKING:
@@ -152,10 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, value in QUIET_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    try:
-        options = top.parse_args(words)
-    except KeyboardInterrupt:  # while the stage was imported
-        sys.exit(130)
+    options = top.parse_args(words)
     if options.stage is None:
         top.print_help()
         return
@@ -180,6 +183,7 @@ def run_stage(options: argparse.Namespace) -> int:
 
     console = Terminal(stderr=options.json)
     try:
+        raise_on_interrupt()
         return _call_stage(options, console)
     except KeyboardInterrupt:
         console.print_line("interrupted; rerun the same command to resume")

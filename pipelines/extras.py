@@ -7,6 +7,11 @@ one name per line. If the arguments or the recipe are wrong, it prints those of 
 reports the error.
 """
 
+if __name__ == "__main__":
+    from pipelines.entry import exit_on_interrupt
+
+    exit_on_interrupt()  # before the other imports
+
 import os
 import shlex
 import sys

@@ -1,6 +1,8 @@
 """DuckDB over a run: views on the committed parts, and the canned queries of `datasets/sql/`."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,12 @@ from storage.schemas import SCHEMAS
 
 VIEWS = ("pairs", "trees", "questions", "failures", "predictions", "difficulty", "survival")
 """Names of the views: those of the tables (docs/tables.md)."""
+
+PART_ROWS = 1000
+"""Rows of a result that are in memory at once."""
+
+MEMORY_LIMIT = "50%"
+"""Share of this machine's memory that queries may use."""
 
 _FIRST = "overview"
 _SEALED: dict[str, str | bool | int | float | list[str]] = {
@@ -30,7 +38,7 @@ _RULES = (
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """Column names, and rows with a value per column."""
+    """A result or a part of it: column names, and rows with a value per column."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
@@ -51,36 +59,50 @@ def connect(run: Path, label: str | None = None) -> duckdb.DuckDBPyConnection:
     """
     manifest = load_manifest(run)
     parts = {view: _parts(run, manifest, view, label) for view in VIEWS}
-    connection = duckdb.connect(":memory:", config=_SEALED)
+    connection = duckdb.connect(":memory:", config={"memory_limit": MEMORY_LIMIT, **_SEALED})
     for view, rows in parts.items():
         connection.register(view, rows)
     return connection
 
 
 def run_sql(run: Path, sql: str, label: str | None = None) -> QueryResult:
-    """Runs one query on a run's views (see `connect`).
+    """Runs one query on a run's views (see `connect`) and returns all rows.
 
     Raises:
         ConfigError: If the query is empty, or DuckDB refused it; the message gives the position.
         StorageError: See `connect`.
     """
     with connect(run, label) as connection:
-        return query(connection, run, sql)
+        parts = list(query(connection, run, sql))
+    return QueryResult(parts[0].columns, tuple(chain.from_iterable(part.rows for part in parts)))
 
 
-def query(connection: duckdb.DuckDBPyConnection, run: Path, sql: str) -> QueryResult:
-    """Runs one query on an open connection to the run's views. Raises as `run_sql`."""
+def query(connection: duckdb.DuckDBPyConnection, run: Path, sql: str) -> Iterator[QueryResult]:
+    """Runs one query on an open connection to the run's views. Raises as `run_sql`.
+
+    Yields:
+        Parts of the result, each of at most `PART_ROWS` rows. At least one, which may be empty.
+    """
     try:
         cursor = connection.execute(sql)
         if cursor is None:  # despite the stubs: only comments or semicolons
             raise ConfigError(f"SQL: the query is empty. {_RULES}")
         columns = tuple(column[0] for column in cursor.description or ())
-        return QueryResult(columns, tuple(cursor.fetchall()) if columns else ())
+        rows = cursor.fetchmany(PART_ROWS) if columns else []
+        yield QueryResult(columns, tuple(rows))
+        while rows and (rows := cursor.fetchmany(PART_ROWS)):
+            yield QueryResult(columns, tuple(rows))
     # Arrow could not read, or DuckDB's message quotes bytes that are not UTF-8.
     except (duckdb.InvalidInputException, UnicodeDecodeError) as error:
         if problems := verify_manifest(run):
             raise StorageError("\n".join([*problems, DAMAGED])) from error
         raise ConfigError(f"SQL: {error}\n{_RULES}") from error
+    except duckdb.OutOfMemoryException as error:
+        problem, *_ = str(error).splitlines()
+        raise ConfigError(
+            f"SQL: the query needs more than {MEMORY_LIMIT} of this machine's memory "
+            f"({problem}). Sort, group or collect fewer rows"
+        ) from None  # the advice for other errors of memory concerns settings of a recipe
     except duckdb.Error as error:
         raise ConfigError(f"SQL: {error}\n{_RULES}") from error
 

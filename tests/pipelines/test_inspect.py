@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from loopback import serving
+from stages import CHECK_TIMEOUT_S
 from tiny_dataset import policy, recipe
 
 from pipelines.cli import main
@@ -58,6 +60,74 @@ def output(run: Path, *more: str, sql: str = "", code: int = 0) -> str:
     )
     assert ended.returncode == code, ended.stdout
     return ended.stdout
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "json", "md"])
+def test_ctrl_c_ends_a_long_output(run: Path, form: str) -> None:
+    """The rows are printed while the query runs: no memory could hold all of them."""
+    limited = ("sh", "-c", 'ulimit -d 4000000; exec "$@"', "sh")  # in KiB
+    child = subprocess.Popen(
+        [*limited, *BRANCHWISE, "inspect", "--run", str(run), "--format", form],
+        env=os.environ | {"SQL": "select * from range(1000000000000)"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    hung = threading.Timer(CHECK_TIMEOUT_S, child.kill)
+    hung.start()
+    assert child.stdout is not None
+    while b"999" not in (line := child.stdout.readline()):
+        assert line, "the output ended"
+    child.send_signal(signal.SIGINT)
+    printed, problems = child.communicate()
+    hung.cancel()
+    assert (child.returncode, problems) == (130, b"")
+    assert printed.endswith(b"interrupted; rerun the same command to resume\n")
+
+
+INTERRUPTED = """
+import os, signal
+from pipelines.cli import main
+from storage import views
+
+def interrupt(number: int) -> int:
+    os.kill(os.getpid(), signal.SIGINT)
+    return number
+
+def connect(*given):
+    connection = original(*given)
+    connection.create_function("interrupt", interrupt)
+    return connection
+
+original, views.connect = views.connect, connect
+main()
+"""
+"""`branchwise` with an SQL function that sends SIGINT to the process."""
+
+
+def test_ctrl_c_ends_a_query_without_output(run: Path) -> None:
+    sql = "select count(*) from range(1000000000000) where range > (select interrupt(1))"
+    ended = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, "inspect", "--run", str(run)],
+        env=os.environ | {"SQL": sql},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=CHECK_TIMEOUT_S,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (130, "")
+    assert ended.stdout == "interrupted; rerun the same command to resume\n"
+
+
+def test_a_long_result_has_one_head_in_data_formats(run: Path) -> None:
+    rows = list(range(2500))
+    sql = f"select * from range({len(rows)})"
+    assert output(run, "--format", "csv", sql=sql).split() == ["range", *map(str, rows)]
+    shown = json.loads(output(run, "--format", "json", sql=sql))
+    assert [row["range"] for row in shown] == rows
+    head, _, *cells = output(run, "--format", "md", sql=sql).splitlines()
+    assert [head, *cells] == [f"| {cell} |" for cell in ("range", *rows)]
 
 
 QUOTED = "'" + LONG.replace("'", "''") + "'"
@@ -106,7 +176,7 @@ def test_csv_of_several_tables_is_refused(run: Path) -> None:
 
 
 def test_a_terminal_without_sql_gets_a_prompt(run: Path) -> None:
-    """A query over two lines, a wrong one with DuckDB's suggestion, and Ctrl-D."""
+    """Ctrl-C during a query, one over two lines, a wrong one with DuckDB's suggestion, Ctrl-D."""
     ours, theirs = pty.openpty()
     child = subprocess.Popen(
         [*BRANCHWISE, "inspect", "--run", str(run)],
@@ -116,18 +186,23 @@ def test_a_terminal_without_sql_gets_a_prompt(run: Path) -> None:
         stderr=theirs,
     )
     os.close(theirs)
-    hung = threading.Timer(120, child.kill)
+    hung = threading.Timer(CHECK_TIMEOUT_S, child.kill)
     hung.start()
     for typed, answer in (
         (None, b"Ctrl-D quits"),
+        (b"select * from range(1000000000000);\n", b"999"),
         (b"select 'forty' || \n'two' as n;\n", b"fortytwo"),
         (b"select x from pears;\n", b'Did you mean "pairs"'),
     ):
         if typed:
             os.write(ours, typed)
         shown = b""
-        while answer not in shown or not shown.rstrip().endswith(b"D>"):
+        while answer not in shown:
             shown += os.read(ours, 4096)  # raises once the child has ended
+        if answer == b"999":
+            child.send_signal(signal.SIGINT)
+        while not shown.rstrip().endswith(b"D>"):
+            shown = shown[-80:] + os.read(ours, 4096)
     os.write(ours, b"\x04")
     assert child.wait() == 0
     hung.cancel()

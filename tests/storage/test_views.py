@@ -3,14 +3,16 @@
 import shutil
 from pathlib import Path
 
+import duckdb
 import pytest
 from sample_records import a_node, a_pair, a_question
 
 from base.errors import ConfigError, StorageError
+from base.memory import out_of_memory_message
 from storage.manifest import add_parts
 from storage.parts import write_part
 from storage.schemas import PAIRS, QUESTIONS, TREES, rows_to_table
-from storage.views import canned_queries, run_sql
+from storage.views import PART_ROWS, canned_queries, connect, query, run_sql
 
 
 @pytest.fixture
@@ -92,6 +94,29 @@ def test_damage_behind_a_sound_footer_is_no_fault_of_the_query(run: Path) -> Non
     part.write_bytes(part.read_bytes()[:4] + b"\xff" * 600 + part.read_bytes()[604:])
     with pytest.raises(StorageError, match=r"part-00000\.parquet: its content changed"):
         run_sql(run, "SELECT * FROM trees")
+
+
+def test_a_result_is_read_in_parts(run: Path) -> None:
+    with connect(run) as connection:
+        # No memory could hold all of its rows.
+        parts = query(connection, run, "SELECT * FROM range(1000000000000)")
+        for number in range(3):
+            assert next(parts).rows == tuple((number * PART_ROWS + n,) for n in range(PART_ROWS))
+        (whole,) = query(connection, run, "SELECT 1 AS one")
+        assert (whole.columns, whole.rows) == (("one",), ((1,),))
+    rows = PART_ROWS + 1
+    assert run_sql(run, f"SELECT * FROM range({rows})").rows == tuple((n,) for n in range(rows))
+
+
+def test_a_query_that_needs_too_much_memory_is_refused(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = "SELECT current_setting('memory_limit')"
+    assert run_sql(run, setting).rows != tuple(duckdb.connect().execute(setting).fetchall())
+    monkeypatch.setattr("storage.views.MEMORY_LIMIT", "20MB")
+    with pytest.raises(ConfigError, match="more than 20MB of this machine's memory") as refused:
+        run_sql(run, "SELECT list(range) FROM range(10000000)")
+    assert out_of_memory_message(refused.value) is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,79 @@
+"""Ctrl-C while a command imports its modules ends it with code 130, without a traceback."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+SCRIPT_MODULE, _, FUNCTION = PROJECT["scripts"]["branchwise"].partition(":")
+
+INTERRUPTED_IMPORT = """
+import runpy, signal, sys
+
+class Interrupting:
+    @staticmethod
+    def find_spec(name, *_):
+        if name == {imported!r}:
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting)
+sys.argv = {arguments!r}
+"""
+SCRIPT = f"from {SCRIPT_MODULE} import {FUNCTION}; {FUNCTION}()"
+MODULE = "runpy.run_module('pipelines.{}', run_name='__main__', alter_sys=True)"
+
+
+def interrupted(
+    entry: str, imported: str, *arguments: str, ignored: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Runs an entry point that gets SIGINT when it first imports a module."""
+    before = "signal.signal(signal.SIGINT, signal.SIG_IGN)\n" if ignored else ""
+    program = INTERRUPTED_IMPORT.format(imported=imported, arguments=["branchwise", *arguments])
+    return subprocess.run(
+        [sys.executable, "-c", program + before + entry],
+        cwd=REPOSITORY,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("imported", ["base.memory", "pipelines.inspect", "runs.recipe_file"])
+@pytest.mark.parametrize("entry", [SCRIPT, MODULE.format("cli")], ids=["script", "module"])
+def test_ctrl_c_during_an_import_ends_a_stage(entry: str, imported: str) -> None:
+    ended = interrupted(entry, imported, "inspect", "--run", "datasets/none")
+    assert (ended.returncode, ended.stderr) == (130, "")
+
+
+def test_ctrl_c_during_an_import_ends_a_child_of_a_study() -> None:
+    parent = str(os.getpid())
+    ended = interrupted(MODULE.format("child"), "base.memory", parent, "inspect", "--help")
+    assert (ended.returncode, ended.stderr) == (130, "")
+
+
+def test_ctrl_c_during_an_import_ends_the_list_of_extras() -> None:
+    ended = interrupted(MODULE.format("extras"), "base.memory", "inspect")
+    assert (ended.returncode, ended.stderr) == (130, "")
+
+
+def test_a_background_job_continues_to_ignore_ctrl_c() -> None:
+    ended = interrupted(SCRIPT, "base.memory", "inspect", "--help", ignored=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_stage_gets_keyboard_interrupt(tmp_path: Path) -> None:
+    """Its own code decides what an interrupt means; here, it prints that a rerun resumes."""
+    raising = (
+        "import runs.recipe_file\n"
+        "runs.recipe_file.load_recipe = lambda *_: signal.raise_signal(signal.SIGINT)\n"
+    )
+    ended = interrupted(raising + SCRIPT, "", "inspect", "--run", str(tmp_path))
+    assert ended.returncode == 130, ended.stderr
+    assert ended.stdout == "interrupted; rerun the same command to resume\n"
+    assert ended.stderr == ""
