@@ -47,13 +47,14 @@ def checked_url(settings: ModelSettings) -> str:
     """Returns the endpoint's address.
 
     Raises:
-        ConfigError: If it is missing, is not an HTTP address, or contains credentials or a query.
+        ConfigError: If it is missing, is not an HTTP address, or contains credentials, a query or
+            a key.
     """
     return checked_address(
         settings.base_url,
         f"base_url of model {settings.model!r}",
         "http://127.0.0.1:8000/v1",
-        f"put a key into the environment variable {settings.api_key_env}",
+        f"put a key into the environment variable that api_key_env names ({settings.api_key_env})",
     )
 
 

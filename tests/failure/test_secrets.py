@@ -94,6 +94,8 @@ ADDRESSES = ("policy.base_url", "judge.base_url", "verifier.base_url", "retrieva
         f"http://user:{CANARY}@127.0.0.1:9/v1",
         f"http://127.0.0.1:9/v1?api-version=1&key={CANARY}",
         f"http://127.0.0.1:9/v1#{CANARY}",
+        f"http://127.0.0.1:9/v1;key={CANARY}",
+        f"http://127.0.0.1:9/%73k-{CANARY}/v1",
     ],
 )
 def test_a_url_that_holds_a_key_is_refused(setting: str, url: str, world: World) -> None:
