@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
 from base.errors import ConfigError
+from base.secret_names import contains_key
 from base.terminal_escape import inert
 
 if TYPE_CHECKING:
@@ -194,8 +195,9 @@ def checked_address(url: str | None, setting: str, example: str, remedy: str) ->
         remedy: Advice about parts that do not belong in an address.
 
     Raises:
-        ConfigError: If it is missing, not an HTTP address, or has credentials, a query or a
-            fragment, which would be written to the run's recipe. No message repeats those.
+        ConfigError: If it is missing, not an HTTP address, or has credentials, a query, a fragment,
+            a path parameter or a key, which would be written to the run's recipe. No message
+            repeats those.
     """
     url = url or ""
     try:
@@ -206,17 +208,30 @@ def checked_address(url: str | None, setting: str, example: str, remedy: str) ->
             f"{setting} is malformed (an open bracket, or a port that is not a number from 1 to "
             f"65535): it should look like {example}"
         ) from None
-    if parts.username or parts.password:
+    if "@" in _decoded(parts.netloc):
         raise ConfigError(f"{setting} contains credentials before the @. Remove them; {remedy}")
-    if "?" in url or "#" in url:
+    plain = _decoded(url)
+    if any(mark in plain for mark in "?#;"):
         raise ConfigError(
-            f"{setting} contains a query or fragment (`?` or `#`), which would be written to the "
-            f"run's config.yaml. Remove it; {remedy}"
+            f"{setting} contains a query, a fragment or a path parameter (`?`, `#` or `;`), which "
+            f"would be written to the run's config.yaml. Remove it; {remedy}"
+        )
+    if contains_key(_decoded(parts.path)):
+        raise ConfigError(
+            f"{setting} contains a part that looks like a key, which would be written to the run's "
+            f"config.yaml. Remove it; {remedy}"
         )
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
         shown = "contains an @" if "@" in url else f"is {shown_url(url) or 'missing'}"
         raise ConfigError(f"{setting} {shown}: give an http or https address, such as {example}")
     return url
+
+
+def _decoded(text: str) -> str:
+    """Returns `text` without percent-encoding, even if it was encoded more than once."""
+    while (plain := unquote(text)) != text:
+        text = plain
+    return text
 
 
 def is_loopback(url: str) -> bool:

@@ -1,4 +1,4 @@
-"""Recognises names of secrets, whose values are neither stored nor shown."""
+"""Recognises secrets, by name or by form; their values are neither stored nor shown."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,6 +13,10 @@ _LAST_WORD = re.compile(
 _SETTING = re.compile(
     r"(?P<name>(?:--\w[\w-]*=)?[^\s=:{}]+)(?P<is>\s*[=:]\s*)(?P<value>.+)", re.DOTALL
 )
+_KEY = re.compile(
+    r"(?<![\w-])(?i:sk-|(?:hf|gsk|ghp)_)"
+    r"|(?=[A-Za-z]*[0-9])(?=[0-9]*[A-Za-z])[A-Za-z0-9]{32,}"
+)
 _IN_URL = re.compile(r"(?<=://)[^/\s@]+(?=@)|(?<=\?).+", re.DOTALL)
 
 
@@ -24,6 +28,15 @@ def names_secret(name: str) -> bool:
     """
     snake = _LOWER_TO_UPPER.sub("_", name).lower().replace("_", "-")
     return _LAST_WORD.search(snake.rstrip("-")) is not None
+
+
+def contains_key(path: str) -> bool:
+    """Returns whether a part of a path looks like a key.
+
+    `sk-abc`, `hf_abc`, `token=abc`, and 32 or more letters and digits mixed do.
+    """
+    named = any(redacted_setting(part) != part for part in path.split("/"))
+    return named or _KEY.search(path) is not None
 
 
 def redacted_setting(word: str) -> str:

@@ -1,7 +1,7 @@
 """`make doctor`: checks this machine, and whether the recipe can run on it.
 
-Looks for the recipe's files, reaches its endpoints and its search server, and names all that is
-wrong with them and with the run folder before anything is paid for.
+Looks for the recipe's files, draws one token from every model at an endpoint, queries its search
+server, and names all that is wrong with them and with the run folder.
 """
 
 import shutil
@@ -58,8 +58,8 @@ def problems_of(recipe: Recipe, run: Path) -> Iterator[str]:
     folder: Check = ("run", partial(check_run_folder, run))
     cache: Check = ("cache", check_cache_not_shared)
     base = start_files("training.warm_start.base", recipe, recipe.training.warm_start.base)
-    needs = (data_files(recipe), weights(recipe), base, servers(recipe), evaluated(recipe, run))
-    yield from problems(chain([folder, cache], *needs))
+    needs = (data_files(recipe), weights(recipe), base, servers(recipe, draw=True))
+    yield from problems(chain([folder, cache], *needs, evaluated(recipe, run)))
     if recipe.retrieval.kind in {"dense", "fusion"}:
         for module in NEEDS["dense"]:
             if find_spec(module) is None:

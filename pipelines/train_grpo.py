@@ -53,7 +53,8 @@ from training.grpo.train import RolloutSource
 from training.grpo.train import train_grpo as train
 from training.report import TrainingReport
 from training.settings import GrpoStage
-from weights.policy_files import file_hash, policy_files, tokenizer_of
+from weights.model_folders import file_hash
+from weights.policy_files import policy_files, tokenizer_of
 
 _CANARY_PROMPTS = 4
 _DEV_QUESTIONS = 100

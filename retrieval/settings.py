@@ -46,7 +46,7 @@ def checked_url(url: str | None) -> str:
     """Returns the address of a search server.
 
     Raises:
-        ConfigError: If it is missing, not an HTTP address, or holds credentials or a query.
+        ConfigError: If it is missing, not an HTTP address, or holds credentials, a query or a key.
     """
     example = "http://127.0.0.1:8001/retrieve"
     return checked_address(url, "retrieval.url", example, "a search server is sent no key")

@@ -6,6 +6,7 @@ A check is a block of the recipe and a function that raises if a resource of the
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,15 +18,17 @@ from agent.protocols import protocol_of
 from base.errors import BranchwiseError, ConfigError
 from base.http import proxy_for, shown_url
 from base.reading import Faults
+from engines.sampling import CallIdentity, SampleRequest
 from engines.settings import ModelSettings
 from engines.vllm.command import installed_vllm
 from engines.vllm.weights import served_files
 from rewards.reward_model.model import reward_model_digest
-from runs.factories import engine_for
+from runs.factories import engine_for, sampling_for
 from runs.recipe import JUDGE, Recipe
 from runs.stage import StageContext
 from sources.files import existing
 from sources.load import Data
+from storage.records import Message
 from weights.embedded_models import check_embedded
 from weights.policy_files import validated_policy_files
 
@@ -77,7 +80,7 @@ def _there(path: str, setting: str) -> None:
 
 
 def evaluated(recipe: Recipe, run: Path) -> Iterator[Check]:
-    """Yields checks of the models that an evaluation calls, by setting."""
+    """Yields checks of the models that an evaluation calls, by setting; each draws one token."""
     asked: dict[str, ModelSettings] = {}
     if recipe.evaluation.policies:  # else `servers` checks the recipe's own policy
         policies = recipe.policy_recipes(run.name).items()
@@ -88,7 +91,7 @@ def evaluated(recipe: Recipe, run: Path) -> Iterator[Check]:
             yield from model_files(JUDGE, recipe.answer_judge)
     for setting, model in asked.items():
         if model.engine == "openai":
-            yield setting, partial(_reach, model, recipe)
+            yield setting, partial(_reach, model, recipe, draw=True)
         elif model.engine == "vllm" != recipe.policy.engine and model.base_url is None:
             yield setting, installed_vllm
 
@@ -148,14 +151,20 @@ def _sound_if_ours(model: str) -> None:
         validated_policy_files(model)
 
 
-def servers(recipe: Recipe) -> Iterator[Check]:
-    """Yields checks of model endpoints, the search server, and vLLM if a stage must start it."""
+def servers(recipe: Recipe, *, draw: bool = False) -> Iterator[Check]:
+    """Yields checks of model endpoints, the search server, and vLLM if a stage must start it.
+
+    Args:
+        recipe: Recipe to check.
+        draw: Whether to draw one token from every model. An endpoint may list its models and refuse
+            to run them.
+    """
     asked_in = {"policy": protocol_of(recipe.agent)}
     for role, model in _models(recipe):
         if model.engine == "vllm" and model.base_url is None:
             yield role, installed_vllm
         elif model.engine != "openvino":
-            yield role, partial(_reach, model, recipe, asked_in.get(role))
+            yield role, partial(_reach, model, recipe, asked_in.get(role), draw=draw)
     if recipe.retrieval.kind == "http":
         yield "retrieval", partial(_search, recipe.retrieval.url or "")
 
@@ -196,19 +205,36 @@ def _models(recipe: Recipe) -> Iterator[tuple[str, ModelSettings]]:
         yield "verifier", recipe.asked_verifier
 
 
-def _reach(model: ModelSettings, recipe: Recipe, protocol: AgentProtocol | None = None) -> None:
+def _reach(
+    model: ModelSettings,
+    recipe: Recipe,
+    protocol: AgentProtocol | None = None,
+    *,
+    draw: bool = False,
+) -> None:
     from engines.endpoint.openai import OpenAIEngine
 
     timeout_s = min(recipe.limits.timeout_s, CHECK_TIMEOUT_S)
-    hurried = recipe.limits.model_copy(update={"max_concurrency": 1, "timeout_s": timeout_s})
+    hurried = recipe.limits.model_copy(
+        update={"max_concurrency": 1, "timeout_s": timeout_s, "deadline_s": timeout_s}
+    )
+    continues = protocol is not None and protocol.continues
+    request = SampleRequest(
+        (Message("user", "Hi"),),
+        replace(sampling_for(model), max_new_tokens=1),
+        CallIdentity("check", "", ""),
+        tokens=continues,
+    )
 
     async def checked() -> None:
         # A vLLM engine checks its endpoint when it is entered.
         async with engine_for(model, recipe.model_copy(update={"limits": hurried})) as engine:
-            if isinstance(engine, OpenAIEngine):
+            if isinstance(engine, OpenAIEngine) and not draw:
                 await engine.check()
-            if protocol is not None and protocol.continues:
+            if protocol is not None and continues:
                 require_token_ids(engine, protocol)
+            if draw:
+                await engine.sample(request)
 
     asyncio.run(checked())
 

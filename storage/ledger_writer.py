@@ -22,6 +22,15 @@ from storage.ledger_rows import checksum
 MAX_BATCH = 4096
 """Maximum entries per transaction."""
 
+# A damaged schema is a logic error to SQLite: "no such column".
+_DAMAGE = (
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_ERROR,
+    sqlite3.SQLITE_FORMAT,
+    sqlite3.SQLITE_MISMATCH,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_SCHEMA,
+)
 _Waiter = Future[None] | asyncio.Future[None]
 
 
@@ -42,15 +51,19 @@ class Entry:
 
 def write_error(doing: str, path: Path, fault: Exception) -> StorageError:
     """Returns the error for a failed attempt to open, read or write the database at `path`."""
-    code = getattr(fault, "sqlite_errorcode", 0) & 0xFF  # without SQLite's extended code
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+    # Python gives no code if a text is not UTF-8.
+    coded = sqlite3.SQLITE_ERROR if isinstance(fault, sqlite3.OperationalError) else 0
+    code = getattr(fault, "sqlite_errorcode", coded) & 0xFF  # without SQLite's extended code
+    if code in _DAMAGE:
         return StorageError(
             f"cannot {doing} {path}: {fault}. Restore it from a copy of the run, or move "
             f"{path.name}* away; its calls will then be repeated and paid for"
         )
+    disk = code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
     return StorageError(
         f"cannot {doing} {path}: {fault}; earlier rows are safe. "
-        "Free disk space or fix the disk, then rerun the same command to resume"
+        f"{'Free disk space or fix the disk' if disk else 'Fix this'}, then rerun the same command "
+        "to resume"
     )
 
 

@@ -1,6 +1,5 @@
 """The record of a training: `training.json`, and a summary line."""
 
-import hashlib
 import json
 import platform
 from collections.abc import Mapping
@@ -14,10 +13,11 @@ from pydantic import TypeAdapter
 from base.atomic import atomic_write_json
 from base.errors import ConfigError
 from training.policy_shift import PolicyShift
+from weights.adapters import WEIGHTS
+from weights.model_folders import file_hash
 from weights.policy_files import policy_digest, policy_files
 
 RECORD = "training.json"
-ADAPTER = Path("adapter", "adapter_model.safetensors")
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,7 @@ def write_training_record(target: Path, report: TrainingReport, made_of: Mapping
         "digests": {
             "start": policy_digest(policy_files(made_of["start"]), "f16"),
             **_trained(target),
+            **{name: file_hash(target / name / WEIGHTS, sha256=True) for name in made_of["chain"]},
         },
         "kind": report.kind,
         "report": asdict(report),
@@ -99,9 +100,9 @@ def finished_training(target: Path, fingerprint: str) -> TrainingReport | None:
 
 def _trained(target: Path) -> dict[str, str]:
     """Returns the digest of the trained adapter, or of all weights, by name."""
-    adapter = target / ADAPTER
+    adapter = target / "adapter" / WEIGHTS
     if adapter.is_file():
-        return {"adapter": hashlib.sha256(adapter.read_bytes()).hexdigest()}
+        return {"adapter": file_hash(adapter, sha256=True)}
     return {"weights": policy_digest(policy_files(str(target)), "f32")}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from base.atomic import atomic_write_json
 from base.errors import ConfigError
-from weights.adapters import WEIGHTS, check_adapter
+from weights.adapters import WEIGHTS, check_adapter, load_tensors
 from weights.model_folders import ADAPTER_CONFIG
 from weights.policy_files import PACKAGED, packaged_gguf, policy_files
 
@@ -91,15 +91,10 @@ def load_adapter(model: Any, adapter: Path) -> None:
     """Loads the weights of a stored adapter into a PEFT `model` of the same shape.
 
     Raises:
-        ConfigError: If the adapter is damaged, or its shape differs.
+        ConfigError: If the adapter is damaged, or its tensors differ in name or shape.
     """
-    from peft import set_peft_model_state_dict
-    from safetensors.torch import load_file
-
     check_adapter(adapter)
     try:
-        unfit = set_peft_model_state_dict(model, load_file(adapter / WEIGHTS)).unexpected_keys
+        load_tensors(model, adapter, trainable=True)
     except RuntimeError as error:
         raise ConfigError(f"adapter {adapter} does not fit training.lora: {error}") from error
-    if unfit:
-        raise ConfigError(f"adapter {adapter} has weights for other layers, such as {unfit[0]}")

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from base.errors import ConfigError
-from base.plain_json import as_object, parse_json
+from base.plain_json import as_object, object_inside, parse_json
 from base.safe_files import read_named
-from weights.model_folders import ADAPTER_CONFIG
+from weights.model_folders import ADAPTER_CONFIG, file_hash
 from weights.safetensors_header import tensor_shapes
 
+TRAINING = "training.json"
+"""File of a policy folder: base and chain below its adapter, and the SHA-256 of each adapter."""
 WEIGHTS = "adapter_model.safetensors"
 HIGHEST_RANK = 8192
 """Highest allowed rank of a LoRA; larger ranks do not help any existing model."""
@@ -40,9 +42,10 @@ def check_adapter(adapter: Path) -> None:
     """Rejects an adapter that is damaged, or would take too much memory to merge.
 
     Raises:
-        ConfigError: If the adapter is damaged or too large.
+        ConfigError: If the adapter is damaged, too large or not the recorded one.
     """
     config = adapter_config(adapter)
+    _check_recorded_hash(adapter)
     ranks = {config.get("r"), *(config.get("rank_pattern") or {}).values()}
     for name, shape in tensor_shapes(adapter / WEIGHTS).items():
         rank = {"lora_A": shape[:1], "lora_B": shape[1:2]}.get(_side(name), ())
@@ -50,6 +53,51 @@ def check_adapter(adapter: Path) -> None:
             raise ConfigError(
                 f"{adapter}: {name} in {WEIGHTS} has rank {rank[0]}, but {ADAPTER_CONFIG} has rank "
                 f"{config.get('r')}. The files are from different trainings. Restore them"
+            )
+
+
+def load_tensors(model: Any, adapter: Path, *, trainable: bool = False) -> None:
+    """Loads the tensors of a stored adapter into the adapter of a PEFT `model`.
+
+    Raises:
+        ConfigError: If the file lacks a tensor of the model, or has one that the model lacks. PEFT
+            itself would ignore both.
+    """
+    found = model.load_adapter(str(adapter), "default", is_trainable=trainable)
+    for problem, names in (
+        ("lacks tensors", found.missing_keys),
+        ("has tensors that the model lacks", found.unexpected_keys),
+    ):
+        if names:
+            raise ConfigError(
+                f"{adapter / WEIGHTS}: {problem}, such as {names[0]}. Restore it from a copy, or "
+                "retrain the adapter"
+            )
+
+
+def _check_recorded_hash(adapter: Path) -> None:
+    """Compares the weights with `digests` in `training.json`, if their SHA-256 is recorded there.
+
+    The record of `adapter` is next to it; the record of `chain/0` is next to `chain`.
+
+    Raises:
+        ConfigError: If the hashes differ, or the record is damaged.
+    """
+    for folder in adapter.parents[:2]:
+        try:
+            digests = object_inside(folder, TRAINING).get("digests")
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"{folder / TRAINING}: cannot be read ({error}). Restore it from a copy"
+            ) from error
+        name = adapter.relative_to(folder).as_posix()
+        recorded = digests.get(name) if isinstance(digests, dict) else None
+        if recorded is not None and recorded != file_hash(adapter / WEIGHTS, sha256=True):
+            raise ConfigError(
+                f"{adapter / WEIGHTS}: is damaged or was replaced, because its SHA-256 is not the "
+                f"one in {folder / TRAINING}. Restore it from a copy, or retrain the adapter"
             )
 
 

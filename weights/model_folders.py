@@ -1,11 +1,13 @@
-"""Checks model folders in the format of transformers before any library reads them.
+"""Checks model folders in the format of transformers before any library reads them; hashes files.
 
 Such a folder can name its own code (`auto_map`), weights outside the folder, or more layers than
 fit into any memory; one of its files may be a pipe. For such code, transformers prompts the user.
 Here, code from a folder never runs.
 """
 
+import hashlib
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,31 @@ _CONFIGS = (
     "preprocessor_config.json",
 )
 _LAYERS = re.compile(r"(num_|n_)?(\w+_)?layers?")
+
+
+def file_hash(path: Path, *, sha256: bool = False) -> str:
+    """Returns the hash of a file, computed once per path, size and modification time.
+
+    Args:
+        path: File to hash.
+        sha256: Whether to return the SHA-256; default is a BLAKE2b of 128 bits.
+
+    Raises:
+        ConfigError: If the file cannot be read.
+    """
+    try:
+        status = path.stat()
+        return _hash_content(str(path.resolve()), status.st_size, status.st_mtime_ns, sha256)
+    except OSError as error:
+        raise ConfigError(f"cannot read the weights {path}: {error}") from error
+
+
+@lru_cache(maxsize=256)
+def _hash_content(path: str, size: int, mtime_ns: int, sha256: bool) -> str:
+    with open_named(Path(path)) as file:
+        return hashlib.file_digest(
+            file, hashlib.sha256 if sha256 else lambda: hashlib.blake2b(digest_size=16)
+        ).hexdigest()
 
 
 def reject_code(folder: Path, *, whole: bool = True) -> None:

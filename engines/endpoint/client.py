@@ -3,6 +3,7 @@
 import os
 from typing import TYPE_CHECKING, Any
 
+from base.errors import ConfigError
 from base.http import HttpClient, checked_address
 from engines.settings import ModelSettings
 
@@ -16,8 +17,8 @@ def new_client(settings: ModelSettings, *, concurrency: int, timeout_s: float) -
     """Returns a client for `concurrency` calls at once; create it in the event loop that uses it.
 
     Raises:
-        ConfigError: If the address, or certificates or a proxy named in the environment, cannot be
-            used.
+        ConfigError: If the address, or the key, certificates or a proxy in the environment, cannot
+            be used.
     """
     import httpx2
     import openai
@@ -39,21 +40,33 @@ def new_client(settings: ModelSettings, *, concurrency: int, timeout_s: float) -
 
 
 def key_in(variable: str) -> str | None:
-    """Returns the key; read for each use, so that no attribute of ours holds it."""
-    return os.environ.get(variable, "").strip() or None
+    """Returns the key; read for each use, so that no attribute of ours holds it.
+
+    Raises:
+        ConfigError: If an HTTP header cannot contain it.
+    """
+    key = os.environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(
+            f"the key in {variable} contains a character that an HTTP header cannot have (a line "
+            "break, another control character, or one outside ASCII). Set the variable to the key "
+            "alone"
+        )
+    return key or None
 
 
 def checked_url(settings: ModelSettings) -> str:
     """Returns the endpoint's address.
 
     Raises:
-        ConfigError: If it is missing, is not an HTTP address, or contains credentials or a query.
+        ConfigError: If it is missing, is not an HTTP address, or contains credentials, a query or
+            a key.
     """
     return checked_address(
         settings.base_url,
         f"base_url of model {settings.model!r}",
         "http://127.0.0.1:8000/v1",
-        f"put a key into the environment variable {settings.api_key_env}",
+        f"put a key into the environment variable that api_key_env names ({settings.api_key_env})",
     )
 
 

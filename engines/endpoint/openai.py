@@ -59,8 +59,8 @@ class OpenAIEngine:
     (`engines.endpoint.traffic`) if they have the same bounds and run in the same event loop.
 
     Raises:
-        ConfigError: If `base_url` is missing, is not an HTTP address, or contains credentials or a
-            query.
+        ConfigError: If `base_url` is missing, is not an HTTP address, or contains credentials, a
+            query or a key.
     """
 
     def __init__(

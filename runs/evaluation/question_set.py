@@ -18,7 +18,7 @@ from sources.splits import repeated_questions
 from storage.parts import read_parts
 from storage.records import Question
 from storage.schemas import table_to_records
-from weights.policy_files import TRAINING
+from weights.adapters import TRAINING
 
 
 def evaluation_data(recipe: Recipe, limit: int | None = None) -> Data:

@@ -24,7 +24,8 @@ from runs.factories import engine_for
 from runs.recipe import Recipe
 from training.arguments import check_has_lora
 from weights.adapter_chain import save_adapter
-from weights.policy_files import TRAINING, PolicyFiles, policy_digest, policy_files
+from weights.adapters import TRAINING
+from weights.policy_files import PolicyFiles, policy_digest, policy_files
 from weights.policy_gguf import write_policy_gguf
 
 

@@ -70,6 +70,20 @@ def test_what_is_no_http_proxy_is_refused(named: str, monkeypatch: pytest.Monkey
         "http://host/v1#hunter2",
         "http://hunter2@host/v1",
         "http://:hunter2@host/v1",
+        "http://me%3Ahunter2%40host/v1",
+        "http://me%252Fhunter2%2540host/v1",
+        "http://host/v1;hunter2",
+        "http://host/v1%3Bkey=hunter2",
+        "http://host/v1%3Fkey=hunter2",
+        "http://host/v1%2523hunter2",
+        "http://host/key=hunter2/v1",
+        "http://host/api_key:hunter2/v1",
+        "http://host/sk-hunter2/v1",
+        "http://host/v1/%73k%2Dhunter2",
+        "http://host/hf_hunter2",
+        "http://host/hunter20123456789abcdefABCDEF012/v1",
+        "http://host/proxy,0123456789hunter2abcdef0123456789/v1",
+        "host:8000/sk-hunter2",
         "me:hunter2@host/v1",
         "ftp://hunter2@host/v1",
         "http://[::1?hunter2",
@@ -86,7 +100,21 @@ def test_what_is_no_address_is_refused_and_not_repeated(url: str | None) -> None
     assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["http://host/v1", "https://[::1]:8000/v1/", "http://dead.beef"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://host/v1",
+        "https://[::1]:8000/v1/",
+        "http://dead.beef",
+        "https://mine.openai.azure.com/openai/deployments/gpt-4o-mini",
+        "https://host/openai/deployments/gpt-4o-mini-2024-07-18-for-my-desk/v1",
+        "http://host/proxy/8000/v1",
+        "http://host/ask-me/task_1/risk-model:8b/v1",
+        "https://host/v1/0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9",
+        "https://a0b1c2d3e4f5a6b7c8d9e0f1a2b3c4d5.us-east-1.aws.endpoints.huggingface.cloud/v1",
+        "http://host/a%20proxy/v1",
+    ],
+)
 def test_an_address(url: str) -> None:
     assert checked_address(url, "url", "", "") == url
 

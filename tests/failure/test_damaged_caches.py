@@ -61,9 +61,9 @@ def test_a_cache_of_others_stops_before_any_call(own_world: World, tmp_path: Pat
     before = cache.stat()
     try:
         cache.chmod(0o777)
+        seen = own_world.stages.run("doctor", "--config", own_world.recipe)
         calls = len(own_world.seeds)
         ended = annotated(own_world, tmp_path / "run")
-        seen = own_world.stages.run("doctor", "--config", own_world.recipe)
     finally:
         cache.chmod(before.st_mode & 0o7777)
     assert ended.code == 2, ended.said

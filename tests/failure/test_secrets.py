@@ -84,6 +84,16 @@ def test_a_wrong_key_is_not_repeated(world: World) -> None:
     assert not world.whole.exists()
 
 
+@pytest.mark.parametrize("odd", ["\n", "\r\nX-Evil: 1\n", "\x7f", "é", "\u2019"])
+def test_a_key_that_no_header_can_have_is_named_before_any_call(odd: str, world: World) -> None:
+    refused = world.annotate(world.whole, environment={"OPENAI_API_KEY": f"sk-{CANARY}{odd}x"})
+    assert refused.code == 2, refused.said
+    assert "the key in OPENAI_API_KEY contains a character that an HTTP header" in refused.said
+    assert CANARY not in refused.said
+    assert world.endpoint.headers == []
+    assert not world.whole.exists()
+
+
 ADDRESSES = ("policy.base_url", "judge.base_url", "verifier.base_url", "retrieval.url")
 
 
@@ -94,6 +104,8 @@ ADDRESSES = ("policy.base_url", "judge.base_url", "verifier.base_url", "retrieva
         f"http://user:{CANARY}@127.0.0.1:9/v1",
         f"http://127.0.0.1:9/v1?api-version=1&key={CANARY}",
         f"http://127.0.0.1:9/v1#{CANARY}",
+        f"http://127.0.0.1:9/v1;key={CANARY}",
+        f"http://127.0.0.1:9/%73k-{CANARY}/v1",
     ],
 )
 def test_a_url_that_holds_a_key_is_refused(setting: str, url: str, world: World) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_endpoint import failure
 from loopback import serving
 from tiny_dataset import policy, recipe
 from tiny_models import write_tiny_model
@@ -51,6 +52,31 @@ def test_all_that_would_stop_a_recipe_is_named_at_once(
     ]
     for named in ("questions.jsonl", "corpus.jsonl", "127.0.0.1:9", str(config), "'none'"):
         assert any(named in line for line in told)
+
+
+@pytest.mark.parametrize("status", [401, 404, 400])
+def test_an_endpoint_that_lists_the_model_and_refuses_to_run_it_is_a_problem(
+    status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(lambda _: failure(status)) as endpoint:
+        config = recipe(tmp_path, endpoint.base_url)
+        arguments = ["doctor", "--config", str(config), "--run", str(tmp_path / "run")]
+        assert run_stage(parser().parse_args(arguments)) == 2
+    assert f"problem: policy: {endpoint.base_url} " in (said := capsys.readouterr().out)
+    assert f"answered {status}" in said
+    assert [request["max_tokens"] for request in endpoint.requests] == [1]
+
+
+def test_token_ids_are_drawn_where_the_protocol_needs_them(tmp_path: Path) -> None:
+    with serving(policy) as endpoint:
+        mine = {"protocol": "search-r1"}
+        config = recipe(tmp_path, endpoint.base_url, agent=mine, mcts={"kind": "chains"})
+        arguments = ["doctor", "--config", str(config), "--run", str(tmp_path / "run")]
+        endpoint.script = lambda _: failure(404)
+        assert run_stage(parser().parse_args(arguments)) == 2
+        endpoint.script = lambda _: "x"
+        assert run_stage(parser().parse_args(arguments)) == 0
+    assert ["prompt" in request for request in endpoint.requests] == [True, True]
 
 
 def test_a_proxy_that_would_read_prompts_and_key_is_named(

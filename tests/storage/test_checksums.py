@@ -129,7 +129,10 @@ async def test_text_that_is_none_any_more_is_damage(tmp_path: Path) -> None:
     for odd in (b"\xff\xfe", 7):
         changed(path, "UPDATE calls SET text = CAST(? AS TEXT)", odd)
         assert len(check(path).damaged) == 1
-        with Ledger(path) as ledger, pytest.raises(StorageError):
+        with (
+            Ledger(path) as ledger,
+            pytest.raises(StorageError, match=r"Restore it|--drop-damaged"),
+        ):
             ledger.get_for_question("q1", "k1")
 
 

@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,6 +93,7 @@ async def test_one_bad_row_fails_alone(tmp_path: Path) -> None:
         )
         assert [type(r) for r in results] == [type(None), StorageError, type(None)]
         assert str(tmp_path / "l") in str(results[1])
+        assert "disk" not in str(results[1])
         assert ledger.totals().calls == 2
         assert ledger.get("k2") is not None
 
@@ -184,9 +186,32 @@ def test_no_room_is_said_and_loses_nothing(tmp_path: Path) -> None:
         output, _ = child.communicate()
     assert child.returncode == 0
     assert str(path) in output.decode()
+    assert "Free disk space or fix the disk" in output.decode()
     with Ledger(path) as ledger:
         assert ledger.get("k1") == CALL
         assert ledger.get("after") is not None
+
+
+@pytest.mark.parametrize("damage", [("cost_usd", "cost_usf"), ("calls", "callr"), ("NULL", "NULM")])
+async def test_a_damaged_schema_is_no_full_disk(damage: tuple[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    with Ledger(path) as ledger:
+        await ledger.put(CALL)
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    whole, damaged = (word.encode() for word in damage)
+    path.write_bytes(path.read_bytes().replace(whole, damaged))
+    with pytest.raises(StorageError, match=r"cannot \w+ .*Restore it from a copy") as told:
+        Ledger(path)
+    assert "disk" not in str(told.value).replace("database disk image", "")
+
+
+async def test_a_table_that_disappears_is_no_full_disk(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "l") as ledger:
+        with closing(sqlite3.connect(tmp_path / "l")) as other:
+            other.execute("DROP TABLE calls")
+        with pytest.raises(StorageError, match=r"no such table.*Restore it from a copy"):
+            await ledger.put(CALL)
 
 
 def test_foreign_files_are_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Trainers on a random Llama of 3 million weights: masks, resuming, references, chains, export."""
 
+import hashlib
 import json
 import math
 import shutil
@@ -222,6 +223,9 @@ def test_preference_training_starts_at_the_start_and_moves_from_it(
     listing = json.loads((target / "checkpoints" / "checkpoints.json").read_text())
     assert (record["seed"], record["data"]) == (3, {"table": "pairs"})
     assert record["fingerprint"] == listing["run"]
+    digests = {chain[0]: record["digests"]["chain/0"], chain[1]: record["digests"]["adapter"]}
+    for adapter, digest in digests.items():
+        assert hashlib.sha256((adapter / below).read_bytes()).hexdigest() == digest
 
 
 def test_the_packaged_policy_also_starts_at_ln_2(tmp_path: Path) -> None:

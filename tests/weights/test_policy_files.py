@@ -1,15 +1,23 @@
 """What a `model` names: folders, shards, hub names; and whose tokenizer goes with the weights."""
 
+import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_llama import write_tiny_folder
 
 from base.errors import ConfigError
 from weights.adapter_chain import copy_chain
-from weights.policy_files import load_policy, policy_digest, policy_files
+from weights.policy_files import (
+    load_policy,
+    policy_digest,
+    policy_files,
+    validated_policy_files,
+)
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +80,91 @@ def test_a_hub_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> 
         policy_files("hub:nobody/nothing")
     with pytest.raises(ConfigError, match="write a hub model as"):
         policy_files("hub:nothing")
+
+
+SAVED = "adapter/adapter_model.safetensors"
+
+
+@pytest.fixture
+def adapted(weights: Path, tmp_path: Path) -> Path:
+    """A policy folder with an adapter; `training.json` was made by hand."""
+    from peft import LoraConfig, get_peft_model
+
+    model, _ = load_policy(policy_files(str(weights)))
+    lora = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)
+    get_peft_model(model, lora).save_pretrained(str(tmp_path / "policy" / "adapter"))
+    record(tmp_path / "policy", base=str(weights))
+    return tmp_path / "policy"
+
+
+def record(folder: Path, **entries: Any) -> None:
+    path = folder / "training.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(known | entries))
+
+
+def flip_last_bit(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def test_an_adapter_that_is_not_the_recorded_one_is_refused(adapted: Path) -> None:
+    load_policy(policy_files(str(adapted)))
+    digest = hashlib.sha256((adapted / SAVED).read_bytes()).hexdigest()
+    record(adapted, digests={"adapter": digest})
+    load_policy(policy_files(str(adapted)))
+    flip_last_bit(adapted / SAVED)
+    for load in (validated_policy_files, lambda model: load_policy(policy_files(model))):
+        with pytest.raises(ConfigError, match=rf"{SAVED}: is damaged .* copy, or retrain"):
+            load(str(adapted))
+
+
+def test_the_adapters_below_are_compared_with_their_record(adapted: Path, tmp_path: Path) -> None:
+    digest = hashlib.sha256((adapted / SAVED).read_bytes()).hexdigest()
+    above = tmp_path / "above"
+    shutil.copytree(adapted, above)
+    base, chain = copy_chain(str(adapted), above)
+    record(above, base=base, chain=chain, digests={"chain/0": digest})
+    load_policy(policy_files(str(above)))
+    flip_last_bit(above / "chain" / "0" / "adapter_model.safetensors")
+    with pytest.raises(ConfigError, match=r"chain/0/adapter_model.safetensors: is damaged"):
+        validated_policy_files(str(above))
+    record(above, digests={})
+    validated_policy_files(str(above))
+
+
+@pytest.mark.parametrize(
+    ("rename", "says"),
+    [
+        (lambda name: name.replace("layers.0", "layers.99"), "lacks tensors, such as .*layers.0"),
+        (lambda name: name.replace("lora_A", "lora_C"), "lacks tensors, such as .*lora_A"),
+        (lambda name: None if "layers.0" in name else name, "lacks tensors, such as .*layers.0"),
+    ],
+)
+def test_an_adapter_with_other_tensors_is_refused(
+    rename: Callable[[str], str | None], says: str, adapted: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = {rename(name): tensor for name, tensor in load_file(adapted / SAVED).items()}
+    save_file({name: tensor for name, tensor in tensors.items() if name}, adapted / SAVED)
+    with pytest.raises(ConfigError, match=rf"{SAVED}: {says}"):
+        load_policy(policy_files(str(adapted)))
+
+
+def test_an_adapter_with_more_tensors_is_refused(adapted: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(adapted / SAVED)
+    tensors |= {name.replace("q_proj", "v_proj"): t.clone() for name, t in tensors.items()}
+    save_file(tensors, adapted / SAVED)
+    with pytest.raises(ConfigError, match=rf"{SAVED}: has tensors that the model lacks.*v_proj"):
+        load_policy(policy_files(str(adapted)))
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m-atlas", "smollm2-135m-atlas-evo-rag"])
+def test_the_shipped_adapters_are_the_recorded_ones(name: str) -> None:
+    folder = Path(__file__).resolve().parents[2] / "models" / name
+    recorded = json.loads((folder / "training.json").read_text())["digests"]["adapter"]
+    assert hashlib.sha256((folder / SAVED).read_bytes()).hexdigest() == recorded
+    validated_policy_files(str(folder))
