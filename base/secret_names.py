@@ -15,7 +15,7 @@ _SETTING = re.compile(
 )
 _KEY = re.compile(
     r"(?<![\w-])(?i:sk-|(?:hf|gsk|ghp)_)"
-    r"|(?=[A-Za-z]*[0-9])(?=[0-9]*[A-Za-z])[A-Za-z0-9]{32,}"
+    r"|(?=[A-Za-z]*[0-9])(?=[0-9A-Fa-f]*[G-Zg-z])[A-Za-z0-9]{32,}"
 )
 _IN_URL = re.compile(r"(?<=://)[^/\s@]+(?=@)|(?<=\?).+", re.DOTALL)
 
@@ -33,7 +33,8 @@ def names_secret(name: str) -> bool:
 def contains_key(path: str) -> bool:
     """Returns whether a part of a path looks like a key.
 
-    `sk-abc`, `hf_abc`, `token=abc`, and 32 or more letters and digits mixed do.
+    `sk-abc`, `hf_abc`, `token=abc`, and 32 or more letters and digits mixed do, but not
+    hexadecimal numbers, which are ids of accounts and deployments.
     """
     named = any(redacted_setting(part) != part for part in path.split("/"))
     return named or _KEY.search(path) is not None

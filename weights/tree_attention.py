@@ -254,9 +254,7 @@ def _block_mask(ends: Any) -> Any:
     return create_block_mask(sees, None, None, len(ends), len(ends), device=str(ends.device))
 
 
-def pad_to_block_size(
-    tokens: Any, positions: Any, ends: Any, block: int
-) -> tuple[Any, Any, Any]:
+def pad_to_block_size(tokens: Any, positions: Any, ends: Any, block: int) -> tuple[Any, Any, Any]:
     """Returns a tree, (1, N) each, padded to a multiple of `block` tokens.
 
     Padding tokens see only themselves.

@@ -113,6 +113,7 @@ def test_what_is_no_address_is_refused_and_not_repeated(url: str | None) -> None
         "https://host/v1/0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9",
         "https://a0b1c2d3e4f5a6b7c8d9e0f1a2b3c4d5.us-east-1.aws.endpoints.huggingface.cloud/v1",
         "http://host/a%20proxy/v1",
+        "https://host/client/v4/accounts/0a1b2c3d4e5f60718293a4b5c6d7e8f9/ai/v1",
     ],
 )
 def test_an_address(url: str) -> None:

@@ -14,6 +14,7 @@ from tiny_dataset import policy, recipe
 
 from pipelines.cli import parser, run_stage
 from storage.ledger import Ledger
+from storage.ledger_mark import mark_path
 from storage.ledger_rows import CALL_COLUMNS, checksum
 from storage.manifest import verify_manifest
 from storage.parts import question_ids
@@ -127,6 +128,7 @@ def test_what_the_ledger_lost_is_owed(
     (run / "trees" / "part-00000.parquet").unlink()
     with Ledger(run / "ledger.sqlite") as ledger:
         ledger._reading.execute("DELETE FROM calls WHERE question_id = 'q3'")
+    mark_path(run / "ledger.sqlite").unlink()
     assert branchwise("verify", run) == 1
     told = capsys.readouterr().out
     assert "question q3 is not in the ledger" in told
