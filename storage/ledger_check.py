@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from base.errors import StorageError
-from storage.ledger_mark import lost_calls
+from storage.ledger_mark import lost_calls, move_away
 from storage.ledger_rows import SEALED, sound
 from storage.ledger_writer import write_error
 
@@ -122,8 +122,7 @@ def check_version(connection: sqlite3.Connection, path: Path) -> bool:
     if version or connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
         raise StorageError(
             f"{path}: ledger version {version}, this Branchwise reads {LEDGER_VERSION}: use the "
-            f"version that wrote it, or move {path.name}* away; its calls will then be repeated "
-            "and paid for"
+            f"version that wrote it, or {move_away(path)}"
         )
     return True
 

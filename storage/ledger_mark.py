@@ -18,6 +18,12 @@ def mark_path(ledger: Path) -> Path:
     return ledger.with_suffix(".stored")
 
 
+def move_away(ledger: Path) -> str:
+    """Returns the advice to begin a new ledger."""
+    mark = mark_path(ledger).name
+    return f"move {ledger.name}* and {mark} away; its calls will then be repeated and paid for"
+
+
 def write_mark(ledger: Path, connection: sqlite3.Connection) -> None:
     """Writes the mark of a ledger; if that fails, the old one stays."""
     line = f"{_newest(connection):020d}\n".encode()

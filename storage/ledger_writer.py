@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 
 from base.errors import StorageError
 from base.text import replace_surrogates
+from storage.ledger_mark import move_away
 from storage.ledger_rows import checksum
 
 MAX_BATCH = 4096
@@ -56,8 +57,8 @@ def write_error(doing: str, path: Path, fault: Exception) -> StorageError:
     code = getattr(fault, "sqlite_errorcode", coded) & 0xFF  # without SQLite's extended code
     if code in _DAMAGE:
         return StorageError(
-            f"cannot {doing} {path}: {fault}. Restore it from a copy of the run, or move "
-            f"{path.name}* away; its calls will then be repeated and paid for"
+            f"cannot {doing} {path}: {fault}. Restore it from a copy of the run, or "
+            f"{move_away(path)}"
         )
     disk = code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
     return StorageError(

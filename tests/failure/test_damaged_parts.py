@@ -109,8 +109,8 @@ def test_a_damaged_ledger(damage: Damage, world: World, run: Path, tmp_path: Pat
     refused = told(world, "annotate", run, tmp_path)
     assert refused.code == 1, refused.said
     assert f"{run}/ledger.sqlite: " in refused.said
-    assert "move ledger.sqlite* away" in refused.said
-    for file in run.glob("ledger.sqlite*"):
+    assert "move ledger.sqlite* and ledger.stored away" in refused.said
+    for file in (*run.glob("ledger.sqlite*"), run / "ledger.stored"):
         file.unlink()
     before = len(world.seeds)
     assert world.annotate(run).code == 0
