@@ -1,5 +1,6 @@
 """What tests share. None fails because the machine is slow, and each tokenizer is read once."""
 
+import signal
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,9 @@ from weights import policy_files
 
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
+
+# A shell's background jobs ignore Ctrl-C, and so would the processes that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Reading the packaged tokenizer takes seconds. Replaced here, before a test module imports it.
 setattr(policy_files, "load_tokenizer", cache(policy_files.load_tokenizer))  # noqa: B010
