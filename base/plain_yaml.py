@@ -17,6 +17,10 @@ _MAPPING, _SEQUENCE, _TEXT = (f"tag:yaml.org,2002:{name}" for name in ("map", "s
 Key = tuple[str, ...]
 
 
+MOST_LEVELS = 100
+"""Most levels of nested lists and mappings."""
+
+
 @dataclass(frozen=True)
 class Document:
     """The content of a YAML text.
@@ -71,12 +75,18 @@ def parse_settings(text: str, place: str) -> dict[str, Any]:
 
 
 def _check_no_references(text: str, place: str) -> None:
-    """Rejects anchors and aliases before anything is built.
+    """Rejects anchors, aliases and deep nesting before anything is built.
 
     Raises:
-        ConfigError: If the document has an anchor or an alias.
+        ConfigError: If the document has an anchor or an alias, or more than `MOST_LEVELS` levels,
+            which would take the scanner minutes.
     """
+    level = 0
     for event in yaml.parse(text, yaml.SafeLoader):
+        level += isinstance(event, yaml.CollectionStartEvent)
+        level -= isinstance(event, yaml.CollectionEndEvent)
+        if level > MOST_LEVELS:
+            raise ConfigError(f"{place}: is nested too deeply")
         if isinstance(event, yaml.NodeEvent) and event.anchor is not None:
             line = event.start_mark.line + 1 if event.start_mark else 1
             raise ConfigError(

@@ -16,9 +16,6 @@ TREE_SDPA = "tree_sdpa"
 _BLOCK = 128
 """Block size of FlexAttention in tokens."""
 
-_STEP = 64
-"""Tokens in whose multiples our own attention computes."""
-
 _MOST_SCORES = 2**20
 """Most scores of one head that are held in memory at once."""
 
@@ -71,10 +68,7 @@ def tree_inputs(model: Any, tokens: Any, positions: Any, ends: Any) -> dict[str,
     """
     how = model.config._attn_implementation
     if how == "flex_attention":
-        tokens, positions, ends = pad_to_block_size(tokens, positions, ends, _BLOCK)
-    elif how == TREE_SDPA:
-        # Equal sizes let torch reuse memory and kernels of earlier batches.
-        tokens, positions, ends = pad_to_block_size(tokens, positions, ends, _STEP)
+        tokens, positions, ends = pad_to_block_size(tokens, positions, ends)
     given = {
         "input_ids": tokens,
         "position_ids": positions,
@@ -254,15 +248,15 @@ def _block_mask(ends: Any) -> Any:
     return create_block_mask(sees, None, None, len(ends), len(ends), device=str(ends.device))
 
 
-def pad_to_block_size(tokens: Any, positions: Any, ends: Any, block: int) -> tuple[Any, Any, Any]:
-    """Returns a tree, (1, N) each, padded to a multiple of `block` tokens.
+def pad_to_block_size(tokens: Any, positions: Any, ends: Any) -> tuple[Any, Any, Any]:
+    """Returns a tree, (1, N) each, padded to whole blocks of FlexAttention.
 
     Padding tokens see only themselves.
     """
     import torch
 
     n = tokens.shape[1]
-    more = -n % block
+    more = -n % _BLOCK
     alone = torch.arange(n + 1, n + more + 1, device=ends.device)[None]
     nothing = tokens.new_zeros(1, more)
     return (

@@ -23,7 +23,7 @@ RECIPES = {
     "an alias": ("name: x\ndata: *a", ":2: `a` is an anchor or alias"),
     "a root in itself": ("&a {name: x, data: *a}", ":1: `a` is an anchor or alias"),
     "a merge": ("name: x\ndata: {<<: {k: v}}", ":2: is a key that is not text"),
-    "deep lists": ("name: x\ndata: " + "[" * DEEP, "not valid YAML"),
+    "deep lists": ("name: x\ndata: " + "[" * DEEP, "nested too deeply"),
     "an integer": (f"name: x\nseed: {DIGITS}", ":2: "),
     "not a number": ("name: x\nmcts: {c: .nan}", "mcts.c"),
     "a key that is a number": ("name: x\n1: 2", ":2: is a key that is not text"),

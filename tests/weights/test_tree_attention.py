@@ -135,7 +135,6 @@ def test_a_tree_is_read_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
     monkeypatch.setattr(tree_attention.subtrees, "__defaults__", (3,))
-    monkeypatch.setattr(tree_attention, "_STEP", 1)
     with torch.no_grad():
         step_logps(tiny(TREE_SDPA), packed_batch(ROWS, 0))
     # Tokens and what they may see: 1 2, 3 4 5 6, 9, and behind it 4 and 5 6 7 8; then 50 3.
