@@ -180,9 +180,21 @@ def test_a_run_without_its_provenance_is_refused(world: World, half: Path) -> No
     assert f"{half / 'provenance.json'}: is missing" in refused.said
 
 
-@pytest.mark.parametrize("name", [MANIFEST, "ledger.sqlite"])
-def test_a_file_that_is_gone_is_made_again(name: str, world: World, half: Path) -> None:
-    (half / name).unlink()
+def test_a_manifest_that_is_gone_is_made_again(world: World, half: Path) -> None:
+    (half / MANIFEST).unlink()
+    done = world.annotate(half)
+    assert done.code == 0, done.said
+    assert rows_of(half, "pairs") == rows_of(world.whole, "pairs")
+
+
+def test_a_ledger_that_is_gone_is_made_again_once_its_mark_is_removed(
+    world: World, half: Path
+) -> None:
+    (half / "ledger.sqlite").unlink()
+    refused = world.annotate(half)
+    assert refused.code == 1, refused.said
+    assert "holds 0 calls" in refused.said
+    (half / "ledger.stored").unlink()
     done = world.annotate(half)
     assert done.code == 0, done.said
     assert rows_of(half, "pairs") == rows_of(world.whole, "pairs")
