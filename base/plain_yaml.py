@@ -16,7 +16,6 @@ _MAPPING, _SEQUENCE, _TEXT = (f"tag:yaml.org,2002:{name}" for name in ("map", "s
 
 Key = tuple[str, ...]
 
-
 MOST_LEVELS = 100
 """Most levels of nested lists and mappings."""
 
@@ -46,7 +45,7 @@ def parse_yaml(text: str, place: str) -> Document:
         ConfigError: If it is not YAML, or holds a value that no setting can have; names the line.
     """
     try:
-        _check_no_references(text, place)
+        _check_structure(text, place)
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
         if root is None:
@@ -74,7 +73,7 @@ def parse_settings(text: str, place: str) -> dict[str, Any]:
     return document.value
 
 
-def _check_no_references(text: str, place: str) -> None:
+def _check_structure(text: str, place: str) -> None:
     """Rejects anchors, aliases and deep nesting before anything is built.
 
     Raises:

@@ -3,8 +3,8 @@
 Process supervision (DPO on SPRE pairs, SFT on chosen steps, SFT on right trajectories, GRPO on the
 siblings of the trees) against outcome supervision (GRPO and REINFORCE++ on fresh rollouts), in
 ReasonRAG's protocol and from one start; and GRPO in Search-R1's protocol from a start of its own.
-All learn from the same 200 atlas questions. Rollouts are drawn once per question and draw
-(`-questions`), and again for as many generated tokens as the trees took (`-tokens`).
+All learn from the same 200 atlas questions. An arm on rollouts is trained twice: on 8 rollouts of
+each question (`-questions`), and on as many generated tokens as the trees took (`-tokens`).
 
 Registered here before any test question was asked: each arm tries three learning rates on `dev`
 with the first seed. The best one is trained with every seed and answers 600 test questions once,
@@ -12,6 +12,7 @@ greedily, in F16. Primary comparisons are process DPO against GRPO, at equal que
 tokens, and against both kinds of SFT. The two best arms are repeated on 200 other questions.
 """
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -213,7 +214,7 @@ def cost_of(runner: StudyRunner, done: EvaluatedArm, trees: StageTotals) -> Cost
 
 def seconds_of(runner: StudyRunner, stage: str) -> float:
     """Returns the seconds of all attempts at a stage of the study's own run."""
-    start = f"branchwise {stage} --run {runner.context.run} "
+    start = shlex.join(("branchwise", stage, "--run", str(runner.context.run))) + " "
     return sum(one.seconds for one in runner.journal.events() if one.command.startswith(start))
 
 

@@ -26,10 +26,11 @@ def move_away(ledger: Path) -> str:
 
 def write_mark(ledger: Path, connection: sqlite3.Connection) -> None:
     """Writes the mark of a ledger; if that fails, the old one stays."""
-    line = f"{_newest(connection):020d}\n".encode()
-    # Overwritten in place: so few bytes are never torn, and a rename per commit would cost more.
-    with suppress(OSError):
-        path = mark_path(ledger)
+    path = mark_path(ledger)
+    # The rows are committed already, so no fault here may look like theirs. Overwritten in place:
+    # so few bytes are never torn, and a rename per commit would cost more.
+    with suppress(OSError, sqlite3.Error):
+        line = f"{_newest(connection):020d}\n".encode()
         with path.open("r+b" if path.exists() else "wb") as file:
             file.write(line)
 

@@ -51,7 +51,7 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
 
 def test_every_arm_tries_as_many_learning_rates_on_dev(runner: Pretended) -> None:
     supervision.supervision(runner)
-    tried = [name for name in runner.asked("dev") if "e-" in name or "0.000" in name]
+    tried = runner.asked("dev")
     for name in (*supervision.OF_TREES, *supervision.ROLLED_OUT, "search-r1-grpo"):
         assert sum(one.startswith(f"{name}-") for one in tried) == 3, name
 
