@@ -45,7 +45,10 @@ def verify_folder(folder: Path, name: str) -> str | None:
     """
     if folder.is_symlink() or not folder.is_dir():
         return "it is not a folder"
-    return _fault(folder / SEAL, name, _files_in(folder))
+    try:
+        return _fault(folder / SEAL, name, _files_in(folder))
+    except FileNotFoundError as error:  # another process is replacing it
+        return f"{error.filename} disappeared"
 
 
 def seal_file(path: Path) -> None:

@@ -169,6 +169,22 @@ def test_processes_that_want_one_entry_at_once_build_it_once(before: str, tmp_pa
         assert log.read_text() == "built\n" * (n + 1)
 
 
+def test_an_entry_that_another_process_replaces_during_the_check_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened(tmp_path / "entry")
+    real = file_seal._files_in
+
+    def replaced(folder: Path) -> dict[str, Path]:
+        if not (tmp_path / "aside").exists():  # after `rglob` saw the folder, before it read it
+            folder.rename(tmp_path / "aside")
+            os.scandir(folder)
+        return real(folder)
+
+    monkeypatch.setattr(file_seal, "_files_in", replaced)
+    assert opened(tmp_path / "entry") == SMALL
+
+
 def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     def full(folder: Path) -> None:
         raise OSError(28, "No space left on device")
