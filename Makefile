@@ -97,16 +97,19 @@ $(STAGES): $(CPU)
 	$(STAGE)
 
 DEV := $(TRAIN) $(VENV)/dense.done $(VENV)/study.done $(VENV)/dev.done
+# One file at a time per process; threads that wait do not take the cores of the other processes.
+PYTEST := OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0 $(BIN)/python -m pytest
+PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 test: $(DEV) ## all tests, then the whole chain on a few questions
-	$(BIN)/python -m pytest --ignore=tests/smoke $(ARGS)
-	$(BIN)/python -m pytest tests/smoke
+	$(PYTEST) $(PARALLEL) --ignore=tests/smoke $(ARGS)
+	$(PYTEST) tests/smoke
 
 test-fast: $(DEV) ## the tests without a model
-	$(BIN)/python -m pytest -m "not model and not vllm and not long_failure" $(ARGS)
+	$(PYTEST) $(PARALLEL) -m "not model and not vllm and not long_failure" $(ARGS)
 
 test-failure: $(DEV) ## all tests of crashes and damage, including the long ones
-	$(BIN)/python -m pytest tests/failure -m "failure or long_failure" $(ARGS)
+	$(PYTEST) $(PARALLEL) tests/failure -m "failure or long_failure" $(ARGS)
 
 test-browser: $(DEV) ## test the report in Chromium (installed on Debian)
 	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }

@@ -28,6 +28,8 @@ class Arm:
 
     Attributes:
         trainer: Stage that trains it, such as `train-dpo`; None for the start itself.
+        pairs: Settings of its pairs; for `train-grpo`, which has none, of its rewards.
+        training: Settings in the trainer's block.
         asked: Evaluation settings of its policy in addition to the model, such as its protocol.
         draw: Sample index of its evaluation; another index gives another sample of the same policy.
         label: Name of a relabelling that arms share; defaults to the arm's name.
@@ -86,11 +88,13 @@ def train_arm(runner: StudyRunner, arm: Arm, seed: int) -> tuple[str, StageTotal
     start, before = _begins(runner, arm, seed)
     label = _labelled(runner, arm)
     name, block = f"{arm.models or arm.name}-{seed}", arm.trainer.replace("train-", "training.")
+    rewards = {} if label else arm.pairs
+    training = {f"{block}.{key}": value for key, value in arm.training.items()}
     totals = runner.run_stage(
         arm.trainer,
         *label,
         *("--name", name),
-        settings={"seed": seed, **start, **{f"{block}.{k}": v for k, v in arm.training.items()}},
+        settings={"seed": seed, **start, **rewards, **training},
     )
     return str(model_folder(runner.context.run, name)), _summed(totals, before)
 

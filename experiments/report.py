@@ -182,20 +182,20 @@ def _arm_cells(done: EvaluatedArm) -> tuple[str, ...]:
     by_seed = list(done.predictions.values())
     rows = [row for asked in by_seed for row in asked]
     own = [row for row in rows if isinstance(row, Prediction)]
-    em = [mean for asked in by_seed if (mean := _mean(row.em for row in asked)) is not None]
+    em = [mean for asked in by_seed if (mean := known_mean(row.em for row in asked)) is not None]
     return (
         f"{done.arm.name} (left out: {done.left_out})" if done.left_out else done.arm.name,
         str(len(by_seed)),
         str(sum(row.em is not None for row in rows) // max(len(by_seed), 1)),
         str(len(rows) - len(own)),
-        percent(_mean(em)),
+        percent(known_mean(em)),
         percent(stdev(em)) if len(em) > 1 else NONE,
-        percent(_mean(row.f1 for row in rows)),
-        percent(_mean(row.supporting_recall for row in own)),
-        number(_mean(row.steps for row in own)),
-        number(_mean(row.searches for row in own)),
-        percent(_mean(not row.format_ok for row in own)),
-        percent(_mean(row.forced for row in own)),
+        percent(known_mean(row.f1 for row in rows)),
+        percent(known_mean(row.supporting_recall for row in own)),
+        number(known_mean(row.steps for row in own)),
+        number(known_mean(row.searches for row in own)),
+        percent(known_mean(not row.format_ok for row in own)),
+        percent(known_mean(row.forced for row in own)),
     )
 
 
@@ -206,10 +206,10 @@ def _refusal_cells(done: EvaluatedArm) -> tuple[str, ...]:
     refused = [row for row in own if row.refused]
     unanswerable = [row for row in rows if row.em is None]
     return (
-        number(_mean(row.backtracks for row in own), 2),
-        percent(_mean(row.refused for row in own)),
-        percent(_mean(row.em is None for row in refused)),
-        percent(_mean(isinstance(row, Prediction) and row.refused for row in unanswerable)),
+        number(known_mean(row.backtracks for row in own), 2),
+        percent(known_mean(row.refused for row in own)),
+        percent(known_mean(row.em is None for row in refused)),
+        percent(known_mean(isinstance(row, Prediction) and row.refused for row in unanswerable)),
     )
 
 
@@ -230,7 +230,8 @@ def _training_cells(done: EvaluatedArm) -> tuple[str, ...]:
     )
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def known_mean(values: Iterable[float | None]) -> float | None:
+    """Returns the mean of the values that are not None; None without one."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
 
@@ -294,7 +295,7 @@ def stratum_sheet(done: Sequence[EvaluatedArm], strata: Sequence[Stratum]) -> Sh
 
     def cell(one: EvaluatedArm, stratum: Stratum) -> str:
         rows = [row for asked in one.predictions.values() for row in asked if stratum.holds(row)]
-        return percent(_mean(row.em for row in rows))
+        return percent(known_mean(row.em for row in rows))
 
     rows = tuple((one.arm.name, *(cell(one, stratum) for stratum in strata)) for one in done)
     return Sheet("Strata (EM, per cent)", ("arm", *(one.name for one in strata)), rows)

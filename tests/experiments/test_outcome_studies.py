@@ -1,0 +1,73 @@
+"""What the studies of ARENA and Eval-RAR promise: one start, one change per arm, one test."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_study_runner import Command, pretended
+from sample_records import a_prediction
+
+from analysis.comparison import Scored
+from analysis.table import NONE
+from experiments import arena, arms, eval_rar, outcome_rl
+from experiments.arms import Arm, EvaluatedArm
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    rows = [a_prediction(question_id=f"q{n}", em=float(n % 2)) for n in range(20)]
+    monkeypatch.setattr(arms, "predictions_of", lambda *_: rows)
+
+    def told(command: Command) -> dict[str, Any]:
+        if command.stage != "train-grpo":
+            return {}
+        model = tmp_path / command.arguments[-1]
+        model.mkdir()
+        lines = [{"step": n + 1, "em": n / 10, "format_ok": 1.0} for n in range(6)]
+        (model / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return {"model": str(model)}
+
+    return told
+
+
+def test_arenas_arms_start_from_one_policy_and_change_one_setting(
+    told: Any, tmp_path: Path
+) -> None:
+    runner = replace(pretended("arena", tmp_path / "run", told=told), seeds=(0,))
+    arena.STUDY.carry_out(runner)
+    assert runner.stages() == ["warm-start", "eval", *["train-grpo", "eval"] * 3]
+    trained = {
+        one.arguments[-1]: one.settings for one in runner.ran if one.stage == "train-grpo"
+    }  # fmt: skip
+    assert trained == {
+        "grpo-0": {"seed": 0},
+        "no-bonus-0": {"seed": 0, "rewards.components": ["format", "accuracy", "relevance"]},
+        "k3-0": {"seed": 0, "training.grpo.kl": "k3"},
+    }
+    assert runner.asked("test") == ["warm-start", *trained]
+    table = (runner.folder / "arena.md").read_text()
+    assert "| grpo | em | 0.050 | 0.250 | 0.450 |" in table
+    assert f"| grpo | kl | {NONE} | {NONE} | {NONE} |" in table
+    assert (runner.folder / "arena-curves.svg").exists()
+
+
+def test_eval_rars_reward_is_compared_with_the_answer_alone(told: Any, tmp_path: Path) -> None:
+    runner = pretended("eval-rar", tmp_path / "run", told=told)
+    eval_rar.STUDY.carry_out(runner)
+    trained = [one.settings for one in runner.ran if one.stage == "train-grpo"]
+    rewards = [one.get("rewards.reward", "eval-rar") for one in trained]
+    assert rewards == ["eval-rar", "em"] * 2
+    assert [one["seed"] for one in trained] == [0, 0, 1, 1]
+
+
+def test_verdicts_are_means_over_the_answers_that_have_them() -> None:
+    rows: list[Scored] = [
+        a_prediction(question_id="q1", copied=0.2, format_ok=True),
+        a_prediction(question_id="q2", copied=None, format_ok=False),
+    ]
+    done = EvaluatedArm(Arm("grpo"), predictions={0: rows, 1: rows})
+    sheet = outcome_rl.verdict_sheet([done])
+    cells = dict(zip(sheet.head, sheet.rows[0], strict=True))
+    assert (cells["format_ok"], cells["copied"], cells["relevance"]) == ("50.0", "20.0", NONE)
