@@ -97,19 +97,19 @@ $(STAGES): $(CPU)
 	$(STAGE)
 
 DEV := $(TRAIN) $(VENV)/dense.done $(VENV)/study.done $(VENV)/dev.done
-# One file at a time per process; threads that wait do not take the cores of the other processes.
-PYTEST := OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0 $(BIN)/python -m pytest
-PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=loadfile
+# Threads that wait do not take the cores of the other processes. The tests of a file share fixtures.
+PYTEST := OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -n auto --maxprocesses=4
+BY_FILE := --dist=loadfile
 
 test: $(DEV) ## all tests, then the whole chain on a few questions
-	$(PYTEST) $(PARALLEL) --ignore=tests/smoke $(ARGS)
+	$(PYTEST) $(BY_FILE) --ignore=tests/smoke $(ARGS)
 	$(PYTEST) tests/smoke
 
-test-fast: $(DEV) ## the tests without a model
-	$(PYTEST) $(PARALLEL) -m "not model and not vllm and not long_failure" $(ARGS)
+test-fast: $(DEV) ## the tests without a model and without crashes
+	$(PYTEST) $(BY_FILE) -m "not model and not vllm and not failure and not long_failure" $(ARGS)
 
 test-failure: $(DEV) ## all tests of crashes and damage, including the long ones
-	$(PYTEST) $(PARALLEL) tests/failure -m "failure or long_failure" $(ARGS)
+	$(PYTEST) $(BY_FILE) tests/failure -m "failure or long_failure" $(ARGS)
 
 test-browser: $(DEV) ## test the report in Chromium (installed on Debian)
 	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }

@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ def test_shards_are_weights_and_a_missing_one_is_told(weights: Path, tmp_path: P
 def test_weights_keep_their_own_tokenizer(weights: Path, tmp_path: Path) -> None:
     own = tmp_path / "own"
     shutil.copytree(weights, own)
-    _, tokenizer = load_policy(policy_files(str(weights)))
+    _, shared = load_policy(policy_files(str(weights)))
+    tokenizer = deepcopy(shared)  # other tests read the packaged model's only once
     tokenizer.chat_template = "{{ messages[0].content }}!"
     tokenizer.save_pretrained(str(own))
     _, found = load_policy(policy_files(str(own)))
