@@ -76,9 +76,7 @@ def tree_inputs(model: Any, tokens: Any, positions: Any, ends: Any) -> dict[str,
     }
     if how != TREE_SDPA:
         return given
-    return given | {
-        "tree_parts": [(one, _attention_mask(one, ends[0])) for one in subtrees(ends[0].tolist())]
-    }
+    return given | {"tree_parts": _tree_parts(ends[0])}
 
 
 def tree_mask(ends: Any, how: str, dtype: Any) -> Any:
@@ -93,7 +91,7 @@ def tree_mask(ends: Any, how: str, dtype: Any) -> Any:
 
     if how == "flex_attention":
         return _block_mask(ends)
-    sees = _attention_mask(Subtree(0, len(ends), ()), ends)
+    _, sees = _attention_mask(Subtree(0, len(ends), ()), ends)
     if how != "eager":
         return sees
     return torch.zeros_like(sees, dtype=dtype).masked_fill(~sees, torch.finfo(dtype).min)
@@ -143,8 +141,16 @@ def _cut(
     yield from _cut(ends, first, stop, past, small)
 
 
-def _attention_mask(part: Subtree, ends: Any) -> Any:
-    """Returns the Boolean mask of a part, (1, 1, its tokens, tokens of its past and its own)."""
+def _tree_parts(ends: Any) -> tuple[Any, list[Any]]:
+    """Returns the tokens that each part of a tree reads, parts joined, and each part's mask."""
+    import torch
+
+    parts = [_attention_mask(part, ends) for part in subtrees(ends.tolist())]
+    return torch.cat([tokens for tokens, _ in parts]), [mask for _, mask in parts]
+
+
+def _attention_mask(part: Subtree, ends: Any) -> tuple[Any, Any]:
+    """Returns the tokens of a part's past and its own, (M,), and its Boolean mask, (1, 1, N, M)."""
     # In depth-first order, "k is an ancestor of q, or q itself" is the test k <= q < ends[k].
     # Rows are the part's tokens. Columns are its past ranges, then its own tokens, so `others`
     # maps a column index to a token number. The shape broadcasts over batch and heads.
@@ -152,7 +158,7 @@ def _attention_mask(part: Subtree, ends: Any) -> Any:
 
     token = torch.arange(part.start, part.stop, device=ends.device)[:, None]
     others = torch.cat([torch.arange(*span, device=ends.device) for span in (*part.past, part[:2])])
-    return ((others <= token) & (token < ends[others]))[None, None]
+    return others, ((others <= token) & (token < ends[others]))[None, None]
 
 
 def _takes_anything(backbone: Any) -> bool:
@@ -176,10 +182,10 @@ def _tree_sdpa(
     attention_mask: Any,
     dropout: float = 0.0,
     scaling: float | None = None,
-    tree_parts: Sequence[tuple[Subtree, Any]] | None = None,
+    tree_parts: tuple[Any, Sequence[Any]] | None = None,
     **others: Any,
 ) -> tuple[Any, None]:
-    """Computes attention of states (batch, heads, N, width); returns (batch, N, heads, width).
+    """Computes attention of states (1, heads, N, width); returns (1, N, heads, width).
 
     A model that does not pass `tree_parts` to its layers gets the whole mask. On a CPU, bfloat16
     states attend by matrix products (`_multiplied`). If a part is too large for that, they attend
@@ -187,38 +193,51 @@ def _tree_sdpa(
     shapes, so that would be slower by half and take 2 GB.
     """
     import torch
-    from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     if tree_parts is None:
         whole: tuple[Any, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
         )
         return whole
-    groups = query.shape[1] // key.shape[1]
-    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    read, masks = tree_parts
+    rows, columns = zip(*(mask.shape[2:] for mask in masks), strict=True)
     # Under autocast, the rotary embedding leaves query and key in float32, unlike the value.
-    query, key = query.to(value.dtype), key.to(value.dtype)
-    found = []
+    queries = query.to(value.dtype).split(rows, 2)
+    keys, values = (_states_of(read, x.to(value.dtype)).split(columns, 2) for x in (key, value))
     with torch.autocast(value.device.type, enabled=False):
-        for part, seen in tree_parts:
-            spans = (*part.past, part[:2])
-            keys, values = (torch.cat([x[:, :, a:b] for a, b in spans], 2) for x in (key, value))
-            queries = query[:, :, part.start : part.stop]
-            found.append(_of_part(queries, keys, values, seen, dropout, scaling))
+        found = [
+            _of_part(*states, dropout, scaling)
+            for states in zip(queries, keys, values, masks, strict=True)
+        ]
     return torch.cat(found, 2).transpose(1, 2).contiguous(), None
+
+
+def _states_of(tokens: Any, states: Any) -> Any:
+    """Returns the states of `tokens` (M,), (1, heads, M, width), from all, (1, heads, N, width)."""
+    from torch.nn.functional import embedding
+
+    # The backward pass of indexing adds up in an order that depends on threads.
+    rows = embedding(tokens, states[0].transpose(0, 1).flatten(1))
+    return rows.view(len(tokens), states.shape[1], -1).transpose(0, 1)[None]
 
 
 def _of_part(
     queries: Any, keys: Any, values: Any, seen: Any, dropout: float, scaling: float | None
 ) -> Any:
-    """Computes attention of states (1, heads, N or M, width); `seen` is (1, 1, N, M)."""
+    """Computes attention of states (1, heads, N or M, width); `seen` is (1, 1, N, M).
+
+    Queries may have several heads per head of keys and values.
+    """
     import torch
+    from transformers.integrations.sdpa_attention import repeat_kv
 
     given = values.dtype
     if given == torch.bfloat16 and values.device.type == "cpu":
         if not dropout and seen.numel() <= _MOST_SCORES:
             return _multiplied(queries, keys, values, seen, scaling)
         queries, keys, values = queries.float(), keys.float(), values.float()
+    keys, values = (repeat_kv(x, queries.shape[1] // x.shape[1]) for x in (keys, values))
     return torch.nn.functional.scaled_dot_product_attention(
         queries, keys, values, attn_mask=seen, dropout_p=dropout, scale=scaling
     ).to(given)
@@ -233,10 +252,14 @@ def _multiplied(queries: Any, keys: Any, values: Any, seen: Any, scaling: float 
     import torch
 
     scale = queries.shape[-1] ** -0.5 if scaling is None else scaling
+    # The query heads of one head of keys are the rows of one product.
+    heads = (keys.shape[1], queries.shape[1] // keys.shape[1])
+    rows = (queries[0] * scale).unflatten(0, heads).flatten(1, 2)
     closed = torch.zeros_like(seen[0], dtype=queries.dtype)
-    closed = closed.masked_fill(~seen[0], torch.finfo(queries.dtype).min)
-    scores = torch.baddbmm(closed, queries[0] * scale, keys[0].transpose(1, 2))
-    return (scores.softmax(-1) @ values[0])[None]
+    closed = closed.masked_fill(~seen[0], torch.finfo(queries.dtype).min).repeat(1, heads[1], 1)
+    scores = torch.baddbmm(closed, rows, keys[0].transpose(1, 2))
+    found = scores.softmax(-1) @ values[0]
+    return found.unflatten(1, (heads[1], -1)).flatten(0, 1)[None]
 
 
 def _block_mask(ends: Any) -> Any:
