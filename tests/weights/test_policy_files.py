@@ -164,7 +164,7 @@ def test_an_adapter_with_more_tensors_is_refused(adapted: Path) -> None:
         load_policy(policy_files(str(adapted)))
 
 
-@pytest.mark.parametrize("name", ["smollm2-135m-atlas", "smollm2-135m-atlas-evo-rag"])
+@pytest.mark.parametrize("name", [f"smollm2-135m-{x}" for x in ("atlas", "atlas-evo-rag", "general")])
 def test_the_shipped_adapters_are_the_recorded_ones(name: str) -> None:
     folder = Path(__file__).resolve().parents[2] / "models" / name
     recorded = json.loads((folder / "training.json").read_text())["digests"]["adapter"]
