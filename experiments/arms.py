@@ -146,13 +146,14 @@ def evaluate_arms(
     for seed in runner.seeds:
         for one in found:
             if one.arm.trainer or not one.predictions:
-                _run_arm(runner, one, seed, asked)
+                run_arm(runner, one, seed, asked)
         yield found
 
 
-def _run_arm(
+def run_arm(
     runner: StudyRunner, done: EvaluatedArm, seed: int, asked: Mapping[str, object]
 ) -> None:
+    """Trains an arm with one seed and evaluates its policy; the results join those of `done`."""
     try:
         folder, totals = train_arm(runner, done.arm, seed)
     except TooFewPairs as few:

@@ -14,6 +14,7 @@ from analysis.comparison import Scored
 from analysis.significance import Interval, crossed_bootstrap, holm, permutation_p
 from analysis.table import NONE, Sheet, number, percent
 from analysis.tables import interval
+from base.atomic import atomic_write_text
 from experiments.arms import EvaluatedArm, mean_of
 from runs.studies.output import svg, write_sheets
 from runs.studies.study_runner import StudyRunner
@@ -21,6 +22,7 @@ from storage.records import Prediction
 
 Key = tuple[str, str]
 """Source and id of a question."""
+ANSWER_HEAD = ("arm", "seed", "source", "question", "em", "f1")
 PAPER = "paper (other models and data)"
 """Head of the column with the paper's own results."""
 
@@ -86,6 +88,8 @@ def write_report(
     sheets = [arm_sheet(done), claim_sheet(found)]
     if strata:
         sheets.append(stratum_sheet(done, strata))
+    answers = answer_sheet(done)
+    atomic_write_text(runner.folder / f"{name}-answers.csv", answers.csv())
     axis = f"EM, points (95 % interval over {interval_scope([one.em for one in found])})"
     draw(claim_bars(found), runner.folder / f"{name}.svg", axis)
     write_sheets(
@@ -94,6 +98,18 @@ def write_report(
         [*sheets, *more],
         f"{about} {minimum_detectable_effect([one.em for one in found])}".strip(),
     )
+
+
+def answer_sheet(done: Sequence[EvaluatedArm]) -> Sheet:
+    """Returns the scores of every answer, for `benchmarks.pooled_answers`."""
+    rows = tuple(
+        (one.arm.name, str(seed), row.source, row.question_id, f"{row.em:g}", f"{row.f1:g}")
+        for one in done
+        for seed, asked in one.predictions.items()
+        for row in asked
+        if row.em is not None and row.f1 is not None
+    )
+    return Sheet("Answers", ANSWER_HEAD, rows)
 
 
 def findings(

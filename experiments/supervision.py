@@ -3,24 +3,26 @@
 Process supervision (DPO on SPRE pairs, SFT on chosen steps, SFT on right trajectories, GRPO on the
 siblings of the trees) against outcome supervision (GRPO and REINFORCE++ on fresh rollouts), in
 ReasonRAG's protocol and from one start; and GRPO in Search-R1's protocol from a start of its own.
-All learn from the same 200 atlas questions. An arm on rollouts is trained twice: on 8 rollouts of
-each question (`-questions`), and on as many generated tokens as the trees took (`-tokens`).
+An arm on rollouts is trained twice: on 8 rollouts of each question (`-questions`), and on about as
+many generated tokens as the trees took (`-tokens`).
 
-Registered here before any test question was asked: each arm tries three learning rates on `dev`
-with the first seed. The best one is trained with every seed and answers 600 test questions once,
-greedily, in F16. Primary comparisons are process DPO against GRPO, at equal questions and at equal
-tokens, and against both kinds of SFT. The two best arms are repeated on 200 other questions.
+Every seed is a replication: it has 100 atlas questions of its own, and trees of its own. Every
+policy answers the same 600 test questions once, greedily. Learning rates and numbers of batches are
+those that the study `supervision-rates` finds on `dev`. Primary comparisons are process DPO against
+GRPO, at equal questions and at equal tokens, and against both kinds of SFT.
+
+Seeds and arms can run on several machines (`--seeds 1 --arms warm-start dpo`); `python -m
+benchmarks.pooled_answers` joins their answers.
 """
 
 import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
 from analysis.table import Sheet, number
-from experiments.arms import START, Arm, EvaluatedArm, evaluate_arms
-from experiments.atlas_dpo import DEV, TEST, chosen_on_dev
+from experiments.arms import START, Arm, EvaluatedArm, run_arm
 from experiments.report import Claim, write_report
 from runs.factories import model_folder
 from runs.recipe_file import load_recipe
@@ -32,29 +34,59 @@ from runs.studies.study_runner import (
     overrides,
     with_sibling_run,
 )
-from storage.records import Prediction
 from training.curves import read_metrics
 
 NAME = "supervision"
-RATES = (1e-4, 2e-4, 4e-4)
-"""Learning rates that every arm tries."""
-ONE_PASS = 20
-"""Batches in which GRPO asks each of the 200 questions once, in 8 rollouts."""
-OF_TREES = ("dpo", "sft-chosen", "sft-right", "tree-grpo")
-ROLLED_OUT = ("grpo", "reinforce++")
+TEST = {"evaluation.split": "test", "evaluation.limit": 600}
+ONE_PASS = 10
+"""Batches in which GRPO asks each of the 100 questions once, in 8 rollouts."""
+AS_TREES = 17
+"""Batches whose rollouts generate about as many tokens as the trees of 100 questions."""
+
+RIGHT = {"examples": "right"}
+TREES = {"rollouts": "trees"}
+PLUS = {"algorithm": "reinforce++"}
+ON_TREES = (
+    Arm("dpo", "train-dpo", training={"lr": 2e-4}, label=NAME),
+    Arm("sft-chosen", "train-sft", training={"lr": 2e-4}, label=NAME),
+    Arm("sft-right", "train-sft", training={"lr": 2e-4, **RIGHT}, label=NAME),
+    Arm("tree-grpo", "train-grpo", training={"lr": 3e-4, "batches": ONE_PASS, **TREES}),
+)
+ON_ROLLOUTS = tuple(
+    Arm(f"{name}-{budget}", "train-grpo", training={"lr": 3e-4, "batches": batches, **algorithm})
+    for name, algorithm in (("grpo", {}), ("reinforce++", PLUS))
+    for budget, batches in (("questions", ONE_PASS), ("tokens", AS_TREES))
+)
 SEARCH_R1 = "search-r1"
+SEARCHING = (
+    Arm(f"{SEARCH_R1}-start"),
+    Arm(f"{SEARCH_R1}-grpo", "train-grpo", training={"lr": 3e-4, "batches": AS_TREES}),
+)
+ARMS = (Arm(START), *ON_TREES, *ON_ROLLOUTS, *SEARCHING)
 
 CLAIMS = (
     Claim("dpo", "grpo-questions", primary=True),
     Claim("dpo", "grpo-tokens", primary=True),
     Claim("dpo", "sft-chosen", primary=True),
     Claim("dpo", "sft-right", primary=True),
-    *(Claim(f"{name}-{kind}", START) for name in ROLLED_OUT for kind in ("questions", "tokens")),
-    *(Claim(name, START) for name in OF_TREES),
+    *(Claim(arm.name, START) for arm in (*ON_TREES, *ON_ROLLOUTS)),
     Claim("reinforce++-tokens", "grpo-tokens"),
     Claim("tree-grpo", "dpo"),
     Claim(f"{SEARCH_R1}-grpo", f"{SEARCH_R1}-start"),
 )
+
+
+@dataclass
+class Trees:
+    """What the trees of the seeds took so far.
+
+    Attributes:
+        totals: Totals of each annotation.
+        hours: Hours of each, on this machine.
+    """
+
+    totals: list[StageTotals] = field(default_factory=list)
+    hours: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -75,103 +107,53 @@ class Cost:
 
 def supervision(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
-    trees = runner.run_stage("annotate")
-    batches = batches_of(runner, trees)
-    arms = [Arm(START), *with_budgets(list(chosen_arms(runner)), batches)]
-    done: list[EvaluatedArm] = []
-    for done in evaluate_arms(runner, arms, TEST):
+    done = [EvaluatedArm(arm) for arm in ARMS if runner.wants(arm.name)]
+    trees = Trees()
+    for seed in runner.seeds:
+        own = replication(runner, seed)
+        if any(runner.wants(arm.name) for arm in ON_TREES):
+            trees.totals.append(own.run_stage("annotate"))
+            trees.hours.append(seconds_of(own, "annotate") / 3600)
+        for one in done:
+            if one.arm.trainer or not one.predictions:
+                run_arm(searching(own) if one.arm in SEARCHING else own, one, seed, TEST)
         report(runner, done, trees)
-    for other in evaluate_arms(*searching(runner, batches), TEST):
-        report(runner, [*done, *other], trees)
-    replicate(runner, done)
 
 
-def candidates(name: str) -> tuple[Arm, ...]:
-    """Returns an arm with each of the learning rates."""
-    arms: dict[str, tuple[str, dict[str, object]]] = {
-        "dpo": ("train-dpo", {}),
-        "sft-chosen": ("train-sft", {}),
-        "sft-right": ("train-sft", {"examples": "right"}),
-        "tree-grpo": ("train-grpo", {"rollouts": "trees", "batches": ONE_PASS}),
-        "grpo": ("train-grpo", {"batches": ONE_PASS}),
-        "reinforce++": ("train-grpo", {"algorithm": "reinforce++", "batches": ONE_PASS}),
-        f"{SEARCH_R1}-grpo": ("train-grpo", {"batches": ONE_PASS}),
-    }
-    trainer, settings = arms[name]
-    return tuple(
-        Arm(f"{name}-{rate:g}", trainer, training={**settings, "lr": rate}, label=NAME)
-        for rate in RATES
-    )
+def replication(runner: StudyRunner, seed: int) -> StudyRunner:
+    """Returns a runner with a seed's own questions and run folder."""
+    limit = runner.recipe.data.limit
+    assert limit is not None, "the recipe of this study limits its questions"
+    own = with_sibling_run(runner, str(seed))
+    if runner.context.dry_run:
+        return own
+    recipe = runner.recipe_with({"data.skip": seed * limit})
+    return replace(own, context=replace(own.context, recipe=recipe))
 
 
-def chosen_arms(runner: StudyRunner) -> Iterator[Arm]:
-    """Yields every arm with the learning rate that is best on `dev`."""
-    for name in (*OF_TREES, *ROLLED_OUT):
-        best = chosen_on_dev(runner, candidates(name))
-        yield replace(best, name=name, models=best.name)
-
-
-def with_budgets(arms: Sequence[Arm], batches: int) -> Iterator[Arm]:
-    """Yields arms on trees as they are, and others with both budgets."""
-    for arm in arms:
-        if arm.name in OF_TREES:
-            yield arm
-        else:
-            yield replace(arm, name=f"{arm.name}-questions")
-            longer = {**arm.training, "batches": batches}
-            yield replace(arm, name=f"{arm.name}-tokens", models=None, training=longer)
-
-
-def batches_of(runner: StudyRunner, trees: StageTotals) -> int:
-    """Returns the number of batches whose rollouts generate as many tokens as the trees."""
-    *_, (start,) = evaluate_arms(replace(runner, seeds=runner.seeds[:1]), [Arm(START)], DEV)
-    rows = [row for rows in start.predictions.values() for row in rows]
-    tokens = [row.output_tokens for row in rows if isinstance(row, Prediction)]
-    if not tokens:  # a dry run
-        return ONE_PASS
-    grpo = runner.recipe.training.grpo
-    rollouts: float = trees["output_tokens"] / fmean(tokens)
-    return max(1, round(rollouts / (grpo.batch_questions * grpo.group_size)))
-
-
-def searching(runner: StudyRunner, batches: int) -> tuple[StudyRunner, Sequence[Arm]]:
-    """Returns a runner in Search-R1's protocol, after its warm start, and its arms."""
+def searching(runner: StudyRunner) -> StudyRunner:
+    """Returns a runner in Search-R1's protocol with the same questions, after its warm start."""
     own = with_sibling_run(runner, SEARCH_R1)
-    start = model_folder(own.context.run, "warm-start")
+    recipe = runner.recipe
     settings = {
         "name": own.context.run.name,
-        "data.limit": runner.recipe.data.limit,
-        "policy.model": str(start),
-        "policy.precision": runner.recipe.policy.precision,
-        "training.grpo": runner.recipe.training.grpo.model_dump(mode="json"),
+        "data.limit": recipe.data.limit,
+        "data.skip": recipe.data.skip,
+        "policy.model": str(model_folder(own.context.run, "warm-start")),
+        "policy.precision": recipe.policy.precision,
+        "training.grpo": recipe.training.grpo.model_dump(mode="json"),
     }
     recipe = load_recipe(Path("configs", f"{SEARCH_R1}.yaml"), overrides(settings)[1::2])
     own = replace(own, context=replace(own.context, recipe=recipe))
     own.run_stage("warm-start")
-    name = f"{SEARCH_R1}-grpo"
-    best = chosen_on_dev(own, candidates(name))
-    longer = {**best.training, "batches": batches}
-    return own, (Arm(f"{SEARCH_R1}-start"), replace(best, name=name, training=longer))
+    return own
 
 
-def replicate(runner: StudyRunner, done: Sequence[EvaluatedArm]) -> None:
-    """Repeats the two best arms on other questions."""
-    own = with_sibling_run(runner, "replication")
-    if not runner.context.dry_run:
-        other = {"data.skip": runner.recipe.data.limit}
-        own = replace(own, context=replace(own.context, recipe=runner.recipe_with(other)))
-    own.run_stage("annotate")
-    best = sorted((one for one in done if one.arm.trainer), key=mean_em, reverse=True)[:2]
-    arms = [Arm(START), *(replace(one.arm, models=one.arm.name) for one in best)]
-    for again in evaluate_arms(own, arms, TEST):
-        write_report(own, f"{NAME}-replication", again, CLAIMS)
-
-
-def report(runner: StudyRunner, done: Sequence[EvaluatedArm], trees: StageTotals) -> None:
+def report(runner: StudyRunner, done: Sequence[EvaluatedArm], trees: Trees) -> None:
     """Writes the tables, and plots EM against generated tokens and hours."""
     if runner.context.dry_run:
         return
-    costs = {one.arm.name: cost_of(runner, one, trees) for one in done if one.arm.trainer}
+    costs = {one.arm.name: cost_of(one, trees) for one in done if one.arm.trainer}
     rows = tuple(
         (
             name,
@@ -196,14 +178,16 @@ def report(runner: StudyRunner, done: Sequence[EvaluatedArm], trees: StageTotals
     write_report(runner, NAME, done, CLAIMS, more=[Sheet("Costs (means over seeds)", head, rows)])
 
 
-def cost_of(runner: StudyRunner, done: EvaluatedArm, trees: StageTotals) -> Cost:
+def cost_of(done: EvaluatedArm, trees: Trees) -> Cost:
     """Returns what the arm's trees, or its rollouts, and its trainings took."""
     curves = [read_metrics(Path(totals["model"])) for totals in done.trainings]
     hours = fmean(totals["seconds"] for totals in done.trainings) / 3600
     trained = fmean(curve[-1].get("tokens", 0.0) for curve in curves)
-    if done.arm.name in OF_TREES:
-        grown = seconds_of(runner, "annotate") / 3600
-        return Cost(trees["calls"], trees["output_tokens"], trained, grown + hours)
+    if done.arm in ON_TREES:
+        calls, tokens = (
+            fmean(totals[key] for totals in trees.totals) for key in ("calls", "output_tokens")
+        )
+        return Cost(calls, tokens, trained, fmean(trees.hours) + hours)
 
     def drawn(key: str) -> float:
         """Returns the sum over all rollouts of a mean per rollout, such as `calls`."""
@@ -213,7 +197,7 @@ def cost_of(runner: StudyRunner, done: EvaluatedArm, trees: StageTotals) -> Cost
 
 
 def seconds_of(runner: StudyRunner, stage: str) -> float:
-    """Returns the seconds of all attempts at a stage of the study's own run."""
+    """Returns the seconds of all attempts at a stage of a run."""
     start = shlex.join(("branchwise", stage, "--run", str(runner.context.run))) + " "
     return sum(one.seconds for one in runner.journal.events() if one.command.startswith(start))
 
@@ -224,4 +208,4 @@ def mean_em(done: EvaluatedArm) -> float:
     return fmean(every) if every else 0.0
 
 
-STUDY = Study(supervision)
+STUDY = Study(supervision, arms=tuple(arm.name for arm in ARMS))

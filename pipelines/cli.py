@@ -120,6 +120,8 @@ def _add_option(one: argparse.ArgumentParser, option: Parameter) -> None:
         how |= {"type": _positive_int, "metavar": "N"}
     elif kind == tuple[int, ...]:
         how |= {"type": _seed, "nargs": "+"}
+    elif kind == tuple[str, ...]:
+        how["nargs"] = "+"
     elif get_origin(kind) is Literal:
         how["choices"] = get_args(kind)
     else:

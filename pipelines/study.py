@@ -30,6 +30,7 @@ STUDIES = {
     "eval-rar": "experiments.eval_rar",
     "reading-curve": "experiments.reading_curve",
     "supervision": "experiments.supervision",
+    "supervision-rates": "experiments.supervision_rates",
     "evo-schedules": "experiments.evo.schedules",
     "evo-literal": "experiments.evo.literal",
     "evo-single": "experiments.evo.single",
@@ -44,18 +45,20 @@ def study(
     context: StageContext,
     name: Annotated[str, "which: atlas-dpo, …; see docs/studies.md"],
     seeds: Annotated[tuple[int, ...], "of the trainings"] = (),
+    arms: Annotated[tuple[str, ...], "to run alone, if the study allows it"] = (),
 ) -> StageResult:
     """Runs the stage (see module)."""
     asked = study_named(name)
     check_run_folder(context.run)
     if asked.of_existing_run:
         existing_run(context.run)
+    _check_arms(name, asked, arms)
     require_matplotlib()
     fault = cannot_serve_trained_reason(context.recipe.policy) if asked.trains else None
     if fault:
         raise ConfigError(f"study {name}: {fault}")
     output_folder = context.run / STUDY / name if asked.recipe else None
-    runner = StudyRunner(context, _distinct(seeds or asked.seeds), output_folder)
+    runner = StudyRunner(context, _distinct(seeds or asked.seeds), output_folder, arms=arms)
     try:
         if context.dry_run:
             asked.carry_out(runner)
@@ -82,6 +85,15 @@ def _distinct(seeds: tuple[int, ...]) -> tuple[int, ...]:
     if twice:
         raise ConfigError(f"--seeds names {', '.join(map(str, twice))} more than once")
     return seeds
+
+
+def _check_arms(name: str, asked: Study, arms: tuple[str, ...]) -> None:
+    """Rejects arms that the study does not have, or does not run alone."""
+    unknown = ", ".join(arm for arm in arms if arm not in asked.arms)
+    if unknown and asked.arms:
+        raise ConfigError(f"--arms {unknown}: study {name} has the arms {', '.join(asked.arms)}")
+    if unknown:
+        raise ConfigError(f"--arms: study {name} runs all its arms together; remove the option")
 
 
 def study_named(name: str) -> Study:

@@ -57,6 +57,7 @@ class Study:
         seeds: Default seeds, few enough for two cores.
         trains: Whether it trains a policy, which an endpoint could not serve.
         of_existing_run: Whether it studies the trees of a run that must exist.
+        arms: Names of the arms that may run alone, such as on another machine.
     """
 
     carry_out: "Callable[[StudyRunner], None]"
@@ -64,6 +65,7 @@ class Study:
     seeds: tuple[int, ...] = (0, 1, 2)
     trains: bool = True
     of_existing_run: bool = False
+    arms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class StudyRunner:
         output_folder: Folder of journal and tables; defaults to `study/` of the run folder.
         changeable_settings: Settings that may change when the study resumes; finished stages stay
             valid.
+        arms: Names of the wanted arms; empty: all.
         executed: Stages that this process ran; the ones before were finished.
     """
 
@@ -82,6 +85,7 @@ class StudyRunner:
     output_folder: Path | None = None
     title: str = "study"
     changeable_settings: tuple[str, ...] = MEMORY_SETTINGS
+    arms: tuple[str, ...] = ()
     executed: list[str] = field(default_factory=list)
 
     @property
@@ -92,6 +96,10 @@ class StudyRunner:
     @property
     def recipe(self) -> Recipe:
         return self.context.recipe
+
+    def wants(self, arm: str) -> bool:
+        """Returns whether to run an arm."""
+        return not self.arms or arm in self.arms
 
     @property
     def journal(self) -> Journal:

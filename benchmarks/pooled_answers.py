@@ -1,0 +1,95 @@
+"""What do the answers of a study that ran on several machines say together?
+
+    python -m benchmarks.pooled_answers supervision seed-0.csv seed-1.csv
+
+The files are `study/supervision-answers.csv` of the run folders. Prints EM and F1 of every arm with
+its seeds, and the study's claims over all of them.
+"""
+
+import argparse
+import csv
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from analysis.comparison import Scored
+from analysis.table import NONE, Sheet, percent
+from base.errors import ConfigError
+from experiments.arms import EvaluatedArm
+from experiments.report import (
+    ANSWER_HEAD,
+    claim_sheet,
+    findings,
+    known_mean,
+    minimum_detectable_effect,
+)
+from pipelines.study import STUDIES
+from storage.records import FailedPrediction
+
+
+def read_answers(path: Path) -> dict[tuple[str, int], list[Scored]]:
+    """Returns the scores in a study's table of answers, by arm and seed.
+
+    Raises:
+        ConfigError: If the file is not such a table.
+    """
+    found: dict[tuple[str, int], list[Scored]] = {}
+    with path.open(newline="") as file:
+        lines = csv.DictReader(file)
+        if tuple(lines.fieldnames or ()) != ANSWER_HEAD:
+            raise ConfigError(f"{path}: the columns of a study's answers are {ANSWER_HEAD}")
+        for line in lines:
+            seed, em, f1 = int(line["seed"]), float(line["em"]), float(line["f1"])
+            row = FailedPrediction(line["question"], line["source"], None, seed, em, f1, None)
+            found.setdefault((line["arm"], seed), []).append(row)
+    return found
+
+
+def pooled(arms: Sequence[Any], paths: Iterable[Path]) -> list[EvaluatedArm]:
+    """Returns the arms with the answers of all files.
+
+    Raises:
+        ConfigError: If two files have the same seed of an arm that is trained.
+    """
+    done = {arm.name: EvaluatedArm(arm) for arm in arms}
+    for path in paths:
+        for (name, seed), rows in sorted(read_answers(path).items()):
+            one = done[name]
+            if one.arm.trainer is None:
+                one.predictions = one.predictions or {seed: rows}
+            elif seed in one.predictions:
+                raise ConfigError(f"{path}: another file has {name} with seed {seed}, too")
+            else:
+                one.predictions[seed] = rows
+    return [one for one in done.values() if one.predictions]
+
+
+def arm_sheet(done: Iterable[EvaluatedArm]) -> Sheet:
+    """Returns EM and F1 of every arm: means over seeds, and EM by seed."""
+    rows = []
+    for one in done:
+        em, f1 = (
+            [known_mean(getattr(row, name) for row in rows) for rows in one.predictions.values()]
+            for name in ("em", "f1")
+        )
+        by_seed = ", ".join(map(percent, em)) if len(em) > 1 else NONE
+        rows.append((one.arm.name, percent(known_mean(em)), by_seed, percent(known_mean(f1))))
+    return Sheet("Arms (per cent)", ("arm", "EM", "by seed", "F1"), tuple(rows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("study", choices=sorted(STUDIES))
+    parser.add_argument("answers", type=Path, nargs="+")
+    options = parser.parse_args()
+    study = import_module(STUDIES[options.study])
+    done = pooled(study.ARMS, options.answers)
+    found = findings({one.arm.name: one for one in done}, study.CLAIMS, seed=0)
+    for sheet in (arm_sheet(done), claim_sheet(found)):
+        print(sheet.markdown())
+    print(minimum_detectable_effect([one.em for one in found]))
+
+
+if __name__ == "__main__":
+    main()
