@@ -90,6 +90,8 @@ class ReadingSettings(Settings):
         grounding: Share of the questions that teach the steps between passages and answer
             (ReasonRAG: to copy the evidence).
         answers: Share of the questions that teach the answer.
+        forced: Share of these answers that follow the forced-answer prompt, if the protocol has
+            one. With 0, a policy learns to stop after one search; with 0.9, never to stop.
         absent: Share of the questions whose first search does not show their passage, so that the
             policy finds no evidence and searches again. With 0.1, a small policy found none too
             often.
@@ -100,6 +102,7 @@ class ReadingSettings(Settings):
     queries: float = Field(default=0.25, ge=0, le=1)
     grounding: float = Field(default=1.0, ge=0, le=1)
     answers: float = Field(default=1.0, ge=0, le=1)
+    forced: float = Field(default=0.0, ge=0, le=1)
     absent: float = Field(default=0.0, ge=0, le=1)
 
 

@@ -117,12 +117,20 @@ async def test_a_first_query_is_learned_if_it_finds_the_passage() -> None:
 
 async def test_evidence_and_answer_are_learned_and_a_query_that_misses_is_not() -> None:
     made = await read(queries=1)
-    grounding, answer, *forced = made.examples
+    grounding, answer = made.examples
     assert grounding.target == "<evidence>Its harbour is Callao.</evidence>"
     assert "Lima is a city" in grounding.messages[1].content
     assert "Callao is a harbour" not in grounding.messages[1].content
     assert answer.target == "<answer>Callao</answer>"
-    assert all(example.target == answer.target for example in forced)
+
+
+async def test_a_share_of_the_answers_follows_the_forced_prompt() -> None:
+    protocol = protocol_of(AgentSettings(protocol="reasonrag"))
+    made = await read(protocol, questions=60, grounding=0, forced=0.5)
+    assert len(made.examples) == 60
+    assert {e.target for e in made.examples} == {"<answer>Callao</answer>"}
+    demanded = [protocol.prompts["forced"] in e.messages[0].content for e in made.examples]
+    assert 15 < sum(demanded) < 45
 
 
 async def test_without_the_passage_there_is_no_evidence_and_another_query() -> None:

@@ -92,7 +92,7 @@ async def build_reading(
     for question in questions:
         hops = [_asked_whole(question, hop) for hop in hops_of(question, passages)[-1:]]
         rng = random.Random(f"{seed}:reading:{question.id}")
-        walk = Walk(question, hops, (), protocol, retriever, top_k, direct, rng)
+        walk = Walk(question, hops, (), protocol, retriever, top_k, direct, rng, forced_share=1.0)
         shown, staged = None, None
         if hops:
             # Where the passages stand in the prompt, there is no second search.
@@ -120,7 +120,7 @@ def _asked_whole(question: Question, hop: GoldHop) -> GoldHop:
 def _kept(walk: Walk, reading: ReadingSettings, hit: bool) -> list[StepExample]:
     """Returns the examples, by their shares; that of the first query only if it is a `hit`.
 
-    The last step answers; a forced answer may follow it.
+    The last step answers; if the protocol can force an answer, that follows it.
     """
     first = 0 if walk.state.given else 1
     last = len(walk.state.steps) - 1
@@ -130,5 +130,6 @@ def _kept(walk: Walk, reading: ReadingSettings, hit: bool) -> list[StepExample]:
     if walk.rng.random() < reading.grounding:
         kept += walk.examples[first:last]
     if walk.rng.random() < reading.answers:
-        kept += walk.examples[last:]
+        decided, *forced = walk.examples[last:]
+        kept += forced if forced and walk.rng.random() < reading.forced else [decided]
     return kept

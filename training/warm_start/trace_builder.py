@@ -36,6 +36,7 @@ class Walk:
         wordings: Queries for a question without hops.
         top_k: Number of passages that a search returns.
         rng: Source of all random choices.
+        forced_share: Chance that the trace also shows the forced-answer prompt.
         examples: One example per step so far.
         counts: Numbers of hops, searches, refusals and forced answers.
         problem: Reason it is not a valid trace; None if it is.
@@ -49,6 +50,7 @@ class Walk:
     top_k: int
     settings: TraceSettings
     rng: random.Random
+    forced_share: float = FORCED_SHARE
     state: State = field(init=False)
     examples: list[StepExample] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -106,7 +108,7 @@ class Walk:
         """Gives the gold answer; at random, also adds a forced answer with the same text."""
         before = self.state
         self.step("answer", self.question.answers[0], **parts)
-        if self.protocol.forces_answer and self.rng.random() < FORCED_SHARE:
+        if self.protocol.forces_answer and self.rng.random() < self.forced_share:
             messages = self.protocol.with_budget(before.depth + 1).prompt(before)
             self.examples.append(replace(self.examples[-1], messages=messages))
             self.counts["forced answers"] += 1
