@@ -27,6 +27,9 @@ from experiments.report import (
 from pipelines.study import STUDIES
 from storage.records import FailedPrediction
 
+POOLED = ("arena", "eval-rar", "supervision")
+"""Studies whose arms are known before they run."""
+
 
 def read_answers(path: Path) -> dict[tuple[str, int], list[Scored]]:
     """Returns the scores in a study's table of answers, by arm and seed.
@@ -50,12 +53,13 @@ def pooled(arms: Sequence[Any], paths: Iterable[Path]) -> list[EvaluatedArm]:
     """Returns the arms with the answers of all files.
 
     Raises:
-        ConfigError: If two files have the same seed of an arm that is trained.
+        ConfigError: If the study lacks an arm, or two files have one seed of a trained arm.
     """
     done = {arm.name: EvaluatedArm(arm) for arm in arms}
     for path in paths:
         for (name, seed), rows in sorted(read_answers(path).items()):
-            one = done[name]
+            if (one := done.get(name)) is None:
+                raise ConfigError(f"{path}: the study has no arm {name}")
             if one.arm.trainer is None:
                 one.predictions = one.predictions or {seed: rows}
             elif seed in one.predictions:
@@ -80,7 +84,7 @@ def arm_sheet(done: Iterable[EvaluatedArm]) -> Sheet:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("study", choices=sorted(STUDIES))
+    parser.add_argument("study", choices=POOLED)
     parser.add_argument("answers", type=Path, nargs="+")
     options = parser.parse_args()
     study = import_module(STUDIES[options.study])

@@ -91,7 +91,8 @@ class ReadingSettings(Settings):
             (ReasonRAG: to copy the evidence).
         answers: Share of the questions that teach the answer.
         forced: Share of these answers that follow the forced-answer prompt, if the protocol has
-            one. With 0, a policy learns to stop after one search; with 0.9, never to stop.
+            one. With 0, a 0.5B policy learned to stop after one search; with 0.9, to search until
+            its budget ends.
         absent: Share of the questions whose first search does not show their passage, so that the
             policy finds no evidence and searches again. With 0.1, a small policy found none too
             often.

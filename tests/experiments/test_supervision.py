@@ -110,6 +110,8 @@ def test_arms_and_seeds_of_several_machines_give_one_table(
     assert found.em.mean == pytest.approx(4 / 20)
     with pytest.raises(ConfigError, match=r"a\.csv: another file has dpo with seed 0"):
         pooled(supervision.ARMS, [parts[0], parts[0]])
+    with pytest.raises(ConfigError, match="has no arm dpo"):
+        pooled(supervision.ARMS[:1], parts)
 
 
 def test_wanted_arms_run_alone_and_unknown_ones_are_rejected(runner: Pretended) -> None:
