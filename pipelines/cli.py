@@ -38,8 +38,10 @@ QUIET_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "TOKENIZERS_PARALLELISM": "false",
     "TQDM_DISABLE": "1",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
 }
-"""Set before any import that might phone home, or draw progress bars of a second's work."""
+"""Set before any import that might phone home, draw progress bars of a second's work, or take most
+of a GPU's memory (JAX, which bm25s imports where it is installed)."""
 
 DEFAULT_RECIPE = Path("configs/atlas.yaml")
 """The recipe if neither `--config` nor an existing run gives one."""

@@ -46,7 +46,8 @@ def tiny(attention: str, kind: str = "llama") -> Any:
     plain = random_model(kind, num_hidden_layers=3)
     enable_packed_forward(plain)
     assert plain.config._attn_implementation in (attention, TREE_SDPA, "flex_attention")
-    plain.set_attn_implementation(attention)  # on a GPU it would always be FlexAttention
+    tree_attention._register_tree_sdpa()  # on a GPU, FlexAttention was selected instead
+    plain.set_attn_implementation(attention)
     lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
     return get_peft_model(plain, lora)
 
