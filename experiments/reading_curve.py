@@ -19,7 +19,7 @@ from runs.studies.output import svg, write_sheets
 from runs.studies.study_runner import Study, StudyRunner, with_sibling_run
 
 NAME = "reading-curve"
-QUESTIONS = (0, 650, 1300, 2600, 5200)
+QUESTIONS = (0, 1300, 5200)
 """Reading questions that the policies learn from."""
 ASKED = 300
 """Most questions of each evaluation."""
