@@ -1,9 +1,10 @@
 """What do the answers of a study that ran on several machines say together?
 
-    python -m benchmarks.pooled_answers supervision seed-0.csv seed-1.csv
+    python -m benchmarks.pooled_answers supervision a/study b/study
 
-The files are `study/supervision-answers.csv` of the run folders. Prints EM and F1 of every arm with
-its seeds, and the study's claims over all of them.
+Reads `supervision-answers.csv` in these folders. Prints EM and F1 of every arm with its seeds, and
+the study's claims over all of them. With `supervision-costs-by-seed.csv`, it also prints the mean
+costs and plots EM against them (`--plot`).
 """
 
 import argparse
@@ -16,6 +17,7 @@ from typing import Any
 from analysis.comparison import Scored
 from analysis.table import NONE, Sheet, percent
 from base.errors import ConfigError
+from experiments import supervision
 from experiments.arms import EvaluatedArm
 from experiments.report import (
     ANSWER_HEAD,
@@ -77,7 +79,10 @@ def arm_sheet(done: Iterable[EvaluatedArm]) -> Sheet:
             [known_mean(getattr(row, name) for row in rows) for rows in one.predictions.values()]
             for name in ("em", "f1")
         )
-        by_seed = ", ".join(map(percent, em)) if len(em) > 1 else NONE
+        by_seed = ", ".join(
+            f"{seed}: {percent(value)}" for seed, value in zip(one.predictions, em, strict=True)
+        )
+        by_seed = by_seed if one.arm.trainer else NONE
         rows.append((one.arm.name, percent(known_mean(em)), by_seed, percent(known_mean(f1))))
     return Sheet("Arms (per cent)", ("arm", "EM", "by seed", "F1"), tuple(rows))
 
@@ -85,14 +90,25 @@ def arm_sheet(done: Iterable[EvaluatedArm]) -> Sheet:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("study", choices=POOLED)
-    parser.add_argument("answers", type=Path, nargs="+")
+    parser.add_argument("folders", type=Path, nargs="+")
+    parser.add_argument("--plot", type=Path, help="SVG file of EM against costs")
     options = parser.parse_args()
     study = import_module(STUDIES[options.study])
-    done = pooled(study.ARMS, options.answers)
+    done = pooled(study.ARMS, [one / f"{options.study}-answers.csv" for one in options.folders])
     found = findings({one.arm.name: one for one in done}, study.CLAIMS, seed=0)
-    for sheet in (arm_sheet(done), claim_sheet(found)):
+    sheets = [arm_sheet(done), claim_sheet(found)]
+    files = [one / f"{options.study}-costs-by-seed.csv" for one in options.folders]
+    costs = [cost for file in files if file.exists() for cost in supervision.read_costs(file)]
+    if costs:
+        sheets.append(supervision.cost_sheet(supervision.MEANS, supervision.mean_costs(costs)))
+    for sheet in sheets:
         print(sheet.markdown())
+    measured = {one.claim.name for one in found}
+    if missing := [one.name for one in study.CLAIMS if one.name not in measured]:
+        print(f"Not measured, so Holm's family is smaller: {', '.join(missing)}.")
     print(minimum_detectable_effect([one.em for one in found]))
+    if options.plot and costs:
+        supervision.plot_costs(costs, options.plot)
 
 
 if __name__ == "__main__":

@@ -122,7 +122,8 @@ def findings(
     measured = [
         _finding(claim, done[claim.arm], done[claim.baseline], seed)
         for claim in claims
-        if all(arm in done and done[arm].predictions for arm in (claim.arm, claim.baseline))
+        if claim.arm in done and claim.baseline in done
+        if all(one.predictions for one in paired(done[claim.arm], done[claim.baseline]))
     ]
     adjusted: dict[str, float] = {}
     for primary in (True, False):
@@ -133,6 +134,7 @@ def findings(
 
 
 def _finding(claim: Claim, arm: EvaluatedArm, base: EvaluatedArm, seed: int) -> MeasuredClaim:
+    arm, base = paired(arm, base)
     keys = sorted(shared_questions([arm, base]))
     em = [scores(one, keys, "em") for one in (base, arm)]
     f1 = [scores(one, keys, "f1") for one in (base, arm)]
@@ -145,6 +147,21 @@ def _finding(claim: Claim, arm: EvaluatedArm, base: EvaluatedArm, seed: int) -> 
         p,
         float(np.abs(em[1] - em[0]).mean()),
     )
+
+
+def paired(arm: EvaluatedArm, base: EvaluatedArm) -> tuple[EvaluatedArm, EvaluatedArm]:
+    """Returns both with the seeds that both were trained with, in order.
+
+    An untrained policy has one seed, and is compared with every seed of the other.
+    """
+    seeds = arm.predictions.keys() & base.predictions.keys()
+    if not (arm.arm.trainer and base.arm.trainer):
+        return arm, base
+    both = [
+        replace(one, predictions={seed: one.predictions[seed] for seed in sorted(seeds)})
+        for one in (arm, base)
+    ]
+    return both[0], both[1]
 
 
 def shared_questions(done: Sequence[EvaluatedArm]) -> set[Key]:

@@ -6,24 +6,31 @@ ReasonRAG's protocol and from one start; and GRPO in Search-R1's protocol from a
 An arm on rollouts is trained twice: on 8 rollouts of each question (`-questions`), and on about as
 many generated tokens as the trees took (`-tokens`).
 
-Every seed is a replication: it has 100 atlas questions of its own, and trees of its own. Every
-policy answers the same 600 test questions once, greedily. Learning rates and numbers of batches are
-those that the study `supervision-rates` finds on `dev`. Primary comparisons are process DPO against
-GRPO, at equal questions and at equal tokens, and against both kinds of SFT.
+Every seed is a replication: it has 100 atlas questions of its own (they depend on the seed), and
+trees of its own. Every policy answers the same 600 test questions once, greedily. Learning rates
+and numbers of batches are those that the study `supervision-rates` finds on `dev`. Primary
+comparisons are process DPO against GRPO, at equal questions and at equal tokens, and against both
+kinds of SFT. A difference counts as shown if its interval excludes 0 and Holm's p is below 0.05.
+
+Every arm on rollouts has a run folder, so that no rollout of another arm is replayed and its costs
+are its own. KL is what each trainer measures: of the pairs' steps in nats per step (DPO), of tokens
+in nats per token (GRPO). `tree-grpo` goes through the trees with spread more than once if fewer
+than 100 have any.
 
 Seeds and arms can run on several machines (`--seeds 1 --arms warm-start dpo`); `python -m
-benchmarks.pooled_answers` joins their answers.
+benchmarks.pooled_answers` joins their tables.
 """
 
+import csv
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
 
-from analysis.table import Sheet, number
+from analysis.table import Sheet
 from experiments.arms import START, Arm, EvaluatedArm, run_arm
-from experiments.report import Claim, write_report
+from experiments.report import Claim, known_mean, write_report
 from runs.factories import model_folder
 from runs.recipe_file import load_recipe
 from runs.studies.output import svg
@@ -37,7 +44,8 @@ from runs.studies.study_runner import (
 from training.curves import read_metrics
 
 NAME = "supervision"
-TEST = {"evaluation.split": "test", "evaluation.limit": 600}
+TEST = {"seed": 0, "evaluation.split": "test", "evaluation.limit": 600}
+"""Settings of every evaluation. The seed decides the questions, so all replications share it."""
 ONE_PASS = 10
 """Batches in which GRPO asks each of the 100 questions once, in 8 rollouts."""
 AS_TREES = 17
@@ -76,136 +84,176 @@ CLAIMS = (
 )
 
 
-@dataclass
-class Trees:
-    """What the trees of the seeds took so far.
-
-    Attributes:
-        totals: Totals of each annotation.
-        hours: Hours of each, on this machine.
-    """
-
-    totals: list[StageTotals] = field(default_factory=list)
-    hours: list[float] = field(default_factory=list)
+MEANS = "Costs (means; `seed` is the number of seeds)"
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What an arm took until it was trained; means over its seeds.
+    """What an arm with one seed took until it was trained, and its EM in per cent.
 
     Attributes:
         generated: Tokens that the policy generated, of trees or rollouts.
-        trained: Tokens that the training read; 0 if it does not count them (GRPO).
-        hours: Hours of annotation and training, on this machine.
+        trained: Tokens that the training read.
+        cpu_hours: CPU hours of annotation and training.
     """
 
+    arm: str
+    seed: int
+    em: float
     calls: float
     generated: float
     trained: float
-    hours: float
+    cpu_hours: float
 
 
 def supervision(runner: StudyRunner) -> None:
     """Runs the study (see module)."""
     done = [EvaluatedArm(arm) for arm in ARMS if runner.wants(arm.name)]
-    trees = Trees()
+    searching = any(one.arm in SEARCHING for one in done)
+    search_r1 = search_r1_start(runner) if searching else runner
+    costs: list[Cost] = []
     for seed in runner.seeds:
         own = replication(runner, seed)
-        if any(runner.wants(arm.name) for arm in ON_TREES):
-            trees.totals.append(own.run_stage("annotate"))
-            trees.hours.append(seconds_of(own, "annotate") / 3600)
+        grows = any(one.arm in ON_TREES for one in done)
+        trees = own.run_stage("annotate") if grows else {}
         for one in done:
-            if one.arm.trainer or not one.predictions:
-                run_arm(searching(own) if one.arm in SEARCHING else own, one, seed, TEST)
-        report(runner, done, trees)
+            if one.arm.trainer:
+                asked = trained_in(own, one.arm, search_r1)
+                run_arm(asked, one, seed, TEST)
+                if not runner.context.dry_run:
+                    costs.append(cost_of(asked, one, seed, trees))
+            elif not one.predictions:
+                run_arm(search_r1 if one.arm in SEARCHING else runner, one, seed, TEST)
+        report(runner, done, costs)
 
 
 def replication(runner: StudyRunner, seed: int) -> StudyRunner:
     """Returns a runner with a seed's own questions and run folder."""
-    limit = runner.recipe.data.limit
-    assert limit is not None, "the recipe of this study limits its questions"
     own = with_sibling_run(runner, str(seed))
     if runner.context.dry_run:
         return own
-    recipe = runner.recipe_with({"data.skip": seed * limit})
+    recipe = runner.recipe_with({"seed": seed})
     return replace(own, context=replace(own.context, recipe=recipe))
 
 
-def searching(runner: StudyRunner) -> StudyRunner:
-    """Returns a runner in Search-R1's protocol with the same questions, after its warm start."""
+def search_r1_start(runner: StudyRunner) -> StudyRunner:
+    """Returns a runner in Search-R1's protocol, after its warm start."""
     own = with_sibling_run(runner, SEARCH_R1)
-    recipe = runner.recipe
-    settings = {
-        "name": own.context.run.name,
-        "data.limit": recipe.data.limit,
-        "data.skip": recipe.data.skip,
-        "policy.model": str(model_folder(own.context.run, "warm-start")),
-        "policy.precision": recipe.policy.precision,
-        "training.grpo": recipe.training.grpo.model_dump(mode="json"),
-    }
-    recipe = load_recipe(Path("configs", f"{SEARCH_R1}.yaml"), overrides(settings)[1::2])
-    own = replace(own, context=replace(own.context, recipe=recipe))
+    own = in_search_r1(own, own.context.run)
     own.run_stage("warm-start")
     return own
 
 
-def report(runner: StudyRunner, done: Sequence[EvaluatedArm], trees: Trees) -> None:
-    """Writes the tables, and plots EM against generated tokens and hours."""
+def in_search_r1(runner: StudyRunner, start: Path) -> StudyRunner:
+    """Returns a runner with the same questions in Search-R1's protocol.
+
+    Args:
+        start: Run folder of the warm start.
+    """
+    recipe = runner.recipe
+    settings = {
+        "name": runner.context.run.name,
+        "seed": recipe.seed,
+        "data.limit": recipe.data.limit,
+        "policy.model": str(model_folder(start, "warm-start")),
+        "policy.precision": recipe.policy.precision,
+        "training.precision": recipe.training.precision,
+        "training.grpo": recipe.training.grpo.model_dump(mode="json"),
+    }
+    recipe = load_recipe(Path("configs", f"{SEARCH_R1}.yaml"), overrides(settings)[1::2])
+    return replace(runner, context=replace(runner.context, recipe=recipe))
+
+
+def trained_in(own: StudyRunner, arm: Arm, search_r1: StudyRunner) -> StudyRunner:
+    """Returns the runner that trains an arm: with a folder of its own if it draws rollouts."""
+    if arm in ON_TREES:
+        return own
+    alone = with_sibling_run(own, arm.name)
+    searches = arm.name.startswith(SEARCH_R1)
+    return in_search_r1(alone, search_r1.context.run) if searches else alone
+
+
+def cost_of(own: StudyRunner, done: EvaluatedArm, seed: int, trees: StageTotals) -> Cost:
+    """Returns what the arm's trees, or its rollouts, and its last training took."""
+    curve = read_metrics(Path(done.trainings[-1]["model"]))
+    assert done.arm.trainer is not None, "the start costs nothing"
+    seconds = cpu_seconds(own, done.arm.trainer, f"{done.arm.name}-{seed}")
+    rollouts = done.arm.trainer == "train-grpo"
+    trained = (
+        sum(line["trained_tokens"] for line in curve) if rollouts else curve[-1].get("tokens", 0)
+    )
+    if done.arm in ON_TREES:
+        calls, generated = trees["calls"], trees["output_tokens"]
+        seconds += cpu_seconds(own, "annotate")
+    else:
+        calls, generated = drawn(curve, "calls"), drawn(curve, "policy_tokens")
+    em = known_mean(row.em for row in done.predictions[seed]) or 0.0
+    return Cost(done.arm.name, seed, 100 * em, calls, generated, trained, seconds / 3600)
+
+
+def drawn(curve: Iterable[Mapping[str, float]], key: str) -> float:
+    """Returns the sum over all rollouts of a training of a mean per rollout, such as `calls`."""
+    return sum(line.get("rollouts", 0.0) * line.get(key, 0.0) for line in curve)
+
+
+def cpu_seconds(runner: StudyRunner, stage: str, name: str = "") -> float:
+    """Returns the CPU seconds of all attempts at a stage of a run."""
+    start = shlex.join(("branchwise", stage, "--run", str(runner.context.run))) + " "
+    named = f"--name {name} " if name else ""
+    return sum(
+        one.cpu_seconds
+        for one in runner.journal.events()
+        if one.command.startswith(start) and named in f"{one.command} "
+    )
+
+
+def report(runner: StudyRunner, done: Sequence[EvaluatedArm], costs: Sequence[Cost]) -> None:
+    """Writes the tables, and plots EM against generated tokens and CPU hours."""
     if runner.context.dry_run:
         return
-    costs = {one.arm.name: cost_of(one, trees) for one in done if one.arm.trainer}
+    plot_costs(costs, runner.folder / f"{NAME}-costs.svg")
+    by_seed, means = cost_sheet("Costs by seed", costs), cost_sheet(MEANS, mean_costs(costs))
+    write_report(runner, NAME, done, CLAIMS, more=[by_seed, means])
+
+
+def cost_sheet(title: str, costs: Iterable[Cost]) -> Sheet:
+    """Returns a table with one row per cost."""
     rows = tuple(
-        (
-            name,
-            number(cost.calls, 0),
-            number(cost.generated, 0),
-            number(cost.trained or None, 0),
-            number(cost.hours, 2),
-        )
-        for name, cost in costs.items()
+        (cost.arm, str(cost.seed), *(f"{value:.2f}" for value in astuple(cost)[2:]))
+        for cost in costs
     )
-    head = ("arm", "calls", "generated tokens", "trained tokens", "hours")
-    ems = {one.arm.name: mean_em(one) for one in done}
-    with svg(runner.folder / f"{NAME}-costs.svg", 2, 9, 4, sharey=True) as axes:
-        for panel, measure in zip(axes, ("generated", "hours"), strict=True):
-            for name, cost in costs.items():
-                place = getattr(cost, measure), 100 * ems[name]
+    return Sheet(title, tuple(one.name for one in fields(Cost)), rows)
+
+
+def read_costs(path: Path) -> list[Cost]:
+    """Returns the costs in a CSV file of `cost_sheet`."""
+    with path.open(newline="") as file:
+        return [
+            Cost(arm, int(seed), *map(float, values))
+            for arm, seed, *values in list(csv.reader(file))[1:]
+        ]
+
+
+def mean_costs(costs: Sequence[Cost]) -> list[Cost]:
+    """Returns one cost per arm, the mean over its seeds; `seed` is the number of seeds."""
+    found = []
+    for arm in dict.fromkeys(cost.arm for cost in costs):
+        own = [astuple(cost)[2:] for cost in costs if cost.arm == arm]
+        found.append(Cost(arm, len(own), *(fmean(column) for column in zip(*own, strict=True))))
+    return found
+
+
+def plot_costs(costs: Sequence[Cost], path: Path) -> None:
+    """Plots EM against generated tokens and CPU hours, means over seeds."""
+    with svg(path, 2, 9, 4, sharey=True) as axes:
+        for panel, measure in zip(axes, ("generated", "cpu_hours"), strict=True):
+            for cost in mean_costs(costs):
+                place = getattr(cost, measure), cost.em
                 panel.plot(*place, "o")
-                panel.annotate(name, place, fontsize=7)
+                panel.annotate(cost.arm, place, fontsize=7)
         axes[0].set_xlabel("generated tokens")
-        axes[1].set_xlabel("hours on this machine")
+        axes[1].set_xlabel("CPU hours")
         axes[0].set_ylabel("EM, per cent")
-    write_report(runner, NAME, done, CLAIMS, more=[Sheet("Costs (means over seeds)", head, rows)])
-
-
-def cost_of(done: EvaluatedArm, trees: Trees) -> Cost:
-    """Returns what the arm's trees, or its rollouts, and its trainings took."""
-    curves = [read_metrics(Path(totals["model"])) for totals in done.trainings]
-    hours = fmean(totals["seconds"] for totals in done.trainings) / 3600
-    trained = fmean(curve[-1].get("tokens", 0.0) for curve in curves)
-    if done.arm in ON_TREES:
-        calls, tokens = (
-            fmean(totals[key] for totals in trees.totals) for key in ("calls", "output_tokens")
-        )
-        return Cost(calls, tokens, trained, fmean(trees.hours) + hours)
-
-    def drawn(key: str) -> float:
-        """Returns the sum over all rollouts of a mean per rollout, such as `calls`."""
-        return fmean(sum(line["rollouts"] * line.get(key, 0.0) for line in c) for c in curves)
-
-    return Cost(drawn("calls"), drawn("policy_tokens"), trained, hours)
-
-
-def seconds_of(runner: StudyRunner, stage: str) -> float:
-    """Returns the seconds of all attempts at a stage of a run."""
-    start = shlex.join(("branchwise", stage, "--run", str(runner.context.run))) + " "
-    return sum(one.seconds for one in runner.journal.events() if one.command.startswith(start))
-
-
-def mean_em(done: EvaluatedArm) -> float:
-    """Returns the mean EM over seeds."""
-    every = [row.em for rows in done.predictions.values() for row in rows if row.em is not None]
-    return fmean(every) if every else 0.0
 
 
 STUDY = Study(supervision, arms=tuple(arm.name for arm in ARMS))

@@ -1,21 +1,30 @@
 """`make study STUDY=supervision-rates`: learning rates and budgets of the study `supervision`.
 
-Every kind of arm is trained with the same learning rates, on the questions of the study's first
-seed, and answers 200 questions of `dev`. The table also tells how many batches of rollouts generate
-as many tokens as the trees of these questions.
+Every kind of arm is trained with the same learning rates, on questions and trees of a seed that
+`supervision` does not use, and answers 200 questions of `dev`. The table also tells how many
+batches of an arm's rollouts generate as many tokens as the trees.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import fmean
+from pathlib import Path
 
 from analysis.table import Sheet, number, percent
 from experiments.arms import START, Arm, EvaluatedArm, run_arm
 from experiments.report import known_mean
-from experiments.supervision import ON_TREES, ONE_PASS, PLUS, SEARCHING, replication, searching
+from experiments.supervision import (
+    ON_TREES,
+    ONE_PASS,
+    PLUS,
+    SEARCHING,
+    drawn,
+    replication,
+    search_r1_start,
+    trained_in,
+)
 from runs.studies.output import write_sheets
-from runs.studies.study_runner import StageTotals, Study, StudyRunner
-from storage.records import Prediction
+from runs.studies.study_runner import StageTotals, Study, StudyRunner, with_sibling_run
+from training.curves import read_metrics
 
 NAME = "supervision-rates"
 DEV = {"evaluation.split": "dev", "evaluation.limit": 200}
@@ -38,52 +47,48 @@ def supervision_rates(runner: StudyRunner) -> None:
     start = EvaluatedArm(Arm(START))
     run_arm(own, start, seed, DEV)
     done = [start]
-    for kind in KINDS:
-        if not runner.wants(kind.name):
-            continue
-        asked = searching(own) if kind is KINDS[-1] else own
+    kinds = [kind for kind in KINDS if runner.wants(kind.name)]
+    search_r1 = search_r1_start(runner) if KINDS[-1] in kinds else runner
+    for kind in kinds:
         for rate in RATES:
-            arm = replace(
-                kind, name=f"{kind.name}-{rate:g}", training={**kind.training, "lr": rate}
+            training = {**kind.training, "lr": rate}
+            asked = trained_in(own, kind, search_r1)
+            if asked is not own:  # rollouts of the other rate would be replayed
+                asked = with_sibling_run(asked, f"{rate:g}")
+            done.append(
+                EvaluatedArm(replace(kind, name=f"{kind.name}-{rate:g}", training=training))
             )
-            done.append(EvaluatedArm(arm))
             run_arm(asked, done[-1], seed, DEV)
             report(runner, done, trees)
 
 
 def report(runner: StudyRunner, done: Sequence[EvaluatedArm], trees: StageTotals) -> None:
-    """Writes the table of all trials, and the number of batches that cost as much as the trees."""
+    """Writes the table of all trials."""
     if runner.context.dry_run:
         return
     rows = []
     for one in done:
         asked = [row for rows in one.predictions.values() for row in rows]
         em, f1 = (known_mean(getattr(row, name) for row in asked) for name in ("em", "f1"))
-        rows.append((one.arm.name, percent(em), percent(f1)))
-    batches = batches_of(runner, done[0], trees)
-    write_sheets(
-        runner,
-        NAME,
-        [Sheet("Trials on dev (per cent)", ("arm and learning rate", "EM", "F1"), tuple(rows))],
-        f"{number(batches, 1)} batches of rollouts generate as many tokens as the trees.",
-    )
+        batches = number(batches_of(one, trees), 1)
+        rows.append((one.arm.name, percent(em), percent(f1), batches))
+    head = ("arm and learning rate", "EM", "F1", "batches with the tokens of the trees")
+    write_sheets(runner, NAME, [Sheet("Trials on dev (per cent)", head, tuple(rows))])
 
 
-def batches_of(runner: StudyRunner, start: EvaluatedArm, trees: StageTotals) -> float:
+def batches_of(done: EvaluatedArm, trees: StageTotals) -> float | None:
     """Returns the number of batches whose rollouts generate as many tokens as the trees.
 
-    Rollouts are taken to be as long as the start's answers to `dev`.
+    Rollouts are taken to be as long as in this arm's training; None if it drew none.
     """
-    rows = [row for rows in start.predictions.values() for row in rows]
-    tokens = fmean(row.output_tokens for row in rows if isinstance(row, Prediction))
-    grpo = runner.recipe.training.grpo
-    drawn: float = trees["output_tokens"] / tokens
-    return drawn / (grpo.batch_questions * grpo.group_size)
+    curves = [read_metrics(Path(totals["model"])) for totals in done.trainings if totals]
+    tokens = sum(drawn(curve, "policy_tokens") for curve in curves)
+    return trees["output_tokens"] * sum(map(len, curves)) / tokens if tokens else None
 
 
 STUDY = Study(
     supervision_rates,
     recipe="supervision",
-    seeds=(0,),
+    seeds=(9,),
     arms=tuple(kind.name for kind in KINDS),
 )

@@ -61,6 +61,13 @@ def read_steps(
     return said[:, 1:], output
 
 
+def tokens_read(rows: Iterable[StepTokens], *, packed: bool) -> int:
+    """Returns the number of tokens in a batch; if packed, shared prefixes count once."""
+    wholes = sorted(row.prompt + row.step for row in rows)
+    shared = sum(map(common_prefix, wholes, wholes[1:])) if packed else 0
+    return sum(map(len, wholes)) - shared
+
+
 def batches(
     rows: Iterable[Row],
     most_tokens: int,

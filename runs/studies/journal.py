@@ -31,6 +31,7 @@ class Event:
         key: Hash of the command and its recipe (see `command_key`).
         at: UTC, ISO 8601.
         seconds: Duration of the command; 0 at its start.
+        cpu_seconds: CPU time of its process and of the ones that it waited for.
         totals: JSON line of the stage, and a digest of its output.
     """
 
@@ -39,6 +40,7 @@ class Event:
     event: Literal["started", "done", "failed"]
     at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
     exit_code: int | None = None
     totals: Mapping[str, Any] = field(default_factory=dict)
 

@@ -8,6 +8,7 @@ stage frees its memory, and makes every step a command that a user can repeat.
 
 import json
 import os
+import resource
 import shlex
 import subprocess
 import sys
@@ -135,7 +136,7 @@ class StudyRunner:
         if self.context.dry_run:
             return {}
         self.journal.note(Event(key, command, "started"))
-        began = time.monotonic()
+        began, cpu_began = time.monotonic(), _children_cpu_seconds()
         code, printed, was_stopped = _run((*words, "--json"))
         output = None if code else artifact_digest(stage, self.context.run, printed)
         totals = {**printed, OUTPUT: output}
@@ -145,6 +146,7 @@ class StudyRunner:
                 command,
                 "failed" if code else "done",
                 seconds=round(time.monotonic() - began, 1),
+                cpu_seconds=round(_children_cpu_seconds() - cpu_began, 1),
                 exit_code=code,
                 totals=totals,
             )
@@ -189,6 +191,12 @@ class StudyRunner:
         if not self.context.dry_run and not _holds(path, recipe):
             atomic_write_text(path, recipe)
         return path
+
+
+def _children_cpu_seconds() -> float:
+    """Returns the CPU time of all ended child processes, and of theirs."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
 
 
 def _holds(path: Path, text: str) -> bool:

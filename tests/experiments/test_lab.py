@@ -33,6 +33,8 @@ def runner(folder: Path, *settings: str, dry_run: bool = False) -> StudyRunner:
 def test_a_finished_stage_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = runner(tmp_path).run_stage("data", settings={"data.limit": 3})
     assert first["questions"] == 3
+    (ended,) = (event for event in runner(tmp_path).journal.events() if event.event == "done")
+    assert ended.cpu_seconds > 0
 
     def refused(*_: object, **__: Any) -> None:
         raise AssertionError("started a process")

@@ -10,12 +10,15 @@ from fake_study_runner import Command, Pretended, pretended
 from sample_records import a_prediction
 
 from base.errors import ConfigError
-from benchmarks.pooled_answers import pooled
+from benchmarks.pooled_answers import main, pooled
 from experiments import arms, supervision, supervision_rates
 from experiments.arms import EvaluatedArm
 from experiments.report import findings
 from pipelines.study import study
+from runs.recipe import Recipe
+from runs.studies.journal import Event
 from runs.studies.study_runner import StudyRunner
+from sources.load import load_data
 from storage.records import Prediction
 
 TREES = {"calls": 900, "output_tokens": 40 * 80 * 30}
@@ -40,8 +43,9 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
             return {}
         model = tmp_path / command.arguments[-1]
         model.mkdir(exist_ok=True)
-        lines = [{"step": n, "tokens": 50.0 * n, "rollouts": 80, "policy_tokens": 40, "calls": 5}
-                 for n in (1, 2)]  # fmt: skip
+        drawn = {"rollouts": 80, "policy_tokens": 40, "calls": 5, "trained_tokens": 70}
+        read = drawn if command.stage == "train-grpo" else {}
+        lines = [{"step": n, "tokens": 50.0 * n, **read} for n in (1, 2)]
         (model / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         return {"model": str(model), "seconds": 1800.0, "pairs": 10, "examples": 10, "steps": 2}
 
@@ -59,19 +63,40 @@ def test_every_kind_of_arm_tries_as_many_learning_rates_on_dev(runner: Pretended
     assert len(table.read_text().splitlines()) == 1 + 1 + 2 * len(supervision_rates.KINDS)
 
 
-def test_rollouts_generate_as_many_tokens_as_the_trees(runner: Pretended) -> None:
-    rows = [a_prediction(output_tokens=40), a_prediction(output_tokens=40)]
-    start = EvaluatedArm(supervision.ARMS[0], {0: [*rows]})
-    assert supervision_rates.batches_of(runner, start, TREES) == 30
+def test_batches_generate_as_many_tokens_as_the_trees(runner: Pretended) -> None:
+    trial = runner.run_stage("train-grpo", "--name", "trial")
+    grpo = EvaluatedArm(supervision.ARMS[-1], trainings=[trial])
+    assert supervision_rates.batches_of(grpo, TREES) == 30
+    pairs = runner.run_stage("train-dpo", "--name", "pairs")
+    dpo = EvaluatedArm(supervision.ARMS[1], trainings=[pairs])
+    assert supervision_rates.batches_of(dpo, TREES) is None
 
 
 def test_every_seed_has_questions_and_trees_of_its_own(runner: Pretended) -> None:
     supervision.supervision(runner)
     grown = [one.run for one in runner.ran if one.stage == "annotate"]
     assert grown == ["supervision-0", "supervision-1"]
-    second = supervision.replication(runner, 1)
-    assert (second.recipe.data.skip, second.recipe.data.limit) == (100, 100)
-    assert supervision.searching(second).recipe.data.skip == 100
+    own = supervision.replication(runner, 1)
+    search_r1 = supervision.search_r1_start(runner)
+    asked = {arm.name: supervision.trained_in(own, arm, search_r1) for arm in supervision.ARMS[1:]}
+    drawn = {name: questions(one.recipe) for name, one in asked.items()}
+    assert len({tuple(ids) for ids in drawn.values()}) == 1, "all arms learn from the same"
+    shared = {*drawn["dpo"]} & {*questions(supervision.replication(runner, 0).recipe)}
+    assert len(shared) <= 2, "of 100; each seed draws from the same facts"
+
+
+def questions(recipe: Recipe) -> list[str]:
+    return [one.id for one in load_data(recipe.data, recipe.seed).questions]
+
+
+def test_arms_on_rollouts_have_run_folders_of_their_own(runner: Pretended) -> None:
+    supervision.supervision(runner)
+    folders = [one.run for one in runner.ran if "rollouts" not in str(one.settings)
+               and one.stage == "train-grpo"]  # fmt: skip
+    assert len(folders) == len(set(folders)) == 2 * 5
+    (start,) = (one for one in runner.ran if one.stage == "warm-start")
+    searching = [one for one in runner.ran if one.run.endswith("search-r1-grpo")]
+    assert {one.policy for one in searching} == {f"models/{start.run}/warm-start"}
 
 
 def test_the_test_is_asked_once_per_arm_and_seed(runner: Pretended) -> None:
@@ -79,28 +104,47 @@ def test_the_test_is_asked_once_per_arm_and_seed(runner: Pretended) -> None:
     asked = runner.asked("test")
     assert not runner.asked("dev")
     assert len(asked) == len(set(asked)) == 2 + 2 * (len(supervision.ARMS) - 2)
-    costs = (runner.folder / "supervision-costs.csv").read_text()
-    assert costs.startswith("arm,calls,generated tokens,trained tokens,hours")
+    assert {one.settings["seed"] for one in runner.ran if one.stage == "eval"} == {0}
 
 
 def test_costs_are_those_of_trees_or_of_rollouts(runner: Pretended) -> None:
-    trained = runner.run_stage("train-grpo", "--name", "one")
-    trees = supervision.Trees([TREES], [0.25])
-    by_name = {arm.name: EvaluatedArm(arm, trainings=[trained]) for arm in supervision.ARMS}
-    of = {name: supervision.cost_of(one, trees) for name, one in by_name.items()}
-    assert of["grpo-tokens"] == supervision.Cost(800, 6400, 100, 0.5)
-    assert of["dpo"] == supervision.Cost(900, 96000, 100, 0.75)
+    own = supervision.replication(runner, 0)
+    run = own.context.run
+    journal = {
+        f"branchwise annotate --run {run} --set a=1": 3600.0,
+        f"branchwise train-dpo --run {run} --name dpo-0 --set a=1": 1800.0,
+        f"branchwise train-dpo --run {run} --name dpo-1 --set a=1": 9.0,
+        f"branchwise train-grpo --run {run}-grpo-tokens --name grpo-tokens-0": 7200.0,
+    }
+    for command, spent in journal.items():
+        runner.journal.note(Event(command, command, "done", cpu_seconds=spent))
+    by_name = {arm.name: arm for arm in supervision.ARMS}
+
+    def cost(name: str, stage: str) -> supervision.Cost:
+        trained = own.run_stage(stage, "--name", f"{name}-0")
+        answers = {0: [a_prediction(em=1.0), a_prediction(question_id="other", em=0.0)]}
+        done = EvaluatedArm(by_name[name], answers, [trained])
+        asked = supervision.trained_in(own, by_name[name], own)
+        return supervision.cost_of(asked, done, 0, TREES)
+
+    assert cost("dpo", "train-dpo") == supervision.Cost("dpo", 0, 50, 900, 96000, 100, 1.5)
+    assert cost("grpo-tokens", "train-grpo") == supervision.Cost(
+        "grpo-tokens", 0, 50, 800, 6400, 140, 2
+    )
 
 
 def test_arms_and_seeds_of_several_machines_give_one_table(
-    runner: Pretended, tmp_path: Path
+    runner: Pretended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     supervision.supervision(runner)
-    whole = (runner.folder / "supervision-answers.csv").read_text().splitlines()
-    parts = [tmp_path / name for name in ("a.csv", "b.csv")]
-    for part, seed in zip(parts, "01", strict=True):
-        own = [line for line in whole[1:] if line.split(",")[1] == seed]
-        part.write_text("\n".join([whole[0], *own]) + "\n")
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder, seed in zip(folders, "10", strict=True):  # seeds in another order
+        folder.mkdir()
+        for name in ("answers", "costs-by-seed"):
+            head, *lines = (runner.folder / f"supervision-{name}.csv").read_text().splitlines()
+            own = [head, *(line for line in lines if line.split(",")[1] == seed)]
+            (folder / f"supervision-{name}.csv").write_text("\n".join(own) + "\n")
+    parts = [folder / "supervision-answers.csv" for folder in folders]
     done = pooled(supervision.ARMS, parts)
     assert {one.arm.name: len(one.predictions) for one in done} == {
         arm.name: 2 if arm.trainer else 1 for arm in supervision.ARMS
@@ -108,10 +152,32 @@ def test_arms_and_seeds_of_several_machines_give_one_table(
     claim = supervision.CLAIMS[0]
     (found,) = findings({one.arm.name: one for one in done}, [claim], 0)
     assert found.em.mean == pytest.approx(4 / 20)
-    with pytest.raises(ConfigError, match=r"a\.csv: another file has dpo with seed 0"):
+    with pytest.raises(ConfigError, match=r"answers\.csv: another file has dpo with seed 1"):
         pooled(supervision.ARMS, [parts[0], parts[0]])
     with pytest.raises(ConfigError, match="has no arm dpo"):
         pooled(supervision.ARMS[:1], parts)
+    plot = tmp_path / "costs.svg"
+    words = ["pooled", "supervision", *map(str, folders), "--plot", str(plot)]
+    monkeypatch.setattr("sys.argv", words)
+    main()
+    assert "| dpo | 2 | 45.00 | 900.00 |" in capsys.readouterr().out
+    assert plot.is_file()
+
+
+def test_trained_arms_are_compared_by_the_seeds_that_both_have() -> None:
+    dpo, grpo = (arm for arm in supervision.ARMS if arm.name in ("dpo", "grpo-questions"))
+
+    def right(seeds: dict[int, float]) -> dict[int, Any]:
+        return {seed: [a_prediction(em=em)] for seed, em in seeds.items()}
+
+    arms = {
+        dpo.name: EvaluatedArm(dpo, right({2: 0.0, 0: 1.0, 1: 1.0})),
+        grpo.name: EvaluatedArm(grpo, right({0: 1.0, 1: 1.0})),
+    }
+    (found,) = findings(arms, supervision.CLAIMS, 0)
+    assert (found.em.mean, found.em.seeds) == (0.0, 2)
+    arms[grpo.name] = EvaluatedArm(grpo, right({3: 1.0}))
+    assert findings(arms, supervision.CLAIMS, 0) == []
 
 
 def test_wanted_arms_run_alone_and_unknown_ones_are_rejected(runner: Pretended) -> None:

@@ -135,6 +135,18 @@ def test_each_batch_is_drawn_once_whatever_the_number_of_updates(base: str, tmp_
     assert [("reward" in line) for line in read_metrics(tmp_path)] == [True, False] * 3
 
 
+@pytest.mark.parametrize(("packed", "tokens"), [(True, 3 + 2 * (1 + 4 * 8)), (False, 8 * (7 + 12))])
+def test_the_curve_counts_the_tokens_that_are_read(
+    packed: bool, tokens: int, base: str, tmp_path: Path
+) -> None:
+    chosen = settings(batches=1).model_copy(update={"packed": packed})
+    train_grpo(
+        RandomRollouts(), chosen, start=base, target=tmp_path, seed=0, temperature=1.0, deciding=()
+    )
+    (line,) = read_metrics(tmp_path)
+    assert line["trained_tokens"] == tokens
+
+
 @pytest.mark.parametrize("changes", [{}, {"updates": 2, "beta": 0.1, "kl": "k2"}])
 def test_a_stopped_training_goes_on_to_the_same_curve(
     changes: Mapping[str, Any], base: str, tmp_path: Path

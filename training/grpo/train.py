@@ -23,7 +23,7 @@ from training.arguments import check_has_lora, lora_config, one_device
 from training.grpo.advantages import advantages_of
 from training.grpo.loss import TokenMeans, clipped_loss, divergence, is_clipped
 from training.grpo.rollouts import Rollout, RolloutBatch, TrainingRow, drawn, rows_of
-from training.likelihood import batches, read_steps, token_logps
+from training.likelihood import batches, read_steps, token_logps, tokens_read
 from training.packing import StepTokens
 from training.report import TrainingReport
 from training.settings import GrpoSettings, TrainingSettings
@@ -313,7 +313,9 @@ def _trainer_class() -> Any:
                 packed=self.packed,
                 tokens_of=lambda row: row.tokens,
             )
+            trained_tokens = 0
             for rows in micro_batches:
+                trained_tokens += tokens_read([row.tokens for row in rows], packed=self.packed)
                 with self.compute_loss_context_manager():
                     micro_loss = self._loss(model, rows, update, seen)
                 self.accelerator.backward(micro_loss)
@@ -321,6 +323,7 @@ def _trainer_class() -> Any:
             self._drop_unsound(model, loss)
             self.measured |= seen.means()
             self.measured["rows"] = len(update.rows)
+            self.measured["trained_tokens"] = trained_tokens
             self.measured["train_s"] = time.monotonic() - began
             return loss
 
