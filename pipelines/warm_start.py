@@ -164,11 +164,18 @@ def _in_words(counts: Mapping[str, int]) -> str:
 
 
 def warm_part(recipe: Recipe, questions: int) -> DataSettings:
-    """Returns the recipe's data, drawn from the split `warm`; sets of a mix give the same number
-    each.
+    """Returns the recipe's data, drawn from the split `warm`, and the sets to trace with it; sets
+    of a mix give the same number each.
+
+    Raises:
+        ConfigError: If there are further sets, but `data` is no mix.
     """
-    each = -(-questions // max(len(recipe.data.mix), 1))
-    mix = tuple(_from_warm(one).model_copy(update={"limit": each}) for one in recipe.data.mix)
+    further = recipe.training.warm_start.sets
+    if further and not recipe.data.mix:
+        raise ConfigError("training.warm_start.sets: name the set of `data` in data.mix, too")
+    sets = (*recipe.data.mix, *further)
+    each = -(-questions // max(len(sets), 1))
+    mix = tuple(_from_warm(one).model_copy(update={"limit": each}) for one in sets)
     update = {"split": "warm", "limit": questions, "skip": 0, "mix": mix}
     return recipe.data.model_copy(update=update)
 

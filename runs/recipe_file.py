@@ -97,7 +97,13 @@ def _resolve_data_files(recipe: Path, values: dict[str, Any]) -> None:
 def _data_blocks(values: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields the blocks of an unchecked recipe that may name files of questions or passages."""
     found = [_inside(values, "data"), _inside(values, "evaluation", "set")]
-    mixes = ("data", "mix"), ("evaluation", "mix"), ("training", "warm_start", "reading", "sets")
+    start = "training", "warm_start"
+    mixes = (
+        ("data", "mix"),
+        ("evaluation", "mix"),
+        (*start, "sets"),
+        (*start, "reading", "sets"),
+    )
     for sets in mixes:
         listed = _inside(values, *sets)
         found += listed if isinstance(listed, list) else []

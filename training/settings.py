@@ -114,7 +114,10 @@ class WarmStartSettings(ExampleSettings):
     Attributes:
         base: Model to train: "packaged", or a model folder.
         questions: Questions of split `warm` of `data` to trace; unanswerable ones give a trace if
-            the protocol can refuse. A set of a mix whose split is unset is used whole.
+            the protocol can refuse. All sets of a mix give the same number. One whose split is
+            unset is used whole.
+        sets: Further question sets to trace, as in `data.mix`, which must not be empty then. Other
+            stages do not use them.
         traces: Deliberate inefficiencies of the traces.
         reading: Further examples that teach reading. Unset: none.
     """
@@ -122,6 +125,7 @@ class WarmStartSettings(ExampleSettings):
     lr: float = Field(default=5e-4, gt=0)
     base: str = "packaged"
     questions: int = Field(default=150, ge=1)
+    sets: tuple[SetSettings, ...] = ()
     traces: TraceSettings = TraceSettings()
     reading: ReadingSettings | None = None
 

@@ -18,6 +18,16 @@ def test_sets_of_a_mix_give_the_same_number_each() -> None:
     assert [(one.split, one.limit) for one in drawn.mix] == [("warm", 67)] * 3
 
 
+def test_further_sets_join_the_mix() -> None:
+    further = 'training.warm_start.sets=[{"source": "2wiki", "questions": "x", "split": null}]'
+    recipe = load_recipe(Path("configs/real-dpo.yaml"), [further])
+    drawn = warm_part(recipe, 200)
+    assert [(one.split, one.limit) for one in drawn.mix] == [("warm", 50)] * 3 + [(None, 50)]
+    assert len(recipe.data.mix) == 3, "other stages do not use it"
+    with pytest.raises(ConfigError, match="name the set of `data` in data.mix"):
+        warm_part(load_recipe(Path("configs/atlas.yaml"), [further]), 200)
+
+
 def test_a_single_set_gives_them_all() -> None:
     drawn = warm_part(load_recipe(Path("configs/atlas.yaml")), 200)
     assert (drawn.split, drawn.limit, drawn.mix) == ("warm", 200, ())
