@@ -24,7 +24,7 @@ def test_further_sets_join_the_mix() -> None:
     drawn = warm_part(recipe, 200)
     assert [(one.split, one.limit) for one in drawn.mix] == [("warm", 50)] * 3 + [(None, 50)]
     assert len(recipe.data.mix) == 3, "other stages do not use it"
-    with pytest.raises(ConfigError, match="name the set of `data` in data.mix"):
+    with pytest.raises(ConfigError, match=r"name the set of `data` in data\.mix"):
         warm_part(load_recipe(Path("configs/atlas.yaml"), [further]), 200)
 
 
