@@ -9,6 +9,7 @@ import pytest
 from fake_study_runner import Command, Pretended, pretended
 from sample_records import a_prediction
 
+from analysis.comparison import Scored
 from base.errors import ConfigError
 from benchmarks.pooled_answers import main, pooled
 from experiments import arms, supervision, supervision_rates
@@ -122,7 +123,9 @@ def test_costs_are_those_of_trees_or_of_rollouts(runner: Pretended) -> None:
 
     def cost(name: str, stage: str) -> supervision.Cost:
         trained = own.run_stage(stage, "--name", f"{name}-0")
-        answers = {0: [a_prediction(em=1.0), a_prediction(question_id="other", em=0.0)]}
+        answers: dict[int, list[Scored]] = {
+            0: [a_prediction(em=1.0), a_prediction(question_id="other", em=0.0)]
+        }
         done = EvaluatedArm(by_name[name], answers, [trained])
         asked = supervision.trained_in(own, by_name[name], own)
         return supervision.cost_of(asked, done, 0, TREES)
