@@ -3,14 +3,14 @@
 Process supervision (DPO on SPRE pairs, SFT on chosen steps, SFT on right trajectories, GRPO on the
 siblings of the trees) against outcome supervision (GRPO and REINFORCE++ on fresh rollouts), in
 ReasonRAG's protocol and from one start; and GRPO in Search-R1's protocol from a start of its own.
-An arm on rollouts is trained twice: on 8 rollouts of each question (`-questions`), and on about as
-many generated tokens as the trees took (`-tokens`).
+Trees and rollouts are of the same questions, and take about as many generated tokens: an arm on
+rollouts draws batches until it has the tokens of the trees.
 
 Every seed is a replication: it has 100 atlas questions of its own (they depend on the seed), and
 trees of its own. Every policy answers the same 600 test questions once, greedily. Learning rates
 and numbers of batches are those that the study `supervision-rates` finds on `dev`. Primary
-comparisons are process DPO against GRPO, at equal questions and at equal tokens, and against both
-kinds of SFT. A difference counts as shown if its interval excludes 0 and Holm's p is below 0.05.
+comparisons are process DPO against GRPO and against both kinds of SFT. A difference counts as shown
+if its interval excludes 0 and Holm's p is below 0.05.
 
 Every arm on rollouts has a run folder, so that no rollout of another arm is replayed and its costs
 are its own. KL is what each trainer measures: of the pairs' steps in nats per step (DPO), of tokens
@@ -60,10 +60,9 @@ ON_TREES = (
     Arm("sft-right", "train-sft", training={"lr": 2e-4, **RIGHT}, label=NAME),
     Arm("tree-grpo", "train-grpo", training={"lr": 3e-4, "batches": ONE_PASS, **TREES}),
 )
-ON_ROLLOUTS = tuple(
-    Arm(f"{name}-{budget}", "train-grpo", training={"lr": 3e-4, "batches": batches, **algorithm})
-    for name, algorithm in (("grpo", {}), ("reinforce++", PLUS))
-    for budget, batches in (("questions", ONE_PASS), ("tokens", AS_TREES))
+ON_ROLLOUTS = (
+    Arm("grpo", "train-grpo", training={"lr": 3e-4, "batches": AS_TREES}),
+    Arm("reinforce++", "train-grpo", training={"lr": 3e-4, "batches": AS_TREES, **PLUS}),
 )
 SEARCH_R1 = "search-r1"
 SEARCHING = (
@@ -73,12 +72,11 @@ SEARCHING = (
 ARMS = (Arm(START), *ON_TREES, *ON_ROLLOUTS, *SEARCHING)
 
 CLAIMS = (
-    Claim("dpo", "grpo-questions", primary=True),
-    Claim("dpo", "grpo-tokens", primary=True),
+    Claim("dpo", "grpo", primary=True),
     Claim("dpo", "sft-chosen", primary=True),
     Claim("dpo", "sft-right", primary=True),
     *(Claim(arm.name, START) for arm in (*ON_TREES, *ON_ROLLOUTS)),
-    Claim("reinforce++-tokens", "grpo-tokens"),
+    Claim("reinforce++", "grpo"),
     Claim("tree-grpo", "dpo"),
     Claim(f"{SEARCH_R1}-grpo", f"{SEARCH_R1}-start"),
 )

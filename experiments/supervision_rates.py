@@ -13,9 +13,9 @@ from analysis.table import Sheet, number, percent
 from experiments.arms import START, Arm, EvaluatedArm, run_arm
 from experiments.report import known_mean
 from experiments.supervision import (
+    ON_ROLLOUTS,
     ON_TREES,
     ONE_PASS,
-    PLUS,
     SEARCHING,
     drawn,
     replication,
@@ -30,12 +30,12 @@ NAME = "supervision-rates"
 DEV = {"evaluation.split": "dev", "evaluation.limit": 200}
 RATES = (1e-4, 3e-4)
 """Learning rates that every kind of arm tries."""
-ONCE = {"batches": ONE_PASS}
 KINDS = (
     *ON_TREES,
-    Arm("grpo", "train-grpo", training=ONCE),
-    Arm("reinforce++", "train-grpo", training={**ONCE, **PLUS}),
-    replace(SEARCHING[-1], training=ONCE),
+    *(
+        replace(arm, training={**arm.training, "batches": ONE_PASS})
+        for arm in (*ON_ROLLOUTS, SEARCHING[-1])
+    ),
 )
 
 

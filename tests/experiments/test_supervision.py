@@ -94,7 +94,7 @@ def test_arms_on_rollouts_have_run_folders_of_their_own(runner: Pretended) -> No
     supervision.supervision(runner)
     folders = [one.run for one in runner.ran if "rollouts" not in str(one.settings)
                and one.stage == "train-grpo"]  # fmt: skip
-    assert len(folders) == len(set(folders)) == 2 * 5
+    assert len(folders) == len(set(folders)) == 2 * 3
     (start,) = (one for one in runner.ran if one.stage == "warm-start")
     searching = [one for one in runner.ran if one.run.endswith("search-r1-grpo")]
     assert {one.policy for one in searching} == {f"models/{start.run}/warm-start"}
@@ -115,7 +115,7 @@ def test_costs_are_those_of_trees_or_of_rollouts(runner: Pretended) -> None:
         f"branchwise annotate --run {run} --set a=1": 3600.0,
         f"branchwise train-dpo --run {run} --name dpo-0 --set a=1": 1800.0,
         f"branchwise train-dpo --run {run} --name dpo-1 --set a=1": 9.0,
-        f"branchwise train-grpo --run {run}-grpo-tokens --name grpo-tokens-0": 7200.0,
+        f"branchwise train-grpo --run {run}-grpo --name grpo-0": 7200.0,
     }
     for command, spent in journal.items():
         runner.journal.note(Event(command, command, "done", cpu_seconds=spent))
@@ -131,9 +131,7 @@ def test_costs_are_those_of_trees_or_of_rollouts(runner: Pretended) -> None:
         return supervision.cost_of(asked, done, 0, TREES)
 
     assert cost("dpo", "train-dpo") == supervision.Cost("dpo", 0, 50, 900, 96000, 100, 1.5)
-    assert cost("grpo-tokens", "train-grpo") == supervision.Cost(
-        "grpo-tokens", 0, 50, 800, 6400, 140, 2
-    )
+    assert cost("grpo", "train-grpo") == supervision.Cost("grpo", 0, 50, 800, 6400, 140, 2)
 
 
 def test_arms_and_seeds_of_several_machines_give_one_table(
@@ -168,7 +166,7 @@ def test_arms_and_seeds_of_several_machines_give_one_table(
 
 
 def test_trained_arms_are_compared_by_the_seeds_that_both_have() -> None:
-    dpo, grpo = (arm for arm in supervision.ARMS if arm.name in ("dpo", "grpo-questions"))
+    dpo, grpo = (arm for arm in supervision.ARMS if arm.name in ("dpo", "grpo"))
 
     def right(seeds: dict[int, float]) -> dict[int, Any]:
         return {seed: [a_prediction(em=em)] for seed, em in seeds.items()}
@@ -184,7 +182,7 @@ def test_trained_arms_are_compared_by_the_seeds_that_both_have() -> None:
 
 
 def test_wanted_arms_run_alone_and_unknown_ones_are_rejected(runner: Pretended) -> None:
-    own = replace(runner, arms=("grpo-tokens",))
+    own = replace(runner, arms=("grpo",))
     supervision.supervision(own)
     assert {one.stage for one in own.ran} == {"train-grpo", "eval"}
     with pytest.raises(ConfigError, match="has the arms warm-start, dpo"):
