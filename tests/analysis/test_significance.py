@@ -14,6 +14,7 @@ from analysis.significance import (
     paired_bootstrap,
     permutation_p,
     relative_saving,
+    wilson,
 )
 
 
@@ -102,6 +103,13 @@ def test_a_seed_s_luck_is_not_washed_out_by_its_questions() -> None:
     assert covered["questions"] < 0.85 * 150
 
 
+def test_two_seeds_vary_as_much_as_the_trainings_that_they_are_drawn_from() -> None:
+    """Both drawn seeds are one of the two, in half of the samples: its deviation, times √2."""
+    found = crossed_bootstrap(np.zeros((30, 1)), np.tile([0.0, 0.2], (30, 1)), resamples=2_000)
+    half = 0.1 * 2**0.5
+    assert (found.low, found.high) == (pytest.approx(0.1 - half), pytest.approx(0.1 + half))
+
+
 def test_scores_are_resampled_in_pairs() -> None:
     base = np.random.default_rng(2).random((60, 3))
     found = crossed_bootstrap(base, base + 0.05, resamples=500)
@@ -170,6 +178,16 @@ def test_arms_that_cannot_be_paired_are_refused(base: np.ndarray, other: np.ndar
         crossed_bootstrap(base, other)
     with pytest.raises(ValueError, match=r"pair|not a number"):
         permutation_p(base, other)
+
+
+@pytest.mark.parametrize(
+    ("share", "n", "low", "high"),
+    [(0.5, 10, 0.2366, 0.7634), (0.0, 10, 0.0, 0.2775), (0.9, 200, 0.8506, 0.9343)],
+)
+def test_wilson_s_interval_is_the_one_in_tables(
+    share: float, n: int, low: float, high: float
+) -> None:
+    assert wilson(share, n) == pytest.approx((low, high), abs=1e-4)
 
 
 def _column(scores: list[float]) -> np.ndarray:

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 from fake_endpoint import failure
+from fake_study_runner import Command, pretended
 from loopback import serving
 from tiny_dataset import QUESTIONS, policy, recipe
 
-from experiments.arms import START, Arm, evaluate_arms
+from experiments.arms import START, Arm, evaluate_arms, train_arm
 from experiments.report import arm_sheet
 from runs.recipe_file import load_recipe
 from runs.stage import StageContext
@@ -47,3 +48,16 @@ def test_a_failed_question_is_among_the_predictions(
     (told,) = start.evaluations[0]["policies"]
     assert (row["questions"], row["failed"]) == (str(told["n"]), str(told["failed"])) == ("6", "1")
     assert float(row["EM"]) == pytest.approx(100 * told["em"], abs=0.05)
+
+
+def test_the_cost_of_an_arm_includes_the_training_before_it(tmp_path: Path) -> None:
+    def told(command: Command) -> dict[str, Any]:
+        first = "before-0" in command.arguments
+        return {"examples": 3 if first else 40, "steps": 2, "seconds": 0.5, "movement": first}
+
+    runner = pretended("evo-studies", tmp_path / "run", told=told)
+    arm = Arm("late", "train-dpo", before=Arm("before", "train-dpo"))
+    folder, totals = train_arm(runner, arm, 0)
+    assert folder.endswith("late-0")
+    assert (totals["examples"], totals["steps"], totals["seconds"]) == (43, 4, 1.0)
+    assert totals["movement"] is False, "the end of the last training"

@@ -11,6 +11,7 @@ from experiments.arms import Arm, EvaluatedArm
 from experiments.report import (
     Claim,
     Stratum,
+    answer_sheet,
     arm_sheet,
     claim_sheet,
     findings,
@@ -133,3 +134,52 @@ def test_tables_say_what_was_trained_and_where_it_counts() -> None:
     assert (row["pairs"], row["KL"]) == ("10", "0.500")
     guessed = Stratum("guessable", lambda one: one.guessable is True)
     assert strata_of([dpo], [guessed]).rows == (("dpo", "75.0"),)
+
+
+def test_f1_and_em_are_claims_of_their_own() -> None:
+    start, dpo = examined("warm-start", "0000", trainer=False), examined("dpo", "0011")
+    dpo.predictions[0] = [
+        a_prediction(question_id=row.question_id, em=row.em, f1=0.5) for row in dpo.predictions[0]
+    ]
+    (found,) = findings({"warm-start": start, "dpo": dpo}, [Claim("dpo", "warm-start")], 0)
+    assert (found.em.mean, found.f1.mean) == (0.5, 0.5)
+    assert (found.f1.low, found.f1.high) == (0.5, 0.5), "every question gains as much"
+
+
+def test_answers_that_differ_disagree_whoever_is_right() -> None:
+    arms = {"sft": examined("sft", "0110"), "dpo": examined("dpo", "1010")}
+    (found,) = findings(arms, [Claim("dpo", "sft")], 0)
+    assert (found.em.mean, found.disagree) == (0.0, 0.5)
+
+
+def test_a_seed_is_compared_with_itself_in_whatever_order_seeds_came() -> None:
+    arms = {"sft": examined("sft", "0110", "1001"), "dpo": examined("dpo", "0110", "1001")}
+    arms["dpo"].predictions = dict(reversed(arms["dpo"].predictions.items()))
+    (found,) = findings(arms, [Claim("dpo", "sft")], 0)
+    assert (found.disagree, found.em.low, found.em.high) == (0.0, 0.0, 0.0)
+
+
+def test_invalid_replies_are_those_without_the_format() -> None:
+    rows: list[Scored] = [a_prediction(question_id=f"q{n}", format_ok=n > 0) for n in range(4)]
+    sheet = arm_sheet([EvaluatedArm(Arm("dpo"), {0: rows})])
+    assert dict(zip(sheet.head, sheet.rows[0], strict=True))["invalid %"] == "25.0"
+
+
+def test_a_failed_question_is_not_refused_and_lowers_the_recall_of_refusals() -> None:
+    unanswerable = {"em": None, "f1": None, "cover_em": None}
+    rows: list[Scored] = [
+        a_prediction(question_id="q0", refused=True, **unanswerable),
+        a_prediction(question_id="q1", refused=True),
+        score_failure(a_question(id="q2", answerable=False, answers=()), seed=0),
+    ]
+    sheet = arm_sheet([EvaluatedArm(Arm("dpo"), {0: rows})])
+    row = dict(zip(sheet.head, sheet.rows[0], strict=True))
+    assert (row["refusal precision"], row["refusal recall"]) == ("50.0", "50.0")
+
+
+def test_wrong_answers_are_kept_for_pooling() -> None:
+    sheet = answer_sheet([examined("dpo", "10")])
+    assert sheet.rows == (
+        ("dpo", "0", "atlas", "q0", "1", "1"),
+        ("dpo", "0", "atlas", "q1", "0", "0"),
+    )

@@ -14,7 +14,7 @@ from base.errors import ConfigError
 from benchmarks.pooled_answers import main, pooled
 from experiments import arms, supervision, supervision_rates
 from experiments.arms import EvaluatedArm
-from experiments.report import findings
+from experiments.report import ANSWER_HEAD, findings
 from pipelines.study import study
 from runs.recipe import Recipe
 from runs.studies.journal import Event
@@ -113,6 +113,7 @@ def test_costs_are_those_of_trees_or_of_rollouts(runner: Pretended) -> None:
     run = own.context.run
     journal = {
         f"branchwise annotate --run {run} --set a=1": 3600.0,
+        f"branchwise annotate --run {run}0 --set a=1": 9.0,
         f"branchwise train-dpo --run {run} --name dpo-0 --set a=1": 1800.0,
         f"branchwise train-dpo --run {run} --name dpo-1 --set a=1": 9.0,
         f"branchwise train-grpo --run {run}-grpo --name grpo-0": 7200.0,
@@ -126,7 +127,7 @@ def test_costs_are_those_of_trees_or_of_rollouts(runner: Pretended) -> None:
         answers: dict[int, list[Scored]] = {
             0: [a_prediction(em=1.0), a_prediction(question_id="other", em=0.0)]
         }
-        done = EvaluatedArm(by_name[name], answers, [trained])
+        done = EvaluatedArm(by_name[name], answers, [{"model": "an earlier seed's"}, trained])
         asked = supervision.trained_in(own, by_name[name], own)
         return supervision.cost_of(asked, done, 0, TREES)
 
@@ -150,6 +151,7 @@ def test_arms_and_seeds_of_several_machines_give_one_table(
     assert {one.arm.name: len(one.predictions) for one in done} == {
         arm.name: 2 if arm.trainer else 1 for arm in supervision.ARMS
     }
+    assert {row.f1 for one in done for rows in one.predictions.values() for row in rows} == {0.5}
     claim = supervision.CLAIMS[0]
     (found,) = findings({one.arm.name: one for one in done}, [claim], 0)
     assert found.em.mean == pytest.approx(4 / 20)
@@ -161,8 +163,48 @@ def test_arms_and_seeds_of_several_machines_give_one_table(
     words = ["pooled", "supervision", *map(str, folders), "--plot", str(plot)]
     monkeypatch.setattr("sys.argv", words)
     main()
-    assert "| dpo | 2 | 45.00 | 900.00 |" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "| dpo | 2 | 45.00 | 900.00 |" in printed
+    assert "Not measured" not in printed
     assert plot.is_file()
+
+
+def test_pooled_tables_name_seeds_as_they_are_and_the_claims_that_lack_an_arm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed, right in ((1, 1), (0, 0)):  # seeds in another order
+        rows = [f"{arm},{seed},atlas,q1,{right},{right}" for arm in ("dpo", "grpo")]
+        lines = "\n".join([",".join(ANSWER_HEAD), *rows])
+        (tmp_path / str(seed)).mkdir()
+        (tmp_path / str(seed) / "supervision-answers.csv").write_text(lines)
+    folders = [str(tmp_path / seed) for seed in "10"]
+    monkeypatch.setattr("sys.argv", ["pooled", "supervision", *folders])
+    main()
+    printed = capsys.readouterr().out
+    assert "| dpo | 50.0 | 1: 100.0, 0: 0.0 | 50.0 |" in printed
+    (missing,) = (line for line in printed.splitlines() if line.startswith("Not measured"))
+    assert "dpo − sft-chosen" in missing
+    assert "dpo − grpo" not in missing
+
+
+def test_search_r1_differs_in_its_protocol_and_not_in_its_questions_and_budget(
+    runner: Pretended,
+) -> None:
+    changed = {
+        "seed": 3,
+        "data.limit": 7,
+        "policy.precision": "q8_0",
+        "training.precision": "bfloat16",
+        "training.grpo.group_size": 6,
+    }
+    recipe = runner.recipe_with(changed)
+    own = replace(runner, context=replace(runner.context, recipe=recipe))
+    found = supervision.in_search_r1(own, Path("datasets/start")).recipe
+    assert found.agent.protocol == "search-r1"
+    assert (found.seed, found.data.limit) == (3, 7)
+    assert found.policy.model == "models/start/warm-start"
+    assert (found.policy.precision, found.training.precision) == ("q8_0", "bfloat16")
+    assert found.training.grpo == recipe.training.grpo
 
 
 def test_trained_arms_are_compared_by_the_seeds_that_both_have() -> None:

@@ -84,6 +84,19 @@ def test_uct_explores_by_the_visits_of_the_parent() -> None:
     assert select_child(tree, parent, uct, 1.0).key == "good"
 
 
+def test_a_child_without_a_scored_pass_is_worth_what_its_parent_is() -> None:
+    tree = Tree.grow_from("")
+    scored, unscored = (
+        tree.add_child(tree.root, key, terminal=True, key=key, draw=draw)
+        for draw, key in enumerate("ab")
+    )
+    assert tree.q(unscored) == 0.5
+    scored.value = 0.9
+    for leaf in (scored, unscored):
+        tree.back_up(leaf)
+    assert tree.q(unscored) == tree.q(tree.root) == 0.9
+
+
 async def test_an_endless_policy_visits_every_pass_once() -> None:
     """Whatever the draws, N is conserved: a node's passes ended at it or at its children."""
     values = {"evaluated": 0}

@@ -70,6 +70,18 @@ def test_before_two_values_differ_nothing_is_normal_and_the_prior_stands() -> No
     assert tree.q(tree.root) == -5.0
 
 
+@pytest.mark.parametrize(("low", "high"), [(3.0, 7.0), (-7.0, -3.0)])
+def test_the_range_of_normalised_values_does_not_begin_or_end_at_zero(
+    low: float, high: float
+) -> None:
+    tree = Tree.grow_from("")
+    for value in (low, high):
+        leaf = tree.add_child(tree.root, "a", terminal=True, key=value, draw=0)
+        leaf.value = value
+        tree.back_up(leaf)
+    assert [tree.normalised_q(q) for q in (low, 0.5 * (low + high), high)] == [0.0, 0.5, 1.0]
+
+
 async def test_a_search_that_is_not_told_to_normalise_compares_raw_values() -> None:
     """Values of hundreds leave nothing to exploration, which is why returns are normalised."""
     passes = {}

@@ -1,15 +1,21 @@
 """The warm start's own questions: of the split `warm`, the same number of every set of a mix."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from base.errors import ConfigError
 from pipelines.warm_start import warm_part, warm_start
+from runs.recipe import Recipe
 from runs.recipe_file import load_recipe
 from runs.stage import StageContext
 from sources.load import load_data
+from sources.settings import DataSettings
+from training.examples import StepExample
+from training.report import TrainingReport
 
 
 def test_sets_of_a_mix_give_the_same_number_each() -> None:
@@ -29,7 +35,8 @@ def test_further_sets_join_the_mix() -> None:
 
 
 def test_a_single_set_gives_them_all() -> None:
-    drawn = warm_part(load_recipe(Path("configs/atlas.yaml")), 200)
+    drawn = warm_part(load_recipe(Path("configs/atlas.yaml"), ["data.skip=9"]), 200)
+    assert drawn.skip == 0, "a later cycle of a curriculum does not skip the questions to trace"
     assert (drawn.split, drawn.limit, drawn.mix) == ("warm", 200, ())
 
 
@@ -99,3 +106,63 @@ def test_a_warm_start_that_skips_most_questions_stops(
         "questions (docs/your-data.md)",
     ]
     assert 'cited passages not in the corpus: 6, such as "No Thing' in capsys.readouterr().out
+
+
+def reading_recipe(folder: Path, answer: str = "{} m") -> Recipe:
+    """Atlas, and 60 passages to read, each with an answerable and an impossible question."""
+    lines = []
+    for n in range(60):
+        about = {"title": f"Tower {n}", "passage": f"Tower {n} is {n} m high."}
+        asked: dict[str, Any] = {"id": f"r{n}", "question": f"How high is tower {n}?"}
+        lines.append({**asked, **about, "answers": [answer.format(n)]})
+        lines.append({**asked, **about, "id": f"i{n}", "answers": [], "is_impossible": True})
+    path = folder / "reading.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    reading = {"sets": [{"source": "reading", "questions": str(path)}]}
+    changes = ["data.cities=500", f"training.warm_start.reading={json.dumps(reading)}"]
+    return load_recipe(Path("configs/atlas.yaml"), changes)
+
+
+def learned(
+    recipe: Recipe, folder: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> tuple[list[str], dict[str, int]]:
+    """Returns the questions of the examples that a warm start trains on, and its counts."""
+    monkeypatch.setenv("BRANCHWISE_CACHE", str(folder / "cache"))
+    asked: list[str] = []
+
+    def train(examples: Sequence[StepExample], *_: Any, **__: Any) -> TrainingReport:
+        asked.extend(example.question_id for example in examples)
+        return TrainingReport("warm-start", len(examples), 0, 0, 0.0)
+
+    monkeypatch.setattr("pipelines.warm_start.train_on_steps", train)
+    totals = warm_start(StageContext(recipe, folder / "run", limit=limit)).totals
+    return asked, totals["counts"]
+
+
+def test_passages_of_the_split_warm_are_read_beside_the_traces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = reading_recipe(tmp_path)
+    path = str(tmp_path / "reading.jsonl")
+    warm = DataSettings(source="reading", questions=path, split="warm", limit=None)
+    answerable = {one.id for one in load_data(warm, 0).questions if one.answerable}
+    assert 4 < len(answerable) < 40
+    asked, counts = learned(recipe, tmp_path, monkeypatch, limit=40)
+    read = [name for name in asked if name[1:].isdigit() and name[0] in "ri"]
+    assert set(read) == answerable
+    assert len(read) == counts["reading examples"] < len(asked)
+
+
+def test_a_limit_holds_for_traces_and_for_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = learned(reading_recipe(tmp_path), tmp_path, monkeypatch, limit=4)[1]
+    assert counts["reading questions"] == 4
+
+
+def test_a_warm_start_that_skips_most_reading_questions_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = reading_recipe(tmp_path, answer="two\nlines of {}")
+    with pytest.raises(ConfigError, match=r"4 of 4 questions give no trace(.|\n)*4 × a step does"):
+        learned(recipe, tmp_path, monkeypatch, limit=4)

@@ -9,13 +9,16 @@ root ─┬─ 1 query ──┬─ 3 evidence ── 5 answer "France" (right)
 from typing import Any
 
 import pytest
+from sample_records import a_question
 
 from rewards.labels import Label
 from rewards.settings import Estimator, SpreSettings
 from rewards.spre import label_tree, trajectory_digest
+from runs.recipe import Recipe
 from storage.records import Rollout, TreeNode
 
 GOLD = ("France",)
+QUESTION = a_question(answers=GOLD)
 ALPHA = 0.9
 
 
@@ -103,6 +106,39 @@ def test_forced_answers_can_stay_unlabelled() -> None:
     assert left_out[3].reward is None
 
 
+def test_forced_rollouts_can_stay_unlabelled() -> None:
+    nodes = tree()
+    own = (rollout("France", 3, "f", forced=True), rollout("Spain", 3, "s"))
+    nodes[1] = nodes[1].model_copy(update={"rollouts": own})
+    rewards = [
+        label_tree(nodes, GOLD, SpreSettings(label_forced=counted), "rollout")[1].reward
+        for counted in (True, False)
+    ]
+    assert rewards == [pytest.approx(ALPHA**3 / 2), 0.0]
+
+
+def test_a_judged_state_pays_for_the_invalid_actions_below_it() -> None:
+    nodes = [*tree(), node(6, 1, 2, "invalid", "")]
+    nodes[1] = nodes[1].model_copy(update={"visits": 5})
+    label = label_tree(nodes, GOLD, SpreSettings(), "judge")[1]
+    # As in the test of the judge, and one more pass, worth 0.
+    assert label.reward == pytest.approx((0.8 * ALPHA + 0.5 * ALPHA**2 + ALPHA**3) / 4)
+
+
+@pytest.mark.parametrize(
+    ("evaluator", "estimator"),
+    [("judge", "tree"), ("rollout", "monte_carlo"), ("playout", "monte_carlo")],
+)
+def test_labels_of_a_judge_s_trees_weigh_visits_unless_told_otherwise(
+    evaluator: str, estimator: Estimator
+) -> None:
+    settings = {"name": "x", "mcts": {"evaluator": evaluator}}
+    labels = Recipe.model_validate(settings).scheme.labels(QUESTION, tree(), [])
+    assert labels == label_tree(tree(), GOLD, SpreSettings(), estimator)
+    named = Recipe.model_validate({**settings, "rewards": {"estimator": "rollout"}}).scheme
+    assert named.labels(QUESTION, tree(), []) == label_tree(tree(), GOLD, SpreSettings(), "rollout")
+
+
 def test_an_invalid_action_is_null_and_no_outcome() -> None:
     nodes = [*tree(), node(6, 1, 2, "invalid", "")]
     label = label_tree(nodes, GOLD, SpreSettings(), "monte_carlo")
@@ -135,6 +171,13 @@ def test_evidence_is_of_the_outcomes_that_the_estimator_used() -> None:
     assert evidence(tree(), "judge") == [
         (2, 1 / 3, (1 * 3 + 2 * 1) / 3), right, spain_1, right, None, right,
     ]  # fmt: skip
+
+
+def test_a_trajectory_is_the_same_up_to_case_punctuation_and_articles() -> None:
+    said = trajectory_digest([("query", "The Capital?"), ("answer", "Paris.")])
+    assert said == trajectory_digest([("query", "capital"), ("answer", "paris")])
+    assert said != trajectory_digest([("answer", "capital"), ("query", "paris")])
+    assert said != trajectory_digest([("query", "capital paris")])
 
 
 def test_rollouts_that_went_the_same_way_are_one_outcome() -> None:

@@ -38,6 +38,7 @@ def test_an_answer_is_held_as_whole_words_and_yes_or_no_proves_nothing() -> None
     assert gold(supporting_titles=("North",), answers=("Ian",)) == ("m",)
     assert gold(supporting_titles=("North",), answers=("no",)) == ("n", "m")
     assert gold(supporting_titles=("North",), answers=("yes",)) == ("n", "m")
+    assert gold(supporting_titles=("North",), answers=("Yes",)) == ("n", "m")
 
 
 def test_aliases_lead_to_the_kept_passage_and_missing_ones_are_dropped() -> None:

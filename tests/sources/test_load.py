@@ -8,8 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from base.errors import ConfigError
-from sources.load import Data, load_data, unanswerable
+from sources.load import Data, load_data, load_split, unanswerable
 from sources.settings import DataSettings, SetSettings
+from sources.splits import split_of
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 
@@ -56,6 +57,17 @@ def test_parts_partition_the_set(tmp_path: Path) -> None:
         assert len(names) < 60
 
 
+def test_a_split_never_changes_and_none_of_it_is_left_out_of_what_is_known(tmp_path: Path) -> None:
+    # Policies were trained on these splits; others would put learned questions into the test.
+    first_and_last = [split_of(f"question {n}") for n in (95, 103, 49, 83, 104, 68, 107, 12)]
+    assert first_and_last == [name for name in ("warm", "train", "dev", "test") for _ in range(2)]
+    path = write(tmp_path / "q.jsonl", rows("a", 60))
+    whole = ids(load(path, split="train"))
+    few = DataSettings(source="jsonl", questions=path, split="test", limit=1, skip=2)
+    assert [one.id for one in load_split(few, "train", 0)] == whole
+    assert len(whole) > 3
+
+
 def test_a_limit_is_a_sample_that_grows_and_ignores_the_order_of_the_file(tmp_path: Path) -> None:
     whole = rows("a", 40)
     path = write(tmp_path / "q.jsonl", whole)
@@ -74,6 +86,20 @@ def test_the_corpus_of_paragraphs_serves_every_part(tmp_path: Path) -> None:
     by_id = {passage.id: passage for passage in data.passages}
     for question in data.questions:
         assert [by_id[name].title for name in question.supporting_ids] == [question.id]
+
+
+def test_gold_is_found_by_title_where_a_corpus_words_one_of_its_paragraphs_otherwise(
+    tmp_path: Path,
+) -> None:
+    question = rows("a", 1)[0]
+    question["paragraphs"][1]["is_supporting"] = True
+    corpus = [
+        {"id": "1", "title": "a0", "text": "It was made by Ada."},
+        {"id": "2", "title": "Noise", "text": "Nothing at all was made."},
+    ]
+    path = write(tmp_path / "q.jsonl", [question])
+    data = load(path, split=None, corpus=write(tmp_path / "c.jsonl", corpus))
+    assert data.questions[0].supporting_ids == ("1", "2"), "not only the one with the same text"
 
 
 def test_a_mix_draws_from_each_and_caps_the_whole(tmp_path: Path) -> None:

@@ -65,6 +65,11 @@ def test_ours_under_a_known_source_has_its_licence(tmp_path: Path) -> None:
     assert (question.source, question.licence) == ("musique", LICENCES["musique"])
 
 
+def test_the_licence_of_a_line_precedes_that_of_its_source(tmp_path: Path) -> None:
+    question = only("musique", write(tmp_path / "q.jsonl", {**OURS, "licence": "CC0"}))
+    assert question.licence == "CC0"
+
+
 def test_hotpotqa(tmp_path: Path) -> None:
     path = tmp_path / "hotpot.json"
     path.write_text(json.dumps([HOTPOT]))

@@ -136,6 +136,28 @@ def test_mrqa_as_released(tmp_path: Path) -> None:
     assert third.paragraphs[0].text == ALDER
 
 
+def test_a_later_passage_of_mrqa_keeps_the_title_that_it_shares_with_the_first(
+    tmp_path: Path,
+) -> None:
+    context = "[PAR] [TLE] Alder [SEP] It rises. [PAR] [TLE] Alder [SEP] It falls."
+    first, _ = read(write(tmp_path / "m.jsonl", {**MRQA, "context": context}))
+    assert first.paragraphs[0].text == "It rises. Alder It falls."
+
+
+@pytest.mark.parametrize(
+    ("answers", "kind"), [(["No"], "yesno"), (["yes", "no"], "yesno"), (["no", "none"], "span")]
+)
+def test_a_question_is_closed_if_all_its_answers_are_yes_or_no(
+    answers: list[str], kind: str
+) -> None:
+    assert ReadingRow.parse({**LINE, "answers": answers}).to_question("reading").type == kind
+
+
+def test_an_impossible_question_has_no_answers_whatever_its_line_says() -> None:
+    impossible = ReadingRow.parse({**LINE, "is_impossible": True}).to_question("reading")
+    assert (impossible.answerable, impossible.answers) == (False, ())
+
+
 @pytest.mark.parametrize(
     ("name", "row", "message"),
     [
@@ -213,6 +235,15 @@ def test_questions_about_one_passage_are_in_one_split(
     assert found[0].paragraphs[0].title.strip()
 
 
+def test_a_passage_is_in_one_split_however_two_sets_spell_it() -> None:
+    def split_with(**changes: str) -> str | None:
+        return ReadingRow.parse({**LINE, **changes}).to_question("reading").split
+
+    for n in range(12):
+        assert split_with(title=f"Alder_River {n}") == split_with(title=f"alder river  {n}")
+        assert split_with(passage=f"It Rises {n}.") == split_with(passage=f"it  rises {n}.")
+
+
 def test_all_splits_occur_and_share_no_passage(tmp_path: Path) -> None:
     rows = [
         {**LINE, "id": f"{n}-{k}", "question": f"{k}?", "passage": f"Passage {n}."}
@@ -275,6 +306,25 @@ def test_a_table_has_an_intro_and_gold_only_if_its_trace_is_unique(tmp_path: Pat
     by_id = {question.id: question for question in data.questions}
     assert by_id["h1"].extra == {"trace_unique": True}
     assert by_id["h2"].supporting_titles == ()
+
+
+def test_alternatives_of_a_table_keep_their_ids_and_fields_and_are_no_gold(tmp_path: Path) -> None:
+    cited = {"supporting_ids": ["p1", "p3"], "table": "t7"}
+    path = write(tmp_path / "h.jsonl", {**HYBRID, **cited, "trace_unique": False})
+    (question,) = read(path, "hybridqa")
+    assert question.supporting_ids == ()
+    assert [p.id for p in question.paragraphs] == ["p1", "p2", "p3", None]
+    assert question.extra == {"table": "t7", "trace_unique": False}
+
+
+def test_hops_of_strategyqa_are_its_steps_and_blank_facts_are_no_passages(tmp_path: Path) -> None:
+    steps = ["How well does a dog hear?", "How well does a seal?", "Is #1 better than #2?"]
+    row = {**STRATEGY, "facts": [*FACTS, " ", ""], "decomposition": steps}
+    (question,) = read(write(tmp_path / "s.jsonl", row), "strategyqa")
+    assert question.hops == 3
+    assert [p.text for p in question.paragraphs] == FACTS
+    # `decomposition` would be taken for MuSiQue's, whose steps have answers.
+    assert question.extra == {"sub_questions": steps}
 
 
 def test_facts_are_the_passages_of_strategyqa(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from training.grpo.advantages import (
     leave_one_out,
     standardised,
 )
-from training.grpo.loss import Estimator, clipped_loss, divergence, is_clipped
+from training.grpo.loss import Estimator, TokenMeans, clipped_loss, divergence, is_clipped
 
 ESTIMATORS: tuple[Estimator, ...] = ("k1", "k2", "k3")
 REWARDS = st.lists(st.floats(-13, 13), min_size=2, max_size=16)
@@ -90,6 +90,15 @@ def test_clipping(ratio: float, advantage: float, loss: float, clipped: bool) ->
     one, other = torch.tensor([ratio]), torch.tensor([float(advantage)])
     assert clipped_loss(one, other, 0.2).item() == pytest.approx(loss)
     assert is_clipped(one, other, 0.2).item() is clipped
+
+
+def test_a_mean_of_an_update_is_over_its_tokens_and_finite() -> None:
+    seen = TokenMeans()
+    for values in ([1.0, 2.0, 3.0], [10.0]):
+        seen.add("kl", torch.tensor(values))
+    seen.add("entropy", torch.tensor([float("nan")]))
+    seen.add("clip_share", torch.tensor([]))
+    assert seen.means() == {"kl": 4.0}
 
 
 @pytest.mark.parametrize(

@@ -60,13 +60,14 @@ async def read(
     protocol: AgentProtocol | None = None,
     questions: int = 1,
     order: Sequence[str] = ("o0", "also", "o1", "o2", "o3"),
+    asked: Question | None = None,
     **shares: float,
 ) -> Traces:
     settings = ReadingSettings.model_validate(
         {"sets": [{"source": "reading"}], "absent": 0, **shares}
     )
     return await build_reading(
-        [harbour(f"q{n}") for n in range(questions)],
+        [asked or harbour(f"q{n}") for n in range(questions)],
         PASSAGES,
         protocol or protocol_of(AgentSettings(protocol="reasonrag")),
         Ranked(*order),
@@ -97,6 +98,19 @@ async def test_a_gold_passage_that_the_search_missed_gets_every_rank() -> None:
         ("o0", "lima", "o1"),
         ("o0", "o1", "lima"),
     }
+
+
+async def test_no_more_passages_are_shown_than_a_search_returns() -> None:
+    assert {len(ids) for ids in await shown("o0", "o1", "o2", "o3", "lima")} == {1, 2, 3}
+
+
+async def test_a_hit_is_that_of_the_first_search_among_the_passages_that_it_returns() -> None:
+    search = staged("o0", "o1", "o2", "lima")
+    await search.search("x", 3)
+    assert search.hit is False, "the fourth of three"
+    search.retriever = Ranked("lima")
+    await search.search("y", 3)
+    assert search.hit is False, "a later query says nothing of the first"
 
 
 async def test_an_absent_passage_is_shown_by_the_second_search() -> None:
@@ -131,6 +145,26 @@ async def test_a_share_of_the_answers_follows_the_forced_prompt() -> None:
     assert {e.target for e in made.examples} == {"<answer>Callao</answer>"}
     demanded = [protocol.prompts["forced"] in e.messages[0].content for e in made.examples]
     assert 15 < sum(demanded) < 45
+
+
+@pytest.mark.parametrize("forced", [0, 1])
+async def test_none_or_all_of_the_answers_follow_the_forced_prompt(forced: int) -> None:
+    protocol = protocol_of(AgentSettings(protocol="reasonrag"))
+    made = await read(protocol, questions=5, grounding=0, forced=forced)
+    demanded = [protocol.prompts["forced"] in e.messages[0].content for e in made.examples]
+    assert demanded == [bool(forced)] * 5
+
+
+async def test_a_question_of_two_hops_is_read_beside_the_passage_with_its_answer() -> None:
+    hops = [
+        {"queries": ["a"], "passage_id": "o0", "evidence": ["Nothing of use 0."]},
+        {"queries": ["b"], "passage_id": "lima", "evidence": ["Its harbour is Callao."]},
+    ]
+    made = await read(asked=harbour().model_copy(update={"extra": {"hops": hops}}))
+    assert [e.target for e in made.examples] == [
+        "<evidence>Its harbour is Callao.</evidence>",
+        "<answer>Callao</answer>",
+    ]
 
 
 async def test_without_the_passage_there_is_no_evidence_and_another_query() -> None:
@@ -173,6 +207,12 @@ async def test_arena_reads_the_passage_among_its_references() -> None:
     assert 1 <= example.messages[1].content.count("[") <= 3
     assert "Its harbour is Callao." in example.target
     assert example.target.endswith("<answer>Callao</answer>")
+
+
+async def test_where_passages_are_given_there_is_no_query_to_learn() -> None:
+    protocol = protocol_of(AgentSettings(protocol="arena"))
+    made = await read(protocol, order=("lima", "o0", "o1"), queries=1)
+    assert len(made.examples) == 1, "the answer, once"
 
 
 async def test_a_question_keeps_its_examples_whatever_else_is_read() -> None:

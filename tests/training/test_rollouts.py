@@ -1,6 +1,8 @@
 """Rollouts as rows: what is trained on, and how much each token counts."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean, pstdev
 
 import pytest
 from hypothesis import given
@@ -87,6 +89,17 @@ def test_rows_that_are_left_out_are_made_up_for(most: int, seed: int) -> None:
     assert drawn(rows, most, str(seed)) == kept
 
 
+@pytest.mark.parametrize("most", [None, 5])
+def test_drawn_rows_keep_the_engine_s_logprobs_and_where_the_divergence_applies(
+    most: int | None,
+) -> None:
+    one = rollout(1, 2, right=True)
+    call = replace(one.calls[0], logprobs=(-0.5, -0.25))
+    rows = rows_of([replace(one, calls=(call,))], [[1.0, 1.0]], kl_on="wrong")
+    (row,) = drawn(rows, most, "0")
+    assert (row.logprobs, row.kl_applies) == ((-0.5, -0.25), False)
+
+
 def test_groups_without_contrast_and_lone_rollouts_teach_nothing() -> None:
     groups = [
         [rollout(1, 1, question="a"), rollout(0, 1, question="a")],
@@ -116,6 +129,19 @@ def test_reinforce_gives_each_token_the_divergence_that_follows_it() -> None:
     deviation = (sum((r - mean) ** 2 for r in returns) / 4) ** 0.5
     expected = [(r - mean) / deviation for r in returns]
     assert [*found[1], *found[0]] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "returns"), [("group", [0.0, 0.0, 0.5, -0.5]), ("none", [1.0, 1.0, 1.0, 0.0])]
+)
+def test_reinforce_is_measured_against_the_mean_of_the_own_group_or_nothing(
+    baseline: str, returns: list[float]
+) -> None:
+    groups = [[rollout(1, 1), rollout(1, 1)], [rollout(1, 1), rollout(0, 1)]]
+    settings = GrpoSettings.model_validate({"algorithm": "reinforce++", "baseline": baseline})
+    found = [advantage for _, (advantage,) in advantages_of(groups, settings)]
+    mean, deviation = fmean(returns), pstdev(returns)
+    assert found == pytest.approx([(one - mean) / deviation for one in returns])
 
 
 def test_a_divergence_in_the_reward_of_grpo_is_that_of_the_whole_rollout() -> None:

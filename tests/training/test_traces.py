@@ -2,12 +2,16 @@
 
 from collections import Counter
 
+import pytest
 from sample_records import a_question
 
+from agent.protocols import protocol_of
 from agent.reasonrag import ReasonRAG
+from agent.settings import AgentSettings
 from storage.records import Passage, Question, RetrievedPassage
 from training.warm_start.hops import best_sentence, hops_of
 from training.warm_start.reasonrag import NOTHING_FOUND
+from training.warm_start.search import NOT_FOUND
 from training.warm_start.traces import Traces, build_traces
 
 LIMA = Passage(id="lima", title="Lima", text="Lima is a city in Peru. It has a port.")
@@ -112,6 +116,92 @@ def test_hops_of_supporting_passages_go_from_the_named_one_to_the_answer() -> No
         "It pays with the Sol.",
     ]
     assert hops_of(question, {"lima": LIMA}) == []
+
+
+def test_evidence_before_the_last_hop_names_the_next_passage_and_not_the_answer() -> None:
+    text = "Lima pays with the Sol. Lima is a city in Peru."
+    passages = {"lima": LIMA.model_copy(update={"text": text}), "peru": PERU}
+    question = a_question(
+        question="What money is used where Lima is?",
+        answers=("Sol",),
+        supporting_ids=("lima", "peru"),
+        hops=2,
+        extra={"decomposition": STEPS},
+    )
+    first, last = hops_of(question, passages)
+    assert first.evidence == ("Lima is a city in Peru.",)
+    assert last.evidence == ("It pays with the Sol.",)
+
+
+STEPS = [
+    {"question": "Where is Lima?", "answer": "Peru", "support_title": "Lima"},
+    {"question": "Money of #1?", "answer": "Sol", "support_title": "Peru"},
+]
+
+
+@pytest.mark.parametrize("listed", [("lima", "peru"), ("peru", "lima")])
+def test_a_decomposition_gives_the_order_and_a_query_with_the_earlier_answers(
+    listed: tuple[str, ...],
+) -> None:
+    # The question names the passage of the second step only.
+    question = a_question(
+        question="Peru?",
+        answers=("Sol",),
+        supporting_ids=listed,
+        hops=2,
+        extra={"decomposition": STEPS},
+    )
+    first, last = hops_of(question, PASSAGES)
+    assert (first.passage_id, first.queries[0]) == ("lima", "Where is Lima?")
+    assert (last.passage_id, last.queries[0]) == ("peru", "Money of Peru?")
+
+
+def test_a_later_hop_is_searched_by_the_title_that_the_hop_before_it_found() -> None:
+    question = a_question(
+        question="What money is used where Lima is?",
+        answers=("Sol",),
+        supporting_ids=("lima", "peru"),
+        hops=2,
+    )
+    assert hops_of(question, PASSAGES)[1].queries[0] == "Peru"
+
+
+def test_one_hop_needs_the_passage_that_the_question_names_and_that_has_the_answer() -> None:
+    """PopQA also marks the passage of the answer itself, and others have the name alone."""
+    passages = {
+        "lima": Passage(id="lima", title="Lima", text="Lima pays with the Sol."),
+        "named": Passage(id="named", title="Lima (film)", text="A film."),
+        "sol": Passage(id="sol", title="Sol", text="The Sol is money."),
+    }
+    question = a_question(
+        question="Money of Lima?",
+        answers=("Sol",),
+        supporting_ids=("sol", "named", "lima"),
+        hops=1,
+    )
+    assert [hop.passage_id for hop in hops_of(question, passages)] == ["lima"]
+
+
+async def test_a_search_loop_says_of_a_miss_that_the_documents_do_not_say() -> None:
+    protocol = protocol_of(AgentSettings(protocol="search-r1"))
+    said = []
+    for seed in range(12):
+        made = await build_traces([two_hops()], PASSAGES, protocol, Titles(), seed, 3)
+        if made.counts["searches: missed"]:
+            said.append(str(made.examples[1].target))
+    assert said
+    assert all(NOT_FOUND in one for one in said)
+
+
+async def test_a_useless_search_never_takes_the_step_of_a_needed_one() -> None:
+    protocol = protocol_of(AgentSettings(protocol="r1-searcher"))
+    hops = [{**hop, "queries": [hop["queries"][0]]} for hop in two_hops().extra["hops"]]
+    asked = [two_hops(id=f"q{n}", extra={"hops": hops}) for n in range(40)]
+    for max_steps, wasteful in ((3, False), (10, True)):
+        by = protocol.with_budget(max_steps)
+        made = await build_traces(asked, PASSAGES, by, Titles(), 0, 3)
+        assert made.counts["traces"] == 40
+        assert bool(made.counts["searches: useless"]) == wasteful
 
 
 def test_the_word_no_is_not_evidence_for_the_answer_no() -> None:
