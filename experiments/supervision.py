@@ -3,8 +3,9 @@
 Process supervision (DPO on SPRE pairs, SFT on chosen steps, SFT on right trajectories, GRPO on the
 siblings of the trees) against outcome supervision (GRPO and REINFORCE++ on fresh rollouts), in
 ReasonRAG's protocol and from one start; and GRPO in Search-R1's protocol from a start of its own.
-Trees and rollouts are of the same questions, and take about as many generated tokens: an arm on
-rollouts draws batches until it has the tokens of the trees.
+Trees and rollouts are of the same questions. An arm on rollouts draws a fixed number of batches,
+which should generate about as many tokens as the trees. `supervision-rates` estimates it, and the
+table of costs gives the tokens that each arm really generated.
 
 Every seed is a replication: it has 100 atlas questions of its own (they depend on the seed), and
 trees of its own. Every policy answers the same 600 test questions once, greedily. Learning rates
@@ -49,7 +50,7 @@ TEST = {"seed": 0, "evaluation.split": "test", "evaluation.limit": 600}
 ONE_PASS = 10
 """Batches in which GRPO asks each of the 100 questions once, in 8 rollouts."""
 AS_TREES = 17
-"""Batches whose rollouts generate about as many tokens as the trees of 100 questions."""
+"""Batches whose rollouts should generate as many tokens as the trees; a guess, not measured yet."""
 
 RIGHT = {"examples": "right"}
 TREES = {"rollouts": "trees"}
