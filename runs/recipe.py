@@ -154,7 +154,7 @@ class LimitSettings(Settings):
         max_questions_in_flight: Questions processed at once. Set it above `max_concurrency`, or
             slots stay idle. Defaults to 256 at an endpoint and 24 in the embedded engine.
         kv_cache_gib: GiB of the embedded engine's key-value cache; an embedded judge has its own.
-            One GiB holds about 46,000 tokens of the packaged model. Prompts of a tree that do not
+            One GiB holds about 23,000 tokens of the packaged model. Prompts of a tree that do not
             fit are recomputed.
         timeout_s: Seconds per attempt at a call.
         deadline_s: Seconds per call, including retries and waits; at least `timeout_s`.

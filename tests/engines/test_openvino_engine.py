@@ -112,20 +112,25 @@ async def test_cancelled_request_leaves_the_batch(engine: OpenVINOEngine) -> Non
         await engine.sample(asked())
 
 
-async def test_a_batch_of_one_draws_by_its_seed(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_draw_depends_on_its_seed_and_not_on_the_requests_beside_it(
+    engine: OpenVINOEngine,
 ) -> None:
-    monkeypatch.setenv("BRANCHWISE_CACHE", str(cache))
-    settings = ModelSettings(model="packaged", precision="q8_0")
-    hot = Sampling(temperature=1.5, max_new_tokens=16)
-    async with embedded_engine(settings, max_batch=1) as engine:
-        alone = await engine.sample(asked(sampling=hot, path="a"))
-        among = await asyncio.gather(
-            *(engine.sample(asked(sampling=hot, path=path)) for path in ("b", "a", "c"))
+    warm = Sampling(temperature=0.8, top_p=0.95, max_new_tokens=24)
+    paths = [f"draw {number}" for number in range(8)]
+    async with engine:
+        together = await asyncio.gather(
+            *(engine.sample(asked(sampling=warm, path=path)) for path in paths)
         )
-    texts = [completion.text for completion in among]
-    assert texts[1] == alone.text
-    assert len(set(texts)) == 3
+        alone = [await engine.sample(asked(sampling=warm, path=path)) for path in paths]
+    assert [one.text for one in alone] == [one.text for one in together]
+    assert len({one.text for one in alone}) > len(paths) / 2
+    moved = [
+        abs(one - other)
+        for a, b in zip(alone, together, strict=True)
+        for one, other in zip(a.logprobs or (), b.logprobs or (), strict=True)
+    ]
+    assert moved
+    assert max(moved) < 1e-4, "a cache in float16 moves them by 6e-4"
 
 
 async def test_every_sampling_thread_has_its_own_decoder(

@@ -1,6 +1,9 @@
 """The walk over stored trees: a part at a time, whatever the parts are."""
 
 import weakref
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +12,21 @@ import pytest
 from loopback import serving
 from tiny_dataset import policy, recipe
 
+from agent.protocols import protocol_of
 from base.errors import StorageError
 from pipelines.cli import parser, run_stage
 from pipelines.train_sft import right_steps
 from runs.annotation import stored_trees as walk
-from runs.annotation.stored_trees import pairs_of, stored_trees
+from runs.annotation.stored_trees import StoredTree, pairs_of, stored_trees
 from runs.folder import Run, existing_run
+from runs.training.tree_groups import TreeGroups, tree_groups
 from storage.manifest import load_manifest, remove_parts
 from storage.records import TreeNode
 from storage.schemas import table_to_records
+from training.grpo.rollouts import PolicyCall, Rollout
+from training.packing import StepTokens
+from weights.chat_template import target_ids
+from weights.policy_files import load_tokenizer, packaged_gguf
 
 
 def branchwise(stage: str, run: Path, *more: object) -> int:
@@ -124,3 +133,60 @@ def test_a_relabelling_keeps_no_part_of_an_older_one(run: Run) -> None:
         assert sum(part.questions for part in load_manifest(run.folder).of(labels)) == 4
     finally:
         run.commit(gone)
+
+
+def test_a_step_is_compared_with_its_labelled_siblings_in_the_same_state(run: Run) -> None:
+    tokenizer = load_tokenizer(packaged_gguf())
+    expected = {}
+    for tree in stored_trees(run):
+        families: dict[int, dict[tuple[int, ...], float]] = defaultdict(dict)
+        for node in tree.nodes[1:]:
+            if node.reward is not None:
+                stops = protocol_of(run.recipe.agent).stops
+                families[node.parent_id][target_ids(node.text, tokenizer, stops)] = node.reward
+        differing = [found for found in families.values() if len(set(found.values())) > 1]
+        if differing:
+            expected[tree.question.id] = differing
+    found = tree_groups(run, "trees", tokenizer)
+    assert {
+        question.id: [{one.calls[0].tokens.step: one.reward for one in group} for group in groups]
+        for question, groups in found
+    } == expected
+    assert any(len(groups) > 1 for _, groups in found)
+    for group in (group for _, groups in found for group in groups):
+        assert len({one.calls[0].tokens.prompt for one in group}) == 1
+
+
+def test_a_step_is_trained_on_as_it_was_sampled_and_is_right_if_its_answer_is(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sampled(run: Run, table: str) -> Iterator[StoredTree]:
+        for tree in stored_trees(run, table):
+            nodes = [
+                node.model_copy(update={"token_ids": (node.node_id,), "em": node.node_id % 2})
+                for node in tree.nodes
+            ]
+            yield replace(tree, nodes=nodes)
+
+    rewards = {(t.question.id, n.node_id): n.reward for t in stored_trees(run) for n in t.nodes}
+    monkeypatch.setattr("runs.training.tree_groups.stored_trees", sampled)
+    found = tree_groups(run, "trees", load_tokenizer(packaged_gguf()))
+    steps = [one for _, groups in found for group in groups for one in group]
+    assert {one.is_right for one in steps} == {True, False}
+    for one in steps:
+        (node_id,) = one.calls[0].tokens.step
+        assert one.reward == rewards[one.question_id, node_id]
+        assert one.is_right == (node_id % 2 == 1)
+
+
+def test_batches_of_trees_hold_every_question_once_before_any_comes_again() -> None:
+    def rollout(name: str, reward: float) -> Rollout:
+        return Rollout(name, (PolicyCall(StepTokens((1,), (2,))),), reward)
+
+    trees = [[(rollout(name, 1.0), rollout(name, 0.5))] for name in "abcde"]
+    source = TreeGroups(trees, batch_questions=2, seed=0)
+    batches = [source.collect(number, None) for number in range(5)]
+    drawn = [group[0].question_id for batch in batches for group in batch.groups]
+    assert sorted(drawn[:5]) == sorted(drawn[5:]) == ["a", "b", "c", "d", "e"]
+    assert drawn[:5] != drawn[5:], "in another order"
+    assert batches[0].measured == {"rollouts": 4.0, "reward": 0.75, "silent_share": 0.0}
