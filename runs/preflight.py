@@ -23,7 +23,7 @@ from engines.settings import ModelSettings
 from engines.vllm.command import installed_vllm
 from engines.vllm.weights import served_files
 from rewards.reward_model.model import reward_model_digest
-from runs.factories import engine_for, sampling_for
+from runs.factories import engine_for, model_folder, sampling_for
 from runs.recipe import JUDGE, Recipe
 from runs.stage import StageContext
 from sources.files import existing
@@ -80,20 +80,24 @@ def _there(path: str, setting: str) -> None:
 
 
 def evaluated(recipe: Recipe, run: Path) -> Iterator[Check]:
-    """Yields checks of the models that an evaluation calls, by setting; each draws one token."""
+    """Yields checks of the models that an evaluation calls, by setting.
+
+    An endpoint draws one token. Models that the run will train need not exist yet.
+    """
     asked: dict[str, ModelSettings] = {}
+    to_train = model_folder(run, "")
     if recipe.evaluation.policies:  # else `servers` checks the recipe's own policy
         policies = recipe.policy_recipes(run.name).items()
         asked = {f"evaluation.policies.{name}": one.policy for name, one in policies}
     if recipe.answer_judge is not None:
         asked[JUDGE] = recipe.answer_judge
-        if recipe.answer_judge.engine == "openvino":
-            yield from model_files(JUDGE, recipe.answer_judge)
     for setting, model in asked.items():
         if model.engine == "openai":
             yield setting, partial(_reach, model, recipe, draw=True)
         elif model.engine == "vllm" != recipe.policy.engine and model.base_url is None:
             yield setting, installed_vllm
+        elif not Path(model.model).is_relative_to(to_train):
+            yield from model_files(setting, model)
 
 
 def cannot_serve_trained_reason(policy: ModelSettings) -> str | None:

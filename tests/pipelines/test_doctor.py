@@ -108,6 +108,22 @@ def test_a_proxy_that_would_read_prompts_and_key_is_named(
     assert told("annotate") == []
 
 
+def test_a_policy_to_evaluate_that_nobody_will_train_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policies = {"base": "packaged", "mine": "models/{run}/dpo", "old": "models/gone"}
+    config = recipe(
+        tmp_path,
+        "",
+        policy={"engine": "openvino", "model": "packaged"},
+        evaluation={"policies": policies},
+    )
+    arguments = ["doctor", "--config", str(config), "--run", str(tmp_path / "run")]
+    assert run_stage(parser().parse_args(arguments)) == 2
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem:")]
+    assert [line.split(": ")[1] for line in told] == ["evaluation.policies.old"]
+
+
 def test_models_that_the_embedded_engine_cannot_run_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
