@@ -63,9 +63,11 @@ ON_TREES = (
 )
 ON_ROLLOUTS = (
     Arm("grpo", "train-grpo", training={"lr": 3e-4, "batches": AS_TREES}),
-    Arm("reinforce++", "train-grpo", training={"lr": 3e-4, "batches": AS_TREES, **PLUS}),
+    Arm("reinforce-plus-plus", "train-grpo", training={"lr": 3e-4, "batches": AS_TREES, **PLUS}),
 )
 SEARCH_R1 = "search-r1"
+ENGINE = ("engine", "precision", "dtype", "server_args")
+"""Settings of the policy that decide where it runs, the same in both protocols."""
 SEARCHING = (
     Arm(f"{SEARCH_R1}-start"),
     Arm(f"{SEARCH_R1}-grpo", "train-grpo", training={"lr": 3e-4, "batches": AS_TREES}),
@@ -77,7 +79,7 @@ CLAIMS = (
     Claim("dpo", "sft-chosen", primary=True),
     Claim("dpo", "sft-right", primary=True),
     *(Claim(arm.name, START) for arm in (*ON_TREES, *ON_ROLLOUTS)),
-    Claim("reinforce++", "grpo"),
+    Claim("reinforce-plus-plus", "grpo"),
     Claim("tree-grpo", "dpo"),
     Claim(f"{SEARCH_R1}-grpo", f"{SEARCH_R1}-start"),
 )
@@ -155,7 +157,8 @@ def in_search_r1(runner: StudyRunner, start: Path) -> StudyRunner:
         "seed": recipe.seed,
         "data.limit": recipe.data.limit,
         "policy.model": str(model_folder(start, "warm-start")),
-        "policy.precision": recipe.policy.precision,
+        **{f"policy.{key}": getattr(recipe.policy, key) for key in ENGINE},
+        "limits": recipe.limits.model_dump(mode="json"),
         "training.precision": recipe.training.precision,
         "training.grpo": recipe.training.grpo.model_dump(mode="json"),
     }

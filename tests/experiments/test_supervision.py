@@ -17,6 +17,7 @@ from experiments.arms import EvaluatedArm
 from experiments.report import ANSWER_HEAD, findings
 from pipelines.study import study
 from runs.recipe import Recipe
+from runs.stage import checked_name
 from runs.studies.journal import Event
 from runs.studies.study_runner import StudyRunner
 from sources.load import load_data
@@ -194,6 +195,9 @@ def test_search_r1_differs_in_its_protocol_and_not_in_its_questions_and_budget(
         "seed": 3,
         "data.limit": 7,
         "policy.precision": "q8_0",
+        "policy.engine": "vllm",
+        "policy.server_args": ["--max-num-seqs", "8"],
+        "limits.max_concurrency": 100,
         "training.precision": "bfloat16",
         "training.grpo.group_size": 6,
     }
@@ -204,7 +208,14 @@ def test_search_r1_differs_in_its_protocol_and_not_in_its_questions_and_budget(
     assert (found.seed, found.data.limit) == (3, 7)
     assert found.policy.model == "models/start/warm-start"
     assert (found.policy.precision, found.training.precision) == ("q8_0", "bfloat16")
+    assert (found.policy.engine, found.limits.max_concurrency) == ("vllm", 100)
+    assert found.policy.server_args == ("--max-num-seqs", "8")
     assert found.training.grpo == recipe.training.grpo
+
+
+def test_every_arm_can_name_a_folder() -> None:
+    for arm in supervision.ARMS:
+        assert checked_name(arm.name) == arm.name
 
 
 def test_trained_arms_are_compared_by_the_seeds_that_both_have() -> None:
