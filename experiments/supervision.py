@@ -50,16 +50,19 @@ TEST = {"seed": 0, "evaluation.split": "test", "evaluation.limit": 600}
 ONE_PASS = 10
 """Batches in which GRPO asks each of the 100 questions once, in 8 rollouts."""
 AS_TREES = 17
-"""Batches whose rollouts should generate as many tokens as the trees; a guess, not measured yet."""
+"""Batches whose rollouts should generate as many tokens as the trees.
+
+This and the learning rates of the arms on rollouts are guesses: their trials have not run yet.
+"""
 
 RIGHT = {"examples": "right"}
 TREES = {"rollouts": "trees"}
 PLUS = {"algorithm": "reinforce++"}
 ON_TREES = (
-    Arm("dpo", "train-dpo", training={"lr": 2e-4}, label=NAME),
-    Arm("sft-chosen", "train-sft", training={"lr": 2e-4}, label=NAME),
-    Arm("sft-right", "train-sft", training={"lr": 2e-4, **RIGHT}, label=NAME),
-    Arm("tree-grpo", "train-grpo", training={"lr": 3e-4, "batches": ONE_PASS, **TREES}),
+    Arm("dpo", "train-dpo", training={"lr": 1e-4}, label=NAME),
+    Arm("sft-chosen", "train-sft", training={"lr": 3e-4}, label=NAME),
+    Arm("sft-right", "train-sft", training={"lr": 3e-4, **RIGHT}, label=NAME),
+    Arm("tree-grpo", "train-grpo", training={"lr": 1e-4, "batches": ONE_PASS, **TREES}),
 )
 ON_ROLLOUTS = (
     Arm("grpo", "train-grpo", training={"lr": 3e-4, "batches": AS_TREES}),
