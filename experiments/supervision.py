@@ -52,7 +52,8 @@ ONE_PASS = 10
 AS_TREES = 17
 """Batches whose rollouts should generate as many tokens as the trees.
 
-This and the learning rates of the arms on rollouts are guesses: their trials have not run yet.
+An estimate from one batch. The learning rates of the arms on rollouts are guesses: none of their
+trials has finished yet.
 """
 
 RIGHT = {"examples": "right"}
