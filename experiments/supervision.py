@@ -3,9 +3,9 @@
 Process supervision (DPO on SPRE pairs, SFT on chosen steps, SFT on right trajectories, GRPO on the
 siblings of the trees) against outcome supervision (GRPO and REINFORCE++ on fresh rollouts), in
 ReasonRAG's protocol and from one start; and GRPO in Search-R1's protocol from a start of its own.
-Trees and rollouts are of the same questions. An arm on rollouts draws a fixed number of batches,
-which should generate about as many tokens as the trees. `supervision-rates` estimates it, and the
-table of costs gives the tokens that each arm really generated.
+Trees and rollouts are of the same questions. An arm on rollouts draws as many batches as generate
+about as many tokens as the trees, by the estimate of `supervision-rates`; the table of costs gives
+the tokens that each arm really generated.
 
 Every seed is a replication: it has 100 atlas questions of its own (they depend on the seed), and
 trees of its own. Every policy answers the same 600 test questions once, greedily. Learning rates
@@ -49,12 +49,6 @@ TEST = {"seed": 0, "evaluation.split": "test", "evaluation.limit": 600}
 """Settings of every evaluation. The seed decides the questions, so all replications share it."""
 ONE_PASS = 10
 """Batches in which GRPO asks each of the 100 questions once, in 8 rollouts."""
-AS_TREES = 17
-"""Batches whose rollouts should generate as many tokens as the trees.
-
-An estimate from one batch. The learning rates of the arms on rollouts are guesses: none of their
-trials has finished yet.
-"""
 
 RIGHT = {"examples": "right"}
 TREES = {"rollouts": "trees"}
@@ -66,15 +60,15 @@ ON_TREES = (
     Arm("tree-grpo", "train-grpo", training={"lr": 1e-4, "batches": ONE_PASS, **TREES}),
 )
 ON_ROLLOUTS = (
-    Arm("grpo", "train-grpo", training={"lr": 3e-4, "batches": AS_TREES}),
-    Arm("reinforce-plus-plus", "train-grpo", training={"lr": 3e-4, "batches": AS_TREES, **PLUS}),
+    Arm("grpo", "train-grpo", training={"lr": 3e-4, "batches": 16}),
+    Arm("reinforce-plus-plus", "train-grpo", training={"lr": 3e-4, "batches": 15, **PLUS}),
 )
 SEARCH_R1 = "search-r1"
 ENGINE = ("engine", "precision", "dtype", "server_args")
 """Settings of the policy that decide where it runs, the same in both protocols."""
 SEARCHING = (
     Arm(f"{SEARCH_R1}-start"),
-    Arm(f"{SEARCH_R1}-grpo", "train-grpo", training={"lr": 3e-4, "batches": AS_TREES}),
+    Arm(f"{SEARCH_R1}-grpo", "train-grpo", training={"lr": 1e-4, "batches": 14}),
 )
 ARMS = (Arm(START), *ON_TREES, *ON_ROLLOUTS, *SEARCHING)
 
