@@ -245,12 +245,15 @@ def mean_costs(costs: Sequence[Cost]) -> list[Cost]:
 
 def plot_costs(costs: Sequence[Cost], path: Path) -> None:
     """Plots EM against generated tokens and CPU hours, means over seeds."""
+    left = {"xytext": (-6, 0), "textcoords": "offset points", "ha": "right", "va": "center"}
+    means = mean_costs(costs)
     with svg(path, 2, 9, 4, sharey=True) as axes:
         for panel, measure in zip(axes, ("generated", "cpu_hours"), strict=True):
-            for cost in mean_costs(costs):
+            for cost in means:
                 place = getattr(cost, measure), cost.em
                 panel.plot(*place, "o")
-                panel.annotate(cost.arm, place, fontsize=7)
+                panel.annotate(cost.arm, place, fontsize=8, **left)
+            panel.set_xlim(0, 1.1 * max(getattr(cost, measure) for cost in means))
         axes[0].set_xlabel("generated tokens")
         axes[1].set_xlabel("CPU hours")
         axes[0].set_ylabel("EM, per cent")

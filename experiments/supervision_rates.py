@@ -28,7 +28,7 @@ from training.curves import read_metrics
 
 NAME = "supervision-rates"
 DEV = {"evaluation.split": "dev", "evaluation.limit": 200}
-RATES = (1e-4, 3e-4)
+RATES = (1e-4, 3e-4, 1e-3)
 """Learning rates that every kind of arm tries."""
 KINDS = (
     *ON_TREES,
