@@ -60,9 +60,9 @@ def test_every_kind_of_arm_tries_as_many_learning_rates_on_dev(runner: Pretended
     assert not runner.asked("test")
     tried = runner.asked("dev")
     for kind in supervision_rates.KINDS:
-        assert sum(one.startswith(f"{kind.name}-") for one in tried) == 2, kind.name
+        assert sum(one.startswith(f"{kind.name}-") for one in tried) == 3, kind.name
     (table,) = runner.folder.glob("*trials-on-dev.csv")
-    assert len(table.read_text().splitlines()) == 1 + 1 + 2 * len(supervision_rates.KINDS)
+    assert len(table.read_text().splitlines()) == 1 + 1 + 3 * len(supervision_rates.KINDS)
 
 
 def test_batches_generate_as_many_tokens_as_the_trees(runner: Pretended) -> None:
