@@ -253,7 +253,7 @@ def plot_costs(costs: Sequence[Cost], path: Path) -> None:
                 place = getattr(cost, measure), cost.em
                 panel.plot(*place, "o")
                 panel.annotate(cost.arm, place, fontsize=8, **left)
-            panel.set_xlim(0, 1.1 * max(getattr(cost, measure) for cost in means))
+            panel.set_xlim(0, 1.1 * max(getattr(cost, measure) for cost in means) or 1)
         axes[0].set_xlabel("generated tokens")
         axes[1].set_xlabel("CPU hours")
         axes[0].set_ylabel("EM, per cent")
