@@ -79,6 +79,8 @@ CLAIMS = (
     *(Claim(arm.name, START) for arm in (*ON_TREES, *ON_ROLLOUTS)),
     Claim("reinforce-plus-plus", "grpo"),
     Claim("tree-grpo", "dpo"),
+    Claim("grpo", "sft-chosen"),  # this and the next one were added after the first test
+    Claim("grpo", "sft-right"),
     Claim(f"{SEARCH_R1}-grpo", f"{SEARCH_R1}-start"),
 )
 
@@ -246,14 +248,13 @@ def mean_costs(costs: Sequence[Cost]) -> list[Cost]:
 def plot_costs(costs: Sequence[Cost], path: Path) -> None:
     """Plots EM against generated tokens and CPU hours, means over seeds."""
     left = {"xytext": (-6, 0), "textcoords": "offset points", "ha": "right", "va": "center"}
-    means = mean_costs(costs)
     with svg(path, 2, 9, 4, sharey=True) as axes:
         for panel, measure in zip(axes, ("generated", "cpu_hours"), strict=True):
-            for cost in means:
+            for cost in mean_costs(costs):
                 place = getattr(cost, measure), cost.em
-                panel.plot(*place, "o")
+                panel.plot(*place, "o", clip_on=False)
                 panel.annotate(cost.arm, place, fontsize=8, **left)
-            panel.set_xlim(0, 1.1 * max(getattr(cost, measure) for cost in means) or 1)
+            panel.set_xlim(left=0)
         axes[0].set_xlabel("generated tokens")
         axes[1].set_xlabel("CPU hours")
         axes[0].set_ylabel("EM, per cent")
